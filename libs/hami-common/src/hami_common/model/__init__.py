@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nouns of the system: frozen Structs with no behaviour beyond arithmetic. No I/O, no clock, no randomness, no logging."""

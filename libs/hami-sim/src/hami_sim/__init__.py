@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated hardware, kubelet and API server for the demo, the tests and what-if runs."""

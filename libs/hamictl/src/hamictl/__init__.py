@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator's command line; asks the registry, and replays scheduler decisions offline."""

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Input and output of this service; every decision is left to core."""
