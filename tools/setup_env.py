@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the virtual environment `.venv` from the pinned, hashed requirements; `./dev` calls it.
 
-Order: take the lock, make the environment, fetch the installer with pip, install the pins, install the
-workspace members in editable form, and write the stamp last. The stamp is a hash of all inputs, so a warm
-start only compares hashes, and an environment without a stamp was interrupted and is made anew. The lock is
-a kernel lock on a file: when its owner dies it is free at once, and of two starts at the same time one
-waits and then finds the work done.
+Order: take the lock, make the environment, fetch the installer with pip, install the pins, install
+the workspace members in editable form, and write the stamp last. The stamp is a hash of all inputs,
+so a warm start only compares hashes, and an environment without a stamp was interrupted and is made
+anew. The lock is a kernel lock on a file: when its owner dies it is free at once, and of two starts
+at the same time one waits and then finds the work done.
 
 Runs on any Python 3.11 with the standard library alone, because nothing is installed yet.
 """

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all tests share: tier by directory, asyncio backend, leak check, Hypothesis profile."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.support.leaks import leaks_since, snapshot
+from tests.support.natsd import nats_server
+
+__all__ = ["nats_server"]
+
+TESTS = Path(__file__).parent
+TIERS = ("unit", "property", "contract", "integration", "e2e")
+LIMIT_S = {"unit": 5, "property": 60, "contract": 30, "integration": 30, "e2e": 300}
+LEAK_CHECKED = frozenset({"contract", "integration", "e2e"})
+
+settings.register_profile(
+    "ci",
+    deadline=None,  # two shared cores: time limits are pytest's, per test
+    derandomize=True,  # the same commit gives the same answer
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("ci")
+
+
+def tier_of(path: Path) -> str | None:
+    """The tier of a test file, from its first folder under tests/."""
+    try:
+        first = path.relative_to(TESTS).parts[0]
+    except (ValueError, IndexError):
+        return None
+    return first if first in TIERS else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with its tier and give it the tier's time limit, unless it has its own."""
+    for item in items:
+        tier = tier_of(item.path)
+        if tier is None:
+            msg = f"{item.nodeid}: tests live in tests/{{{','.join(TIERS)}}}/"
+            raise pytest.UsageError(msg)
+        item.add_marker(tier)
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LIMIT_S[tier]))
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Async tests run on asyncio: nats-py, kubernetes_asyncio and grpc.aio know nothing else."""
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    if tier_of(request.path) not in LEAK_CHECKED:
+        yield
+        return
+    before = snapshot()
+    yield
+    left = leaks_since(before)
+    if left:
+        pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)
