@@ -1,2 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every message on the bus: one frozen Struct per subject and version. Published versions never change meaning."""
+"""Every message on the bus: one frozen Struct per subject and version.
+
+Published versions never change meaning.
+"""

@@ -1,2 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nouns of the system: frozen Structs with no behaviour beyond arithmetic. No I/O, no clock, no randomness, no logging."""
+"""Nouns of the system: frozen Structs with no behaviour beyond arithmetic.
+
+No I/O, no clock, no randomness, no logging.
+"""

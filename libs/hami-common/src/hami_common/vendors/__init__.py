@@ -1,2 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pure half of each accelerator vendor: what a pod may ask for and what a Share becomes."""
+"""The pure half of each vendor: resource names, request parsing, selection, rendering of shares.
+
+No I/O, no clock, no logging.
+"""

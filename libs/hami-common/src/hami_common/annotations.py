@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys that we read from and write to Kubernetes objects.
+
+And the rule which of them users may not write.
+
+User-facing keys are those HAMi's users already have in their manifests (v2.10); ours live under
+``hami.io/`` and ``*.limits.hami.io/``. The name part of a key (after ``/``) has at most 63
+characters, the prefix is a DNS subdomain (Kubernetes API conventions).
+"""
+
+# written by users
+NODE_POLICY = "hami.io/node-scheduler-policy"
+DEVICE_POLICY = "hami.io/gpu-scheduler-policy"
+SCORING_WEIGHTS = "hami.io/device-scoring-weights"
+WEBHOOK_LABEL = "hami.io/webhook"
+WEBHOOK_IGNORE = "ignore"
+DEVICE_CORDON = "hami.io/device-cordon"
+
+# written by us
+MANAGED_LABEL = "hami.io/managed"
+"""Label on every pod the webhook prepared (value ``true``): what our list-and-watch selects."""
+ALLOCATION = "hami.io/allocation"
+"""Signed placement, written with the Binding only (design D4)."""
+TRACEPARENT = "hami.io/traceparent"
+"""W3C trace context of the pod's trace; the caller may set it, else the webhook starts one."""
+FENCE = "hami.io/fence"
+"""Touched to move a pod's resourceVersion so that a late Binding is refused (design D4)."""
+CAPACITY_RETURNED = "hami.io/capacity-returned"
+"""Touched on a node to wake kube-scheduler's queue when a share was released (design D16)."""
+
+LIMITS_PREFIX_SUFFIX = ".limits.hami.io/"
+LIMITS_VERSION = "v1"
+
+# mirrors in HAMi's formats (design D21)
+HAMI_ALLOCATED_NVIDIA = "hami.io/vgpu-devices-allocated"
+HAMI_TO_ALLOCATE_NVIDIA = "hami.io/vgpu-devices-to-allocate"
+HAMI_NODE = "hami.io/vgpu-node"
+HAMI_TIME = "hami.io/vgpu-time"
+HAMI_BIND_TIME = "hami.io/bind-time"
+HAMI_BIND_PHASE = "hami.io/bind-phase"
+
+_RESERVED = frozenset(
+    {
+        ALLOCATION,
+        FENCE,
+        HAMI_NODE,
+        HAMI_TIME,
+        HAMI_BIND_TIME,
+        HAMI_BIND_PHASE,
+        "hami.io/vgpu-mig-allocations",
+        "hami.io/kunlun-allocated",
+    }
+)
+_RESERVED_SUFFIXES = ("-devices-allocated", "-devices-to-allocate")
+
+
+def limits(container: str) -> str:
+    """Annotation that holds a container's limits file, projected to ``/etc/hami/limits``."""
+    return f"{container}{LIMITS_PREFIX_SUFFIX}{LIMITS_VERSION}"
+
+
+def is_reserved(key: str) -> bool:
+    """Whether only our scheduler may write ``key`` on a pod."""
+    if key in _RESERVED or LIMITS_PREFIX_SUFFIX in key:
+        return True
+    return key.startswith("hami.io/") and key.endswith(_RESERVED_SUFFIXES)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allocation messages: the ledger's records and the states that follow them.
+
+State list (design D5): ``reserved → bound → prepared → running → released``; ``failed`` from any
+but released; ``released`` from any. Who writes what: the scheduler alone writes
+``AllocationRecord`` (bucket ``hami_alloc``) and the state ``bound``; the agent of the node writes
+``prepared``, ``running`` and ``failed`` (bucket ``hami_state``). The state of an allocation is the
+join of both, see ``joined_state``.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from hami_common.model.placement import ContainerShares
+
+AllocationOp = Literal["reserve", "resize", "release"]
+ReportedState = Literal["bound", "prepared", "running", "failed"]
+AllocationState = Literal["reserved", "bound", "prepared", "running", "failed", "released"]
+
+
+class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One entry of the ledger.
+
+    Value of bucket ``hami_alloc``, key ``<node>.<pod-uid>``; the scheduler is the only writer.
+
+    A ``release`` leaves a record without containers: the tombstone keeps the node's fence from
+    moving back.
+    """
+
+    op: AllocationOp
+    allocation_id: str
+    """Made once per reservation; tells a lost acknowledgement from a lost race."""
+    node: str
+    pod_uid: str
+    namespace: str
+    pod: str
+    containers: tuple[ContainerShares, ...] = ()
+    time_s: float = 0.0
+    lease_s: float = 0.0
+    """How long a reservation may stay unbound before it is examined and released."""
+    writer: str = ""
+    """Replica that wrote the record."""
+    reason: str = ""
+    """Why a record was released or resized."""
+
+
+class StateRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far an allocation has come.
+
+    Value of bucket ``hami_state``, key ``<node>.<pod-uid>``, written with compare-and-set on the
+    key.
+    """
+
+    state: ReportedState
+    allocation_id: str
+    node: str
+    pod_uid: str
+    namespace: str
+    pod: str
+    ledger_seq: int
+    """Stream sequence of the ledger record that this state belongs to."""
+    time_s: float = 0.0
+    writer: str = ""
+    boot_id: str = ""
+    seq: int = 0
+    code: str = ""
+    """Stable code of a failure, for example ``device-mismatch``."""
+    reason: str = ""
+    containers: tuple[str, ...] = ()
+    """Containers that have reached this state."""
+    enforcement: str = ""
+    """Who holds the containers to their memory share: ``libvgpu``, ``partition`` or ``none``."""
+
+
+def joined_state(allocation: AllocationRecord, state: StateRecord | None) -> AllocationState:
+    """State of an allocation from its ledger record and its latest state record.
+
+    (of the same reservation, else ignored).
+    """
+    if allocation.op == "release":
+        return "released"
+    if state is None or state.allocation_id != allocation.allocation_id:
+        return "reserved"
+    return state.state

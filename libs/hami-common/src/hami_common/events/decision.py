@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decision and admission messages: why a pod was placed, refused or changed.
+
+Published on ``hami.v1.event.{decision,admission}.<namespace>.<pod>``.
+
+A decision is compact (design D14): refused nodes are grouped into classes with one reason text
+each, and a class lists its nodes only up to ``NODES_LISTED``; the full per-node explanation is
+computed again from the snapshot on request.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from hami_common.model.placement import ContainerShares
+
+NODES_LISTED = 64
+
+
+class RefusalClass(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Nodes that refused the pod for the same reason."""
+
+    code: str
+    """Stable word from ``hami_scheduler.core.reasons``."""
+    text: str
+    """What was wanted and the best free value among these nodes: the text kube-scheduler shows."""
+    count: int
+    nodes: tuple[str, ...] = ()
+    """At most ``NODES_LISTED`` of them, sorted."""
+
+
+class NodeScore(Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
+    """A node that fits, with its score 0..100."""
+
+    node: str
+    score: float
+
+
+class DecisionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One decision of the scheduler about one pod."""
+
+    verb: Literal["filter", "prioritize", "bind"]
+    namespace: str
+    pod: str
+    pod_uid: str
+    time_s: float
+    verdict: Literal["placed", "feasible", "refused", "error"]
+    snapshot_id: str
+    """Names the table the decision was made on: ``<ledger sequence>.<inventory revision>``."""
+    nodes_considered: int = 0
+    nodes_feasible: int = 0
+    feasible: tuple[NodeScore, ...] = ()
+    """Best nodes first, at most ``NODES_LISTED``."""
+    refusals: tuple[RefusalClass, ...] = ()
+    node: str = ""
+    allocation_id: str = ""
+    ledger_seq: int = 0
+    containers: tuple[ContainerShares, ...] = ()
+    error: str = ""
+    duration_ms: float = 0.0
+    writer: str = ""
+
+
+class AdmissionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the webhook did with a pod that asks for our resources."""
+
+    namespace: str
+    pod: str
+    """Name, or the generateName prefix when the API server has not made the name yet."""
+    operation: str
+    request_uid: str
+    time_s: float
+    allowed: bool
+    message: str = ""
+    warnings: tuple[str, ...] = ()
+    patch_operations: int = 0
+    dry_run: bool = False

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limits file.
+
+What a container sees at ``/etc/hami/limits``, read by the in-container library and by people.
+
+Format ``hami-limits/1``: a first line with that word, then ``key=value`` lines in a fixed order,
+UTF-8, newline line ends. Unknown keys are to be ignored, so that keys can be added. Devices are
+numbered in the order in which the container sees them. Memory in MiB, compute in percent (0: no
+limit). See docs/wire.md.
+"""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from hami_common.errors import WireInvalid
+from hami_common.model.placement import ContainerShares
+
+DIRECTORY = "/etc/hami"
+FILE_NAME = "limits"
+REGION_DIRECTORY = "/run/hami"
+REGION_FILE = f"{REGION_DIRECTORY}/region"
+HEADER = "hami-limits/1"
+
+
+class DeviceLimit(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Limits of one container on one device."""
+
+    vendor: str
+    uuid: str
+    memory_mib: int
+    core_pct: int = 0
+    exclusive: bool = False
+
+
+class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Content of a limits file."""
+
+    container: str
+    devices: tuple[DeviceLimit, ...]
+    allocation_id: str
+    priority: int | None = None
+
+
+def limits_of(shares: ContainerShares, *, allocation_id: str) -> Limits:
+    """Limits that hold one container to its shares."""
+    return Limits(
+        container=shares.name,
+        allocation_id=allocation_id,
+        priority=shares.priority,
+        devices=tuple(
+            DeviceLimit(
+                vendor=s.vendor,
+                uuid=s.uuid,
+                memory_mib=s.memory_mib,
+                core_pct=s.core_pct,
+                exclusive=s.exclusive,
+            )
+            for s in shares.shares
+        ),
+    )
+
+
+def _lines(limits: Limits) -> Iterable[str]:
+    yield HEADER
+    yield f"container={limits.container}"
+    yield f"allocation={limits.allocation_id}"
+    if limits.priority is not None:
+        yield f"priority={limits.priority}"
+    yield f"devices={len(limits.devices)}"
+    for i, device in enumerate(limits.devices):
+        yield f"device.{i}.vendor={device.vendor}"
+        yield f"device.{i}.uuid={device.uuid}"
+        yield f"device.{i}.memory_mib={device.memory_mib}"
+        yield f"device.{i}.core_pct={device.core_pct}"
+        yield f"device.{i}.exclusive={int(device.exclusive)}"
+
+
+def encode(limits: Limits) -> str:
+    """Text of the file."""
+    return "".join(f"{line}\n" for line in _lines(limits))
+
+
+def decode(text: str) -> Limits:
+    """Limits from the text of a file; ``WireInvalid`` names the line that is wrong."""
+    lines = text.splitlines()
+    if not lines or lines[0] != HEADER:
+        raise WireInvalid(what="limits file", problem=f"line 1 is not {HEADER!r}")
+    values: dict[str, str] = {}
+    for number, line in enumerate(lines[1:], start=2):
+        key, separator, value = line.partition("=")
+        if not separator:
+            raise WireInvalid(what="limits file", problem=f"line {number} is not key=value")
+        values[key] = value
+
+    def number_of(key: str) -> int:
+        text_value = values.get(key, "")
+        if not text_value.isascii() or not text_value.isdigit():
+            raise WireInvalid(
+                what="limits file", problem=f"{key} is {text_value!r}, not a whole number"
+            )
+        return int(text_value)
+
+    def text_of(key: str) -> str:
+        if key not in values:
+            raise WireInvalid(what="limits file", problem=f"{key} is missing")
+        return values[key]
+
+    return Limits(
+        container=text_of("container"),
+        allocation_id=text_of("allocation"),
+        priority=number_of("priority") if "priority" in values else None,
+        devices=tuple(
+            DeviceLimit(
+                vendor=text_of(f"device.{i}.vendor"),
+                uuid=text_of(f"device.{i}.uuid"),
+                memory_mib=number_of(f"device.{i}.memory_mib"),
+                core_pct=number_of(f"device.{i}.core_pct"),
+                exclusive=number_of(f"device.{i}.exclusive") == 1,
+            )
+            for i in range(number_of("devices"))
+        ),
+    )

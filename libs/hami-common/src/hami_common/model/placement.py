@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod was given.
+
+Shares of concrete devices, by container name, and how much of each device that books.
+
+Booking rule (Kubernetes semantics of init containers and sidecars, KEP-753): init containers run
+one at a time and before the application containers, sidecars start in order among them and stay. So
+a device is booked for ``max(over init containers i: init_i + sidecars before i, all sidecars + all
+application containers)``, separately for memory, compute and slots.
+"""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from hami_common.model.request import ContainerKind
+
+
+class Share(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Memory and compute given to one container on one device."""
+
+    vendor: str
+    uuid: str
+    memory_mib: int
+    core_pct: int = 0
+    """0: no compute limit."""
+    exclusive: bool = False
+
+
+class ContainerShares(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All shares of one container, in the order in which the container sees the devices."""
+
+    name: str
+    kind: ContainerKind
+    shares: tuple[Share, ...]
+    priority: int | None = None
+
+
+class Placement(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A pod's shares on one node, containers in kubelet's admission order."""
+
+    node: str
+    containers: tuple[ContainerShares, ...]
+
+
+class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How much of one device a pod (or a sum of pods) holds at its peak."""
+
+    memory_mib: int = 0
+    core_pct: int = 0
+    slots: int = 0
+    exclusive: bool = False
+
+    def plus(self, other: "Booked") -> "Booked":
+        """Both held at the same time."""
+        return Booked(
+            memory_mib=self.memory_mib + other.memory_mib,
+            core_pct=self.core_pct + other.core_pct,
+            slots=self.slots + other.slots,
+            exclusive=self.exclusive or other.exclusive,
+        )
+
+    def peak(self, other: "Booked") -> "Booked":
+        """Either held, never both."""
+        return Booked(
+            memory_mib=max(self.memory_mib, other.memory_mib),
+            core_pct=max(self.core_pct, other.core_pct),
+            slots=max(self.slots, other.slots),
+            exclusive=self.exclusive or other.exclusive,
+        )
+
+
+NOTHING = Booked()
+
+
+def booked_by_device(containers: Iterable[ContainerShares]) -> dict[str, Booked]:
+    """What the containers of ONE pod book on each device.
+
+    (by UUID), after the rule in this module's docstring.
+    """
+    running: dict[str, Booked] = {}
+    peak: dict[str, Booked] = {}
+    for container in containers:
+        own: dict[str, Booked] = {}
+        for share in container.shares:
+            own[share.uuid] = own.get(share.uuid, NOTHING).plus(
+                Booked(
+                    memory_mib=share.memory_mib,
+                    core_pct=share.core_pct,
+                    slots=1,
+                    exclusive=share.exclusive,
+                )
+            )
+        for uuid, booked in own.items():
+            with_running = running.get(uuid, NOTHING).plus(booked)
+            peak[uuid] = peak.get(uuid, NOTHING).peak(with_running)
+            if container.kind != "init":
+                running[uuid] = with_running
+    return peak

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod asks for, after parsing: per container and vendor, with selectors and policy.
+
+Containers keep the order in which kubelet admits them: init containers (restartable ones,
+"sidecars", among them) in specification order, then application containers. Memory in MiB, compute
+in percent of one device, both per device.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+ContainerKind = Literal["init", "sidecar", "app"]
+NodePolicy = Literal["binpack", "spread"]
+DevicePolicy = Literal["binpack", "spread", "numa", "mutex", "topology-aware"]
+
+
+class DeviceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one container asks of one vendor.
+
+    ``count`` different devices, each with this memory and compute.
+    """
+
+    vendor: str
+    count: int
+    memory_mib: int = 0
+    """0 means: take ``memory_pct`` instead."""
+    memory_pct: int = 0
+    """Percent of the device's physical memory; read only when ``memory_mib`` is 0.
+
+    Then it is 1..100.
+    """
+    core_pct: int = 0
+    """0.
+
+    No compute limit and nothing booked, yet refused on a device whose compute is all handed out.
+    """
+    exclusive: bool = False
+    """Nobody else may use the device."""
+
+    def memory_mib_on(self, device_memory_mib: int) -> int:
+        """MiB taken from a device with ``device_memory_mib`` of physical memory."""
+        return self.memory_mib or device_memory_mib * self.memory_pct // 100
+
+
+class ContainerRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that one container asks for, one entry per vendor."""
+
+    name: str
+    kind: ContainerKind
+    requests: tuple[DeviceRequest, ...]
+    priority: int | None = None
+    """Task priority 0 (highest) … 7; ``None`` when the user did not say."""
+
+
+class DeviceSelector(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which devices of one vendor the pod accepts. An empty tuple is no constraint.
+
+    Types match as case-insensitive substrings of the device type (users write ``A100``); UUIDs
+    match exactly.
+    """
+
+    allow_types: tuple[str, ...] = ()
+    deny_types: tuple[str, ...] = ()
+    allow_uuids: tuple[str, ...] = ()
+    deny_uuids: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
+    numa_bind: bool = False
+
+    def accepts_type(self, device_type: str) -> bool:
+        """Whether a device of ``device_type`` passes the type lists."""
+        lowered = device_type.lower()
+        if self.allow_types and not any(word.lower() in lowered for word in self.allow_types):
+            return False
+        return not any(word.lower() in lowered for word in self.deny_types)
+
+    def accepts_uuid(self, uuid: str) -> bool:
+        """Whether the device named ``uuid`` passes the UUID lists."""
+        return (not self.allow_uuids or uuid in self.allow_uuids) and uuid not in self.deny_uuids
+
+
+class ScoringWeights(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Weights of the three terms of a device score."""
+
+    slot: int = 1
+    core: int = 1
+    memory: int = 1
+
+
+class PlacementPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to choose among nodes and devices that fit."""
+
+    node: NodePolicy = "binpack"
+    device: tuple[DevicePolicy, ...] = ("spread",)
+    weights: ScoringWeights = ScoringWeights()
+
+
+class PodRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A pod's whole request. ``containers`` lists only containers that ask for a device."""
+
+    uid: str
+    namespace: str
+    name: str
+    containers: tuple[ContainerRequest, ...]
+    selectors: dict[str, DeviceSelector] = {}
+    """By vendor; a vendor that is absent has no constraint."""
+    policy: PlacementPolicy = PlacementPolicy()

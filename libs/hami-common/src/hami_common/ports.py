@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the shells need from the outside world, as Protocols.
+
+A clock, key-value buckets, a publisher, the Kubernetes API.
+
+Adapters live in ``hami_common.runtime``; tests use the in-memory ones there. The same contract
+suite runs over both.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class Clock(Protocol):
+    """Time as the shells see it."""
+
+    def now_s(self) -> float:
+        """Unix seconds."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Seconds that never go back."""
+        ...
+
+    async def sleep(self, delay_s: float) -> None:
+        """Wait."""
+        ...
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """One stored message of a bucket."""
+
+    key: str
+    value: bytes
+    revision: int
+    """Stream sequence."""
+    headers: Mapping[str, str] = {}
+    time_s: float = 0.0
+
+
+class Expect(Struct, frozen=True, kw_only=True):
+    """Condition of an append, checked atomically by the server.
+
+    The append is accepted only if the last message on ``subject`` (which may be a filter with
+    wildcards, such as a node's fence) has stream sequence ``sequence``; 0 means there is none.
+    """
+
+    subject: str
+    sequence: int
+
+
+class Bucket(Protocol):
+    """One key-value bucket: the latest value per key, with history and revisions."""
+
+    name: str
+
+    async def get(self, key: str) -> Entry | None:
+        """Latest value of ``key``, or ``None``. ``Unavailable`` when the bus does not answer."""
+        ...
+
+    async def latest(self, key_filter: str = ">") -> Sequence[Entry]:
+        """Latest value of each key that matches the filter.
+
+        (NATS wildcards), in order of revision.
+        """
+        ...
+
+    async def append(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        expect: Expect | None = None,
+    ) -> int:
+        """Store a value and return its revision.
+
+        ``Conflict`` when ``expect`` does not hold; ``Unavailable`` when the outcome is unknown.
+        """
+        ...
+
+    async def last_revision(self, subject_filter: str) -> int:
+        """Sequence of the newest message whose subject matches the filter, 0 when there is none."""
+        ...
+
+    def watch(
+        self, key_filter: str = ">"
+    ) -> AbstractAsyncContextManager[AsyncIterator["Entry | Synced"]]:
+        """The latest value of each matching key, then ``Synced``.
+
+        Then every later value in stream order, without gap, across reconnects.
+        """
+        ...
+
+    async def forget(self, key: str) -> None:
+        """Remove all stored values of ``key`` without leaving a marker.
+
+        Never for a node's newest ledger record (design D3).
+        """
+        ...
+
+
+class Synced(Struct, frozen=True, kw_only=True):
+    """Marks the point in a watch where everything stored before it has been delivered."""
+
+    revision: int
+    """Newest revision that the watch has delivered or skipped."""
+
+
+class Publisher(Protocol):
+    """Publishes messages that are not bucket values."""
+
+    async def publish(
+        self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Fire and forget: no acknowledgement, may be lost while the bus is away."""
+        ...
+
+    async def publish_stored(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        message_id: str = "",
+    ) -> int:
+        """Publish to the stream that stores ``subject``, wait for the acknowledgement.
+
+        Return the sequence. ``Unavailable`` when unknown.
+        """
+        ...
+
+
+class WatchEvent(Struct, frozen=True, kw_only=True):
+    """One change of a Kubernetes object, or the end of the initial list."""
+
+    type: str
+    """``ADDED``, ``MODIFIED``, ``DELETED`` or ``SYNCED`` (no object)."""
+    raw: bytes = b""
+    """The object as JSON."""
+    resource_version: str = ""
+
+
+class KubeApi(Protocol):
+    """The Kubernetes API as raw JSON documents.
+
+    Errors: ``NotFound``, ``Conflict``, ``Denied``, ``Unavailable``.
+    """
+
+    async def get(self, path: str) -> bytes:
+        """One object, for example ``/api/v1/namespaces/default/pods/web-0``."""
+        ...
+
+    async def list_pages(
+        self, path: str, *, label_selector: str = "", field_selector: str = "", page_size: int = 500
+    ) -> Sequence[bytes]:
+        """All pages of a list, as raw documents."""
+        ...
+
+    async def create(self, path: str, body: bytes) -> bytes:
+        """POST ``body``; returns the created object."""
+        ...
+
+    async def patch(
+        self, path: str, body: bytes, *, content_type: str = "application/merge-patch+json"
+    ) -> bytes:
+        """PATCH; returns the object."""
+        ...
+
+    async def replace(self, path: str, body: bytes) -> bytes:
+        """PUT; returns the object."""
+        ...
+
+    async def delete(self, path: str, *, body: bytes = b"") -> None:
+        """DELETE, with optional DeleteOptions."""
+        ...
+
+    def list_watch(
+        self, path: str, *, label_selector: str = "", field_selector: str = ""
+    ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
+        """List (as ADDED events), then SYNCED, then watch for ever.
+
+        After a 410 or a lost connection it lists again and reports the difference, so the consumer
+        always converges to the true set (vanished objects arrive as DELETED).
+        """
+        ...

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds and parses every subject, stream, bucket and key name on the bus.
+
+Nothing else in the system spells one.
+
+Kubernetes names may contain dots and dots split NATS tokens, so each name is one token with ``.``
+written as ``_`` (never legal in a Kubernetes name; KV keys refuse ``%`` and ``~``). The round trip
+is exact.
+"""
+
+import re
+
+from hami_common.errors import WireInvalid
+
+DEVICES_BUCKET = "hami_devices"
+ALLOC_BUCKET = "hami_alloc"
+STATE_BUCKET = "hami_state"
+EVENTS_STREAM = "HAMI_EVENTS"
+REPORTS_STREAM = "HAMI_REPORTS"
+DEAD_LETTERS_STREAM = "HAMI_DEAD_LETTERS"
+
+BUCKETS = (DEVICES_BUCKET, ALLOC_BUCKET, STATE_BUCKET)
+
+EVENT_PREFIX = "hami.v1.event"
+ALLOC_FEED_PREFIX = "hami.v1.alloc"
+REPORT_PREFIX = "hami.v1.report"
+HEARTBEAT_PREFIX = "hami.v1.heartbeat"
+FAULT_PREFIX = "hami.v1.fault"
+DEAD_LETTER_PREFIX = "hami.v1.deadletter"
+
+_NAME = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9.]*[a-zA-Z0-9])?")
+_TOKEN = re.compile(r"[-a-zA-Z0-9_]+")
+
+
+def escape(name: str) -> str:
+    """One subject token for a Kubernetes name (RFC 1123 subdomain)."""
+    if _NAME.fullmatch(name) is None:
+        raise WireInvalid(
+            what=f"name {name!r}",
+            problem="is not a Kubernetes name, so it cannot be part of a subject",
+        )
+    return name.replace(".", "_")
+
+
+def unescape(token: str) -> str:
+    """Kubernetes name that ``token`` was made from."""
+    if _TOKEN.fullmatch(token) is None:
+        raise WireInvalid(what=f"subject token {token!r}", problem="was not made by escape()")
+    return token.replace("_", ".")
+
+
+def stream_of(bucket: str) -> str:
+    """Name of the stream behind a key-value bucket."""
+    return f"KV_{bucket}"
+
+
+def kv_subject(bucket: str, key: str) -> str:
+    """Subject on which the value of ``key`` is stored.
+
+    ``key`` may end in the wildcards ``*`` or ``>``.
+    """
+    return f"$KV.{bucket}.{key}"
+
+
+def key_of(bucket: str, subject: str) -> str:
+    """Key whose value is stored on ``subject``."""
+    prefix = f"$KV.{bucket}."
+    if not subject.startswith(prefix):
+        raise WireInvalid(
+            what=f"subject {subject!r}", problem=f"does not belong to bucket {bucket}"
+        )
+    return subject[len(prefix) :]
+
+
+def allocation_key(node: str, pod_uid: str) -> str:
+    """Key of an allocation and of its state."""
+    return f"{escape(node)}.{escape(pod_uid)}"
+
+
+def parse_allocation_key(key: str) -> tuple[str, str]:
+    """(node, pod uid) of an allocation key."""
+    node, separator, uid = key.partition(".")
+    if not separator or "." in uid:
+        raise WireInvalid(what=f"key {key!r}", problem="is not <node>.<pod-uid>")
+    return unescape(node), unescape(uid)
+
+
+def node_fence(node: str) -> str:
+    """Filter over all ledger records of a node.
+
+    Byte-identical in every fenced append (design D3).
+    """
+    return f"$KV.{ALLOC_BUCKET}.{escape(node)}.>"
+
+
+def node_keys(node: str) -> str:
+    """Key filter over all allocations (or states) of a node."""
+    return f"{escape(node)}.>"
+
+
+def devices_key(node: str, vendor: str) -> str:
+    """Key of the canonical devices of one vendor on one node."""
+    return f"{escape(node)}.{escape(vendor)}"
+
+
+def parse_devices_key(key: str) -> tuple[str, str]:
+    """(node, vendor) of a devices key."""
+    node, separator, vendor = key.partition(".")
+    if not separator or "." in vendor:
+        raise WireInvalid(what=f"key {key!r}", problem="is not <node>.<vendor>")
+    return unescape(node), unescape(vendor)
+
+
+def report(node: str, vendor: str) -> str:
+    """Subject of an agent's raw report."""
+    return f"{REPORT_PREFIX}.{escape(node)}.{escape(vendor)}"
+
+
+def heartbeat(node: str) -> str:
+    """Subject of a node's heartbeat."""
+    return f"{HEARTBEAT_PREFIX}.{escape(node)}"
+
+
+def fault(node: str) -> str:
+    """Subject of a node's device faults and recoveries."""
+    return f"{FAULT_PREFIX}.{escape(node)}"
+
+
+def alloc_feed(node: str) -> str:
+    """Filter over the accepted ledger records of a node as the server republishes them.
+
+    (design D23).
+    """
+    return f"{ALLOC_FEED_PREFIX}.{escape(node)}.*"
+
+
+def parse_alloc_feed(subject: str) -> tuple[str, str]:
+    """(node, pod uid) of a republished ledger record."""
+    prefix = f"{ALLOC_FEED_PREFIX}."
+    if not subject.startswith(prefix):
+        raise WireInvalid(what=f"subject {subject!r}", problem=f"does not begin with {prefix}")
+    return parse_allocation_key(subject[len(prefix) :])
+
+
+def decision_event(namespace: str, pod: str) -> str:
+    """Subject of a scheduling decision."""
+    return f"{EVENT_PREFIX}.decision.{escape(namespace)}.{escape(pod)}"
+
+
+def admission_event(namespace: str, pod: str) -> str:
+    """Subject of an admission; ``pod`` may be a generateName prefix such as ``web-``."""
+    return f"{EVENT_PREFIX}.admission.{escape(namespace)}.{escape(pod.rstrip('-.') or 'unnamed')}"
+
+
+def dead_letter(service: str, subject: str) -> str:
+    """Where ``service`` keeps a message from ``subject`` that does not decode."""
+    return f"{DEAD_LETTER_PREFIX}.{escape(service)}.{subject.replace('$', '').replace(' ', '_')}"

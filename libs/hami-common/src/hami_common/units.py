@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parses Kubernetes quantities and converts between units, once, at the edge.
+
+Everything behind this module counts memory in MiB (2**20 bytes) and compute in percent of one
+device, both as ``int``. Grammar of quantities: Kubernetes API conventions,
+``k8s.io/apimachinery/pkg/api/resource`` (v1.34): a decimal number with an optional binary suffix
+(Ki … Ei), decimal suffix (n, u, m, k … E) or exponent.
+"""
+
+import re
+from decimal import Decimal
+from fractions import Fraction
+
+from hami_common.errors import RequestInvalid
+
+MIB_BYTES = 1 << 20
+INT32_MAX = (1 << 31) - 1
+
+_QUANTITY = re.compile(
+    r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?\d+|n|u|m|k|M|G|T|P|E)?"
+)
+_SUFFIX: dict[str, Fraction] = {
+    "": Fraction(1),
+    "n": Fraction(1, 10**9),
+    "u": Fraction(1, 10**6),
+    "m": Fraction(1, 10**3),
+    "k": Fraction(10**3),
+    "M": Fraction(10**6),
+    "G": Fraction(10**9),
+    "T": Fraction(10**12),
+    "P": Fraction(10**15),
+    "E": Fraction(10**18),
+    "Ki": Fraction(1 << 10),
+    "Mi": Fraction(1 << 20),
+    "Gi": Fraction(1 << 30),
+    "Ti": Fraction(1 << 40),
+    "Pi": Fraction(1 << 50),
+    "Ei": Fraction(1 << 60),
+}
+_EXPONENT_LIMIT = 30
+_LENGTH_LIMIT = 64
+
+
+def parse_quantity(text: str) -> Fraction | None:
+    """Exact value of a Kubernetes quantity, or ``None`` when ``text`` is not one."""
+    if len(text) > _LENGTH_LIMIT:
+        return None
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None:
+        return None
+    sign, number, suffix = match[1], match[2], match[3] or ""
+    value = Fraction(Decimal(number))
+    if suffix[:1] in ("e", "E") and len(suffix) > 1:
+        exponent = int(suffix[1:])
+        if abs(exponent) > _EXPONENT_LIMIT:
+            return None
+        value *= Fraction(10) ** exponent
+    else:
+        value *= _SUFFIX[suffix]
+    return -value if sign == "-" else value
+
+
+def parse_count(text: str | int, *, field: str, unit: str, at_most: int = INT32_MAX) -> int:
+    """Whole, non-negative number of ``unit`` asked for in ``field``.
+
+    Anything else is a ``RequestInvalid`` that says the fix.
+
+    A suffix that makes the value look like bytes (``3Gi``) is refused with the number the user most
+    likely meant, because a silent reinterpretation would hand out a wrong share.
+    """
+    raw = str(text)
+    value = parse_quantity(raw)
+    if value is None:
+        raise RequestInvalid(
+            field=field,
+            problem=f"{raw!r} is not a Kubernetes quantity",
+            fix=f"write a whole number of {unit}",
+        )
+    if value < 0:
+        raise RequestInvalid(
+            field=field,
+            problem=f"{raw!r} is negative",
+            fix=f"write a whole number of {unit}, 0 or more",
+        )
+    if value.denominator != 1:
+        raise RequestInvalid(
+            field=field,
+            problem=f"{raw!r} is not a whole number",
+            fix=f"write a whole number of {unit}",
+        )
+    if value > at_most:
+        fix = f"write at most {at_most} (unit: {unit})"
+        if unit == "MiB" and value % MIB_BYTES == 0:
+            fix = f"the unit is MiB, not bytes: write {value // MIB_BYTES}"
+        raise RequestInvalid(field=field, problem=f"{raw!r} is too large", fix=fix)
+    return int(value)
+
+
+def parse_percent(text: str | int, *, field: str) -> int:
+    """Percent 0..100; a fraction is rounded up, as users of the existing system rely on."""
+    raw = str(text)
+    value = parse_quantity(raw)
+    if value is None:
+        raise RequestInvalid(
+            field=field,
+            problem=f"{raw!r} is not a Kubernetes quantity",
+            fix="write a percentage from 0 to 100",
+        )
+    percent = -((-value).__floor__())
+    if not 0 <= percent <= 100:  # noqa: PLR2004 - percent
+        raise RequestInvalid(
+            field=field,
+            problem=f"{raw!r} is outside 0..100",
+            fix="write a percentage from 0 to 100",
+        )
+    return int(percent)
+
+
+def mib_from_bytes(count_bytes: int) -> int:
+    """MiB in ``count_bytes``, rounded down: a device never offers a partial MiB."""
+    return count_bytes // MIB_BYTES

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All vendors in one explicit tuple, and the parsing of a whole pod through them.
+
+Adding a vendor is one module and one entry here (and one in ``hami_nodeagent.drivers``). Nothing
+registers itself on import.
+"""
+
+from collections.abc import Mapping
+from typing import get_args
+
+from msgspec import Struct
+
+from hami_common import annotations as keys
+from hami_common.errors import RequestInvalid
+from hami_common.model.request import (
+    ContainerRequest,
+    DevicePolicy,
+    NodePolicy,
+    PlacementPolicy,
+    PodRequest,
+    ScoringWeights,
+)
+from hami_common.podview import PodView
+from hami_common.vendors.nvidia import Nvidia, NvidiaSettings
+from hami_common.vendors.protocol import Vendor
+
+
+class VendorSettings(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Configuration of all vendors: one section each."""
+
+    nvidia: NvidiaSettings = NvidiaSettings()
+
+
+class Catalog:
+    """The vendors of this installation."""
+
+    def __init__(self, vendors: tuple[Vendor, ...]) -> None:
+        """Hold ``vendors``; see ``from_settings`` for the shipped ones."""
+        self.vendors = vendors
+        self._by_name = {vendor.name: vendor for vendor in vendors}
+
+    @classmethod
+    def from_settings(cls, settings: VendorSettings | None = None) -> "Catalog":
+        """Every vendor this project knows, configured."""
+        settings = settings or VendorSettings()
+        return cls((Nvidia(settings.nvidia),))
+
+    def vendor(self, name: str) -> Vendor:
+        """The vendor called ``name``; ``KeyError`` when there is none."""
+        return self._by_name[name]
+
+    def resource_names(self) -> frozenset[str]:
+        """Every resource name of every vendor."""
+        return frozenset().union(*(vendor.resources.all() for vendor in self.vendors))
+
+    def mentions(self, pod: PodView) -> bool:
+        """Whether any container names one of our resources, whatever its value."""
+        names = self.resource_names()
+        return any(
+            names & (container.limits().keys() | container.requests().keys())
+            for _, container in pod.containers_in_order()
+        )
+
+    def parse_pod(
+        self, pod: PodView, *, defaults: PlacementPolicy | None = None
+    ) -> PodRequest | None:
+        """The pod's whole request, ``None`` when it asks for no device.
+
+        ``RequestInvalid`` names the field that is wrong.
+        """
+        containers: list[ContainerRequest] = []
+        for kind, container in pod.containers_in_order():
+            requests = tuple(
+                request
+                for vendor in self.vendors
+                if (request := vendor.parse_request(container)) is not None
+            )
+            if requests:
+                priority = next(
+                    (
+                        p
+                        for vendor in self.vendors
+                        if (p := vendor.parse_priority(container)) is not None
+                    ),
+                    None,
+                )
+                containers.append(
+                    ContainerRequest(
+                        name=container.name, kind=kind, requests=requests, priority=priority
+                    )
+                )
+        if not containers:
+            return None
+        asked = {request.vendor for container in containers for request in container.requests}
+        return PodRequest(
+            uid=pod.metadata.uid,
+            namespace=pod.metadata.namespace or "default",
+            name=pod.metadata.name,
+            containers=tuple(containers),
+            selectors={
+                vendor.name: vendor.parse_selector(pod.annotations())
+                for vendor in self.vendors
+                if vendor.name in asked
+            },
+            policy=parse_policy(pod.annotations(), defaults=defaults or PlacementPolicy()),
+        )
+
+
+def parse_policy(annotations: Mapping[str, str], *, defaults: PlacementPolicy) -> PlacementPolicy:
+    """Placement policy of a pod: its annotations over the cluster's defaults.
+
+    An unknown word is refused, never guessed.
+    """
+    node = annotations.get(keys.NODE_POLICY, "").strip() or defaults.node
+    if node not in get_args(NodePolicy):
+        raise RequestInvalid(
+            field=f"annotation {keys.NODE_POLICY}",
+            problem=f"{node!r} is not a policy",
+            fix=f"write one of {', '.join(get_args(NodePolicy))}",
+        )
+    device: tuple[DevicePolicy, ...] = defaults.device
+    if text := annotations.get(keys.DEVICE_POLICY, "").strip():
+        words = tuple(word.strip() for word in text.split(","))
+        for word in words:
+            if word not in get_args(DevicePolicy):
+                raise RequestInvalid(
+                    field=f"annotation {keys.DEVICE_POLICY}",
+                    problem=f"{word!r} is not a policy",
+                    fix=f"write one of {', '.join(get_args(DevicePolicy))}, or a chain: binpack,numa",
+                )
+        device = words  # type: ignore[assignment]  # each word was checked against the literal above
+    weights = defaults.weights
+    if text := annotations.get(keys.SCORING_WEIGHTS, "").strip():
+        weights = _parse_weights(text)
+    return PlacementPolicy(node=node, device=device, weights=weights)  # type: ignore[arg-type]  # checked above
+
+
+def _parse_weights(text: str) -> ScoringWeights:
+    field = f"annotation {keys.SCORING_WEIGHTS}"
+    fix = "write slot=a,core=b,memory=c with whole numbers, at least one above 0"
+    values: dict[str, int] = {}
+    for part in text.split(","):
+        name, separator, number = (piece.strip() for piece in part.partition("="))
+        if (
+            not separator
+            or name not in ("slot", "core", "memory")
+            or name in values
+            or not number.isascii()
+            or not number.isdigit()
+        ):
+            raise RequestInvalid(field=field, problem=f"{part.strip()!r} is not a weight", fix=fix)
+        values[name] = int(number)
+    if len(values) != 3 or not any(values.values()):  # noqa: PLR2004 - slot, core, memory
+        raise RequestInvalid(
+            field=field, problem=f"{text!r} does not give all three weights", fix=fix
+        )
+    return ScoringWeights(slot=values["slot"], core=values["core"], memory=values["memory"])

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA: resource names, admission, request parsing, selection and rendering of soft shares.
+
+Rules follow HAMi v2.10's pod interface for NVIDIA with these differences, each on purpose: a
+quantity that HAMi would silently treat as "no GPU" (not an integer, negative, too large) is refused
+with the fix; ``nvidia.com/gpucore`` is accepted as another spelling of ``gpucores``; a percentage
+is taken of physical, not of scaled memory; each device has its own compute limit. Memory in MiB,
+compute in percent of one device.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from hami_common.errors import RequestInvalid
+from hami_common.model.device import Device
+from hami_common.model.placement import ContainerShares
+from hami_common.model.request import DeviceRequest, DeviceSelector
+from hami_common.podview import ContainerView
+from hami_common.units import INT32_MAX, parse_count, parse_percent
+from hami_common.vendors.protocol import (
+    ContainerChanges,
+    ContainerEdits,
+    DeviceNode,
+    RenderContext,
+    ResourceNames,
+)
+
+NAME = "nvidia"
+MAX_PRIORITY = 7
+MAX_DEVICES = 64
+FULL_PCT = 100
+
+USE_TYPE = "nvidia.com/use-gputype"
+NO_USE_TYPE = "nvidia.com/nouse-gputype"
+USE_UUID = "nvidia.com/use-gpuuuid"
+NO_USE_UUID = "nvidia.com/nouse-gpuuuid"
+NUMA_BIND = "nvidia.com/numa-bind"
+MODE = "nvidia.com/vgpu-mode"
+_MODE_WORDS = {"hami-core": "soft", "soft": "soft", "mig": "mig", "mps": "mps"}
+
+_CONTROL_NODES = (
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm",
+    "/dev/nvidia-uvm-tools",
+    "/dev/nvidia-modeset",
+)
+
+
+class NvidiaSettings(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Section ``nvidia`` of the vendor configuration."""
+
+    resource_count_name: str = "nvidia.com/gpu"
+    resource_memory_name: str = "nvidia.com/gpumem"
+    resource_memory_percentage_name: str = "nvidia.com/gpumem-percentage"
+    resource_core_name: str = "nvidia.com/gpucores"
+    resource_priority_name: str = "nvidia.com/priority"
+    resource_aliases: dict[str, str] = {"nvidia.com/gpucore": "nvidia.com/gpucores"}
+    default_count: int = 1
+    """Devices for a container that asks only for memory or compute.
+
+    0 leaves such containers alone.
+    """
+    default_memory_mib: int = 0
+    """Memory where the user gives none; 0 means the whole device."""
+    default_core_pct: int = 0
+    memory_factor: int = 1
+    """Multiplies the number the user writes for memory."""
+    core_policy: str = "default"
+    """``GPU_CORE_UTILIZATION_POLICY`` for containers that ask for a device.
+
+    ``default``, ``force`` or ``disable``.
+    """
+    runtime_class: str = ""
+    """Runtime class for pods that have none; empty leaves the pod alone."""
+    cdi_kind: str = "nvidia.com/gpu"
+    """CDI vendor and class under which the vendor's toolkit publishes devices."""
+
+
+def _words(value: str) -> tuple[str, ...]:
+    return tuple(word for word in (part.strip() for part in value.split(",")) if word)
+
+
+class Nvidia:
+    """Pure half of the vendor NVIDIA."""
+
+    name = NAME
+
+    def __init__(self, settings: NvidiaSettings | None = None) -> None:
+        """Use ``settings``, else the defaults HAMi ships."""
+        self._settings = settings or NvidiaSettings()
+        s = self._settings
+        self._resources = ResourceNames(
+            count=s.resource_count_name,
+            memory=s.resource_memory_name,
+            memory_percentage=s.resource_memory_percentage_name,
+            cores=s.resource_core_name,
+            priority=s.resource_priority_name,
+            aliases=dict(s.resource_aliases),
+        )
+
+    @property
+    def resources(self) -> ResourceNames:
+        """Names of the resources."""
+        return self._resources
+
+    def _value(self, container: ContainerView, name: str) -> str | None:
+        """Text of a resource: limits first, then requests.
+
+        An alias counts when the true name is absent.
+        """
+        for resources in (container.limits(), container.requests()):
+            if name in resources:
+                return resources[name]
+        for alias, target in self._resources.aliases.items():
+            if target == name:
+                for resources in (container.limits(), container.requests()):
+                    if alias in resources:
+                        return resources[alias]
+        return None
+
+    def _field(self, container: ContainerView, name: str) -> str:
+        return f"container {container.name}: resources.limits[{name}]"
+
+    def _count(self, container: ContainerView) -> int | None:
+        """Devices asked for: written, or the default when only memory or compute is written.
+
+        ``None`` when nothing is.
+        """
+        r = self._resources
+        text = self._value(container, r.count)
+        if text is not None:
+            return parse_count(
+                text, field=self._field(container, r.count), unit="devices", at_most=MAX_DEVICES
+            )
+        if self._settings.default_count > 0 and any(
+            self._value(container, name) is not None
+            for name in (r.memory, r.memory_percentage, r.cores)
+        ):
+            return self._settings.default_count
+        return None
+
+    def _memory_mib(self, container: ContainerView) -> int | None:
+        text = self._value(container, self._resources.memory)
+        if text is None:
+            return None
+        factor = max(1, self._settings.memory_factor)
+        field = self._field(container, self._resources.memory)
+        unit = "MiB" if factor == 1 else f"units of {factor} MiB"
+        return parse_count(text, field=field, unit=unit, at_most=INT32_MAX // factor) * factor
+
+    def _memory_pct(self, container: ContainerView) -> int | None:
+        text = self._value(container, self._resources.memory_percentage)
+        return (
+            None
+            if text is None
+            else parse_percent(
+                text, field=self._field(container, self._resources.memory_percentage)
+            )
+        )
+
+    def _core_pct(self, container: ContainerView) -> int | None:
+        text = self._value(container, self._resources.cores)
+        return (
+            None
+            if text is None
+            else parse_count(
+                text,
+                field=self._field(container, self._resources.cores),
+                unit="percent of one device",
+            )
+        )
+
+    def parse_priority(self, container: ContainerView) -> int | None:
+        """Task priority 0 (highest) … 7."""
+        text = self._value(container, self._resources.priority)
+        if text is None:
+            return None
+        return parse_count(
+            text,
+            field=self._field(container, self._resources.priority),
+            unit="priority levels",
+            at_most=MAX_PRIORITY,
+        )
+
+    def parse_request(self, container: ContainerView) -> DeviceRequest | None:
+        """What the container asks for; see the table in docs/terms.md for defaults."""
+        count = self._count(container)
+        memory, percent, cores = (
+            self._memory_mib(container),
+            self._memory_pct(container),
+            self._core_pct(container),
+        )
+        self.parse_priority(container)
+        if not count:
+            return None
+        if cores is None:
+            whole = percent == FULL_PCT or (percent is None and memory is None)
+            cores = FULL_PCT if whole else self._settings.default_core_pct
+        cores = min(cores, FULL_PCT)
+        if not memory and not percent:
+            memory = self._settings.default_memory_mib
+            percent = FULL_PCT
+        return DeviceRequest(
+            vendor=NAME,
+            count=count,
+            memory_mib=memory or 0,
+            memory_pct=0 if memory else percent or 0,
+            core_pct=cores,
+            exclusive=cores == FULL_PCT,
+        )
+
+    def admit(self, container: ContainerView) -> ContainerChanges | None:
+        """Defaults, renamed aliases.
+
+        Environment and warnings for a container that mentions one of our resources.
+        """
+        r, s = self._resources, self._settings
+        limits, requests = container.limits(), container.requests()
+        if not r.all() & (limits.keys() | requests.keys()):
+            return None
+        request = self.parse_request(container)
+        where = f"container {container.name}"
+        warnings: list[str] = []
+        if request is None:
+            # Only the priority or zero devices are mentioned: nothing to place, but the user should
+            # know.
+            warnings.append(
+                f"{where} mentions {r.count} resources but asks for no device, so it gets none"
+            )
+            return ContainerChanges(warnings=tuple(warnings))
+        set_limits: dict[str, str] = {}
+        renamed = tuple(alias for alias in r.aliases if alias in limits or alias in requests)
+        for alias in renamed:
+            target = r.aliases[alias]
+            if target in limits or target in requests:
+                warnings.append(f"{where}: {alias} is ignored because {target} is given too")
+            else:
+                set_limits[target] = limits.get(alias, requests.get(alias, ""))
+                warnings.append(f"{where}: {alias} is read as {target}; please write {target}")
+        memory, percent, cores = (
+            self._memory_mib(container),
+            self._memory_pct(container),
+            self._core_pct(container),
+        )
+        if memory and percent is not None:
+            warnings.append(
+                f"{where}: {r.memory} and {r.memory_percentage} are both given; {r.memory} wins"
+            )
+        if cores is not None and cores > FULL_PCT:
+            warnings.append(
+                f"{where}: {r.cores} {cores} is more than one device has, read as {FULL_PCT}"
+            )
+        if r.count not in limits and r.count not in requests:
+            set_limits[r.count] = str(request.count)
+        if cores is None and request.exclusive:
+            set_limits[r.cores] = str(FULL_PCT)
+        env: dict[str, str] = {}
+        priority = self.parse_priority(container)
+        if priority is not None:
+            env["CUDA_TASK_PRIORITY"] = str(priority)
+        if s.core_policy not in ("", "default"):
+            env["GPU_CORE_UTILIZATION_POLICY"] = s.core_policy
+        return ContainerChanges(
+            set_limits=set_limits,
+            remove_resources=renamed,
+            set_env=env,
+            runtime_class=s.runtime_class,
+            warnings=tuple(warnings),
+        )
+
+    def parse_selector(self, annotations: Mapping[str, str]) -> DeviceSelector:
+        """Type, UUID, mode and NUMA wishes of the pod."""
+        modes: tuple[str, ...] = ()
+        if mode_text := annotations.get(MODE, ""):
+            modes = tuple(
+                dict.fromkeys(mode for word, mode in _MODE_WORDS.items() if word in mode_text)
+            )
+            if not modes:
+                raise RequestInvalid(
+                    field=f"annotation {MODE}",
+                    problem=f"{mode_text!r} names no known mode",
+                    fix="write hami-core, mig or mps, or a list of these",
+                )
+        numa_text = annotations.get(NUMA_BIND, "false").strip().lower()
+        if numa_text not in ("true", "false", "1", "0", "t", "f"):
+            raise RequestInvalid(
+                field=f"annotation {NUMA_BIND}",
+                problem=f"{numa_text!r} is not a truth value",
+                fix='write "true" or "false"',
+            )
+        return DeviceSelector(
+            allow_types=_words(annotations.get(USE_TYPE, "")),
+            deny_types=_words(annotations.get(NO_USE_TYPE, "")),
+            allow_uuids=_words(annotations.get(USE_UUID, "")),
+            deny_uuids=_words(annotations.get(NO_USE_UUID, "")),
+            modes=modes,
+            numa_bind=numa_text in ("true", "1", "t"),
+        )
+
+    def render(
+        self, shares: ContainerShares, devices: Sequence[Device], context: RenderContext
+    ) -> ContainerEdits:
+        """Environment, device nodes, mounts and CDI names of soft shares.
+
+        (env contract of the in-container limiter, HAMi v2.10).
+        """
+        uuids = [device.uuid for device in devices]
+        own = [share for share in shares.shares if share.vendor == NAME]
+        env: dict[str, str] = {}
+        for i, share in enumerate(own):
+            env[f"CUDA_DEVICE_MEMORY_LIMIT_{i}"] = f"{share.memory_mib}m"
+            env[f"CUDA_DEVICE_SM_LIMIT_{i}"] = str(share.core_pct)
+        if own:
+            env["CUDA_DEVICE_SM_LIMIT"] = str(own[0].core_pct)
+        if context.region_file:
+            env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = context.region_file
+        if context.memory_oversubscribed:
+            env["CUDA_OVERSUBSCRIBE"] = "true"
+        if context.library_log_level:
+            env["LIBCUDA_LOG_LEVEL"] = context.library_log_level
+        if context.core_policy:
+            env["GPU_CORE_UTILIZATION_POLICY"] = context.core_policy
+        if shares.priority is not None:
+            env["CUDA_TASK_PRIORITY"] = str(shares.priority)
+        nodes: tuple[DeviceNode, ...] = ()
+        cdi: tuple[str, ...] = ()
+        if context.mode == "cdi":
+            # The image may set NVIDIA_VISIBLE_DEVICES=all for the legacy hook; CDI injects, so the
+            # hook must not.
+            env["NVIDIA_VISIBLE_DEVICES"] = "void"
+            cdi = tuple(f"{self._settings.cdi_kind}={uuid}" for uuid in uuids)
+        else:
+            env["NVIDIA_VISIBLE_DEVICES"] = ",".join(uuids)
+            if context.mode == "devices":
+                paths = [
+                    f"/dev/nvidia{device.minor}" for device in devices if device.minor is not None
+                ]
+                nodes = tuple(
+                    DeviceNode(host_path=path, container_path=path)
+                    for path in [*paths, *_CONTROL_NODES]
+                )
+        return ContainerEdits(
+            env=env, devices=nodes, cdi_devices=cdi, mounts=context.library_mounts
+        )
