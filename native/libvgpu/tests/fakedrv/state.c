@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Parses the state file of state.h. Strict: the first line that does not fit ends the parse with its number.
+ *
+ * Locks taken here: none. Called with hooks active: no.
+ */
+#include "state.h"
+
+#include "nvml_abi.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LINE_MAX_BYTES = 1024, WORDS_MAX = 8 };
+
+struct words {
+    char *at[WORDS_MAX];
+    unsigned int count;
+};
+
+static bool set_text(char out[FAKE_TEXT], const char *value)
+{
+    size_t length = strlen(value);
+    if (length >= FAKE_TEXT) {
+        return false;
+    }
+    memcpy(out, value, length + 1);
+    return true;
+}
+
+static bool to_u64(const char *value, unsigned long long *out)
+{
+    char *end = NULL;
+    errno = 0;
+    *out = strtoull(value, &end, 0);
+    return errno == 0 && end != value && *end == '\0' && value[0] != '-';
+}
+
+static bool to_u32(const char *value, unsigned int *out)
+{
+    unsigned long long wide = 0;
+    if (!to_u64(value, &wide) || wide > UINT32_MAX) {
+        return false;
+    }
+    *out = (unsigned int)wide;
+    return true;
+}
+
+static bool to_int(const char *value, int *out)
+{
+    char *end = NULL;
+    errno = 0;
+    long wide = strtol(value, &end, 10);
+    if (errno != 0 || end == value || *end != '\0' || wide < INT32_MIN || wide > INT32_MAX) {
+        return false;
+    }
+    *out = (int)wide;
+    return true;
+}
+
+static bool to_flag(const char *value, bool *out)
+{
+    *out = strcmp(value, "1") == 0;
+    return *out || strcmp(value, "0") == 0;
+}
+
+static struct words split(char *value)
+{
+    struct words words = {.count = 0};
+    char *rest = NULL;
+    for (char *word = strtok_r(value, " \t", &rest); word != NULL; word = strtok_r(NULL, " \t", &rest)) {
+        if (words.count == WORDS_MAX) {
+            words.count = 0;
+            return words;
+        }
+        words.at[words.count++] = word;
+    }
+    return words;
+}
+
+/* "0-3,8,10-11" into a bit set; a cpu beyond the set refuses. */
+static bool to_cpus(char *value, unsigned long long out[FAKE_CPU_WORDS])
+{
+    char *rest = NULL;
+    for (char *part = strtok_r(value, ",", &rest); part != NULL; part = strtok_r(NULL, ",", &rest)) {
+        char *dash = strchr(part, '-');
+        unsigned int first = 0;
+        unsigned int last = 0;
+        if (dash != NULL) {
+            *dash = '\0';
+        }
+        if (!to_u32(part, &first) || !to_u32(dash != NULL ? dash + 1 : part, &last) || last < first ||
+            last >= FAKE_CPU_WORDS * 64U) {
+            return false;
+        }
+        for (unsigned int cpu = first; cpu <= last; cpu++) {
+            out[cpu / 64U] |= 1ULL << (cpu % 64U);
+        }
+    }
+    return true;
+}
+
+static bool to_capability(const char *value, struct fake_gpu *gpu)
+{
+    return sscanf(value, "%d.%d", &gpu->capability_major, &gpu->capability_minor) == 2;
+}
+
+static bool add_process(char *value, struct fake_gpu *gpu)
+{
+    struct words words = split(value);
+    if (words.count != 7 || gpu->process_count == FAKE_PROCESSES_MAX) {
+        return false;
+    }
+    struct fake_process *process = &gpu->processes[gpu->process_count++];
+    return to_u32(words.at[0], &process->pid) && to_u64(words.at[1], &process->used_bytes) &&
+           to_u32(words.at[2], &process->sm_util) && to_u32(words.at[3], &process->mem_util) &&
+           to_u32(words.at[4], &process->gpu_instance) && to_u32(words.at[5], &process->compute_instance) &&
+           to_u64(words.at[6], &process->time_us);
+}
+
+static bool add_link(char *value, struct fake_gpu *gpu)
+{
+    struct words words = split(value);
+    unsigned int number = 0;
+    if (words.count != 4 || !to_u32(words.at[0], &number) || number >= FAKE_LINKS_MAX) {
+        return false;
+    }
+    struct fake_link *link = &gpu->links[number];
+    link->present = true;
+    return to_flag(words.at[1], &link->active) && to_u32(words.at[2], &link->remote_type) &&
+           set_text(link->remote_bus_id, words.at[3]);
+}
+
+static bool add_pair(char *value, struct fake_state *state)
+{
+    struct words words = split(value);
+    unsigned int a = 0;
+    unsigned int b = 0;
+    unsigned int level = 0;
+    if (words.count != 3 || !to_u32(words.at[0], &a) || !to_u32(words.at[1], &b) ||
+        !to_u32(words.at[2], &level) || a >= FAKE_GPUS_MAX || b >= FAKE_GPUS_MAX || level > NVML_TOPOLOGY_SYSTEM) {
+        return false;
+    }
+    state->levels[a][b] = level;
+    return true;
+}
+
+static bool add_fault(char *value, struct fake_state *state)
+{
+    struct words words = split(value);
+    if (words.count != 4 || state->fault_count == FAKE_FAULTS_MAX) {
+        return false;
+    }
+    struct fake_fault *fault = &state->faults[state->fault_count++];
+    fault->gpu = -1;
+    return set_text(fault->function, words.at[0]) &&
+           (strcmp(words.at[1], "*") == 0 || (to_int(words.at[1], &fault->gpu) && fault->gpu >= 0)) &&
+           to_u32(words.at[2], &fault->result) && to_u32(words.at[3], &fault->hang_ms);
+}
+
+static bool add_event(char *value, struct fake_state *state)
+{
+    struct words words = split(value);
+    if (words.count != 6 || state->event_count == FAKE_EVENTS_MAX) {
+        return false;
+    }
+    struct fake_event *event = &state->events[state->event_count];
+    if (!to_u64(words.at[0], &event->seq) || event->seq <= fake_state_last_event(state) ||
+        !to_u32(words.at[1], &event->gpu) || !to_u64(words.at[2], &event->type) ||
+        !to_u64(words.at[3], &event->data) || !to_u32(words.at[4], &event->gpu_instance) ||
+        !to_u32(words.at[5], &event->compute_instance)) {
+        return false;
+    }
+    state->event_count++;
+    return true;
+}
+
+static bool set_ecc(const char *value, unsigned int *out, struct fake_gpu *gpu)
+{
+    gpu->ecc_supported = true;
+    return to_u32(value, out) && *out <= 1;
+}
+
+static bool set_gpu_key(const char *key, char *value, struct fake_gpu *gpu)
+{
+#define KEY(text) (strcmp(key, (text)) == 0)
+    if (KEY("uuid")) return set_text(gpu->uuid, value);
+    if (KEY("name")) return set_text(gpu->name, value);
+    if (KEY("serial")) return set_text(gpu->serial, value);
+    if (KEY("minor")) return to_u32(value, &gpu->minor);
+    if (KEY("bus_id")) return set_text(gpu->bus_id, value);
+    if (KEY("pci_device_id")) return to_u32(value, &gpu->pci_device_id);
+    if (KEY("pci_subsystem_id")) return to_u32(value, &gpu->pci_subsystem_id);
+    if (KEY("brand")) return to_u32(value, &gpu->brand);
+    if (KEY("architecture")) return to_u32(value, &gpu->architecture);
+    if (KEY("compute_capability")) return to_capability(value, gpu);
+    if (KEY("sm_count")) return to_u32(value, &gpu->sm_count);
+    if (KEY("numa")) return to_int(value, &gpu->numa);
+    if (KEY("cpus")) return to_cpus(value, gpu->cpus);
+    if (KEY("memory_total")) return to_u64(value, &gpu->memory_total);
+    if (KEY("memory_used")) return to_u64(value, &gpu->memory_used);
+    if (KEY("memory_reserved")) return to_u64(value, &gpu->memory_reserved);
+    if (KEY("unified_memory")) return to_flag(value, &gpu->unified_memory);
+    if (KEY("gpu_util")) return to_u32(value, &gpu->gpu_util);
+    if (KEY("memory_util")) return to_u32(value, &gpu->memory_util);
+    if (KEY("temperature_c")) return to_u32(value, &gpu->temperature_c);
+    if (KEY("power_mw")) return to_u32(value, &gpu->power_mw);
+    if (KEY("power_limit_mw")) return to_u32(value, &gpu->power_limit_mw);
+    if (KEY("clock_sm_mhz")) return to_u32(value, &gpu->clock_sm_mhz);
+    if (KEY("clock_memory_mhz")) return to_u32(value, &gpu->clock_memory_mhz);
+    if (KEY("ecc_current")) return set_ecc(value, &gpu->ecc_current, gpu);
+    if (KEY("ecc_pending")) return set_ecc(value, &gpu->ecc_pending, gpu);
+    if (KEY("ecc_corrected")) return to_u64(value, &gpu->ecc_corrected);
+    if (KEY("ecc_uncorrected")) return to_u64(value, &gpu->ecc_uncorrected);
+    if (KEY("remapped_corrected")) return to_u32(value, &gpu->remapped_corrected);
+    if (KEY("remapped_uncorrected")) return to_u32(value, &gpu->remapped_uncorrected);
+    if (KEY("remapped_pending")) return to_u32(value, &gpu->remapped_pending);
+    if (KEY("remapped_failure")) return to_u32(value, &gpu->remapped_failure);
+    if (KEY("retired_pending")) return to_u32(value, &gpu->retired_pending);
+    if (KEY("supported_events")) return to_u64(value, &gpu->supported_events);
+    if (KEY("lost")) return to_flag(value, &gpu->lost);
+    if (KEY("mig_capable")) return to_flag(value, &gpu->mig_capable);
+    if (KEY("mig_current")) return to_u32(value, &gpu->mig_current);
+    if (KEY("mig_pending")) return to_u32(value, &gpu->mig_pending);
+    if (KEY("mig_max")) return to_u32(value, &gpu->mig_max);
+    if (KEY("process")) return add_process(value, gpu);
+    if (KEY("nvlink")) return add_link(value, gpu);
+    return false;
+}
+
+static bool set_system_key(const char *key, char *value, struct fake_state *state)
+{
+    if (KEY("driver_version")) return set_text(state->driver_version, value);
+    if (KEY("nvml_version")) return set_text(state->nvml_version, value);
+    if (KEY("cuda_version")) return to_int(value, &state->cuda_version);
+    if (KEY("init_error")) return to_u32(value, &state->init_error);
+    if (KEY("pair")) return add_pair(value, state);
+    if (KEY("fault")) return add_fault(value, state);
+    if (KEY("event")) return add_event(value, state);
+    return false;
+#undef KEY
+}
+
+static char *trim(char *text)
+{
+    while (*text == ' ' || *text == '\t') {
+        text++;
+    }
+    size_t length = strlen(text);
+    while (length > 0 && strchr(" \t\r\n", text[length - 1]) != NULL) {
+        text[--length] = '\0';
+    }
+    return text;
+}
+
+static bool read_line(char *line, struct fake_state *state)
+{
+    char *text = trim(line);
+    if (*text == '\0' || *text == '#') {
+        return true;
+    }
+    if (*text == '[') {
+        unsigned int number = 0;
+        int used = 0;
+        if (sscanf(text, "[gpu %u]%n", &number, &used) != 1 || text[used] != '\0' || used == 0 ||
+            number != state->gpu_count || number >= FAKE_GPUS_MAX) {
+            return false;
+        }
+        state->gpus[state->gpu_count++].numa = -1;
+        return true;
+    }
+    char *equals = strchr(text, '=');
+    if (equals == NULL) {
+        return false;
+    }
+    *equals = '\0';
+    const char *key = trim(text);
+    char *value = trim(equals + 1);
+    if (state->gpu_count == 0) {
+        return set_system_key(key, value, state);
+    }
+    return set_gpu_key(key, value, &state->gpus[state->gpu_count - 1]);
+}
+
+bool fake_state_read(const char *path, struct fake_state *state, char *problem, size_t problem_size)
+{
+    char line[LINE_MAX_BYTES];
+    char copy[LINE_MAX_BYTES];
+    unsigned int number = 0;
+    bool good = true;
+    FILE *file = fopen(path, "re");
+    if (file == NULL) {
+        (void)snprintf(problem, problem_size, "%s: %s", path, strerror(errno));
+        return false;
+    }
+    memset(state, 0, sizeof *state);
+    for (unsigned int a = 0; a < FAKE_GPUS_MAX; a++) {
+        for (unsigned int b = 0; b < FAKE_GPUS_MAX; b++) {
+            state->levels[a][b] = a == b ? NVML_TOPOLOGY_INTERNAL : NVML_TOPOLOGY_SYSTEM;
+        }
+    }
+    while (good && fgets(line, sizeof line, file) != NULL) {
+        number++;
+        memcpy(copy, line, sizeof copy);
+        good = strchr(line, '\n') != NULL && read_line(line, state);
+    }
+    if (!good) {
+        (void)snprintf(problem, problem_size, "%s:%u: not understood: %s", path, number, trim(copy));
+    }
+    (void)fclose(file);
+    return good;
+}
+
+unsigned long long fake_state_last_event(const struct fake_state *state)
+{
+    return state->event_count == 0 ? 0 : state->events[state->event_count - 1].seq;
+}

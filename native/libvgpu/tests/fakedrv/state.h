@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The hardware that the fake drivers pretend to be: a plain-text file, read again whenever it changes.
+ *
+ * File format (written by hami_sim.hardware.fake_nvml; atomically, by rename): lines `key = value`; `#` starts a comment
+ * line; `[gpu N]` opens the block of device N, N counting up from 0; keys before the first block describe the system. List
+ * keys repeat. Unknown keys, unknown words and values out of range refuse the whole file, so a typing error cannot pass as
+ * healthy hardware.
+ *
+ * System keys      driver_version nvml_version cuda_version init_error
+ *                  pair = A B LEVEL          common ancestor of gpu A as asked with gpu B second (one direction)
+ *                  fault = FUNCTION GPU|* RETURN HANG_MS     RETURN 0 only delays; HANG_MS ends early when the line goes
+ *                  event = SEQ GPU TYPE DATA GI CI           SEQ grows; a set delivers events later than its creation
+ * Device keys      uuid name serial minor bus_id pci_device_id pci_subsystem_id brand architecture compute_capability
+ *                  sm_count numa cpus memory_total memory_used memory_reserved unified_memory gpu_util memory_util
+ *                  temperature_c power_mw power_limit_mw clock_sm_mhz clock_memory_mhz ecc_current ecc_pending
+ *                  ecc_corrected ecc_uncorrected remapped_corrected remapped_uncorrected remapped_pending
+ *                  remapped_failure retired_pending supported_events lost mig_capable mig_current mig_pending mig_max
+ *                  process = PID BYTES SM MEM GI CI TIME_US
+ *                  nvlink = LINK ACTIVE TYPE BUS_ID          TYPE as in NVML: 0 gpu, 2 switch
+ * Units: bytes, percent, milliwatts, MHz, microseconds since the epoch.
+ *
+ * Locks taken here: none; callers hold the one lock of nvml.c.
+ */
+#ifndef FAKEDRV_STATE_H
+#define FAKEDRV_STATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    FAKE_GPUS_MAX = 32,
+    FAKE_PROCESSES_MAX = 128,
+    FAKE_LINKS_MAX = 36,
+    FAKE_FAULTS_MAX = 64,
+    FAKE_EVENTS_MAX = 256,
+    FAKE_CPU_WORDS = 16,
+    FAKE_TEXT = 96
+};
+
+struct fake_process {
+    unsigned int pid;
+    unsigned long long used_bytes;
+    unsigned int sm_util;
+    unsigned int mem_util;
+    unsigned int gpu_instance;
+    unsigned int compute_instance;
+    unsigned long long time_us;
+};
+
+struct fake_link {
+    bool present;
+    bool active;
+    unsigned int remote_type;
+    char remote_bus_id[FAKE_TEXT];
+};
+
+struct fake_gpu {
+    char uuid[FAKE_TEXT];
+    char name[FAKE_TEXT];
+    char serial[FAKE_TEXT];
+    char bus_id[FAKE_TEXT];
+    unsigned int minor;
+    unsigned int pci_device_id;
+    unsigned int pci_subsystem_id;
+    unsigned int brand;
+    unsigned int architecture;
+    int capability_major;
+    int capability_minor;
+    unsigned int sm_count;
+    int numa;
+    unsigned long long cpus[FAKE_CPU_WORDS];
+    unsigned long long memory_total;
+    unsigned long long memory_used;
+    unsigned long long memory_reserved;
+    bool unified_memory;
+    unsigned int gpu_util;
+    unsigned int memory_util;
+    unsigned int temperature_c;
+    unsigned int power_mw;
+    unsigned int power_limit_mw;
+    unsigned int clock_sm_mhz;
+    unsigned int clock_memory_mhz;
+    bool ecc_supported;
+    unsigned int ecc_current;
+    unsigned int ecc_pending;
+    unsigned long long ecc_corrected;
+    unsigned long long ecc_uncorrected;
+    unsigned int remapped_corrected;
+    unsigned int remapped_uncorrected;
+    unsigned int remapped_pending;
+    unsigned int remapped_failure;
+    unsigned int retired_pending;
+    unsigned long long supported_events;
+    bool lost;
+    bool mig_capable;
+    unsigned int mig_current;
+    unsigned int mig_pending;
+    unsigned int mig_max;
+    struct fake_process processes[FAKE_PROCESSES_MAX];
+    unsigned int process_count;
+    struct fake_link links[FAKE_LINKS_MAX];
+};
+
+struct fake_fault {
+    char function[FAKE_TEXT];
+    int gpu; /* -1: every device, and calls without one */
+    unsigned int result;
+    unsigned int hang_ms;
+};
+
+struct fake_event {
+    unsigned long long seq;
+    unsigned int gpu;
+    unsigned long long type;
+    unsigned long long data;
+    unsigned int gpu_instance;
+    unsigned int compute_instance;
+};
+
+struct fake_state {
+    char driver_version[FAKE_TEXT];
+    char nvml_version[FAKE_TEXT];
+    int cuda_version;
+    unsigned int init_error;
+    struct fake_gpu gpus[FAKE_GPUS_MAX];
+    unsigned int gpu_count;
+    unsigned int levels[FAKE_GPUS_MAX][FAKE_GPUS_MAX];
+    struct fake_fault faults[FAKE_FAULTS_MAX];
+    unsigned int fault_count;
+    struct fake_event events[FAKE_EVENTS_MAX];
+    unsigned int event_count;
+};
+
+/* Parse `path` into `state`. On failure `state` is undefined and `problem` says which line and why. */
+bool fake_state_read(const char *path, struct fake_state *state, char *problem, size_t problem_size);
+
+/* Sequence number of the newest event, 0 when there is none. */
+unsigned long long fake_state_last_event(const struct fake_state *state);
+
+#endif

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the fake driver libraries under native/libvgpu/tests/fakedrv with the C compiler and prints where they are.
+
+Output goes to build/native-fakes/<digest>/, the digest being that of sources, flags and compiler: unchanged input builds
+nothing, two builders at once cannot disturb each other, and a running process keeps the file that it has mapped.
+
+    python tools/build_native_fakes.py [--out DIR]     prints the directory that holds libnvidia-ml.so.1
+"""
+
+import argparse
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "native/libvgpu/tests/fakedrv"
+DEFAULT_OUT = ROOT / "build/native-fakes"
+FLAGS = (
+    "-std=c11 -D_GNU_SOURCE -O1 -g -fPIC -shared -pthread -fvisibility=hidden -Wall -Wextra -Werror -Wstrict-prototypes"
+    " -Wmissing-prototypes -Wconversion -Wl,-z,defs -Wl,-z,relro -Wl,-z,now"
+).split()
+NVML = "libnvidia-ml.so.1"
+FILES_BY_LIBRARY = {NVML: ("nvml.c", "state.c")}
+
+
+def digest(compiler: list[str]) -> str:
+    """Name of the output directory: changes with every byte that goes into a build."""
+    summary = hashlib.sha256(shlex.join([*compiler, *FLAGS, str(FILES_BY_LIBRARY)]).encode())
+    for path in sorted(SOURCES.glob("*.[ch]")):
+        summary.update(path.name.encode() + b"\0" + path.read_bytes())
+    return summary.hexdigest()[:16]
+
+
+def build(out: Path) -> Path:
+    """Build what is missing and return the directory that holds every library, under its soname."""
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    target = out / digest(compiler)
+    target.mkdir(parents=True, exist_ok=True)
+    for library, files in FILES_BY_LIBRARY.items():
+        if (target / library).exists():
+            continue
+        with tempfile.TemporaryDirectory(dir=target) as scratch:
+            fresh = Path(scratch) / library
+            sources = [str(SOURCES / name) for name in files]
+            subprocess.run(
+                [*compiler, *FLAGS, f"-Wl,-soname,{library}", "-o", str(fresh), *sources],
+                check=True,
+            )
+            fresh.replace(target / library)
+    return target
+
+
+def main() -> int:
+    """Build and print; a compiler failure is shown by the compiler and ends with its exit code."""
+    parser = argparse.ArgumentParser(description="Build the fake driver libraries used by tests.")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="directory for all builds")
+    try:
+        sys.stdout.write(f"{build(parser.parse_args().out)}\n")
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
