@@ -1,5 +1,97 @@
-default:
-    @just --list
+# SPDX-License-Identifier: Apache-2.0
+# Recipes of the repository; `./dev NAME` runs one. Every fixer has a check-only twin. The recipes of the group
+# "gate" are what `./dev check` runs, so a new gate is one recipe here and nothing elsewhere.
 
+set positional-arguments := true
+set shell := ["sh", "-euc"]
+
+export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
+
+[private]
+default:
+    @just --list --unsorted
+
+# make or update .venv (./dev has done so by the time this runs)
+[group('setup')]
 setup:
-    @true
+    @echo "environment is ready: .venv"
+
+# recompile requirements/*.txt from *.in; --upgrade takes newer versions
+[group('setup')]
+pins *args:
+    python -m tools.pins write "$@"
+
+# all gates, none left out when one fails
+[group('check')]
+check:
+    @python -m tools.run_tests --gates
+
+# format the sources
+[group('check')]
+fmt:
+    ruff format .
+
+# are the sources formatted?
+[group('gate')]
+fmt-check:
+    ruff format --check .
+
+# repair what the linter can repair
+[group('check')]
+lint-fix:
+    ruff check --fix .
+
+# rules of pyproject.toml, all of ruff but the listed exceptions
+[group('gate')]
+lint:
+    ruff check --output-format concise .
+
+# types, strict, tests included
+[group('gate')]
+types:
+    mypy
+
+# who may import whom
+[group('gate')]
+imports:
+    lint-imports --no-logo --cache-dir .cache/import-linter
+
+# make the generated files anew
+[group('check')]
+gen:
+    python -m tools.gen
+
+# are the generated files what their sources say?
+[group('gate')]
+gen-check:
+    python -m tools.gen --check
+
+# do the pinned requirements match *.in and the members?
+[group('gate')]
+pins-check:
+    python -m tools.pins check
+
+# correct spelling mistakes
+[group('check')]
+spell-fix:
+    git ls-files -z | xargs -0 codespell --write-changes
+
+# spelling
+[group('gate')]
+spell:
+    git ls-files -z | xargs -0 codespell
+
+# no hosts, machine paths, oversized files or unfinished code in tracked files
+[group('gate')]
+repo-check:
+    python -m tools.check_repo
+
+# all gates and tiers; or only some: test [TIER… | pytest arguments…]
+[group('test')]
+test *args:
+    @python -m tools.run_tests "$@"
+
+# one pod's life on embedded parts: --once, --json FILE
+[group('test')]
+demo *args:
+    @python -m hami_sim.demo "$@"

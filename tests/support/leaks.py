@@ -18,6 +18,7 @@ import psutil
 
 GRACE_S = 3.0
 _POLL_S = 0.02
+KIND = {"descriptors": "descriptor", "threads": "thread", "children": "child"}
 
 
 class Held(NamedTuple):
@@ -50,7 +51,7 @@ def leaks_since(before: Held) -> list[str]:
 
 def _more(before: Held, after: Held) -> list[str]:
     return [
-        f"{kind[:-1]}: {name}" + (f" ({count} times)" if count > 1 else "")
+        f"{KIND[kind]}: {name}" + (f" ({count} times)" if count > 1 else "")
         for kind, old, new in zip(Held._fields, before, after, strict=True)
         for name, count in sorted((new - old).items())
     ]

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts per tier are those of the JUnit file, and no failure is lost on the way."""
+
+from pathlib import Path
+
+import pytest
+
+from tools.run_tests import count, gate_names
+
+
+def report(tmp_path: Path, *cases: str) -> Path:
+    path = tmp_path / "tier.xml"
+    path.write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
+    return path
+
+
+def case(name: str, inside: str = "") -> str:
+    return f'<testcase classname="tests.unit.x" name="{name}">{inside}</testcase>'
+
+
+def test_each_verdict_is_counted(tmp_path: Path) -> None:
+    path = report(
+        tmp_path,
+        case("a"),
+        case("b"),
+        case("c", '<failure message="no"/>'),
+        case("d", '<error message="setup"/>'),
+        case("e", '<skipped message="no GPU"/>'),
+        case("f", '<skipped message="no GPU"/>'),
+    )
+    outcome = count("unit", path)
+    assert (outcome.passed, outcome.failed, outcome.skipped) == (2, 2, 2)
+    assert outcome.skip_reasons == {"no GPU": 2}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_test_that_passed_but_broke_its_teardown_failed_once(
+    tmp_path: Path, order: tuple[int, int]
+) -> None:
+    cases = (case("a"), case("a", '<error message="left behind"/>'))
+    outcome = count("integration", report(tmp_path, *(cases[index] for index in order)))
+    assert (outcome.passed, outcome.failed) == (0, 1)
+
+
+def test_skip_without_reason_is_told_as_such(tmp_path: Path) -> None:
+    outcome = count("e2e", report(tmp_path, case("a", "<skipped/>")))
+    assert outcome.skip_reasons == {"no reason given": 1}
+
+
+def test_every_gate_of_the_style_is_a_recipe() -> None:
+    assert {"fmt-check", "lint", "types", "imports", "gen-check", "pins-check"} <= set(gate_names())

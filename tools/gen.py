@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs every generator of committed files; with ``--check`` only tells whether a file would change.
+
+A generator is a program that writes its files, and with ``--check`` writes nothing and exits with 1
+when a file differs. Each is registered once, in ``GENERATORS``.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+GENERATORS: tuple[tuple[str, str], ...] = (
+    ("kubelet protobufs, from proto/", "tools/gen_kubeletapi.py"),
+)
+"""What is generated, and by which program."""
+
+
+def main() -> int:
+    """Run all generators, also after one failed; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Make the generated files anew.")
+    parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
+    flags = ["--check"] if parser.parse_args().check else []
+    failed = [title for title, program in GENERATORS if not _succeeds([program, *flags])]
+    for title in failed:
+        print(f"{title}: failed" + ("; run ./dev gen and commit" if flags else ""), file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _succeeds(arguments: list[str]) -> bool:
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

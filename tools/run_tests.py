@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the gates and the test tiers and ends with counts per tier.
+
+    ./dev test                     all gates, then all tiers
+    ./dev test unit contract       these tiers, no gates
+    ./dev test tests/unit/x.py -k name   anything else goes to pytest as it is
+    ./dev check                    the gates alone
+
+A gate is a recipe of the justfile's group "gate". A tier is one pytest run over tests/<tier>; all
+run, also after a failure, and the exit code is 1 when anything failed. The last line counts tests,
+with failed gates among the failures.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = ROOT / "tests"
+RESULTS = ROOT / ".cache" / "test-results"
+JUST = str(Path(sys.executable).parent / "just")
+TIERS = ("unit", "property", "contract", "integration", "e2e")
+
+PYTEST_NO_TESTS = 5
+PYTEST_RAN = (0, 1)
+"""Exit codes of a pytest run that reached its end: all passed, or some failed."""
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What one gate or tier did."""
+
+    name: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    skip_reasons: Counter[str] = field(default_factory=Counter)
+
+
+def main(arguments: list[str]) -> int:
+    """Run what ``arguments`` ask for; returns the exit code."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--gates", action="store_true")
+    options, rest = parser.parse_known_args(arguments)
+    if options.gates:
+        outcomes = _run_gates()
+        _print_table(outcomes, "gate")
+        return 1 if any(outcome.failed for outcome in outcomes) else 0
+    unknown = [argument for argument in rest if argument not in TIERS]
+    if unknown:
+        return subprocess.run([*_pytest(), *rest], cwd=ROOT, check=False).returncode
+    gates = [] if rest else _run_gates()
+    tiers = [_run_tier(name) for name in (rest or TIERS)]
+    _print_table(gates, "gate")
+    _print_table(tiers, "tier")
+    _print_skips(tiers)
+    failed = sum(outcome.failed for outcome in gates + tiers)
+    passed = sum(outcome.passed for outcome in tiers)
+    skipped = sum(outcome.skipped for outcome in tiers)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
+    return 1 if failed or not passed else 0
+
+
+def _run_gates() -> list[Outcome]:
+    return [_run_gate(name) for name in gate_names()]
+
+
+def gate_names() -> list[str]:
+    """Recipes of the justfile's group "gate", in the order of the file."""
+    dump = subprocess.run(
+        [JUST, "--dump", "--dump-format", "json"], cwd=ROOT, capture_output=True, check=True
+    )
+    recipes = json.loads(dump.stdout)["recipes"]
+    names = {name for name, recipe in recipes.items() if {"group": "gate"} in recipe["attributes"]}
+    listing = subprocess.run(
+        [JUST, "--summary", "--unsorted"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return [name for name in listing.stdout.split() if name in names]
+
+
+def _run_gate(name: str) -> Outcome:
+    started_s = time.monotonic()
+    run = subprocess.run(
+        [JUST, name], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    seconds = time.monotonic() - started_s
+    is_good = run.returncode == 0
+    print(f"gate {name}: {'ok' if is_good else 'FAILED'} ({seconds:.1f} s)", flush=True)
+    if not is_good:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(run.stdout)
+        sys.stdout.flush()
+    return Outcome(name=name, passed=int(is_good), failed=int(not is_good), seconds=seconds)
+
+
+def _run_tier(name: str) -> Outcome:
+    folder = TESTS / name
+    if not folder.is_dir():
+        return Outcome(name=name)
+    print(f"\n--- {name}", flush=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    report = RESULTS / f"{name}.xml"
+    report.unlink(missing_ok=True)
+    started_s = time.monotonic()
+    command = [*_pytest(), "--quiet", "--tb=short", f"--junit-xml={report}", str(folder)]
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    outcome = count(name, report) if report.exists() else Outcome(name=name)
+    outcome.seconds = time.monotonic() - started_s
+    if code not in (*PYTEST_RAN, PYTEST_NO_TESTS) or (code == 1 and not outcome.failed):
+        print(f"{name}: pytest itself stopped with exit code {code}", flush=True)
+        outcome.failed += 1
+    return outcome
+
+
+def _pytest() -> list[str]:
+    color = "yes" if sys.stdout.isatty() else "no"
+    return [sys.executable, "-m", "pytest", f"--color={color}"]
+
+
+def count(name: str, report: Path) -> Outcome:
+    """Counts of a JUnit file; a test that failed and then broke its teardown counts once."""
+    outcome = Outcome(name=name)
+    verdicts: dict[tuple[str, str], str] = {}
+    for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - pytest wrote the file
+        test = (case.get("classname", ""), case.get("name", ""))
+        if case.find("failure") is not None or case.find("error") is not None:
+            verdicts[test] = "failed"
+        elif (skip := case.find("skipped")) is not None:
+            verdicts.setdefault(test, "skipped")
+            outcome.skip_reasons[skip.get("message") or "no reason given"] += 1
+        else:
+            verdicts.setdefault(test, "passed")
+    counts = Counter(verdicts.values())
+    outcome.passed, outcome.failed = counts["passed"], counts["failed"]
+    outcome.skipped = counts["skipped"]
+    return outcome
+
+
+def _print_table(outcomes: list[Outcome], title: str) -> None:
+    if not outcomes:
+        return
+    print(f"\n{title:<12} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8}")
+    for outcome in outcomes:
+        print(
+            f"{outcome.name:<12} {outcome.passed:>7} {outcome.failed:>7} {outcome.skipped:>8}"
+            f" {outcome.seconds:>8.1f}"
+        )
+
+
+def _print_skips(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        for reason, times in sorted(outcome.skip_reasons.items()):
+            print(f"skipped in {outcome.name}: {times} × {reason}")
+    print()
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    sys.exit(main(sys.argv[1:]))

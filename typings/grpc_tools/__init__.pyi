@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+# grpcio-tools ships no types; the generators use this much of it.
