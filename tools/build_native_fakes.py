@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the fake driver libraries under native/libvgpu/tests/fakedrv with the C compiler and prints where they are.
+"""Builds the fake driver libraries of native/libvgpu/tests/fakedrv and prints where they are.
 
-Output goes to build/native-fakes/<digest>/, the digest being that of sources, flags and compiler: unchanged input builds
-nothing, two builders at once cannot disturb each other, and a running process keeps the file that it has mapped.
+Output goes to build/native-fakes/<digest>/, the digest being that of sources, flags and compiler:
+unchanged input builds nothing, two builders at once cannot disturb each other, and a running
+process keeps the file that it has mapped.
 
-    python tools/build_native_fakes.py [--out DIR]     prints the directory that holds libnvidia-ml.so.1
+    python tools/build_native_fakes.py [--out DIR]
 """
 
 import argparse
@@ -19,10 +20,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "native/libvgpu/tests/fakedrv"
 DEFAULT_OUT = ROOT / "build/native-fakes"
-FLAGS = (
-    "-std=c11 -D_GNU_SOURCE -O1 -g -fPIC -shared -pthread -fvisibility=hidden -Wall -Wextra -Werror -Wstrict-prototypes"
-    " -Wmissing-prototypes -Wconversion -Wl,-z,defs -Wl,-z,relro -Wl,-z,now"
-).split()
+LANGUAGE = ("-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-fPIC", "-pthread", "-fvisibility=hidden")
+WARNINGS = (
+    *("-Wall", "-Wextra", "-Werror", "-Wstrict-prototypes", "-Wmissing-prototypes"),
+    "-Wconversion",
+)
+LINK = ("-shared", "-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now")
+FLAGS = (*LANGUAGE, *WARNINGS, *LINK)
 NVML = "libnvidia-ml.so.1"
 FILES_BY_LIBRARY = {NVML: ("nvml.c", "state.c")}
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kubelet's gRPC interfaces: device plugin v1beta1 and PodResources v1, one short name per module.
 
-The `*_pb2*` files beside this one are generated (tools/gen_kubeletapi.py, from proto/). Importing this package imports
-grpc, so only shells and the simulated kubelet may do it.
+The `*_pb2*` files beside this one are generated (tools/gen_kubeletapi.py, from proto/). Importing
+this package imports grpc, so only shells and the simulated kubelet may do it.
 """
 
 from hami_common.kubeletapi import deviceplugin_pb2 as deviceplugin

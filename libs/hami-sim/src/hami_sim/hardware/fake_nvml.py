@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the state file of the fake NVML library: a profile's machine and what befalls it.
+
+The file format is that of native/libvgpu/tests/fakedrv/state.h. Every change writes a whole new
+file and renames it into place, so a reader sees the state before or after and nothing in between.
+Devices are named by their index in the profile. Memory in MiB here, in bytes in the file.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hami_common.errors import NotFound
+from hami_sim.hardware.profile import Level, Profile
+
+STATE_VARIABLE = "FAKE_NVML_STATE"
+WHOLE_GPU = 0xFFFFFFFF
+"""Instance id of events and processes that concern the complete device."""
+
+EVENT_SINGLE_BIT_ECC = 0x1
+EVENT_DOUBLE_BIT_ECC = 0x2
+EVENT_XID = 0x8
+_SUPPORTED_EVENTS = EVENT_SINGLE_BIT_ECC | EVENT_DOUBLE_BIT_ECC | 0x4 | EVENT_XID | 0x10
+
+_MIB = 1 << 20
+_NEWEST_EVENTS = 200
+_LEVEL_NUMBER = {
+    Level.INTERNAL: 0,
+    Level.SINGLE: 10,
+    Level.MULTIPLE: 20,
+    Level.HOSTBRIDGE: 30,
+    Level.NODE: 40,
+    Level.SYSTEM: 50,
+}
+_LINK_TO_GPU = 0
+_LINK_TO_SWITCH = 2
+_FIRST_SWITCH_BUS = 0xC0
+_SWITCHES = 4
+
+
+class Process(Struct, frozen=True, kw_only=True):
+    """One process that computes on a device."""
+
+    pid: int
+    used_mib: int
+    sm_pct: int = 0
+    memory_pct: int = 0
+
+
+class NvLink(Struct, frozen=True, kw_only=True):
+    """One link of a device."""
+
+    number: int
+    remote_type: int
+    remote_bus_id: str
+    active: bool = True
+
+
+class Gpu(Struct, frozen=True, kw_only=True):
+    """Present state of one device."""
+
+    uuid: str
+    keys: dict[str, str]
+    """Further keys of the state file, as text."""
+    used_mib: int = 0
+    gpu_pct: int = 0
+    lost: bool = False
+    present: bool = True
+    processes: tuple[Process, ...] = ()
+    links: tuple[NvLink, ...] = ()
+
+
+class FakeNvml:
+    """One fake machine. Each mutating method writes the file before it returns."""
+
+    def __init__(self, path: Path, profile: Profile, node: str) -> None:
+        """Describe ``profile`` on ``node`` in the file at ``path``; the directory must exist."""
+        self.path = path
+        self._system = {
+            "driver_version": profile.driver.version,
+            "nvml_version": profile.driver.attributes.get("nvml_version", profile.driver.version),
+            "cuda_version": profile.driver.attributes.get("cuda_version", "0"),
+            "init_error": "0",
+        }
+        self._gpus = [_gpu_of(profile, node, index) for index in range(len(profile.devices))]
+        self._levels: dict[tuple[int, int], int] = {}
+        for (a, b), level in profile.level_by_pair().items():
+            self._levels[a, b] = self._levels[b, a] = _LEVEL_NUMBER[level]
+        self._faults: list[str] = []
+        self._events: list[str] = []
+        self._seq = 0
+        self.write()
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """UUIDs of all devices, in order of index, present or not."""
+        return tuple(gpu.uuid for gpu in self._gpus)
+
+    def bus_id(self, index: int) -> str:
+        """PCI address of a device, with an eight-digit domain."""
+        return self._gpu(index).keys["bus_id"]
+
+    def set_key(self, index: int, key: str, value: str) -> None:
+        """Set any single-valued device key of the state file."""
+        gpu = self._gpu(index)
+        self._change(index, keys={**gpu.keys, key: value})
+
+    def set_used_mib(self, index: int, used_mib: int) -> None:
+        """Memory in use on the device, not counting its processes."""
+        self._change(index, used_mib=used_mib)
+
+    def set_load(self, index: int, gpu_pct: int) -> None:
+        """Utilisation of the device in percent."""
+        self._change(index, gpu_pct=gpu_pct)
+
+    def set_processes(self, index: int, processes: Sequence[Process]) -> None:
+        """All processes on the device."""
+        self._change(index, processes=tuple(processes))
+
+    def set_links(self, index: int, links: Sequence[NvLink]) -> None:
+        """All NVLinks of the device."""
+        self._change(index, links=tuple(links))
+
+    def set_level(self, a: int, b: int, level: Level) -> None:
+        """Common ancestor of ``a`` and ``b``, in this direction only."""
+        self._levels[a, b] = _LEVEL_NUMBER[level]
+        self.write()
+
+    def lose(self, index: int) -> None:
+        """The device falls off the bus: everything that touches it answers GPU_IS_LOST."""
+        self._change(index, lost=True)
+
+    def restore(self, index: int) -> None:
+        """The device answers again."""
+        self._change(index, lost=False)
+
+    def unplug(self, index: int) -> None:
+        """The device is not there. Those that opened NVML before see it as lost."""
+        self._change(index, present=False)
+
+    def plug(self, index: int) -> None:
+        """The device is there; who opened NVML before must open it anew to see it."""
+        self._change(index, present=True)
+
+    def fault(self, function: str, index: int | None, code: int, *, hang_ms: int = 0) -> None:
+        """Let ``function`` sleep, then answer ``code`` (0: the truth), for one device or for all."""
+        where = "*" if index is None else str(self._row(index))
+        self._faults.append(f"{function} {where} {code} {hang_ms}")
+        self.write()
+
+    def clear_faults(self) -> None:
+        """Functions answer truly again; sleeping ones wake up."""
+        self._faults.clear()
+        self.write()
+
+    def init_error(self, code: int) -> None:
+        """What nvmlInit answers from now on; 0 lets it succeed."""
+        self._system["init_error"] = str(code)
+        self.write()
+
+    def unload_driver(self) -> None:
+        """Every call answers DRIVER_NOT_LOADED until the driver is loaded."""
+        self.path.unlink(missing_ok=True)
+
+    def load_driver(self) -> None:
+        """The opposite of ``unload_driver``."""
+        self.write()
+
+    def event(self, index: int, event_type: int, data: int) -> None:
+        """Deliver one event to every event set that watches this device and type."""
+        self._seq += 1
+        self._events.append(
+            f"{self._seq} {self._row(index)} {event_type} {data} {WHOLE_GPU} {WHOLE_GPU}"
+        )
+        del self._events[:-_NEWEST_EVENTS]
+        self.write()
+
+    def xid(self, index: int, xid: int) -> None:
+        """Deliver one Xid event."""
+        self.event(index, EVENT_XID, xid)
+
+    def write(self) -> None:
+        """Put the present state in place."""
+        lines = ["# SPDX-License-Identifier: Apache-2.0"]
+        lines += [f"{key} = {value}" for key, value in self._system.items()]
+        row_by_index = {index: self._row(index) for index in self._present()}
+        lines += [
+            f"pair = {row_by_index[a]} {row_by_index[b]} {level}"
+            for (a, b), level in sorted(self._levels.items())
+            if a in row_by_index and b in row_by_index
+        ]
+        lines += [f"fault = {fault}" for fault in self._faults]
+        lines += [f"event = {event}" for event in self._events]
+        for index in self._present():
+            lines += _gpu_lines(self._gpus[index], row_by_index[index])
+        fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        fresh.write_text("\n".join(lines) + "\n", encoding="ascii")
+        fresh.replace(self.path)
+
+    def _present(self) -> list[int]:
+        return [index for index, gpu in enumerate(self._gpus) if gpu.present]
+
+    def _row(self, index: int) -> int:
+        """Position in the file: unplugged devices leave no gap."""
+        if not self._gpu(index).present:
+            raise NotFound(what=f"device {index} of the fake machine (it is unplugged)")
+        return self._present().index(index)
+
+    def _gpu(self, index: int) -> Gpu:
+        if not 0 <= index < len(self._gpus):
+            raise NotFound(what=f"device {index} of the fake machine")
+        return self._gpus[index]
+
+    def _change(self, index: int, **changes: object) -> None:
+        self._gpus[index] = replace(self._gpu(index), **changes)
+        self.write()
+
+
+def _gpu_of(profile: Profile, node: str, index: int) -> Gpu:
+    model, device = profile.model, profile.devices[index]
+    attributes = model.attributes
+    mig_instances = int(attributes.get("mig_instances", "0"))
+    keys = {
+        "name": profile.name_of(index),
+        "serial": f"165{index:02}{int(profile.uuid_of(node, index)[-6:], 16):08}",
+        "minor": str(device.minor),
+        "bus_id": device.bus_id,
+        "pci_device_id": attributes.get("pci_device_id", "0"),
+        "pci_subsystem_id": attributes.get("pci_subsystem_id", "0"),
+        "brand": attributes.get("brand", "0"),
+        "architecture": attributes.get("architecture", "0"),
+        "compute_capability": attributes.get("compute_capability", "0.0"),
+        "sm_count": str(model.compute_units),
+        "numa": str(-1 if device.numa is None else device.numa),
+        "memory_total": str(profile.memory_mib_of(index) * _MIB),
+        "memory_reserved": str(model.reserved_mib * _MIB),
+        "unified_memory": str(int(model.unified_memory)),
+        "temperature_c": str(30 + index),
+        "power_mw": str(model.power_limit_w * 100),
+        "power_limit_mw": str(model.power_limit_w * 1000),
+        "clock_sm_mhz": attributes.get("sm_clock_mhz", "0"),
+        "clock_memory_mhz": attributes.get("memory_clock_mhz", "0"),
+        "supported_events": str(_SUPPORTED_EVENTS),
+        "mig_capable": str(int(mig_instances > 0)),
+        "mig_max": str(mig_instances),
+    }
+    if device.cpus:
+        keys["cpus"] = device.cpus
+    if "ecc" in attributes:
+        keys["ecc_current"] = keys["ecc_pending"] = attributes["ecc"]
+    return Gpu(uuid=profile.uuid_of(node, index), keys=keys, links=_links_of(profile, index))
+
+
+def _links_of(profile: Profile, index: int) -> tuple[NvLink, ...]:
+    fabric = profile.fabric
+    if fabric is None:
+        return ()
+    ends = [
+        (_LINK_TO_SWITCH, f"00000000:{_FIRST_SWITCH_BUS + number % _SWITCHES:02X}:00.0")
+        for number in range(fabric.links_per_device)
+    ]
+    for join in fabric.joins:
+        if index in join.devices:
+            peer = join.devices[1] if join.devices[0] == index else join.devices[0]
+            ends += [(_LINK_TO_GPU, profile.devices[peer].bus_id)] * join.links
+    return tuple(
+        NvLink(number=number, remote_type=kind, remote_bus_id=bus_id)
+        for number, (kind, bus_id) in enumerate(ends)
+    )
+
+
+def _gpu_lines(gpu: Gpu, row: int) -> list[str]:
+    lines = ["", f"[gpu {row}]", f"uuid = {gpu.uuid}"]
+    lines += [f"{key} = {value}" for key, value in gpu.keys.items()]
+    lines += [f"memory_used = {gpu.used_mib * _MIB}", f"gpu_util = {gpu.gpu_pct}"]
+    lines.append(f"lost = {int(gpu.lost)}")
+    now_us = time.time_ns() // 1000
+    lines += [
+        f"process = {p.pid} {p.used_mib * _MIB} {p.sm_pct} {p.memory_pct}"
+        f" {WHOLE_GPU} {WHOLE_GPU} {now_us}"
+        for p in gpu.processes
+    ]
+    lines += [
+        f"nvlink = {link.number} {int(link.active)} {link.remote_type} {link.remote_bus_id}"
+        for link in gpu.links
+    ]
+    return lines
