@@ -28,13 +28,23 @@ check:
 
 # format the sources
 [group('check')]
-fmt:
+fmt: && fmt-c
     ruff format .
+
+# format the C sources
+[group('check')]
+fmt-c:
+    git ls-files -z 'native/*.[ch]' | xargs -0 --no-run-if-empty clang-format -i
 
 # are the sources formatted?
 [group('gate')]
 fmt-check:
-    ruff format --check .
+    ruff format --check --output-format concise .
+
+# are the C sources formatted?
+[group('gate')]
+fmt-c-check:
+    git ls-files -z 'native/*.[ch]' | xargs -0 --no-run-if-empty clang-format --dry-run --Werror
 
 # repair what the linter can repair
 [group('check')]

@@ -29,7 +29,7 @@ _HOSTS = [
 ]
 HOST = re.compile("|".join(re.escape(".".join(parts)) for parts in _HOSTS), re.IGNORECASE)
 
-_MACHINE_FOLDERS = ["wo" + "rk", "ro" + "ot", "ho" + "me", "Us" + "ers", "tmp/ha" + "mi"]
+_MACHINE_FOLDERS = ["wo" + "rk", "roo" + "t", "ho" + "me", "Us" + "ers", "tmp/ha" + "mi"]
 MACHINE_PATH = re.compile(rf"(?<![\w.*}})])/(?:{'|'.join(_MACHINE_FOLDERS)})/[\w.]")
 
 LOCK_NAME = re.compile(r"(\.lock|-lock\.(json|yaml)|npm-shrinkwrap\.json)$")
