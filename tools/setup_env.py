@@ -68,8 +68,7 @@ def members() -> list[Path]:
 
 
 def _wanted_stamp() -> str:
-    # The place and the interpreter belong to it: scripts and editable installs hold absolute paths.
-    digest = hashlib.sha256(f"{ROOT}\n{sys.version_info[:2]}\n".encode())
+    digest = hashlib.sha256(f"{sys.version_info[:2]}\n".encode())
     for path in (
         BOOTSTRAP,
         PINS,
@@ -78,7 +77,12 @@ def _wanted_stamp() -> str:
     ):
         digest.update(f"{path.relative_to(ROOT)}\n".encode())
         digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return f"{_place()}\n{digest.hexdigest()}"
+
+
+def _place() -> str:
+    # Scripts of an environment hold its absolute path: one that was moved is made anew.
+    return hashlib.sha256(os.fsencode(VENV)).hexdigest()
 
 
 def _is_current() -> bool:
@@ -94,7 +98,8 @@ def _read_stamp() -> str | None:
 
 def _build() -> None:
     python = VENV / "bin" / "python"
-    if _read_stamp() is None or not _same_interpreter(python):
+    stamp = _read_stamp()
+    if stamp is None or not stamp.startswith(_place()) or not _same_interpreter(python):
         _run(sys.executable, "-I", "-m", "venv", "--clear", VENV)
     STAMP.unlink(missing_ok=True)
     _run(
