@@ -128,7 +128,7 @@ def parse_policy(annotations: Mapping[str, str], *, defaults: PlacementPolicy) -
                 raise RequestInvalid(
                     field=f"annotation {keys.DEVICE_POLICY}",
                     problem=f"{word!r} is not a policy",
-                    fix=f"write one of {', '.join(get_args(DevicePolicy))}, or a chain: binpack,numa",
+                    fix=f"write a chain of {', '.join(get_args(DevicePolicy))}",
                 )
         device = words  # type: ignore[assignment]  # each word was checked against the literal above
     weights = defaults.weights

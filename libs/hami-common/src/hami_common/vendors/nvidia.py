@@ -10,7 +10,7 @@ compute in percent of one device.
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from hami_common.errors import RequestInvalid
 from hami_common.model.device import Device
@@ -39,6 +39,15 @@ NUMA_BIND = "nvidia.com/numa-bind"
 MODE = "nvidia.com/vgpu-mode"
 _MODE_WORDS = {"hami-core": "soft", "soft": "soft", "mig": "mig", "mps": "mps"}
 
+_NODE_ENV = frozenset({"NVIDIA_VISIBLE_DEVICES", "CUDA_OVERSUBSCRIBE"})
+_NODE_ENV_PREFIXES = (
+    "CUDA_DEVICE_MEMORY_LIMIT",
+    "CUDA_DEVICE_SM_LIMIT",
+    "CUDA_DEVICE_MEMORY_SHARED_CACHE",
+)
+_OPT_OUT_ENV = "CUDA_DISABLE_CONTROL"
+_TRUE_WORDS = frozenset({"1", "t", "true"})
+
 _CONTROL_NODES = (
     "/dev/nvidiactl",
     "/dev/nvidia-uvm",
@@ -57,7 +66,9 @@ class NvidiaSettings(
     resource_memory_percentage_name: str = "nvidia.com/gpumem-percentage"
     resource_core_name: str = "nvidia.com/gpucores"
     resource_priority_name: str = "nvidia.com/priority"
-    resource_aliases: dict[str, str] = {"nvidia.com/gpucore": "nvidia.com/gpucores"}
+    resource_aliases: dict[str, str] = field(
+        default_factory=lambda: {"nvidia.com/gpucore": "nvidia.com/gpucores"}
+    )
     default_count: int = 1
     """Devices for a container that asks only for memory or compute.
 
@@ -147,9 +158,9 @@ class Nvidia:
         if text is None:
             return None
         factor = max(1, self._settings.memory_factor)
-        field = self._field(container, self._resources.memory)
+        where = self._field(container, self._resources.memory)
         unit = "MiB" if factor == 1 else f"units of {factor} MiB"
-        return parse_count(text, field=field, unit=unit, at_most=INT32_MAX // factor) * factor
+        return parse_count(text, field=where, unit=unit, at_most=INT32_MAX // factor) * factor
 
     def _memory_pct(self, container: ContainerView) -> int | None:
         text = self._value(container, self._resources.memory_percentage)
@@ -263,13 +274,35 @@ class Nvidia:
             env["CUDA_TASK_PRIORITY"] = str(priority)
         if s.core_policy not in ("", "default"):
             env["GPU_CORE_UTILIZATION_POLICY"] = s.core_policy
+        removed = tuple(
+            variable.name
+            for variable in container.env or []
+            if variable.name in _NODE_ENV or variable.name.startswith(_NODE_ENV_PREFIXES)
+        )
+        warnings.extend(
+            f"{where}: env {name} is set by the node and was removed" for name in removed
+        )
+        self._refuse_opt_out(container, request)
         return ContainerChanges(
             set_limits=set_limits,
+            remove_env=removed,
             remove_resources=renamed,
             set_env=env,
             runtime_class=s.runtime_class,
             warnings=tuple(warnings),
         )
+
+    def _refuse_opt_out(self, container: ContainerView, request: DeviceRequest) -> None:
+        """A capped share without the limiter would be a whole device for the price of a part."""
+        if request.exclusive:
+            return
+        for variable in container.env or []:
+            if variable.name == _OPT_OUT_ENV and (variable.value or "").lower() in _TRUE_WORDS:
+                raise RequestInvalid(
+                    field=f"container {container.name}: env {_OPT_OUT_ENV}",
+                    problem="a container with a share of a device cannot switch its limits off",
+                    fix=f"remove it, or ask for a whole device: {self._resources.count} alone",
+                )
 
     def parse_selector(self, annotations: Mapping[str, str]) -> DeviceSelector:
         """Type, UUID, mode and NUMA wishes of the pod."""

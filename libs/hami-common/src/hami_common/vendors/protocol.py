@@ -50,6 +50,8 @@ class ContainerChanges(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Names to remove from limits and requests (aliases that were renamed)."""
     set_env: dict[str, str] = {}
     """Environment to add where the user has not set it."""
+    remove_env: tuple[str, ...] = ()
+    """Variables the user set that would override what the node gives: removed, with a warning."""
     runtime_class: str = ""
     warnings: tuple[str, ...] = ()
 

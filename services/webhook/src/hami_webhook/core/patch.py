@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Computes a small RFC 6902 patch between two JSON documents.
+
+Objects are compared key by key. Lists keep their untouched elements: elements may be changed in
+place, removed, or added at the end; a reordered list is replaced as a whole. Paths follow RFC 6901.
+"""
+
+from typing import Any
+
+Json = Any
+Operation = dict[str, Json]
+
+
+def _pointer(path: str, token: str | int) -> str:
+    return f"{path}/{str(token).replace('~', '~0').replace('/', '~1')}"
+
+
+def diff(before: Json, after: Json, path: str = "") -> list[Operation]:
+    """Operations that turn ``before`` into ``after``; empty when they are equal."""
+    if before == after and type(before) is type(after):
+        return []
+    if isinstance(before, dict) and isinstance(after, dict):
+        return _diff_objects(before, after, path)
+    if isinstance(before, list) and isinstance(after, list):
+        return _diff_lists(before, after, path)
+    return [{"op": "replace", "path": path, "value": after}]
+
+
+def _diff_objects(before: dict[str, Json], after: dict[str, Json], path: str) -> list[Operation]:
+    operations: list[Operation] = [
+        {"op": "remove", "path": _pointer(path, key)} for key in before if key not in after
+    ]
+    for key, value in after.items():
+        if key in before:
+            operations.extend(diff(before[key], value, _pointer(path, key)))
+        else:
+            operations.append({"op": "add", "path": _pointer(path, key), "value": value})
+    return operations
+
+
+def _identity(element: Json) -> Json:
+    """What makes a list element the same element after a change: its name where it has one."""
+    if isinstance(element, dict):
+        for key in ("mountPath", "name"):
+            if key in element:
+                return (key, element[key])
+    return ("value", repr(element))
+
+
+def _diff_lists(before: list[Json], after: list[Json], path: str) -> list[Operation]:
+    wanted = [_identity(element) for element in after]
+    kept = [i for i, element in enumerate(before) if _identity(element) in wanted]
+    head = [_identity(before[i]) for i in kept]
+    if wanted[: len(head)] != head or len(set(wanted)) != len(wanted):
+        return [{"op": "replace", "path": path, "value": after}]
+    operations: list[Operation] = [
+        {"op": "remove", "path": _pointer(path, i)}
+        for i in reversed(range(len(before)))
+        if i not in kept
+    ]
+    for position, i in enumerate(kept):
+        operations.extend(diff(before[i], after[position], _pointer(path, position)))
+    operations.extend(
+        {"op": "add", "path": f"{path}/-", "value": value} for value in after[len(kept) :]
+    )
+    return operations

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides whether a change of an existing pod is allowed: nobody but us moves an allocation.
+
+Covers UPDATE of pods (and of any subresource routed here) and ephemeral containers. The old and new
+pod arrive as narrow views; ``pod`` is the new JSON document, which ephemeral containers may change.
+"""
+
+import copy
+
+from hami_common import annotations as keys
+from hami_common.podview import ContainerView, PodView
+from hami_common.vendors.catalog import Catalog
+from hami_webhook.core.mutate import (
+    AdmissionPolicy,
+    Document,
+    Verdict,
+    conflicting_mount,
+    mounts_of,
+    privileged_containers,
+)
+from hami_webhook.core.patch import diff
+
+_DEVICE_ENV = "NVIDIA_VISIBLE_DEVICES"
+
+
+def changed_reserved_keys(old: PodView, new: PodView) -> list[str]:
+    """Reserved annotations that differ between the two, sorted."""
+    before, after = old.annotations(), new.annotations()
+    return sorted(
+        key
+        for key in before.keys() | after.keys()
+        if keys.is_reserved(key) and before.get(key) != after.get(key)
+    )
+
+
+def validate_update(old: PodView, new: PodView, *, user: str, policy: AdmissionPolicy) -> Verdict:
+    """Verdict on an update by ``user``."""
+    if user in policy.trusted_users:
+        return Verdict()
+    if changed := changed_reserved_keys(old, new):
+        return Verdict(
+            allowed=False,
+            concerns_us=True,
+            message=(
+                f"metadata.annotations[{changed[0]}]: only the HAMi scheduler may write it; "
+                "leave it as it is (to move a pod, delete it and create it again)"
+            ),
+        )
+    label = keys.MANAGED_LABEL
+    if old.labels().get(label) == "true" and new.labels().get(label) != "true":
+        return Verdict(
+            allowed=False,
+            concerns_us=True,
+            message=(
+                f"metadata.labels[{label}]: the pod holds a device share that is tracked by "
+                "this label; leave it as it is"
+            ),
+        )
+    return Verdict()
+
+
+def validate_ephemeral(pod: Document, old: PodView, new: PodView, *, catalog: Catalog) -> Verdict:
+    """Verdict on ephemeral containers: they live under the same limits as the pod's containers.
+
+    A container that targets one with a share gets that container's limits and region mounted.
+    """
+    if not catalog.mentions(new):
+        return Verdict()
+    known = {container.name for container in old.spec.ephemeral_containers or []}
+    added = [c for c in new.spec.ephemeral_containers or [] if c.name not in known]
+    if problem := _ephemeral_problem(new, added):
+        return Verdict(allowed=False, concerns_us=True, message=problem)
+    request = catalog.parse_pod(new)
+    asking = {container.name for container in request.containers} if request else set()
+    changed = copy.deepcopy(pod)
+    for document in changed["spec"].get("ephemeralContainers") or []:
+        target = document.get("targetContainerName")
+        if document["name"] in known or target not in asking:
+            continue
+        mounts = document.get("volumeMounts") or []
+        ours = mounts_of(target)
+        document["volumeMounts"] = [*[m for m in mounts if m not in ours], *ours]
+    return Verdict(operations=tuple(diff(pod, changed)), concerns_us=bool(added))
+
+
+def _ephemeral_problem(new: PodView, added: list[ContainerView]) -> str:
+    names = {container.name for container in added}
+    for name in privileged_containers(new):
+        if name in names:
+            return (
+                f"ephemeral container {name}: securityContext.privileged: it would see every "
+                "device of the node; drop privileged"
+            )
+    for container in added:
+        if any(variable.name == _DEVICE_ENV for variable in container.env or []):
+            return (
+                f"ephemeral container {container.name}: env {_DEVICE_ENV}: devices are given by "
+                "the scheduler only; remove it"
+            )
+    if error := conflicting_mount(new):
+        return str(error)
+    return ""

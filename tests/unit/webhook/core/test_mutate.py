@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Admission of new pods: defaults, refusals, volumes, idempotence, minimal patches."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from hami_common import annotations as keys
+from hami_common.podview import PodView
+from hami_common.vendors.catalog import Catalog, VendorSettings
+from hami_common.vendors.nvidia import NvidiaSettings
+from hami_webhook.core.mutate import AdmissionPolicy, Verdict, mutate, volume_name
+from tests.support.jsonpatch import apply
+
+CATALOG = Catalog.from_settings()
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def container(name: str = "main", **more: Any) -> dict[str, Any]:
+    return {"name": name, "image": "app", **more}
+
+
+def asking(name: str = "main", more: dict[str, Any] | None = None, **limits: str) -> dict[str, Any]:
+    named = {f"nvidia.com/{k.replace('_', '-')}": v for k, v in limits.items()}
+    return container(name, resources={"limits": named}, **(more or {}))
+
+
+def pod(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p", "namespace": "team-a"},
+        "spec": {"containers": list(containers), **spec},
+    }
+
+
+def review(
+    document: dict[str, Any],
+    policy: AdmissionPolicy | None = None,
+    catalog: Catalog = CATALOG,
+) -> Verdict:
+    return mutate(
+        document,
+        msgspec.convert(document, PodView),
+        catalog=catalog,
+        policy=policy or AdmissionPolicy(),
+        traceparent=TRACEPARENT,
+    )
+
+
+def admitted(document: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    verdict = review(document, **kwargs)
+    assert verdict.allowed, verdict.message
+    result: dict[str, Any] = apply(document, list(verdict.operations))
+    return result
+
+
+def limits_of(document: dict[str, Any], index: int = 0) -> dict[str, str]:
+    result: dict[str, str] = document["spec"]["containers"][index]["resources"]["limits"]
+    return result
+
+
+def test_pod_without_our_resources_is_left_alone() -> None:
+    verdict = review(pod(container()))
+    assert verdict == Verdict()
+
+
+def test_asking_pod_goes_to_our_scheduler_with_label_trace_and_volumes() -> None:
+    after = admitted(pod(asking(gpu="1", gpumem="3000")))
+    assert after["spec"]["schedulerName"] == "hami-scheduler"
+    assert after["metadata"]["labels"][keys.MANAGED_LABEL] == "true"
+    assert after["metadata"]["annotations"][keys.TRACEPARENT] == TRACEPARENT
+    mounts = after["spec"]["containers"][0]["volumeMounts"]
+    assert mounts == [
+        {"name": "hami-limits-main", "mountPath": "/etc/hami", "readOnly": True},
+        {"name": "hami-region-main", "mountPath": "/run/hami"},
+    ]
+    limits_volume, region_volume = after["spec"]["volumes"]
+    assert limits_volume["downwardAPI"]["items"][0] == {
+        "path": "limits",
+        "fieldRef": {
+            "apiVersion": "v1",
+            "fieldPath": "metadata.annotations['main.limits.hami.io/v1']",
+        },
+    }
+    assert region_volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "16Mi"}
+    assert not any("subPath" in mount for mount in mounts)
+
+
+def test_second_invocation_changes_nothing() -> None:
+    once = admitted(pod(asking(gpu="1", gpumem="3000"), asking("other", gpucores="30")))
+    assert review(once).operations == ()
+
+
+def test_patch_touches_only_what_changes() -> None:
+    document = pod(asking(gpu="1", gpumem="100"), container("side"), volumes=[{"name": "v"}])
+    paths = {operation["path"] for operation in review(document).operations}
+    assert paths == {
+        "/metadata/labels",
+        "/metadata/annotations",
+        "/spec/schedulerName",
+        "/spec/containers/0/volumeMounts",
+        "/spec/volumes/-",
+    }
+
+
+@pytest.mark.parametrize(
+    ("limits", "want"),
+    [
+        ({"gpu": "1"}, {"gpu": "1", "gpucores": "100"}),
+        ({"gpu": "1", "gpumem": "3000"}, {"gpu": "1", "gpumem": "3000"}),
+        ({"gpumem": "3000"}, {"gpu": "1", "gpumem": "3000"}),
+        ({"gpucores": "50"}, {"gpu": "1", "gpucores": "50"}),
+        ({"gpu": "1", "gpumem-percentage": "100"}, None),
+        ({"gpu": "1", "gpumem-percentage": "50"}, {"gpu": "1", "gpumem-percentage": "50"}),
+        ({"gpu": "1", "gpumem": "0"}, {"gpu": "1", "gpumem": "0"}),
+        ({"gpu": "1", "gpucore": "30"}, {"gpu": "1", "gpucores": "30"}),
+    ],
+    ids=lambda value: ",".join(f"{k}={v}" for k, v in (value or {}).items()) or "cores-added",
+)
+def test_defaults_follow_the_pod_interface(
+    limits: dict[str, str], want: dict[str, str] | None
+) -> None:
+    if want is None:
+        want = {**limits, "gpucores": "100"}
+    full = {f"nvidia.com/{k}": v for k, v in limits.items()}
+    after = admitted(pod(container(resources={"limits": full})))
+    assert limits_of(after) == {f"nvidia.com/{k}": v for k, v in want.items()}
+
+
+def test_init_containers_get_the_same_defaults() -> None:
+    after = admitted(pod(container(), initContainers=[asking("prepare", gpumem="100")]))
+    limits = after["spec"]["initContainers"][0]["resources"]["limits"]
+    assert limits == {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "100"}
+    assert after["spec"]["initContainers"][0]["volumeMounts"][0]["mountPath"] == "/etc/hami"
+
+
+def test_default_count_zero_leaves_memory_only_pods_without_device() -> None:
+    catalog = Catalog.from_settings(VendorSettings(nvidia=NvidiaSettings(default_count=0)))
+    verdict = review(pod(asking(gpumem="100")), catalog=catalog)
+    assert verdict.allowed
+    assert "gets none" in verdict.warnings[0]
+
+
+def test_memory_and_percentage_together_warn_and_memory_wins() -> None:
+    limits = {"nvidia.com/gpumem": "100", "nvidia.com/gpumem-percentage": "50"}
+    verdict = review(pod(container(resources={"limits": limits})))
+    assert verdict.allowed
+    assert any("nvidia.com/gpumem wins" in warning for warning in verdict.warnings)
+
+
+def test_alias_is_renamed_in_limits_and_requests_with_a_warning() -> None:
+    both = {"nvidia.com/gpu": "1", "nvidia.com/gpucore": "30"}
+    document = pod(container(resources={"limits": dict(both), "requests": dict(both)}))
+    verdict = review(document)
+    after = apply(document, list(verdict.operations))
+    resources = after["spec"]["containers"][0]["resources"]
+    assert "nvidia.com/gpucore" not in resources["limits"] | resources["requests"]
+    assert limits_of(after)["nvidia.com/gpucores"] == "30"
+    assert any("please write nvidia.com/gpucores" in warning for warning in verdict.warnings)
+
+
+@pytest.mark.parametrize(
+    ("limits", "field", "fix"),
+    [
+        ({"gpu": "1", "gpumem": "3Gi"}, "nvidia.com/gpumem", "write 3072"),
+        ({"gpu": "1", "gpumem": "0.5"}, "nvidia.com/gpumem", "whole number of MiB"),
+        ({"gpu": "1", "gpumem": "-1"}, "nvidia.com/gpumem", "0 or more"),
+        ({"gpu": "0.5"}, "nvidia.com/gpu", "whole number of devices"),
+        ({"gpu": "4294967297"}, "nvidia.com/gpu", "at most 64"),
+        ({"gpu": "1", "gpumem-percentage": "101"}, "gpumem-percentage", "0 to 100"),
+        ({"gpu": "1", "gpucores": "x"}, "nvidia.com/gpucores", "whole number"),
+        ({"gpu": "1", "priority": "8"}, "nvidia.com/priority", "at most 7"),
+    ],
+)
+def test_quantity_that_cannot_work_is_refused_with_field_and_fix(
+    limits: dict[str, str], field: str, fix: str
+) -> None:
+    full = {f"nvidia.com/{k}": v for k, v in limits.items()}
+    verdict = review(pod(container(resources={"limits": full})))
+    assert not verdict.allowed
+    assert field in verdict.message
+    assert fix in verdict.message
+    assert "container main" in verdict.message
+
+
+def test_priority_becomes_environment() -> None:
+    after = admitted(pod(asking(gpu="1", priority="0")))
+    assert {"name": "CUDA_TASK_PRIORITY", "value": "0"} in after["spec"]["containers"][0]["env"]
+
+
+def test_core_policy_reaches_only_containers_that_ask() -> None:
+    catalog = Catalog.from_settings(VendorSettings(nvidia=NvidiaSettings(core_policy="force")))
+    after = admitted(pod(asking(gpu="1"), container("side")), catalog=catalog)
+    names = [variable["name"] for variable in after["spec"]["containers"][0]["env"]]
+    assert names == ["GPU_CORE_UTILIZATION_POLICY"]
+    assert "env" not in after["spec"]["containers"][1]
+
+
+def test_runtime_class_is_set_only_where_the_pod_has_none() -> None:
+    catalog = Catalog.from_settings(VendorSettings(nvidia=NvidiaSettings(runtime_class="nvidia")))
+    assert admitted(pod(asking(gpu="1")), catalog=catalog)["spec"]["runtimeClassName"] == "nvidia"
+    own = admitted(pod(asking(gpu="1"), runtimeClassName="kata"), catalog=catalog)
+    assert own["spec"]["runtimeClassName"] == "kata"
+
+
+def test_environment_that_would_override_the_node_is_removed_with_a_warning() -> None:
+    env = [
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+        {"name": "MODE", "value": "x"},
+        {"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "0"},
+    ]
+    document = pod(asking(gpu="1", gpumem="100", more={"env": env}))
+    verdict = review(document)
+    after = apply(document, list(verdict.operations))
+    assert after["spec"]["containers"][0]["env"] == [{"name": "MODE", "value": "x"}]
+    assert len([w for w in verdict.warnings if "was removed" in w]) == 2
+
+
+def test_switching_the_limiter_off_is_refused_for_a_share_and_allowed_for_a_whole_device() -> None:
+    off = {"env": [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]}
+    refused = review(pod(asking(gpu="1", gpumem="100", more=off)))
+    assert not refused.allowed
+    assert "CUDA_DISABLE_CONTROL" in refused.message
+    assert review(pod(asking(gpu="1", more=off))).allowed
+
+
+@pytest.mark.parametrize("group", ["containers", "initContainers"])
+def test_privileged_container_anywhere_in_an_asking_pod_is_refused(group: str) -> None:
+    document = pod(asking(gpu="1"))
+    document["spec"].setdefault(group, []).append(
+        container("root", securityContext={"privileged": True})
+    )
+    verdict = review(document)
+    assert not verdict.allowed
+    assert "container root: securityContext.privileged" in verdict.message
+
+
+def test_privileged_pod_without_our_resources_is_left_alone() -> None:
+    assert review(pod(container(securityContext={"privileged": True}))) == Verdict()
+
+
+def test_node_name_is_refused_with_the_fix() -> None:
+    verdict = review(pod(asking(gpu="1"), nodeName="gpu-1"))
+    assert not verdict.allowed
+    assert "kubernetes.io/hostname: gpu-1" in verdict.message
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/hami", "/etc/hami/", "/etc/hami/x", "/run/hami", "/etc/ld.so.preload"]
+)
+def test_mount_over_our_files_is_refused(path: str) -> None:
+    mount = {"volumeMounts": [{"name": "v", "mountPath": path}]}
+    verdict = review(pod(asking(gpu="1", more=mount), volumes=[{"name": "v", "emptyDir": {}}]))
+    assert not verdict.allowed
+    assert "reserved" in verdict.message
+
+
+def test_mount_above_our_files_is_allowed() -> None:
+    mount = {"volumeMounts": [{"name": "v", "mountPath": "/run"}]}
+    assert review(pod(asking(gpu="1", more=mount), volumes=[{"name": "v"}])).allowed
+
+
+def test_volume_that_only_looks_like_ours_is_replaced() -> None:
+    fake = {"name": "hami-limits-main", "emptyDir": {}}
+    after = admitted(pod(asking(gpu="1"), volumes=[fake]))
+    assert fake not in after["spec"]["volumes"]
+    assert "downwardAPI" in next(
+        v for v in after["spec"]["volumes"] if v["name"] == "hami-limits-main"
+    )
+
+
+def test_pod_of_another_scheduler_is_left_alone_but_for_forged_annotations() -> None:
+    document = pod(asking(gpu="1"), schedulerName="volcano")
+    assert review(document).operations == ()
+    document["metadata"]["annotations"] = {keys.ALLOCATION: "{}", "team": "a"}
+    after = admitted(document)
+    assert after["metadata"]["annotations"] == {"team": "a"}
+    assert after["spec"]["schedulerName"] == "volcano"
+
+
+def test_named_default_scheduler_is_respected_when_the_operator_says_so() -> None:
+    document = pod(asking(gpu="1"), schedulerName="default-scheduler")
+    keep = AdmissionPolicy(overwrite_default_scheduler=False)
+    assert review(document, policy=keep).operations == ()
+    assert admitted(document)["spec"]["schedulerName"] == "hami-scheduler"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        keys.ALLOCATION,
+        keys.FENCE,
+        keys.limits("main"),
+        "hami.io/vgpu-node",
+        "hami.io/vgpu-devices-to-allocate",
+        "hami.io/dcu-devices-allocated",
+    ],
+)
+def test_user_written_allocation_annotation_is_stripped_with_a_warning(key: str) -> None:
+    document = pod(asking(gpu="1"))
+    document["metadata"]["annotations"] = {key: "forged", "hami.io/gpu-scheduler-policy": "binpack"}
+    verdict = review(document)
+    after = apply(document, list(verdict.operations))
+    assert key not in after["metadata"]["annotations"]
+    assert after["metadata"]["annotations"]["hami.io/gpu-scheduler-policy"] == "binpack"
+    assert any(key in warning for warning in verdict.warnings)
+
+
+def test_callers_trace_is_continued() -> None:
+    document = pod(asking(gpu="1"))
+    document["metadata"]["annotations"] = {keys.TRACEPARENT: "00-aa-bb-01"}
+    assert admitted(document)["metadata"]["annotations"][keys.TRACEPARENT] == "00-aa-bb-01"
+
+
+def test_unknown_policy_word_is_refused() -> None:
+    document = pod(asking(gpu="1"))
+    document["metadata"]["annotations"] = {keys.NODE_POLICY: "binpak"}
+    verdict = review(document)
+    assert not verdict.allowed
+    assert keys.NODE_POLICY in verdict.message
+    assert "binpack, spread" in verdict.message
+
+
+def test_zero_devices_are_admitted_without_share_and_with_a_warning() -> None:
+    verdict = review(pod(asking(gpu="0")))
+    assert verdict.allowed
+    assert "gets none" in verdict.warnings[0]
+    assert not any("volumes" in operation["path"] for operation in verdict.operations)
+
+
+def test_hidden_devices_only_touch_pods_that_ask() -> None:
+    hide = AdmissionPolicy(hide_devices_from_others=True)
+    after = admitted(pod(asking(gpu="1"), container("side")), policy=hide)
+    none = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}
+    assert after["spec"]["containers"][1]["env"] == [none]
+    assert review(pod(container()), policy=hide) == Verdict()
+
+
+def test_long_container_names_give_distinct_valid_volume_names() -> None:
+    first, second = (volume_name("hami-limits", "c" * 62 + end) for end in "ab")
+    assert first != second
+    assert max(len(first), len(second)) <= 63
+
+
+def test_requests_equal_to_limits_stay_equal() -> None:
+    both = {"nvidia.com/gpu": "1"}
+    document = pod(container(resources={"limits": dict(both), "requests": dict(both)}))
+    resources = admitted(document)["spec"]["containers"][0]["resources"]
+    assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"]

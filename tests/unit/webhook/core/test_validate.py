@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of existing pods: allocation annotations stay, ephemeral containers stay limited."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from hami_common import annotations as keys
+from hami_common.podview import PodView
+from hami_common.vendors.catalog import Catalog
+from hami_webhook.core.mutate import AdmissionPolicy, Verdict
+from hami_webhook.core.validate import validate_ephemeral, validate_update
+from tests.support.jsonpatch import apply
+
+CATALOG = Catalog.from_settings()
+POLICY = AdmissionPolicy()
+
+
+def view(
+    annotations: dict[str, str] | None = None, labels: dict[str, str] | None = None
+) -> PodView:
+    metadata = {"name": "p", "annotations": annotations or {}, "labels": labels or {}}
+    return msgspec.convert({"metadata": metadata, "spec": {}}, PodView)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {keys.ALLOCATION: "x"}),
+        ({keys.ALLOCATION: "x"}, {keys.ALLOCATION: "y"}),
+        ({keys.ALLOCATION: "x"}, {}),
+        ({keys.limits("a"): "x"}, {keys.limits("a"): "y"}),
+    ],
+    ids=["added", "changed", "removed", "limits changed"],
+)
+def test_reserved_annotation_is_not_changed_by_users(
+    before: dict[str, str], after: dict[str, str]
+) -> None:
+    verdict = validate_update(view(before), view(after), user="alice", policy=POLICY)
+    assert not verdict.allowed
+    assert "only the HAMi scheduler may write it" in verdict.message
+
+
+def test_reserved_annotation_is_changed_by_our_scheduler() -> None:
+    scheduler = POLICY.trusted_users[0]
+    verdict = validate_update(view(), view({keys.FENCE: "1"}), user=scheduler, policy=POLICY)
+    assert verdict.allowed
+
+
+def test_other_annotations_are_free() -> None:
+    assert validate_update(view(), view({"a": "b"}), user="alice", policy=POLICY) == Verdict()
+
+
+def test_managed_label_cannot_be_removed() -> None:
+    managed = view(labels={keys.MANAGED_LABEL: "true"})
+    assert not validate_update(managed, view(), user="alice", policy=POLICY).allowed
+    assert validate_update(managed, managed, user="alice", policy=POLICY).allowed
+
+
+def ephemeral(**more: Any) -> Verdict:
+    main = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    old = {"metadata": {"name": "p"}, "spec": {"containers": [main]}}
+    debug = {"name": "debug", "image": "tools", **more}
+    new = {**old, "spec": {**old["spec"], "ephemeralContainers": [debug]}}  # type: ignore[dict-item]
+    verdict = validate_ephemeral(
+        new, msgspec.convert(old, PodView), msgspec.convert(new, PodView), catalog=CATALOG
+    )
+    if verdict.allowed:
+        after = apply(new, list(verdict.operations))
+        mounts = after["spec"]["ephemeralContainers"][0].get("volumeMounts", [])
+        return Verdict(warnings=tuple(mount["mountPath"] for mount in mounts))
+    return verdict
+
+
+def test_ephemeral_container_gets_the_limits_of_its_target() -> None:
+    assert ephemeral(targetContainerName="main").warnings == ("/etc/hami", "/run/hami")
+
+
+def test_ephemeral_container_without_target_gets_nothing() -> None:
+    assert ephemeral().warnings == ()
+
+
+def test_privileged_ephemeral_container_is_refused() -> None:
+    verdict = ephemeral(securityContext={"privileged": True})
+    assert "ephemeral container debug" in verdict.message
+
+
+def test_ephemeral_container_cannot_grab_devices_by_environment() -> None:
+    verdict = ephemeral(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])
+    assert "NVIDIA_VISIBLE_DEVICES" in verdict.message
+
+
+def test_ephemeral_container_cannot_mount_over_the_limits() -> None:
+    verdict = ephemeral(volumeMounts=[{"name": "v", "mountPath": "/etc/hami"}])
+    assert "reserved" in verdict.message
+
+
+def test_ephemeral_containers_of_other_pods_are_free() -> None:
+    old = msgspec.convert({"spec": {"containers": [{"name": "m"}]}}, PodView)
+    assert validate_ephemeral({}, old, old, catalog=CATALOG) == Verdict()
