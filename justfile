@@ -23,6 +23,7 @@ pins *args:
 
 # all gates, none left out when one fails
 [group('check')]
+[no-exit-message]
 check:
     @python -m tools.run_tests --gates
 
@@ -98,10 +99,12 @@ repo-check:
 
 # all gates and tiers; or only some: test [TIER… | pytest arguments…]
 [group('test')]
+[no-exit-message]
 test *args:
     @python -m tools.run_tests "$@"
 
 # one pod's life on embedded parts: --once, --json FILE
 [group('test')]
+[no-exit-message]
 demo *args:
     @python -m hami_sim.demo "$@"
