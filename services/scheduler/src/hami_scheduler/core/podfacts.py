@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reduces a pod document to the facts that binding, releasing and repairing depend on.
+
+A pod's facts are small enough to be held for every managed pod of a cluster. Knows no ledger, reads
+no clock, and believes an allocation annotation only if its signature holds (design D4, D6).
+"""
+
+from msgspec import Struct
+
+from hami_common import annotations as keys
+from hami_common.errors import RequestInvalid, WireInvalid
+from hami_common.model.request import PlacementPolicy, PodRequest
+from hami_common.podview import PodView
+from hami_common.signing import SignedPlacement, Verifier
+from hami_common.vendors.catalog import Catalog
+
+
+class PodFacts(Struct, frozen=True, kw_only=True):
+    """One version of one pod."""
+
+    uid: str
+    namespace: str
+    name: str
+    resource_version: str
+    node: str = ""
+    """Node the pod is assigned to, empty while it is unassigned."""
+    is_deleting: bool = False
+    is_finished: bool = False
+    """No container of the pod will run again."""
+    request: PodRequest | None = None
+    """What the pod asks for; only for pods that still have to be placed."""
+    problem: str = ""
+    """Why the request cannot be honoured as written: the field and the fix."""
+    signed: SignedPlacement | None = None
+    """The allocation committed with the binding, if its signature holds for this pod and node."""
+    mistrust: str = ""
+    """Why the allocation annotation that is there does not count."""
+    traceparent: str = ""
+
+    def is_waiting(self) -> bool:
+        """Whether the pod asks for devices and still waits for a node."""
+        return (
+            not self.node
+            and not self.is_deleting
+            and not self.is_finished
+            and self.request is not None
+        )
+
+    def path(self) -> str:
+        """Path of the pod in the Kubernetes API."""
+        return pod_path(self.namespace, self.name)
+
+
+def pod_path(namespace: str, name: str) -> str:
+    """Path of a pod in the Kubernetes API (core/v1)."""
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"
+
+
+class PodReader:
+    """Makes facts from documents, for one set of vendors, keys and default policy."""
+
+    def __init__(
+        self, *, catalog: Catalog, verifier: Verifier, policy: PlacementPolicy | None = None
+    ) -> None:
+        """Parse requests with ``catalog`` and believe annotations that ``verifier`` accepts."""
+        self._catalog = catalog
+        self._verifier = verifier
+        self._policy = policy or PlacementPolicy()
+
+    def request_of(self, pod: PodView) -> PodRequest | None:
+        """What the pod asks for, ``None`` when it asks for nothing of ours."""
+        return self._catalog.parse_pod(pod, defaults=self._policy)
+
+    def facts_of(self, pod: PodView) -> PodFacts:
+        """The facts of this version of the pod."""
+        metadata = pod.metadata
+        request: PodRequest | None = None
+        problem = ""
+        signed: SignedPlacement | None = None
+        mistrust = ""
+        if not pod.spec.node_name:
+            try:
+                request = self.request_of(pod)
+            except RequestInvalid as error:
+                problem = str(error)
+        elif annotation := pod.annotations().get(keys.ALLOCATION):
+            try:
+                signed = self._verifier.verify(
+                    annotation, pod_uid=metadata.uid, node=pod.spec.node_name
+                )
+            except WireInvalid as error:
+                mistrust = str(error)
+        return PodFacts(
+            uid=metadata.uid,
+            namespace=metadata.namespace or "default",
+            name=metadata.name,
+            resource_version=metadata.resource_version,
+            node=pod.spec.node_name,
+            is_deleting=metadata.deletion_timestamp is not None,
+            is_finished=pod.is_finished(),
+            request=request,
+            problem=problem,
+            signed=signed,
+            mistrust=mistrust,
+            traceparent=pod.annotations().get(keys.TRACEPARENT, ""),
+        )

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the scheduler; every duration is in seconds and says so in its name.
+
+The defaults are those of the shipped deployment: a sidecar of kube-scheduler, called on localhost
+(design D18). Loaded from file, environment and flags by ``hami_common.runtime.settings``.
+"""
+
+from hami_common.model.request import PlacementPolicy
+from hami_common.runtime.settings import ServiceSettings
+
+
+class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything an operator may set, beyond what all services share."""
+
+    http_port: int = 9398
+    """Fixed, because kube-scheduler's configuration names it; 0 lets the kernel choose."""
+    signing_key_file: str
+    """PKCS#8 PEM Ed25519 key that signs allocations (design D4)."""
+    trusted_key_files: tuple[str, ...] = ()
+    """Further public keys (PEM) whose allocations count, such as the previous key while keys
+    rotate. The public half of ``signing_key_file`` always counts."""
+    policy: PlacementPolicy = PlacementPolicy()
+    """Placement policy of pods that name none."""
+    replica: str = ""
+    """Name under which this replica writes records; empty takes the host name, which in Kubernetes
+    is the pod's name and so survives a restart of the container."""
+    bus_replicas: int = 1
+    """Copies of each stream: 3 in production; a single server has room for 1."""
+
+    body_limit_bytes: int = 32 << 20
+    """Largest request body. 5,000 whole node objects are about 10 MiB, their names 0.2 MiB."""
+    sync_wait_s: float = 3.0
+    """How long a call waits for the synchronisation before it is answered with an error; below
+    kube-scheduler's extender timeout (5 s), so that the text reaches the pod's events."""
+
+    bus_timeout_s: float = 2.0
+    """Longest wait for one answer of the bus. An append takes under 1 ms, a new leader 1 s."""
+    api_timeout_s: float = 10.0
+    """Longest wait for one answer of the API server."""
+    fence_tries: int = 3
+    """How often one bind picks again after somebody else wrote to the node (design D3)."""
+    binding_tries: int = 3
+    """How often one bind posts again after the pod changed under it (design D4)."""
+    bind_wait_s: float = 15.0
+    """How long a bind may wait for others of its pod or node before it gives up."""
+    lease_s: float = 30.0
+    """How long a reservation may stay unbound before anybody examines it (design D4)."""
+    fence_delay_s: float = 3.0
+    """Added to the lease, so that the owner of a slow bind is the first to settle it."""
+
+    heartbeat_timeout_s: float = 15.0
+    """A node's devices are unusable this long after its last heartbeat (design D19)."""
+    tick_s: float = 1.0
+    """How often heartbeats and leases are looked at."""
+    reconcile_s: float = 300.0
+    """How often ledger and pods are compared in full (design D6)."""
+    list_page_size: int = 1000
+    """Pods per page of that comparison."""
+    retry_s: float = 0.5
+    """First pause before something that failed is tried again; grows to ten times this."""
+
+    decision_queue_size: int = 4096
+    """Decisions waiting to be published. When full, new ones are dropped and counted: a slow bus
+    must never slow down a placement."""
+    chore_queue_size: int = 65536
+    """Releases and states waiting to be written. When full, the periodic comparison does them."""
+    chore_workers: int = 8
+    """Releases written at the same time; each costs one read of the API server and one append."""
+    capacity_touch_s: float = 1.0
+    """Shortest time between two touches of a node that wake kube-scheduler's queue (D16)."""

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every metric of the scheduler, in one registry per process.
+
+Durations in seconds. No pod, node or device is ever a label (style 2.9): the label values below are
+closed sets.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+_LATENCY_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Metrics:
+    """The metrics, with an own registry so that several schedulers can live in one test."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.verb_seconds = Histogram(
+            "hami_scheduler_verb_seconds",
+            "Time to answer a call of kube-scheduler.",
+            ["verb"],
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self.verb_errors = Counter(
+            "hami_scheduler_verb_errors",
+            "Calls answered with an error instead of a verdict.",
+            ["verb", "cause"],
+            registry=registry,
+        )
+        self.refusals = Counter(
+            "hami_scheduler_node_refusals",
+            "Nodes that a filter call refused, by reason code.",
+            ["code"],
+            registry=registry,
+        )
+        self.binds = Counter(
+            "hami_scheduler_binds", "Bind calls by outcome.", ["outcome"], registry=registry
+        )
+        self.append_seconds = Histogram(
+            "hami_scheduler_ledger_append_seconds",
+            "Time of one fenced append to the ledger.",
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self.fence_conflicts = Counter(
+            "hami_scheduler_fence_conflicts",
+            "Reservations that lost the race for a node and were picked again.",
+            registry=registry,
+        )
+        self.lost_acks = Counter(
+            "hami_scheduler_lost_acks",
+            "Appends whose acknowledgement was lost but which were found in the ledger.",
+            registry=registry,
+        )
+        self.binding_conflicts = Counter(
+            "hami_scheduler_binding_conflicts",
+            "Bindings that the API server refused because the pod had changed.",
+            registry=registry,
+        )
+        self.examined = Counter(
+            "hami_scheduler_reservations_examined",
+            "Reservations examined after their lease, by what was found.",
+            ["finding"],
+            registry=registry,
+        )
+        self.releases = Counter(
+            "hami_scheduler_releases", "Releases written, by cause.", ["cause"], registry=registry
+        )
+        self.repairs = Counter(
+            "hami_scheduler_repairs",
+            "Differences between ledger and pods, by what was done.",
+            ["action"],
+            registry=registry,
+        )
+        self.rebuilds = Counter(
+            "hami_scheduler_ledger_rebuilds",
+            "Times the ledger in memory was built from nothing.",
+            registry=registry,
+        )
+        self.dropped = Counter(
+            "hami_scheduler_queue_drops",
+            "Entries not taken because a queue was full.",
+            ["queue"],
+            registry=registry,
+        )
+        self.undecodable = Counter(
+            "hami_scheduler_undecodable_messages",
+            "Messages and objects that did not decode.",
+            ["source"],
+            registry=registry,
+        )
+        self.feed_restarts = Counter(
+            "hami_scheduler_feed_restarts",
+            "Times a watch ended and was started again.",
+            ["feed"],
+            registry=registry,
+        )
+        self.ready = Gauge(
+            "hami_scheduler_ready", "1 while calls can be answered.", registry=registry
+        )
+        self.live_allocations = Gauge(
+            "hami_scheduler_live_allocations",
+            "Allocations that hold a share.",
+            registry=registry,
+        )
+        self.usable_nodes = Gauge(
+            "hami_scheduler_live_nodes",
+            "Nodes whose agent was heard within the heartbeat timeout.",
+            registry=registry,
+        )
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)

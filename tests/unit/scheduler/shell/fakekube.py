@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Kubernetes API in memory, as far as the scheduler uses it: pods, bindings, patches, watch.
+
+Bindings obey the rules of the real server (registry/core/pod/storage, v1.34): uid and
+resourceVersion are preconditions, an assigned or a deleting pod is never assigned again, and
+annotations are merged in the transaction that assigns. Knows nothing of the scheduler.
+"""
+
+import copy
+import json
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+from anyio.streams.memory import MemoryObjectSendStream
+
+from hami_common.errors import Conflict, Denied, NotFound
+from hami_common.ports import WatchEvent
+
+Obj = dict[str, Any]
+
+
+class FakeKube:
+    """Pods and nodes by path."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Obj] = {}
+        self.revision = 100
+        self._watches: list[
+            tuple[str, tuple[str, ...] | None, MemoryObjectSendStream[WatchEvent]]
+        ] = []
+        self.node_touches: list[str] = []
+
+    # --- what the cluster does -------------------------------------------------------------------
+
+    def put(self, path: str, obj: Obj) -> Obj:
+        """Create or overwrite an object, as another client would."""
+        known = self.objects.get(path)
+        return self._store(path, obj, "MODIFIED" if known else "ADDED")
+
+    def pod(self, name: str, namespace: str = "default") -> Obj:
+        return self.objects[f"/api/v1/namespaces/{namespace}/pods/{name}"]
+
+    def pods(self) -> list[Obj]:
+        return [obj for path, obj in self.objects.items() if "/pods/" in path]
+
+    def change(self, path: str, **changes: Any) -> Obj:
+        """Deep-merge ``changes`` into an object."""
+        obj = copy.deepcopy(self.objects[path])
+        _merge(obj, changes)
+        return self._store(path, obj, "MODIFIED")
+
+    def remove(self, path: str) -> None:
+        obj = self.objects.pop(path)
+        self.revision += 1
+        self._tell(path, "DELETED", obj, obj)
+
+    # --- hami_common.ports.KubeApi ---------------------------------------------------------------
+
+    async def get(self, path: str) -> bytes:
+        await anyio.lowlevel.checkpoint()
+        return json.dumps(self._known(path)).encode()
+
+    async def list_pages(
+        self, path: str, *, label_selector: str = "", field_selector: str = "", page_size: int = 500
+    ) -> Sequence[bytes]:
+        await anyio.lowlevel.checkpoint()
+        assert not field_selector
+        found = [obj for _, obj in self._matching(path, label_selector)]
+        return [
+            json.dumps(
+                {
+                    "metadata": {"resourceVersion": str(self.revision)},
+                    "items": found[at : at + page_size],
+                }
+            ).encode()
+            for at in range(0, max(1, len(found)), page_size)
+        ]
+
+    async def create(self, path: str, body: bytes) -> bytes:
+        await anyio.lowlevel.checkpoint()
+        assert path.endswith("/binding"), path
+        return self.bind(path.removesuffix("/binding"), json.loads(body))
+
+    def bind(self, path: str, binding: Obj) -> bytes:
+        """The binding subresource."""
+        pod = self._known(path)
+        meta = binding["metadata"]
+        what = f"pods/binding {path}"
+        if meta.get("uid") and meta["uid"] != pod["metadata"]["uid"]:
+            raise Conflict(what=what, detail="Precondition failed: UID in precondition")
+        expected = meta.get("resourceVersion")
+        if expected and expected != pod["metadata"]["resourceVersion"]:
+            raise Conflict(what=what, detail="Precondition failed: ResourceVersion")
+        if pod["metadata"].get("deletionTimestamp"):
+            raise Conflict(what=what, detail="is being deleted, cannot be assigned to a host")
+        if pod["spec"].get("nodeName"):
+            raise Conflict(what=what, detail=f"is already assigned to {pod['spec']['nodeName']}")
+        pod = copy.deepcopy(pod)
+        pod["spec"]["nodeName"] = binding["target"]["name"]
+        pod["metadata"].setdefault("annotations", {}).update(meta.get("annotations") or {})
+        self._store(path, pod, "MODIFIED")
+        return b'{"kind":"Status","status":"Success"}'
+
+    async def patch(
+        self, path: str, body: bytes, *, content_type: str = "application/merge-patch+json"
+    ) -> bytes:
+        await anyio.lowlevel.checkpoint()
+        assert content_type == "application/merge-patch+json"
+        changes = json.loads(body)
+        if path.startswith("/api/v1/nodes/"):
+            self.node_touches.append(path.rsplit("/", 1)[1])
+            return b"{}"
+        old = self._known(path)
+        uid = changes.get("metadata", {}).get("uid")
+        if uid and uid != old["metadata"]["uid"]:
+            raise Conflict(what=path, detail="Precondition failed: UID in precondition")
+        new = copy.deepcopy(old)
+        _merge(new, changes)
+        if new != old:
+            self._store(path, new, "MODIFIED")
+        return json.dumps(self._known(path)).encode()
+
+    async def replace(self, path: str, body: bytes) -> bytes:
+        raise Denied(peer="fake API", detail=f"nobody replaces {path}", status=405)
+
+    async def delete(self, path: str, *, body: bytes = b"") -> None:
+        await anyio.lowlevel.checkpoint()
+        self._known(path)
+        self.remove(path)
+
+    @asynccontextmanager
+    async def list_watch(
+        self, path: str, *, label_selector: str = "", field_selector: str = ""
+    ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+        assert not field_selector
+        send, receive = anyio.create_memory_object_stream[WatchEvent](math.inf)
+        for _, obj in self._matching(path, label_selector):
+            send.send_nowait(self._event("ADDED", obj))
+        send.send_nowait(WatchEvent(type="SYNCED", resource_version=str(self.revision)))
+        watch = (path.rsplit("/", 1)[1], _selector(label_selector), send)
+        self._watches.append(watch)
+        try:
+            with send, receive:
+                yield aiter(receive)
+        finally:
+            self._watches.remove(watch)
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _known(self, path: str) -> Obj:
+        if path not in self.objects:
+            raise NotFound(what=path)
+        return self.objects[path]
+
+    def _matching(self, path: str, label_selector: str) -> list[tuple[str, Obj]]:
+        plural = path.rsplit("/", 1)[1]
+        wanted = _selector(label_selector)
+        return [
+            (key, obj)
+            for key, obj in self.objects.items()
+            if key.rsplit("/", 2)[1] == plural and _has_label(obj, wanted)
+        ]
+
+    def _store(self, path: str, obj: Obj, event: str) -> Obj:
+        old = self.objects.get(path)
+        self.revision += 1
+        obj = copy.deepcopy(obj)
+        obj.setdefault("metadata", {})["resourceVersion"] = str(self.revision)
+        self.objects[path] = obj
+        self._tell(path, event, obj, old)
+        return obj
+
+    def _tell(self, path: str, event: str, obj: Obj, old: Obj | None) -> None:
+        plural = path.rsplit("/", 2)[1]
+        for watched, wanted, send in self._watches:
+            seen = old is not None and _has_label(old, wanted)
+            sees = event != "DELETED" and _has_label(obj, wanted)
+            if watched == plural and (seen or sees):
+                told = "DELETED" if not sees else "MODIFIED" if seen else "ADDED"
+                send.send_nowait(self._event(told, obj))
+
+    def _event(self, told: str, obj: Obj) -> WatchEvent:
+        return WatchEvent(
+            type=told, raw=json.dumps(obj).encode(), resource_version=str(self.revision)
+        )
+
+
+def _selector(text: str) -> tuple[str, ...] | None:
+    return tuple(text.split("=")) if text else None
+
+
+def _merge(target: Obj, changes: Obj) -> None:
+    for key, value in changes.items():
+        if value is None:
+            target.pop(key, None)
+        elif isinstance(value, dict):
+            inner = target.setdefault(key, {})
+            _merge(inner, value)
+        else:
+            target[key] = value
+
+
+def _has_label(obj: Obj, wanted: tuple[str, ...] | None) -> bool:
+    if wanted is None:
+        return True
+    labels = obj["metadata"].get("labels") or {}
+    return bool(labels.get(wanted[0]) == wanted[1])
