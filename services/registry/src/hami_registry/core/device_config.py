@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides how reported devices may be used: the device configuration and its rules.
+
+A configuration has defaults and an ordered list of rules. A rule selects devices (by node, vendor,
+type, UUID, index) and sets fields; later rules win field by field. An absent field leaves the value
+alone and a zero or ``false`` is a value like any other, so that a node can switch off what the
+defaults switch on. Memory in MiB; scalings are factors of the physical size.
+"""
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+import msgspec
+from msgspec import Struct
+
+from hami_common.errors import SettingsInvalid
+from hami_common.model.device import Device, DeviceFacts
+
+MAX_SLOTS = 1024
+MAX_SCALING = 100.0
+FULL_CORE_PCT = 100
+
+
+class Use(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one device is used, every field decided."""
+
+    slots: int = 10
+    """How many containers may share the device (HAMi: deviceSplitCount)."""
+    memory_scaling: float = 1.0
+    """Memory handed out as a factor of physical memory (HAMi: deviceMemoryScaling)."""
+    core_scaling: float = 1.0
+    """Compute handed out as a factor of one device (HAMi: deviceCoreScaling)."""
+    reserved_mib: int = 0
+    """Physical memory kept back for what runs outside our control."""
+    hidden: bool = False
+    """The device is not published at all."""
+    cordoned: bool = False
+    """The device takes no new pods."""
+
+
+class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Fields to set on the devices that match every given selector."""
+
+    nodes: tuple[str, ...] = ()
+    """Node names or patterns with ``*`` and ``?``; empty matches all."""
+    vendors: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    """Case-insensitive substrings of the device type."""
+    uuids: tuple[str, ...] = ()
+    indexes: tuple[int, ...] = ()
+    slots: int | None = None
+    memory_scaling: float | None = None
+    core_scaling: float | None = None
+    reserved_mib: int | None = None
+    hidden: bool | None = None
+    cordoned: bool | None = None
+
+    def matches(self, node: str, facts: DeviceFacts) -> bool:
+        """Whether the rule applies to this device on this node."""
+        lowered = facts.type.lower()
+        return (
+            (not self.nodes or any(fnmatchcase(node, pattern) for pattern in self.nodes))
+            and (not self.vendors or facts.vendor in self.vendors)
+            and (not self.types or any(word.lower() in lowered for word in self.types))
+            and (not self.uuids or facts.uuid in self.uuids)
+            and (not self.indexes or facts.index in self.indexes)
+        )
+
+
+class Defaults(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Values before any rule."""
+
+    slots: int = 10
+    memory_scaling: float = 1.0
+    core_scaling: float = 1.0
+    reserved_mib: int = 0
+
+
+class DeviceConfig(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """The whole file."""
+
+    defaults: Defaults = Defaults()
+    rules: tuple[Rule, ...] = ()
+
+
+def parse(text: bytes, *, name: str) -> DeviceConfig:
+    """Configuration from a TOML or YAML file called ``name``; the error names the field."""
+    decode = msgspec.toml.decode if name.endswith(".toml") else msgspec.yaml.decode
+    try:
+        config = decode(text, type=DeviceConfig) if text.strip() else DeviceConfig()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SettingsInvalid(
+            field=name, problem=str(error), fix="compare it with docs/wire.md, device configuration"
+        ) from error
+    check(config, name=name)
+    return config
+
+
+def check(config: DeviceConfig, *, name: str) -> None:
+    """Refuse values that cannot be meant."""
+    parts: list[tuple[str, Defaults | Rule]] = [("defaults", config.defaults)]
+    parts.extend((f"rules[{i}]", rule) for i, rule in enumerate(config.rules))
+    for where, part in parts:
+        if part.slots is not None and not 1 <= part.slots <= MAX_SLOTS:
+            raise SettingsInvalid(
+                field=f"{name}: {where}.slots",
+                problem=f"{part.slots} is outside 1..{MAX_SLOTS}",
+                fix="give the number of containers that may share a device; use hidden to hide it",
+            )
+        for field in ("memory_scaling", "core_scaling"):
+            value: float | None = getattr(part, field)
+            if value is not None and not 0 < value <= MAX_SCALING:
+                raise SettingsInvalid(
+                    field=f"{name}: {where}.{field}",
+                    problem=f"{value} is outside 0..{MAX_SCALING:g}",
+                    fix="give a factor such as 1.0 (no oversubscription) or 2.0",
+                )
+        if part.reserved_mib is not None and part.reserved_mib < 0:
+            raise SettingsInvalid(
+                field=f"{name}: {where}.reserved_mib",
+                problem=f"{part.reserved_mib} is negative",
+                fix="give MiB to keep back, 0 or more",
+            )
+
+
+def use_of(config: DeviceConfig, node: str, facts: DeviceFacts) -> Use:
+    """How ``facts``' device on ``node`` is used."""
+    d = config.defaults
+    use = Use(
+        slots=d.slots,
+        memory_scaling=d.memory_scaling,
+        core_scaling=d.core_scaling,
+        reserved_mib=d.reserved_mib,
+    )
+    for rule in config.rules:
+        if rule.matches(node, facts):
+            changes = {
+                field: value
+                for field in Use.__struct_fields__
+                if (value := getattr(rule, field)) is not None
+            }
+            use = msgspec.structs.replace(use, **changes)
+    return use
+
+
+def canonical_device(
+    config: DeviceConfig, node: str, facts: DeviceFacts, *, cordoned_uuids: Iterable[str] = ()
+) -> Device | None:
+    """The device as the scheduler may use it, ``None`` when it is hidden."""
+    use = use_of(config, node, facts)
+    if use.hidden:
+        return None
+    physical_mib = max(0, facts.memory_mib - use.reserved_mib)
+    return Device(
+        uuid=facts.uuid,
+        vendor=facts.vendor,
+        index=facts.index,
+        type=facts.type,
+        memory_mib=facts.memory_mib,
+        capacity_mib=int(physical_mib * use.memory_scaling),
+        capacity_core_pct=int(FULL_CORE_PCT * use.core_scaling),
+        slots=use.slots,
+        minor=facts.minor,
+        bus_id=facts.bus_id,
+        numa=facts.numa,
+        healthy=facts.healthy,
+        health_reason=facts.health_reason,
+        cordoned=use.cordoned or facts.uuid in cordoned_uuids,
+        mode=facts.mode,
+        attributes=facts.attributes,
+    )

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns agents' raw reports into canonical inventory: validates, configures, orders.
+
+The registry keeps the newest report per (node, vendor); a report is newer by (``boot_id``,
+``seq``). What is published is a pure function of report, configuration and cordons, so a change of
+any of them re-publishes exactly the records that differ. Times come in as arguments.
+"""
+
+from collections.abc import Mapping
+
+from hami_common.events.inventory import NodeDevices, NodeReport
+from hami_common.model.device import Device, DeviceFacts
+from hami_registry.core.device_config import DeviceConfig, canonical_device
+
+MAX_DEVICES_PER_NODE = 256
+
+
+def problems_of(report: NodeReport) -> list[str]:
+    """What is wrong with a report, device by device.
+
+    A device that is wrong is left out, not fatal.
+    """
+    problems: list[str] = []
+    seen: set[str] = set()
+    for facts in report.devices:
+        problem = _problem_of(facts, report, seen)
+        if problem:
+            problems.append(f"device {facts.uuid or facts.index}: {problem}")
+        seen.add(facts.uuid)
+    if len(report.devices) > MAX_DEVICES_PER_NODE:
+        problems.append(f"{len(report.devices)} devices; at most {MAX_DEVICES_PER_NODE} are used")
+    return problems
+
+
+def _problem_of(facts: DeviceFacts, report: NodeReport, seen: set[str]) -> str:
+    if not facts.uuid or any(character in facts.uuid for character in " ,;:\n"):
+        return f"uuid {facts.uuid!r} is empty or has a separator in it"
+    if facts.uuid in seen:
+        return "uuid appears twice"
+    if facts.vendor != report.vendor:
+        return f"vendor {facts.vendor!r} is not the report's {report.vendor!r}"
+    if facts.memory_mib < 0 or facts.core_pct <= 0:
+        return f"memory_mib {facts.memory_mib} or core_pct {facts.core_pct} cannot be"
+    return ""
+
+
+class Inventory:
+    """Newest reports and what they mean under the current configuration."""
+
+    def __init__(self, config: DeviceConfig, *, generation: int = 1) -> None:
+        """Start with no report and this configuration."""
+        self._config = config
+        self.generation = generation
+        self._reports: dict[tuple[str, str], NodeReport] = {}
+        self._cordons: dict[str, frozenset[str]] = {}
+
+    def accept(self, report: NodeReport) -> bool:
+        """Keep ``report`` if it is newer than what is known; whether it was kept."""
+        key = (report.node, report.vendor)
+        known = self._reports.get(key)
+        if known is not None and (report.boot_id, report.seq) < (known.boot_id, known.seq):
+            return False
+        self._reports[key] = report
+        return True
+
+    def configure(self, config: DeviceConfig) -> bool:
+        """Use ``config`` from now on; whether anything changed (then the generation grew)."""
+        if config == self._config:
+            return False
+        self._config = config
+        self.generation += 1
+        return True
+
+    def cordon(self, node: str, uuids: frozenset[str]) -> bool:
+        """Set which devices of ``node`` its operator cordoned; whether that changed."""
+        if self._cordons.get(node, frozenset()) == uuids:
+            return False
+        self._cordons[node] = uuids
+        return True
+
+    def keys(self) -> list[tuple[str, str]]:
+        """Every (node, vendor) with a report, sorted."""
+        return sorted(self._reports)
+
+    def keys_of(self, node: str) -> list[tuple[str, str]]:
+        """Every (node, vendor) of one node, sorted."""
+        return sorted(key for key in self._reports if key[0] == node)
+
+    def canonical(self, node: str, vendor: str, *, time_s: float) -> NodeDevices:
+        """What to publish for (node, vendor); ``KeyError`` without a report."""
+        report = self._reports[(node, vendor)]
+        devices: dict[str, Device] = {}
+        for facts in report.devices[:MAX_DEVICES_PER_NODE]:
+            if _problem_of(facts, report, set(devices)):
+                continue
+            device = canonical_device(
+                self._config, node, facts, cordoned_uuids=self._cordons.get(node, frozenset())
+            )
+            if device is not None:
+                devices[device.uuid] = device
+        problems = [report.problem] if report.problem else []
+        problems.extend(problems_of(report))
+        return NodeDevices(
+            node=node,
+            vendor=vendor,
+            boot_id=report.boot_id,
+            seq=report.seq,
+            time_s=time_s,
+            config_generation=self.generation,
+            devices=tuple(devices.values()),
+            links=tuple(link for link in report.links if link.a in devices and link.b in devices),
+            driver_version=report.driver_version,
+            problem="; ".join(problems),
+        )
+
+
+def same_content(a: NodeDevices, b: NodeDevices | None) -> bool:
+    """Whether publishing ``a`` over ``b`` would tell nobody anything new (time and order aside)."""
+    if b is None:
+        return False
+    return _content(a) == _content(b)
+
+
+def _content(devices: NodeDevices) -> Mapping[str, object]:
+    skipped = {"time_s", "config_generation"}
+    return {f: getattr(devices, f) for f in NodeDevices.__struct_fields__ if f not in skipped}

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read models: what the API answers, folded from the bus.
+
+Input is what the buckets and the event stream hold (canonical devices, ledger records, states,
+decisions) plus heartbeats; output are views sorted by name. A projection never decides anything:
+the ledger and the scheduler do. Applying the same entry twice changes nothing. Memory in MiB,
+compute in percent of one device, times in Unix seconds.
+"""
+
+from collections import OrderedDict, deque
+
+from msgspec import Struct
+
+from hami_common.events.allocation import (
+    AllocationRecord,
+    AllocationState,
+    StateRecord,
+    joined_state,
+)
+from hami_common.events.decision import DecisionRecord
+from hami_common.events.inventory import NodeDevices
+from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
+
+DECISIONS_PER_POD = 8
+PODS_REMEMBERED = 20_000
+
+
+class DeviceView(Struct, frozen=True, kw_only=True):
+    """One device with what is booked on it."""
+
+    node: str
+    vendor: str
+    uuid: str
+    index: int
+    type: str
+    memory_mib: int
+    capacity_mib: int
+    booked_mib: int
+    capacity_core_pct: int
+    booked_core_pct: int
+    slots: int
+    booked_slots: int
+    exclusive: bool
+    healthy: bool
+    health_reason: str
+    cordoned: bool
+    numa: int | None
+    mode: str
+
+
+class NodeView(Struct, frozen=True, kw_only=True):
+    """One node's totals over all its devices."""
+
+    node: str
+    vendors: tuple[str, ...]
+    alive: bool
+    """Whether the node's agent was heard within the liveness limit."""
+    last_heartbeat_s: float
+    devices: int
+    devices_usable: int
+    memory_mib: int
+    capacity_mib: int
+    booked_mib: int
+    allocations: int
+    config_generation: int
+    problem: str
+
+
+class AllocationView(Struct, frozen=True, kw_only=True):
+    """One allocation, joined from ledger and state."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    node: str
+    state: AllocationState
+    allocation_id: str
+    ledger_seq: int
+    containers: tuple[ContainerShares, ...]
+    reserved_s: float
+    state_s: float
+    code: str
+    reason: str
+    enforcement: str
+
+
+class ExplainView(Struct, frozen=True, kw_only=True):
+    """Everything known about why a pod is where it is, newest decision first."""
+
+    namespace: str
+    pod: str
+    decisions: tuple[DecisionRecord, ...]
+    allocations: tuple[AllocationView, ...]
+
+
+class _Allocation(Struct, kw_only=True):
+    sequence: int = 0
+    record: AllocationRecord | None = None
+    state_revision: int = 0
+    state: StateRecord | None = None
+
+
+class Projection:
+    """All read models of one registry replica."""
+
+    def __init__(self, *, liveness_s: float) -> None:
+        """Call an agent alive if its last heartbeat is younger than ``liveness_s``."""
+        self._liveness_s = liveness_s
+        self._devices: dict[tuple[str, str], NodeDevices] = {}
+        self._allocations: dict[str, _Allocation] = {}
+        self._heartbeats: dict[tuple[str, str], float] = {}
+        self._decisions: OrderedDict[tuple[str, str], deque[DecisionRecord]] = OrderedDict()
+
+    def devices_seen(self, devices: NodeDevices) -> None:
+        """Canonical devices of one vendor on one node."""
+        self._devices[(devices.node, devices.vendor)] = devices
+
+    def record_seen(self, key: str, sequence: int, record: AllocationRecord) -> None:
+        """A ledger record; older than the known one is ignored."""
+        known = self._allocations.setdefault(key, _Allocation())
+        if sequence > known.sequence:
+            known.sequence, known.record = sequence, record
+
+    def state_seen(self, key: str, revision: int, state: StateRecord) -> None:
+        """A state record; older than the known one is ignored."""
+        known = self._allocations.setdefault(key, _Allocation())
+        if revision > known.state_revision:
+            known.state_revision, known.state = revision, state
+
+    def heartbeat_seen(self, node: str, vendors: tuple[str, ...], *, now_s: float) -> None:
+        """An agent's sign of life, at our own clock."""
+        for vendor in vendors:
+            self._heartbeats[(node, vendor)] = now_s
+
+    def decision_seen(self, decision: DecisionRecord) -> None:
+        """A decision; the newest few per pod are kept, for a bounded number of pods."""
+        key = (decision.namespace, decision.pod)
+        kept = self._decisions.pop(key, None) or deque(maxlen=DECISIONS_PER_POD)
+        kept.appendleft(decision)
+        self._decisions[key] = kept
+        while len(self._decisions) > PODS_REMEMBERED:
+            self._decisions.popitem(last=False)
+
+    def reset_ledger(self) -> None:
+        """The bus lost its storage: forget allocations, they are about to be told again."""
+        self._allocations.clear()
+
+    def allocations(
+        self, *, namespace: str | None = None, released: bool = False
+    ) -> list[AllocationView]:
+        """Allocations, sorted by namespace, pod and ledger sequence; released ones on request."""
+        views = [
+            view
+            for known in self._allocations.values()
+            if (view := _allocation_view(known)) is not None
+            and (released or view.state != "released")
+            and namespace in (None, view.namespace)
+        ]
+        return sorted(views, key=lambda view: (view.namespace, view.pod, view.ledger_seq))
+
+    def _booked(self) -> dict[str, Booked]:
+        total: dict[str, Booked] = {}
+        for known in self._allocations.values():
+            if known.record is not None:
+                for uuid, booked in booked_by_device(known.record.containers).items():
+                    total[uuid] = total.get(uuid, NOTHING).plus(booked)
+        return total
+
+    def devices(self, *, node: str | None = None, vendor: str | None = None) -> list[DeviceView]:
+        """Devices with their bookings, sorted by node, vendor and index."""
+        booked = self._booked()
+        views = [
+            DeviceView(
+                node=published.node,
+                vendor=device.vendor,
+                uuid=device.uuid,
+                index=device.index,
+                type=device.type,
+                memory_mib=device.memory_mib,
+                capacity_mib=device.capacity_mib,
+                booked_mib=(held := booked.get(device.uuid, NOTHING)).memory_mib,
+                capacity_core_pct=device.capacity_core_pct,
+                booked_core_pct=held.core_pct,
+                slots=device.slots,
+                booked_slots=held.slots,
+                exclusive=held.exclusive,
+                healthy=device.healthy,
+                health_reason=device.health_reason,
+                cordoned=device.cordoned,
+                numa=device.numa,
+                mode=device.mode,
+            )
+            for published in self._devices.values()
+            if node in (None, published.node) and vendor in (None, published.vendor)
+            for device in published.devices
+        ]
+        return sorted(views, key=lambda view: (view.node, view.vendor, view.index))
+
+    def nodes(self, *, now_s: float) -> list[NodeView]:
+        """Nodes with totals, sorted by name."""
+        by_node: dict[str, list[DeviceView]] = {}
+        for view in self.devices():
+            by_node.setdefault(view.node, []).append(view)
+        allocations: dict[str, int] = {}
+        for allocation in self.allocations():
+            allocations[allocation.node] = allocations.get(allocation.node, 0) + 1
+        names = sorted({node for node, _ in self._devices})
+        return [
+            self._node_view(name, by_node.get(name, []), allocations.get(name, 0), now_s)
+            for name in names
+        ]
+
+    def _node_view(
+        self, name: str, devices: list[DeviceView], allocations: int, now_s: float
+    ) -> NodeView:
+        published = [p for (node, _), p in sorted(self._devices.items()) if node == name]
+        last = max((s for (node, _), s in self._heartbeats.items() if node == name), default=0.0)
+        return NodeView(
+            node=name,
+            vendors=tuple(p.vendor for p in published),
+            alive=now_s - last <= self._liveness_s,
+            last_heartbeat_s=last,
+            devices=len(devices),
+            devices_usable=sum(d.healthy and not d.cordoned for d in devices),
+            memory_mib=sum(d.memory_mib for d in devices),
+            capacity_mib=sum(d.capacity_mib for d in devices),
+            booked_mib=sum(d.booked_mib for d in devices),
+            allocations=allocations,
+            config_generation=max((p.config_generation for p in published), default=0),
+            problem="; ".join(p.problem for p in published if p.problem),
+        )
+
+    def explain(self, namespace: str, pod: str) -> ExplainView | None:
+        """What is known about one pod, ``None`` when nothing is."""
+        decisions = tuple(self._decisions.get((namespace, pod), ()))
+        allocations = tuple(
+            view for view in self.allocations(namespace=namespace, released=True) if view.pod == pod
+        )
+        if not decisions and not allocations:
+            return None
+        return ExplainView(
+            namespace=namespace, pod=pod, decisions=decisions, allocations=allocations
+        )
+
+
+def _allocation_view(known: _Allocation) -> AllocationView | None:
+    record = known.record
+    if record is None:
+        return None
+    state = known.state
+    if state is not None and state.allocation_id != record.allocation_id:
+        state = None
+    return AllocationView(
+        namespace=record.namespace,
+        pod=record.pod,
+        pod_uid=record.pod_uid,
+        node=record.node,
+        state=joined_state(record, state),
+        allocation_id=record.allocation_id,
+        ledger_seq=known.sequence,
+        containers=record.containers,
+        reserved_s=record.time_s,
+        state_s=state.time_s if state else 0.0,
+        code=state.code if state else "",
+        reason=(state.reason if state else "") or record.reason,
+        enforcement=state.enforcement if state else "",
+    )

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Canonical inventory: order of reports, validation, configuration changes."""
+
+from hami_common.events.inventory import NodeReport
+from hami_common.model.device import DeviceFacts, Link
+from hami_registry.core.device_config import Defaults, DeviceConfig, Rule
+from hami_registry.core.inventory import Inventory, same_content
+
+
+def facts(uuid: str, index: int = 0, **more: object) -> DeviceFacts:
+    values = {"vendor": "nvidia", "type": "NVIDIA H200", "memory_mib": 1000, **more}
+    return DeviceFacts(uuid=uuid, index=index, **values)  # type: ignore[arg-type]  # test data
+
+
+def report(*devices: DeviceFacts, boot: str = "1", seq: int = 1, **more: object) -> NodeReport:
+    return NodeReport(
+        node="n",
+        vendor="nvidia",
+        boot_id=boot,
+        seq=seq,
+        time_s=0.0,
+        devices=devices,
+        **more,  # type: ignore[arg-type]  # test data
+    )
+
+
+def test_older_report_of_the_same_boot_is_ignored() -> None:
+    inventory = Inventory(DeviceConfig())
+    assert inventory.accept(report(facts("a"), seq=2))
+    assert not inventory.accept(report(facts("b"), seq=1))
+    assert [d.uuid for d in inventory.canonical("n", "nvidia", time_s=0).devices] == ["a"]
+
+
+def test_later_boot_supersedes_whatever_its_sequence() -> None:
+    inventory = Inventory(DeviceConfig())
+    inventory.accept(report(facts("a"), boot="1", seq=9))
+    assert inventory.accept(report(facts("b"), boot="2", seq=1))
+    assert not inventory.accept(report(facts("a"), boot="1", seq=10))
+
+
+def test_wrong_device_is_left_out_and_named_while_others_stay() -> None:
+    inventory = Inventory(DeviceConfig())
+    inventory.accept(
+        report(facts("a"), facts("a", 1), facts("", 2), facts("x y", 3), facts("c", vendor="amd"))
+    )
+    published = inventory.canonical("n", "nvidia", time_s=0)
+    assert [d.uuid for d in published.devices] == ["a"]
+    for part in ("uuid appears twice", "'x y'", "vendor 'amd'"):
+        assert part in published.problem
+
+
+def test_links_to_devices_that_are_not_published_are_dropped() -> None:
+    inventory = Inventory(DeviceConfig(rules=(Rule(uuids=("b",), hidden=True),)))
+    links = (Link(a="a", b="b", score=1), Link(a="a", b="c", score=2))
+    inventory.accept(report(facts("a"), facts("b", 1), facts("c", 2), links=links))
+    assert inventory.canonical("n", "nvidia", time_s=0).links == (links[1],)
+
+
+def test_new_configuration_grows_the_generation_and_changes_devices() -> None:
+    inventory = Inventory(DeviceConfig())
+    inventory.accept(report(facts("a")))
+    before = inventory.canonical("n", "nvidia", time_s=0)
+    assert not inventory.configure(DeviceConfig())
+    assert inventory.configure(DeviceConfig(defaults=Defaults(slots=3)))
+    after = inventory.canonical("n", "nvidia", time_s=1)
+    assert (before.config_generation, after.config_generation) == (1, 2)
+    assert after.devices[0].slots == 3
+    assert not same_content(after, before)
+
+
+def test_same_facts_at_another_time_are_not_news() -> None:
+    inventory = Inventory(DeviceConfig())
+    inventory.accept(report(facts("a")))
+    first = inventory.canonical("n", "nvidia", time_s=0)
+    assert same_content(inventory.canonical("n", "nvidia", time_s=5), first)
+    assert not same_content(first, None)
+
+
+def test_cordon_of_a_node_marks_its_devices() -> None:
+    inventory = Inventory(DeviceConfig())
+    inventory.accept(report(facts("a"), facts("b", 1)))
+    assert inventory.cordon("n", frozenset({"b"}))
+    assert not inventory.cordon("n", frozenset({"b"}))
+    devices = inventory.canonical("n", "nvidia", time_s=0).devices
+    assert [d.cordoned for d in devices] == [False, True]

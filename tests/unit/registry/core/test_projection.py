@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read models: joins, bookings, bounded memory."""
+
+from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.events.decision import DecisionRecord
+from hami_common.events.inventory import NodeDevices
+from hami_common.model.device import Device
+from hami_common.model.placement import ContainerShares, Share
+from hami_registry.core.projection import DECISIONS_PER_POD, Projection
+
+SHARES = (
+    ContainerShares(
+        name="main",
+        kind="app",
+        shares=(Share(vendor="nvidia", uuid="GPU-a", memory_mib=3000, core_pct=30),),
+    ),
+)
+
+
+def record(op: str = "reserve", allocation_id: str = "x") -> AllocationRecord:
+    return AllocationRecord(
+        op=op,  # type: ignore[arg-type]  # test data
+        allocation_id=allocation_id,
+        node="n",
+        pod_uid="u",
+        namespace="ns",
+        pod="p",
+        containers=SHARES if op == "reserve" else (),
+    )
+
+
+def state(word: str, allocation_id: str = "x") -> StateRecord:
+    return StateRecord(
+        state=word,  # type: ignore[arg-type]  # test data
+        allocation_id=allocation_id,
+        node="n",
+        pod_uid="u",
+        namespace="ns",
+        pod="p",
+        ledger_seq=1,
+    )
+
+
+def devices() -> NodeDevices:
+    device = Device(
+        uuid="GPU-a", vendor="nvidia", index=0, type="H200", memory_mib=9000, capacity_mib=9000
+    )
+    return NodeDevices(
+        node="n",
+        vendor="nvidia",
+        boot_id="1",
+        seq=1,
+        time_s=0,
+        config_generation=4,
+        devices=(device,),
+    )
+
+
+def decision(pod: str = "p", verdict: str = "refused") -> DecisionRecord:
+    return DecisionRecord(
+        verb="filter",
+        namespace="ns",
+        pod=pod,
+        pod_uid="u",
+        time_s=0,
+        verdict=verdict,  # type: ignore[arg-type]  # test data
+        snapshot_id="1.1",
+    )
+
+
+def test_allocation_joins_ledger_and_state() -> None:
+    projection = Projection(liveness_s=15)
+    projection.record_seen("n.u", 1, record())
+    assert [v.state for v in projection.allocations()] == ["reserved"]
+    projection.state_seen("n.u", 1, state("bound"))
+    projection.state_seen("n.u", 2, state("running"))
+    assert [v.state for v in projection.allocations()] == ["running"]
+
+
+def test_state_of_an_earlier_reservation_does_not_count() -> None:
+    projection = Projection(liveness_s=15)
+    projection.state_seen("n.u", 1, state("failed", allocation_id="old"))
+    projection.record_seen("n.u", 2, record())
+    assert [v.state for v in projection.allocations()] == ["reserved"]
+
+
+def test_late_and_repeated_entries_change_nothing() -> None:
+    projection = Projection(liveness_s=15)
+    projection.record_seen("n.u", 5, record("release"))
+    projection.record_seen("n.u", 4, record())
+    projection.record_seen("n.u", 5, record("release"))
+    assert projection.allocations() == []
+    assert [v.state for v in projection.allocations(released=True)] == ["released"]
+
+
+def test_device_shows_what_is_booked_until_it_is_released() -> None:
+    projection = Projection(liveness_s=15)
+    projection.devices_seen(devices())
+    projection.record_seen("n.u", 1, record())
+    (view,) = projection.devices()
+    assert (view.booked_mib, view.booked_core_pct, view.booked_slots) == (3000, 30, 1)
+    projection.record_seen("n.u", 2, record("release"))
+    assert projection.devices()[0].booked_mib == 0
+
+
+def test_node_totals_and_liveness() -> None:
+    projection = Projection(liveness_s=15)
+    projection.devices_seen(devices())
+    projection.record_seen("n.u", 1, record())
+    projection.heartbeat_seen("n", ("nvidia",), now_s=100)
+    (alive,) = projection.nodes(now_s=110)
+    (silent,) = projection.nodes(now_s=116)
+    assert (alive.alive, silent.alive) == (True, False)
+    assert (alive.devices, alive.booked_mib, alive.allocations) == (1, 3000, 1)
+    assert alive.config_generation == 4
+
+
+def test_explain_keeps_the_newest_decisions_first_and_few() -> None:
+    projection = Projection(liveness_s=15)
+    for _ in range(DECISIONS_PER_POD + 3):
+        projection.decision_seen(decision())
+    projection.decision_seen(decision(verdict="placed"))
+    explained = projection.explain("ns", "p")
+    assert explained is not None
+    assert len(explained.decisions) == DECISIONS_PER_POD
+    assert explained.decisions[0].verdict == "placed"
+    assert projection.explain("ns", "other") is None
+
+
+def test_explain_of_a_finished_pod_still_shows_its_allocation() -> None:
+    projection = Projection(liveness_s=15)
+    projection.record_seen("n.u", 1, record("release"))
+    explained = projection.explain("ns", "p")
+    assert explained is not None
+    assert [a.state for a in explained.allocations] == ["released"]
+
+
+def test_wiped_ledger_is_forgotten() -> None:
+    projection = Projection(liveness_s=15)
+    projection.record_seen("n.u", 7, record())
+    projection.reset_ledger()
+    projection.record_seen("n.u", 1, record())
+    assert [v.ledger_seq for v in projection.allocations()] == [1]
