@@ -88,17 +88,32 @@ class Bucket(Protocol):
 
     def watch(
         self, key_filter: str = ">"
-    ) -> AbstractAsyncContextManager[AsyncIterator["Entry | Synced"]]:
-        """The latest value of each matching key, then ``Synced``.
+    ) -> AbstractAsyncContextManager[AsyncIterator["Entry | Synced | Reset"]]:
+        """The latest value of each matching key, then ``Synced``, then all that follows.
 
-        Then every later value in stream order, without gap, across reconnects.
+        Later values come in stream order, each once, without gap, across reconnects; a value that
+        history dropped while the watcher was away is skipped, the latest of a key never is. When
+        the server lost or replaced what was stored, ``Reset`` comes, then the latest values and
+        ``Synced`` again.
         """
         ...
 
     async def forget(self, key: str) -> None:
-        """Remove all stored values of ``key`` without leaving a marker.
+        """Remove all stored values of ``key`` without leaving a marker; watchers are not told.
 
-        Never for a node's newest ledger record (design D3).
+        ``Conflict`` when the key holds the newest value of its node (first token of the key):
+        without it the node's fence would move back (design D3).
+        """
+        ...
+
+
+class Feed(Protocol):
+    """The accepted ledger records of one node, as its agent sees them (design D23)."""
+
+    def watch(self) -> AbstractAsyncContextManager[AsyncIterator["Entry | Synced | Reset"]]:
+        """Like ``Bucket.watch`` over the node's records, with order kept per key only.
+
+        A value may be skipped when a newer one of its key exists.
         """
         ...
 
@@ -108,6 +123,13 @@ class Synced(Struct, frozen=True, kw_only=True):
 
     revision: int
     """Newest revision that the watch has delivered or skipped."""
+
+
+class Reset(Struct, frozen=True, kw_only=True):
+    """What was stored is gone or was replaced by an older copy: drop all that this watch told.
+
+    The latest values and a new ``Synced`` follow, once the bucket exists again.
+    """
 
 
 class Publisher(Protocol):
@@ -140,7 +162,8 @@ class WatchEvent(Struct, frozen=True, kw_only=True):
     type: str
     """``ADDED``, ``MODIFIED``, ``DELETED`` or ``SYNCED`` (no object)."""
     raw: bytes = b""
-    """The object as JSON."""
+    """The object as JSON. Of an object that vanished unseen (``DELETED`` found by listing again)
+    only ``metadata`` with name, namespace, uid and the last resourceVersion seen."""
     resource_version: str = ""
 
 

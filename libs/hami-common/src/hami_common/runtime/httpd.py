@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP and HTTPS server of the services: a table of routes, a body limit, health, metrics, orderly stop.
+
+Routes without parameters are found by one dictionary look-up and pass no middleware, because
+kube-scheduler waits for each filter call. A request's body is read whole, up to the application's
+limit, before the handler runs. Errors of the ``HamiError`` tree become JSON answers
+``{"error": {"code", "message", …}}``. Sizes in bytes, times in seconds. No access log.
+"""
+
+import logging
+import os
+import re
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+
+import anyio
+import msgspec
+from aiohttp import web
+from anyio.abc import TaskStatus
+from msgspec import Struct
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from hami_common.errors import (
+    Conflict,
+    Denied,
+    HamiError,
+    NotFound,
+    RequestInvalid,
+    SettingsInvalid,
+    Unavailable,
+    WireInvalid,
+)
+from hami_common.runtime.tasks import finish_within
+
+MIB_BYTES = 1 << 20
+JSON_TYPE = "application/json"
+
+_log = logging.getLogger(__name__)
+_encoder = msgspec.json.Encoder()
+_STATUS_BY_ERROR: tuple[tuple[type[HamiError], int, str], ...] = (
+    (RequestInvalid, 400, "request-invalid"),
+    (WireInvalid, 400, "wire-invalid"),
+    (Denied, 403, "denied"),
+    (NotFound, 404, "not-found"),
+    (Conflict, 409, "conflict"),
+    (Unavailable, 503, "unavailable"),
+)
+
+
+class Request:
+    """One request with its whole body."""
+
+    __slots__ = ("body", "headers", "method", "params", "path", "peer_certificate", "query")
+
+    def __init__(  # noqa: PLR0913 - plain record on the hot path
+        self,
+        *,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        body: bytes,
+        params: Mapping[str, str],
+        peer_certificate: Mapping[str, object] | None = None,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers
+        """Case-insensitive."""
+        self.body = body
+        self.params = params
+        """Values of ``{name}`` parts of the route."""
+        self.peer_certificate = peer_certificate
+        """Verified client certificate as ``ssl.SSLSocket.getpeercert`` gives it, or ``None``."""
+
+
+class Response(Struct, frozen=True, kw_only=True):
+    """A whole answer."""
+
+    body: bytes = b""
+    status: int = 200
+    content_type: str = JSON_TYPE
+    headers: Mapping[str, str] = {}
+
+
+class StreamedResponse(Struct, frozen=True, kw_only=True):
+    """An answer sent piece by piece until ``chunks`` ends or the server stops (server-sent events)."""
+
+    chunks: AsyncIterator[bytes]
+    content_type: str = "text/event-stream"
+    headers: Mapping[str, str] = {"cache-control": "no-store"}
+
+
+Handler = Callable[[Request], Awaitable[Response | StreamedResponse]]
+
+
+def json_response(value: object, *, status: int = 200) -> Response:
+    """``value`` (a Struct or plain data) as JSON."""
+    return Response(body=_encoder.encode(value), status=status)
+
+
+def error_response(*, status: int, code: str, message: str, **facts: object) -> Response:
+    """JSON error with a stable ``code``, a sentence, and facts as data."""
+    return json_response({"error": {"code": code, "message": message, **facts}}, status=status)
+
+
+class HttpApp:
+    """Routes of one server, with ``/healthz``, ``/readyz`` and ``/metrics`` built in."""
+
+    def __init__(
+        self,
+        routes: Mapping[tuple[str, str], Handler],
+        *,
+        registry: CollectorRegistry,
+        ready: Callable[[], bool],
+        body_limit: int = 4 * MIB_BYTES,
+        healthy: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Serve ``routes``: ``(method, path)`` → handler; a path part ``{name}`` matches one segment."""
+        self.body_limit = body_limit
+        self._registry = registry
+        self._exact: dict[tuple[str, str], Handler] = {
+            ("GET", "/healthz"): _probe(healthy),
+            ("GET", "/readyz"): _probe(ready),
+            ("GET", "/metrics"): self._metrics,
+        }
+        self._patterns: list[tuple[str, re.Pattern[str], Handler]] = []
+        for (method, path), handler in routes.items():
+            if "{" in path:
+                self._patterns.append((method, _pattern(path), handler))
+            else:
+                self._exact[method, path] = handler
+        self._paths = {path for _, path in self._exact}
+
+    async def _metrics(self, request: Request) -> Response:
+        del request
+        return Response(body=generate_latest(self._registry), content_type=CONTENT_TYPE_LATEST)
+
+    def find(self, method: str, path: str) -> tuple[Handler, Mapping[str, str]] | Response:
+        """Handler and parameters for a request, or the refusal."""
+        handler = self._exact.get((method, path))
+        if handler is not None:
+            return handler, {}
+        known = path in self._paths
+        for route_method, pattern, candidate in self._patterns:
+            match = pattern.fullmatch(path)
+            if match is not None:
+                if route_method == method:
+                    return candidate, match.groupdict()
+                known = True
+        if known:
+            return error_response(
+                status=405, code="method-not-allowed", message=f"{method} is not offered at {path}"
+            )
+        return error_response(status=404, code="not-found", message=f"there is nothing at {path}")
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    parts = re.split(r"\{(\w+)\}", path)
+    return re.compile(
+        "".join(
+            f"(?P<{part}>[^/]+)" if position % 2 else re.escape(part)
+            for position, part in enumerate(parts)
+        )
+    )
+
+
+def _probe(claim: Callable[[], bool]) -> Handler:
+    async def probe(request: Request) -> Response:
+        del request
+        holds = claim()
+        return Response(
+            body=b"ok\n" if holds else b"not ok\n",
+            status=200 if holds else 503,
+            content_type="text/plain",
+        )
+
+    return probe
+
+
+class TlsFiles:
+    """Server certificate from files, which may be replaced while the server runs.
+
+    ``context`` is made once and lives as long as the server; ``reload_if_changed`` loads new files
+    into it, so that later handshakes use them and open connections go on undisturbed.
+    """
+
+    def __init__(self, cert_file: str, key_file: str, *, client_ca_file: str = "") -> None:
+        """Load the files now; with ``client_ca_file``, demand client certificates of that CA."""
+        self._cert_file = cert_file
+        self._key_file = key_file
+        self._client_ca_file = client_ca_file
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if client_ca_file:
+            self.context.verify_mode = ssl.CERT_REQUIRED
+        self._seen = self._state()
+        self._load()
+
+    def _state(self) -> tuple[tuple[int, int, int], ...]:
+        names = [name for name in (self._cert_file, self._key_file, self._client_ca_file) if name]
+        found = []
+        for name in names:
+            try:
+                stat = os.stat(name)  # noqa: PTH116 - follows the symlinks Kubernetes swaps
+            except OSError:
+                found.append((0, 0, 0))
+            else:
+                found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
+        return tuple(found)
+
+    def _load(self) -> None:
+        try:
+            self.context.load_cert_chain(self._cert_file, self._key_file)
+            if self._client_ca_file:
+                self.context.load_verify_locations(self._client_ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise SettingsInvalid(
+                field=f"certificate {self._cert_file} with key {self._key_file}",
+                problem=str(error),
+                fix="give readable PEM files in which certificate and key belong together",
+            ) from error
+
+    def reload_if_changed(self) -> bool:
+        """Load the files again when one changed; whether it did. A pair that does not fit is an error
+        and the old pair stays in use."""
+        state = self._state()
+        if state == self._seen:
+            return False
+        # Tried on a fresh context first: a half-written pair must not disturb the one in use.
+        trial = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            trial.load_cert_chain(self._cert_file, self._key_file)
+        except (OSError, ssl.SSLError) as error:
+            raise SettingsInvalid(
+                field=f"certificate {self._cert_file} with key {self._key_file}",
+                problem=str(error),
+                fix="replace both files together",
+            ) from error
+        self._load()
+        self._seen = state
+        return True
+
+    async def watch(self, *, interval_s: float = 5.0) -> None:
+        """Look at the files every ``interval_s`` for ever; a failed reload is logged and tried again."""
+        while True:
+            await anyio.sleep(interval_s)
+            try:
+                if self.reload_if_changed():
+                    _log.info("certificate reloaded", extra={"cert_file": self._cert_file})
+            except SettingsInvalid as error:
+                _log.error("certificate not reloaded", extra={"problem": str(error)})  # noqa: TRY400
+
+
+async def serve(
+    app: HttpApp,
+    host: str,
+    port: int,
+    tls: TlsFiles | None = None,
+    grace_s: float = 10.0,
+    *,
+    task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until cancelled, then stop accepting and let requests in flight finish within ``grace_s``.
+
+    For ``port = await group.start(serve, app, host, port)``: reports the bound port once it listens.
+    """
+    server = web.Server(_Adapter(app).handle, access_log=None)
+    runner = web.ServerRunner(server, shutdown_timeout=grace_s, handle_signals=False)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port, ssl_context=None if tls is None else tls.context)
+        try:
+            await site.start()
+        except OSError as error:
+            raise SettingsInvalid(
+                field=f"address {host}:{port}",
+                problem=error.strerror or str(error),
+                fix="choose an address of this machine and a free port, or port 0",
+            ) from error
+        bound = runner.addresses[0][1]
+        _log.info("listening", extra={"host": host, "port": bound, "tls": tls is not None})
+        task_status.started(bound)
+        await anyio.sleep_forever()
+    finally:
+        with finish_within(grace_s + 1.0):
+            await runner.cleanup()
+
+
+class _TooLarge(Exception):
+    """The body passes the limit."""
+
+
+class _Adapter:
+    """Turns aiohttp's requests into ours."""
+
+    def __init__(self, app: HttpApp) -> None:
+        self._app = app
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        found = self._app.find(request.method, request.path)
+        if isinstance(found, Response):
+            return _answer(found)
+        handler, params = found
+        try:
+            body = await self._body(request) if request.body_exists else b""
+            outcome = await handler(
+                Request(
+                    method=request.method,
+                    path=request.path,
+                    query=request.query,
+                    headers=request.headers,
+                    body=body,
+                    params=params,
+                    peer_certificate=request.get_extra_info("peercert"),
+                )
+            )
+        except _TooLarge:
+            return self._too_large(request)
+        except HamiError as error:
+            return _answer(_refusal(request, error))
+        except Exception:
+            _log.exception("handler failed", extra={"path": request.path})
+            return _answer(
+                error_response(status=500, code="internal", message="internal error, see the log")
+            )
+        if isinstance(outcome, StreamedResponse):
+            return await _stream(request, outcome)
+        return _answer(outcome)
+
+    async def _body(self, request: web.BaseRequest) -> bytes:
+        limit = self._app.body_limit
+        length = request.content_length
+        if length is not None and length > limit:
+            raise _TooLarge
+        body = await request.content.readany()
+        if len(body) == length:
+            return body
+        pieces = [body]
+        size = len(body)
+        while not request.content.at_eof():
+            if size > limit:
+                raise _TooLarge
+            pieces.append(await request.content.readany())
+            size += len(pieces[-1])
+        if size > limit:
+            raise _TooLarge
+        return b"".join(pieces)
+
+    def _too_large(self, request: web.BaseRequest) -> web.Response:
+        limit = self._app.body_limit
+        answer = _answer(
+            error_response(
+                status=413,
+                code="body-too-large",
+                message=f"the body of {request.method} {request.path} passes the limit of {limit} bytes",
+                limit_bytes=limit,
+            )
+        )
+        answer.force_close()
+        return answer
+
+
+def _refusal(request: web.BaseRequest, error: HamiError) -> Response:
+    for error_type, status, code in _STATUS_BY_ERROR:
+        if isinstance(error, error_type):
+            return error_response(status=status, code=code, message=str(error))
+    _log.error("handler failed", exc_info=error, extra={"path": request.path})
+    return error_response(status=500, code="internal", message=str(error))
+
+
+def _answer(response: Response) -> web.Response:
+    headers = {"Content-Type": response.content_type, **response.headers}
+    return web.Response(body=response.body, status=response.status, headers=headers)
+
+
+async def _stream(request: web.BaseRequest, outcome: StreamedResponse) -> web.StreamResponse:
+    answer = web.StreamResponse(headers={"Content-Type": outcome.content_type, **outcome.headers})
+    await answer.prepare(request)
+    try:
+        async for chunk in outcome.chunks:
+            await answer.write(chunk)
+        await answer.write_eof()
+    except ConnectionError:
+        _log.debug("listener went away", extra={"path": request.path})
+    return answer

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads a service's settings: TOML file, then environment, then flags; strict, with errors that name the fix.
+
+Precedence: defaults of the Struct < file (``--config``) < ``HAMI_<SERVICE>_<FIELD>`` (nested by ``__``) < ``--set a.b=value``. Unknown keys
+fail and the nearest known key is suggested. Values from the environment and flags are text and are converted to the type of their field:
+booleans are ``true``/``false``; lists are comma-separated or a JSON array; mappings and Structs are a JSON object. Knows no single setting
+except those that all services share.
+"""
+
+import argparse
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, Literal, NoReturn, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+from msgspec import Struct, inspect
+
+from hami_common.errors import SettingsInvalid
+from hami_common.vendors.catalog import VendorSettings
+
+S = TypeVar("S", bound=Struct)
+
+MASK = "******"
+_SECRET_WORDS = ("key", "secret", "token", "password", "creds")
+
+
+class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every service needs. Each service's own Struct extends this one."""
+
+    nats_urls: list[str] = ["nats://127.0.0.1:4222"]
+    """Servers of one cluster; any of them will do."""
+    nats_creds: str = ""
+    """Path of a NATS credentials file; empty: no authentication."""
+    nats_ca_file: str = ""
+    """PEM bundle that the servers' certificates must chain to (``tls://`` addresses); empty: the system's."""
+    kubeconfig: str = ""
+    """Path of a kubeconfig; empty: the service account of the pod we run in."""
+    http_host: str = "127.0.0.1"
+    """Address to listen on. A container that is called from outside its pod sets ``0.0.0.0`` or ``::``."""
+    http_port: int = 0
+    """0: the kernel picks a free port, which is logged."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    otlp_endpoint: str = ""
+    """Base URL of an OTLP/HTTP collector; empty: spans are not exported, traceparents are still passed on."""
+    grace_s: float = 20.0
+    """How long requests in flight may take after SIGTERM; shorter than the pod's termination period."""
+    start_timeout_s: float = 60.0
+    """How long to wait at start for NATS and the Kubernetes API before exit code 3."""
+    vendors: VendorSettings = VendorSettings()
+
+
+class Loaded(Struct, Generic[S], frozen=True, kw_only=True):
+    """Outcome of ``load``."""
+
+    settings: S
+    check_only: bool
+    """``--check`` was given: print and leave."""
+    config_path: Path | None
+
+
+def load(
+    settings_type: type[S],
+    *,
+    service: str,
+    argv: Sequence[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded[S]:
+    """Effective settings of ``service`` (word as in ``hami_<service>``). ``SettingsInvalid`` names field, problem and fix."""
+    flags = _parser(service).parse_args(argv)
+    config_path: Path | None = flags.config
+    schema = inspect.type_info(settings_type)
+    tree = {} if config_path is None else _read_toml(config_path)
+    _check_keys(tree, schema, path="")
+    prefix = f"HAMI_{service.upper().replace('-', '_')}_"
+    for path, text, origin in [
+        *_from_environment(prefix, os.environ if environ is None else environ, schema),
+        *_from_flags(flags.set),
+    ]:
+        _assign(tree, schema, path, text, origin)
+    return Loaded(
+        settings=_convert(tree, settings_type, source=str(config_path or "settings")),
+        check_only=flags.check,
+        config_path=config_path,
+    )
+
+
+def masked(settings: Struct) -> dict[str, Any]:
+    """``settings`` as plain data for a log line: secrets masked, passwords cut out of URLs."""
+    plain = msgspec.to_builtins(settings)
+    return {name: _mask(name, value) for name, value in plain.items()}
+
+
+def _mask(name: str, value: object) -> object:
+    if isinstance(value, dict):
+        return {str(key): _mask(str(key), inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mask(name, inner) for inner in value]
+    if not isinstance(value, str) or not value:
+        return value
+    if name.lower().endswith(_SECRET_WORDS):
+        return MASK
+    return _without_password(value)
+
+
+def _without_password(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return text
+    user, at, host = parts.netloc.rpartition("@")
+    if not at:
+        return text
+    shown = f"{user.partition(':')[0]}:{MASK}@{host}" if ":" in user else f"{MASK}@{host}"
+    return urlunsplit(parts._replace(netloc=shown))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsInvalid(
+            field="command line", problem=message, fix=self.format_usage().strip()
+        )
+
+
+def _parser(service: str) -> argparse.ArgumentParser:
+    parser = _Parser(prog=f"hami_{service.replace('-', '_')}", allow_abbrev=False)
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="one setting, as a.b=value; may be repeated, wins over file and environment",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="check the settings, print them and leave"
+    )
+    return parser
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsInvalid(
+            field=f"--config {path}",
+            problem=error.strerror or str(error),
+            fix="give the path of a readable file",
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsInvalid(
+            field=f"--config {path}", problem=str(error), fix="write valid TOML (v1.0)"
+        ) from error
+
+
+def _from_environment(
+    prefix: str, environ: Mapping[str, str], schema: inspect.Type
+) -> list[tuple[str, str, str]]:
+    known = {field.encode_name for field in _fields(schema)}
+    # Kubernetes sets HAMI_SCHEDULER_PORT, HAMI_SCHEDULER_SERVICE_HOST … in each pod of a namespace that holds a Service named hami-scheduler.
+    service_link = re.compile(r"(service_host|service_port(_.*)?|port(_\d+_(tcp|udp|sctp)(_.*)?)?)")
+    found = []
+    for name in sorted(environ):
+        if not name.upper().startswith(prefix):
+            continue
+        path = name[len(prefix) :].lower().replace("__", ".")
+        if path.split(".", maxsplit=1)[0] not in known and service_link.fullmatch(path):
+            continue
+        found.append((path, environ[name], f"environment variable {name}"))
+    return found
+
+
+def _from_flags(pairs: Sequence[str]) -> list[tuple[str, str, str]]:
+    found = []
+    for pair in pairs:
+        path, separator, text = pair.partition("=")
+        if not separator or not path:
+            raise SettingsInvalid(
+                field=f"--set {pair}", problem="has no =", fix="write --set key=value"
+            )
+        found.append((path.strip(), text, f"--set {path.strip()}"))
+    return found
+
+
+def _fields(schema: inspect.Type) -> tuple[inspect.Field, ...]:
+    for candidate in _alternatives(schema):
+        if isinstance(candidate, inspect.StructType):
+            return candidate.fields
+    return ()
+
+
+def _alternatives(schema: inspect.Type) -> tuple[inspect.Type, ...]:
+    return schema.types if isinstance(schema, inspect.UnionType) else (schema,)
+
+
+def _inner(schema: inspect.Type, name: str, *, path: str, origin: str) -> inspect.Type:
+    """Type of key ``name`` inside ``schema``; ``SettingsInvalid`` when there is no such key."""
+    for candidate in _alternatives(schema):
+        if isinstance(candidate, inspect.DictType):
+            return candidate.value_type
+        if isinstance(candidate, inspect.StructType):
+            for field in candidate.fields:
+                if field.encode_name == name:
+                    return field.type
+    names = [field.encode_name for field in _fields(schema)]
+    full = f"{path}.{name}" if path else name
+    where = f" (from {origin})" if origin else ""
+    if not names:
+        raise SettingsInvalid(
+            field=full, problem=f"{path} has no keys inside{where}", fix=f"set {path} itself"
+        )
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    prefix = f"{path}." if path else ""
+    fix = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {', '.join(sorted(names))}"
+    raise SettingsInvalid(field=full, problem=f"is not a known key{where}", fix=fix)
+
+
+def _check_keys(value: object, schema: inspect.Type, *, path: str) -> None:
+    """Refuse unknown keys anywhere in ``value``."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            inner_schema = _inner(schema, name, path=path, origin="")
+            _check_keys(inner, inner_schema, path=f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for candidate in _alternatives(schema):
+            if isinstance(candidate, inspect.ListType | inspect.SetType | inspect.VarTupleType):
+                for number, inner in enumerate(value):
+                    _check_keys(inner, candidate.item_type, path=f"{path}[{number}]")
+
+
+def _assign(tree: dict[str, Any], schema: inspect.Type, path: str, text: str, origin: str) -> None:
+    """Set ``path`` in ``tree`` to ``text``, converted to the type that ``schema`` gives it."""
+    names = path.split(".")
+    here = tree
+    walked = ""
+    for position, name in enumerate(names):
+        schema = _inner(schema, name, path=walked, origin=origin)
+        walked = f"{walked}.{name}" if walked else name
+        if position == len(names) - 1:
+            value = _from_text(text, schema, path=walked, origin=origin)
+            _check_keys(value, schema, path=walked)
+            here[name] = value
+        else:
+            inner = here.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise SettingsInvalid(
+                    field=walked,
+                    problem=f"is not a table, yet {origin} sets a key inside it",
+                    fix=f"write [{walked}] in the file",
+                )
+            here = inner
+
+
+def _from_text(text: str, schema: inspect.Type, *, path: str, origin: str) -> object:
+    """``text`` as plain data that fits ``schema``; what does not fit is left for ``_convert`` to refuse."""
+    for candidate in _alternatives(schema):
+        if isinstance(candidate, inspect.StrType | inspect.LiteralType | inspect.EnumType):
+            return text
+        if isinstance(candidate, inspect.BoolType):
+            if text.lower() in ("true", "false"):
+                return text.lower() == "true"
+            raise SettingsInvalid(
+                field=path,
+                problem=f"{text!r} is not a truth value ({origin})",
+                fix="write true or false",
+            )
+        if isinstance(candidate, inspect.IntType | inspect.FloatType):
+            number = int if isinstance(candidate, inspect.IntType) else float
+            try:
+                return number(text)
+            except ValueError as error:
+                raise SettingsInvalid(
+                    field=path,
+                    problem=f"{text!r} is not a number ({origin})",
+                    fix=f"write {'a whole number' if number is int else 'a number'}",
+                ) from error
+        if isinstance(candidate, inspect.ListType | inspect.SetType | inspect.VarTupleType):
+            if text.lstrip().startswith("["):
+                return _from_json(text, path=path, origin=origin)
+            return [
+                _from_text(part.strip(), candidate.item_type, path=path, origin=origin)
+                for part in text.split(",")
+                if part.strip()
+            ]
+        if isinstance(candidate, inspect.DictType | inspect.StructType):
+            return _from_json(text, path=path, origin=origin)
+    return text
+
+
+def _from_json(text: str, *, path: str, origin: str) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise SettingsInvalid(
+            field=path,
+            problem=f"{text!r} is not JSON ({origin}): {error}",
+            fix="write a JSON array or object",
+        ) from error
+
+
+def _convert(tree: dict[str, Any], settings_type: type[S], *, source: str) -> S:
+    try:
+        return msgspec.convert(tree, settings_type, strict=True)
+    except msgspec.ValidationError as error:
+        problem, separator, where = str(error).rpartition(" - at `$.")
+        if not separator:
+            problem, where = str(error), source
+        if missing := re.fullmatch(r"Object missing required field `(.+)`", problem):
+            field = f"{where.rstrip('`')}.{missing[1]}" if separator else missing[1]
+            raise SettingsInvalid(field=field, problem="is missing", fix="set it") from error
+        raise SettingsInvalid(
+            field=where.rstrip("`"), problem=problem, fix="write a value of that type"
+        ) from error

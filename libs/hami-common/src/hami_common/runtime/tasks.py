@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small patterns around anyio task groups: background tasks for the time of a block, jittered backoff.
+
+Seconds throughout. Cancellation is a level: what must finish after it runs in ``finish_within``.
+"""
+
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import anyio
+from anyio.abc import TaskGroup
+
+
+@asynccontextmanager
+async def background() -> AsyncIterator[TaskGroup]:
+    """A task group whose tasks are cancelled when the block ends.
+
+    An error raised by the block itself leaves it as it is, not wrapped in an ``ExceptionGroup``; a
+    task that fails cancels the block and is raised as a group, as always.
+    """
+    failure: Exception | None = None
+    async with anyio.create_task_group() as group:
+        try:
+            yield group
+        except Exception as error:  # noqa: BLE001 - raised again below, outside the group
+            failure = error
+        group.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+@contextmanager
+def finish_within(limit_s: float) -> Iterator[anyio.CancelScope]:
+    """Shield clean-up that awaits from cancellation, for at most ``limit_s``."""
+    with anyio.move_on_after(limit_s, shield=True) as scope:
+        yield scope
+
+
+class Backoff:
+    """Delays between attempts: they double from ``first_s`` to ``most_s``, each spread by chance over its upper half."""
+
+    def __init__(self, *, first_s: float = 0.1, most_s: float = 5.0) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self._next_s = first_s
+
+    def reset(self) -> None:
+        """An attempt succeeded."""
+        self._next_s = self._first_s
+
+    def next_s(self) -> float:
+        """How long to wait before the next attempt."""
+        delay_s = self._next_s
+        self._next_s = min(self._most_s, delay_s * 2)
+        return delay_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards no secret
+
+    async def wait(self) -> None:
+        """Sleep for ``next_s``."""
+        await anyio.sleep(self.next_s())
