@@ -36,6 +36,10 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     mistrust: str = ""
     """Why the allocation annotation that is there does not count."""
     traceparent: str = ""
+    is_started: bool = False
+    """Containers of the pod exist or existed: in a dispute about a share such a pod wins (design D6)."""
+    fence: str = ""
+    """Annotation ``hami.io/fence`` as it stands."""
 
     def is_waiting(self) -> bool:
         """Whether the pod asks for devices and still waits for a node."""
@@ -103,4 +107,15 @@ class PodReader:
             signed=signed,
             mistrust=mistrust,
             traceparent=pod.annotations().get(keys.TRACEPARENT, ""),
+            is_started=_is_started(pod),
+            fence=pod.annotations().get(keys.FENCE, ""),
         )
+
+
+def _is_started(pod: PodView) -> bool:
+    statuses = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
+    return pod.status.phase == "Running" or any(
+        status.state is not None
+        and (status.state.running is not None or status.state.terminated is not None)
+        for status in statuses
+    )
