@@ -10,7 +10,6 @@ Times are seconds of the monotonic clock. Knows nothing of streams, buckets or s
 """
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from pathlib import Path
 import anyio
 
 from hami_common.errors import Unavailable
+from hami_sim.process import dying_with_parent
 
 HOST = "127.0.0.1"
 START_S = 10.0
@@ -30,12 +30,6 @@ STOP_S = 5.0
 """Grace between the polite signal and SIGKILL."""
 _POLL_S = 0.01
 _LOG_TAIL_LINES = 15
-
-# Runs in the child, then becomes the server: PR_SET_PDEATHSIG (1) is set to SIGKILL (9).
-_DIE_WITH_PARENT = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9);"
-    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
-)
 
 
 class NatsServer:
@@ -154,7 +148,7 @@ class NatsServer:
             server += ["--config", config]
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *server],
+                dying_with_parent(server),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A TCP proxy on loopback that can be cut, and that can act when given bytes pass through it.
+
+Failure tests stand it between a client and its server to hit one exact point of an exchange: before
+a request reaches the server, after it did but before the answer comes back, and so on. The proxy
+knows nothing of the protocol; a pattern is matched on the byte stream of one connection and
+direction, also across read boundaries. ``up`` is from client to server, ``down`` the way back.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Literal
+
+import anyio
+from anyio.abc import SocketAttribute, SocketStream
+
+Direction = Literal["up", "down"]
+HOST = "127.0.0.1"
+_CHUNK_BYTES = 65536
+
+
+class Trap:
+    """Fires once, when its pattern passes."""
+
+    def __init__(
+        self,
+        pattern: bytes,
+        direction: Direction,
+        action: Callable[[], Awaitable[None]],
+        *,
+        deliver: bool,
+        skip: int = 0,
+    ) -> None:
+        """Run ``action`` when ``pattern`` passes in ``direction``.
+
+        With ``deliver`` the bytes are handed on first; without, they are swallowed and the
+        connection is closed after the action. The first ``skip`` matches are let through.
+        """
+        self.pattern = pattern
+        self.direction = direction
+        self.action = action
+        self.deliver = deliver
+        self.skip = skip
+        self.sprung = anyio.Event()
+
+
+class Tap:
+    """One proxy in front of one server; see ``run_tap``."""
+
+    def __init__(self, target_port: int) -> None:
+        """Forward to ``target_port`` on loopback."""
+        self._target_port = target_port
+        self._traps: list[Trap] = []
+        self._streams: set[SocketStream] = set()
+        self._is_cut = False
+        self.port = 0
+
+    def arm(self, trap: Trap) -> Trap:
+        """Wait for the trap's pattern from now on."""
+        self._traps.append(trap)
+        return trap
+
+    def disarm(self) -> None:
+        """Forget all traps."""
+        self._traps.clear()
+
+    async def cut(self) -> None:
+        """Break every connection and refuse new ones until ``heal``."""
+        self._is_cut = True
+        await self._drop_connections()
+
+    async def heal(self) -> None:
+        """Accept connections again."""
+        self._is_cut = False
+
+    async def _drop_connections(self) -> None:
+        for stream in list(self._streams):
+            await anyio.aclose_forcefully(stream)
+
+    async def handle(self, client: SocketStream) -> None:
+        """One connection from a client."""
+        async with client:
+            if self._is_cut:
+                return
+            try:
+                server = await anyio.connect_tcp(HOST, self._target_port)
+            except OSError:
+                return
+            async with server:
+                self._streams |= {client, server}
+                try:
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(self._pump, client, server, "up", group.cancel_scope)
+                        group.start_soon(self._pump, server, client, "down", group.cancel_scope)
+                finally:
+                    self._streams -= {client, server}
+
+    async def _pump(
+        self,
+        source: SocketStream,
+        sink: SocketStream,
+        direction: Direction,
+        scope: anyio.CancelScope,
+    ) -> None:
+        tail = b""
+        try:
+            while True:
+                chunk = await source.receive(_CHUNK_BYTES)
+                seen = tail + chunk
+                trap = self._match(seen, direction, len(tail))
+                if trap is not None and not trap.deliver:
+                    await trap.action()
+                    trap.sprung.set()
+                    break
+                await sink.send(chunk)
+                if trap is not None:
+                    await trap.action()
+                    trap.sprung.set()
+                longest = max((len(t.pattern) for t in self._traps), default=1)
+                tail = seen[-(longest - 1) :] if longest > 1 else b""
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass
+        finally:
+            scope.cancel()
+
+    def _match(self, seen: bytes, direction: Direction, old: int) -> Trap | None:
+        """The first armed trap whose pattern ends in the new part of ``seen``, disarmed."""
+        for trap in self._traps:
+            if trap.direction != direction:
+                continue
+            start = max(0, old - len(trap.pattern) + 1)
+            found = seen.find(trap.pattern, start)
+            while found >= 0 and trap.skip > 0:
+                trap.skip -= 1
+                found = seen.find(trap.pattern, found + len(trap.pattern))
+            if found >= 0:
+                self._traps.remove(trap)
+                return trap
+        return None
+
+
+@asynccontextmanager
+async def run_tap(target_port: int) -> AsyncIterator[Tap]:
+    """A tap in front of ``target_port``; ``tap.port`` is where clients connect."""
+    tap = Tap(target_port)
+    listener = await anyio.create_tcp_listener(local_host=HOST, local_port=0)
+    tap.port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - not Django's extra()
+    async with listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, tap.handle)
+        yield tap
+        await tap.cut()
+        group.cancel_scope.cancel()
