@@ -26,7 +26,7 @@ none is needed. All others: this allocation can never be committed."""
 _encoder = msgspec.json.Encoder()
 
 
-def fate_of(pod: PodFacts | None, *, uid: str, node: str, allocation_id: str) -> Fate:
+def fate_of(pod: PodFacts | None, *, uid: str, node: str, allocation_id: str = "") -> Fate:
     """What became of the attempt to bind pod ``uid`` to ``node`` as ``allocation_id``.
 
     ``pod`` is the API server's answer for the pod's name, ``None`` when there is no such pod.
@@ -100,8 +100,8 @@ def allocation_annotations(
 def fence_document(*, uid: str, allocation_id: str, ledger_seq: int) -> bytes:
     """Merge patch that moves the pod's resourceVersion and nothing else that matters.
 
-    The value names allocation and ledger record, so that fencing another record of the pod changes
-    it again: a patch that changes nothing would leave the resourceVersion where it is.
+    The value names the ledger record too, so that it changes when the same allocation is fenced
+    under a newer record: a patch that changes nothing would leave the resourceVersion as it is.
     """
     return _encoder.encode(
         {

@@ -37,9 +37,11 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """Why the allocation annotation that is there does not count."""
     traceparent: str = ""
     is_started: bool = False
-    """Containers of the pod exist or existed: in a dispute about a share such a pod wins (design D6)."""
+    """Containers of the pod exist or existed: it wins in a dispute about a share (design D6)."""
     fence: str = ""
-    """Annotation ``hami.io/fence`` as it stands."""
+    """The allocation id in the annotation ``hami.io/fence``: its Binding must not come any more."""
+    annotation: str = ""
+    """The allocation annotation as it stands."""
 
     def is_waiting(self) -> bool:
         """Whether the pod asks for devices and still waits for a node."""
@@ -75,23 +77,29 @@ class PodReader:
         """What the pod asks for, ``None`` when it asks for nothing of ours."""
         return self._catalog.parse_pod(pod, defaults=self._policy)
 
-    def facts_of(self, pod: PodView) -> PodFacts:
-        """The facts of this version of the pod."""
+    def facts_of(self, pod: PodView, *, known: PodFacts | None = None) -> PodFacts:
+        """The facts of this version; ``known`` is an earlier one, so as not to verify twice."""
         metadata = pod.metadata
+        node = pod.spec.node_name
+        annotation = pod.annotations().get(keys.ALLOCATION, "")
         request: PodRequest | None = None
         problem = ""
         signed: SignedPlacement | None = None
         mistrust = ""
-        if not pod.spec.node_name:
+        if not node:
             try:
                 request = self.request_of(pod)
             except RequestInvalid as error:
                 problem = str(error)
-        elif annotation := pod.annotations().get(keys.ALLOCATION):
+        elif (
+            known is not None
+            and known.annotation == annotation
+            and (known.uid, known.node) == (metadata.uid, node)
+        ):
+            signed, mistrust = known.signed, known.mistrust
+        elif annotation:
             try:
-                signed = self._verifier.verify(
-                    annotation, pod_uid=metadata.uid, node=pod.spec.node_name
-                )
+                signed = self._verifier.verify(annotation, pod_uid=metadata.uid, node=node)
             except WireInvalid as error:
                 mistrust = str(error)
         return PodFacts(
@@ -99,7 +107,7 @@ class PodReader:
             namespace=metadata.namespace or "default",
             name=metadata.name,
             resource_version=metadata.resource_version,
-            node=pod.spec.node_name,
+            node=node,
             is_deleting=metadata.deletion_timestamp is not None,
             is_finished=pod.is_finished(),
             request=request,
@@ -108,11 +116,13 @@ class PodReader:
             mistrust=mistrust,
             traceparent=pod.annotations().get(keys.TRACEPARENT, ""),
             is_started=_is_started(pod),
-            fence=pod.annotations().get(keys.FENCE, ""),
+            fence=pod.annotations().get(keys.FENCE, "").partition("/")[0],
+            annotation=annotation,
         )
 
 
 def _is_started(pod: PodView) -> bool:
+    """Whether kubelet has said that containers of the pod exist."""
     statuses = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
     return pod.status.phase == "Running" or any(
         status.state is not None
