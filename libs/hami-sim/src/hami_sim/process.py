@@ -27,9 +27,10 @@ _DIE_WITH_PARENT = (
 )
 
 
-def dying_with_parent(argv: Sequence[str]) -> list[str]:
+def dying_with_parent(argv: Sequence[str | Path]) -> list[str]:
     """Command line that runs ``argv`` (absolute program path) as a child that dies with us."""
-    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *argv]
+    head = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
+    return [*head, *map(str, argv)]
 
 
 class Process:
