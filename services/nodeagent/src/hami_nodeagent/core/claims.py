@@ -1,0 +1,496 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides which container an ``Allocate`` call is for and what it may have (design D9).
+
+Kubelet names device ids, not the pod. What identifies the pod is kubelet's own behaviour (device
+manager and pod admission, Kubernetes 1.30 to 1.34):
+
+1. A pod enters kubelet's list before it is admitted, and pods are admitted one at a time; so inside
+   ``Allocate`` exactly one listed, active pod has a container that still lacks its devices.
+2. In a pod, init containers (restartable ones among them) come first, in specification order, then
+   application containers. So each pod has one *next* container.
+3. Device ids of an ordinary init container are handed out again to later containers of the same
+   pod. Hence identity is by pod and container, never by id.
+4. ``List`` shows sidecars and application containers with their ids; ordinary init containers are
+   absent. For those, and for any container that an old kubelet leaves out, our own grants tell.
+5. An error from ``Allocate`` rejects the pod for good; kubelet never repeats the call in the same
+   run. It may repeat it after a restart, when it died before its checkpoint was written, and after
+   the checkpoint was lost, then for pods whose containers already ran.
+
+A pod that looks as if it waited, but for which kubelet will never call, must not block the others.
+Such pods are told apart by evidence only: a finished phase (rejected pods become ``Failed``;
+``List`` leaves them out at once since 1.34), status that only an admitted pod has, our own grants.
+Candidates are ranked by it, and only the best rank counts::
+
+    0 waiting        listed without devices, or an init container without a grant before any sign
+                     of admission
+    1 re-allocation  an init container of a pod that was admitted, without a grant of this run of
+                     kubelet: kubelet asks for it again only if it lost its checkpoint
+
+A candidate whose container asks for another number of ids than the call names is no candidate,
+because kubelet asks for exactly that number. If two pods of the best rank remain, the call waits
+for news and is refused in the end, even when both would get equal shares: a grant names the pod
+whose limits, states and metrics follow, so giving it to the wrong one is never without effect. Only
+within one pod can two containers be equal in effect: same shares, same priority, limits that travel
+with the pod. There the later one is taken, because kubelet repeats a call only in the short time
+between our answer and its checkpoint. On a kubelet that lost its checkpoint while pods of ours run,
+calls are refused as ambiguous until those pods are gone: its books contradict the containers.
+
+``Wait`` means that news may settle the matter (watch, ledger feed, keys); the caller waits a
+bounded time and then refuses with the same code. A record is accepted only if the pod's signed
+annotation verifies and names the record's allocation. While the bus is away the last known records
+serve; a pod whose record has not arrived is refused with ``bus-unavailable`` even if its annotation
+verifies, because the ledger may have released the share since.
+
+Knows no sockets and no clock. Order of ids is irrelevant throughout.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.model.device import Device
+from hami_common.model.placement import ContainerShares, Share
+from hami_common.model.request import ContainerKind
+from hami_nodeagent.core.grants import Grant, GrantBook
+from hami_nodeagent.core.podfacts import Ask, PodFacts
+
+
+class Code(StrEnum):
+    """Why a call is refused: words in the pod's status that never change meaning."""
+
+    NO_PENDING_CONTAINER = "no-pending-container"
+    """No listed pod has a container that waits for this resource."""
+    POD_UNKNOWN = "pod-unknown"
+    """Kubelet lists a pod that the API server has not shown us yet."""
+    AMBIGUOUS = "ambiguous"
+    """More than one container may be meant."""
+    POD_GONE = "pod-gone"
+    """The pod was deleted or has finished."""
+    NO_ALLOCATION = "no-allocation"
+    """The pod was not placed by our scheduler."""
+    ANNOTATION_INVALID = "annotation-invalid"
+    """The allocation annotation does not verify."""
+    LEDGER_UNKNOWN = "ledger-unknown"
+    """The ledger has no record for the pod."""
+    LEDGER_MISMATCH = "ledger-mismatch"
+    """Ledger and annotation name different allocations."""
+    BUS_UNAVAILABLE = "bus-unavailable"
+    """The record has not arrived and the bus is away."""
+    ALLOCATION_RELEASED = "allocation-released"
+    """The share was given back already."""
+    STATE_FAILED = "state-failed"
+    """The allocation was marked as failed."""
+    NOT_IN_ALLOCATION = "not-in-allocation"
+    """The allocation has no share for this container."""
+    COUNT_MISMATCH = "count-mismatch"
+    """Kubelet names another number of devices than the allocation or the pod."""
+    DEVICE_UNKNOWN = "device-unknown"
+    """The allocation names a device that this node does not have."""
+    DEVICE_UNHEALTHY = "device-unhealthy"
+    """The allocated device is out of order."""
+    LIST_UNAVAILABLE = "list-unavailable"
+    """Kubelet did not say which pods it has."""
+    NOT_GRANTED = "not-granted"
+    """A container starts with ids that no Allocate call was answered for."""
+    REQUEST_INVALID = "request-invalid"
+    """The call itself is malformed."""
+    CHECKPOINT_FAILED = "checkpoint-failed"
+    """The grant could not be written to disk."""
+    INTERNAL = "internal"
+    """A bug of ours."""
+
+
+class ListedPod(Struct, frozen=True, kw_only=True):
+    """A pod in kubelet's own list."""
+
+    namespace: str
+    name: str
+    ids_by_container: Mapping[str, Mapping[str, frozenset[str]]] = {}
+    """Listed container → resource → device ids. A container that is not listed is absent."""
+    uid: str = ""
+    """Empty where kubelet does not tell (PodResources)."""
+    settled: bool = False
+    """Kubelet has listed it for much longer than an admission takes."""
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """A record of the ledger with its sequence."""
+
+    record: AllocationRecord
+    sequence: int
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """One container request of an ``Allocate`` call."""
+
+    vendor: str
+    resource: str
+    ids: tuple[str, ...]
+
+
+class View(Struct, kw_only=True):
+    """All that a decision looks at. Its owner keeps it up to date, a decision only reads."""
+
+    pods_by_name: Mapping[tuple[str, str], Sequence[PodFacts]]
+    """(namespace, name) → pods of that name, deleted ones included while kubelet may list them."""
+    entries_by_uid: Mapping[str, Entry]
+    """Newest ledger record of each pod of this node."""
+    states_by_uid: Mapping[str, StateRecord]
+    grants: GrantBook
+    devices_by_uuid: Mapping[str, Device]
+    """Canonical devices of this node."""
+    faulty: Collection[str] = ()
+    """Devices that this node knows to be out of order."""
+    kubelet: str = ""
+    """Names kubelet's current run; grants of an earlier run are uncertain for init containers."""
+    bus_connected: bool = True
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """The call is for this container, and it may have these shares."""
+
+    pod: PodFacts
+    container: str
+    kind: ContainerKind
+    shares: ContainerShares
+    """Shares of all vendors of this container, as recorded."""
+    own: tuple[Share, ...]
+    """Those of the vendor that was asked."""
+    devices: tuple[Device, ...]
+    """Devices of ``own``, in the same order."""
+    entry: Entry
+
+
+class Wait(Struct, frozen=True, kw_only=True):
+    """Not decidable yet. If no news comes in time: refuse with this code."""
+
+    code: Code
+    text: str
+
+
+class Refuse(Struct, frozen=True, kw_only=True):
+    """The answer is no, with one line for the pod's status."""
+
+    code: Code
+    text: str
+
+
+Decision = Claim | Wait | Refuse
+
+_WAITING, _AGAIN = range(2)
+
+
+class _Candidate(Struct, frozen=True, kw_only=True):
+    pod: PodFacts
+    asks: tuple[Ask, ...]
+    """Containers of this pod that may be meant, in order; one unless a grant is uncertain."""
+    rank: int
+
+
+def decide(view: View, listing: Sequence[ListedPod] | None, request: Request) -> Decision:
+    """Which container ``request`` is for. ``listing`` is kubelet's answer from inside this call."""
+    if not request.ids or len(set(request.ids)) != len(request.ids):
+        return Refuse(
+            code=Code.REQUEST_INVALID, text="the call names no device ids, or one of them twice"
+        )
+    if listing is None:
+        return Wait(
+            code=Code.LIST_UNAVAILABLE, text="kubelet's PodResources socket does not answer"
+        )
+    candidates, unknown = _candidates(view, listing, request.resource)
+    if unknown:
+        return Wait(
+            code=Code.POD_UNKNOWN,
+            text=f"kubelet lists {_names(unknown)}, which the API server has not shown us yet",
+        )
+    fitting = [fit for one in candidates if (fit := _of_count(one, len(request.ids))) is not None]
+    if not fitting:
+        return _nobody(candidates, request)
+    best = min(candidate.rank for candidate in fitting)
+    chosen = [candidate for candidate in fitting if candidate.rank == best]
+    if len({candidate.pod.uid for candidate in chosen}) > 1:
+        return Wait(
+            code=Code.AMBIGUOUS,
+            text="more than one pod waits for "
+            f"{request.resource}: {_names([one.pod.title for one in chosen])}",
+        )
+    return _judge(view, chosen[0], request)
+
+
+def decide_all(
+    view: View, listing: Sequence[ListedPod] | None, requests: Sequence[Request]
+) -> tuple[Claim, ...] | Wait | Refuse:
+    """Decisions for the requests of one call, each made as if those before it were granted."""
+    claims: list[Claim] = []
+    for request in requests:
+        decision = decide(view, listing, request)
+        if not isinstance(decision, Claim):
+            return decision
+        claims.append(decision)
+        if len(requests) > 1 and listing is not None:
+            view = replace(view, grants=view.grants.with_grant(grant_of(decision, request, view)))
+            listing = [_with_ids(listed, decision, request) for listed in listing]
+    return tuple(claims)
+
+
+def grant_of(claim: Claim, request: Request, view: View, *, time_s: float = 0.0) -> Grant:
+    """The grant that stands for an answered claim."""
+    return Grant(
+        pod_uid=claim.pod.uid,
+        namespace=claim.pod.namespace,
+        pod=claim.pod.name,
+        container=claim.container,
+        kind=claim.kind,
+        vendor=request.vendor,
+        resource=request.resource,
+        allocation_id=claim.entry.record.allocation_id,
+        ids=tuple(sorted(request.ids)),
+        uuids=tuple(share.uuid for share in claim.own),
+        kubelet=view.kubelet,
+        time_s=time_s,
+    )
+
+
+# --- who may be meant ---
+
+
+def _candidates(
+    view: View, listing: Sequence[ListedPod], resource: str
+) -> tuple[list[_Candidate], list[str]]:
+    """Pods with a container that lacks its devices, and listed pods that nobody told us of."""
+    candidates: list[_Candidate] = []
+    unknown: list[str] = []
+    for listed in listing:
+        pods = view.pods_by_name.get((listed.namespace, listed.name), ())
+        if listed.uid:
+            pods = [pod for pod in pods if pod.uid == listed.uid]
+        if not pods:
+            if not listed.settled:
+                unknown.append(f"{listed.namespace}/{listed.name}")
+            continue
+        bearers = pods if len(pods) == 1 else _bearers(view, listed, pods)
+        for pod in bearers:
+            if pod.finished or resource not in pod.asks_by_resource:
+                continue
+            asks = _lacking(view, listed, pod, resource)
+            if asks:
+                again = pod.admitted and asks[-1].container not in listed.ids_by_container
+                rank = _AGAIN if again else _WAITING
+                candidates.append(_Candidate(pod=pod, asks=asks, rank=rank))
+    return candidates, unknown
+
+
+def _bearers(view: View, listed: ListedPod, pods: Sequence[PodFacts]) -> Sequence[PodFacts]:
+    """Which of several pods of one name kubelet may mean: whose grants match its ids, else all."""
+    shown = {
+        (container, resource): ids
+        for container, ids_by_resource in listed.ids_by_container.items()
+        for resource, ids in ids_by_resource.items()
+        if ids
+    }
+    proven = [
+        pod
+        for pod in pods
+        if any(
+            shown.get((grant.container, grant.resource)) == frozenset(grant.ids)
+            for grant in view.grants.of_pod(pod.uid)
+        )
+    ]
+    return proven if len(proven) == 1 else pods
+
+
+def _lacking(view: View, listed: ListedPod, pod: PodFacts, resource: str) -> tuple[Ask, ...]:
+    """The containers of ``pod`` that kubelet may ask for next, none when all are served."""
+    asks = pod.asks_by_resource[resource]
+    last_shown = max(
+        (
+            position
+            for position, ask in enumerate(asks)
+            if listed.ids_by_container.get(ask.container, {}).get(resource)
+        ),
+        default=-1,
+    )
+    uncertain: list[Ask] = []
+    for ask in asks[last_shown + 1 :]:
+        if ask.container in listed.ids_by_container:
+            return (*uncertain, ask)
+        grant = view.grants.find(pod.uid, ask.container, resource)
+        if grant is None and not pod.admitted:
+            return (*uncertain, ask)
+        if grant is None or grant.kubelet != view.kubelet:
+            uncertain.append(ask)
+    return tuple(uncertain)
+
+
+def _of_count(candidate: _Candidate, count: int) -> _Candidate | None:
+    asks = tuple(ask for ask in candidate.asks if ask.count == count)
+    return replace(candidate, asks=asks) if asks else None
+
+
+def _nobody(candidates: Sequence[_Candidate], request: Request) -> Decision:
+    if not candidates:
+        return Wait(
+            code=Code.NO_PENDING_CONTAINER,
+            text=f"no pod on this node has a container that waits for {request.resource}",
+        )
+    counts = ", ".join(
+        f"{one.pod.title} container {ask.container} asks for {ask.count}"
+        for one in candidates[:3]
+        for ask in one.asks
+    )
+    return Wait(
+        code=Code.COUNT_MISMATCH,
+        text=f"kubelet names {len(request.ids)} devices of {request.resource}, but {counts}",
+    )
+
+
+# --- whether it may have its shares ---
+
+
+def _judge(view: View, candidate: _Candidate, request: Request) -> Decision:
+    pod = candidate.pod
+    if pod.gone:
+        return Refuse(code=Code.POD_GONE, text=f"pod {pod.title} was deleted")
+    entry = _entry_of(view, pod)
+    if not isinstance(entry, Entry):
+        return entry
+    return _one_of(view, candidate, entry, request)
+
+
+def _entry_of(view: View, pod: PodFacts) -> Entry | Wait | Refuse:
+    """The live ledger record that the pod's annotation proves."""
+    signed = pod.signed
+    if signed is None:
+        if pod.annotation_problem:
+            return Refuse(
+                code=Code.ANNOTATION_INVALID,
+                text=f"pod {pod.title}: {pod.annotation_problem}",
+            )
+        return Refuse(
+            code=Code.NO_ALLOCATION,
+            text=f"pod {pod.title} was not placed by hami-scheduler; "
+            "set schedulerName: hami-scheduler and create it again",
+        )
+    entry = view.entries_by_uid.get(pod.uid)
+    if entry is None or (
+        entry.record.allocation_id != signed.allocation_id and entry.sequence < signed.ledger_seq
+    ):
+        if not view.bus_connected:
+            return Wait(
+                code=Code.BUS_UNAVAILABLE,
+                text=f"the record of pod {pod.title} has not arrived and NATS is unreachable",
+            )
+        return Wait(
+            code=Code.LEDGER_UNKNOWN,
+            text=f"the ledger has no record {signed.ledger_seq} for pod {pod.title}",
+        )
+    record = entry.record
+    if record.op == "release":
+        return Refuse(
+            code=Code.ALLOCATION_RELEASED,
+            text=f"the share of pod {pod.title} was released: {record.reason or 'no reason given'}",
+        )
+    if record.allocation_id != signed.allocation_id or (
+        record.op == "reserve" and record.containers != signed.placement.containers
+    ):
+        return Refuse(
+            code=Code.LEDGER_MISMATCH,
+            text=f"ledger record {entry.sequence} of pod {pod.title} and its annotation differ",
+        )
+    state = view.states_by_uid.get(pod.uid)
+    if (
+        state is not None
+        and state.state == "failed"
+        and state.allocation_id == record.allocation_id
+    ):
+        return Refuse(
+            code=Code.STATE_FAILED,
+            text=f"the allocation of pod {pod.title} failed: "
+            f"{state.code or 'no code'} {state.reason}".rstrip(),
+        )
+    return entry
+
+
+def _one_of(view: View, candidate: _Candidate, entry: Entry, request: Request) -> Decision:
+    """The claim for the container that is meant, unless containers of the pod differ in effect."""
+    pod = candidate.pod
+    shares_by_name = {shares.name: shares for shares in entry.record.containers}
+    meant = candidate.asks[-1]
+    shares = shares_by_name.get(meant.container)
+    for other in candidate.asks[:-1]:
+        if not _equal_in_effect(pod, meant.container, other.container, shares_by_name):
+            return Wait(
+                code=Code.AMBIGUOUS,
+                text=f"kubelet may ask for container {other.container} or {meant.container} of pod "
+                f"{pod.title}: it was restarted in the middle of admission",
+            )
+    own = tuple(s for s in shares.shares if s.vendor == request.vendor) if shares else ()
+    if shares is None or not own:
+        return Refuse(
+            code=Code.NOT_IN_ALLOCATION,
+            text=f"the allocation of pod {pod.title} holds no {request.vendor} share for "
+            f"container {meant.container}",
+        )
+    if len(own) != len(request.ids):
+        return Refuse(
+            code=Code.COUNT_MISMATCH,
+            text=f"kubelet names {len(request.ids)} devices for container {meant.container} of pod "
+            f"{pod.title}, its allocation holds {len(own)}",
+        )
+    devices: list[Device] = []
+    for share in own:
+        device = view.devices_by_uuid.get(share.uuid)
+        if device is None:
+            return Wait(
+                code=Code.DEVICE_UNKNOWN,
+                text=f"pod {pod.title} was given device {share.uuid}, which this node has not",
+            )
+        if not device.healthy or share.uuid in view.faulty:
+            return Refuse(
+                code=Code.DEVICE_UNHEALTHY,
+                text=f"device {share.uuid} of pod {pod.title} is out of order: "
+                f"{device.health_reason or 'fault seen on this node'}",
+            )
+        devices.append(device)
+    return Claim(
+        pod=pod,
+        container=meant.container,
+        kind=meant.kind,
+        shares=shares,
+        own=own,
+        devices=tuple(devices),
+        entry=entry,
+    )
+
+
+def _equal_in_effect(
+    pod: PodFacts, a: str, b: str, shares_by_name: Mapping[str, ContainerShares]
+) -> bool:
+    if not {a, b} <= pod.limits_mounted:
+        return False  # the agent mounts each its own limits file
+    first, second = shares_by_name.get(a), shares_by_name.get(b)
+    return (
+        first is not None
+        and second is not None
+        and (first.shares, first.priority) == (second.shares, second.priority)
+    )
+
+
+def _with_ids(listed: ListedPod, claim: Claim, request: Request) -> ListedPod:
+    """``listed`` as kubelet would show it after this claim."""
+    named = (listed.namespace, listed.name) == (claim.pod.namespace, claim.pod.name)
+    if not named or claim.container not in listed.ids_by_container:
+        return listed
+    ids = {
+        **listed.ids_by_container[claim.container],
+        request.resource: frozenset(request.ids),
+    }
+    return replace(listed, ids_by_container={**listed.ids_by_container, claim.container: ids})
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(sorted(names)[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"  # noqa: PLR2004 - one line

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remembers which container was given what, and compares that with kubelet's own books.
+
+A grant is one answered ``Allocate`` request: this container of this pod holds these kubelet ids of
+one resource, and was given these devices. The book is written to disk before the answer leaves
+(``shell.checkpoint``), so that a restarted agent knows what it said. Grants of a pod end when the
+pod is gone from the API server and from kubelet's list.
+
+``compare`` is the agent's check of itself (design D9): kubelet's list says which container holds
+which ids; if ids that we granted to one container sit in another, one of the two runs with shares
+that are not its own. Order of ids is irrelevant; devices are in the order of the shares.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from hami_common.model.request import ContainerKind
+
+FILE_VERSION = 1
+
+
+class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One answered request of an ``Allocate`` call."""
+
+    pod_uid: str
+    namespace: str
+    pod: str
+    container: str
+    kind: ContainerKind
+    vendor: str
+    resource: str
+    allocation_id: str
+    ids: tuple[str, ...]
+    """Kubelet ids, sorted."""
+    uuids: tuple[str, ...]
+    """Devices given, in the order of the shares."""
+    kubelet: str = ""
+    """Kubelet's run in which the call was answered."""
+    time_s: float = 0.0
+    adopted: bool = False
+    """Learnt from kubelet's list after this agent lost its own book."""
+
+
+class GrantFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The book on disk."""
+
+    version: int
+    grants: tuple[Grant, ...] = ()
+
+
+class GrantBook:
+    """All grants of this node."""
+
+    def __init__(self, grants: Iterable[Grant] = ()) -> None:
+        self._by_pod: dict[str, dict[tuple[str, str], Grant]] = {}
+        for grant in grants:
+            self.add(grant)
+
+    def __iter__(self) -> Iterator[Grant]:
+        for of_pod in self._by_pod.values():
+            yield from of_pod.values()
+
+    def __len__(self) -> int:
+        return sum(len(of_pod) for of_pod in self._by_pod.values())
+
+    def add(self, grant: Grant) -> None:
+        """Enter ``grant`` in place of an earlier one of the same container and resource."""
+        self._by_pod.setdefault(grant.pod_uid, {})[grant.container, grant.resource] = grant
+
+    def remove(self, grant: Grant) -> None:
+        """Take back exactly this grant; one that replaced it stays."""
+        of_pod = self._by_pod.get(grant.pod_uid, {})
+        if of_pod.get((grant.container, grant.resource)) == grant:
+            del of_pod[grant.container, grant.resource]
+            if not of_pod:
+                del self._by_pod[grant.pod_uid]
+
+    def drop_pod(self, pod_uid: str) -> int:
+        """Forget a pod; how many grants it had."""
+        return len(self._by_pod.pop(pod_uid, {}))
+
+    def pod_uids(self) -> frozenset[str]:
+        """Pods that hold a grant."""
+        return frozenset(self._by_pod)
+
+    def find(self, pod_uid: str, container: str, resource: str) -> Grant | None:
+        """The grant of one container and resource."""
+        return self._by_pod.get(pod_uid, {}).get((container, resource))
+
+    def of_pod(self, pod_uid: str) -> tuple[Grant, ...]:
+        """All grants of a pod."""
+        return tuple(self._by_pod.get(pod_uid, {}).values())
+
+    def of_ids(self, resource: str, ids: Collection[str]) -> tuple[Grant, ...]:
+        """Grants with exactly these ids: several where a pod reuses those of an init container."""
+        wanted = tuple(sorted(ids))
+        return tuple(grant for grant in self if grant.resource == resource and grant.ids == wanted)
+
+    def with_grant(self, grant: Grant) -> "GrantBook":
+        """A copy that holds ``grant`` too."""
+        copy = GrantBook(self)
+        copy.add(grant)
+        return copy
+
+    def held_ids(self, resource: str) -> frozenset[str]:
+        """Kubelet ids that some container holds."""
+        return frozenset(
+            kubelet_id for grant in self if grant.resource == resource for kubelet_id in grant.ids
+        )
+
+    def to_file(self) -> GrantFile:
+        """The book as it is stored."""
+        return GrantFile(version=FILE_VERSION, grants=tuple(self))
+
+
+class Shown(Struct, frozen=True, kw_only=True):
+    """One container as kubelet lists it, with its pod's uid resolved."""
+
+    pod_uid: str
+    container: str
+    resource: str
+    ids: frozenset[str]
+
+
+class Mismatch(Struct, frozen=True, kw_only=True):
+    """A container that holds, in kubelet's books, ids which we granted to another one."""
+
+    pod_uid: str
+    container: str
+    resource: str
+    text: str
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """Outcome of a check."""
+
+    mismatches: tuple[Mismatch, ...] = ()
+    unknown: tuple[Shown, ...] = ()
+    """Held in kubelet's books, no grant known, and nobody else's: to be adopted."""
+    unconfirmed: tuple[Grant, ...] = ()
+    """Granted, listed by kubelet, but without ids there: kubelet lost them."""
+
+
+def compare(book: GrantBook, shown: Sequence[Shown], resources: Collection[str]) -> Comparison:
+    """Compare the book with the containers that kubelet lists, with or without ids."""
+    listed = {(one.pod_uid, one.container, one.resource): one for one in shown}
+    owners: dict[tuple[str, frozenset[str]], list[Grant]] = {}
+    for known in book:
+        owners.setdefault((known.resource, frozenset(known.ids)), []).append(known)
+    mismatches: list[Mismatch] = []
+    unknown: list[Shown] = []
+    unconfirmed: list[Grant] = []
+
+    def mismatch(uid: str, container: str, resource: str, text: str) -> None:
+        mismatches.append(Mismatch(pod_uid=uid, container=container, resource=resource, text=text))
+
+    for one in shown:
+        if one.resource not in resources:
+            continue
+        grant = book.find(one.pod_uid, one.container, one.resource)
+        if not one.ids:
+            if grant is not None:
+                unconfirmed.append(grant)
+            continue
+        if grant is not None and frozenset(grant.ids) == one.ids:
+            continue
+        others = [
+            other
+            for other in owners.get((one.resource, one.ids), ())
+            if other.pod_uid != one.pod_uid and _contests(other, listed)
+        ]
+        if others:
+            mismatch(
+                one.pod_uid,
+                one.container,
+                one.resource,
+                f"kubelet gave it {_text(one.ids)}, which was granted to container "
+                f"{others[0].container} of pod {others[0].namespace}/{others[0].pod}",
+            )
+            for other in others:
+                mismatch(
+                    other.pod_uid,
+                    other.container,
+                    other.resource,
+                    f"its ids {_text(other.ids)} are with container {one.container} of another pod",
+                )
+        elif grant is not None:
+            mismatch(
+                one.pod_uid,
+                one.container,
+                one.resource,
+                f"kubelet gave it {_text(one.ids)}, granted were {_text(grant.ids)}",
+            )
+        else:
+            unknown.append(one)
+    return Comparison(
+        mismatches=tuple(dict.fromkeys(mismatches)),
+        unknown=tuple(unknown),
+        unconfirmed=tuple(unconfirmed),
+    )
+
+
+def _contests(grant: Grant, listed: Mapping[tuple[str, str, str], Shown]) -> bool:
+    """Whether kubelet lists the grant's container without its ids, so that they went astray."""
+    own = listed.get((grant.pod_uid, grant.container, grant.resource))
+    return own is not None and own.ids != frozenset(grant.ids)
+
+
+def _text(ids: Collection[str]) -> str:
+    return ",".join(sorted(ids))
+
+
+def ended(
+    book: GrantBook, *, is_alive: Callable[[str], bool], listed: Collection[str]
+) -> tuple[str, ...]:
+    """Pods whose grants are over: not alive at the API server and not listed by kubelet."""
+    return tuple(sorted(uid for uid in book.pod_uids() if uid not in listed and not is_alive(uid)))

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads from a pod's API object the few facts that claims and states are decided on.
+
+Containers keep kubelet's admission order: init containers (sidecars among them) in specification
+order, then application containers. A container asks for a resource by its *limits*, because kubelet
+reads nothing else for extended resources, and fractions are rounded up as kubelet does.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+
+from msgspec import Struct
+
+from hami_common import annotations
+from hami_common.errors import WireInvalid
+from hami_common.limits import DIRECTORY, REGION_DIRECTORY
+from hami_common.model.request import ContainerKind
+from hami_common.podview import ContainerStatusView, PodStatusView, PodView
+from hami_common.signing import SignedPlacement, Verifier
+from hami_common.units import INT32_MAX, parse_quantity
+
+_WRITTEN_AFTER_ADMISSION = frozenset(
+    {"Initialized", "Ready", "ContainersReady", "PodReadyToStartContainers"}
+)
+
+
+class Ask(Struct, frozen=True, kw_only=True):
+    """One container's wish for one resource, as kubelet reads it from the pod's specification."""
+
+    container: str
+    kind: ContainerKind
+    count: int
+
+
+class PodFacts(Struct, frozen=True, kw_only=True):
+    """What we know of a pod from the API server."""
+
+    uid: str
+    namespace: str
+    name: str
+    asks_by_resource: Mapping[str, tuple[Ask, ...]] = {}
+    """Containers that ask, in the order in which kubelet admits them."""
+    gone: bool = False
+    """The object was deleted; kubelet may not know yet."""
+    finished: bool = False
+    """Phase Succeeded or Failed: no container of it will run again."""
+    admitted: bool = False
+    """Its status holds something that kubelet writes only after admission."""
+    started: frozenset[str] = frozenset()
+    """Containers that run or ran."""
+    signed: SignedPlacement | None = None
+    """The verified allocation annotation."""
+    annotation_problem: str = ""
+    """Why there is none although the annotation is present; empty when it is absent."""
+    limits_mounted: frozenset[str] = frozenset()
+    """Containers whose limits file travels with the pod, because it passed our webhook."""
+    region_mounted: frozenset[str] = frozenset()
+    """Containers whose usage region travels with the pod."""
+    traceparent: str = ""
+
+    @property
+    def title(self) -> str:
+        """How messages name the pod."""
+        return f"{self.namespace}/{self.name}"
+
+
+def facts_of(
+    pod: PodView,
+    *,
+    node: str,
+    resources: Collection[str],
+    verifier: Verifier,
+    gone: bool = False,
+) -> PodFacts:
+    """Facts of ``pod``: asks for ``resources``, and a placement if it is for ``node``."""
+    signed, problem = _verified(pod, node, verifier)
+    return PodFacts(
+        uid=pod.metadata.uid,
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        asks_by_resource=_asks(pod, resources),
+        gone=gone,
+        finished=pod.is_finished(),
+        admitted=_admitted(pod.status),
+        started=frozenset(
+            status.name for status in _container_statuses(pod.status) if _has_started(status)
+        ),
+        signed=signed,
+        annotation_problem=problem,
+        limits_mounted=_mounting(pod, DIRECTORY),
+        region_mounted=_mounting(pod, REGION_DIRECTORY),
+        traceparent=pod.annotations().get(annotations.TRACEPARENT, ""),
+    )
+
+
+def _verified(pod: PodView, node: str, verifier: Verifier) -> tuple[SignedPlacement | None, str]:
+    text = pod.annotations().get(annotations.ALLOCATION, "")
+    if not text:
+        return None, ""
+    try:
+        return verifier.verify(text, pod_uid=pod.metadata.uid, node=node), ""
+    except WireInvalid as error:
+        return None, str(error)
+
+
+def _asks(pod: PodView, resources: Collection[str]) -> dict[str, tuple[Ask, ...]]:
+    asks: dict[str, list[Ask]] = {}
+    for kind, container in pod.containers_in_order():
+        for resource, text in container.limits().items():
+            if resource not in resources:
+                continue
+            value = parse_quantity(text)
+            if value is not None and 0 < value <= INT32_MAX:
+                asks.setdefault(resource, []).append(
+                    Ask(container=container.name, kind=kind, count=math.ceil(value))
+                )
+    return {resource: tuple(found) for resource, found in asks.items()}
+
+
+def _container_statuses(status: PodStatusView) -> list[ContainerStatusView]:
+    return [*(status.init_container_statuses or []), *(status.container_statuses or [])]
+
+
+def _admitted(status: PodStatusView) -> bool:
+    return (
+        status.phase not in ("", "Pending")
+        or bool(_container_statuses(status))
+        or any(one.type in _WRITTEN_AFTER_ADMISSION for one in status.conditions or [])
+    )
+
+
+def _has_started(status: ContainerStatusView) -> bool:
+    state = status.state
+    ran = state is not None and (state.running is not None or state.terminated is not None)
+    return ran or status.restart_count > 0
+
+
+def _mounting(pod: PodView, path: str) -> frozenset[str]:
+    return frozenset(
+        container.name
+        for _, container in pod.containers_in_order()
+        if any(mount.mount_path.rstrip("/") == path for mount in container.volume_mounts or [])
+    )

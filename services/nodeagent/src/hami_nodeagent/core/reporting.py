@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides which state of an allocation is to be written next (design D5, D6).
+
+States and who writes them::
+
+    reserved  (no state record)      the ledger record itself
+    bound                            the scheduler; this agent when it finds a proven, assigned pod
+                                     without it, so that states are always in order
+    prepared                         every container with shares has its grants
+    running                          the containers with shares run, or ran to their end
+    failed                           the agent: kubelet's books contradict a grant; the scheduler:
+                                     the share was lost
+    released                         the ledger's ``release`` record; never written here
+
+One step is decided at a time, from facts alone, so the same facts after a restart give the same
+step. A state of another reservation of the same pod counts as none. ``failed`` is final for its
+reservation. Knows no bus and no clock.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from hami_common.errors import InvariantBroken
+from hami_common.events.allocation import AllocationRecord, ReportedState, StateRecord
+from hami_common.model.placement import ContainerShares
+from hami_nodeagent.core.claims import Entry
+from hami_nodeagent.core.grants import GrantBook
+from hami_nodeagent.core.podfacts import PodFacts
+
+TRANSITIONS: Mapping[ReportedState | None, frozenset[ReportedState]] = {
+    None: frozenset({"bound", "failed"}),
+    "bound": frozenset({"prepared", "failed"}),
+    "prepared": frozenset({"running", "failed"}),
+    "running": frozenset({"failed"}),
+    "failed": frozenset(),
+}
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """Why an allocation is to be marked as failed."""
+
+    code: str
+    reason: str
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """The next state to write."""
+
+    state: ReportedState
+    containers: tuple[str, ...] = ()
+    """Containers that have reached it."""
+    code: str = ""
+    reason: str = ""
+
+
+def standing(record: AllocationRecord, state: StateRecord | None) -> ReportedState | None:
+    """State of this reservation, ``None`` when none was written for it."""
+    if state is None or state.allocation_id != record.allocation_id:
+        return None
+    return state.state
+
+
+def next_step(
+    entry: Entry,
+    state: StateRecord | None,
+    pod: PodFacts | None,
+    grants: GrantBook,
+    *,
+    failure: Failure | None = None,
+) -> Step | None:
+    """The state to write now, ``None`` when the reservation stands where the facts put it."""
+    record = entry.record
+    now = standing(record, state)
+    if record.op == "release" or now == "failed":
+        return None
+    if failure is not None:
+        return _step(record, now, Step(state="failed", code=failure.code, reason=failure.reason))
+    if pod is None or pod.signed is None or pod.signed.allocation_id != record.allocation_id:
+        return None
+    names = tuple(shares.name for shares in record.containers)
+    if now is None:
+        return Step(state="bound", containers=names)
+    if now == "bound" and all(_has_grants(pod, shares, grants) for shares in record.containers):
+        return _step(record, now, Step(state="prepared", containers=names))
+    if now == "prepared" and (reached := _running(pod, record)):
+        return _step(record, now, Step(state="running", containers=reached))
+    return None
+
+
+def _step(record: AllocationRecord, now: ReportedState | None, step: Step) -> Step:
+    if step.state not in TRANSITIONS[now]:
+        raise InvariantBroken(
+            what=f"allocation {record.allocation_id} cannot go from {now} to {step.state}",
+            story=(f"pod {record.namespace}/{record.pod}", f"op {record.op}"),
+        )
+    return step
+
+
+def _has_grants(pod: PodFacts, shares: ContainerShares, grants: GrantBook) -> bool:
+    held = {grant.vendor for grant in grants.of_pod(pod.uid) if grant.container == shares.name}
+    return {share.vendor for share in shares.shares} <= held
+
+
+def _running(pod: PodFacts, record: AllocationRecord) -> tuple[str, ...]:
+    """Containers that run or ran, once all those with shares that last do; else nothing."""
+    lasting = {shares.name for shares in record.containers if shares.kind != "init"}
+    if not lasting <= pod.started:
+        return ()
+    return tuple(shares.name for shares in record.containers if shares.name in pod.started)

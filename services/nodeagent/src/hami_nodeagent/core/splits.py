@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns devices into the ids that kubelet hands out, and picks ids for a wish.
+
+A split is one id ``<device uuid>-<i>``, i from 0 to slots - 1; a uuid that would make the id longer
+than kubelet's 63 characters is replaced by a digest of it. Kubelet counts splits and nothing else:
+which id a container holds never decides which device it gets (design D9), it only makes kubelet's
+own view agree with ours. Ids are ordered by device, then by number.
+
+An id that a running container holds stays announced even when its device has fewer slots now or
+is gone, because kubelet kills a pod at its next re-admission when one of its ids has vanished.
+Protocol: kubelet device plugin v1beta1. Knows nothing of pods.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+
+from msgspec import Struct
+
+from hami_common.model.device import Device
+
+MAX_ID_LENGTH = 63
+_DIGITS = 16
+_NUMBER_LENGTH = 5
+
+
+class Split(Struct, frozen=True, kw_only=True):
+    """One id as announced to kubelet."""
+
+    id: str
+    uuid: str
+    """Device it belongs to; empty for an id whose device is no longer known."""
+    healthy: bool
+    numa: int | None = None
+
+
+def split_id(uuid: str, number: int) -> str:
+    """Id of split ``number`` of a device."""
+    if len(uuid) + _NUMBER_LENGTH > MAX_ID_LENGTH:
+        digest = hashlib.sha256(uuid.encode()).hexdigest()[:_DIGITS]
+        uuid = f"{uuid[: MAX_ID_LENGTH - _NUMBER_LENGTH - _DIGITS - 1]}-{digest}"
+    return f"{uuid}-{number}"
+
+
+class Splits:
+    """All splits of one vendor on this node."""
+
+    def __init__(self, splits: Iterable[Split] = ()) -> None:
+        """Hold ``splits``; see ``of_devices`` for the usual way."""
+        self.all = tuple(splits)
+        self._uuid_by_id = {split.id: split.uuid for split in self.all}
+
+    @classmethod
+    def of_devices(
+        cls,
+        devices: Iterable[Device],
+        *,
+        faulty: Collection[str] = (),
+        held: Mapping[str, str] | None = None,
+    ) -> "Splits":
+        """Splits of canonical ``devices``.
+
+        ``faulty``: uuids that this node knows to be unusable before the registry says so. ``held``:
+        ids that containers hold, with the uuid each was announced for.
+        """
+        splits: list[Split] = []
+        known = {device.uuid: device for device in devices}
+
+        def healthy(uuid: str) -> bool:
+            return uuid in known and known[uuid].healthy and uuid not in faulty
+
+        for device in known.values():
+            splits.extend(
+                Split(
+                    id=split_id(device.uuid, number),
+                    uuid=device.uuid,
+                    healthy=healthy(device.uuid),
+                    numa=device.numa,
+                )
+                for number in range(device.slots)
+            )
+        announced = {split.id for split in splits}
+        splits.extend(
+            Split(
+                id=kubelet_id,
+                uuid=uuid,
+                healthy=healthy(uuid),
+                numa=known[uuid].numa if uuid in known else None,
+            )
+            for kubelet_id, uuid in sorted((held or {}).items())
+            if kubelet_id not in announced
+        )
+        return cls(splits)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Splits) and self.all == other.all
+
+    __hash__ = None  # type: ignore[assignment]  # compared, never a key
+
+    def uuid_of(self, kubelet_id: str) -> str:
+        """Device of an id; empty when the id was never announced."""
+        return self._uuid_by_id.get(kubelet_id, "")
+
+    def __contains__(self, kubelet_id: object) -> bool:
+        return kubelet_id in self._uuid_by_id
+
+    def prefer(
+        self, available: Collection[str], *, must: Iterable[str], wanted: Iterable[str], size: int
+    ) -> tuple[str, ...]:
+        """``size`` ids out of ``available``, chosen in this order.
+
+        First those that ``must`` be taken, then one of each ``wanted`` device, then whatever is
+        free on the device with the most free ids. Empty when ``available`` cannot fill ``size``; kubelet then reports the shortage itself.
+        """
+        chosen = list(dict.fromkeys(must))
+        free = sorted(set(available) - set(chosen), key=self._order)
+        if len(chosen) > size or len(chosen) + len(free) < size:
+            return ()
+        covered = [self.uuid_of(kubelet_id) for kubelet_id in chosen]
+        for uuid in wanted:
+            if uuid in covered:
+                covered.remove(uuid)
+                continue
+            match = next((one for one in free if self.uuid_of(one) == uuid), None)
+            if match is not None and len(chosen) < size:
+                chosen.append(match)
+                free.remove(match)
+        while len(chosen) < size:
+            counts: dict[str, int] = {}
+            for one in free:
+                counts[self.uuid_of(one)] = counts.get(self.uuid_of(one), 0) + 1
+            best = max(free, key=lambda one: counts[self.uuid_of(one)])
+            chosen.append(best)
+            free.remove(best)
+        return tuple(chosen)
+
+    def _order(self, kubelet_id: str) -> tuple[str, int, str]:
+        uuid = self.uuid_of(kubelet_id)
+        tail = kubelet_id.rpartition("-")[2]
+        return (uuid, int(tail) if tail.isdecimal() else 0, kubelet_id)
