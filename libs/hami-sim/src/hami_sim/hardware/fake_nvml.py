@@ -147,7 +147,7 @@ class FakeNvml:
         self._change(index, present=True)
 
     def fault(self, function: str, index: int | None, code: int, *, hang_ms: int = 0) -> None:
-        """Let ``function`` sleep, then answer ``code`` (0: the truth), for one device or for all."""
+        """Let ``function`` sleep, then answer ``code`` (0: the truth); ``None``: on all devices."""
         where = "*" if index is None else str(self._row(index))
         self._faults.append(f"{function} {where} {code} {hang_ms}")
         self.write()

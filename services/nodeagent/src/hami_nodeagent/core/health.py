@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides from what drivers see whether a device may be used: a debounce per device, pure.
+
+States and what moves between them (``fails`` and ``passes`` are probe results)::
+
+    healthy     fails -> suspect
+    suspect     passes -> healthy; fails, `failures_to_condemn` in a row -> unhealthy
+    unhealthy   passes -> recovering
+    recovering  passes, `probes_to_recover` in a row and `recover_s` after the first -> healthy;
+                fails -> unhealthy
+    any         fatal fault, device lost, driver gone -> unhealthy at once
+
+Only healthy and suspect devices are usable. A fault that the driver judges not fatal (an
+application's own error) is remembered in the story and moves nothing. An error of the waiting
+itself is no stimulus at all. An operator's verdict hides the state while it stands, and the state
+goes on moving behind it.
+
+Stimuli come from drivers (probes, faults, loss), from the inventory (a device was listed) and from
+the node's annotation (the operator). Times are seconds of one monotonic clock, given by the caller.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hami_common.errors import InvariantBroken
+from hami_common.model.device import DeviceFacts
+
+_STORY_LENGTH = 16
+
+
+class HealthState(StrEnum):
+    """Where a device stands; the text appears in logs and metrics."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    UNHEALTHY = "unhealthy"
+    RECOVERING = "recovering"
+
+
+USABLE = frozenset({HealthState.HEALTHY, HealthState.SUSPECT})
+
+
+class HealthRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much evidence a change of mind needs."""
+
+    failures_to_condemn: int = 3
+    """Failed probes in a row that make a device unusable; one driver hiccup must not."""
+    probes_to_recover: int = 3
+    """Clean probes in a row that a device must show before it is usable again."""
+    recover_s: float = 10.0
+    """Seconds between the first of those clean probes and the return."""
+
+
+class DeviceListed(Struct, frozen=True, kw_only=True):
+    """Discovery lists the device, with what it found on the way."""
+
+    uuid: str
+    problem: str = ""
+    """Why the device cannot be used although it is listed; empty when it answered."""
+
+
+class ProbePassed(Struct, frozen=True, kw_only=True):
+    """The device answered a probe and reports no lasting defect."""
+
+    uuid: str
+
+
+class ProbeFailed(Struct, frozen=True, kw_only=True):
+    """The device answered a probe with an error that may pass."""
+
+    uuid: str
+    reason: str
+
+
+class FaultSeen(Struct, frozen=True, kw_only=True):
+    """The device reported a fault by itself."""
+
+    uuid: str
+    code: int
+    """The vendor's number, for NVIDIA the Xid."""
+    fatal: bool
+    """The device itself is at fault, not the application on it."""
+    text: str
+
+
+class DeviceLost(Struct, frozen=True, kw_only=True):
+    """The device does not answer, and waiting will not help."""
+
+    uuid: str
+    reason: str
+
+
+class DriverGone(Struct, frozen=True, kw_only=True):
+    """No device of the vendor can be reached."""
+
+    reason: str
+
+
+class OperatorVerdict(Struct, frozen=True, kw_only=True):
+    """An operator decided about the device, or took the decision back (``usable=None``)."""
+
+    uuid: str
+    usable: bool | None
+    reason: str = ""
+
+
+Stimulus = (
+    DeviceListed | ProbePassed | ProbeFailed | FaultSeen | DeviceLost | DriverGone | OperatorVerdict
+)
+
+
+class HealthChanged(Struct, frozen=True, kw_only=True):
+    """Effect: tell everybody that a device became usable or unusable, or why it is unusable."""
+
+    uuid: str
+    usable: bool
+    reason: str
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """What is published about a device now."""
+
+    usable: bool
+    reason: str
+    """Empty when usable."""
+    state: HealthState
+
+
+@dataclass(slots=True, kw_only=True)
+class _Record:
+    """One device. ``streak`` counts equal probe results that led to the present state."""
+
+    state: HealthState = HealthState.HEALTHY
+    streak: int = 0
+    streak_since_s: float = 0.0
+    reason: str = ""
+    operator: OperatorVerdict | None = None
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_LENGTH))
+
+    def verdict(self) -> Verdict:
+        """The operator's word if there is one, else the state's."""
+        usable, reason = self.state in USABLE, self.reason
+        if self.operator is not None and self.operator.usable is not None:
+            usable = self.operator.usable
+            reason = self.operator.reason or "taken out of use by an operator"
+        return Verdict(usable=usable, reason="" if usable else reason, state=self.state)
+
+    def move(self, state: HealthState, *, streak: int, now_s: float) -> None:
+        """Enter ``state``; a streak of one starts its clock."""
+        self.state, self.streak = state, streak
+        if streak <= 1:
+            self.streak_since_s = now_s
+
+
+class HealthBook:
+    """The health of all devices of one vendor on this node."""
+
+    def __init__(self, rules: HealthRules | None = None) -> None:
+        """Start with no device known."""
+        self.rules = rules or HealthRules()
+        self._record_by_uuid: dict[str, _Record] = {}
+
+    def handle(self, stimulus: Stimulus, now_s: float) -> tuple[HealthChanged, ...]:
+        """Take one stimulus; the result says which published verdicts changed by it."""
+        if isinstance(stimulus, DriverGone):
+            touched = list(self._record_by_uuid)
+        else:
+            touched = [stimulus.uuid]
+        changes = []
+        for uuid in touched:
+            record = self._record_by_uuid.setdefault(uuid, _Record())
+            before, state = record.verdict(), record.state
+            self._apply(record, stimulus, now_s)
+            after = record.verdict()
+            record.story.append(f"{now_s:.3f} {_describe(stimulus)}: {state} -> {record.state}")
+            if (before.usable, before.reason) != (after.usable, after.reason):
+                changes.append(HealthChanged(uuid=uuid, usable=after.usable, reason=after.reason))
+        return tuple(changes)
+
+    def verdict(self, uuid: str) -> Verdict:
+        """What is published about ``uuid``; a device nobody spoke of yet is usable."""
+        return self._record_by_uuid.get(uuid, _Record()).verdict()
+
+    def story(self, uuid: str) -> tuple[str, ...]:
+        """Recent history of one device, oldest first, for logs and support."""
+        record = self._record_by_uuid.get(uuid)
+        return () if record is None else tuple(record.story)
+
+    def judge(self, facts: DeviceFacts) -> DeviceFacts:
+        """The facts with this book's verdict in them, as they are to be reported."""
+        verdict = self.verdict(facts.uuid)
+        return replace(facts, healthy=verdict.usable, health_reason=verdict.reason)
+
+    def check(self) -> None:
+        """Raise ``InvariantBroken`` if a record contradicts the rules."""
+        for uuid, record in self._record_by_uuid.items():
+            limit = {
+                HealthState.HEALTHY: 0,
+                HealthState.SUSPECT: self.rules.failures_to_condemn - 1,
+            }.get(record.state)
+            wrong = limit is not None and record.streak > limit
+            wrong = wrong or (record.state is HealthState.UNHEALTHY and not record.reason)
+            if wrong:
+                raise InvariantBroken(
+                    what=f"device {uuid} is {record.state} with streak {record.streak}",
+                    story=tuple(record.story),
+                )
+
+    def _apply(self, record: _Record, stimulus: Stimulus, now_s: float) -> None:
+        match stimulus:
+            case ProbePassed():
+                self._passed(record, now_s)
+            case ProbeFailed():
+                self._failed(record, stimulus.reason, now_s)
+            case FaultSeen(fatal=True):
+                _condemn(record, stimulus.text, now_s)
+            case DeviceLost() | DriverGone():
+                _condemn(record, stimulus.reason, now_s)
+            case DeviceListed() if stimulus.problem:
+                _condemn(record, stimulus.problem, now_s)
+            case OperatorVerdict():
+                record.operator = stimulus
+            case _:
+                pass
+
+    def _passed(self, record: _Record, now_s: float) -> None:
+        match record.state:
+            case HealthState.SUSPECT:
+                _clear(record, now_s)
+            case HealthState.UNHEALTHY:
+                record.move(HealthState.RECOVERING, streak=1, now_s=now_s)
+            case HealthState.RECOVERING:
+                record.move(HealthState.RECOVERING, streak=record.streak + 1, now_s=now_s)
+            case HealthState.HEALTHY:
+                return
+        if (
+            record.state is HealthState.RECOVERING
+            and record.streak >= self.rules.probes_to_recover
+            and now_s - record.streak_since_s >= self.rules.recover_s
+        ):
+            _clear(record, now_s)
+
+    def _failed(self, record: _Record, reason: str, now_s: float) -> None:
+        if record.state not in USABLE:
+            _condemn(record, reason, now_s)
+            return
+        record.move(HealthState.SUSPECT, streak=record.streak + 1, now_s=now_s)
+        if record.streak >= self.rules.failures_to_condemn:
+            _condemn(record, reason, now_s)
+
+
+def _condemn(record: _Record, reason: str, now_s: float) -> None:
+    record.move(HealthState.UNHEALTHY, streak=0, now_s=now_s)
+    record.reason = reason
+
+
+def _clear(record: _Record, now_s: float) -> None:
+    record.move(HealthState.HEALTHY, streak=0, now_s=now_s)
+    record.reason = ""
+
+
+def _describe(stimulus: Stimulus) -> str:
+    match stimulus:
+        case FaultSeen():
+            return f"{'fatal' if stimulus.fatal else 'harmless'} fault, {stimulus.text}"
+        case ProbeFailed() | DeviceLost() | DriverGone():
+            return f"{type(stimulus).__name__}, {stimulus.reason}"
+        case OperatorVerdict():
+            return f"operator says usable={stimulus.usable}"
+        case DeviceListed():
+            return f"listed {stimulus.problem}".strip()
+        case ProbePassed():
+            return "probe passed"

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong between the agent and a vendor's driver; library errors become these.
+
+::
+
+    HamiError
+    └── DriverError             carries what was being done and the vendor's own code and text
+        ├── DriverMissing       not installed or not loaded: wait for it, it may come
+        ├── DriverMismatch      library and kernel module differ: the agent must be restarted
+        ├── DriverDenied        no permission: tell the operator, retrying does not help
+        ├── DeviceGone          the device fell off the bus or needs a reset
+        ├── DeviceHung          no answer within the deadline; the call may still be running
+        ├── NotSupported        this part cannot do that: use the fallback
+        └── DriverTransient     anything else: try again, a limited number of times
+"""
+
+from hami_common.errors import HamiError
+
+
+class DriverError(HamiError):
+    """Base of this tree."""
+
+    def __init__(self, *, doing: str, detail: str, code: int = 0) -> None:
+        """Say what was being done, the vendor's text and number (0 when it has none)."""
+        super().__init__(doing, detail, code)
+        self.doing = doing
+        self.detail = detail
+        self.code = code
+
+    def __str__(self) -> str:
+        number = f" (code {self.code})" if self.code else ""
+        return f"{self.doing}: {self.detail}{number}"
+
+
+class DriverMissing(DriverError):
+    """The driver is not there. The catcher says so in its report and asks again later."""
+
+
+class DriverMismatch(DriverError):
+    """The driver was exchanged under the loaded library. Only a new process loads the new one."""
+
+
+class DriverDenied(DriverError):
+    """The agent lacks a permission."""
+
+
+class DeviceGone(DriverError):
+    """The device is lost for this opening of the driver."""
+
+
+class DeviceHung(DriverError):
+    """The deadline passed. Until the call returns, further calls for the device fail at once."""
+
+
+class NotSupported(DriverError):
+    """The part or the driver version cannot do it."""
+
+
+class DriverTransient(DriverError):
+    """An error without a meaning of its own to us."""

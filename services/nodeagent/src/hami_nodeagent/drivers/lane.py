@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lane leads blocking calls of one device into worker threads, one at a time, with a deadline.
+
+A call that does not return by its deadline is given up: the awaiting task goes on with
+``DeviceHung``, the thread stays where it is, and the lane refuses further calls at once until that
+thread comes back. A hung device thus costs one thread and one deadline, whatever is asked of it.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+
+from hami_nodeagent.drivers.errors import DeviceHung
+
+T = TypeVar("T")
+
+
+class Lane:
+    """The way into a vendor's library for one device, or for the library as a whole."""
+
+    def __init__(self, name: str, deadline_s: float) -> None:
+        """``name`` appears in errors; ``deadline_s`` bounds each call unless it says otherwise."""
+        self.name = name
+        self._deadline_s = deadline_s
+        self._turn = anyio.Lock()
+        self._limiter = anyio.CapacityLimiter(1)
+        self._running = False
+
+    @property
+    def is_stuck(self) -> bool:
+        """A call was given up and has not returned yet."""
+        return self._running and not self._turn.locked()
+
+    async def call(self, doing: str, fn: Callable[[], T], *, deadline_s: float | None = None) -> T:
+        """Run ``fn`` in a thread; ``DeviceHung`` when it does not return in time."""
+        limit_s = self._deadline_s if deadline_s is None else deadline_s
+        async with self._turn:
+            self._refuse_if_running(doing)
+            with anyio.move_on_after(limit_s):
+                return await anyio.to_thread.run_sync(
+                    lambda: self._tracked(fn), abandon_on_cancel=True, limiter=self._limiter
+                )
+        raise DeviceHung(doing=f"{self.name}: {doing}", detail=f"no answer within {limit_s:g} s")
+
+    @asynccontextmanager
+    async def hold(self, doing: str) -> AsyncIterator[None]:
+        """Keep the lane empty inside the block; ``DeviceHung`` if a call is stuck in it."""
+        async with self._turn:
+            self._refuse_if_running(doing)
+            yield
+
+    def _tracked(self, fn: Callable[[], T]) -> T:
+        self._running = True
+        try:
+            return fn()
+        finally:
+            self._running = False
+
+    def _refuse_if_running(self, doing: str) -> None:
+        if self._running:
+            raise DeviceHung(
+                doing=f"{self.name}: {doing}", detail="an earlier call has not returned yet"
+            )

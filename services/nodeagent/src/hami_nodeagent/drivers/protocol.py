@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node half of a vendor: what every driver does, whatever library or tool it uses inside.
+
+A driver only tells what it sees. Whether a device may be used is decided by ``core.health`` from
+the stimuli that ``probe`` and ``wait_faults`` return. No method lets one bad device hide the
+others, and none blocks the loop; hanging calls are given up after the driver's own deadline.
+
+Memory in MiB, compute in percent of one device, power in watts.
+"""
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from hami_common.model.device import DeviceFacts, Link
+from hami_nodeagent.core.health import Stimulus
+
+
+class Inventory(Struct, frozen=True, kw_only=True):
+    """What discovery found."""
+
+    devices: tuple[DeviceFacts, ...]
+    """In order of index. A device seen before that does not answer now is listed with its last
+    facts, not healthy and with the reason."""
+    links: tuple[Link, ...] = ()
+    driver_version: str = ""
+    problems: tuple[str, ...] = ()
+    """What could not be listed, one sentence each; the rest of the inventory stands."""
+
+
+class ProcessUsage(Struct, frozen=True, kw_only=True):
+    """What one process of the host takes of a device; ``None`` where the driver cannot tell."""
+
+    pid: int
+    used_mib: int | None = None
+    core_pct: int | None = None
+
+
+class DeviceUsage(Struct, frozen=True, kw_only=True):
+    """What a device does now; ``None`` where the driver cannot tell."""
+
+    uuid: str
+    used_mib: int | None = None
+    total_mib: int | None = None
+    core_pct: int | None = None
+    memory_bus_pct: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    processes: tuple[ProcessUsage, ...] | None = None
+
+
+class Driver(Protocol):
+    """One vendor's devices on this node."""
+
+    @property
+    def vendor(self) -> str:
+        """Vendor word, as in ``DeviceFacts.vendor``."""
+        ...
+
+    @property
+    def is_stuck(self) -> bool:
+        """A call into the vendor's library never came back; its thread outlives the loop."""
+        ...
+
+    async def discover(self) -> Inventory:
+        """List all devices; finds those that were added since the last call.
+
+        ``DriverMissing``, ``DriverMismatch``, ``DriverDenied``, ``DriverTransient`` when nothing at
+        all can be listed; a later call may succeed.
+        """
+        ...
+
+    async def probe(self) -> tuple[Stimulus, ...]:
+        """Ask each listed device whether it works: one stimulus each, or ``DriverGone``.
+
+        Raises nothing of the driver's errors: a stimulus says it.
+        """
+        ...
+
+    async def wait_faults(self, limit_s: float) -> tuple[Stimulus, ...]:
+        """Faults that devices report by themselves; empty after ``limit_s`` without any.
+
+        Loop over this call and over ``probe`` in separate tasks; a driver that cannot be told of
+        faults waits and returns nothing. Raises nothing of the driver's errors; one that says
+        nothing about devices is logged, and the next call starts afresh.
+        """
+        ...
+
+    async def usage(self) -> tuple[DeviceUsage, ...]:
+        """Usage of every device that answers, in order of index. Raises as ``discover`` does."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of the driver, so that it can be reloaded. The object can be used again."""
+        ...

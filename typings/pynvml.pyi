@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+# The part of nvidia-ml-py that hami_nodeagent.drivers.nvidia uses; the library ships no types.
+# ruff: noqa: N801, N802, N803, N815, N816 -- names are the library's
+
+import ctypes
+
+class NVMLError(Exception):
+    value: int
+
+class c_nvmlDevice_t(ctypes.c_void_p): ...
+class c_nvmlEventSet_t(ctypes.c_void_p): ...
+
+class _PciInfo:
+    busId: str
+    domain: int
+    bus: int
+    device: int
+    pciDeviceId: int
+
+class _Memory:
+    total: int
+    free: int
+    used: int
+    reserved: int
+
+class _Utilization:
+    gpu: int
+    memory: int
+
+class _Process:
+    pid: int
+    usedGpuMemory: int | None
+
+class _ProcessSample:
+    pid: int
+    timeStamp: int
+    smUtil: int
+
+class _EventData:
+    device: c_nvmlDevice_t
+    eventType: int
+    eventData: int
+
+class _Attributes:
+    multiprocessorCount: int
+
+NVML_NVLINK_MAX_LINKS: int
+NVML_NVLINK_DEVICE_TYPE_GPU: int
+NVML_NVLINK_DEVICE_TYPE_SWITCH: int
+NVML_TEMPERATURE_GPU: int
+NVML_SUCCESS: int
+NVML_ERROR_UNINITIALIZED: int
+NVML_ERROR_INVALID_ARGUMENT: int
+NVML_ERROR_NOT_SUPPORTED: int
+NVML_ERROR_NO_PERMISSION: int
+NVML_ERROR_NOT_FOUND: int
+NVML_ERROR_DRIVER_NOT_LOADED: int
+NVML_ERROR_TIMEOUT: int
+NVML_ERROR_LIBRARY_NOT_FOUND: int
+NVML_ERROR_FUNCTION_NOT_FOUND: int
+NVML_ERROR_GPU_IS_LOST: int
+NVML_ERROR_RESET_REQUIRED: int
+NVML_ERROR_LIB_RM_VERSION_MISMATCH: int
+NVML_ERROR_GPU_NOT_FOUND: int
+NVML_TOPOLOGY_INTERNAL: int
+NVML_TOPOLOGY_SINGLE: int
+NVML_TOPOLOGY_MULTIPLE: int
+NVML_TOPOLOGY_HOSTBRIDGE: int
+NVML_TOPOLOGY_NODE: int
+NVML_TOPOLOGY_SYSTEM: int
+nvmlMemory_v2: int
+nvmlEventTypeXidCriticalError: int
+nvmlEventTypeDoubleBitEccError: int
+nvmlEventTypeSingleBitEccError: int
+
+def nvmlInit() -> None: ...
+def nvmlShutdown() -> None: ...
+def nvmlErrorString(result: int) -> str: ...
+def nvmlSystemGetDriverVersion() -> str: ...
+def nvmlDeviceGetCount() -> int: ...
+def nvmlDeviceGetHandleByIndex(index: int) -> c_nvmlDevice_t: ...
+def nvmlDeviceGetHandleByUUID(uuid: bytes) -> c_nvmlDevice_t: ...
+def nvmlDeviceGetUUID(handle: c_nvmlDevice_t) -> str: ...
+def nvmlDeviceGetName(handle: c_nvmlDevice_t) -> str: ...
+def nvmlDeviceGetSerial(handle: c_nvmlDevice_t) -> str: ...
+def nvmlDeviceGetMinorNumber(handle: c_nvmlDevice_t) -> int: ...
+def nvmlDeviceGetPciInfo(handle: c_nvmlDevice_t) -> _PciInfo: ...
+def nvmlDeviceGetMemoryInfo(handle: c_nvmlDevice_t, version: int | None = ...) -> _Memory: ...
+def nvmlDeviceGetCudaComputeCapability(handle: c_nvmlDevice_t) -> tuple[int, int]: ...
+def nvmlDeviceGetAttributes(device: c_nvmlDevice_t) -> _Attributes: ...
+def nvmlDeviceGetMigMode(device: c_nvmlDevice_t) -> list[int]: ...
+def nvmlDeviceGetRemappedRows(device: c_nvmlDevice_t) -> tuple[int, int, int, int]: ...
+def nvmlDeviceGetUtilizationRates(handle: c_nvmlDevice_t) -> _Utilization: ...
+def nvmlDeviceGetTemperature(handle: c_nvmlDevice_t, sensor: int) -> int: ...
+def nvmlDeviceGetPowerUsage(handle: c_nvmlDevice_t) -> int: ...
+def nvmlDeviceGetComputeRunningProcesses(handle: c_nvmlDevice_t) -> list[_Process]: ...
+def nvmlDeviceGetProcessUtilization(
+    handle: c_nvmlDevice_t,
+    timeStamp: int,
+) -> list[_ProcessSample]: ...
+def nvmlDeviceGetTopologyCommonAncestor(
+    device1: c_nvmlDevice_t, device2: c_nvmlDevice_t
+) -> int: ...
+def nvmlDeviceGetNvLinkState(device: c_nvmlDevice_t, link: int) -> int: ...
+def nvmlDeviceGetNvLinkRemotePciInfo(device: c_nvmlDevice_t, link: int) -> _PciInfo: ...
+def nvmlDeviceGetNvLinkRemoteDeviceType(handle: c_nvmlDevice_t, link: int) -> int: ...
+def nvmlEventSetCreate() -> c_nvmlEventSet_t: ...
+def nvmlDeviceGetSupportedEventTypes(handle: c_nvmlDevice_t) -> int: ...
+def nvmlDeviceRegisterEvents(
+    handle: c_nvmlDevice_t,
+    eventTypes: int,
+    eventSet: c_nvmlEventSet_t,
+) -> None: ...
+def nvmlEventSetWait_v2(eventSet: c_nvmlEventSet_t, timeoutms: int) -> _EventData: ...
+def nvmlEventSetFree(eventSet: c_nvmlEventSet_t) -> None: ...
