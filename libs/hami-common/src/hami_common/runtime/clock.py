@@ -65,7 +65,7 @@ class ManualClock:
                 heapq.heapify(self._sleepers)
 
     async def advance(self, delay_s: float) -> None:
-        """Move the clock on; each sleeper due on the way wakes at its own time and may sleep again."""
+        """Move the clock on; each sleeper due on the way wakes at its own time."""
         target_s = self._elapsed_s + delay_s
         await anyio.wait_all_tasks_blocked()
         while self._sleepers and self._sleepers[0][0] <= target_s:

@@ -12,7 +12,6 @@ import os
 import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from pathlib import Path
 
 import anyio
 import msgspec
@@ -53,7 +52,7 @@ class Request:
 
     __slots__ = ("body", "headers", "method", "params", "path", "peer_certificate", "query")
 
-    def __init__(  # noqa: PLR0913 - plain record on the hot path
+    def __init__(
         self,
         *,
         method: str,
@@ -86,7 +85,7 @@ class Response(Struct, frozen=True, kw_only=True):
 
 
 class StreamedResponse(Struct, frozen=True, kw_only=True):
-    """An answer sent piece by piece until ``chunks`` ends or the server stops (server-sent events)."""
+    """An answer sent piece by piece until ``chunks`` ends (server-sent events)."""
 
     chunks: AsyncIterator[bytes]
     content_type: str = "text/event-stream"
@@ -118,7 +117,7 @@ class HttpApp:
         body_limit: int = 4 * MIB_BYTES,
         healthy: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Serve ``routes``: ``(method, path)`` → handler; a path part ``{name}`` matches one segment."""
+        """Serve ``routes``, by method and path; a part ``{name}`` of a path matches one segment."""
         self.body_limit = body_limit
         self._registry = registry
         self._exact: dict[tuple[str, str], Handler] = {
@@ -224,8 +223,10 @@ class TlsFiles:
             ) from error
 
     def reload_if_changed(self) -> bool:
-        """Load the files again when one changed; whether it did. A pair that does not fit is an error
-        and the old pair stays in use."""
+        """Load the files again when one changed; whether it did.
+
+        ``SettingsInvalid`` when they do not belong together; the old pair stays in use then.
+        """
         state = self._state()
         if state == self._seen:
             return False
@@ -244,14 +245,14 @@ class TlsFiles:
         return True
 
     async def watch(self, *, interval_s: float = 5.0) -> None:
-        """Look at the files every ``interval_s`` for ever; a failed reload is logged and tried again."""
+        """Look at the files every ``interval_s``, for ever; a failed reload is tried again."""
         while True:
             await anyio.sleep(interval_s)
             try:
                 if self.reload_if_changed():
                     _log.info("certificate reloaded", extra={"cert_file": self._cert_file})
             except SettingsInvalid as error:
-                _log.error("certificate not reloaded", extra={"problem": str(error)})  # noqa: TRY400
+                _log.warning("certificate not reloaded", extra={"problem": str(error)})
 
 
 async def serve(
@@ -263,7 +264,7 @@ async def serve(
     *,
     task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled, then stop accepting and let requests in flight finish within ``grace_s``.
+    """Serve until cancelled, then stop accepting and give requests in flight ``grace_s`` to finish.
 
     For ``port = await group.start(serve, app, host, port)``: reports the bound port once it listens.
     """
@@ -321,7 +322,7 @@ class _Adapter:
             return self._too_large(request)
         except HamiError as error:
             return _answer(_refusal(request, error))
-        except Exception:
+        except Exception:  # noqa: BLE001 - one request must not end the server; logged, answered 500
             _log.exception("handler failed", extra={"path": request.path})
             return _answer(
                 error_response(status=500, code="internal", message="internal error, see the log")
@@ -355,7 +356,7 @@ class _Adapter:
             error_response(
                 status=413,
                 code="body-too-large",
-                message=f"the body of {request.method} {request.path} passes the limit of {limit} bytes",
+                message=f"the body passes the limit of {limit} bytes; see setting http_body_limit",
                 limit_bytes=limit,
             )
         )

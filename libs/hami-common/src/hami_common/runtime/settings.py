@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads a service's settings: TOML file, then environment, then flags; strict, with errors that name the fix.
+"""Loads a service's settings: TOML file, then environment, then flags; errors name the fix.
 
-Precedence: defaults of the Struct < file (``--config``) < ``HAMI_<SERVICE>_<FIELD>`` (nested by ``__``) < ``--set a.b=value``. Unknown keys
-fail and the nearest known key is suggested. Values from the environment and flags are text and are converted to the type of their field:
-booleans are ``true``/``false``; lists are comma-separated or a JSON array; mappings and Structs are a JSON object. Knows no single setting
-except those that all services share.
+Precedence: defaults of the Struct < file (``--config``) < ``HAMI_<SERVICE>_<FIELD>`` (nested by
+``__``) < ``--set a.b=value``. Unknown keys fail and the nearest known key is suggested. Values from
+environment and flags are text and are converted to the type of their field: booleans are ``true``
+or ``false``; lists are comma-separated or a JSON array; mappings and Structs are a JSON object.
+Knows no single setting except those that all services share.
 """
 
 import argparse
@@ -37,18 +38,18 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     nats_creds: str = ""
     """Path of a NATS credentials file; empty: no authentication."""
     nats_ca_file: str = ""
-    """PEM bundle that the servers' certificates must chain to (``tls://`` addresses); empty: the system's."""
+    """PEM bundle of the CA of ``tls://`` servers; empty: the system's."""
     kubeconfig: str = ""
     """Path of a kubeconfig; empty: the service account of the pod we run in."""
     http_host: str = "127.0.0.1"
-    """Address to listen on. A container that is called from outside its pod sets ``0.0.0.0`` or ``::``."""
+    """Address to listen on; ``0.0.0.0`` or ``::`` where callers are outside the pod."""
     http_port: int = 0
     """0: the kernel picks a free port, which is logged."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     otlp_endpoint: str = ""
-    """Base URL of an OTLP/HTTP collector; empty: spans are not exported, traceparents are still passed on."""
+    """Base URL of an OTLP/HTTP collector; empty: no export, yet traceparents are passed on."""
     grace_s: float = 20.0
-    """How long requests in flight may take after SIGTERM; shorter than the pod's termination period."""
+    """How long work in flight may take after SIGTERM; less than the pod's termination period."""
     start_timeout_s: float = 60.0
     """How long to wait at start for NATS and the Kubernetes API before exit code 3."""
     vendors: VendorSettings = VendorSettings()
@@ -70,7 +71,7 @@ def load(
     argv: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Loaded[S]:
-    """Effective settings of ``service`` (word as in ``hami_<service>``). ``SettingsInvalid`` names field, problem and fix."""
+    """Effective settings of ``service`` (word as in ``hami_<service>``), or ``SettingsInvalid``."""
     flags = _parser(service).parse_args(argv)
     config_path: Path | None = flags.config
     schema = inspect.type_info(settings_type)
@@ -161,7 +162,8 @@ def _from_environment(
     prefix: str, environ: Mapping[str, str], schema: inspect.Type
 ) -> list[tuple[str, str, str]]:
     known = {field.encode_name for field in _fields(schema)}
-    # Kubernetes sets HAMI_SCHEDULER_PORT, HAMI_SCHEDULER_SERVICE_HOST … in each pod of a namespace that holds a Service named hami-scheduler.
+    # Kubernetes itself sets HAMI_SCHEDULER_PORT, HAMI_SCHEDULER_SERVICE_HOST and the like in each
+    # pod of a namespace that holds a Service named hami-scheduler.
     service_link = re.compile(r"(service_host|service_port(_.*)?|port(_\d+_(tcp|udp|sctp)(_.*)?)?)")
     found = []
     for name in sorted(environ):
@@ -256,7 +258,7 @@ def _assign(tree: dict[str, Any], schema: inspect.Type, path: str, text: str, or
 
 
 def _from_text(text: str, schema: inspect.Type, *, path: str, origin: str) -> object:
-    """``text`` as plain data that fits ``schema``; what does not fit is left for ``_convert`` to refuse."""
+    """``text`` as plain data for ``schema``; ``_convert`` refuses what does not fit."""
     for candidate in _alternatives(schema):
         if isinstance(candidate, inspect.StrType | inspect.LiteralType | inspect.EnumType):
             return text

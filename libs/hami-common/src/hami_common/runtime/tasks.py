@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small patterns around anyio task groups: background tasks for the time of a block, jittered backoff.
+"""Small patterns around anyio: background tasks of a block, shielded clean-up, jittered backoff.
 
 Seconds throughout. Cancellation is a level: what must finish after it runs in ``finish_within``.
 """
@@ -38,7 +38,7 @@ def finish_within(limit_s: float) -> Iterator[anyio.CancelScope]:
 
 
 class Backoff:
-    """Delays between attempts: they double from ``first_s`` to ``most_s``, each spread by chance over its upper half."""
+    """Delays between attempts: doubling from ``first_s`` to ``most_s``, spread over the upper half."""
 
     def __init__(self, *, first_s: float = 0.1, most_s: float = 5.0) -> None:
         self._first_s = first_s

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TextIO
 
 import msgspec
@@ -41,7 +42,8 @@ __all__ = [
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _propagator = TraceContextTextMapPropagator()
-_fields: ContextVar[Mapping[str, object]] = ContextVar("hami_log_fields", default={})
+_NO_FIELDS: Mapping[str, object] = MappingProxyType({})
+_fields: ContextVar[Mapping[str, object]] = ContextVar("hami_log_fields", default=_NO_FIELDS)
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 AttributeValue = str | int | float | bool
@@ -78,16 +80,14 @@ class JsonFormatter(logging.Formatter):
         if span.is_valid:
             line["trace_id"] = f"{span.trace_id:032x}"
             line["span_id"] = f"{span.span_id:016x}"
-        for name, value in record.__dict__.items():
-            if name not in _STANDARD:
-                line[name] = value
+        line |= {name: v for name, v in record.__dict__.items() if name not in _STANDARD}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return _encoder.encode(line).decode()
 
 
 def configure_logging(*, service: str, level: str = "INFO", stream: TextIO | None = None) -> None:
-    """Send every logger's lines to ``stream`` (standard error) as JSON; replaces earlier handlers."""
+    """Send all log lines to ``stream`` (standard error) as JSON; replaces earlier handlers."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(service=service))
     logging.basicConfig(level=level, handlers=[handler], force=True)
@@ -96,7 +96,7 @@ def configure_logging(*, service: str, level: str = "INFO", stream: TextIO | Non
 
 
 def make_registry(*, service: str, version: str = "") -> CollectorRegistry:
-    """Fresh metrics registry of one service, with process, garbage collector and platform figures."""
+    """Fresh metrics registry of one service, with figures of process, collector and platform."""
     registry = CollectorRegistry(auto_describe=True)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
@@ -134,7 +134,7 @@ class Tracing:
         instance: str = "",
         processors: tuple[SpanProcessor, ...] = (),
     ) -> None:
-        """Export to the OTLP/HTTP collector at ``endpoint``; empty: nowhere. ``processors`` see all spans too."""
+        """Export to the OTLP/HTTP collector at ``endpoint`` (empty: nowhere) and ``processors``."""
         attributes = {"service.namespace": "hami", "service.name": f"hami-{service}"}
         if instance:
             attributes["service.instance.id"] = instance
@@ -157,7 +157,7 @@ class Tracing:
         attributes: Mapping[str, AttributeValue] | None = None,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> Iterator[Span]:
-        """A span around the block, child of ``traceparent`` when that is valid, else of the span we are in."""
+        """A span around the block: child of ``traceparent`` if valid, else of the current span."""
         with self._tracer.start_as_current_span(
             name,
             context=extract(traceparent),

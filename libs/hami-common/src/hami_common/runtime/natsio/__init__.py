@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NATS and JetStream: connection, declared streams, buckets, watches, the agents' feed, publishers.
+
+Everything that spells a JetStream request or header is in this package. No logic runs in a client
+callback: callbacks hand messages to queues that our own tasks read.
+"""
+
+from hami_common.runtime.natsio.bucket import NatsBucket
+from hami_common.runtime.natsio.connection import Bus, Message, Subscription, connect
+from hami_common.runtime.natsio.consume import Delivery, pull_events
+from hami_common.runtime.natsio.feed import RepublishedFeed
+from hami_common.runtime.natsio.layout import BusLimits, ensure_bus, keep_bus
+from hami_common.runtime.natsio.publisher import NatsPublisher
+
+__all__ = [
+    "Bus",
+    "BusLimits",
+    "Delivery",
+    "Message",
+    "NatsBucket",
+    "NatsPublisher",
+    "RepublishedFeed",
+    "Subscription",
+    "connect",
+    "ensure_bus",
+    "keep_bus",
+    "pull_events",
+]

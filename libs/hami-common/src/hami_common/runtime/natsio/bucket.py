@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Key-value bucket over a JetStream stream (port ``Bucket``), with compare-and-set on any filter.
+
+Reads that decide something (``get``, ``last_revision``, the read-back after a lost answer) are
+answered by the stream's leader, so that they see every append acknowledged before; ``latest`` reads
+from any replica but only accepts an answer as new as the leader's newest message. Design D3.
+"""
+
+import base64
+import hashlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+import msgspec
+
+from hami_common import subjects
+from hami_common.errors import Conflict, NotFound, Unavailable
+from hami_common.ports import Entry, Expect, Reset, Synced
+from hami_common.runtime.natsio.connection import PEER, Bus, Message
+from hami_common.runtime.natsio.consume import (
+    NS,
+    Heartbeat,
+    ordered_session,
+    parse_ack,
+    parse_time_s,
+)
+from hami_common.runtime.natsio.jetstream import (
+    API,
+    EXPECTED_LAST_SUBJECT_SEQUENCE,
+    EXPECTED_LAST_SUBJECT_SEQUENCE_SUBJECT,
+    MESSAGE_NOT_FOUND,
+    ApiRefusal,
+    api,
+    store,
+    user_headers,
+)
+from hami_common.runtime.tasks import Backoff
+
+DIRECT_BATCH = 512
+"""Keys read by one direct get; the server refuses more than 1,024 and then a consumer is used."""
+_STALE_TRIES = 20
+_STALE_S = 0.01
+_END_OF_BATCH = "204"
+_NOT_FOUND = "404"
+_TOO_MANY = "413"
+
+_log = logging.getLogger(__name__)
+_encoder = msgspec.json.Encoder()
+
+
+class _TooMany(Exception):
+    """More keys match than one direct get may return."""
+
+
+class NatsBucket:
+    """Port ``Bucket`` over the stream ``KV_<name>``."""
+
+    def __init__(self, bus: Bus, name: str) -> None:
+        self.name = name
+        self._bus = bus
+        self._stream = subjects.stream_of(name)
+
+    async def get(self, key: str) -> Entry | None:
+        """Latest value of ``key``."""
+        return await self._last(subjects.kv_subject(self.name, key))
+
+    async def latest(self, key_filter: str = ">") -> Sequence[Entry]:
+        """Latest value of each key that matches the filter, in order of revision."""
+        subject_filter = subjects.kv_subject(self.name, key_filter)
+        newest = await self.last_revision(subject_filter)
+        if newest == 0:
+            return []
+        try:
+            for _ in range(_STALE_TRIES):
+                entries = await self._direct_latest(subject_filter)
+                if entries and entries[-1].revision >= newest:
+                    return entries
+                await anyio.sleep(_STALE_S)
+        except _TooMany:
+            return await self._consumed_latest(key_filter)
+        raise Unavailable(peer=PEER, detail=f"{subject_filter}: replicas lag behind their leader")
+
+    async def append(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        expect: Expect | None = None,
+    ) -> int:
+        """Store a value; see the port."""
+        subject = subjects.kv_subject(self.name, key)
+        all_headers = dict(headers or {})
+        if expect is not None:
+            all_headers[EXPECTED_LAST_SUBJECT_SEQUENCE] = str(expect.sequence)
+            if expect.subject != subject:
+                all_headers[EXPECTED_LAST_SUBJECT_SEQUENCE_SUBJECT] = expect.subject
+        return await store(self._bus, subject, value, headers=all_headers)
+
+    async def last_revision(self, subject_filter: str) -> int:
+        """Sequence of the newest message whose subject matches the filter, 0 when there is none."""
+        entry = await self._last(subject_filter)
+        return 0 if entry is None else entry.revision
+
+    async def forget(self, key: str) -> None:
+        """Remove the values of ``key``; ``Conflict`` while it holds its node's newest value."""
+        subject = subjects.kv_subject(self.name, key)
+        node_filter = subjects.kv_subject(self.name, f"{key.partition('.')[0]}.>")
+        own = await self.last_revision(subject)
+        if own == 0:
+            return
+        if await self.last_revision(node_filter) <= own:
+            raise Conflict(
+                what=f"{self.name} {key}",
+                detail=f"revision {own} is the newest of its node and carries the fence",
+            )
+        # Only up to the revision that was judged: a value stored meanwhile stays.
+        await api(self._bus, f"STREAM.PURGE.{self._stream}", {"filter": subject, "seq": own + 1})
+
+    @asynccontextmanager
+    async def watch(
+        self, key_filter: str = ">"
+    ) -> AsyncIterator[AsyncIterator[Entry | Synced | Reset]]:
+        """See the port."""
+        items = _Watch(self._bus, self.name, key_filter).items()
+        try:
+            yield items
+        finally:
+            await items.aclose()
+
+    async def identity(self) -> str:
+        """Names this incarnation of the stream: another one after it was lost and made again."""
+        info = await api(self._bus, f"STREAM.INFO.{self._stream}")
+        return str(info["created"])
+
+    async def _last(self, subject_filter: str) -> Entry | None:
+        try:
+            answer = await api(
+                self._bus, f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject_filter}
+            )
+        except ApiRefusal as refusal:
+            if refusal.err_code == MESSAGE_NOT_FOUND:
+                return None
+            raise
+        except NotFound as error:
+            raise Unavailable(peer=PEER, detail=f"bucket {self.name} does not exist") from error
+        return _entry_from_api(self.name, answer["message"])
+
+    async def _direct_latest(self, subject_filter: str) -> list[Entry]:
+        bus = self._bus
+        request = _encoder.encode({"multi_last": [subject_filter], "batch": DIRECT_BATCH})
+        async with bus.subscribe(bus.new_inbox()) as subscription:
+            sent = await bus.publish(
+                f"{API}.DIRECT.GET.{self._stream}", request, reply=subscription.subject
+            )
+            if not sent:
+                raise Unavailable(peer=PEER, detail="the connection is down")
+            entries: list[Entry] = []
+            while True:
+                received = await subscription.receive(timeout_s=bus.request_timeout_s)
+                if not received:
+                    raise Unavailable(peer=PEER, detail=f"{subject_filter}: no answer")
+                for message in received:
+                    if not message.status:
+                        entries.append(_entry_from_direct(self.name, message))
+                    elif message.status == _NOT_FOUND:
+                        return []
+                    elif message.status == _TOO_MANY:
+                        raise _TooMany
+                    elif message.status == _END_OF_BATCH:
+                        if message.headers.get("Nats-Num-Pending", "0") != "0":
+                            raise _TooMany
+                        return sorted(entries, key=lambda entry: entry.revision)
+                    else:
+                        raise Unavailable(
+                            peer=PEER, detail=f"{subject_filter}: status {message.status}"
+                        )
+
+    async def _consumed_latest(self, key_filter: str) -> list[Entry]:
+        found: dict[str, Entry] = {}
+        async with self.watch(key_filter) as items:
+            async for item in items:
+                if isinstance(item, Entry):
+                    found.pop(item.key, None)
+                    found[item.key] = item
+                elif isinstance(item, Reset):
+                    found.clear()
+                else:
+                    break
+        return list(found.values())
+
+
+def _entry_from_api(bucket: str, message: Mapping[str, Any]) -> Entry:
+    headers: dict[str, str] = {}
+    if "hdrs" in message:
+        for line in base64.b64decode(message["hdrs"]).decode("utf-8", "replace").split("\r\n")[1:]:
+            name, separator, value = line.partition(":")
+            if separator and not name.startswith("Nats-"):
+                headers[name.strip()] = value.strip()
+    return Entry(
+        key=subjects.key_of(bucket, message["subject"]),
+        value=base64.b64decode(message.get("data", "")),
+        revision=message["seq"],
+        headers=headers,
+        time_s=parse_time_s(message["time"]),
+    )
+
+
+def _entry_from_direct(bucket: str, message: Message) -> Entry:
+    return Entry(
+        key=subjects.key_of(bucket, message.headers["Nats-Subject"]),
+        value=message.data,
+        revision=int(message.headers["Nats-Sequence"]),
+        headers=user_headers(message),
+        time_s=parse_time_s(message.headers["Nats-Time-Stamp"]),
+    )
+
+
+class _Watch:
+    """One watch: sessions on an ephemeral consumer, each taking up where the last one broke off."""
+
+    def __init__(self, bus: Bus, bucket: str, key_filter: str) -> None:
+        self._bus = bus
+        self._bucket = bucket
+        self._stream = subjects.stream_of(bucket)
+        self._filter = subjects.kv_subject(bucket, key_filter)
+        self._created = ""
+        self._position = 0
+        """Highest revision delivered, or known to be nothing for us."""
+        self._synced = False
+        self._last: Entry | None = None
+
+    async def items(self) -> AsyncGenerator[Entry | Synced | Reset, None]:
+        backoff = Backoff(first_s=0.02, most_s=2.0)
+        while True:
+            try:
+                await self._bus.wait_connected()
+                info = await api(self._bus, f"STREAM.INFO.{self._stream}")
+                if await self._is_other_history(info):
+                    self._position, self._synced, self._last = 0, False, None
+                    yield Reset()
+                self._created = info["created"]
+                async with AsyncExitStack() as stack:
+                    async for item in self._session(stack, info["state"]["last_seq"]):
+                        backoff.reset()
+                        yield item
+            except (Unavailable, NotFound) as error:
+                _log.debug("watch interrupted", extra={"problem": str(error)})
+                await backoff.wait()
+
+    async def _is_other_history(self, info: Mapping[str, Any]) -> bool:
+        """Whether the stream is not the one, or not as far, as the one read before."""
+        if not self._created:
+            return False
+        if info["created"] != self._created or info["state"]["last_seq"] < self._position:
+            return True
+        if self._last is None:
+            return False
+        # A store set back to an older copy and written on: the same revision holds something else.
+        try:
+            answer = await api(
+                self._bus, f"STREAM.MSG.GET.{self._stream}", {"seq": self._last.revision}
+            )
+        except ApiRefusal as refusal:
+            if refusal.err_code == MESSAGE_NOT_FOUND:
+                return False  # dropped by history or forgotten
+            raise
+        return _fingerprint(_entry_from_api(self._bucket, answer["message"])) != _fingerprint(
+            self._last
+        )
+
+    async def _session(
+        self, stack: AsyncExitStack, stream_last: int
+    ) -> AsyncIterator[Entry | Synced]:
+        start: dict[str, Any] = {"deliver_policy": "last_per_subject"}
+        if self._synced:
+            start = {
+                "deliver_policy": "by_start_sequence",
+                "opt_start_seq": self._position + 1,
+            }
+        session, info = await stack.enter_async_context(
+            ordered_session(
+                self._bus, stream=self._stream, start=start, filter_subject=self._filter
+            )
+        )
+        if not self._synced and info["num_pending"] == 0:
+            yield self._sync(stream_last)
+        expected = 1
+        async for message in session.messages():
+            if isinstance(message, Heartbeat):
+                if not self._synced:
+                    yield self._sync(stream_last)
+                continue
+            sequences = parse_ack(message.reply)
+            if sequences is None:
+                continue
+            if sequences.consumer != expected:
+                raise Unavailable(peer=PEER, detail=f"{self._stream}: a message is missing")
+            expected += 1
+            if sequences.stream > self._position:
+                self._position = sequences.stream
+                self._last = Entry(
+                    key=subjects.key_of(self._bucket, message.subject),
+                    value=message.data,
+                    revision=sequences.stream,
+                    headers=user_headers(message),
+                    time_s=sequences.time_ns / NS,
+                )
+                yield self._last
+            if not self._synced and (sequences.stream >= stream_last or sequences.pending == 0):
+                yield self._sync(stream_last)
+
+    def _sync(self, stream_last: int) -> Synced:
+        self._synced = True
+        self._position = max(self._position, stream_last)
+        return Synced(revision=self._position)
+
+
+def _fingerprint(entry: Entry) -> tuple[str, int, bytes]:
+    return entry.key, entry.revision, hashlib.sha256(entry.value).digest()

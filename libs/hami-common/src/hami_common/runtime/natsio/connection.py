@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection to NATS, renewed for ever, with requests and subscriptions that survive renewal.
+
+The client library's own reconnect is switched off, for two reasons: it keeps unsent messages and
+sends them after a reconnect, when their sender has long been told that they failed; and it gives
+up for good on some errors (an expired login, for example). Here each connection is a generation:
+nothing is carried over except the subscriptions, which are made anew. Times in seconds.
+
+Whatever was published by others while we were away is not delivered by core subscriptions. Readers
+that must know compare ``Bus.generation``.
+"""
+
+import logging
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import nats.errors
+from msgspec import Struct
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as ClientSubscription
+
+from hami_common.errors import Denied, Unavailable
+from hami_common.runtime.tasks import Backoff, background, finish_within
+
+PEER = "NATS"
+DIAL_S = 2.0
+"""Longest time for one TCP, TLS and login exchange."""
+PING_S = 5.0
+"""How often the connection is tried: a frozen peer is noticed within two of these."""
+CLOSE_S = 2.0
+"""Longest orderly end of a connection."""
+INBOX_CAPACITY = 65_536
+
+_log = logging.getLogger(__name__)
+_NO_HEADERS: Mapping[str, str] = {}
+
+
+class Message(Struct, frozen=True, kw_only=True):
+    """One received message."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str] = {}
+    reply: str = ""
+
+    @property
+    def status(self) -> str:
+        """Status code of a message from the server itself (``404``, ``100``…), else empty."""
+        return self.headers.get("Status", "")
+
+
+def _message(msg: Msg) -> Message:
+    return Message(
+        subject=msg.subject, data=msg.data, headers=msg.headers or _NO_HEADERS, reply=msg.reply
+    )
+
+
+class Subscription:
+    """A core subscription that lives through reconnects. Bounded: what does not fit is counted."""
+
+    def __init__(self, *, subject: str, queue: str, capacity: int) -> None:
+        self.subject = subject
+        self.lost_count = 0
+        """Messages dropped because the reader was too slow."""
+        self._group = queue
+        self._capacity = capacity
+        self._messages: deque[Message] = deque()
+        self._wake = anyio.Event()
+        self._client: Client | None = None
+        self._attached: ClientSubscription | None = None
+
+    async def receive(self, *, timeout_s: float | None = None) -> list[Message]:
+        """All messages that have come, at least one; none after ``timeout_s`` or a reconnect."""
+        if not self._messages:
+            self._wake = anyio.Event()
+            with anyio.move_on_after(timeout_s):
+                await self._wake.wait()
+        received = list(self._messages)
+        self._messages.clear()
+        return received
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Every message that comes, for ever."""
+        while True:
+            for message in await self.receive():
+                yield message
+
+    async def _receive_from_client(self, msg: Msg) -> None:
+        if len(self._messages) < self._capacity:
+            self._messages.append(_message(msg))
+        else:
+            self.lost_count += 1
+        self._wake.set()
+
+    async def attach(self, client: Client) -> None:
+        """Subscribe on a new connection; only the connection calls this."""
+        self._client = client
+        self._attached = await client.subscribe(
+            self.subject,
+            queue=self._group,
+            cb=self._receive_from_client,
+            pending_msgs_limit=0,
+            pending_bytes_limit=0,
+        )
+
+    def is_attached(self, client: Client) -> bool:
+        """Whether the subscription is made on this connection."""
+        return self._client is client
+
+    async def detach(self) -> None:
+        """Unsubscribe; only the connection calls this."""
+        attached, self._attached, self._client = self._attached, None, None
+        if attached is not None:
+            try:
+                await attached.unsubscribe()
+            except nats.errors.Error:
+                _log.debug("subscription ended with its connection")
+
+    def interrupt(self) -> None:
+        """Wake the reader, because the connection was lost."""
+        self._wake.set()
+
+
+class Bus:
+    """The connection as the adapters of this package use it; see ``connect``."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        name: str,
+        creds: str = "",
+        ca_file: str = "",
+        request_timeout_s: float = 5.0,
+    ) -> None:
+        self.name = name
+        self.request_timeout_s = request_timeout_s
+        self.generation = 0
+        """Number of connections made so far; grows with each reconnect."""
+        self._urls = list(urls)
+        self._creds = creds
+        self._ca_file = ca_file
+        self._client: Client | None = None
+        self._changed = anyio.Event()
+        self._lost = anyio.Event()
+        self._requests: set[anyio.CancelScope] = set()
+        self._subscriptions: list[Subscription] = []
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection is up, as far as is known."""
+        return self._client is not None
+
+    async def wait_connected(self, *, after: int = 0) -> int:
+        """Wait until a connection later than generation ``after`` is up; returns its generation."""
+        while self._client is None or self.generation <= after:
+            await self._changed.wait()
+        return self.generation
+
+    async def request(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Message:
+        """Send and wait for one answer. ``Unavailable`` when none came: the outcome is unknown."""
+        limit_s = self.request_timeout_s if timeout_s is None else timeout_s
+        sent = False
+        with anyio.move_on_after(limit_s) as scope:
+            client = await self._connected()
+            self._requests.add(scope)
+            sent = True
+            try:
+                return _message(
+                    await client.request(
+                        subject, data, timeout=limit_s + 1.0, headers=dict(headers or {}) or None
+                    )
+                )
+            except nats.errors.NoRespondersError as error:
+                raise Unavailable(peer=PEER, detail=f"nobody answers on {subject}") from error
+            except nats.errors.MaxPayloadError as error:
+                raise Denied(
+                    peer=PEER, detail=f"{len(data)} bytes are too large for one message"
+                ) from error
+            except nats.errors.Error as error:
+                raise Unavailable(peer=PEER, detail=f"{subject}: {error}") from error
+            finally:
+                self._requests.discard(scope)
+        if not sent:
+            raise Unavailable(peer=PEER, detail=f"not connected for {limit_s:g} s, nothing sent")
+        if self._lost.is_set() or anyio.current_time() < scope.deadline:
+            raise Unavailable(peer=PEER, detail=f"connection lost while waiting on {subject}")
+        raise Unavailable(peer=PEER, detail=f"no answer on {subject} in {limit_s:g} s")
+
+    async def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        reply: str = "",
+    ) -> bool:
+        """Send, expect no answer. False when the connection is down: the message is dropped."""
+        client = self._client
+        if client is None:
+            return False
+        try:
+            await client.publish(subject, data, reply=reply, headers=dict(headers or {}) or None)
+        except nats.errors.MaxPayloadError as error:
+            raise Denied(
+                peer=PEER, detail=f"{len(data)} bytes are too large for one message"
+            ) from error
+        except (nats.errors.Error, OSError):
+            return False
+        return True
+
+    @asynccontextmanager
+    async def subscribe(
+        self, subject: str, *, queue: str = "", capacity: int = INBOX_CAPACITY
+    ) -> AsyncIterator[Subscription]:
+        """Subscribe for the time of the block; members of one ``queue`` share the messages."""
+        subscription = Subscription(subject=subject, queue=queue, capacity=capacity)
+        self._subscriptions.append(subscription)
+        try:
+            client = self._client
+            if client is not None:
+                try:
+                    await subscription.attach(client)
+                except nats.errors.Error:
+                    _log.debug("connection lost while subscribing; made anew with the next one")
+            yield subscription
+        finally:
+            self._subscriptions.remove(subscription)
+            with finish_within(CLOSE_S):
+                await subscription.detach()
+
+    def new_inbox(self) -> str:
+        """A subject nobody else knows."""
+        client = self._client
+        if client is None:
+            raise Unavailable(peer=PEER, detail="not connected")
+        return client.new_inbox()
+
+    async def _connected(self) -> Client:
+        while self._client is None:
+            await self._changed.wait()
+        return self._client
+
+    def _become(self, client: Client | None) -> None:
+        self._client = client
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def open(self, timeout_s: float) -> None:
+        """Make the first connection; ``Unavailable`` when none is made in ``timeout_s``."""
+        backoff = Backoff(first_s=0.05, most_s=1.0)
+        problem = "no address given"
+        with anyio.move_on_after(timeout_s):
+            while self._client is None:
+                try:
+                    await self._dial()
+                except Unavailable as error:
+                    problem = error.detail
+                    await backoff.wait()
+        if self._client is None:
+            servers = ", ".join(self._urls)
+            raise Unavailable(
+                peer=PEER, detail=f"no connection to {servers} in {timeout_s:g} s: {problem}"
+            )
+
+    async def keep(self) -> None:
+        """Renew the connection whenever it is lost, for ever."""
+        while True:
+            if await self._is_alive():
+                continue
+            _log.warning("connection to NATS lost", extra={"generation": self.generation})
+            await self._drop()
+            backoff = Backoff(first_s=0.02, most_s=2.0)
+            while self._client is None:
+                try:
+                    await self._dial()
+                except Unavailable as error:
+                    _log.debug("dial failed", extra={"problem": error.detail})
+                    await backoff.wait()
+            _log.info("connected to NATS again", extra={"generation": self.generation})
+
+    async def close(self) -> None:
+        """Send what is left and end the connection."""
+        client = self._client
+        if client is None:
+            return
+        try:
+            with anyio.move_on_after(CLOSE_S):
+                await client.drain()
+        except nats.errors.Error:
+            _log.debug("connection was lost before it could be drained")
+        await self._drop()
+
+    async def _is_alive(self) -> bool:
+        """Wait for a sign of loss, for ``PING_S``; then ask the server."""
+        with anyio.move_on_after(PING_S):
+            await self._lost.wait()
+        client = self._client
+        if client is None or self._lost.is_set():
+            return False
+        with anyio.move_on_after(PING_S):
+            try:
+                await client.flush(timeout=int(PING_S) + 1)
+            except (nats.errors.Error, OSError):
+                return False
+            return True
+        return False
+
+    async def _drop(self) -> None:
+        client = self._client
+        self._become(None)
+        self._lost.set()
+        for scope in list(self._requests):
+            scope.cancel()
+        for subscription in self._subscriptions:
+            subscription.interrupt()
+        if client is not None:
+            await _close(client)
+
+    async def _dial(self) -> None:
+        client = Client()
+        lost = anyio.Event()
+
+        async def on_lost() -> None:
+            lost.set()
+
+        async def on_error(error: Exception) -> None:
+            # Permission errors arrive only here; lost connections are handled by the keeper.
+            _log.debug("client reports", extra={"problem": str(error)})
+
+        is_ready = False
+        try:
+            with anyio.fail_after(DIAL_S * max(1, len(self._urls))):
+                await client.connect(
+                    servers=self._urls,
+                    name=self.name,
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
+                    connect_timeout=int(DIAL_S),
+                    ping_interval=3600,  # the keeper pings
+                    drain_timeout=int(CLOSE_S),
+                    disconnected_cb=on_lost,
+                    closed_cb=on_lost,
+                    error_cb=on_error,
+                    user_credentials=self._creds or None,
+                    tls=ssl.create_default_context(cafile=self._ca_file) if self._ca_file else None,
+                )
+                while waiting := [s for s in self._subscriptions if not s.is_attached(client)]:
+                    for subscription in waiting:
+                        await subscription.attach(client)
+                await client.flush(timeout=int(DIAL_S))
+                is_ready = True
+        except (TimeoutError, OSError, nats.errors.Error, ValueError) as error:
+            raise Unavailable(peer=PEER, detail=str(error) or type(error).__name__) from error
+        finally:
+            if not is_ready:
+                await _close(client)
+        self._lost = lost
+        self.generation += 1
+        self._become(client)
+
+
+async def _close(client: Client) -> None:
+    with finish_within(CLOSE_S):
+        try:
+            await client.close()
+        except (OSError, nats.errors.Error, AssertionError):
+            _log.debug("connection ended uncleanly")
+
+
+@asynccontextmanager
+async def connect(
+    urls: Sequence[str],
+    *,
+    name: str,
+    creds: str = "",
+    ca_file: str = "",
+    start_timeout_s: float = 60.0,
+    request_timeout_s: float = 5.0,
+) -> AsyncIterator[Bus]:
+    """Connect for the time of the block, and reconnect whenever the connection is lost.
+
+    ``Unavailable`` when the first connection is not made in ``start_timeout_s``. Leaving the block
+    sends what is still unsent and closes, within a deadline, even when the block is cancelled.
+    """
+    bus = Bus(urls, name=name, creds=creds, ca_file=ca_file, request_timeout_s=request_timeout_s)
+    await bus.open(start_timeout_s)
+    async with background() as group:
+        group.start_soon(bus.keep)
+        try:
+            yield bus
+        finally:
+            with finish_within(2 * CLOSE_S):
+                await bus.close()

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JetStream requests and their errors, as thin as can be.
+
+Error codes are the server's (``server/errors.json`` of nats-server 2.15). A 503-class error of the
+server (no leader, no room, not ready) is ``Unavailable``; anything else not named here is
+``Denied``.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable
+from hami_common.runtime.natsio.connection import PEER, Bus, Message
+
+API = "$JS.API"
+
+CONSUMER_NOT_FOUND = 10014
+MESSAGE_NOT_FOUND = 10037
+STREAM_NAME_IN_USE = 10058
+STREAM_NOT_FOUND = 10059
+WRONG_LAST_SEQUENCE = 10071
+MAXIMUM_BYTES = 10077
+WRONG_LAST_SEQUENCE_CONSTANT = 10164
+
+EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_LAST_SUBJECT_SEQUENCE_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
+MESSAGE_ID = "Nats-Msg-Id"
+
+_BUSY = 500
+"""Lowest status by which the server says that it cannot now, as opposed to never."""
+
+_encoder = msgspec.json.Encoder()
+
+
+class _Error(msgspec.Struct, frozen=True):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _Ack(msgspec.Struct, frozen=True):
+    seq: int = 0
+    duplicate: bool = False
+    error: _Error | None = None
+
+
+_ack_decoder = msgspec.json.Decoder(_Ack)
+
+
+class ApiRefusal(Denied):
+    """The JetStream API refused a request; ``err_code`` is the server's number of the reason."""
+
+    def __init__(self, *, what: str, error: _Error) -> None:
+        super().__init__(peer=PEER, detail=f"{what}: {error.description}", status=error.code)
+        self.err_code = error.err_code
+
+
+def _failure(what: str, error: _Error) -> HamiError:
+    if error.err_code in (WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_CONSTANT):
+        return Conflict(what=what, detail=error.description)
+    if error.err_code == STREAM_NOT_FOUND:
+        return NotFound(what=f"the stream of {what}")
+    if error.err_code == CONSUMER_NOT_FOUND:
+        return NotFound(what=f"the consumer of {what}")
+    if error.code >= _BUSY or error.err_code == MAXIMUM_BYTES:
+        return Unavailable(peer=PEER, detail=f"{what}: {error.description}")
+    return ApiRefusal(what=what, error=error)
+
+
+async def api(
+    bus: Bus, name: str, payload: object = None, *, timeout_s: float | None = None
+) -> dict[str, Any]:
+    """Answer of the API request ``name`` (``STREAM.INFO.<stream>``, …) as plain data."""
+    data = b"" if payload is None else _encoder.encode(payload)
+    message = await bus.request(f"{API}.{name}", data, timeout_s=timeout_s)
+    try:
+        answer: dict[str, Any] = msgspec.json.decode(message.data)
+    except msgspec.DecodeError as error:
+        raise Unavailable(peer=PEER, detail=f"{name}: answer is not JSON") from error
+    if "error" in answer:
+        raise _failure(name, msgspec.convert(answer["error"], _Error))
+    return answer
+
+
+async def store(
+    bus: Bus,
+    subject: str,
+    data: bytes,
+    *,
+    headers: Mapping[str, str] | None = None,
+) -> int:
+    """Publish to the stream that stores ``subject``; sequence of the stored message."""
+    message = await bus.request(subject, data, headers=headers)
+    try:
+        ack = _ack_decoder.decode(message.data)
+    except msgspec.DecodeError as error:
+        raise Unavailable(peer=PEER, detail=f"{subject}: answer is not an ack") from error
+    if ack.error is not None:
+        raise _failure(subject, ack.error)
+    return ack.seq
+
+
+def user_headers(message: Message) -> dict[str, str]:
+    """Headers of a stored message that its writer set: the server's own are left out."""
+    return {
+        str(name): value
+        for name, value in message.headers.items()
+        if not name.startswith("Nats-") and name not in ("Status", "Description")
+    }

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Declares the streams and buckets, the same from every service, in any order and at any time.
+
+Creating a stream that exists with the same configuration succeeds on the server, so that six
+services may declare at once. Where the configuration differs, it is updated to ours; what the
+server will not change is reported with the names that differ. Streams and subjects: docs/wire.md,
+design D3, D23, D34. Sizes in bytes, ages in seconds.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+from anyio.abc import TaskStatus
+from msgspec import Struct
+
+from hami_common import subjects
+from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid, Unavailable
+from hami_common.runtime.natsio.connection import PEER, Bus
+from hami_common.runtime.natsio.jetstream import STREAM_NAME_IN_USE, ApiRefusal, api
+from hami_common.runtime.tasks import Backoff
+
+HISTORY = {subjects.ALLOC_BUCKET: 64, subjects.STATE_BUCKET: 64, subjects.DEVICES_BUCKET: 16}
+"""Values kept per key. Sources copy what is still stored: too short a history loses events."""
+_EVENT_KIND = {
+    subjects.ALLOC_BUCKET: "allocation",
+    subjects.STATE_BUCKET: "state",
+    subjects.DEVICES_BUCKET: "device",
+}
+_NS = 1_000_000_000
+_DAY_S = 24 * 3600
+
+_log = logging.getLogger(__name__)
+
+
+class BusLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much the streams keep. The buckets have no limit: they hold the truth."""
+
+    replicas: int = 1
+    """Servers that hold each stream: 3 in production, 1 on a single server."""
+    events_max_age_s: int = 7 * _DAY_S
+    events_max_bytes: int = 4 << 30
+    dead_letters_max_age_s: int = 30 * _DAY_S
+    dead_letters_max_bytes: int = 256 << 20
+
+
+def stream_configs(limits: BusLimits) -> list[dict[str, Any]]:
+    """Configuration of every stream, in the order in which they are made."""
+    common = {"storage": "file", "num_replicas": limits.replicas, "retention": "limits"}
+    buckets = [_bucket_config(bucket, common) for bucket in subjects.BUCKETS]
+    events = {
+        **common,
+        "name": subjects.EVENTS_STREAM,
+        "subjects": [
+            f"{subjects.EVENT_PREFIX}.decision.>",
+            f"{subjects.EVENT_PREFIX}.admission.>",
+        ],
+        "sources": [
+            {
+                "name": subjects.stream_of(bucket),
+                "subject_transforms": [
+                    {
+                        "src": subjects.kv_subject(bucket, "*.*"),
+                        "dest": f"{subjects.EVENT_PREFIX}.{_EVENT_KIND[bucket]}"
+                        ".{{wildcard(1)}}.{{wildcard(2)}}",
+                    }
+                ],
+            }
+            for bucket in subjects.BUCKETS
+        ],
+        "discard": "old",
+        "max_age": limits.events_max_age_s * _NS,
+        "max_bytes": limits.events_max_bytes,
+        "allow_direct": True,
+    }
+    reports = {
+        **common,
+        "name": subjects.REPORTS_STREAM,
+        "subjects": [f"{subjects.REPORT_PREFIX}.>"],
+        "max_msgs_per_subject": 1,
+        "discard": "old",
+        "allow_direct": True,
+    }
+    dead_letters = {
+        **common,
+        "name": subjects.DEAD_LETTERS_STREAM,
+        "subjects": [f"{subjects.DEAD_LETTER_PREFIX}.>"],
+        "discard": "old",
+        "max_age": limits.dead_letters_max_age_s * _NS,
+        "max_bytes": limits.dead_letters_max_bytes,
+    }
+    # The events stream comes before the buckets: it copies each value from the first one on.
+    return [events, *buckets, reports, dead_letters]
+
+
+def _bucket_config(bucket: str, common: Mapping[str, Any]) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        **common,
+        "name": subjects.stream_of(bucket),
+        "subjects": [subjects.kv_subject(bucket, ">")],
+        "max_msgs_per_subject": HISTORY[bucket],
+        "discard": "new",
+        "allow_direct": True,
+        "deny_delete": True,
+        "allow_rollup_hdrs": False,
+    }
+    if bucket == subjects.ALLOC_BUCKET:
+        config["republish"] = {
+            "src": subjects.kv_subject(bucket, "*.*"),
+            "dest": f"{subjects.ALLOC_FEED_PREFIX}.{{{{wildcard(1)}}}}.{{{{wildcard(2)}}}}",
+        }
+    return config
+
+
+async def ensure_bus(bus: Bus, *, limits: BusLimits | None = None, timeout_s: float = 30.0) -> None:
+    """Make every stream exist as declared. ``Unavailable`` when the server is not ready in time."""
+    backoff = Backoff(first_s=0.1, most_s=2.0)
+    problem: HamiError | None = None
+    with anyio.move_on_after(timeout_s):
+        while True:
+            try:
+                for config in stream_configs(limits or BusLimits()):
+                    await _ensure_stream(bus, config)
+            except (Unavailable, NotFound) as error:
+                problem = error
+                await backoff.wait()
+            else:
+                return
+    raise Unavailable(peer=PEER, detail=f"streams not declared in {timeout_s:g} s: {problem}")
+
+
+async def keep_bus(
+    bus: Bus,
+    limits: BusLimits | None = None,
+    timeout_s: float = 30.0,
+    *,
+    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Declare the streams now and after each reconnect, in case the server lost them (design D6).
+
+    For ``await group.start(keep_bus, bus)``: reports started once everything is declared.
+    """
+    generation = bus.generation
+    await ensure_bus(bus, limits=limits, timeout_s=timeout_s)
+    task_status.started()
+    while True:
+        generation = await bus.wait_connected(after=generation)
+        try:
+            await ensure_bus(bus, limits=limits, timeout_s=timeout_s)
+        except (Unavailable, Denied, SettingsInvalid) as error:
+            _log.warning("streams not declared after reconnect", extra={"problem": str(error)})
+
+
+async def _ensure_stream(bus: Bus, config: dict[str, Any]) -> None:
+    name = config["name"]
+    try:
+        await api(bus, f"STREAM.CREATE.{name}", config)
+    except ApiRefusal as refusal:
+        if refusal.err_code != STREAM_NAME_IN_USE:
+            raise
+    else:
+        return
+    current = (await api(bus, f"STREAM.INFO.{name}"))["config"]
+    differing = sorted(key for key, value in config.items() if current.get(key) != value)
+    if not differing:
+        return
+    try:
+        await api(bus, f"STREAM.UPDATE.{name}", {**current, **config})
+    except ApiRefusal as refusal:
+        raise SettingsInvalid(
+            field=f"stream {name}",
+            problem=f"exists with other values of {', '.join(differing)} ({refusal.detail})",
+            fix="make the settings of all services equal, or migrate or remove the stream",
+        ) from refusal
+    _log.info("stream updated", extra={"stream": name, "changed": differing})

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publishes messages that are not bucket values (port ``Publisher``)."""
+
+from collections.abc import Mapping
+
+from hami_common.runtime.natsio.connection import Bus
+from hami_common.runtime.natsio.jetstream import MESSAGE_ID, store
+
+
+class NatsPublisher:
+    """Port ``Publisher`` over NATS."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self.dropped_count = 0
+        """Fire-and-forget messages dropped because the bus was away."""
+
+    async def publish(
+        self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Fire and forget: dropped and counted while the bus is away, never kept for later."""
+        if not await self._bus.publish(subject, data, headers=headers):
+            self.dropped_count += 1
+
+    async def publish_stored(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        message_id: str = "",
+    ) -> int:
+        """Store the message; the server drops a repeated ``message_id`` for two minutes."""
+        all_headers = dict(headers or {})
+        if message_id:
+            all_headers[MESSAGE_ID] = message_id
+        return await store(self._bus, subject, data, headers=all_headers)
