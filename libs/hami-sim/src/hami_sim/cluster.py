@@ -1,0 +1,575 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole cluster in processes on this machine.
+
+Real nats-server, real services, simulated Kubernetes and hardware.
+
+The demo and the end-to-end tests use it. Every part is a process of its own, so that tests can
+kill, freeze and restart it: ``nats``, ``apiserver``, ``kube-scheduler``, ``kubelet`` (simulated),
+``webhook``, ``scheduler``, ``registry`` and one ``agent-<node>`` per node (ours). With ``taps`` a
+proxy stands before each service's NATS and API connection and before the scheduler, so that a
+failure can hit one exact point of an exchange. What it reports is read back from NATS, the API and
+the processes. Times in seconds.
+"""
+
+import json
+import logging
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import msgspec
+import nats
+import nats.js.errors
+import yaml
+from msgspec import Struct
+from nats.aio.client import Client as NatsClient
+
+from hami_common import annotations, subjects
+from hami_common.errors import Denied, HamiError, NotFound, Unavailable
+from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.events.codec import decode
+from hami_common.podview import PodView
+from hami_common.signing import Signer
+from hami_sim.certs import CertificateAuthority
+from hami_sim.hardware import profile as hardware
+from hami_sim.natsd import NatsServer
+from hami_sim.process import Process
+from hami_sim.tap import Tap, run_tap
+
+HOST = "127.0.0.1"
+START_S = 60.0
+_POLL_S = 0.05
+SYSTEM_NAMESPACE = "hami-system"
+
+Document = dict[str, Any]
+_log = logging.getLogger(__name__)
+
+
+class NodeSpec(Struct, frozen=True, kw_only=True):
+    """One simulated node."""
+
+    name: str
+    profile: str
+    """Hardware profile, see ``hami_sim.hardware.profile.names()``."""
+
+
+DEFAULT_NODES = (
+    NodeSpec(name="gpu-h200", profile="8xH200"),
+    NodeSpec(name="gpu-a100", profile="8xA100-40"),
+    NodeSpec(name="gpu-t4", profile="4xT4"),
+    NodeSpec(name="gpu-a30", profile="2xA30"),
+)
+
+
+class ClusterSpec(Struct, frozen=True, kw_only=True):
+    """What to build."""
+
+    nodes: tuple[NodeSpec, ...] = DEFAULT_NODES
+    slots: int = 10
+    """How many containers may share a device."""
+    injection: str = "env"
+    """How agents inject devices: ``env``, ``devices`` or ``cdi``."""
+    taps: bool = False
+    settings: Mapping[str, Mapping[str, str]] = {}
+    """Further ``--set`` settings by service word.
+
+    (``scheduler``, ``webhook``, ``registry``, ``nodeagent``).
+    """
+    node_cpu: str = "64"
+
+
+class ContainerSeen(Struct, frozen=True, kw_only=True):
+    """One container as its process and its allocation show it."""
+
+    name: str
+    pid: int | None
+    stdout: str
+    devices: tuple[Mapping[str, Any], ...]
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Cluster:
+    """One running cluster; made by ``run_cluster``."""
+
+    def __init__(self, spec: ClusterSpec, directory: Path) -> None:
+        """Keep everything of the cluster below ``directory``."""
+        self.spec = spec
+        self.directory = directory
+        self.nats = NatsServer(directory / "nats")
+        self.processes: dict[str, Process] = {}
+        self.taps: dict[str, Tap] = {}
+        """``<service>-nats``, ``<service>-api`` and ``extender`` when taps are on."""
+        self.ports: dict[str, int] = {}
+        self.timings_s: dict[str, float] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._token = ""
+        self._bus: NatsClient | None = None
+        self._stack = AsyncExitStack()
+
+    # ---------------------------------------------------------------- building
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
+        return self.directory / "admin.kubeconfig"
+
+    @property
+    def api_url(self) -> str:
+        """Base URL of the simulated API server."""
+        return f"http://{HOST}:{self.ports['apiserver']}"
+
+    def url(self, service: str) -> str:
+        """Base URL of a service's plain HTTP port."""
+        return f"http://{HOST}:{self.ports[service]}"
+
+    @property
+    def agents(self) -> list[str]:
+        """Names of the agent processes."""
+        return [f"agent-{node.name}" for node in self.spec.nodes]
+
+    async def _make_tap(self, name: str, port: int) -> int:
+        tap = await self._stack.enter_async_context(run_tap(port))
+        self.taps[name] = tap
+        return tap.port
+
+    async def _nats_url_for(self, service: str) -> str:
+        port = self.nats.port
+        if self.spec.taps:
+            port = await self._make_tap(f"{service}-nats", port)
+        return f"nats://{HOST}:{port}"
+
+    async def _kubeconfig_for(self, service: str) -> Path:
+        if not self.spec.taps:
+            return self.kubeconfig
+        port = await self._make_tap(f"{service}-api", self.ports["apiserver"])
+        config = yaml.safe_load(self.kubeconfig.read_text())
+        config["clusters"][0]["cluster"]["server"] = f"http://{HOST}:{port}"
+        path = self.directory / f"{service}.kubeconfig"
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    def _add(self, name: str, module: str, arguments: Sequence[str]) -> None:
+        self.processes[name] = Process(
+            name,
+            [sys.executable, "-m", module, *arguments],
+            log=self.directory / "logs" / f"{name}.log",
+            env={"PYTHONUNBUFFERED": "1"},
+        )
+
+    async def _add_service(
+        self, name: str, module: str, service: str, settings: Mapping[str, str]
+    ) -> None:
+        self.ports.setdefault(name, free_port())
+        effective = {
+            "nats_urls": await self._nats_url_for(name),
+            "kubeconfig": str(await self._kubeconfig_for(name)),
+            "http_port": str(self.ports[name]),
+            "grace_s": "5",
+            **settings,
+            **self.spec.settings.get(service, {}),
+        }
+        arguments = [
+            part for key, value in effective.items() for part in ("--set", f"{key}={value}")
+        ]
+        self._add(name, module, arguments)
+
+    async def start(self) -> None:
+        """Bring everything up.
+
+        Returns when each part is ready and the nodes offer their devices.
+        """
+        begun = anyio.current_time()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.ports["apiserver"] = free_port()
+        arguments = ["--port", str(self.ports["apiserver"]), "--kubeconfig", str(self.kubeconfig)]
+        self._add(
+            "apiserver",
+            "hami_sim.apiserver",
+            [*arguments, "--data", str(self.directory / "etcd.journal")],
+        )
+        self.processes["apiserver"].start()
+        await self.nats.start()
+        await self._wait_for(partial(self._answers, f"{self.api_url}/readyz"), "apiserver")
+        self._token = yaml.safe_load(self.kubeconfig.read_text())["users"][0]["user"]["token"]
+        self.timings_s["kubernetes_and_nats"] = anyio.current_time() - begun
+        await self._add_all()
+        for process in self.processes.values():
+            process.start()
+        for name in ("webhook", "registry", "scheduler", *self.agents):
+            await self.ready(name)
+        await self._register_webhook()
+        await self._wait_for(self._nodes_offer_devices, "kubelet")
+        self._bus = await nats.connect(self.nats.url, name="harness", max_reconnect_attempts=-1)
+        self._stack.push_async_callback(self._bus.close)
+        self.timings_s["cluster_ready"] = anyio.current_time() - begun
+
+    async def _add_all(self) -> None:
+        keys = self.directory / "keys"
+        keys.mkdir(exist_ok=True)
+        signer = Signer.generate()
+        (keys / "signing.pem").write_bytes(signer.private_pem())
+        (keys / "signing.pem").chmod(0o600)
+        trusted = self.directory / "trusted"
+        trusted.mkdir(exist_ok=True)
+        (trusted / "current.pub").write_bytes(signer.public_pem())
+        certificate, key, _ = CertificateAuthority().issue_files(
+            self.directory / "tls", [HOST, "localhost"]
+        )
+        devices = self.directory / "devices.toml"
+        devices.write_text(f"[defaults]\nslots = {self.spec.slots}\n")
+        self.ports["webhook-tls"] = free_port()
+        await self._add_service(
+            "webhook",
+            "hami_webhook",
+            "webhook",
+            {
+                "tls_port": str(self.ports["webhook-tls"]),
+                "tls_cert_file": str(certificate),
+                "tls_key_file": str(key),
+                "policy.trusted_users": json.dumps(["kubernetes-admin", "system:admin", "admin"]),
+            },
+        )
+        await self._add_service(
+            "registry", "hami_registry", "registry", {"device_config_file": str(devices)}
+        )
+        await self._add_service(
+            "scheduler",
+            "hami_scheduler",
+            "scheduler",
+            {"signing_key_file": str(keys / "signing.pem"), "replica": "scheduler-0"},
+        )
+        extender_port = self.ports["scheduler"]
+        if self.spec.taps:
+            extender_port = await self._make_tap("extender", extender_port)
+        self._add(
+            "kube-scheduler",
+            "hami_sim.kubescheduler",
+            [
+                "--kubeconfig",
+                str(self.kubeconfig),
+                "--extender-url",
+                f"http://{HOST}:{extender_port}",
+            ],
+        )
+        kubelet_root = self.directory / "kubelet"
+        self.ports["kubelet"] = free_port()
+        nodes = ",".join(node.name for node in self.spec.nodes)
+        self._add(
+            "kubelet",
+            "hami_sim.kubelet",
+            [
+                *(
+                    "--kubeconfig",
+                    str(self.kubeconfig),
+                    "--node",
+                    nodes,
+                    "--root",
+                    str(kubelet_root),
+                ),
+                *("--cpu", self.spec.node_cpu, "--port", str(self.ports["kubelet"])),
+            ],
+        )
+        for node in self.spec.nodes:
+            root = kubelet_root / node.name
+            await self._add_service(
+                f"agent-{node.name}",
+                "hami_nodeagent",
+                "nodeagent",
+                {
+                    "node_name": node.name,
+                    "device_plugin_dir": str(root / "device-plugins"),
+                    "pod_resources_socket": str(root / "pod-resources" / "kubelet.sock"),
+                    "state_dir": str(self.directory / "agents" / node.name),
+                    "trusted_keys_dir": str(trusted),
+                    "injection": self.spec.injection,
+                    "drivers.nvidia.simulated_profile": str(hardware.path_of(node.profile)),
+                },
+            )
+
+    async def _register_webhook(self) -> None:
+        arguments = [
+            *(sys.executable, "-m", "hami_webhook", "--render-configuration"),
+            *("--url", f"https://{HOST}:{self.ports['webhook-tls']}"),
+            *("--ca-file", str(self.directory / "tls" / "ca.crt")),
+        ]
+        rendered = await anyio.run_process(arguments)
+        for document in yaml.safe_load_all(rendered.stdout):
+            if document:
+                await self.create(
+                    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations", document
+                )
+
+    async def _nodes_offer_devices(self) -> bool:
+        nodes = (await self.request("GET", "/api/v1/nodes"))["items"]
+        ready = {
+            node["metadata"]["name"]
+            for node in nodes
+            if int(node["status"].get("allocatable", {}).get("nvidia.com/gpu", "0")) > 0
+        }
+        return ready >= {node.name for node in self.spec.nodes}
+
+    async def stop(self) -> None:
+        """End all processes, services first, then what they stand on."""
+        order = [
+            "kube-scheduler",
+            "webhook",
+            "scheduler",
+            "registry",
+            *self.agents,
+            "kubelet",
+            "apiserver",
+        ]
+        async with anyio.create_task_group() as group:
+            for name in order[:-2]:
+                if name in self.processes:
+                    group.start_soon(self.processes[name].stop)
+        for name in order[-2:]:
+            if name in self.processes:
+                await self.processes[name].stop()
+        if self._session is not None:
+            await self._session.close()
+        await self._stack.aclose()
+        await self.nats.stop()
+
+    # ---------------------------------------------------------------- waiting
+
+    async def _answers(self, url: str) -> bool:
+        try:
+            async with self.session.get(url) as response:
+                return response.status == 200  # noqa: PLR2004 - HTTP OK
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return False
+
+    async def _wait_for(self, condition: Callable[[], Awaitable[bool]], name: str) -> None:
+        process = self.processes.get(name)
+        with anyio.move_on_after(START_S):
+            while not await condition():
+                if process is not None and process.starts and not process.is_running():
+                    raise Unavailable(peer=name, detail=f"ended while starting; {process.tail()}")
+                await anyio.sleep(_POLL_S)
+            return
+        tail = process.tail() if process is not None else ""
+        raise Unavailable(peer=name, detail=f"not ready in {START_S:g} s; {tail}")
+
+    async def ready(self, name: str) -> None:
+        """Wait until a service (again) answers that it is ready."""
+        await self._wait_for(partial(self._answers, f"{self.url(name)}/readyz"), name)
+
+    async def until(
+        self, what: str, condition: Callable[[], Awaitable[bool]], *, limit_s: float = 30.0
+    ) -> None:
+        """Wait until ``condition`` holds; ``Unavailable`` names ``what`` did not happen."""
+        with anyio.move_on_after(limit_s):
+            while not await condition():
+                await anyio.sleep(_POLL_S)
+            return
+        raise Unavailable(peer="cluster", detail=f"{what} did not happen in {limit_s:g} s")
+
+    # ---------------------------------------------------------------- Kubernetes
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The harness's own HTTP session."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20))
+        return self._session
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Document | None = None,
+        *,
+        content_type: str = "application/json",
+    ) -> Document:
+        """One call of the Kubernetes API as the administrator."""
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content_type}
+        data = json.dumps(body) if body is not None else None
+        async with self.session.request(
+            method, f"{self.api_url}{path}", data=data, headers=headers
+        ) as response:
+            text = await response.text()
+            if response.status == 404:  # noqa: PLR2004 - HTTP Not Found
+                raise NotFound(what=path)
+            if response.status >= 400:  # noqa: PLR2004 - HTTP errors
+                raise Denied(peer="kube-apiserver", detail=text, status=response.status)
+            document: Document = json.loads(text)
+            return document
+
+    async def create(self, path: str, document: Document) -> Document:
+        """POST an object."""
+        return await self.request("POST", path, document)
+
+    async def create_pod(self, manifest: Document, *, namespace: str = "default") -> Document:
+        """Create a pod from a manifest."""
+        return await self.create(f"/api/v1/namespaces/{namespace}/pods", manifest)
+
+    async def pod(self, name: str, *, namespace: str = "default") -> PodView:
+        """A pod as our services see it; ``NotFound`` when it is gone."""
+        return msgspec.convert(await self.pod_document(name, namespace=namespace), PodView)
+
+    async def pod_document(self, name: str, *, namespace: str = "default") -> Document:
+        """A pod as JSON."""
+        return await self.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+
+    async def pods(self, *, namespace: str = "default") -> list[PodView]:
+        """All pods of a namespace."""
+        items = (await self.request("GET", f"/api/v1/namespaces/{namespace}/pods"))["items"]
+        return [msgspec.convert(item, PodView) for item in items]
+
+    async def delete_pod(self, name: str, *, namespace: str = "default") -> None:
+        """Delete a pod; it is gone once its containers have ended."""
+        await self.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}")
+
+    async def pod_is(self, name: str, phase: str, *, namespace: str = "default") -> bool:
+        """Whether the pod exists and is in this phase."""
+        try:
+            return (await self.pod(name, namespace=namespace)).status.phase == phase
+        except NotFound:
+            return False
+
+    async def pod_is_gone(self, name: str, *, namespace: str = "default") -> bool:
+        """Whether no such pod exists."""
+        try:
+            await self.pod(name, namespace=namespace)
+        except NotFound:
+            return True
+        return False
+
+    async def container_log(self, pod: str, container: str, *, namespace: str = "default") -> str:
+        """What a container has printed."""
+        url = f"{self.url('kubelet')}/containerLogs/{namespace}/{pod}/{container}"
+        async with self.session.get(url) as response:
+            return await response.text() if response.status == 200 else ""  # noqa: PLR2004 - HTTP OK
+
+    # ---------------------------------------------------------------- bus
+
+    @property
+    def bus(self) -> NatsClient:
+        """The harness's own connection, never through a tap."""
+        if self._bus is None:
+            raise Unavailable(peer="nats", detail="the cluster has not been started")
+        return self._bus
+
+    async def _history(self, bucket: str, key: str) -> list[tuple[int, bytes]]:
+        store = await self.bus.jetstream().key_value(bucket)
+        try:
+            entries = await store.history(key)
+        except nats.js.errors.NoKeysError:
+            return []
+        return [(entry.revision or 0, entry.value or b"") for entry in entries]
+
+    async def ledger_of(self, node: str, uid: str) -> list[tuple[int, AllocationRecord]]:
+        """All ledger records of a pod on a node with their sequences, oldest first."""
+        key = subjects.allocation_key(node, uid)
+        history = await self._history(subjects.ALLOC_BUCKET, key)
+        return [
+            (sequence, decode(value, AllocationRecord, what=key)) for sequence, value in history
+        ]
+
+    async def states_of(self, node: str, uid: str) -> list[StateRecord]:
+        """All state records of a pod on a node, oldest first."""
+        key = subjects.allocation_key(node, uid)
+        history = await self._history(subjects.STATE_BUCKET, key)
+        return [decode(value, StateRecord, what=key) for _, value in history]
+
+    async def event_count(self) -> int:
+        """Messages in the integration stream."""
+        info = await self.bus.jetstream().stream_info(subjects.EVENTS_STREAM)
+        return info.state.messages
+
+    # ---------------------------------------------------------------- read-back
+
+    async def story_of(self, name: str, *, namespace: str = "default") -> Document:
+        """Everything about one pod, read back from the API, NATS and its processes."""
+        document = await self.pod_document(name, namespace=namespace)
+        view = msgspec.convert(document, PodView)
+        node, uid = view.spec.node_name, view.metadata.uid
+        ledger = await self.ledger_of(node, uid) if node else []
+        states = ["reserved"] if ledger else []
+        if node:
+            states += [state.state for state in await self.states_of(node, uid)]
+        states += ["released" for _, record in ledger if record.op == "release"]
+        placed = next((r for _, r in reversed(ledger) if r.op != "release"), None)
+        shares = {c.name: c.shares for c in placed.containers} if placed else {}
+        trace = view.annotations().get(annotations.TRACEPARENT, "").split("-")
+        scheduled = [c for c in view.status.conditions or [] if c.type == "PodScheduled"]
+        statuses = {
+            status["name"]: status
+            for group in ("initContainerStatuses", "containerStatuses")
+            for status in document["status"].get(group) or []
+        }
+        containers = [
+            {
+                "name": container.name,
+                "kind": kind,
+                "pid": _pid_of(statuses.get(container.name, {})),
+                "stdout": await self.container_log(name, container.name, namespace=namespace),
+                "devices": [
+                    {"uuid": s.uuid, "memory_mib": s.memory_mib, "core_pct": s.core_pct}
+                    for s in shares.get(container.name, ())
+                ],
+            }
+            for kind, container in view.containers_in_order()
+        ]
+        return {
+            "namespace": view.metadata.namespace,
+            "name": view.metadata.name,
+            "uid": uid,
+            "phase": view.status.phase,
+            "node": node,
+            "reason": next(
+                (c.message for c in scheduled if c.status != "True"), view.status.message
+            ),
+            "states": states,
+            "ledger_seq": ledger[-1][0] if ledger else 0,
+            "trace_id": trace[1] if len(trace) == 4 else "",  # noqa: PLR2004 - W3C trace context
+            "containers": containers,
+        }
+
+    async def explain(self, name: str, *, namespace: str = "default") -> Document:
+        """The registry's explanation of a pod; empty when it knows nothing."""
+        url = f"{self.url('registry')}/v1/explain/{namespace}/{name}"
+        async with self.session.get(url) as response:
+            document: Document = await response.json()
+            return document if response.status == 200 else {}  # noqa: PLR2004 - HTTP OK
+
+
+def _pid_of(status: Document) -> int | None:
+    """Process id from a simulated container id ``sim://<pid>``."""
+    identity = str(status.get("containerID", ""))
+    text = identity.removeprefix("sim://").split("/")[0]
+    return int(text) if text.isdigit() else None
+
+
+@asynccontextmanager
+async def run_cluster(spec: ClusterSpec, directory: Path) -> AsyncIterator[Cluster]:
+    """A cluster that is ready on entry and gone on exit."""
+    cluster = Cluster(spec, directory)
+    try:
+        try:
+            await cluster.start()
+        except HamiError:
+            for name, process in cluster.processes.items():
+                if process.starts and not process.is_running():
+                    _log.error(
+                        "a part of the cluster ended", extra={"part": name, "log": process.tail()}
+                    )
+            raise
+        yield cluster
+    finally:
+        with anyio.move_on_after(60, shield=True):
+            await cluster.stop()
