@@ -39,7 +39,7 @@ HAMI_TIME = "hami.io/vgpu-time"
 HAMI_BIND_TIME = "hami.io/bind-time"
 HAMI_BIND_PHASE = "hami.io/bind-phase"
 
-_RESERVED = frozenset(
+RESERVED = frozenset(
     {
         ALLOCATION,
         FENCE,
@@ -51,7 +51,8 @@ _RESERVED = frozenset(
         "hami.io/kunlun-allocated",
     }
 )
-_RESERVED_SUFFIXES = ("-devices-allocated", "-devices-to-allocate")
+"""Keys that only our scheduler may write; so are limits and the keys with these suffixes:"""
+RESERVED_SUFFIXES = ("-devices-allocated", "-devices-to-allocate")
 
 
 def limits(container: str) -> str:
@@ -61,6 +62,6 @@ def limits(container: str) -> str:
 
 def is_reserved(key: str) -> bool:
     """Whether only our scheduler may write ``key`` on a pod."""
-    if key in _RESERVED or LIMITS_PREFIX_SUFFIX in key:
+    if key in RESERVED or LIMITS_PREFIX_SUFFIX in key:
         return True
-    return key.startswith("hami.io/") and key.endswith(_RESERVED_SUFFIXES)
+    return key.startswith("hami.io/") and key.endswith(RESERVED_SUFFIXES)

@@ -310,8 +310,19 @@ def test_user_written_allocation_annotation_is_stripped_with_a_warning(key: str)
 
 def test_callers_trace_is_continued() -> None:
     document = pod(asking(gpu="1"))
-    document["metadata"]["annotations"] = {keys.TRACEPARENT: "00-aa-bb-01"}
-    assert admitted(document)["metadata"]["annotations"][keys.TRACEPARENT] == "00-aa-bb-01"
+    callers = "00-11111111111111111111111111111111-2222222222222222-01"
+    document["metadata"]["annotations"] = {keys.TRACEPARENT: callers}
+    assert admitted(document)["metadata"]["annotations"][keys.TRACEPARENT] == callers
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "00-aa-bb-01", f"00-{'0' * 32}-{'1' * 16}-01", f"00-{'1' * 32}-{'0' * 16}-01", "x" * 55],
+)
+def test_trace_that_nobody_can_continue_is_replaced(text: str) -> None:
+    document = pod(asking(gpu="1"))
+    document["metadata"]["annotations"] = {keys.TRACEPARENT: text}
+    assert admitted(document)["metadata"]["annotations"][keys.TRACEPARENT] == TRACEPARENT
 
 
 def test_unknown_policy_word_is_refused() -> None:

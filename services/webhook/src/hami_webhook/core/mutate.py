@@ -9,9 +9,11 @@ differences that design D7 and D8 ask for. This module must not know about HTTP,
 
 import copy
 import hashlib
+import re
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hami_common import annotations as keys
 from hami_common import limits
@@ -25,6 +27,9 @@ DEFAULT_SCHEDULER = "default-scheduler"
 OUR_PATHS = (limits.DIRECTORY, limits.REGION_DIRECTORY)
 PRELOAD_FILE = "/etc/ld.so.preload"
 _VOLUME_NAME_LIMIT = 63
+_FILE_MODE = 0o644
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+"""W3C Trace Context level 1; a version that is not known reads like the known one."""
 
 Document = dict[str, Any]
 
@@ -53,11 +58,17 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     allowed: bool = True
     message: str = ""
     """Why it was denied; empty when allowed."""
+    invalid: bool = False
+    """Denied because the request makes no sense as written (400), not for lack of leave (403)."""
     operations: tuple[Operation, ...] = ()
     warnings: tuple[str, ...] = ()
     concerns_us: bool = False
     """Whether the pod names our resources: only such admissions are published as events."""
     scheduler_is_ours: bool = False
+
+    def without_patch(self) -> "Verdict":
+        """The same answer from a webhook that may not change anything."""
+        return replace(self, operations=()) if self.operations else self
 
 
 def volume_name(prefix: str, container: str) -> str:
@@ -75,6 +86,8 @@ def _volumes_of(container: str, policy: AdmissionPolicy) -> list[Document]:
         {
             "name": volume_name("hami-limits", container),
             "downwardAPI": {
+                # The API server's default, written out so that a second invocation finds no change.
+                "defaultMode": _FILE_MODE,
                 "items": [
                     {
                         "path": limits.FILE_NAME,
@@ -83,7 +96,7 @@ def _volumes_of(container: str, policy: AdmissionPolicy) -> list[Document]:
                             "fieldPath": f"metadata.annotations['{annotation}']",
                         },
                     }
-                ]
+                ],
             },
         },
         {
@@ -203,7 +216,13 @@ def mutate(
         changes_by_index = _vendor_changes(view, catalog)
         request = catalog.parse_pod(view)
     except RequestInvalid as error:
-        return Verdict(allowed=False, message=str(error), concerns_us=True, scheduler_is_ours=True)
+        return Verdict(
+            allowed=False,
+            invalid=True,
+            message=str(error),
+            concerns_us=True,
+            scheduler_is_ours=True,
+        )
     for (_, container), changes in zip(view.containers_in_order(), changes_by_index, strict=True):
         warnings.extend(warning for change in changes for warning in change.warnings)
         for change in changes:
@@ -222,8 +241,7 @@ def mutate(
     metadata = changed["metadata"]
     metadata.setdefault("labels", {})
     metadata["labels"][keys.MANAGED_LABEL] = "true"
-    metadata.setdefault("annotations", {})
-    metadata["annotations"].setdefault(keys.TRACEPARENT, traceparent)
+    _continue_trace(metadata.setdefault("annotations", {}), traceparent)
     asking = {container.name for container in request.containers}
     runtime_class = next((c.runtime_class for cs in changes_by_index for c in cs), "")
     if runtime_class and view.spec.runtime_class_name is None:
@@ -241,6 +259,12 @@ def mutate(
         concerns_us=True,
         scheduler_is_ours=True,
     )
+
+
+def _continue_trace(annotations: dict[str, str], traceparent: str) -> None:
+    """Keep the caller's trace where there is one that can be continued."""
+    if _TRACEPARENT.fullmatch(annotations.get(keys.TRACEPARENT, "")) is None:
+        annotations[keys.TRACEPARENT] = traceparent
 
 
 def _vendor_changes(view: PodView, catalog: Catalog) -> list[list[ContainerChanges]]:

@@ -21,6 +21,32 @@ from hami_webhook.core.mutate import (
 from hami_webhook.core.patch import diff
 
 _DEVICE_ENV = "NVIDIA_VISIBLE_DEVICES"
+_GUARDED_PATHS = ("/spec/schedulerName", "/metadata/labels")
+
+
+def validate_create(verdict: Verdict) -> Verdict:
+    """Verdict of a validating webhook on a new pod for which mutation has the answer ``verdict``.
+
+    Mutation comes first, so what it would still change to a pod of ours, somebody took away after
+    it: scheduler, label and limits decide whether the share is tracked and enforced.
+    """
+    undone = sorted(
+        path
+        for operation in verdict.operations
+        if (path := operation["path"]).startswith(_GUARDED_PATHS)
+    )
+    if not verdict.allowed or not verdict.scheduler_is_ours or not undone:
+        return verdict
+    return Verdict(
+        allowed=False,
+        concerns_us=True,
+        scheduler_is_ours=True,
+        message=(
+            f"{undone[0]}: the pod asks for a device share but lacks what the HAMi webhook adds; "
+            "another webhook removed it after us: let it leave pods with label "
+            f"{keys.MANAGED_LABEL} alone"
+        ),
+    )
 
 
 def changed_reserved_keys(old: PodView, new: PodView) -> list[str]:

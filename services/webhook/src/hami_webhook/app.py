@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Composition root of the webhook: certificate, two servers, the event queue; orders the shutdown.
+
+The webhook keeps no state. It is ready once its certificate is loaded and it listens; the bus may
+come and go, admission does not wait for it. On the way down it first only says that it is not
+ready, and serves on for ``drain_s``, until nobody sends it anything any more.
+"""
+
+import logging
+import socket
+from collections.abc import Sequence
+
+import anyio
+
+from hami_common.errors import Unavailable
+from hami_common.runtime.httpd import HttpApp, serve
+from hami_common.runtime.natsio import NatsPublisher, connect
+from hami_common.runtime.service import ServiceContext, run
+from hami_common.runtime.tasks import background
+from hami_common.vendors.catalog import Catalog
+from hami_webhook.settings import Settings
+from hami_webhook.shell import render
+from hami_webhook.shell.admission import Admission
+from hami_webhook.shell.certs import ServingCertificate
+from hami_webhook.shell.events import AdmissionEvents
+from hami_webhook.shell.metrics import Metrics
+
+SERVICE = "webhook"
+_FLUSH_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the service, or print its configuration object; returns the exit code."""
+    if render.FLAG in argv:
+        return render.main(argv)
+    return run(serve_webhook, service=SERVICE, settings_type=Settings, argv=argv)
+
+
+async def serve_webhook(context: ServiceContext[Settings]) -> None:
+    """Serve until ``context.stopping``."""
+    settings = context.settings
+    metrics = Metrics(context.registry)
+    certificate = ServingCertificate(settings.tls_cert_file, settings.tls_key_file, metrics=metrics)
+    replica = settings.replica or socket.gethostname()
+    events = AdmissionEvents(
+        source=f"/webhook/{replica}", limit=settings.event_queue_size, metrics=metrics
+    )
+    admission = Admission(
+        catalog=Catalog.from_settings(settings.vendors),
+        policy=settings.policy,
+        tracing=context.tracing,
+        clock=context.clock,
+        metrics=metrics,
+        events=events,
+    )
+    app = HttpApp(
+        {
+            ("POST", "/webhook"): admission.mutate,
+            ("POST", "/mutate"): admission.mutate,
+            ("POST", "/validate"): admission.validate,
+        },
+        registry=context.registry,
+        ready=lambda: context.ready.is_set,
+        body_limit=settings.body_limit_bytes,
+    )
+    probes = HttpApp({}, registry=context.registry, ready=lambda: context.ready.is_set)
+    grace_s = settings.grace_s
+    delivered = anyio.Event()
+    try:
+        async with background() as group:
+            group.start_soon(_deliver, events, settings, metrics, delivered)
+            async with background() as servers:
+                servers.start_soon(_watch_certificate, certificate, settings.tls_poll_s)
+                tls = (settings.tls_host, settings.tls_port, certificate.tls, grace_s)
+                await servers.start(serve, app, *tls)
+                plain = (settings.http_host, settings.http_port, None, grace_s)
+                await servers.start(serve, probes, *plain)
+                context.ready.set()
+                await context.stopping.wait()
+                await anyio.sleep(settings.drain_s)
+            events.end()
+            with anyio.move_on_after(_FLUSH_S):
+                await delivered.wait()
+    finally:
+        events.close()
+
+
+async def _watch_certificate(certificate: ServingCertificate, interval_s: float) -> None:
+    await certificate.watch(interval_s=interval_s)
+
+
+async def _deliver(
+    events: AdmissionEvents, settings: Settings, metrics: Metrics, delivered: anyio.Event
+) -> None:
+    """Keep the queue flowing to the bus; without any address the queue is closed."""
+    if not settings.nats_urls:
+        events.close()
+        delivered.set()
+        return
+    while True:
+        try:
+            async with connect(
+                settings.nats_urls,
+                name="hami-webhook",
+                creds=settings.nats_creds,
+                ca_file=settings.nats_ca_file,
+                start_timeout_s=settings.start_timeout_s,
+            ) as bus:
+                metrics.bus_connected.set_function(lambda: float(bus.is_connected))
+                await events.run(NatsPublisher(bus))
+                delivered.set()
+                return
+        except Unavailable as error:
+            _log.warning("bus not reached, admission goes on", extra={"problem": str(error)})

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides which requests the API server sends to the webhook: the MutatingWebhookConfiguration.
+
+Two webhooks, both ``failurePolicy: Fail`` (design D7): new pods that name one of our resources or
+carry an annotation only we may write, and changes of pods that are ours. Every other pod passes
+without a call, so it never depends on us. ``pods/status`` is left out on purpose: a kubelet must
+be able to report while the webhook is away, and a forged annotation would not verify anyway.
+Obeys ``admissionregistration.k8s.io/v1`` as of Kubernetes 1.34; CEL as in
+https://kubernetes.io/docs/reference/using-api/cel/.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec import Struct
+
+from hami_common import annotations as keys
+
+Document = dict[str, Any]
+
+
+class Client(Struct, frozen=True, kw_only=True):
+    """How the API server reaches the webhook: by Service, or by URL when ``url`` is given."""
+
+    namespace: str = ""
+    service: str = ""
+    port: int = 443
+    path: str = "/mutate"
+    url: str = ""
+    ca_bundle: str = ""
+    """PEM certificates, base64 encoded once more."""
+
+    def document(self) -> Document:
+        """The ``clientConfig``."""
+        where: Document
+        if self.url:
+            where = {"url": self.url}
+        else:
+            where = {
+                "service": {
+                    "namespace": self.namespace,
+                    "name": self.service,
+                    "path": self.path,
+                    "port": self.port,
+                }
+            }
+        return {**where, "caBundle": self.ca_bundle} if self.ca_bundle else where
+
+
+def _text(word: str) -> str:
+    """``word`` as a CEL string literal."""
+    return "'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _words(words: Iterable[str]) -> str:
+    return "[" + ", ".join(_text(word) for word in sorted(words)) + "]"
+
+
+def names_our_resources(resource_names: Iterable[str]) -> str:
+    """CEL: a container of any kind has one of the names in its limits or requests."""
+    lists = " + ".join(
+        f"(has(object.spec.{group}) ? object.spec.{group} : [])"
+        for group in ("containers", "initContainers", "ephemeralContainers")
+    )
+    names = _words(resource_names)
+    part = " || ".join(
+        f"(has(c.resources.{group}) && c.resources.{group}.exists(name, name in {names}))"
+        for group in ("limits", "requests")
+    )
+    return f"({lists}).exists(c, has(c.resources) && ({part}))"
+
+
+def has_reserved_annotation(variable: str) -> str:
+    """CEL: the object in ``variable`` has an annotation that only our scheduler may write."""
+    suffixes = " || ".join(f"key.endsWith({_text(suffix)})" for suffix in keys.RESERVED_SUFFIXES)
+    return (
+        f"(has({variable}.metadata.annotations) && {variable}.metadata.annotations.exists(key, "
+        f"key in {_words(keys.RESERVED)} || key.contains({_text(keys.LIMITS_PREFIX_SUFFIX)}) || "
+        f"(key.startsWith('hami.io/') && ({suffixes}))))"
+    )
+
+
+def is_managed(variable: str) -> str:
+    """CEL: the object in ``variable`` is a pod that the webhook prepared."""
+    label = _text(keys.MANAGED_LABEL)
+    labels = f"{variable}.metadata.labels"
+    return f"(has({labels}) && {label} in {labels} && {labels}[{label}] == 'true')"
+
+
+def mutating_webhook_configuration(
+    resource_names: Iterable[str],
+    client: Client,
+    *,
+    name: str = "hami-webhook",
+    timeout_s: int = 10,
+    exempt_namespaces: Iterable[str] = ("kube-system",),
+) -> Document:
+    """The whole object, ready to be applied."""
+    if_ignored = {
+        "key": keys.WEBHOOK_LABEL,
+        "operator": "NotIn",
+        "values": [keys.WEBHOOK_IGNORE],
+    }
+    exempt = {
+        "key": "kubernetes.io/metadata.name",
+        "operator": "NotIn",
+        "values": sorted(exempt_namespaces),
+    }
+    common: Document = {
+        "admissionReviewVersions": ["v1"],
+        "clientConfig": client.document(),
+        "failurePolicy": "Fail",
+        "matchPolicy": "Equivalent",
+        "namespaceSelector": {"matchExpressions": [exempt, if_ignored]},
+        "objectSelector": {"matchExpressions": [if_ignored]},
+        "reinvocationPolicy": "IfNeeded",
+        "sideEffects": "NoneOnDryRun",
+        "timeoutSeconds": timeout_s,
+    }
+    new_pods = f"{names_our_resources(resource_names)} || {has_reserved_annotation('object')}"
+    our_pods = " || ".join(
+        claim(variable)
+        for claim in (is_managed, has_reserved_annotation)
+        for variable in ("oldObject", "object")
+    )
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "hami"}},
+        "webhooks": [
+            {
+                "name": "create.pods.hami.io",
+                **common,
+                "rules": [_rule(["CREATE"], ["pods"])],
+                "matchConditions": [{"name": "concerns-hami", "expression": new_pods}],
+            },
+            {
+                "name": "update.pods.hami.io",
+                **common,
+                "rules": [_rule(["UPDATE"], ["pods", "pods/ephemeralcontainers"])],
+                "matchConditions": [{"name": "belongs-to-hami", "expression": our_pods}],
+            },
+        ],
+    }
+
+
+def _rule(operations: list[str], resources: list[str]) -> Document:
+    return {
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "operations": operations,
+        "resources": resources,
+        "scope": "Namespaced",
+    }

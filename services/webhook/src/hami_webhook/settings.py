@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the webhook. Durations in seconds, sizes in bytes or MiB, as each name says.
+
+Loaded from file, environment and flags by ``hami_common.runtime.settings``.
+"""
+
+from hami_common.runtime.settings import ServiceSettings
+from hami_webhook.core.mutate import AdmissionPolicy
+
+
+class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything an operator may set, beyond what all services share.
+
+    ``http_host`` and ``http_port`` are the plain server for probes and metrics; admission is
+    served on ``tls_host`` and ``tls_port`` only.
+    """
+
+    tls_host: str = "127.0.0.1"
+    """Address for the API server's calls; ``0.0.0.0`` or ``::`` in a cluster."""
+    tls_port: int = 9443
+    """0 lets the kernel choose; the choice is logged."""
+    tls_cert_file: str = "/tls/tls.crt"
+    """Serving certificate with its chain, PEM. Replaced files are used within ``tls_poll_s``."""
+    tls_key_file: str = "/tls/tls.key"
+    """Private key of the certificate, PEM, not encrypted."""
+    tls_poll_s: float = 1.0
+    """How often the two files are looked at."""
+
+    drain_s: float = 3.0
+    """How long to serve on after SIGTERM, so that the API server's load balancing notices that we
+    are not ready before connections are refused. Part of ``grace_s``."""
+
+    policy: AdmissionPolicy = AdmissionPolicy()
+    """What admission may do; see ``AdmissionPolicy``."""
+    body_limit_bytes: int = 8 << 20
+    """Largest review. A pod is at most 1.5 MiB in etcd and an update carries two of them."""
+
+    event_queue_size: int = 1024
+    """Admission events waiting for the bus. When full, new ones are dropped and counted: neither a
+    slow nor an absent bus may delay an admission."""
+    replica: str = ""
+    """Name under which this replica publishes events; empty takes the host name."""

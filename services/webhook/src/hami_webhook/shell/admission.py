@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers AdmissionReviews: routes each to the decision it needs, counts, traces and records it.
+
+CREATE of a pod is mutated; UPDATE of a pod or any of its subresources is validated; ephemeral
+containers are validated and get the limits of their target. Everything else is allowed unread. A
+review that cannot be read is answered with 400 and an unexpected error with 500: the API server
+then refuses the request, because the configuration says ``failurePolicy: Fail`` (design D7).
+"""
+
+import logging
+import time
+from typing import Literal
+
+from hami_common import annotations as keys
+from hami_common.errors import RequestInvalid, WireInvalid
+from hami_common.events.decision import AdmissionRecord
+from hami_common.podview import PodView
+from hami_common.ports import Clock
+from hami_common.runtime.httpd import Request, Response, error_response
+from hami_common.runtime.telemetry import Tracing, current_traceparent
+from hami_common.vendors.catalog import Catalog
+from hami_webhook.core.mutate import AdmissionPolicy, Verdict, mutate
+from hami_webhook.core.validate import validate_create, validate_ephemeral, validate_update
+from hami_webhook.shell import review as wire
+from hami_webhook.shell.events import AdmissionEvents
+from hami_webhook.shell.metrics import Metrics
+
+Route = Literal["create", "update", "ephemeral", "other"]
+
+_log = logging.getLogger(__name__)
+
+
+def route_of(request: wire.ReviewRequest) -> Route:
+    """Which decision ``request`` needs."""
+    if not request.is_pod():
+        return "other"
+    if request.operation == "CREATE" and not request.sub_resource:
+        return "create"
+    if request.operation == "UPDATE":
+        return "ephemeral" if request.sub_resource == "ephemeralcontainers" else "update"
+    return "other"
+
+
+class Admission:
+    """The two handlers, mutating and validating."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        policy: AdmissionPolicy,
+        tracing: Tracing,
+        clock: Clock,
+        metrics: Metrics,
+        events: AdmissionEvents,
+    ) -> None:
+        self._catalog = catalog
+        self._policy = policy
+        self._tracing = tracing
+        self._clock = clock
+        self._metrics = metrics
+        self._events = events
+
+    async def mutate(self, request: Request) -> Response:
+        """Answer a mutating webhook's call."""
+        return self._answer(request.body, mutating=True)
+
+    async def validate(self, request: Request) -> Response:
+        """Answer a validating webhook's call: the same rules, never a patch."""
+        return self._answer(request.body, mutating=False)
+
+    def _answer(self, body: bytes, *, mutating: bool) -> Response:
+        started_s = time.perf_counter()
+        try:
+            review = wire.decode_review(body)
+        except WireInvalid as error:
+            self._metrics.reviews_malformed.inc()
+            _log.warning("review refused", extra={"problem": str(error)})
+            return error_response(status=400, code="wire-invalid", message=str(error))
+        route = route_of(review)
+        try:
+            verdict = self._decide(review, route, mutating=mutating)
+        except Exception:  # noqa: BLE001 - fail closed: on 500 the API server refuses the request
+            self._metrics.admissions.labels(operation=route, outcome="error").inc()
+            _log.exception("admission failed", extra=_facts(review))
+            return error_response(
+                status=500, code="internal", message="admission failed, see the webhook's log"
+            )
+        self._metrics.admissions.labels(operation=route, outcome=_outcome(verdict)).inc()
+        self._metrics.admission_seconds.observe(time.perf_counter() - started_s)
+        return Response(body=wire.encode_answer(review.uid, verdict))
+
+    def _decide(self, review: wire.ReviewRequest, route: Route, *, mutating: bool) -> Verdict:
+        if route == "other":
+            return Verdict()
+        try:
+            view = wire.pod_view(review.object, field="request.object")
+            with self._tracing.start_span(
+                "admission",
+                traceparent=view.annotations().get(keys.TRACEPARENT, ""),
+                attributes={
+                    "k8s.namespace.name": review.namespace or view.metadata.namespace,
+                    "k8s.pod.name": review.name or view.metadata.name,
+                    "hami.admission.operation": route,
+                },
+            ) as span:
+                traceparent = current_traceparent()
+                verdict = self._judge(review, route, view, traceparent=traceparent)
+                if not mutating:
+                    verdict = validate_create(verdict) if route == "create" else verdict
+                span.set_attribute("hami.admission.allowed", verdict.allowed)
+                if verdict.message:
+                    span.set_attribute("hami.admission.message", verdict.message)
+        except (WireInvalid, RequestInvalid) as error:
+            return Verdict(allowed=False, invalid=True, message=str(error))
+        if verdict.concerns_us and (mutating or not verdict.allowed):
+            self._record(review, view, verdict, traceparent=traceparent)
+        return verdict if mutating else verdict.without_patch()
+
+    def _judge(
+        self, review: wire.ReviewRequest, route: Route, view: PodView, *, traceparent: str
+    ) -> Verdict:
+        if route == "create":
+            return mutate(
+                wire.pod_document(review.object, field="request.object"),
+                view,
+                catalog=self._catalog,
+                policy=self._policy,
+                traceparent=traceparent,
+            )
+        old = wire.pod_view(review.old_object, field="request.oldObject")
+        verdict = validate_update(old, view, user=review.user_info.username, policy=self._policy)
+        if not verdict.allowed or route == "update":
+            return verdict
+        document = wire.pod_document(review.object, field="request.object")
+        return validate_ephemeral(document, old, view, catalog=self._catalog)
+
+    def _record(
+        self, review: wire.ReviewRequest, view: PodView, verdict: Verdict, *, traceparent: str
+    ) -> None:
+        name = review.name or view.metadata.name or view.metadata.generate_name
+        _log.info(
+            "admission decided",
+            extra={**_facts(review), "allowed": verdict.allowed, "reason": verdict.message},
+        )
+        if review.dry_run:
+            return
+        record = AdmissionRecord(
+            namespace=review.namespace or view.metadata.namespace or "default",
+            pod=name,
+            operation=review.operation,
+            request_uid=review.uid,
+            time_s=self._clock.now_s(),
+            allowed=verdict.allowed,
+            message=verdict.message,
+            warnings=verdict.warnings,
+            patch_operations=len(verdict.operations),
+        )
+        self._events.offer(record, traceparent=traceparent)
+
+
+def _outcome(verdict: Verdict) -> str:
+    if verdict.allowed:
+        return "changed" if verdict.operations else "allowed"
+    return "invalid" if verdict.invalid else "denied"
+
+
+def _facts(review: wire.ReviewRequest) -> dict[str, object]:
+    return {
+        "namespace": review.namespace,
+        "pod": review.name,
+        "request_uid": review.uid,
+        "operation": review.operation,
+        "subresource": review.sub_resource,
+        "user": review.user_info.username,
+        "dry_run": bool(review.dry_run),
+    }
