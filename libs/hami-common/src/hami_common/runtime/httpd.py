@@ -89,7 +89,9 @@ class StreamedResponse(Struct, frozen=True, kw_only=True):
 
     chunks: AsyncIterator[bytes]
     content_type: str = "text/event-stream"
-    headers: Mapping[str, str] = {"cache-control": "no-store"}
+    headers: Mapping[str, str] = msgspec.field(
+        default_factory=lambda: {"cache-control": "no-store"}
+    )
 
 
 Handler = Callable[[Request], Awaitable[Response | StreamedResponse]]

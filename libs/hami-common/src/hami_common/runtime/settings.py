@@ -33,7 +33,7 @@ _SECRET_WORDS = ("key", "secret", "token", "password", "creds")
 class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every service needs. Each service's own Struct extends this one."""
 
-    nats_urls: list[str] = ["nats://127.0.0.1:4222"]
+    nats_urls: list[str] = msgspec.field(default_factory=lambda: ["nats://127.0.0.1:4222"])
     """Servers of one cluster; any of them will do."""
     nats_creds: str = ""
     """Path of a NATS credentials file; empty: no authentication."""

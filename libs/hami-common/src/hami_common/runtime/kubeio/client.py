@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to the Kubernetes API (port ``KubeApi``) with raw bytes in both directions.
+
+Each request has a deadline. Answers map to errors so: 404 ``NotFound``, 409 ``Conflict``, other 4xx
+``Denied`` with the status, 5xx and anything of the network ``Unavailable``; 429 is tried again after
+the server's ``Retry-After``, a few times and never longer than ``RETRY_AFTER_MOST_S``, because the
+server promises not to have acted. 401 logs in anew once: tokens and certificates rotate.
+Outside document: Kubernetes API conventions (v1.34). Times in seconds.
+"""
+
+import logging
+import ssl
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from urllib.parse import urlencode
+
+import aiohttp
+import anyio
+import msgspec
+from kubernetes_asyncio.client import Configuration
+from kubernetes_asyncio.config import (
+    ConfigException,
+    load_incluster_config,
+    load_kube_config,
+)
+
+from hami_common.errors import (
+    Conflict,
+    Denied,
+    HamiError,
+    NotFound,
+    SettingsInvalid,
+    Unavailable,
+)
+from hami_common.ports import WatchEvent
+from hami_common.runtime.kubeio.reflector import reflect
+from hami_common.runtime.tasks import Backoff
+
+PEER = "the Kubernetes API"
+JSON_TYPE = "application/json"
+RETRY_AFTER_TRIES = 3
+RETRY_AFTER_MOST_S = 5.0
+READ_BUFFER_BYTES = 1 << 21
+"""A watch event can be as large as the largest object (etcd: 1.5 MiB)."""
+
+_log = logging.getLogger(__name__)
+
+
+class _StatusView(msgspec.Struct, frozen=True):
+    """``meta/v1`` Status, as far as we read it."""
+
+    reason: str = ""
+    message: str = ""
+
+
+class _PageMetadata(msgspec.Struct, frozen=True, rename={"continue_": "continue"}):
+    continue_: str = ""
+
+
+class _PageView(msgspec.Struct, frozen=True):
+    metadata: _PageMetadata = _PageMetadata()
+
+
+_status_decoder = msgspec.json.Decoder(_StatusView)
+_page_decoder = msgspec.json.Decoder(_PageView)
+
+
+class KubeClient:
+    """Port ``KubeApi``; see ``connect``."""
+
+    def __init__(
+        self,
+        *,
+        kubeconfig: str,
+        context: str = "",
+        user_agent: str = "hami",
+        request_timeout_s: float = 15.0,
+    ) -> None:
+        self._kubeconfig = kubeconfig
+        self._context = context
+        self._user_agent = user_agent
+        self._timeout = aiohttp.ClientTimeout(total=request_timeout_s, sock_connect=5.0)
+        self._configuration: Configuration | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._login_lock = anyio.Lock()
+        self._login_count = 0
+
+    async def log_in(self) -> None:
+        """Read the kubeconfig or the service account, and open a session with what they say."""
+        configuration = Configuration()
+        try:
+            if self._kubeconfig:
+                await load_kube_config(
+                    config_file=self._kubeconfig,
+                    context=self._context or None,
+                    client_configuration=configuration,
+                    persist_config=False,
+                )
+            else:
+                load_incluster_config(client_configuration=configuration)
+        except (ConfigException, OSError, KeyError) as error:
+            raise SettingsInvalid(
+                field="kubeconfig",
+                problem=str(error) or type(error).__name__,
+                fix="give the path of a kubeconfig file, or run as a pod with a service account",
+            ) from error
+        old = self._session
+        self._configuration = configuration
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=100, ssl=_tls(configuration)),
+            headers={"User-Agent": self._user_agent, "Accept": JSON_TYPE},
+            read_bufsize=READ_BUFFER_BYTES,
+            trust_env=True,
+        )
+        self._login_count += 1
+        if old is not None:
+            await old.close()
+
+    async def close(self) -> None:
+        """End the session."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def get(self, path: str) -> bytes:
+        """One object."""
+        return await self._call("GET", path)
+
+    async def list_pages(
+        self, path: str, *, label_selector: str = "", field_selector: str = "", page_size: int = 500
+    ) -> Sequence[bytes]:
+        """All pages of a list; begins anew when the server has forgotten the list half way."""
+        while True:
+            try:
+                return await self._pages(path, label_selector, field_selector, page_size)
+            except Denied as error:
+                if error.status != 410:  # noqa: PLR2004 - Gone
+                    raise
+                _log.info("list expired half way", extra={"path": path})
+
+    async def create(self, path: str, body: bytes) -> bytes:
+        """POST ``body``; returns the created object."""
+        return await self._call("POST", path, body=body)
+
+    async def patch(
+        self, path: str, body: bytes, *, content_type: str = "application/merge-patch+json"
+    ) -> bytes:
+        """PATCH; returns the object."""
+        return await self._call("PATCH", path, body=body, content_type=content_type)
+
+    async def replace(self, path: str, body: bytes) -> bytes:
+        """PUT; returns the object."""
+        return await self._call("PUT", path, body=body)
+
+    async def delete(self, path: str, *, body: bytes = b"") -> None:
+        """DELETE, with optional DeleteOptions."""
+        await self._call("DELETE", path, body=body)
+
+    def list_watch(
+        self, path: str, *, label_selector: str = "", field_selector: str = ""
+    ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
+        """See the port."""
+        selectors = _selectors(label_selector, field_selector)
+        return reflect(self, path, selectors)
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, query: Mapping[str, str], *, idle_s: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Body of a GET piece by piece; ``Unavailable`` when nothing comes for ``idle_s``."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=idle_s)
+        session, url, headers = await self._prepare(path, query)
+        try:
+            async with session.get(url, headers=headers, timeout=timeout) as answer:
+                if answer.status == 401:  # noqa: PLR2004 - Unauthorized
+                    await self._log_in_again(self._login_count)
+                if answer.status >= 400:  # noqa: PLR2004 - error
+                    raise _failure(f"GET {path}", answer, await answer.read())
+                yield answer.content.iter_any()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(peer=PEER, detail=f"GET {path}: {_text(error)}") from error
+
+    async def _pages(
+        self, path: str, label_selector: str, field_selector: str, page_size: int
+    ) -> Sequence[bytes]:
+        pages: list[bytes] = []
+        query = {"limit": str(page_size), **_selectors(label_selector, field_selector)}
+        while True:
+            page = await self._call("GET", path, query=query)
+            pages.append(page)
+            token = _page_decoder.decode(page).metadata.continue_
+            if not token:
+                return pages
+            query["continue"] = token
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes = b"",
+        content_type: str = JSON_TYPE,
+        query: Mapping[str, str] | None = None,
+    ) -> bytes:
+        what = f"{method} {path}"
+        logged_in_again = False
+        backoff = Backoff(first_s=0.2, most_s=RETRY_AFTER_MOST_S)
+        tries = 0
+        while True:
+            login = self._login_count
+            session, url, headers = await self._prepare(path, query or {})
+            if body:
+                headers["Content-Type"] = content_type
+            try:
+                async with session.request(
+                    method, url, data=body or None, headers=headers, timeout=self._timeout
+                ) as answer:
+                    data = await answer.read()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise Unavailable(peer=PEER, detail=f"{what}: {_text(error)}") from error
+            if answer.status < 400:  # noqa: PLR2004 - no error
+                return data
+            if answer.status == 401 and not logged_in_again:  # noqa: PLR2004 - Unauthorized
+                logged_in_again = True
+                await self._log_in_again(login)
+                continue
+            tries += 1
+            if answer.status == 429 and tries < RETRY_AFTER_TRIES:  # noqa: PLR2004 - Too Many
+                await anyio.sleep(_retry_after_s(answer, backoff))
+                continue
+            raise _failure(what, answer, data)
+
+    async def _prepare(
+        self, path: str, query: Mapping[str, str]
+    ) -> tuple[aiohttp.ClientSession, str, dict[str, str]]:
+        session, configuration = self._session, self._configuration
+        if session is None or configuration is None:
+            raise Unavailable(peer=PEER, detail="the client is closed")
+        url = f"{configuration.host}{path}"
+        if query:
+            url += f"?{urlencode(query)}"
+        headers: dict[str, str] = {}
+        token = await configuration.get_api_key_with_prefix("BearerToken")
+        if token:
+            headers["Authorization"] = token
+        return session, url, headers
+
+    async def _log_in_again(self, login: int) -> None:
+        async with self._login_lock:
+            if self._login_count == login:
+                _log.info("logging in again")
+                await self.log_in()
+
+
+def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
+    query = {}
+    if label_selector:
+        query["labelSelector"] = label_selector
+    if field_selector:
+        query["fieldSelector"] = field_selector
+    return query
+
+
+def _tls(configuration: Configuration) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    if not configuration.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _retry_after_s(answer: aiohttp.ClientResponse, backoff: Backoff) -> float:
+    try:
+        asked_s = float(answer.headers.get("Retry-After", ""))
+    except ValueError:
+        asked_s = backoff.next_s()
+    return min(max(asked_s, 0.0), RETRY_AFTER_MOST_S)
+
+
+def _failure(what: str, answer: aiohttp.ClientResponse, data: bytes) -> HamiError:
+    return failure(what, answer.status, data)
+
+
+def failure(what: str, status: int, data: bytes) -> HamiError:
+    """Error for an answer with ``status`` whose body is a ``Status`` object or text."""
+    try:
+        view = _status_decoder.decode(data)
+        detail = ": ".join(part for part in (view.reason, view.message) if part)
+    except msgspec.DecodeError:
+        detail = data[:200].decode("utf-8", "replace").strip()
+    if status == 404:  # noqa: PLR2004 - Not Found
+        return NotFound(what=f"{what} ({detail})" if detail else what)
+    if status == 409:  # noqa: PLR2004 - Conflict
+        return Conflict(what=what, detail=detail)
+    if status == 429 or status >= 500:  # noqa: PLR2004 - Too Many Requests, server errors
+        return Unavailable(peer=PEER, detail=f"{what}: status {status} {detail}".rstrip())
+    return Denied(peer=PEER, detail=f"{what}: {detail}", status=status)
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+@asynccontextmanager
+async def connect(
+    kubeconfig: str,
+    *,
+    context: str = "",
+    user_agent: str = "hami",
+    request_timeout_s: float = 15.0,
+    start_timeout_s: float = 60.0,
+) -> AsyncIterator[KubeClient]:
+    """Client for the time of the block, once the API server answers (``kubeconfig`` empty: in cluster).
+
+    ``SettingsInvalid`` when there is no usable login, ``Unavailable`` when nobody answers in time.
+    """
+    client = KubeClient(
+        kubeconfig=kubeconfig,
+        context=context,
+        user_agent=user_agent,
+        request_timeout_s=request_timeout_s,
+    )
+    await client.log_in()
+    try:
+        await _wait_for_answer(client, start_timeout_s)
+        yield client
+    finally:
+        await client.close()
+
+
+async def _wait_for_answer(client: KubeClient, start_timeout_s: float) -> None:
+    backoff = Backoff(first_s=0.1, most_s=2.0)
+    problem = "no answer"
+    with anyio.move_on_after(start_timeout_s):
+        while True:
+            try:
+                await client.get("/version")
+            except Unavailable as error:
+                problem = error.detail
+                await backoff.wait()
+            except HamiError:
+                return  # it answers; what it refuses is for the caller to see
+            else:
+                return
+    raise Unavailable(peer=PEER, detail=f"{problem} (waited {start_timeout_s:g} s)")

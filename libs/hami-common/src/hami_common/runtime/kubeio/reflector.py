@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""List-and-watch: turns a collection into a stream of changes that always converges to the truth.
+
+Lists in pages, then watches from the list's resourceVersion with bookmarks; a watch that ends or
+breaks is taken up where it was; after 410 Gone it lists again and reports the difference to what it
+told before. Objects are decoded no further than their metadata. Memory per object: uid, namespace,
+name, resourceVersion. Outside document: Kubernetes API concepts, "efficient detection of changes".
+"""
+
+import logging
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from hami_common.errors import Denied, HamiError, Unavailable
+from hami_common.ports import WatchEvent
+from hami_common.runtime.tasks import Backoff
+
+WATCH_S = 300
+"""Shortest life of one watch request; the server ends it then, spread over twice that time."""
+IDLE_S = 120.0
+"""Bookmarks come every minute: a longer silence means a dead connection."""
+GONE = 410
+
+_log = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """What the reflector needs of a client."""
+
+    async def list_pages(
+        self, path: str, *, label_selector: str = "", field_selector: str = "", page_size: int = 500
+    ) -> Sequence[bytes]:
+        """All pages of a list."""
+        ...
+
+    def stream(
+        self, path: str, query: Mapping[str, str], *, idle_s: float
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Body of a GET, piece by piece."""
+        ...
+
+
+class _Metadata(Struct, frozen=True, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class _Object(Struct, frozen=True):
+    metadata: _Metadata = _Metadata()
+
+
+class _List(Struct, frozen=True):
+    metadata: _Metadata = _Metadata()
+    items: list[msgspec.Raw] | None = None
+
+
+class _Event(Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+class _Status(Struct, frozen=True):
+    code: int = 0
+    message: str = ""
+
+
+_object_decoder = msgspec.json.Decoder(_Object)
+_list_decoder = msgspec.json.Decoder(_List)
+_event_decoder = msgspec.json.Decoder(_Event)
+_status_decoder = msgspec.json.Decoder(_Status)
+_encoder = msgspec.json.Encoder()
+
+
+class _Expired(Exception):  # noqa: N818 - never leaves this module
+    """The server no longer knows our resourceVersion."""
+
+
+@asynccontextmanager
+async def reflect(
+    source: Source, path: str, selectors: Mapping[str, str]
+) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+    """Changes of the collection at ``path``, for ever; see ``KubeApi.list_watch``."""
+    events = _Reflector(source, path, selectors).events()
+    try:
+        yield events
+    finally:
+        await events.aclose()
+
+
+class _Reflector:
+    def __init__(self, source: Source, path: str, selectors: Mapping[str, str]) -> None:
+        self._source = source
+        self._path = path
+        self._selectors = selectors
+        self._known: dict[str, _Metadata] = {}
+        self._version = ""
+
+    async def events(self) -> AsyncGenerator[WatchEvent, None]:
+        backoff = Backoff(first_s=0.1, most_s=10.0)
+        synced = False
+        must_list = True
+        while True:
+            try:
+                if must_list:
+                    for event in await self._list():
+                        yield event
+                    must_list = False
+                    if not synced:
+                        synced = True
+                        yield WatchEvent(type="SYNCED", resource_version=self._version)
+                async for event in self._watch():
+                    backoff.reset()
+                    yield event
+            except _Expired:
+                must_list = True
+                _log.info("watch expired, listing again", extra={"path": self._path})
+                await backoff.wait()
+            except HamiError as error:
+                level = logging.INFO if isinstance(error, Unavailable) else logging.WARNING
+                _log.log(
+                    level,
+                    "list or watch interrupted",
+                    extra={"path": self._path, "problem": str(error)},
+                )
+                await backoff.wait()
+
+    async def _list(self) -> list[WatchEvent]:
+        """The difference between the collection now and what was told before."""
+        pages = await self._source.list_pages(
+            self._path,
+            label_selector=self._selectors.get("labelSelector", ""),
+            field_selector=self._selectors.get("fieldSelector", ""),
+        )
+        found: dict[str, tuple[_Metadata, msgspec.Raw]] = {}
+        version = ""
+        for page in pages:
+            view = _list_decoder.decode(page)
+            version = view.metadata.resource_version
+            for item in view.items or []:
+                metadata = _object_decoder.decode(item).metadata
+                found[metadata.uid] = (metadata, item)
+        # Vanished ones first: a name may have been used again by a new object.
+        events = [
+            WatchEvent(
+                type="DELETED",
+                raw=_encoder.encode({"metadata": _spoken(metadata)}),
+                resource_version=metadata.resource_version,
+            )
+            for uid, metadata in self._known.items()
+            if uid not in found
+        ]
+        for uid, (metadata, item) in found.items():
+            before = self._known.get(uid)
+            if before is None or before.resource_version != metadata.resource_version:
+                events.append(
+                    WatchEvent(
+                        type="ADDED" if before is None else "MODIFIED",
+                        raw=bytes(item),
+                        resource_version=metadata.resource_version,
+                    )
+                )
+        self._known = {uid: metadata for uid, (metadata, _) in found.items()}
+        self._version = version
+        return events
+
+    async def _watch(self) -> AsyncGenerator[WatchEvent, None]:
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            # Spread, so that thousands of watches do not end in the same second.
+            "timeoutSeconds": str(int(WATCH_S * random.uniform(1.0, 2.0))),  # noqa: S311
+            **self._selectors,
+        }
+        try:
+            async with self._source.stream(self._path, query, idle_s=IDLE_S) as chunks:
+                async for line in _lines(chunks):
+                    event = self._take(line)
+                    if event is not None:
+                        yield event
+        except Denied as error:
+            if error.status == GONE:
+                raise _Expired from error
+            raise
+
+    def _take(self, line: bytes) -> WatchEvent | None:
+        try:
+            event = _event_decoder.decode(line)
+            if event.type == "ERROR":
+                status = _status_decoder.decode(event.object)
+                if status.code == GONE:
+                    raise _Expired
+                raise Unavailable(peer="the Kubernetes API", detail=f"watch: {status.message}")
+            metadata = _object_decoder.decode(event.object).metadata
+        except msgspec.DecodeError as error:
+            raise Unavailable(
+                peer="the Kubernetes API", detail=f"watch sent what is no event: {error}"
+            ) from error
+        self._version = metadata.resource_version
+        if event.type == "BOOKMARK":
+            return None
+        if event.type == "DELETED":
+            self._known.pop(metadata.uid, None)
+        else:
+            self._known[metadata.uid] = metadata
+        return WatchEvent(
+            type=event.type,
+            raw=bytes(event.object),
+            resource_version=metadata.resource_version,
+        )
+
+
+def _spoken(metadata: _Metadata) -> dict[str, str]:
+    return {
+        "name": metadata.name,
+        "namespace": metadata.namespace,
+        "uid": metadata.uid,
+        "resourceVersion": metadata.resource_version,
+    }
+
+
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Whole lines of a stream of pieces."""
+    rest = bytearray()
+    async for chunk in chunks:
+        rest += chunk
+        if b"\n" not in chunk:
+            continue
+        *lines, tail = bytes(rest).split(b"\n")
+        rest = bytearray(tail)
+        for line in lines:
+            if line:
+                yield line
