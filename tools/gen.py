@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 GENERATORS: tuple[tuple[str, str], ...] = (
     ("kubelet protobufs, from proto/", "tools/gen_kubeletapi.py"),
+    ("payload tables in docs/wire.md, from the message Structs", "tools/gen_wire.py"),
 )
 """What is generated, and by which program."""
 

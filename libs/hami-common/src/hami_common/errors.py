@@ -28,10 +28,7 @@ class RequestInvalid(HamiError):
     """A pod's request cannot be honoured as written. The catcher shows the text to the user."""
 
     def __init__(self, *, field: str, problem: str, fix: str) -> None:
-        """Name the ``field``.
-
-        (as the user wrote it), the ``problem`` and the ``fix`` in plain words.
-        """
+        """Name the ``field`` as the user wrote it, the ``problem`` and the ``fix``."""
         super().__init__(field, problem, fix)
         self.field = field
         self.problem = problem

@@ -62,10 +62,7 @@ class Bucket(Protocol):
         ...
 
     async def latest(self, key_filter: str = ">") -> Sequence[Entry]:
-        """Latest value of each key that matches the filter.
-
-        (NATS wildcards), in order of revision.
-        """
+        """Latest value of each key that matches the NATS filter, in order of revision."""
         ...
 
     async def append(

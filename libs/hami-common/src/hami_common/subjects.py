@@ -127,10 +127,7 @@ def fault(node: str) -> str:
 
 
 def alloc_feed(node: str) -> str:
-    """Filter over the accepted ledger records of a node as the server republishes them.
-
-    (design D23).
-    """
+    """Filter over a node's accepted ledger records as the server republishes them (D23)."""
     return f"{ALLOC_FEED_PREFIX}.{escape(node)}.*"
 
 

@@ -76,7 +76,7 @@ class StateRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 def joined_state(allocation: AllocationRecord, state: StateRecord | None) -> AllocationState:
     """State of an allocation from its ledger record and its latest state record.
 
-    (of the same reservation, else ignored).
+    A state of another reservation is ignored.
     """
     if allocation.op == "release":
         return "released"

@@ -29,9 +29,9 @@ class NodeReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     driver_version: str = ""
     agent_version: str = ""
     problem: str = ""
-    """Why the vendor's devices cannot be listed.
+    """Why the vendor's devices cannot be listed, empty when they can.
 
-    (driver missing, version mismatch), empty when they can.
+    For example: driver missing, version mismatch.
     """
 
 

@@ -31,9 +31,9 @@ class DeviceFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     health_reason: str = ""
     """Why the device is not healthy, in words for an operator; empty when healthy."""
     mode: str = "soft"
-    """How the device can be shared now: ``soft``.
+    """How the device can be shared now.
 
-    (limited by the in-container library), ``mig``, ``whole`` …
+    ``soft`` (limited by the in-container library), ``mig``, ``whole`` …
     """
     attributes: dict[str, str] = {}
     """Further facts of the vendor, such as ``compute_capability``.

@@ -74,9 +74,9 @@ NOTHING = Booked()
 
 
 def booked_by_device(containers: Iterable[ContainerShares]) -> dict[str, Booked]:
-    """What the containers of ONE pod book on each device.
+    """What the containers of ONE pod book on each device, by UUID.
 
-    (by UUID), after the rule in this module's docstring.
+    After the rule in this module's docstring.
     """
     running: dict[str, Booked] = {}
     peak: dict[str, Booked] = {}

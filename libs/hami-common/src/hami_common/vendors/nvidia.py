@@ -338,7 +338,7 @@ class Nvidia:
     ) -> ContainerEdits:
         """Environment, device nodes, mounts and CDI names of soft shares.
 
-        (env contract of the in-container limiter, HAMi v2.10).
+        The environment is the contract of the in-container limiter, HAMi v2.10.
         """
         uuids = [device.uuid for device in devices]
         own = [share for share in shares.shares if share.vendor == NAME]

@@ -73,10 +73,7 @@ class BindMount(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ContainerEdits(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How shares become visible inside a container: the one plan behind all injection modes.
-
-    (design D10).
-    """
+    """How shares become visible inside a container: the one plan of all modes (design D10)."""
 
     env: dict[str, str] = {}
     devices: tuple[DeviceNode, ...] = ()
