@@ -19,7 +19,7 @@ faults can be set over HTTP: POST or DELETE /hami-sim/faults, POST /hami-sim/dro
 POST /hami-sim/forget-history, GET /hami-sim/audit.
 
 :class:`hami_sim.apiserver.client.KubeClient` is a small client for tests and simulated components.
-:mod:`hami_sim.apiserver.certs` makes throw-away CAs and server certificates (webhooks in tests).
+:mod:`hami_sim.certs` makes throw-away authorities and certificates (webhooks in tests).
 
 A resource type is one row in :mod:`hami_sim.apiserver.resources`. What is faithful is what
 ``tests/contract/kubeapi`` checks; that suite also runs against a real kube-apiserver.

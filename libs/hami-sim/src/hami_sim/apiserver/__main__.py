@@ -13,6 +13,7 @@ from pathlib import Path
 import anyio
 
 from hami_sim.apiserver import ApiServer, Settings
+from hami_sim.apiserver.client import Access
 
 
 def _arguments() -> argparse.Namespace:
@@ -20,7 +21,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0, help="TCP port; 0 lets the kernel choose")
     parser.add_argument("--kubeconfig", type=Path, required=True, help="file to write")
     parser.add_argument("--data", type=Path, help="journal file, so that state survives a restart")
-    parser.add_argument("--token", default="", help="the admin's bearer token; default: a new one")
+    parser.add_argument("--token", default="", help="the admin's bearer token")
     parser.add_argument("--tls", action="store_true", help="serve HTTPS with an own CA")
     parser.add_argument(
         "--service",
@@ -43,12 +44,19 @@ def _services(texts: list[str]) -> dict[tuple[str, str], str]:
     return services
 
 
+def _token(arguments: argparse.Namespace) -> str:
+    """Keep the token of an existing kubeconfig, so that a restart locks nobody out."""
+    if arguments.token or not arguments.kubeconfig.exists():
+        return str(arguments.token)
+    return Access.from_kubeconfig(arguments.kubeconfig).token
+
+
 async def _run(arguments: argparse.Namespace) -> None:
     settings = Settings(
         port=arguments.port,
         tls=arguments.tls,
         data=arguments.data,
-        admin_token=arguments.token,
+        admin_token=_token(arguments),
         services=_services(arguments.service),
     )
     async with ApiServer(settings) as server:

@@ -117,9 +117,9 @@ class Webhooks:
                 changes += await self._mutate_with(webhook, attributes)
                 ran.append((webhook, changes))
         for webhook, seen in ran:
-            if webhook.get("reinvocationPolicy") == "IfNeeded" and changes > seen:
-                if await self._wanted(webhook, attributes):
-                    changes += await self._mutate_with(webhook, attributes)
+            again = webhook.get("reinvocationPolicy") == "IfNeeded" and changes > seen
+            if again and await self._wanted(webhook, attributes):
+                changes += await self._mutate_with(webhook, attributes)
 
     async def _mutate_with(self, webhook: Obj, attributes: Attributes) -> int:
         response = await self._ask(webhook, attributes)
@@ -127,11 +127,7 @@ class Webhooks:
             return 0
         name = webhook["name"]
         try:
-            operations = msgspec.json.decode(base64.b64decode(response["patch"], validate=True))
-            if response.get("patchType") != "JSONPatch":
-                msg = f"unknown patch type {response.get('patchType')!r}"
-                raise ValueError(msg)
-            changed = json_patch(attributes.obj, operations)
+            changed = json_patch(attributes.obj, _patch_of(response))
         except (ValueError, binascii.Error, msgspec.DecodeError, ApiError) as error:
             return self._failed(webhook, f"failed to apply patch of {name}: {error}")
         if not isinstance(changed, dict):
@@ -390,6 +386,13 @@ def _request(attributes: Attributes, uid: str, *, with_objects: bool) -> Obj:
     return request
 
 
+def _patch_of(response: Obj) -> object:
+    if response.get("patchType") != "JSONPatch":
+        msg = f"unknown patch type {response.get('patchType')!r}"
+        raise ValueError(msg)
+    return msgspec.json.decode(base64.b64decode(response["patch"], validate=True))
+
+
 def _response(answer: bytes, uid: str) -> Obj:
     try:
         review = msgspec.json.decode(answer)
@@ -408,9 +411,8 @@ def _response(answer: bytes, uid: str) -> Obj:
         )
         raise ValueError(msg)
     response = review.get("response")
-    if not isinstance(response, dict):
-        msg = "webhook response was absent"
-        raise ValueError(msg)
+    if not response or not isinstance(response, dict):
+        raise ValueError("webhook response was absent")
     if response.get("uid") != uid:
         msg = f'expected response.uid="{uid}", got "{response.get("uid", "")}"'
         raise ValueError(msg)
@@ -427,7 +429,7 @@ def _denial(name: str, status: Obj) -> ApiError:
         text = f"{denied} without explanation"
     code = status.get("code") or 0
     return ApiError(
-        code if code >= _BAD_REQUEST else _BAD_REQUEST,
+        max(code, _BAD_REQUEST),
         text,
         reason=status.get("reason", ""),
         details=status.get("details"),

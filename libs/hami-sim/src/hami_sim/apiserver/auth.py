@@ -58,7 +58,7 @@ class RequestInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a request is about, as authorization, audit and faults see it."""
 
     verb: str
-    """get, list, watch, create, update, patch, delete, deletecollection, or the lower-case method."""
+    """A verb of the API (get, list, watch, create …), or the method in lower case."""
     group: str = ""
     version: str = ""
     resource: str = ""

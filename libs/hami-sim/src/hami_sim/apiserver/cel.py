@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A subset of CEL, enough for admission matchConditions: parser and evaluator.
 
-Supported: literals (int, uint, double, string, bool, null), lists, maps, variables, member and index
-access, optional access (`.?`, `[?]`, `orValue`, `hasValue`, `value`), operators
+Supported: literals (int, uint, double, string, bool, null), lists, maps, variables, member and
+index access, optional access (`.?`, `[?]`, `orValue`, `hasValue`, `value`), operators
 `|| && ! == != < <= > >= in + - * / % ?:`, macros `has all exists exists_one filter map`, functions
-`size startsWith endsWith contains matches lowerAscii upperAscii split string int double type-free`.
+`size startsWith endsWith contains matches lowerAscii upperAscii trim split string int double`.
 Anything else is a :class:`CelError` when the expression is compiled, never a silent guess.
 
 Errors during evaluation (no such key, no such overload) are values to `&&`, `||`, `all` and
@@ -39,7 +39,8 @@ class _Optional:
 _TOKEN: Final = re.compile(
     r"""
     (?P<space>[\s]+|//[^\n]*)
-  | (?P<number>0x[0-9a-fA-F]+[uU]?|[0-9]+\.[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+|[0-9]+[uU]?)
+  | (?P<number>0x[0-9a-fA-F]+[uU]?|[0-9]+\.[0-9]+(?:[eE][+-]?[0-9]+)?
+        |[0-9]+[eE][+-]?[0-9]+|[0-9]+[uU]?)
   | (?P<string>[rR]?(?:'''(?:\\.|[^\\])*?'''|\"\"\"(?:\\.|[^\\])*?\"\"\"
         |'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"))
   | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
@@ -625,8 +626,10 @@ def _arithmetic(op: str, one: Value, two: Value) -> Value:
     numbers = _is_number(one) and _is_number(two)
     if op in _COMPARE and (numbers or (isinstance(one, str) and isinstance(two, str))):
         return _COMPARE[op](one, two)
-    if op == "+" and isinstance(one, (str, list)) and type(one) is type(two):
+    if op == "+" and isinstance(one, str) and isinstance(two, str):
         return one + two
+    if op == "+" and isinstance(one, list) and isinstance(two, list):
+        return [*one, *two]
     if numbers and type(one) is type(two):
         if op == "+":
             return one + two

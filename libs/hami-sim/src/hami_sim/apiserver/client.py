@@ -248,7 +248,7 @@ class KubeClient:
         path = path_of(resource, metadata.get("namespace", ""), metadata["name"], subresource)
         return await self.call("PUT", path, body=obj, query=query)
 
-    async def patch(  # noqa: PLR0913 - the parts of a patch
+    async def patch(
         self,
         resource: str,
         name: str,
@@ -285,7 +285,7 @@ class KubeClient:
         path = path_of(resource, namespace, name, action)
         return await self.call("POST", path, body=body, query=query)
 
-    async def bind(  # noqa: PLR0913 - the parts of a Binding
+    async def bind(
         self,
         name: str,
         node: str,

@@ -15,6 +15,7 @@ from copy import deepcopy
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 
 from hami_sim.apiserver import disruption, quota
 from hami_sim.apiserver.auth import User
@@ -66,7 +67,7 @@ class Controllers:
             except ApiError as error:
                 _LOG.warning("controller pass failed", extra={"reason": str(error)})
             if self._due:
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
                 continue
             with anyio.move_on_after(_SWEEP_S) as scope:
                 await self._wake.wait()

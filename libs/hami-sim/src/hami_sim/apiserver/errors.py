@@ -57,7 +57,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 class ApiError(Exception):
     """A request that the API server answers with a failure Status."""
 
-    def __init__(  # noqa: PLR0913 - the parts of a Status
+    def __init__(
         self,
         code: int,
         message: str,

@@ -206,9 +206,11 @@ def _check_data(obj: Obj) -> list[Cause]:
 def _check_data_update(obj: Obj, old: Obj) -> list[Cause]:
     found = _check_data(obj)
     if old.get("immutable"):
-        for field in ("data", "binaryData"):
-            if obj.get(field) != old.get(field):
-                found.append(forbidden_field(field, "field is immutable when `immutable` is set"))
+        found += [
+            forbidden_field(field, "field is immutable when `immutable` is set")
+            for field in ("data", "binaryData")
+            if obj.get(field) != old.get(field)
+        ]
     return found
 
 

@@ -74,13 +74,14 @@ def qualified_complaints(text: str) -> list[str]:
     """Check `[prefix/]name`, as used for label keys, annotation keys and resources."""
     parts = text.split("/")
     if len(parts) > 2:  # noqa: PLR2004 - prefix and name
-        return [
+        text = (
             "a qualified name must consist of alphanumeric characters, '-', '_' or '.', and must "
             "start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or "
             "'123-abc', regex used for validation is "
             "'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]') with an optional DNS subdomain prefix "
             "and '/' (e.g. 'example.com/MyName')"
-        ]
+        )
+        return [text]
     found = []
     if len(parts) == 2:  # noqa: PLR2004 - prefix and name
         if not parts[0]:

@@ -127,8 +127,10 @@ class Operations:
         if sub:
             api_version = f"{sub.group}/{sub.version}" if sub.group else sub.version
         if not isinstance(body, dict):
-            msg = f"couldn't get version/kind; json parse error: not an object ({type(body).__name__})"
-            raise errors.bad_request(msg)
+            raise errors.bad_request(
+                "couldn't get version/kind; json parse error: not an object "
+                f"({type(body).__name__})"
+            )
         if body.get("apiVersion", api_version) != api_version:
             found = body["apiVersion"]
             if not (sub and sub.name == "eviction" and found == "policy/v1beta1"):
@@ -163,7 +165,8 @@ class Operations:
             return
         if metadata.setdefault("namespace", call.namespace) != call.namespace:
             raise errors.bad_request(
-                "the namespace of the provided object does not match the namespace sent on the request"
+                "the namespace of the provided object does not match the namespace sent on the "
+                "request"
             )
 
     def full(self, resource: Resource, obj: Obj) -> Obj:
@@ -198,16 +201,12 @@ class Operations:
         attributes = self._attributes(call, "CREATE", obj=obj, name=metadata.get("name", ""))
         obj = await self._mutate(call, attributes)
         metadata = obj["metadata"]
-        for field in ("deletionTimestamp", "deletionGracePeriodSeconds"):
-            metadata.pop(field, None)
-        generated = not metadata.get("name") and metadata.get("generateName")
+        metadata.pop("deletionTimestamp", None)
+        metadata.pop("deletionGracePeriodSeconds", None)
+        generated = "" if metadata.get("name") else metadata.get("generateName", "")
         if generated:
             metadata["name"] = self._generate(generated)
-        metadata["uid"] = str(uuid.uuid4())
-        metadata["creationTimestamp"] = self.now()
-        metadata.pop("generation", None)
-        if call.resource.tracks_generation:
-            metadata["generation"] = 1
+        self._stamp(call.resource, metadata)
         rules.default(obj)
         rules.prepare_create(obj)
         causes = check_metadata(
@@ -217,14 +216,7 @@ class Operations:
         attributes.obj = self.full(call.resource, obj)
         attributes.name = metadata["name"]
         await self.webhooks.validate(attributes)
-        name = metadata["name"]
-        for _ in range(_NAME_ATTEMPTS if generated else 1):
-            if self.store.get(call.key, call.namespace, name) is None:
-                break
-            if generated:
-                name = metadata["name"] = self._generate(generated)
-        else:
-            raise errors.already_exists(call.resource.plural, name, group=call.resource.group)
+        name = self._free_name(call, metadata, generated)
         used = quota.charge(self.store, call.key, obj, dry_run=call.dry_run)
         if call.dry_run:
             return Stored(obj, 0)
@@ -234,6 +226,23 @@ class Operations:
         if call.key == "namespaces":
             self._furnish(name)
         return stored
+
+    def _stamp(self, resource: Resource, metadata: Obj) -> None:
+        metadata["uid"] = str(uuid.uuid4())
+        metadata["creationTimestamp"] = self.now()
+        metadata.pop("generation", None)
+        if resource.tracks_generation:
+            metadata["generation"] = 1
+
+    def _free_name(self, call: Call, metadata: Obj, prefix: str) -> str:
+        """Return the object's name, generating another while a generated one is taken."""
+        name = str(metadata["name"])
+        for _ in range(_NAME_ATTEMPTS if prefix else 1):
+            if self.store.get(call.key, call.namespace, name) is None:
+                return name
+            if prefix:
+                name = metadata["name"] = self._generate(prefix)
+        raise errors.already_exists(call.resource.plural, name, group=call.resource.group)
 
     def _generate(self, prefix: str) -> str:
         tail = "".join(self._random.choice(_NAME_ALPHABET) for _ in range(5))
@@ -496,7 +505,7 @@ class Operations:
 
     # -- admission
 
-    def _attributes(  # noqa: PLR0913 - the parts of a review
+    def _attributes(
         self,
         call: Call,
         operation: str,

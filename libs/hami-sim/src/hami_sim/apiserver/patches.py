@@ -193,12 +193,10 @@ def strategic_merge(document: Obj, patch: Obj, *, kind: str) -> Obj:
 
 
 def _merge_map(document: Obj, patch: Obj, keys: dict[str, str]) -> Obj:
-    directive = patch.pop("$patch", None)
-    if directive == "replace":
-        return patch
-    if directive == "delete":
-        return {}
-    if directive not in (None, "merge"):
+    directive = patch.pop("$patch", "merge")
+    if directive in ("replace", "delete"):
+        return patch if directive == "replace" else {}
+    if directive != "merge":
         msg = f"unknown patch type: {directive}"
         raise bad_request(msg)
     retain = patch.pop(_RETAIN, None)
@@ -209,11 +207,7 @@ def _merge_map(document: Obj, patch: Obj, keys: dict[str, str]) -> Obj:
         for key in list(patch)
         if key.startswith(_SET_ORDER)
     }
-    for key in [key for key in patch if key.startswith(_DELETE_PRIMITIVE)]:
-        gone = patch.pop(key)
-        name = key.removeprefix(_DELETE_PRIMITIVE)
-        if isinstance(document.get(name), list):
-            document[name] = [item for item in document[name] if item not in gone]
+    _delete_primitives(document, patch)
     for key, value in patch.items():
         if value is None:
             document.pop(key, None)
@@ -234,6 +228,14 @@ def _merge_map(document: Obj, patch: Obj, keys: dict[str, str]) -> Obj:
         if isinstance(document.get(key), list):
             document[key] = _ordered(key, document[key], order, keys)
     return document
+
+
+def _delete_primitives(document: Obj, patch: Obj) -> None:
+    for key in [key for key in patch if key.startswith(_DELETE_PRIMITIVE)]:
+        gone = patch.pop(key)
+        name = key.removeprefix(_DELETE_PRIMITIVE)
+        if isinstance(document.get(name), list):
+            document[name] = [item for item in document[name] if item not in gone]
 
 
 def _merge_list(

@@ -68,7 +68,7 @@ _UPDATE_TEXT: Final = (
 
 def is_extended_resource(name: str) -> bool:
     """Say whether a resource name is one that device plugins may serve."""
-    if "/" not in name or name.split("/")[0].endswith("kubernetes.io"):
+    if "/" not in name or name.split("/", maxsplit=1)[0].endswith("kubernetes.io"):
         return False
     return not name.startswith("requests.") and not qualified_complaints(f"requests.{name}")
 
@@ -394,6 +394,11 @@ def _check_container(path: str, container: Obj, volumes: set[str], found: list[C
                     "may not be specified when `value` is not empty",
                 )
             )
+    _check_mounts(path, container, volumes, found)
+    _check_resources(f"{path}.resources", container.get("resources") or {}, found)
+
+
+def _check_mounts(path: str, container: Obj, volumes: set[str], found: list[Cause]) -> None:
     paths: set[str] = set()
     for position, mount in enumerate(container.get("volumeMounts") or ()):
         field = f"{path}.volumeMounts[{position}]"
@@ -406,7 +411,6 @@ def _check_container(path: str, container: Obj, volumes: set[str], found: list[C
         elif mount["mountPath"] in paths:
             found.append(bad_value(f"{field}.mountPath", mount["mountPath"], "must be unique"))
         paths.add(mount.get("mountPath", ""))
-    _check_resources(f"{path}.resources", container.get("resources") or {}, found)
 
 
 def _check_resources(path: str, resources: Obj, found: list[Cause]) -> None:
@@ -443,12 +447,10 @@ def _check_resources(path: str, resources: Obj, found: list[Cause]) -> None:
 def _check_amount(path: str, name: str, text: str, found: list[Cause]) -> None:
     complaints = qualified_complaints(name)
     found += [bad_value(path, name, complaint) for complaint in complaints]
-    if not complaints and "/" not in name and name not in _STANDARD_RESOURCES:
-        if not name.startswith("hugepages-"):
-            found.append(
-                bad_value(path, name, "must be a standard resource type or fully qualified")
-            )
-            found.append(bad_value(path, name, "must be a standard resource for containers"))
+    standard = name in _STANDARD_RESOURCES or name.startswith("hugepages-")
+    if not complaints and "/" not in name and not standard:
+        found.append(bad_value(path, name, "must be a standard resource type or fully qualified"))
+        found.append(bad_value(path, name, "must be a standard resource for containers"))
     amount = parse_quantity(text)
     if amount.amount < 0:
         found.append(bad_value(path, text, "must be greater than or equal to 0"))

@@ -22,7 +22,7 @@ import yaml
 from aiohttp import web
 
 from hami_sim.apiserver import apply, errors, subresources, tables
-from hami_sim.apiserver.auth import ADMIN_GROUP, ANONYMOUS, AuditEntry, RequestInfo, User
+from hami_sim.apiserver.auth import ADMIN_GROUP, ANONYMOUS, AuditEntry, RequestInfo, User, admin
 from hami_sim.apiserver.discovery import AGGREGATED, Discovery
 from hami_sim.apiserver.errors import ApiError, Obj
 from hami_sim.apiserver.faults import Fault, Match
@@ -45,6 +45,7 @@ _LOG: Final = logging.getLogger(__name__)
 _JSON: Final = "application/json"
 _YAML: Final = "application/yaml"
 _PROTOBUF: Final = "application/vnd.kubernetes.protobuf"
+_REFUSED_TYPES: Final = frozenset({_PROTOBUF, "application/cbor"})
 _PATCH_TYPES: Final = (
     "application/json-patch+json",
     "application/merge-patch+json",
@@ -115,7 +116,7 @@ class Routes:
                 _abort(request)
         except ApiError as error:
             response = _status_response(error)
-        except Exception as error:  # the loop's top: one broken request must not end the server
+        except Exception as error:  # noqa: BLE001 - the loop's top: one request must not end all
             _LOG.exception("request failed", extra={"path": request.path})
             response = _status_response(errors.internal(repr(error)))
         for warning in dict.fromkeys(warnings):
@@ -147,9 +148,12 @@ class Routes:
             if user is None:
                 raise errors.unauthorized()
             return user
-        if not self._server.settings.anonymous and request.path not in _OPEN_PATHS:
-            raise errors.unauthorized()
-        return ANONYMOUS
+        settings = self._server.settings
+        if settings.anonymous or request.path in _OPEN_PATHS:
+            return ANONYMOUS
+        if settings.open_http and not settings.tls:
+            return admin()
+        raise errors.unauthorized()
 
     def _authorize(self, user: User, info: RequestInfo) -> None:
         if info.path in _OPEN_PATHS:
@@ -236,10 +240,14 @@ class Routes:
         mode = _accepted(request)
         if info.subresource:
             return await self._dispatch_sub(request, call, mode)
-        if info.verb not in resource.verbs:
+        across = info.verb in ("list", "watch") or bool(info.namespace)
+        if info.verb not in resource.verbs or (resource.namespaced and not across):
             raise errors.method_not_allowed()
-        if resource.namespaced and not info.namespace and info.verb not in ("list", "watch"):
-            raise errors.method_not_allowed()
+        return await self._dispatch_verb(request, call, info, mode)
+
+    async def _dispatch_verb(
+        self, request: web.Request, call: Call, info: RequestInfo, mode: TableMode
+    ) -> web.StreamResponse:
         match info.verb:
             case "get":
                 return self._answer(request, call, self._operations.get(call), mode)
@@ -493,8 +501,9 @@ class Routes:
             if term.path not in resource.all_selectable_fields:
                 group_version = f"{resource.group}/{resource.version}"
                 raise errors.bad_request(
-                    f'Unable to find "{group_version}, Resource={resource.plural}" that match label '
-                    f'selector "", field selector "{text}": field label not supported: {term.path}'
+                    f'Unable to find "{group_version}, Resource={resource.plural}" that match '
+                    f'label selector "", field selector "{text}": field label not supported: '
+                    f"{term.path}"
                 )
             first, dot, rest = term.path.partition(".")
             path = shown_to_stored.get(first, first) + dot + rest

@@ -19,7 +19,6 @@ from anyio.abc import TaskGroup
 
 from hami_sim.apiserver.admission import Webhooks
 from hami_sim.apiserver.auth import AuditEntry, User, admin
-from hami_sim.apiserver.certs import KeyPair, make_ca, make_server_cert
 from hami_sim.apiserver.controllers import Controllers
 from hami_sim.apiserver.discovery import Discovery
 from hami_sim.apiserver.errors import Obj
@@ -32,6 +31,7 @@ from hami_sim.apiserver.routes import Routes
 from hami_sim.apiserver.settings import Settings
 from hami_sim.apiserver.store import Store
 from hami_sim.apiserver.subresources import Tokens
+from hami_sim.certs import CertificateAuthority
 
 _AUDIT_KEPT: Final = 200_000
 _SHUTDOWN_S: Final = 1.0
@@ -131,12 +131,14 @@ class ApiServer:
         return await self._routes.handle(request)
 
     def _tls(self) -> ssl.SSLContext:
-        now_s = self.settings.clock()
-        ca = make_ca(now_s)
-        self.ca_pem = ca.cert_pem
-        return server_context(
-            make_server_cert(ca, ("localhost", self.settings.host, "kubernetes.default.svc"), now_s)
-        )
+        authority = CertificateAuthority()
+        self.ca_pem = authority.pem
+        names = ("localhost", self.settings.host, "kubernetes.default.svc")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with tempfile.TemporaryDirectory() as folder:
+            certificate, key, _ = authority.issue_files(Path(folder), names)
+            context.load_cert_chain(certificate, key)
+        return context
 
     # -- what tests use
 
@@ -182,17 +184,6 @@ class ApiServer:
                 for field, value in msgspec.structs.asdict(wanted).items()
             )
         ]
-
-
-def server_context(pair: KeyPair) -> ssl.SSLContext:
-    """Build a TLS server context from PEM text."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.TemporaryDirectory() as folder:
-        cert, key = Path(folder, "tls.crt"), Path(folder, "tls.key")
-        cert.write_bytes(pair.cert_pem)
-        key.write_bytes(pair.key_pem)
-        context.load_cert_chain(cert, key)
-    return context
 
 
 def _default(resource: Resource, obj: Obj) -> None:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
+from hami_common.runtime.clock import SystemClock
 from hami_sim.apiserver.auth import Authorizer, User, allow_all
 from hami_sim.apiserver.resources import RESOURCES, Resource
 
@@ -27,6 +27,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The admin's token; empty generates one. Set it where it must survive a restart."""
     anonymous: bool = False
     """Whether requests without a token act as system:anonymous instead of getting 401."""
+    open_http: bool = True
+    """Whether plain HTTP without a token acts as admin: kubectl sends no token without TLS."""
     authorize: Authorizer = allow_all
     services: Mapping[tuple[str, str], str] = {}
     """(namespace, service name) → `host:port`, for webhooks registered by service."""
@@ -41,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     default_tolerations: bool = True
     """Whether pods get the not-ready and unreachable tolerations of 300 s."""
     binding_labels: bool = False
-    """Whether a Binding's labels reach the pod (feature PodTopologyLabelsAdmission, off in 1.34)."""
+    """Whether a Binding's labels reach the pod (PodTopologyLabelsAdmission, off in 1.34)."""
     history_window: int = 20_000
     """Changes kept per resource; older watches get 410 Gone."""
     watch_limit: int = 50_000
@@ -51,5 +53,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Length of a watch that does not ask for another."""
     max_body_bytes: int = 3 * 1024 * 1024
     resources: tuple[Resource, ...] = RESOURCES
-    clock: Callable[[], float] = time.time  # noqa: TID251 - the one place that picks the wall clock
+    clock: Callable[[], float] = SystemClock().now_s
     """Seconds since the epoch."""

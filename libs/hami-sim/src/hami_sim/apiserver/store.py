@@ -7,7 +7,8 @@ wrote it, and a deletion has a revision of its own. Objects are JSON dicts witho
 changed in place. Each change is encoded once and its bytes are shared by all watches.
 
 Everything here runs without awaiting, so a read followed by a write is one transaction. This module
-knows nothing about HTTP, validation or what an object means, except the field a watch is indexed by.
+knows nothing about HTTP, validation or what an object means, except which field a watch is
+indexed by.
 """
 
 from __future__ import annotations

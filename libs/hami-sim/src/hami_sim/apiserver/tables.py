@@ -309,7 +309,7 @@ _PRINTERS: Final[Mapping[str, tuple[tuple[Column, ...], Cells]]] = {
 }
 
 
-def render(  # noqa: PLR0913 - the parts of a table
+def render(
     storage_key: str,
     objects: list[Obj],
     *,
