@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP and HTTPS server of the services: a table of routes, a body limit, health, metrics, orderly stop.
+"""HTTP and HTTPS server of the services: routes, body limit, health, metrics, orderly stop.
 
 Routes without parameters are found by one dictionary look-up and pass no middleware, because
 kube-scheduler waits for each filter call. A request's body is read whole, up to the application's
@@ -266,7 +266,7 @@ async def serve(
     *,
     task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled, then stop accepting and give requests in flight ``grace_s`` to finish.
+    """Serve until cancelled, then stop accepting; requests in flight have ``grace_s`` to end.
 
     For ``port = await group.start(serve, app, host, port)``: reports the bound port once it listens.
     """
@@ -321,7 +321,7 @@ class _Adapter:
                 )
             )
         except _TooLarge:
-            return self._too_large(request)
+            return self._too_large()
         except HamiError as error:
             return _answer(_refusal(request, error))
         except Exception:  # noqa: BLE001 - one request must not end the server; logged, answered 500
@@ -352,7 +352,7 @@ class _Adapter:
             raise _TooLarge
         return b"".join(pieces)
 
-    def _too_large(self, request: web.BaseRequest) -> web.Response:
+    def _too_large(self) -> web.Response:
         limit = self._app.body_limit
         answer = _answer(
             error_response(

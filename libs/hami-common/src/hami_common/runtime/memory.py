@@ -30,11 +30,56 @@ class Published:
 
 
 class _Stream:
-    def __init__(self) -> None:
+    """Values by key, oldest first; indexes keep long unit tests fast."""
+
+    def __init__(self, history: int) -> None:
         self.incarnation = 0
         self.next_revision = 1
-        self.entries: list[Entry] = []
         self.changed = anyio.Event()
+        self._history = history
+        self._by_key: dict[str, list[Entry]] = {}
+        self._newest_by_node: dict[str, Entry] = {}
+
+    def add(self, entry: Entry) -> None:
+        values = self._by_key.setdefault(entry.key, [])
+        values.append(entry)
+        del values[: -self._history]
+        self._newest_by_node[entry.key.partition(".")[0]] = entry
+        self.next_revision += 1
+        self.wake()
+
+    def wipe(self) -> None:
+        self.incarnation += 1
+        self.next_revision = 1
+        self._by_key.clear()
+        self._newest_by_node.clear()
+        self.wake()
+
+    def drop(self, key: str) -> None:
+        """Only for keys that do not hold their node's newest value."""
+        self._by_key.pop(key, None)
+
+    def last(self, key_filter: str) -> Entry | None:
+        if values := self._by_key.get(key_filter):
+            return values[-1]
+        node, _, rest = key_filter.partition(".")
+        if rest == ">" and node != "*":
+            return self._newest_by_node.get(node)
+        latest = self.latest(key_filter)
+        return latest[-1] if latest else None
+
+    def latest(self, key_filter: str) -> list[Entry]:
+        """Newest value of each matching key, by revision."""
+        found = [v[-1] for key, v in self._by_key.items() if matches(key, key_filter)]
+        return sorted(found, key=lambda entry: entry.revision)
+
+    def after(self, key_filter: str, revision: int) -> list[Entry]:
+        """All stored values of matching keys later than ``revision``, by revision."""
+        found: list[Entry] = []
+        for key, values in self._by_key.items():
+            if values[-1].revision > revision and matches(key, key_filter):
+                found.extend(entry for entry in values if entry.revision > revision)
+        return sorted(found, key=lambda entry: entry.revision)
 
     def wake(self) -> None:
         changed, self.changed = self.changed, anyio.Event()
@@ -59,15 +104,15 @@ class MemoryBus:
 
     def stream(self, bucket: str) -> _Stream:
         """Stream behind a bucket, made when it is first used."""
-        return self._streams.setdefault(bucket, _Stream())
+        stream = self._streams.get(bucket)
+        if stream is None:
+            stream = self._streams[bucket] = _Stream(self._history)
+        return stream
 
     def wipe(self) -> None:
         """Lose everything that is stored: watches see ``Reset``."""
         for stream in self._streams.values():
-            stream.incarnation += 1
-            stream.next_revision = 1
-            stream.entries = []
-            stream.wake()
+            stream.wipe()
 
     def set_available(self, *, available: bool) -> None:
         """Take the bus away or bring it back."""
@@ -85,7 +130,7 @@ class MemoryBus:
             raise Unavailable(peer=_PEER, detail="taken away by the test")
 
     def record(self, message: Published, *, message_id: str = "") -> int:
-        """Keep and hand out a published message; returns its number, the first one's for a repeated id."""
+        """Keep and hand out a published message; its number, or that of the one it repeats."""
         if message_id and message_id in self._message_ids:
             return self._message_ids[message_id]
         self.published.append(message)
@@ -114,24 +159,16 @@ class MemoryBus:
             headers=dict(headers),
             time_s=self.clock.now_s(),
         )
-        stream.next_revision += 1
-        stream.entries.append(entry)
-        of_key = [kept for kept in stream.entries if kept.key == key]
-        if len(of_key) > self._history:
-            stream.entries.remove(of_key[0])
-        stream.wake()
+        stream.add(entry)
         return entry.revision
 
     def last(self, bucket: str, subject_filter: str) -> Entry | None:
         """Newest entry whose subject matches."""
-        for entry in reversed(self.stream(bucket).entries):
-            if matches(subjects.kv_subject(bucket, entry.key), subject_filter):
-                return entry
-        return None
+        return self.stream(bucket).last(subjects.key_of(bucket, subject_filter))
 
 
 def matches(subject: str, subject_filter: str) -> bool:
-    """Whether ``subject`` matches a NATS filter: ``*`` is one token, ``>`` one or more at the end."""
+    """Whether ``subject`` matches a NATS filter: ``*`` is one token, ``>`` all that are left."""
     tokens, pattern = subject.split("."), subject_filter.split(".")
     for position, expected in enumerate(pattern):
         if expected == ">":
@@ -156,7 +193,7 @@ class MemoryBucket:
     async def latest(self, key_filter: str = ">") -> Sequence[Entry]:
         """Latest value of each key that matches the filter, in order of revision."""
         await self._answer()
-        return self._latest(key_filter)
+        return self._bus.stream(self.name).latest(key_filter)
 
     async def append(
         self,
@@ -193,8 +230,7 @@ class MemoryBucket:
                 what=f"{self.name} {key}",
                 detail=f"revision {own.revision} is the newest of its node and carries the fence",
             )
-        stream = self._bus.stream(self.name)
-        stream.entries = [entry for entry in stream.entries if entry.key != key]
+        self._bus.stream(self.name).drop(key)
 
     @asynccontextmanager
     async def watch(
@@ -221,9 +257,8 @@ class MemoryBucket:
                 incarnation, position, synced = stream.incarnation, 0, False
                 yield Reset()
                 continue
-            entries = self._latest(key_filter) if not synced else self._all(key_filter)
-            fresh = [entry for entry in entries if entry.revision > position]
             newest = stream.next_revision - 1
+            fresh = stream.after(key_filter, position) if synced else stream.latest(key_filter)
             for entry in fresh:
                 yield entry
                 position = entry.revision
@@ -233,15 +268,6 @@ class MemoryBucket:
                 yield Synced(revision=position)
             elif not fresh:
                 await changed.wait()
-
-    def _all(self, key_filter: str) -> list[Entry]:
-        return [
-            entry for entry in self._bus.stream(self.name).entries if matches(entry.key, key_filter)
-        ]
-
-    def _latest(self, key_filter: str) -> list[Entry]:
-        by_key = {entry.key: entry for entry in self._all(key_filter)}
-        return sorted(by_key.values(), key=lambda entry: entry.revision)
 
     async def _answer(self) -> None:
         await anyio.lowlevel.checkpoint()

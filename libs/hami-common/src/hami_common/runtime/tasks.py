@@ -38,7 +38,7 @@ def finish_within(limit_s: float) -> Iterator[anyio.CancelScope]:
 
 
 class Backoff:
-    """Delays between attempts: doubling from ``first_s`` to ``most_s``, spread over the upper half."""
+    """Delays between attempts: doubling from ``first_s`` to ``most_s``, spread by chance."""
 
     def __init__(self, *, first_s: float = 0.1, most_s: float = 5.0) -> None:
         self._first_s = first_s

@@ -2,9 +2,10 @@
 """Requests to the Kubernetes API (port ``KubeApi``) with raw bytes in both directions.
 
 Each request has a deadline. Answers map to errors so: 404 ``NotFound``, 409 ``Conflict``, other 4xx
-``Denied`` with the status, 5xx and anything of the network ``Unavailable``; 429 is tried again after
-the server's ``Retry-After``, a few times and never longer than ``RETRY_AFTER_MOST_S``, because the
-server promises not to have acted. 401 logs in anew once: tokens and certificates rotate.
+``Denied`` with the status, 5xx and all trouble of the network ``Unavailable``; 429 is tried again
+after the server's ``Retry-After``, a few times and never longer than ``RETRY_AFTER_MOST_S``,
+because the server promises not to have acted. 401 logs in anew once: tokens and certificates
+rotate.
 Outside document: Kubernetes API conventions (v1.34). Times in seconds.
 """
 
@@ -97,7 +98,7 @@ class KubeClient:
                     persist_config=False,
                 )
             else:
-                load_incluster_config(client_configuration=configuration)
+                load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the library left it untyped
         except (ConfigException, OSError, KeyError) as error:
             raise SettingsInvalid(
                 field="kubeconfig",
@@ -312,7 +313,7 @@ async def connect(
     request_timeout_s: float = 15.0,
     start_timeout_s: float = 60.0,
 ) -> AsyncIterator[KubeClient]:
-    """Client for the time of the block, once the API server answers (``kubeconfig`` empty: in cluster).
+    """Client for the time of the block, once the server answers (no ``kubeconfig``: in cluster).
 
     ``SettingsInvalid`` when there is no usable login, ``Unavailable`` when nobody answers in time.
     """

@@ -78,7 +78,7 @@ _status_decoder = msgspec.json.Decoder(_Status)
 _encoder = msgspec.json.Encoder()
 
 
-class _Expired(Exception):  # noqa: N818 - never leaves this module
+class _Expired(Exception):
     """The server no longer knows our resourceVersion."""
 
 

@@ -115,7 +115,7 @@ class PullSession:
 async def ordered_session(
     bus: Bus, *, stream: str, start: Mapping[str, Any], filter_subject: str
 ) -> AsyncIterator[tuple[PullSession, dict[str, Any]]]:
-    """An ephemeral consumer without acknowledgements, and its info; ``start`` says where it begins."""
+    """An ephemeral consumer without acknowledgements, and its info; ``start``: where it begins."""
     consumer = f"{bus.name}-{secrets.token_hex(8)}"
     config = {
         "name": consumer,

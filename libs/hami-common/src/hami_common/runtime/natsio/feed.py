@@ -6,7 +6,7 @@ sequence and the sequence of the record that the same key had before. The feed s
 then reads the latest record of each key, then merges by sequence. Gaps show in three ways: the
 previous sequence of a key is not the one we know; the connection was renewed or our queue was full;
 or a look at the node's newest sequence, every ``check_s``, finds one that never came (the only way
-to miss a key whose first record was lost). Each leads to reading the latest records again.
+to notice a key of which nothing ever arrived). Each leads to reading the latest records again.
 """
 
 import logging
@@ -36,99 +36,129 @@ class RepublishedFeed:
         self._bus = bus
         self._node = node
         self._check_s = check_s
-        self._bucket = NatsBucket(bus, subjects.ALLOC_BUCKET)
         self.gap_count = 0
-        """Gaps found and closed so far."""
+        """Times that records were or may have been missed and were read again."""
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[AsyncIterator[Entry | Synced | Reset]]:
         """See the port."""
         async with self._bus.subscribe(subjects.alloc_feed(self._node)) as subscription:
-            items = self._items(subscription)
+            items = self._items(_View(self._bus, self._node, subscription, check_s=self._check_s))
             try:
                 yield items
             finally:
                 await items.aclose()
 
-    async def _items(
-        self, subscription: Subscription
-    ) -> AsyncGenerator[Entry | Synced | Reset, None]:
-        revision_by_key: dict[str, int] = {}
-        created = ""
+    async def _items(self, view: "_View") -> AsyncGenerator[Entry | Synced | Reset, None]:
         backoff = Backoff(first_s=0.05, most_s=2.0)
         while True:
             try:
-                generation = await self._bus.wait_connected()
-                lost_count = subscription.lost_count
-                identity = await self._bucket.identity()
-                entries = await self._bucket.latest(subjects.node_keys(self._node))
+                for item in await view.read_again():
+                    yield item
             except (Unavailable, NotFound) as error:
                 _log.debug("feed interrupted", extra={"problem": str(error)})
                 await backoff.wait()
                 continue
             backoff.reset()
-            first = not created
-            if created not in ("", identity):
-                revision_by_key.clear()
-                first = True
-                yield Reset()
-            created = identity
-            for entry in entries:
-                if entry.revision > revision_by_key.get(entry.key, 0):
-                    revision_by_key[entry.key] = entry.revision
+            while not await view.has_gap():
+                for entry in await view.receive():
                     yield entry
-            newest = max(revision_by_key.values(), default=0)
-            if first:
-                yield Synced(revision=newest)
-            # Live until something was missed.
-            check_at = self._next_check()
-            whole = True
-            while whole:
-                received = await subscription.receive(
-                    timeout_s=max(0.0, check_at - anyio.current_time())
-                )
-                for message in received:
-                    entry_or_none = self._entry(message)
-                    if entry_or_none is None:
-                        continue
-                    entry, previous = entry_or_none
-                    known = revision_by_key.get(entry.key, 0)
-                    if entry.revision <= known:
-                        continue
-                    if previous > known:
-                        whole = False
-                    revision_by_key[entry.key] = entry.revision
-                    newest = max(newest, entry.revision)
-                    yield entry
-                if self._bus.generation != generation or subscription.lost_count != lost_count:
-                    whole = False
-                elif anyio.current_time() >= check_at:
-                    whole = whole and not await self._is_behind(newest)
-                    check_at = self._next_check()
             self.gap_count += 1
 
-    def _next_check(self) -> float:
-        spread = random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards no secret
-        return anyio.current_time() + self._check_s * spread
 
-    async def _is_behind(self, newest: int) -> bool:
+class _View:
+    """What one watch knows of the node's records."""
+
+    def __init__(self, bus: Bus, node: str, subscription: Subscription, *, check_s: float) -> None:
+        self._bus = bus
+        self._node = node
+        self._subscription = subscription
+        self._check_s = check_s
+        self._bucket = NatsBucket(bus, subjects.ALLOC_BUCKET)
+        self._identity = ""
+        self._revision_by_key: dict[str, int] = {}
+        self._newest = 0
+        self._missed = False
+        self._generation = 0
+        self._lost_count = 0
+        self._check_at = 0.0
+
+    async def read_again(self) -> list[Entry | Synced | Reset]:
+        """The latest record of each key, as far as it is news."""
+        self._generation = await self._bus.wait_connected()
+        self._lost_count = self._subscription.lost_count
+        identity = await self._bucket.identity()
+        entries = await self._bucket.latest(subjects.node_keys(self._node))
+        items: list[Entry | Synced | Reset] = []
+        is_other = self._identity not in ("", identity) or any(
+            entry.revision < self._revision_by_key.get(entry.key, 0) for entry in entries
+        )
+        if is_other:
+            self._revision_by_key.clear()
+            self._newest = 0
+            items.append(Reset())
+        items.extend(entry for entry in entries if self._is_news(entry))
+        if is_other or not self._identity:
+            items.append(Synced(revision=self._newest))
+        self._identity = identity
+        self._missed = False
+        self._plan_check()
+        return items
+
+    async def receive(self) -> list[Entry]:
+        """Records that came since, in order of arrival; none when it is time for a look."""
+        wait_s = max(0.0, self._check_at - anyio.current_time())
+        news = []
+        for message in await self._subscription.receive(timeout_s=wait_s):
+            record = _record(message)
+            if record is None:
+                continue
+            entry, previous = record
+            known = self._revision_by_key.get(entry.key, 0)
+            if self._is_news(entry):
+                self._missed = self._missed or previous > known
+                news.append(entry)
+        return news
+
+    async def has_gap(self) -> bool:
+        """Whether something was, or may have been, missed."""
+        if self._missed or self._subscription.lost_count != self._lost_count:
+            return True
+        if self._bus.generation != self._generation:
+            return True
+        if anyio.current_time() < self._check_at:
+            return False
+        self._plan_check()
         try:
-            return await self._bucket.last_revision(subjects.node_fence(self._node)) > newest
+            newest = await self._bucket.last_revision(subjects.node_fence(self._node))
         except HamiError:
             return False  # the bus is away; its return is noticed by the connection's generation
+        return newest > self._newest
 
-    def _entry(self, message: Message) -> tuple[Entry, int] | None:
-        """The record and the sequence its key had before."""
-        headers = message.headers
-        try:
-            entry = Entry(
-                key=subjects.key_of(subjects.ALLOC_BUCKET, headers["Nats-Subject"]),
-                value=message.data,
-                revision=int(headers["Nats-Sequence"]),
-                headers=user_headers(message),
-                time_s=parse_time_s(headers["Nats-Time-Stamp"]),
-            )
-            return entry, int(headers["Nats-Last-Sequence"])
-        except (KeyError, ValueError, WireInvalid):
-            _log.warning("not a republished record", extra={"subject": message.subject})
-            return None
+    def _is_news(self, entry: Entry) -> bool:
+        if entry.revision <= self._revision_by_key.get(entry.key, 0):
+            return False
+        self._revision_by_key[entry.key] = entry.revision
+        self._newest = max(self._newest, entry.revision)
+        return True
+
+    def _plan_check(self) -> None:
+        spread = random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards no secret
+        self._check_at = anyio.current_time() + self._check_s * spread
+
+
+def _record(message: Message) -> tuple[Entry, int] | None:
+    """The republished record and the sequence its key had before."""
+    headers = message.headers
+    try:
+        entry = Entry(
+            key=subjects.key_of(subjects.ALLOC_BUCKET, headers["Nats-Subject"]),
+            value=message.data,
+            revision=int(headers["Nats-Sequence"]),
+            headers=user_headers(message),
+            time_s=parse_time_s(headers["Nats-Time-Stamp"]),
+        )
+        return entry, int(headers["Nats-Last-Sequence"])
+    except (KeyError, ValueError, WireInvalid):
+        _log.warning("not a republished record", extra={"subject": message.subject})
+        return None
