@@ -4,6 +4,7 @@
 A call that does not return by its deadline is given up: the awaiting task goes on with
 ``DeviceHung``, the thread stays where it is, and the lane refuses further calls at once until that
 thread comes back. A hung device thus costs one thread and one deadline, whatever is asked of it.
+A call whose awaiting task was cancelled is waited for by the next one.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +18,9 @@ from hami_nodeagent.drivers.errors import DeviceHung
 
 T = TypeVar("T")
 
+_POLL_S = 0.005
+"""How often a lane looks whether a cancelled call has returned."""
+
 
 class Lane:
     """The way into a vendor's library for one device, or for the library as a whole."""
@@ -28,28 +32,30 @@ class Lane:
         self._turn = anyio.Lock()
         self._limiter = anyio.CapacityLimiter(1)
         self._running = False
+        self._gave_up = False
 
     @property
     def is_stuck(self) -> bool:
         """A call was given up and has not returned yet."""
-        return self._running and not self._turn.locked()
+        return self._running and self._gave_up
 
     async def call(self, doing: str, fn: Callable[[], T], *, deadline_s: float | None = None) -> T:
         """Run ``fn`` in a thread; ``DeviceHung`` when it does not return in time."""
         limit_s = self._deadline_s if deadline_s is None else deadline_s
         async with self._turn:
-            self._refuse_if_running(doing)
+            await self._wait_empty(doing)
             with anyio.move_on_after(limit_s):
                 return await anyio.to_thread.run_sync(
                     lambda: self._tracked(fn), abandon_on_cancel=True, limiter=self._limiter
                 )
+            self._gave_up = True
         raise DeviceHung(doing=f"{self.name}: {doing}", detail=f"no answer within {limit_s:g} s")
 
     @asynccontextmanager
     async def hold(self, doing: str) -> AsyncIterator[None]:
         """Keep the lane empty inside the block; ``DeviceHung`` if a call is stuck in it."""
         async with self._turn:
-            self._refuse_if_running(doing)
+            await self._wait_empty(doing)
             yield
 
     def _tracked(self, fn: Callable[[], T]) -> T:
@@ -59,7 +65,13 @@ class Lane:
         finally:
             self._running = False
 
-    def _refuse_if_running(self, doing: str) -> None:
+    async def _wait_empty(self, doing: str) -> None:
+        """Wait for a cancelled call, not for a hung one."""
+        if self._running and not self._gave_up:
+            with anyio.move_on_after(self._deadline_s):
+                while self._running:  # noqa: ASYNC110 -- the thread may outlive this loop
+                    await anyio.sleep(_POLL_S)
+        self._gave_up = self._running
         if self._running:
             raise DeviceHung(
                 doing=f"{self.name}: {doing}", detail="an earlier call has not returned yet"

@@ -12,7 +12,8 @@ design D22 and D25.
 """
 
 import logging
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
@@ -76,6 +77,12 @@ class _Card:
     """``None`` while the card is lost or NVML is closed."""
     last_sample_us: int = 0
     """Newest process sample that was read."""
+
+    def open_handle(self) -> nvidia.Handle:
+        """The handle; read inside the lane, because opening anew waits for all lanes."""
+        if self.handle is None:
+            raise DeviceGone(doing=self.lane.name, detail="the device is not open")
+        return self.handle
 
 
 class NvidiaDriver:
@@ -172,7 +179,13 @@ class NvidiaDriver:
     async def aclose(self) -> None:
         """Close NVML unless a call hangs in it."""
         async with self._opening:
-            await self._try_close_locked()
+            if not self._is_open:
+                return
+            try:
+                async with self._lanes_held("close NVML"):
+                    await self._close_locked()
+            except DriverError as error:
+                _log.warning("NVML could not be closed", extra={"error": str(error)})
 
     # ---- opening and closing --------------------------------------------------------------------
 
@@ -184,38 +197,48 @@ class NvidiaDriver:
     async def _open(self) -> None:
         async with self._opening:
             if not self._is_open:
-                path = self._settings.library_path
-                await self._library.call("open", lambda: nvidia.open_library(path))
-                self._is_open = True
-                self._opened_at_s = anyio.current_time()
-                self._bound_at_open = await self._bound_addresses()
+                await self._open_locked()
 
     async def _reopen(self) -> None:
-        """Let NVML make a new device list; keep the old one while a call hangs."""
+        """Let NVML make a new device list; keep the old one while a call hangs.
+
+        No call may fall between closing and opening: it would see a driver that is gone.
+        """
         async with self._opening:
             self._opened_at_s = anyio.current_time()
-            await self._try_close_locked()
-        await self._open()
+            try:
+                async with self._lanes_held("open NVML anew"):
+                    await self._close_locked()
+                    await self._open_locked()
+            except DeviceHung as error:
+                _log.warning("NVML cannot be opened anew", extra={"error": str(error)})
 
     async def _forget_library(self) -> None:
         """The driver went away by itself: its handles are worthless, whether or not it closes."""
-        async with self._opening:
-            await self._try_close_locked()
-            self._drop_handles()
+        await self.aclose()
+        self._drop_handles()
 
-    async def _try_close_locked(self) -> None:
-        """Close and forget all handles, unless a call hangs. Caller holds ``_opening``."""
-        if not self._is_open:
-            return
-        try:
-            async with AsyncExitStack() as held:
-                for lane in self._lanes():
-                    if lane is not self._library:
-                        await held.enter_async_context(lane.hold("close"))
-                await self._library.call("close", lambda: nvidia.close_library(self._events))
-                self._drop_handles()
-        except DriverError as error:
-            _log.warning("NVML could not be closed", extra={"error": str(error)})
+    @asynccontextmanager
+    async def _lanes_held(self, doing: str) -> AsyncIterator[None]:
+        async with AsyncExitStack() as held:
+            for lane in self._lanes():
+                if lane is not self._library:
+                    await held.enter_async_context(lane.hold(doing))
+            yield
+
+    async def _open_locked(self) -> None:
+        """Caller holds ``_opening``."""
+        path = self._settings.library_path
+        await self._library.call("open", lambda: nvidia.open_library(path))
+        self._is_open = True
+        self._opened_at_s = anyio.current_time()
+        self._bound_at_open = await self._bound_addresses()
+
+    async def _close_locked(self) -> None:
+        """Caller holds ``_opening`` and all lanes but the library's."""
+        events = self._events
+        await self._library.call("close", lambda: nvidia.close_library(events))
+        self._drop_handles()
 
     def _drop_handles(self) -> None:
         self._is_open = False
@@ -315,18 +338,16 @@ class NvidiaDriver:
     async def _read_view(
         self, uuid: str, found: dict[str, _Card], views: dict[str, nvidia.LinkView]
     ) -> None:
-        own = found[uuid].handle
-        peers = {
-            other: card.handle
-            for other, card in found.items()
-            if other != uuid and card.handle is not None
-        }
-        if own is None or not peers:
+        others = [card for other, card in found.items() if other != uuid]
+        if not others:
             return
+
+        def read() -> nvidia.LinkView:
+            peers = {c.facts.uuid: c.handle for c in others if c.handle is not None}
+            return nvidia.read_links(found[uuid].open_handle(), peers)
+
         try:
-            views[uuid] = await found[uuid].lane.call(
-                "read links", lambda: nvidia.read_links(own, peers)
-            )
+            views[uuid] = await found[uuid].lane.call("read links", read)
         except DriverError as error:
             extra = {"uuid": uuid, "error": str(error)}
             _log.warning("links of a device cannot be read", extra=extra)
@@ -334,9 +355,9 @@ class NvidiaDriver:
     # ---- one card -------------------------------------------------------------------------------
 
     async def _probe_card(self, card: _Card, results: dict[str, Stimulus]) -> None:
-        uuid, known = card.facts.uuid, card.handle
+        uuid = card.facts.uuid
         try:
-            handle = await card.lane.call("probe", lambda: nvidia.probe(uuid, known))
+            handle = await card.lane.call("probe", lambda: nvidia.probe(uuid, card.handle))
         except (DriverMissing, DriverMismatch) as error:
             results[uuid] = DriverGone(reason=str(error))
         except DeviceGone as error:
@@ -351,12 +372,10 @@ class NvidiaDriver:
             results[uuid] = ProbePassed(uuid=uuid)
 
     async def _read_usage(self, card: _Card, results: dict[str, DeviceUsage]) -> None:
-        uuid, handle, since_us = card.facts.uuid, card.handle, card.last_sample_us
-        if handle is None:
-            return
+        uuid, since_us = card.facts.uuid, card.last_sample_us
         try:
             usage, newest_us = await card.lane.call(
-                "read usage", lambda: nvidia.read_usage(uuid, handle, since_us)
+                "read usage", lambda: nvidia.read_usage(uuid, card.open_handle(), since_us)
             )
         except DriverError as error:
             extra = {"uuid": uuid, "error": str(error)}
@@ -366,17 +385,16 @@ class NvidiaDriver:
         results[uuid] = usage
 
     async def _wait_events(self, limit_s: float) -> tuple[Stimulus, ...]:
-        handles = {
-            uuid: card.handle
-            for uuid, card in self._card_by_uuid.items()
-            if card.handle is not None
-        }
-        if not handles:
+        if not self._handles():
             await anyio.sleep(limit_s)
             return ()
-        events, policy = self._events, self._policy
         return await self._event_lane.call(
             "wait for events",
-            lambda: nvidia.wait_events(events, handles, limit_s, policy),
+            lambda: nvidia.wait_events(self._events, self._handles(), limit_s, self._policy),
             deadline_s=limit_s + self._settings.call_deadline_s,
         )
+
+    def _handles(self) -> dict[str, nvidia.Handle]:
+        """Handles by UUID; read inside a lane, because opening anew waits for all lanes."""
+        cards = list(self._card_by_uuid.values())
+        return {card.facts.uuid: card.handle for card in cards if card.handle is not None}

@@ -71,7 +71,7 @@ class Driver(Protocol):
         ...
 
     async def probe(self) -> tuple[Stimulus, ...]:
-        """Ask each listed device whether it works: one stimulus each, or ``DriverGone``.
+        """Ask each listed device whether it works: one stimulus each by UUID, or ``DriverGone``.
 
         Raises nothing of the driver's errors: a stimulus says it.
         """

@@ -208,7 +208,8 @@ class SimulatedDriver:
         if control.driver_missing:
             return (DriverGone(reason=control.driver_missing),)
         results: list[Stimulus] = []
-        for index, facts in self._facts_by_index.items():
+        in_order = sorted(self._facts_by_index.items(), key=lambda item: item[1].uuid)
+        for index, facts in in_order:
             device = control.devices.get(str(index), ControlledDevice())
             if device.lost or device.absent:
                 reason = device.lost or "the driver does not list the device any more"
@@ -221,17 +222,17 @@ class SimulatedDriver:
 
     async def wait_faults(self, limit_s: float) -> tuple[Stimulus, ...]:
         """Faults added to the control file since the last call."""
-        with anyio.move_on_after(limit_s):
-            while True:
-                control = await self._control()
-                if control.driver_missing:
-                    await anyio.sleep(limit_s)
-                    return (DriverGone(reason=control.driver_missing),)
-                faults = self._new_faults(control)
-                if faults:
-                    return faults
-                await anyio.sleep(_POLL_S)
-        return ()
+        deadline_s = anyio.current_time() + limit_s
+        while True:
+            control = await self._control()
+            if control.driver_missing:
+                await anyio.sleep(limit_s)
+                return (DriverGone(reason=control.driver_missing),)
+            faults = self._new_faults(control)
+            left_s = deadline_s - anyio.current_time()
+            if faults or left_s <= 0:
+                return faults
+            await anyio.sleep(min(_POLL_S, left_s))
 
     async def usage(self) -> tuple[DeviceUsage, ...]:
         """Figures of the control file; zero where it has none."""

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list of drivers and what choosing one from settings refuses."""
+
+import pytest
+
+from hami_common.errors import SettingsInvalid
+from hami_nodeagent.drivers import DRIVERS, build_driver
+
+
+def test_names_are_unique() -> None:
+    names = [kind.name for kind in DRIVERS]
+    assert len(set(names)) == len(names)
+
+
+def test_nvidia_driver_is_built_from_its_settings_without_touching_the_library() -> None:
+    driver = build_driver("nvidia", {"library_path": "/nowhere", "call_deadline_s": 1.5})
+    assert driver.vendor == "nvidia"
+    assert not driver.is_stuck
+
+
+def test_unknown_driver_is_refused_with_the_known_names() -> None:
+    with pytest.raises(SettingsInvalid, match="use one of nvidia, simulated"):
+        build_driver("nvidea", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "problem"),
+    [
+        ("nvidia", {"deadline": 3}, "unknown field `deadline`"),
+        ("nvidia", {"call_deadline_s": "soon"}, "call_deadline_s"),
+        ("simulated", {"node": "n1"}, "profile"),
+    ],
+)
+def test_wrong_settings_are_refused_by_field(
+    name: str, settings: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(SettingsInvalid, match=problem):
+        build_driver(name, settings)
+
+
+def test_simulated_driver_refuses_a_profile_that_is_not_there() -> None:
+    with pytest.raises(SettingsInvalid, match=r"missing\.toml"):
+        build_driver("simulated", {"profile": "/nowhere/missing.toml", "node": "n1"})
