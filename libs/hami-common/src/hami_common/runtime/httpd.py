@@ -268,7 +268,7 @@ async def serve(
 ) -> None:
     """Serve until cancelled, then stop accepting; requests in flight have ``grace_s`` to end.
 
-    For ``port = await group.start(serve, app, host, port)``: reports the bound port once it listens.
+    For ``port = await group.start(serve, app, host, port)``: reports the bound port.
     """
     server = web.Server(_Adapter(app).handle, access_log=None)
     runner = web.ServerRunner(server, shutdown_timeout=grace_s, handle_signals=False)

@@ -3,9 +3,9 @@
 
 The service's ``main`` opens its adapters and task group, starts its children with
 ``await group.start(child)`` in dependency order, sets ``context.ready`` after the last one, then
-waits for ``context.stopping``. On the first SIGTERM or SIGINT readiness goes off and ``stopping`` is set;
-``main`` then ends its children (servers finish what is in flight) and returns; its adapters close
-in reverse order. After ``grace_s`` it is cancelled. A second signal ends the process at once.
+waits for ``context.stopping``. On the first SIGTERM or SIGINT readiness goes off and ``stopping``
+is set; ``main`` then ends its children (servers finish what is in flight) and returns; its adapters
+close in reverse order. After ``grace_s`` it is cancelled. A second signal ends the process at once.
 
 Exit codes: 0 asked to stop, 1 bug, 2 bad settings, 3 a dependency was missing at start.
 """
