@@ -56,6 +56,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """How often ledger and pods are compared in full (design D6)."""
     list_page_size: int = 1000
     """Pods per page of that comparison."""
+    tombstone_s: float = 3600.0
+    """How long a release is kept on the bus after we saw it; readers that were away see it then."""
     retry_s: float = 0.5
     """First pause before something that failed is tried again; grows to ten times this."""
 

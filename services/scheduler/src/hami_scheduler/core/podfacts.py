@@ -40,6 +40,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """Containers of the pod exist or existed: it wins in a dispute about a share (design D6)."""
     fence: str = ""
     """The allocation id in the annotation ``hami.io/fence``: its Binding must not come any more."""
+    is_labelled: bool = True
+    """Our label is on it, so that our watch sees it."""
     annotation: str = ""
     """The allocation annotation as it stands."""
 
@@ -117,6 +119,7 @@ class PodReader:
             traceparent=pod.annotations().get(keys.TRACEPARENT, ""),
             is_started=_is_started(pod),
             fence=pod.annotations().get(keys.FENCE, "").partition("/")[0],
+            is_labelled=pod.labels().get(keys.MANAGED_LABEL) == "true",
             annotation=annotation,
         )
 

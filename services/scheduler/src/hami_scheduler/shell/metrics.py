@@ -1,23 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every metric of the scheduler, in one registry per process.
+"""Every metric of the scheduler.
 
 Durations in seconds. No pod, node or device is ever a label (style 2.9): the label values below are
 closed sets.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 _LATENCY_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class Metrics:
-    """The metrics, with an own registry so that several schedulers can live in one test."""
+    """The metrics, declared in ``registry``, so that several schedulers can live in one test."""
 
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
         self.verb_seconds = Histogram(
             "hami_scheduler_verb_seconds",
             "Time to answer a call of kube-scheduler.",
@@ -81,6 +78,22 @@ class Metrics:
             "Times the ledger in memory was built from nothing.",
             registry=registry,
         )
+        self.over_booked = Counter(
+            "hami_scheduler_over_bookings",
+            "Bookings beyond a device's capacity, because a pod that runs wins.",
+            registry=registry,
+        )
+        self.broken_invariants = Counter(
+            "hami_scheduler_broken_invariants",
+            "Stimuli that the ledger refused because they cannot be: bugs.",
+            registry=registry,
+        )
+        self.failed = Counter(
+            "hami_scheduler_queue_failures",
+            "Entries of a queue whose work was given up.",
+            ["queue"],
+            registry=registry,
+        )
         self.dropped = Counter(
             "hami_scheduler_queue_drops",
             "Entries not taken because a queue was full.",
@@ -107,12 +120,8 @@ class Metrics:
             "Allocations that hold a share.",
             registry=registry,
         )
-        self.usable_nodes = Gauge(
-            "hami_scheduler_live_nodes",
-            "Nodes whose agent was heard within the heartbeat timeout.",
+        self.served_nodes = Gauge(
+            "hami_scheduler_served_nodes",
+            "Pairs of node and vendor whose agent was heard within the heartbeat timeout.",
             registry=registry,
         )
-
-    def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry)

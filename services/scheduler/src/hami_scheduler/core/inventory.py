@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the table's devices up to date: canonical devices, heartbeats, faults (design D19).
+
+A vendor's devices on a node are usable while the node's agent is heard for that vendor. Whoever
+starts, or sees a vendor for the first time, gives the agent one full timeout to be heard. A fault
+counts until the canonical record is made from a report that is newer than the fault; newer is the
+pair (``boot_id``, ``seq``) of the agent. Times are seconds of one monotonic clock, given by the
+caller; times inside messages are never read.
+"""
+
+from collections.abc import Iterator
+
+from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
+from hami_scheduler.core.table import DeviceTable
+
+_Served = tuple[str, str]
+"""(node, vendor)."""
+_Order = tuple[str, int]
+"""(boot_id, seq)."""
+
+
+class Inventory:
+    """What is known of the cluster's devices, beside what is booked on them."""
+
+    def __init__(self, table: DeviceTable, *, heartbeat_timeout_s: float) -> None:
+        """Write to ``table``; devices are unusable ``heartbeat_timeout_s`` after the last sign."""
+        self._table = table
+        self._timeout_s = heartbeat_timeout_s
+        self._devices: dict[_Served, NodeDevices] = {}
+        self._order: dict[_Served, _Order] = {}
+        self._alive_until_s: dict[_Served, float] = {}
+        self._dead: set[_Served] = set()
+        self._faults: dict[_Served, dict[str, DeviceFault]] = {}
+        self._stale: set[_Served] = set()
+
+    # --- canonical devices -----------------------------------------------------------------------
+
+    def put(self, devices: NodeDevices, *, revision: int, now_s: float) -> None:
+        """Take the newest canonical devices of one vendor on one node."""
+        served = (devices.node, devices.vendor)
+        self._stale.discard(served)
+        self._devices[served] = devices
+        self._order[served] = (devices.boot_id, devices.seq)
+        self._table.upsert_node(devices, revision=revision)
+        if served not in self._alive_until_s:
+            self._alive_until_s[served] = now_s + self._timeout_s
+        if served in self._dead:
+            self._table.set_node_alive(*served, alive=False)
+        faults = self._faults.get(served, {})
+        for uuid, fault in list(faults.items()):
+            if (fault.boot_id, fault.seq) <= (devices.boot_id, devices.seq):
+                del faults[uuid]
+            else:
+                self._table.set_health(fault.node, uuid, healthy=fault.healthy)
+
+    def remove(self, node: str, vendor: str) -> None:
+        """The canonical record is gone: so are the devices, except for what is booked on them."""
+        served = (node, vendor)
+        for known in (self._devices, self._order, self._alive_until_s, self._faults):
+            known.pop(served, None)
+        self._dead.discard(served)
+        self._stale.discard(served)
+        self._table.remove_node(node, vendor)
+
+    def begin_again(self) -> None:
+        """Everything will be delivered anew; see ``end_again``."""
+        self._stale = set(self._devices)
+
+    def end_again(self) -> None:
+        """Drop what was not delivered since ``begin_again``."""
+        for node, vendor in sorted(self._stale):
+            self.remove(node, vendor)
+
+    def devices(self) -> Iterator[NodeDevices]:
+        """Canonical devices as they were put."""
+        return iter(self._devices.values())
+
+    # --- signs of life ---------------------------------------------------------------------------
+
+    def hear(self, heartbeat: Heartbeat, *, now_s: float) -> None:
+        """The agent of a node is alive and serves the vendors that it names."""
+        for vendor in heartbeat.vendors:
+            served = (heartbeat.node, vendor)
+            if served in self._devices:
+                self._alive_until_s[served] = now_s + self._timeout_s
+                self._set_alive(served, alive=True)
+
+    def tick(self, *, now_s: float) -> list[_Served]:
+        """Stop using devices whose agent fell silent; returns those that this changes."""
+        silent = [
+            served
+            for served, until_s in self._alive_until_s.items()
+            if until_s <= now_s and served not in self._dead
+        ]
+        for served in silent:
+            self._set_alive(served, alive=False)
+        return silent
+
+    def alive_count(self) -> int:
+        """How many (node, vendor) pairs are served by an agent that is heard."""
+        return len(self._alive_until_s) - len(self._dead)
+
+    def _set_alive(self, served: _Served, *, alive: bool) -> None:
+        if alive:
+            self._dead.discard(served)
+        else:
+            self._dead.add(served)
+        self._table.set_node_alive(*served, alive=alive)
+
+    # --- faults ----------------------------------------------------------------------------------
+
+    def take_fault(self, fault: DeviceFault) -> bool:
+        """Use or stop using one device at once; false when the canonical record is newer."""
+        served = (fault.node, fault.vendor)
+        order = (fault.boot_id, fault.seq)
+        before = self._faults.get(served, {}).get(fault.uuid)
+        if order <= self._order.get(served, ("", -1)):
+            return False
+        if before is not None and order <= (before.boot_id, before.seq):
+            return False
+        self._faults.setdefault(served, {})[fault.uuid] = fault
+        self._table.set_health(fault.node, fault.uuid, healthy=fault.healthy)
+        return True

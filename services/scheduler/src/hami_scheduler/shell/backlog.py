@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bounded queue with its workers, for work that nobody may wait for.
+
+``add`` never blocks: what does not fit is dropped and counted, and the owner of the queue says who
+makes up for it. One item's failure never ends a worker.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+import anyio
+from prometheus_client import Counter
+
+from hami_common.errors import HamiError
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Backlog(Generic[T]):
+    """Items in the order in which they came."""
+
+    def __init__(self, name: str, *, capacity: int, dropped: Counter, failed: Counter) -> None:
+        """Hold up to ``capacity`` items; count drops and failures under the label ``name``."""
+        self._name = name
+        self._capacity = capacity
+        self._dropped = dropped.labels(queue=name)
+        self._failed = failed.labels(queue=name)
+        self._items: deque[T] = deque()
+        self._wake = anyio.Event()
+        self._busy = 0
+        self._idle = anyio.Event()
+
+    def add(self, item: T) -> bool:
+        """Take ``item`` unless the queue is full; whether it was taken."""
+        if len(self._items) >= self._capacity:
+            self._dropped.inc()
+            return False
+        self._items.append(item)
+        self._wake.set()
+        return True
+
+    async def work(self, handle: Callable[[T], Awaitable[None]]) -> None:
+        """Handle items one after another, for ever; start as many as shall run at the same time."""
+        while True:
+            while not self._items:
+                if self._wake.is_set():
+                    self._wake = anyio.Event()
+                await self._wake.wait()
+            item = self._items.popleft()
+            self._busy += 1
+            try:
+                await handle(item)
+            except HamiError as error:
+                self._failed.inc()
+                _log.warning(
+                    "queued work failed",
+                    extra={
+                        "queue": self._name,
+                        "kind": type(item).__name__,
+                        "problem": str(error),
+                    },
+                )
+            except Exception:  # noqa: BLE001 - top of a worker: counted, logged, and the next item
+                self._failed.inc()
+                _log.exception(
+                    "queued work failed", extra={"queue": self._name, "kind": type(item).__name__}
+                )
+            finally:
+                self._busy -= 1
+                if not self._busy and not self._items:
+                    self._idle.set()
+
+    async def drain(self, *, limit_s: float) -> bool:
+        """Wait until everything taken so far is done, at most ``limit_s``; whether it is."""
+        with anyio.move_on_after(limit_s):
+            while self._busy or self._items:
+                self._idle = anyio.Event()
+                await self._idle.wait()
+            return True
+        return False
+
+    def __len__(self) -> int:
+        """Items that no worker has begun."""
+        return len(self._items)

@@ -1,0 +1,536 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out what was decided: appends to the ledger, states, fences, releases, restores, touches.
+
+Rules that make releases safe (design D3, D4):
+
+* Whoever posts a Binding does so under a ledger record it wrote itself (reserve or renewal) after
+  it had read the resourceVersion which that Binding expects.
+* A release names the record it ends by the sequence of its own key. It is written only when no
+  Binding under that record, or an older one, can take effect any more: the pod is gone, finished or
+  assigned, or its resourceVersion was moved after the record was seen.
+
+So a renewal and a release exclude each other in the ledger, and a late Binding and a release
+exclude each other in the API server. Sequences are JetStream's; seconds throughout.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import anyio
+import anyio.lowlevel
+import msgspec
+from msgspec import Struct
+
+from hami_common import annotations, subjects
+from hami_common.errors import Conflict, Denied, NotFound, Unavailable, WireInvalid
+from hami_common.events import codec
+from hami_common.events.allocation import AllocationRecord
+from hami_common.podview import PodListView, PodView
+from hami_common.ports import Bucket, Expect, KubeApi
+from hami_common.runtime.tasks import Backoff
+from hami_scheduler.core import binding, repair
+from hami_scheduler.core.podfacts import PodFacts, PodReader, pod_path
+from hami_scheduler.core.reasons import NodeRefusal
+from hami_scheduler.core.repair import Holding
+from hami_scheduler.core.stimuli import (
+    Accepted,
+    Append,
+    CapacityReturned,
+    Effect,
+    Examine,
+    NodeRead,
+    Over,
+    StateSeen,
+    WriteState,
+)
+from hami_scheduler.settings import Settings
+from hami_scheduler.shell.backlog import Backlog
+from hami_scheduler.shell.keylocks import KeyLocks
+from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.state import State
+
+_log = logging.getLogger(__name__)
+
+Chore = Effect | repair.Step
+"""Work that nobody waits for. What a full queue drops is found again by the next comparison."""
+
+CHORE_TRIES = 4
+"""Attempts at one chore while bus or API server are away, before the next comparison has it."""
+
+LIST_TIMEOUTS = 6
+"""A list of all pods may take this many times as long as any other answer."""
+
+PODS = "/api/v1/pods"
+MANAGED = f"{annotations.MANAGED_LABEL}=true"
+"""Selects the pods that the webhook prepared."""
+
+_pod_decoder = msgspec.json.Decoder(PodView)
+_list_decoder = msgspec.json.Decoder(PodListView)
+
+
+class Ports(Struct, frozen=True, kw_only=True):
+    """The outside world as the effects see it."""
+
+    records: Bucket
+    """Bucket ``hami_alloc``."""
+    states: Bucket
+    """Bucket ``hami_state``."""
+    kube: KubeApi
+
+
+@contextmanager
+def answer_within(limit_s: float, *, peer: str) -> Iterator[None]:
+    """Bound one call to a peer; silence is ``Unavailable``."""
+    try:
+        with anyio.fail_after(limit_s):
+            yield
+    except TimeoutError as error:
+        raise Unavailable(peer=peer, detail=f"no answer in {limit_s:g} s") from error
+
+
+class Effects:
+    """Writes to bus and API server, each bounded in time, and folds what was accepted."""
+
+    def __init__(
+        self,
+        *,
+        ports: Ports,
+        state: State,
+        chores: Backlog[Chore],
+        reader: PodReader,
+        settings: Settings,
+        metrics: Metrics,
+        writer: str,
+        ids: Callable[[], str],
+    ) -> None:
+        """Write as ``writer``; ``ids`` makes identifiers that nobody else makes."""
+        self._ports = ports
+        self._state = state
+        self._chores = chores
+        self._reader = reader
+        self._settings = settings
+        self._metrics = metrics
+        self._writer = writer
+        self._ids = ids
+        self._nodes = KeyLocks("node")
+        self._in_flight: set[str] = set()
+        self._touch_node = ""
+        self._touch = anyio.Event()
+
+    # --- primitives: one call each ---------------------------------------------------------------
+
+    @asynccontextmanager
+    async def planning(self, node: str) -> AsyncIterator[None]:
+        """Alone in this process from picking devices on ``node`` until the append is answered."""
+        async with self._nodes.hold(node, wait_s=self._settings.bind_wait_s):
+            yield
+
+    @contextmanager
+    def while_binding(self, pod_uid: str) -> Iterator[None]:
+        """Mark the pod as being bound here, so that its lease is not examined meanwhile."""
+        self._in_flight.add(pod_uid)
+        try:
+            yield
+        finally:
+            self._in_flight.discard(pod_uid)
+
+    async def append(self, append: Append, *, traceparent: str = "") -> int:
+        """Store a ledger record and fold it; returns its sequence.
+
+        ``Conflict``: its condition does not hold. ``Unavailable``: it may be stored or not.
+        """
+        record = append.record
+        with self._bus(), self._metrics.append_seconds.time():
+            try:
+                seq = await self._ports.records.append(
+                    append.key,
+                    codec.encode(record),
+                    headers=self._headers(f"allocation.{record.op}", record.time_s, traceparent),
+                    expect=append.expect,
+                )
+            except NotFound as error:
+                raise Unavailable(peer="NATS", detail=str(error)) from error
+        self._state.tell(Accepted(append=append, seq=seq, now_s=self._now_s()))
+        return seq
+
+    async def read_node(self, node: str) -> None:
+        """Fold what the ledger really holds for ``node``."""
+        with self._bus():
+            entries = await self._ports.records.latest(subjects.node_keys(node))
+        newest = max((entry.revision for entry in entries), default=0)
+        if newest < self._state.ledger.fence(node):
+            # Sequences went back: the bus lost its storage, and the feed is about to say so.
+            raise Unavailable(peer="NATS", detail=f"records of node {node} are gone")
+        decoded: list[tuple[int, AllocationRecord]] = []
+        for entry in entries:
+            try:
+                record = codec.decode(entry.value, AllocationRecord, what=entry.key)
+            except WireInvalid as error:
+                self._metrics.undecodable.labels(source="records").inc()
+                _log.error("ledger record does not decode", extra={"problem": str(error)})
+                continue
+            decoded.append((entry.revision, record))
+        self._state.tell(NodeRead(node=node, entries=tuple(decoded), now_s=self._now_s()))
+
+    async def write_state(self, write: WriteState, *, traceparent: str = "") -> bool:
+        """Store a state record and fold it; false when a later state is already there."""
+        state = write.state
+        with self._bus():
+            try:
+                seq = await self._ports.states.append(
+                    write.key,
+                    codec.encode(state),
+                    headers=self._headers(f"state.{state.state}", state.time_s, traceparent),
+                    expect=write.expect,
+                )
+            except Conflict:
+                return False
+            except NotFound as error:
+                raise Unavailable(peer="NATS", detail=str(error)) from error
+        self._state.tell(StateSeen(seq=seq, state=state, now_s=self._now_s()))
+        return True
+
+    async def get_pod(self, namespace: str, name: str) -> PodFacts | None:
+        """The pod as the API server has it now, ``None`` when there is none."""
+        with self._api():
+            try:
+                raw = await self._ports.kube.get(pod_path(namespace, name))
+            except NotFound:
+                return None
+        return self._facts(raw)
+
+    async def post_binding(self, pod: PodFacts, document: bytes) -> None:
+        """Commit. ``Unavailable``: nobody knows whether it took effect."""
+        path = binding.binding_path(pod.namespace, pod.name)
+        with self._api():
+            await self._ports.kube.create(path, document)
+
+    async def move_pod(self, holding: Holding) -> PodFacts | None:
+        """Make every Binding prepared so far impossible; returns the pod after that."""
+        record = holding.record
+        document = binding.fence_document(
+            uid=record.pod_uid, allocation_id=record.allocation_id, ledger_seq=holding.revision
+        )
+        with self._api():
+            try:
+                raw = await self._ports.kube.patch(pod_path(record.namespace, record.pod), document)
+            except NotFound:
+                return None
+            except Conflict:
+                raw = b""
+        if raw:
+            return self._facts(raw)
+        # Another pod has the name now, or the API server gave up on too many writers.
+        pod = await self.get_pod(record.namespace, record.pod)
+        if pod is not None and pod.uid == record.pod_uid:
+            raise Unavailable(peer="API server", detail=f"pod {pod.name} kept changing")
+        return pod
+
+    async def fence_waiting(self, pod: PodFacts, *, stamp: str) -> PodFacts | None:
+        """Make every Binding of an unassigned pod prepared so far impossible (after a wipe)."""
+        with self._api():
+            try:
+                raw = await self._ports.kube.patch(
+                    pod.path(),
+                    binding.fence_document(uid=pod.uid, allocation_id=stamp, ledger_seq=0),
+                )
+            except (NotFound, Conflict):
+                return None
+        return self._facts(raw)
+
+    async def list_pods(self) -> list[PodFacts]:
+        """All managed pods, as the API server has them now."""
+        with answer_within(LIST_TIMEOUTS * self._settings.api_timeout_s, peer="API server"):
+            pages = await self._ports.kube.list_pages(
+                PODS, label_selector=MANAGED, page_size=self._settings.list_page_size
+            )
+        found: list[PodFacts] = []
+        for page in pages:
+            try:
+                items = _list_decoder.decode(page).items
+            except msgspec.DecodeError as error:
+                raise WireInvalid(what="list of pods", problem=str(error)) from error
+            for item in items:
+                known = self._state.pods.get(item.metadata.uid)
+                found.append(self._reader.facts_of(item, known=known))
+            # A large cluster's list is long: let calls be answered between its pages.
+            await anyio.lowlevel.checkpoint()
+        return found
+
+    async def forget(self, node: str, pod_uid: str) -> bool:
+        """Remove the tombstone of a pod that is gone; false when it has to stay for now."""
+        key = subjects.allocation_key(node, pod_uid)
+        with self._bus():
+            entry = await self._ports.records.get(key)
+            if entry is not None:
+                record = codec.decode(entry.value, AllocationRecord, what=key)
+                if record.op != "release":
+                    return False
+                try:
+                    await self._ports.records.forget(key)
+                except Conflict:
+                    return False
+        self._state.ledger.forget(node, pod_uid)
+        with self._bus():
+            try:
+                await self._ports.states.forget(key)
+            except Conflict:
+                return True  # the node's newest state stays, it costs nothing
+        return True
+
+    def _facts(self, raw: bytes) -> PodFacts:
+        try:
+            view = _pod_decoder.decode(raw)
+        except msgspec.DecodeError as error:
+            raise WireInvalid(what="pod from the API server", problem=str(error)) from error
+        return self._reader.facts_of(view, known=self._state.pods.get(view.metadata.uid))
+
+    # --- compounds -------------------------------------------------------------------------------
+
+    async def release(self, holding: Holding, reason: str, *, traceparent: str = "") -> bool:
+        """Give a share back unless its record has moved on; see the rules at the top."""
+        record = holding.record
+        now = self._state.ledger.holding(record.node, record.pod_uid)
+        if now is None or now.revision != holding.revision:
+            return False
+        append = self._state.ledger.plan_release(now, now_s=self._now_s(), reason=reason)
+        try:
+            await self.append(append, traceparent=traceparent)
+        except Conflict:
+            await self.read_node(record.node)
+            return False
+        self._metrics.releases.labels(cause=reason).inc()
+        _log.info("allocation released", extra=_fields(record, reason=reason))
+        return True
+
+    async def renew(self, holding: Holding, *, traceparent: str = "") -> Holding | None:
+        """Write the reservation once more, so that nobody can release it for what came before.
+
+        ``None`` when somebody else wrote it meanwhile.
+        """
+        record = holding.record
+        append = Append(
+            record=msgspec.structs.replace(
+                record,
+                op="reserve",
+                time_s=self._now_s(),
+                lease_s=self._settings.lease_s,
+                writer=self._writer,
+                reason="renewed",
+            ),
+            key=subjects.allocation_key(record.node, record.pod_uid),
+            expect=Expect(
+                subject=subjects.kv_subject(
+                    subjects.ALLOC_BUCKET, subjects.allocation_key(record.node, record.pod_uid)
+                ),
+                sequence=holding.revision,
+            ),
+            fenced=False,
+        )
+        try:
+            await self.append(append, traceparent=traceparent)
+        except Conflict:
+            await self.read_node(record.node)
+            return None
+        return self._state.ledger.holding(record.node, record.pod_uid)
+
+    async def confirm(self, holding: Holding, *, traceparent: str = "") -> None:
+        """Report ``bound`` unless the allocation has come further or is gone."""
+        record = holding.record
+        now = self._state.ledger.holding(record.node, record.pod_uid)
+        if now is None or now.record.allocation_id != record.allocation_id:
+            return
+        write = self._state.ledger.plan_state(now, "bound", now_s=self._now_s())
+        if write is not None:
+            await self.write_state(write, traceparent=traceparent)
+
+    async def restore(self, step: repair.Restore) -> str:
+        """Put a committed allocation back into the ledger; returns what was done, in one word."""
+        signed = step.signed
+        node, uid = signed.placement.node, signed.pod_uid
+        async with self.planning(node):
+            for _ in range(self._settings.fence_tries):
+                pod = self._state.pods.get(uid)
+                if pod is None or pod.is_finished or pod.node != node:
+                    return "obsolete"
+                plan = self._state.ledger.plan_restore(
+                    signed, now_s=self._now_s(), must=step.must or pod.is_started
+                )
+                if plan is None:
+                    return "present"
+                if isinstance(plan, NodeRefusal):
+                    await self._share_lost(step, plan)
+                    return "share-lost"
+                try:
+                    await self.append(plan, traceparent=pod.traceparent)
+                except Conflict:
+                    await self.read_node(node)
+                    continue
+                break
+            else:
+                raise Unavailable(peer="NATS", detail=f"node {node} kept changing")
+        holding = self._state.ledger.holding(node, uid)
+        if holding is not None:
+            _log.warning("allocation restored from its pod", extra=_fields(holding.record))
+            await self.confirm(holding)
+        return "restored"
+
+    async def _share_lost(self, step: repair.Restore, refusal: NodeRefusal) -> None:
+        signed = step.signed
+        write = self._state.ledger.plan_failed(signed, refusal, now_s=self._now_s())
+        if write is None:
+            return
+        _log.error(
+            "share of a bound pod is lost",
+            extra={
+                "namespace": signed.namespace,
+                "pod": signed.pod,
+                "node": signed.placement.node,
+                "allocation_id": signed.allocation_id,
+                "reason": refusal.text,
+            },
+        )
+        await self.write_state(write)
+
+    async def examine(self, holding: Holding) -> str:
+        """Settle a reservation whose lease ran out; returns what was found, in one word."""
+        if holding.record.pod_uid in self._in_flight:
+            return "in-flight"
+        return await self.settle(holding)
+
+    async def settle(self, holding: Holding) -> binding.Fate:
+        """Find out whether a Binding took effect, make any other impossible, act accordingly."""
+        record = holding.record
+        pod = await self.get_pod(record.namespace, record.pod)
+        finding = self._fate(pod, holding)
+        if finding in ("free", "deleting"):
+            pod = await self.move_pod(holding)
+            finding = self._fate(pod, holding)
+        if finding == "ours":
+            await self.confirm(holding)
+        elif finding == "same-node" and pod is not None and pod.signed is not None:
+            self._chores.add(
+                repair.Restore(signed=pod.signed, must=pod.is_started, replaces=holding)
+            )
+        else:
+            reason = {"free": "lease-expired", "elsewhere": "bound-elsewhere"}.get(
+                finding, f"pod-{finding}"
+            )
+            await self.release(holding, reason)
+        return finding
+
+    def _fate(self, pod: PodFacts | None, holding: Holding) -> binding.Fate:
+        record = holding.record
+        return binding.fate_of(
+            pod, uid=record.pod_uid, node=record.node, allocation_id=record.allocation_id
+        )
+
+    async def doubt(self, holding: Holding) -> str:
+        """Find out whether the pod of a record is really gone; returns what was found."""
+        record = holding.record
+        pod = await self.get_pod(record.namespace, record.pod)
+        if pod is None or pod.uid != record.pod_uid:
+            await self.release(holding, "pod-gone")
+            return "gone"
+        judgement, reason = repair.judge(holding, pod)
+        if judgement == "release":
+            await self.release(holding, reason)
+            return reason
+        if pod.is_labelled:
+            return "present"
+        # The pod is there and our label is not: its share stays taken, and we want to see it end.
+        _log.warning("label of a pod with a share was removed", extra=_fields(record))
+        with self._api():
+            await self._ports.kube.patch(
+                pod_path(record.namespace, record.pod),
+                binding.label_document(uid=record.pod_uid),
+            )
+        return "relabelled"
+
+    # --- chores ----------------------------------------------------------------------------------
+
+    async def carry_out(self, chore: Chore) -> None:
+        """Do one chore, and again for a while when a peer is away."""
+        backoff = Backoff(first_s=self._settings.retry_s, most_s=10 * self._settings.retry_s)
+        for attempt in range(1, CHORE_TRIES + 1):
+            try:
+                await self._carry_out(chore)
+            except (Unavailable, Conflict) as error:
+                if attempt == CHORE_TRIES:
+                    raise
+                _log.debug("work put off", extra={"problem": str(error)})
+                await self._state.clock.sleep(backoff.next_s())
+            else:
+                return
+
+    async def _carry_out(self, chore: Chore) -> None:
+        match chore:
+            case Examine(holding=holding):
+                finding = await self.examine(holding)
+                self._metrics.examined.labels(finding=finding).inc()
+            case CapacityReturned(node=node):
+                self._touch_node = node
+                self._touch.set()
+            case Over(node=node, uuids=uuids):
+                self._metrics.over_booked.inc()
+                _log.warning("devices are over-booked", extra={"node": node, "devices": uuids})
+            case repair.Release(holding=holding, reason=reason):
+                await self.release(holding, reason)
+            case repair.Doubt(holding=holding):
+                await self.doubt(holding)
+            case repair.Confirm(holding=holding):
+                await self.confirm(holding)
+            case repair.Restore():
+                outcome = await self.restore(chore)
+                self._metrics.repairs.labels(action=outcome).inc()
+
+    async def wake_waiting_pods(self) -> None:
+        """Touch a node when capacity returned while pods wait, not too often, for ever (D16)."""
+        while True:
+            await self._touch.wait()
+            self._touch = anyio.Event()
+            if self._state.pods.has_waiting():
+                try:
+                    with self._api():
+                        await self._ports.kube.patch(
+                            f"/api/v1/nodes/{self._touch_node}",
+                            binding.touch_document(stamp=f"{self._now_s():.3f}"),
+                        )
+                except (Unavailable, NotFound, Conflict, Denied) as error:
+                    _log.warning("node not touched", extra={"problem": str(error)})
+            await self._state.clock.sleep(self._settings.capacity_touch_s)
+
+    # --- small things ----------------------------------------------------------------------------
+
+    def _now_s(self) -> float:
+        return self._state.clock.now_s()
+
+    @contextmanager
+    def _bus(self) -> Iterator[None]:
+        with answer_within(self._settings.bus_timeout_s, peer="NATS"):
+            yield
+
+    @contextmanager
+    def _api(self) -> Iterator[None]:
+        with answer_within(self._settings.api_timeout_s, peer="API server"):
+            yield
+
+    def _headers(self, what: str, time_s: float, traceparent: str) -> dict[str, str]:
+        return codec.event_headers(
+            event_id=self._ids(),
+            event_type=f"io.hami.{what}.v1",
+            source=f"/scheduler/{self._writer}",
+            time_s=time_s,
+            traceparent=traceparent,
+        )
+
+
+def _fields(record: AllocationRecord, **more: object) -> dict[str, object]:
+    return {
+        "namespace": record.namespace,
+        "pod": record.pod,
+        "node": record.node,
+        "allocation_id": record.allocation_id,
+        **more,
+    }

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares ledger and pods: at start, after a loss of storage, and every few minutes (design D6).
+
+Until that was done once, nothing is bound. The ledger of a bus that lost everything is rebuilt from
+the signed annotations of bound pods. Meanwhile a bind of another replica may still be under way,
+under a record that is gone; so every pod that waits for a node is moved to a new resourceVersion
+first, which makes that late Binding fail, and only then are the pods believed. Seconds throughout.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+import anyio
+
+from hami_common.errors import HamiError, Unavailable
+from hami_common.runtime.tasks import Backoff
+from hami_scheduler.core import repair
+from hami_scheduler.core.podfacts import PodFacts
+from hami_scheduler.core.stimuli import Examine, Repaired
+from hami_scheduler.settings import Settings
+from hami_scheduler.shell.backlog import Backlog
+from hami_scheduler.shell.effects import Chore, Effects
+from hami_scheduler.shell.feed import Feed
+from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.state import State
+
+T = TypeVar("T")
+
+PARALLEL = 16
+"""Calls of one comparison that run at the same time."""
+FORGET_AT_ONCE = 500
+"""Tombstones removed by one comparison: each costs a few requests to the bus."""
+
+_log = logging.getLogger(__name__)
+
+
+class Recovery:
+    """Keeps ledger and pods in agreement."""
+
+    def __init__(
+        self,
+        *,
+        state: State,
+        feed: Feed,
+        effects: Effects,
+        chores: Backlog[Chore],
+        settings: Settings,
+        metrics: Metrics,
+        writer: str,
+        ids: Callable[[], str],
+    ) -> None:
+        """``writer`` is the name under which an earlier run of this replica wrote."""
+        self._state = state
+        self._feed = feed
+        self._effects = effects
+        self._chores = chores
+        self._settings = settings
+        self._metrics = metrics
+        self._writer = writer
+        self._ids = ids
+
+    async def run(self) -> None:
+        """Compare whenever it is due, for ever."""
+        backoff = Backoff(first_s=self._settings.retry_s, most_s=10 * self._settings.retry_s)
+        is_start = True
+        while True:
+            await self._state.wait_comparable()
+            try:
+                await self.compare()
+            except HamiError as error:
+                _log.warning("ledger and pods not compared", extra={"problem": str(error)})
+                await self._state.clock.sleep(backoff.next_s())
+                continue
+            backoff.reset()
+            if is_start:
+                is_start = False
+                self._examine_former_self()
+            await self._until_due()
+
+    async def _until_due(self) -> None:
+        """Wait for the next round, or for the loss of the ledger."""
+        async with anyio.create_task_group() as group:
+
+            async def stop_after(wait: Callable[[], Awaitable[None]]) -> None:
+                await wait()
+                group.cancel_scope.cancel()
+
+            group.start_soon(stop_after, self._pause)
+            group.start_soon(stop_after, self._state.wait_emptied)
+
+    async def _pause(self) -> None:
+        await self._state.clock.sleep(self._settings.reconcile_s)
+
+    async def compare(self) -> None:
+        """One full comparison; afterwards the ledger is fit for binding. ``Unavailable`` if not."""
+        ledger = self._state.ledger
+        wiped, self._feed.wiped = self._feed.wiped, False
+        try:
+            pods = {pod.uid: pod for pod in await self._effects.list_pods()}
+            steps = repair.compare(ledger.holdings(), pods)
+            if not ledger.ready and (wiped or any(isinstance(s, repair.Restore) for s in steps)):
+                self._metrics.rebuilds.inc()
+                await self._fence_waiting(pods)
+                steps = repair.compare(ledger.holdings(), pods)
+            await self._restore([step for step in steps if isinstance(step, repair.Restore)])
+        except HamiError:
+            self._feed.wiped |= wiped
+            raise
+        if not ledger.ready and ledger.synced:
+            self._state.tell(Repaired(now_s=self._state.clock.now_s()))
+            self._state.refresh()
+            _log.info("ledger and pods agree", extra={"pods": len(pods), "steps": len(steps)})
+        for step in steps:
+            if not isinstance(step, repair.Restore):
+                self._metrics.repairs.labels(action=type(step).__name__.lower()).inc()
+                self._chores.add(step)
+        await self._forget_tombstones()
+
+    async def _fence_waiting(self, pods: dict[str, PodFacts]) -> None:
+        """Move every pod that waits for a node; ``pods`` then shows each as it was after that."""
+        stamp = f"rebuilt-{self._ids()}"
+
+        async def fence(pod: PodFacts) -> None:
+            moved = await self._effects.fence_waiting(pod, stamp=stamp)
+            if moved is None or moved.uid != pod.uid:
+                del pods[pod.uid]
+            else:
+                pods[pod.uid] = moved
+
+        await _each([pod for pod in pods.values() if pod.is_waiting()], fence)
+
+    async def _restore(self, steps: list[repair.Restore]) -> None:
+        """Restore node by node: in order within a node, several nodes at the same time."""
+        by_node: dict[str, list[repair.Restore]] = defaultdict(list)
+        for step in steps:
+            by_node[step.signed.placement.node].append(step)
+
+        async def restore(node_steps: list[repair.Restore]) -> None:
+            for step in node_steps:
+                outcome = await self._effects.restore(step)
+                self._metrics.repairs.labels(action=outcome).inc()
+
+        await _each(list(by_node.values()), restore)
+
+    def _examine_former_self(self) -> None:
+        """Nobody works any more on what an earlier run of this replica had reserved."""
+        for holding in self._state.ledger.reserved():
+            if holding.record.writer == self._writer:
+                self._chores.add(Examine(holding=holding))
+
+    async def _forget_tombstones(self) -> None:
+        """Remove old releases of pods that are gone, never a node's newest record (design D3)."""
+        before_s = self._state.clock.now_s() - self._settings.tombstone_s
+        gone = [
+            (node, uid)
+            for node, uid in self._state.ledger.forgettable(seen_before_s=before_s)
+            if self._state.pods.get(uid) is None
+        ]
+        for node, uid in gone[:FORGET_AT_ONCE]:
+            try:
+                await self._effects.forget(node, uid)
+            except Unavailable as error:
+                _log.debug("tombstones kept for now", extra={"problem": str(error)})
+                return
+
+
+async def _each(items: Iterable[T], work: Callable[[T], Awaitable[None]]) -> None:
+    """Do ``work`` on all items, some at the same time; the first failure ends it."""
+    failures: list[HamiError] = []
+    limiter = anyio.CapacityLimiter(PARALLEL)
+    async with anyio.create_task_group() as group:
+
+        async def one(item: T) -> None:
+            async with limiter:
+                if failures:
+                    return
+                try:
+                    await work(item)
+                except HamiError as error:
+                    failures.append(error)
+
+        for item in items:
+            group.start_soon(one, item)
+    if failures:
+        raise failures[0]

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything this replica knows, in one place: devices, ledger, pods, and whether that is complete.
+
+Touched only from the event loop and never across an await, so each reader sees one snapshot
+(style 2.7). The feeds write the inventory and the pods; only the ledger books shares. Effects that
+the ledger asks for go to ``carry_out``, which must not block. Seconds throughout.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+
+import anyio
+
+from hami_common.errors import InvariantBroken, Unavailable
+from hami_common.ports import Clock
+from hami_scheduler.core.ledger import Ledger
+from hami_scheduler.core.podfacts import PodFacts
+from hami_scheduler.core.stimuli import Effect, Stimulus
+from hami_scheduler.core.table import DeviceTable
+from hami_scheduler.shell.metrics import Metrics
+
+_log = logging.getLogger(__name__)
+
+PARTS = ("inventory", "records", "states", "pods")
+"""What must have been delivered once before anything can be decided."""
+
+
+class Pods:
+    """The newest known version of every managed pod."""
+
+    def __init__(self) -> None:
+        self._by_uid: dict[str, PodFacts] = {}
+        self._waiting: set[str] = set()
+
+    def put(self, pod: PodFacts) -> PodFacts | None:
+        """Take a version; returns the one it replaces."""
+        before = self._by_uid.get(pod.uid)
+        self._by_uid[pod.uid] = pod
+        if pod.is_waiting():
+            self._waiting.add(pod.uid)
+        else:
+            self._waiting.discard(pod.uid)
+        return before
+
+    def drop(self, uid: str) -> PodFacts | None:
+        """Forget a pod; returns what was known of it."""
+        self._waiting.discard(uid)
+        return self._by_uid.pop(uid, None)
+
+    def get(self, uid: str) -> PodFacts | None:
+        """What is known of the pod with this uid."""
+        return self._by_uid.get(uid)
+
+    def has_waiting(self) -> bool:
+        """Whether a pod that asks for devices has no node yet."""
+        return bool(self._waiting)
+
+    def __iter__(self) -> Iterator[PodFacts]:
+        """Every pod."""
+        return iter(self._by_uid.values())
+
+    def __len__(self) -> int:
+        """How many pods are known."""
+        return len(self._by_uid)
+
+
+class State:
+    """Devices, ledger, pods and their completeness."""
+
+    def __init__(
+        self,
+        *,
+        table: DeviceTable,
+        ledger: Ledger,
+        clock: Clock,
+        metrics: Metrics,
+        carry_out: Callable[[Effect], None],
+    ) -> None:
+        """Hand effects of the ledger to ``carry_out``."""
+        self.table = table
+        self.ledger = ledger
+        self.pods = Pods()
+        self.clock = clock
+        self._metrics = metrics
+        self._carry_out = carry_out
+        self._missing = set(PARTS)
+        self._progress = anyio.Event()
+
+    # --- the ledger ------------------------------------------------------------------------------
+
+    def tell(self, stimulus: Stimulus) -> bool:
+        """Fold one stimulus and pass on its effects; false when it broke an invariant (logged)."""
+        try:
+            effects: Iterable[Effect] = self.ledger.handle(stimulus)
+        except InvariantBroken as error:
+            self._metrics.broken_invariants.inc()
+            _log.error(
+                "ledger refused a stimulus",
+                extra={
+                    "stimulus": type(stimulus).__name__,
+                    "what": error.what,
+                    "story": error.story,
+                },
+            )
+            return False
+        for effect in effects:
+            self._carry_out(effect)
+        return True
+
+    # --- completeness ----------------------------------------------------------------------------
+
+    def delivered(self, part: str) -> None:
+        """``part`` (of ``PARTS``) has been delivered once in full."""
+        self._missing.discard(part)
+
+    def has(self, part: str) -> bool:
+        """Whether ``part`` has been delivered."""
+        return part not in self._missing
+
+    def lost(self, part: str) -> None:
+        """``part`` must be delivered anew before anything is decided."""
+        self._missing.add(part)
+        self.refresh()
+
+    def missing(self) -> list[str]:
+        """What is not complete yet, in words for an operator."""
+        missing = sorted(self._missing)
+        if not missing and not self.ledger.ready:
+            missing.append("comparison of ledger and pods")
+        return missing
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether decisions can be made."""
+        return not self._missing and self.ledger.ready
+
+    def refresh(self) -> None:
+        """Tell those who wait that completeness may have changed."""
+        self._progress.set()
+        self._metrics.ready.set(self.is_complete)
+
+    async def wait_complete(self, *, wait_s: float) -> None:
+        """Return once decisions can be made, else ``Unavailable`` says what is missing."""
+        with anyio.move_on_after(wait_s):
+            while self.missing():
+                await self._wait_progress()
+        self.require_complete()
+
+    def require_complete(self) -> None:
+        """``Unavailable`` unless decisions can be made."""
+        if not self.is_complete:
+            missing = ", ".join(self.missing())
+            raise Unavailable(peer="scheduler", detail=f"not in sync, waiting for {missing}")
+
+    async def wait_comparable(self) -> None:
+        """Return once records, states and pods were delivered, so that they can be compared."""
+        while not (self.ledger.synced and self.has("pods")):
+            await self._wait_progress()
+
+    async def wait_emptied(self) -> None:
+        """Return once the ledger has to be compared with the pods before it can be used again."""
+        while self.ledger.ready:
+            await self._wait_progress()
+
+    async def _wait_progress(self) -> None:
+        if self._progress.is_set():
+            self._progress = anyio.Event()
+        await self._progress.wait()
