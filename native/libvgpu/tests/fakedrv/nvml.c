@@ -215,7 +215,7 @@ static nvmlReturn_t copy_text(const char *text, char *out, unsigned int size)
     return NVML_SUCCESS;
 }
 
-/* ---- life of the library ---------------------------------------------------------------------------------------- */
+/* ---- life of the library ---- */
 
 NVML_API nvmlReturn_t nvmlInitWithFlags(unsigned int flags);
 NVML_API nvmlReturn_t nvmlInit_v2(void);
@@ -304,7 +304,7 @@ NVML_API const char *nvmlErrorString(nvmlReturn_t result)
     return result < sizeof texts / sizeof texts[0] ? texts[result] : "unknown error";
 }
 
-/* ---- system ------------------------------------------------------------------------------------------------------ */
+/* ---- system ---- */
 
 NVML_API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length);
 NVML_API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length);
@@ -343,7 +343,7 @@ NVML_API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
     return status;
 }
 
-/* ---- enumeration ------------------------------------------------------------------------------------------------- */
+/* ---- enumeration ---- */
 
 NVML_API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count);
 NVML_API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device);
@@ -418,8 +418,8 @@ static bool same_address(const char *a, const char *b)
 {
     struct bus_address left;
     struct bus_address right;
-    return parse_bus_id(a, &left) && parse_bus_id(b, &right) && left.domain == right.domain &&
-           left.bus == right.bus && left.device == right.device;
+    return parse_bus_id(a, &left) && parse_bus_id(b, &right) && left.domain == right.domain && left.bus == right.bus &&
+           left.device == right.device;
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device)
@@ -457,27 +457,27 @@ NVML_API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *inde
     return status == NVML_SUCCESS ? NVML_ERROR_NOT_FOUND : status;
 }
 
-/* ---- plain facts of one device ------------------------------------------------------------------------------------ */
+/* ---- plain facts of one device ---- */
 
-#define TEXT_QUERY(symbol, field)                                                                  \
-    NVML_API nvmlReturn_t symbol(nvmlDevice_t device, char *out, unsigned int length);             \
-    NVML_API nvmlReturn_t symbol(nvmlDevice_t device, char *out, unsigned int length)              \
-    {                                                                                              \
-        struct fake_gpu gpu;                                                                       \
-        nvmlReturn_t status = begin_device(__func__, device, &gpu);                                \
-        return status == NVML_SUCCESS ? copy_text(gpu.field, out, length) : status;                \
+#define TEXT_QUERY(symbol, field)                                                                                      \
+    NVML_API nvmlReturn_t symbol(nvmlDevice_t device, char *out, unsigned int length);                                 \
+    NVML_API nvmlReturn_t symbol(nvmlDevice_t device, char *out, unsigned int length)                                  \
+    {                                                                                                                  \
+        struct fake_gpu gpu;                                                                                           \
+        nvmlReturn_t status = begin_device(__func__, device, &gpu);                                                    \
+        return status == NVML_SUCCESS ? copy_text(gpu.field, out, length) : status;                                    \
     }
 
-#define UINT_QUERY(symbol, field)                                                                  \
-    NVML_API nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *out);                          \
-    NVML_API nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *out)                           \
-    {                                                                                              \
-        struct fake_gpu gpu;                                                                       \
-        nvmlReturn_t status = begin_device(__func__, device, &gpu);                                \
-        if (status == NVML_SUCCESS) {                                                              \
-            *out = gpu.field;                                                                      \
-        }                                                                                          \
-        return status;                                                                             \
+#define UINT_QUERY(symbol, field)                                                                                      \
+    NVML_API nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *out);                                              \
+    NVML_API nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *out)                                               \
+    {                                                                                                                  \
+        struct fake_gpu gpu;                                                                                           \
+        nvmlReturn_t status = begin_device(__func__, device, &gpu);                                                    \
+        if (status == NVML_SUCCESS) {                                                                                  \
+            *out = gpu.field;                                                                                          \
+        }                                                                                                              \
+        return status;                                                                                                 \
     }
 
 TEXT_QUERY(nvmlDeviceGetUUID, uuid)
@@ -593,7 +593,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDevice
     return NVML_SUCCESS;
 }
 
-/* ---- memory, load, processes --------------------------------------------------------------------------------------- */
+/* ---- memory, load, processes ---- */
 
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory);
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory);
@@ -722,7 +722,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlP
     return NVML_SUCCESS;
 }
 
-/* ---- MIG: mode only; a device without instances ---------------------------------------------------------------------- */
+/* ---- MIG: mode only; a device without instances ---- */
 
 NVML_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending);
 NVML_API nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count);
@@ -777,7 +777,7 @@ NVML_API nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned 
     return status;
 }
 
-/* ---- topology ---------------------------------------------------------------------------------------------------------- */
+/* ---- topology ---- */
 
 NVML_API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, unsigned int *level);
 NVML_API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, unsigned int index, unsigned int *out);
@@ -967,7 +967,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, u
     return status == NVML_SUCCESS ? copy_cpus(&gpu, size, cpus) : status;
 }
 
-/* ---- memory errors ------------------------------------------------------------------------------------------------------- */
+/* ---- memory errors ---- */
 
 NVML_API nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending);
 NVML_API nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned int error_type,
@@ -1024,7 +1024,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned in
     return status;
 }
 
-/* ---- events ---------------------------------------------------------------------------------------------------------------- */
+/* ---- events ---- */
 
 NVML_API nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types);
 NVML_API nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set);

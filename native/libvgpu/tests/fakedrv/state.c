@@ -139,8 +139,8 @@ static bool add_pair(char *value, struct fake_state *state)
     unsigned int a = 0;
     unsigned int b = 0;
     unsigned int level = 0;
-    if (words.count != 3 || !to_u32(words.at[0], &a) || !to_u32(words.at[1], &b) ||
-        !to_u32(words.at[2], &level) || a >= FAKE_GPUS_MAX || b >= FAKE_GPUS_MAX || level > NVML_TOPOLOGY_SYSTEM) {
+    if (words.count != 3 || !to_u32(words.at[0], &a) || !to_u32(words.at[1], &b) || !to_u32(words.at[2], &level) ||
+        a >= FAKE_GPUS_MAX || b >= FAKE_GPUS_MAX || level > NVML_TOPOLOGY_SYSTEM) {
         return false;
     }
     state->levels[a][b] = level;
@@ -168,9 +168,8 @@ static bool add_event(char *value, struct fake_state *state)
     }
     struct fake_event *event = &state->events[state->event_count];
     if (!to_u64(words.at[0], &event->seq) || event->seq <= fake_state_last_event(state) ||
-        !to_u32(words.at[1], &event->gpu) || !to_u64(words.at[2], &event->type) ||
-        !to_u64(words.at[3], &event->data) || !to_u32(words.at[4], &event->gpu_instance) ||
-        !to_u32(words.at[5], &event->compute_instance)) {
+        !to_u32(words.at[1], &event->gpu) || !to_u64(words.at[2], &event->type) || !to_u64(words.at[3], &event->data) ||
+        !to_u32(words.at[4], &event->gpu_instance) || !to_u32(words.at[5], &event->compute_instance)) {
         return false;
     }
     state->event_count++;

@@ -2,10 +2,10 @@
 /*
  * The hardware that the fake drivers pretend to be: a plain-text file, read again whenever it changes.
  *
- * File format (written by hami_sim.hardware.fake_nvml; atomically, by rename): lines `key = value`; `#` starts a comment
- * line; `[gpu N]` opens the block of device N, N counting up from 0; keys before the first block describe the system. List
- * keys repeat. Unknown keys, unknown words and values out of range refuse the whole file, so a typing error cannot pass as
- * healthy hardware.
+ * File format (written by hami_sim.hardware.fake_nvml; atomically, by rename): lines `key = value`; `#` starts a
+ * comment line; `[gpu N]` opens the block of device N, N counting up from 0; keys before the first block describe the
+ * system. List keys repeat. Unknown keys, unknown words and values out of range refuse the whole file, so a typing
+ * error cannot pass as healthy hardware.
  *
  * System keys      driver_version nvml_version cuda_version init_error
  *                  pair = A B LEVEL          common ancestor of gpu A as asked with gpu B second (one direction)
