@@ -2,13 +2,13 @@
 /*
  * A libnvidia-ml.so.1 without hardware: the real symbols, struct layouts and error codes over the state of state.h.
  *
- * What it obeys: the behaviour of NVML that callers depend on. The device list is fixed by the first nvmlInit and only a
- * full shutdown and a new init finds other devices; a handle stays valid and answers GPU_IS_LOST once its device is lost;
- * a wait on an event set that holds a lost device fails instead of timing out; functions that this file does not define
- * are absent from the library, as they are in an older driver.
+ * What it obeys: the behaviour of NVML that callers depend on. The device list is fixed by the first nvmlInit, and only
+ * a full shutdown and a new init finds other devices; a handle stays valid and answers GPU_IS_LOST once its device is
+ * lost; a wait on an event set that holds a lost device fails instead of timing out; functions that this file does not
+ * define are absent from the library, as they are in an older driver.
  *
- * Configuration: environment FAKE_NVML_STATE names the state file. No file: DRIVER_NOT_LOADED. A malformed file: UNKNOWN,
- * and the reason on stderr once per change.
+ * Configuration: environment FAKE_NVML_STATE names the state file. No file: DRIVER_NOT_LOADED. A malformed file:
+ * UNKNOWN, and the reason on stderr once per change.
  *
  * Locks taken here: `lock`, around all static data; never held while sleeping. Called with hooks active: no.
  */

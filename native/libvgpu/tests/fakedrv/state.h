@@ -9,7 +9,7 @@
  *
  * System keys      driver_version nvml_version cuda_version init_error
  *                  pair = A B LEVEL          common ancestor of gpu A as asked with gpu B second (one direction)
- *                  fault = FUNCTION GPU|* RETURN HANG_MS     RETURN 0 only delays; HANG_MS ends early when the line goes
+ *                  fault = FUNCTION GPU|* RETURN HANG_MS     RETURN 0 delays only; a hang ends when the line goes
  *                  event = SEQ GPU TYPE DATA GI CI           SEQ grows; a set delivers events later than its creation
  * Device keys      uuid name serial minor bus_id pci_device_id pci_subsystem_id brand architecture compute_capability
  *                  sm_count numa cpus memory_total memory_used memory_reserved unified_memory gpu_util memory_util
