@@ -56,13 +56,13 @@ def devices() -> NodeDevices:
     )
 
 
-def decision(pod: str = "p", verdict: str = "refused") -> DecisionRecord:
+def decision(pod: str = "p", verdict: str = "refused", time_s: float = 0.0) -> DecisionRecord:
     return DecisionRecord(
         verb="filter",
         namespace="ns",
         pod=pod,
         pod_uid="u",
-        time_s=0,
+        time_s=time_s,
         verdict=verdict,  # type: ignore[arg-type]  # test data
         snapshot_id="1.1",
     )
@@ -117,14 +117,23 @@ def test_node_totals_and_liveness() -> None:
 
 def test_explain_keeps_the_newest_decisions_first_and_few() -> None:
     projection = Projection(liveness_s=15)
-    for _ in range(DECISIONS_PER_POD + 3):
-        projection.decision_seen(decision())
-    projection.decision_seen(decision(verdict="placed"))
+    for second in range(DECISIONS_PER_POD + 3):
+        projection.decision_seen(decision(time_s=second))
+    projection.decision_seen(decision(verdict="placed", time_s=99))
     explained = projection.explain("ns", "p")
     assert explained is not None
     assert len(explained.decisions) == DECISIONS_PER_POD
     assert explained.decisions[0].verdict == "placed"
     assert projection.explain("ns", "other") is None
+
+
+def test_decision_that_is_told_again_counts_once() -> None:
+    projection = Projection(liveness_s=15)
+    for second in (1, 2, 1, 2):
+        projection.decision_seen(decision(time_s=second))
+    explained = projection.explain("ns", "p")
+    assert explained is not None
+    assert [d.time_s for d in explained.decisions] == [2, 1]
 
 
 def test_explain_of_a_finished_pod_still_shows_its_allocation() -> None:
@@ -133,6 +142,25 @@ def test_explain_of_a_finished_pod_still_shows_its_allocation() -> None:
     explained = projection.explain("ns", "p")
     assert explained is not None
     assert [a.state for a in explained.allocations] == ["released"]
+
+
+def test_losing_one_bucket_does_not_forget_what_the_other_told_again() -> None:
+    projection = Projection(liveness_s=15)
+    projection.record_seen("n.u", 7, record())
+    projection.state_seen("n.u", 9, state("bound"))
+    projection.reset_states()
+    projection.state_seen("n.u", 1, state("running"))
+    projection.reset_ledger()
+    assert projection.allocations() == []
+    projection.record_seen("n.u", 1, record())
+    assert [v.state for v in projection.allocations()] == ["running"]
+
+
+def test_devices_of_a_lost_bucket_are_forgotten() -> None:
+    projection = Projection(liveness_s=15)
+    projection.devices_seen(devices())
+    projection.reset_devices()
+    assert projection.devices() == []
 
 
 def test_wiped_ledger_is_forgotten() -> None:

@@ -7,6 +7,7 @@ alone and a zero or ``false`` is a value like any other, so that a node can swit
 defaults switch on. Memory in MiB; scalings are factors of the physical size.
 """
 
+import hashlib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
@@ -19,6 +20,10 @@ from hami_common.model.device import Device, DeviceFacts
 MAX_SLOTS = 1024
 MAX_SCALING = 100.0
 FULL_CORE_PCT = 100
+RULES_VERSION = 1
+"""Grows when the same configuration and facts begin to give other devices: part of the digest."""
+
+_encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class Use(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -83,6 +88,11 @@ class DeviceConfig(
 
     defaults: Defaults = Defaults()
     rules: tuple[Rule, ...] = ()
+
+
+def digest(config: DeviceConfig) -> str:
+    """Names what ``config`` means: equal for equal configurations under the same rules."""
+    return hashlib.sha256(_encoder.encode((RULES_VERSION, config))).hexdigest()[:16]
 
 
 def parse(text: bytes, *, name: str) -> DeviceConfig:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from hami_common.events.inventory import NodeDevices, NodeReport
 from hami_common.model.device import Device, DeviceFacts
-from hami_registry.core.device_config import DeviceConfig, canonical_device
+from hami_registry.core.device_config import DeviceConfig, canonical_device, use_of
 
 MAX_DEVICES_PER_NODE = 256
 
@@ -71,12 +71,21 @@ class Inventory:
         self.generation += 1
         return True
 
+    @property
+    def config(self) -> DeviceConfig:
+        """The configuration in use."""
+        return self._config
+
     def cordon(self, node: str, uuids: frozenset[str]) -> bool:
         """Set which devices of ``node`` its operator cordoned; whether that changed."""
         if self._cordons.get(node, frozenset()) == uuids:
             return False
         self._cordons[node] = uuids
         return True
+
+    def cordoned_nodes(self) -> list[str]:
+        """Nodes with a device that the operator cordoned, sorted."""
+        return sorted(node for node, uuids in self._cordons.items() if uuids)
 
     def keys(self) -> list[tuple[str, str]]:
         """Every (node, vendor) with a report, sorted."""
@@ -112,6 +121,41 @@ class Inventory:
             driver_version=report.driver_version,
             problem="; ".join(problems),
         )
+
+
+def supersedes(ours: NodeDevices, stored: NodeDevices | None) -> bool:
+    """Whether ``ours`` is to be published over ``stored``.
+
+    Not when it tells nothing new, and not when another replica knew more: a newer report, or a
+    configuration that we have not read yet.
+    """
+    if stored is None:
+        return True
+    if (stored.boot_id, stored.seq) > (ours.boot_id, ours.seq):
+        return False
+    if stored.config_generation > ours.config_generation:
+        return False
+    return not same_content(ours, stored)
+
+
+def operator_cordons(config: DeviceConfig, stored: NodeDevices) -> frozenset[str]:
+    """Devices of a stored record that the operator cordoned, not the configuration."""
+    return frozenset(
+        device.uuid
+        for device in stored.devices
+        if device.cordoned
+        and not use_of(
+            config,
+            stored.node,
+            DeviceFacts(
+                uuid=device.uuid,
+                vendor=device.vendor,
+                index=device.index,
+                type=device.type,
+                memory_mib=device.memory_mib,
+            ),
+        ).cordoned
+    )
 
 
 def same_content(a: NodeDevices, b: NodeDevices | None) -> bool:

@@ -136,14 +136,32 @@ class Projection:
         """A decision; the newest few per pod are kept, for a bounded number of pods."""
         key = (decision.namespace, decision.pod)
         kept = self._decisions.pop(key, None) or deque(maxlen=DECISIONS_PER_POD)
-        kept.appendleft(decision)
+        if decision not in kept:
+            kept.appendleft(decision)
         self._decisions[key] = kept
         while len(self._decisions) > PODS_REMEMBERED:
             self._decisions.popitem(last=False)
 
     def reset_ledger(self) -> None:
-        """The bus lost its storage: forget allocations, they are about to be told again."""
-        self._allocations.clear()
+        """The bus lost the ledger: forget its records, they are about to be told again."""
+        for known in self._allocations.values():
+            known.sequence, known.record = 0, None
+        self._drop_empty()
+
+    def reset_states(self) -> None:
+        """The bus lost the states: forget them, they are about to be told again."""
+        for known in self._allocations.values():
+            known.state_revision, known.state = 0, None
+        self._drop_empty()
+
+    def _drop_empty(self) -> None:
+        self._allocations = {
+            key: known for key, known in self._allocations.items() if known.record or known.state
+        }
+
+    def reset_devices(self) -> None:
+        """The bus lost the canonical devices: forget them, they are about to be told again."""
+        self._devices.clear()
 
     def allocations(
         self, *, namespace: str | None = None, released: bool = False

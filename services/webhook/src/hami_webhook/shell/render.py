@@ -10,6 +10,7 @@ import base64
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -30,7 +31,7 @@ def render(argv: Sequence[str]) -> str:
     parser.add_argument(FLAG, action="store_true", required=True)
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--service", metavar="NAMESPACE/NAME", help="Service of the webhook")
-    target.add_argument("--url", help="https URL of the webhook, with path /mutate")
+    target.add_argument("--url", help="https URL of the webhook; without a path, /mutate")
     parser.add_argument("--port", type=int, default=443, help="port of the Service")
     parser.add_argument("--ca-file", type=Path, help="PEM bundle that signed the certificate")
     parser.add_argument("--name", default="hami-webhook", help="name of the object")
@@ -53,7 +54,9 @@ def _client(flags: argparse.Namespace) -> Client:
             raise SettingsInvalid(
                 field="--url", problem=f"{flags.url!r} is not https", fix="write https://…/mutate"
             )
-        return Client(url=flags.url, ca_bundle=ca_bundle)
+        has_path = bool(urlsplit(flags.url).path.strip("/"))
+        url = flags.url if has_path else f"{flags.url.rstrip('/')}{Client().path}"
+        return Client(url=url, ca_bundle=ca_bundle)
     namespace, separator, service = flags.service.partition("/")
     if not (namespace and separator and service):
         raise SettingsInvalid(

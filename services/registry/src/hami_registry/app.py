@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Composition root of the registry: bus, read models, canonical writer, API; orders start and stop.
+
+Start: declare the streams, read the buckets to their ends, settle the configuration's generation,
+then take reports and serve. The registry keeps nothing of its own: killed at any point, another
+start reads buckets, reports and configuration and goes on. Without an API server only cordons
+stand still; without the registry scheduling goes on with what it published last (design D19).
+"""
+
+import logging
+import socket
+from collections.abc import Sequence
+
+from anyio.abc import TaskGroup
+
+from hami_common import subjects
+from hami_common.errors import Unavailable
+from hami_common.runtime import kubeio
+from hami_common.runtime.httpd import HttpApp, Request, Response, serve
+from hami_common.runtime.natsio import (
+    Bus,
+    BusLimits,
+    NatsBucket,
+    NatsPublisher,
+    connect,
+    keep_bus,
+)
+from hami_common.runtime.service import ServiceContext, run
+from hami_common.runtime.tasks import background
+from hami_registry.core.inventory import Inventory
+from hami_registry.core.projection import Projection
+from hami_registry.settings import Settings
+from hami_registry.shell import openapi
+from hami_registry.shell.api import Api
+from hami_registry.shell.canonical import CanonicalWriter
+from hami_registry.shell.config_file import ConfigFile
+from hami_registry.shell.cordons import Cordons
+from hami_registry.shell.follow import follow
+from hami_registry.shell.metrics import Metrics
+from hami_registry.shell.reports import Reports
+from hami_registry.shell.views import Views
+
+SERVICE = "registry"
+
+_log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the service; returns the exit code."""
+    return run(serve_registry, service=SERVICE, settings_type=Settings, argv=argv)
+
+
+class _Parts:
+    """What the tasks share."""
+
+    def __init__(self, context: ServiceContext[Settings], bus: Bus) -> None:
+        settings = context.settings
+        replica = settings.replica or socket.gethostname()
+        self.metrics = Metrics(context.registry)
+        self.config_file = ConfigFile(settings.device_config_file, metrics=self.metrics)
+        self.writer = CanonicalWriter(
+            inventory=Inventory(self.config_file.load()),
+            bucket=NatsBucket(bus, subjects.DEVICES_BUCKET),
+            clock=context.clock,
+            metrics=self.metrics,
+            source=f"/registry/{replica}",
+            keep_cordons=settings.watch_nodes,
+        )
+        self.views = Views(
+            projection=Projection(liveness_s=settings.liveness_s),
+            clock=context.clock,
+            metrics=self.metrics,
+            queue_size=settings.listener_queue_size,
+            limit=settings.listener_limit,
+        )
+        self.api = Api(
+            views=self.views,
+            writer=self.writer,
+            config_file=self.config_file,
+            clock=context.clock,
+        )
+
+
+async def serve_registry(context: ServiceContext[Settings]) -> None:
+    """Serve until ``context.stopping``."""
+    settings = context.settings
+    async with connect(
+        settings.nats_urls,
+        name="hami-registry",
+        creds=settings.nats_creds,
+        ca_file=settings.nats_ca_file,
+        start_timeout_s=settings.start_timeout_s,
+        request_timeout_s=settings.bus_timeout_s,
+    ) as bus:
+        parts = _Parts(context, bus)
+        async with background() as group:
+            await _start_following(group, context, bus, parts)
+            group.start_soon(_write, parts.writer, settings)
+            group.start_soon(_watch_config, parts, settings)
+            if settings.watch_nodes:
+                group.start_soon(_watch_nodes, parts.writer, settings)
+            async with background() as servers:
+                app = _http_app(context, parts.api)
+                await servers.start(
+                    serve, app, settings.http_host, settings.http_port, None, settings.grace_s
+                )
+                context.ready.set()
+                await context.stopping.wait()
+                parts.views.close_listeners()
+
+
+async def _start_following(
+    group: TaskGroup, context: ServiceContext[Settings], bus: Bus, parts: _Parts
+) -> None:
+    settings = context.settings
+    limits = BusLimits(replicas=settings.bus_replicas)
+    await group.start(keep_bus, bus, limits, settings.start_timeout_s)
+    views, metrics = parts.views, parts.metrics
+    devices = NatsBucket(bus, subjects.DEVICES_BUCKET)
+    await group.start(follow, devices, (parts.writer, views.devices), metrics)
+    await group.start(follow, NatsBucket(bus, subjects.ALLOC_BUCKET), (views.ledger,), metrics)
+    await group.start(follow, NatsBucket(bus, subjects.STATE_BUCKET), (views.states,), metrics)
+    group.start_soon(views.follow_decisions, bus)
+    group.start_soon(views.follow_heartbeats, bus)
+    reports = Reports(bus=bus, writer=parts.writer, publisher=NatsPublisher(bus), metrics=metrics)
+    group.start_soon(reports.run)
+
+
+def _http_app(context: ServiceContext[Settings], api: Api) -> HttpApp:
+    described = openapi.encoded()
+
+    async def openapi_document(request: Request) -> Response:
+        del request
+        return Response(body=described)
+
+    return HttpApp(
+        {**api.routes(), ("GET", "/openapi.json"): openapi_document},
+        registry=context.registry,
+        ready=lambda: context.ready.is_set,
+    )
+
+
+async def _write(writer: CanonicalWriter, settings: Settings) -> None:
+    await writer.run(resync_s=settings.resync_s, retry_s=settings.retry_s)
+
+
+async def _watch_config(parts: _Parts, settings: Settings) -> None:
+    await parts.config_file.watch(parts.writer.use_config, interval_s=settings.device_config_poll_s)
+
+
+async def _watch_nodes(writer: CanonicalWriter, settings: Settings) -> None:
+    """Follow the nodes, however long the API server takes to answer the first time."""
+    while True:
+        try:
+            async with kubeio.connect(
+                settings.kubeconfig,
+                user_agent="hami-registry",
+                start_timeout_s=settings.start_timeout_s,
+            ) as api:
+                await Cordons(writer).run(api)
+        except Unavailable as error:
+            _log.warning(
+                "Kubernetes not reached, cordons stand still", extra={"problem": str(error)}
+            )

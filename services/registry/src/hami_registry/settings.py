@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the registry. Durations in seconds, as each name says.
+
+Loaded from file, environment and flags by ``hami_common.runtime.settings``.
+"""
+
+from hami_common.runtime.settings import ServiceSettings
+
+
+class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything an operator may set, beyond what all services share."""
+
+    device_config_file: str = ""
+    """Device configuration, TOML when the name ends in ``.toml``, else YAML; empty: defaults."""
+    device_config_poll_s: float = 1.0
+    """How often that file is looked at."""
+    watch_nodes: bool = True
+    """Watch Kubernetes nodes for ``hami.io/device-cordon``. Without it no API server is needed."""
+    liveness_s: float = 15.0
+    """An agent counts as alive this long after its last heartbeat."""
+    resync_s: float = 60.0
+    """How often everything published is compared with what it should be."""
+    bus_replicas: int = 1
+    """Copies of each stream: 3 in production; a single server has room for 1."""
+    bus_timeout_s: float = 2.0
+    """Longest wait for one answer of the bus."""
+    retry_s: float = 0.2
+    """First pause before something that failed is tried again; grows to ten times this."""
+    listener_queue_size: int = 1024
+    """Changes waiting for one listener of ``/v1/watch``; a slower one is told and let go."""
+    listener_limit: int = 256
+    """Most listeners at a time."""
+    replica: str = ""
+    """Name under which this replica writes records; empty takes the host name."""

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registry's HTTP API: what is where, who holds it and why.
+
+Every answer is JSON and says in headers how far the buckets were read: a client that just wrote a
+ledger record knows from ``x-hami-ledger-seq`` whether this answer knows it. A query parameter that
+the operation does not know is refused by name, because a filter that is silently ignored answers
+another question. The table ``OPERATIONS`` is also what ``/openapi.json`` is made from.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+from msgspec import Struct
+
+from hami_common.errors import NotFound, RequestInvalid, Unavailable
+from hami_common.ports import Clock
+from hami_common.runtime.httpd import Request, Response, StreamedResponse
+from hami_registry.core.device_config import DeviceConfig
+from hami_registry.core.projection import AllocationView, DeviceView, ExplainView, NodeView
+from hami_registry.shell.canonical import CanonicalWriter
+from hami_registry.shell.config_file import ConfigFile
+from hami_registry.shell.views import Change, Views, server_sent_events
+
+KEEP_ALIVE_S = 15.0
+KINDS = ("allocation", "state", "device", "decision")
+LEDGER_SEQ = "x-hami-ledger-seq"
+STATE_SEQ = "x-hami-state-seq"
+DEVICES_SEQ = "x-hami-devices-seq"
+
+_encoder = msgspec.json.Encoder()
+
+
+class NodeList(Struct, frozen=True, kw_only=True):
+    """All nodes that ever reported a device, sorted by name."""
+
+    items: tuple[NodeView, ...]
+
+
+class NodeDetail(Struct, frozen=True, kw_only=True):
+    """One node with its devices and who holds them."""
+
+    node: NodeView
+    devices: tuple[DeviceView, ...]
+    allocations: tuple[AllocationView, ...]
+
+
+class DeviceList(Struct, frozen=True, kw_only=True):
+    """Devices, sorted by node, vendor and index."""
+
+    items: tuple[DeviceView, ...]
+
+
+class AllocationList(Struct, frozen=True, kw_only=True):
+    """Allocations, sorted by namespace, pod and ledger sequence."""
+
+    items: tuple[AllocationView, ...]
+
+
+class ConfigView(Struct, frozen=True, kw_only=True):
+    """The device configuration in use."""
+
+    generation: int
+    """Grows with each accepted change; canonical devices carry the one they were made with."""
+    file: str
+    """Where it comes from; empty: defaults."""
+    problem: str
+    """Why the file as it is now is not in use; empty when it is."""
+    config: DeviceConfig
+
+
+class ErrorBody(Struct, frozen=True, kw_only=True):
+    """What went wrong."""
+
+    code: str
+    """Stable word."""
+    message: str
+
+
+class ErrorAnswer(Struct, frozen=True, kw_only=True):
+    """Body of every answer with a status of 400 or more."""
+
+    error: ErrorBody
+
+
+class Parameter(Struct, frozen=True, kw_only=True):
+    """One parameter of an operation."""
+
+    name: str
+    place: str
+    """``path`` or ``query``."""
+    text: str
+    values: tuple[str, ...] = ()
+    """Closed set of values; empty: any text."""
+
+
+class Operation(Struct, frozen=True, kw_only=True):
+    """One thing the API does. All are GET."""
+
+    path: str
+    name: str
+    """Also the name of the method of ``Api`` that does it."""
+    text: str
+    answer: type[Struct] | None = None
+    """``None``: a stream of server-sent events."""
+    parameters: tuple[Parameter, ...] = ()
+    errors: Mapping[int, str] = msgspec.field(default_factory=dict)
+
+
+_NODE = Parameter(name="node", place="path", text="Name of the node.")
+_NAMESPACE = Parameter(name="namespace", place="path", text="Namespace of the pod.")
+_POD = Parameter(name="pod", place="path", text="Name of the pod.")
+_BY_NODE = Parameter(name="node", place="query", text="Only of this node.")
+_BY_NAMESPACE = Parameter(name="namespace", place="query", text="Only of this namespace.")
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(path="/v1/nodes", name="nodes", text="All nodes with totals.", answer=NodeList),
+    Operation(
+        path="/v1/nodes/{node}",
+        name="node",
+        text="One node with its devices and allocations.",
+        answer=NodeDetail,
+        parameters=(_NODE,),
+        errors={404: "No such node has reported a device."},
+    ),
+    Operation(
+        path="/v1/devices",
+        name="devices",
+        text="Devices with what is booked on them.",
+        answer=DeviceList,
+        parameters=(
+            _BY_NODE,
+            Parameter(name="vendor", place="query", text="Only of this vendor, such as nvidia."),
+        ),
+    ),
+    Operation(
+        path="/v1/allocations",
+        name="allocations",
+        text="Who holds what.",
+        answer=AllocationList,
+        parameters=(
+            _BY_NAMESPACE,
+            Parameter(
+                name="released",
+                place="query",
+                text="Whether to list released allocations too.",
+                values=("true", "false"),
+            ),
+        ),
+    ),
+    Operation(
+        path="/v1/allocations/{namespace}/{pod}",
+        name="allocations_of_pod",
+        text="All allocations of pods of this name, released ones too, oldest first.",
+        answer=AllocationList,
+        parameters=(_NAMESPACE, _POD),
+        errors={404: "No pod of this name ever held a device."},
+    ),
+    Operation(
+        path="/v1/explain/{namespace}/{pod}",
+        name="explain",
+        text="Why a pod is where it is, or is nowhere.",
+        answer=ExplainView,
+        parameters=(_NAMESPACE, _POD),
+        errors={404: "Nothing is known about a pod of this name."},
+    ),
+    Operation(
+        path="/v1/config", name="config", text="The device configuration in use.", answer=ConfigView
+    ),
+    Operation(
+        path="/v1/watch",
+        name="watch",
+        text=(
+            "Changes from now on as server-sent events: event is the kind, data the record, id the "
+            "kind and its stream sequence. The stream ends with event end when the reader is too "
+            "slow or the replica stops: read the lists again, then watch again."
+        ),
+        parameters=(
+            Parameter(
+                name="kind",
+                place="query",
+                text="Comma list of the kinds wanted; all when absent.",
+            ),
+            _BY_NODE,
+            _BY_NAMESPACE,
+        ),
+    ),
+)
+
+Answerer = Callable[[Request], Awaitable[Response | StreamedResponse]]
+
+
+class Api:
+    """Answers the operations."""
+
+    def __init__(
+        self, *, views: Views, writer: CanonicalWriter, config_file: ConfigFile, clock: Clock
+    ) -> None:
+        self._views = views
+        self._projection = views.projection
+        self._writer = writer
+        self._config_file = config_file
+        self._clock = clock
+
+    def routes(self) -> dict[tuple[str, str], Answerer]:
+        """Every operation as a route of the HTTP server."""
+        return {
+            ("GET", operation.path): self._checked(operation, getattr(self, operation.name))
+            for operation in OPERATIONS
+        }
+
+    def _checked(self, operation: Operation, answer: Answerer) -> Answerer:
+        known = {p.name: p for p in operation.parameters if p.place == "query"}
+
+        async def checked(request: Request) -> Response | StreamedResponse:
+            _check_query(request.query, known)
+            if not self._views.is_synced:
+                raise Unavailable(peer="this replica", detail="it is still reading the bus")
+            return await answer(request)
+
+        return checked
+
+    def _json(self, value: Struct) -> Response:
+        views = self._views
+        return Response(
+            body=_encoder.encode(value),
+            headers={
+                LEDGER_SEQ: str(views.ledger.sequence),
+                STATE_SEQ: str(views.states.sequence),
+                DEVICES_SEQ: str(views.devices.sequence),
+                "cache-control": "no-store",
+            },
+        )
+
+    async def nodes(self, request: Request) -> Response:
+        """See ``OPERATIONS``, as for all that follow."""
+        del request
+        return self._json(NodeList(items=tuple(self._projection.nodes(now_s=self._clock.now_s()))))
+
+    async def node(self, request: Request) -> Response:
+        name = request.params["node"]
+        for view in self._projection.nodes(now_s=self._clock.now_s()):
+            if view.node == name:
+                held = [a for a in self._projection.allocations() if a.node == name]
+                return self._json(
+                    NodeDetail(
+                        node=view,
+                        devices=tuple(self._projection.devices(node=name)),
+                        allocations=tuple(held),
+                    )
+                )
+        raise NotFound(what=f"node {name}")
+
+    async def devices(self, request: Request) -> Response:
+        query = request.query
+        found = self._projection.devices(node=query.get("node"), vendor=query.get("vendor"))
+        return self._json(DeviceList(items=tuple(found)))
+
+    async def allocations(self, request: Request) -> Response:
+        found = self._projection.allocations(
+            namespace=request.query.get("namespace"),
+            released=request.query.get("released") == "true",
+        )
+        return self._json(AllocationList(items=tuple(found)))
+
+    async def allocations_of_pod(self, request: Request) -> Response:
+        namespace, pod = request.params["namespace"], request.params["pod"]
+        found = self._projection.allocations(namespace=namespace, released=True)
+        items = tuple(view for view in found if view.pod == pod)
+        if not items:
+            raise NotFound(what=f"an allocation of pod {namespace}/{pod}")
+        return self._json(AllocationList(items=items))
+
+    async def explain(self, request: Request) -> Response:
+        namespace, pod = request.params["namespace"], request.params["pod"]
+        found = self._projection.explain(namespace, pod)
+        if found is None:
+            raise NotFound(what=f"pod {namespace}/{pod}")
+        return self._json(found)
+
+    async def config(self, request: Request) -> Response:
+        del request
+        return self._json(
+            ConfigView(
+                generation=self._writer.inventory.generation,
+                file=self._config_file.path,
+                problem=self._config_file.problem,
+                config=self._writer.inventory.config,
+            )
+        )
+
+    async def watch(self, request: Request) -> StreamedResponse:
+        query = request.query
+        kinds = {part.strip() for part in query.get("kind", ",".join(KINDS)).split(",")}
+        if unknown := sorted(kinds - set(KINDS)):
+            raise RequestInvalid(
+                field="kind",
+                problem=f"{unknown[0]!r} is not a kind",
+                fix=f"give some of {', '.join(KINDS)}",
+            )
+        node, namespace = query.get("node"), query.get("namespace")
+
+        def wanted(change: Change) -> bool:
+            return (
+                change.kind in kinds
+                and node in (None, change.node)
+                and namespace in (None, change.namespace)
+            )
+
+        self._views.check_room()
+        return StreamedResponse(
+            chunks=server_sent_events(self._views, wanted, keep_alive_s=KEEP_ALIVE_S)
+        )
+
+
+def _check_query(query: Mapping[str, str], known: Mapping[str, Parameter]) -> None:
+    for name, value in query.items():
+        parameter = known.get(name)
+        if parameter is None:
+            raise RequestInvalid(
+                field=f"query parameter {name}",
+                problem="is not known here",
+                fix=f"known ones: {', '.join(sorted(known)) or 'none'}",
+            )
+        if parameter.values and value not in parameter.values:
+            raise RequestInvalid(
+                field=f"query parameter {name}",
+                problem=f"{value!r} is not one of its values",
+                fix=f"give {' or '.join(parameter.values)}",
+            )

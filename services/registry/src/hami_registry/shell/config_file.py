@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the device configuration file at start and again whenever it changes.
+
+A change is seen by name, not by notification: inode, time and size of the file that the path leads
+to now, so that the symlink swap of a mounted ConfigMap counts. A file that cannot be used leaves
+the configuration in force and shows as problem until the file is right again. Times in seconds.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+
+from hami_common.errors import SettingsInvalid
+from hami_registry.core.device_config import DeviceConfig, parse
+from hami_registry.shell.metrics import Metrics
+
+_log = logging.getLogger(__name__)
+
+Fingerprint = tuple[str, int, int, int] | None
+
+
+class ConfigFile:
+    """The file, what was last read from it and what is wrong with it now."""
+
+    def __init__(self, path: str, *, metrics: Metrics) -> None:
+        """Watch ``path``; empty means that there is no file and the defaults hold."""
+        self.path = path
+        self.problem = ""
+        """Why the file as it is now is not in use; empty when it is."""
+        self._metrics = metrics
+        self._seen: Fingerprint = None
+
+    def load(self) -> DeviceConfig:
+        """The configuration at start; ``SettingsInvalid`` when the file cannot be used."""
+        if not self.path:
+            return DeviceConfig()
+        self._seen = self._fingerprint()
+        return self._read()
+
+    def reload(self) -> DeviceConfig | None:
+        """The configuration of a file that changed since it was last looked at, else ``None``."""
+        found = self._fingerprint()
+        if found == self._seen:
+            return None
+        self._seen = found
+        try:
+            config = self._read()
+        except SettingsInvalid as error:
+            self.problem = str(error)
+            self._metrics.config_problem.set(1)
+            self._metrics.config_loads.labels(outcome="failed").inc()
+            _log.error("device configuration kept", extra={"problem": self.problem})
+            return None
+        self.problem = ""
+        self._metrics.config_problem.set(0)
+        self._metrics.config_loads.labels(outcome="ok").inc()
+        return config
+
+    async def watch(self, use: Callable[[DeviceConfig], None], *, interval_s: float) -> None:
+        """Hand each new configuration to ``use``, for ever."""
+        while self.path:
+            await anyio.sleep(interval_s)
+            config = await anyio.to_thread.run_sync(self.reload)
+            if config is not None:
+                use(config)
+
+    def _fingerprint(self) -> Fingerprint:
+        try:
+            target = Path(self.path).resolve(strict=True)
+            stat = target.stat()
+        except OSError:
+            return None
+        return str(target), stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+    def _read(self) -> DeviceConfig:
+        try:
+            text = Path(self.path).read_bytes()
+        except OSError as error:
+            raise SettingsInvalid(
+                field=f"device_config_file {self.path}",
+                problem=error.strerror or str(error),
+                fix="give the path of a readable file, or none",
+            ) from error
+        return parse(text, name=self.path)

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feeds the read models from the bus and hands changes to listeners.
+
+Sources: the three buckets, decisions from the event stream (the last of each pod, then live) and
+heartbeats. How far each bucket was read is kept, so that an answer can say how fresh it is. A
+listener has a bounded queue; one that reads too slowly is told so and let go.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+
+import anyio
+import msgspec
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from msgspec import Struct
+
+from hami_common import subjects
+from hami_common.errors import Unavailable, WireInvalid
+from hami_common.events import codec
+from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.events.decision import DecisionRecord
+from hami_common.events.inventory import Heartbeat, NodeDevices
+from hami_common.ports import Clock, Entry
+from hami_common.runtime.natsio import Bus, pull_events
+from hami_registry.core.projection import Projection
+from hami_registry.shell.metrics import Metrics
+
+_log = logging.getLogger(__name__)
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """Something that a listener of ``/v1/watch`` is told."""
+
+    kind: str
+    """``allocation``, ``state``, ``device`` or ``decision``."""
+    sequence: int
+    """Stream sequence of the record within its kind."""
+    node: str
+    """Empty for a decision that chose none."""
+    namespace: str
+    """Empty for a device."""
+    record: msgspec.Raw
+
+
+class Views:
+    """The projection with its freshness and its listeners."""
+
+    def __init__(
+        self, *, projection: Projection, clock: Clock, metrics: Metrics, queue_size: int, limit: int
+    ) -> None:
+        self.projection = projection
+        self.devices = _Bucket(self._take_devices, projection.reset_devices)
+        self.ledger = _Bucket(self._take_record, projection.reset_ledger)
+        self.states = _Bucket(self._take_state, projection.reset_states)
+        self._clock = clock
+        self._metrics = metrics
+        self._queue_size = queue_size
+        self._limit = limit
+        self._listeners: set[MemoryObjectSendStream[Change]] = set()
+        self._is_closed = False
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether all buckets were read to their ends at least once."""
+        return all(b.is_synced for b in (self.devices, self.ledger, self.states))
+
+    # --- feeding --------------------------------------------------------------------------------
+
+    def _take_devices(self, entry: Entry) -> None:
+        devices = codec.decode(entry.value, NodeDevices, what=f"devices {entry.key}")
+        self.projection.devices_seen(devices)
+        self._tell("device", entry, node=devices.node, namespace="")
+
+    def _take_record(self, entry: Entry) -> None:
+        record = codec.decode(entry.value, AllocationRecord, what=f"allocation {entry.key}")
+        self.projection.record_seen(entry.key, entry.revision, record)
+        self._tell("allocation", entry, node=record.node, namespace=record.namespace)
+
+    def _take_state(self, entry: Entry) -> None:
+        state = codec.decode(entry.value, StateRecord, what=f"state {entry.key}")
+        self.projection.state_seen(entry.key, entry.revision, state)
+        self._tell("state", entry, node=state.node, namespace=state.namespace)
+
+    async def follow_decisions(self, bus: Bus) -> None:
+        """Read decisions for ever."""
+        async with pull_events(
+            bus,
+            subjects.EVENTS_STREAM,
+            filter_subjects=(f"{subjects.EVENT_PREFIX}.decision.>",),
+            deliver="last_per_subject",
+        ) as deliveries:
+            async for delivery in deliveries:
+                try:
+                    decision = codec.decode(delivery.data, DecisionRecord, what=delivery.subject)
+                except WireInvalid as error:
+                    self._skip("decision", error)
+                else:
+                    self.projection.decision_seen(decision)
+                    entry = Entry(
+                        key=delivery.subject, value=delivery.data, revision=delivery.sequence
+                    )
+                    self._tell("decision", entry, node=decision.node, namespace=decision.namespace)
+                await delivery.ack()
+
+    async def follow_heartbeats(self, bus: Bus) -> None:
+        """Hear agents for ever."""
+        async with bus.subscribe(f"{subjects.HEARTBEAT_PREFIX}.*") as subscription:
+            async for message in subscription:
+                try:
+                    beat = codec.decode(message.data, Heartbeat, what=message.subject)
+                except WireInvalid as error:
+                    self._skip("heartbeat", error)
+                    continue
+                self.projection.heartbeat_seen(beat.node, beat.vendors, now_s=self._clock.now_s())
+
+    def _skip(self, origin: str, error: WireInvalid) -> None:
+        self._metrics.values_malformed.labels(origin=origin).inc()
+        _log.warning("message skipped", extra={"origin": origin, "problem": str(error)})
+
+    # --- listeners ------------------------------------------------------------------------------
+
+    def check_room(self) -> None:
+        """``Unavailable`` when no listener can be taken now."""
+        if self._is_closed:
+            raise Unavailable(peer="this replica", detail="it is stopping")
+        if len(self._listeners) >= self._limit:
+            raise Unavailable(peer="this replica", detail=f"{self._limit} listeners already")
+
+    @contextmanager
+    def listen(self) -> Iterator[MemoryObjectReceiveStream[Change]]:
+        """Changes from now on; the stream ends when the listener was too slow or we stop."""
+        self.check_room()
+        send, receive = anyio.create_memory_object_stream[Change](self._queue_size)
+        self._listeners.add(send)
+        self._metrics.listeners.inc()
+        try:
+            yield receive
+        finally:
+            self._metrics.listeners.dec()
+            self._listeners.discard(send)
+            send.close()
+            receive.close()
+
+    def close_listeners(self) -> None:
+        """End all listeners' streams and take no new ones."""
+        self._is_closed = True
+        for listener in list(self._listeners):
+            listener.close()
+
+    def _tell(self, kind: str, entry: Entry, *, node: str, namespace: str) -> None:
+        if not self._listeners:
+            return
+        change = Change(
+            kind=kind,
+            sequence=entry.revision,
+            node=node,
+            namespace=namespace,
+            record=msgspec.Raw(entry.value),
+        )
+        for listener in list(self._listeners):
+            try:
+                listener.send_nowait(change)
+            except anyio.WouldBlock:
+                self._metrics.listeners_lagged.inc()
+                self._listeners.discard(listener)
+                listener.close()
+            except anyio.BrokenResourceError:
+                self._listeners.discard(listener)
+
+
+class _Bucket:
+    """One bucket as the views read it (a ``follow.Reader``)."""
+
+    def __init__(self, take: Callable[[Entry], None], forget: Callable[[], None]) -> None:
+        self._take = take
+        self._forget = forget
+        self.sequence = 0
+        """Newest revision read."""
+        self.is_synced = False
+
+    def entry(self, entry: Entry) -> None:
+        self.sequence = max(self.sequence, entry.revision)
+        self._take(entry)
+
+    def reset(self) -> None:
+        self.sequence = 0
+        self._forget()
+
+    def synced(self) -> None:
+        self.is_synced = True
+
+
+async def server_sent_events(
+    views: Views, wanted: Callable[[Change], bool], *, keep_alive_s: float
+) -> AsyncGenerator[bytes, None]:
+    """Wanted changes in the format of https://html.spec.whatwg.org/multipage/server-sent-events.html."""
+    with views.listen() as changes:
+        yield b": listening\n\n"
+        while True:
+            change: Change | None = None
+            with anyio.move_on_after(keep_alive_s):
+                try:
+                    change = await changes.receive()
+                except anyio.EndOfStream:
+                    break
+            if change is None:
+                yield b": still here\n\n"
+            elif wanted(change):
+                data = bytes(change.record).replace(b"\n", b" ")
+                head = f"event: {change.kind}\nid: {change.kind}-{change.sequence}\ndata: "
+                yield head.encode() + data + b"\n\n"
+    yield b"event: end\ndata: {}\n\n"
