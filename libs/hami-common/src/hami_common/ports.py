@@ -99,7 +99,8 @@ class Bucket(Protocol):
         """Remove all stored values of ``key`` without leaving a marker; watchers are not told.
 
         ``Conflict`` when the key holds the newest value of its node (first token of the key):
-        without it the node's fence would move back (design D3).
+        without it the node's fence would move back (design D3). For compaction long after the
+        fact: a value that was only just stored may not have become an event yet.
         """
         ...
 

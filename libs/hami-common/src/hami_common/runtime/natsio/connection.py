@@ -145,6 +145,7 @@ class Bus:
         self._creds = creds
         self._ca_file = ca_file
         self._client: Client | None = None
+        self._closing = False
         self._changed = anyio.Event()
         self._lost = anyio.Event()
         self._requests: set[anyio.CancelScope] = set()
@@ -275,10 +276,12 @@ class Bus:
             )
 
     async def keep(self) -> None:
-        """Renew the connection whenever it is lost, for ever."""
+        """Renew the connection whenever it is lost, until ``close``."""
         while True:
             if await self._is_alive():
                 continue
+            if self._closing:
+                return
             _log.warning("connection to NATS lost", extra={"generation": self.generation})
             await self._drop()
             backoff = Backoff(first_s=0.02, most_s=2.0)
@@ -292,6 +295,7 @@ class Bus:
 
     async def close(self) -> None:
         """Send what is left and end the connection."""
+        self._closing = True
         client = self._client
         if client is None:
             return

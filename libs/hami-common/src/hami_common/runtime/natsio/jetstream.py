@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """JetStream requests and their errors, as thin as can be.
 
-Error codes are the server's (``server/errors.json`` of nats-server 2.15). A 503-class error of the
-server (no leader, no room, not ready) is ``Unavailable``; anything else not named here is
-``Denied``.
+Error codes are the server's (``server/errors.json`` of nats-server 2.15). Status 503 (no leader, no
+room, not ready) is ``Unavailable``; the API uses 500 for requests it will never grant, such as a
+change of a stream's storage, so that is ``Denied`` like all else not named here. A message refused
+with any 5xx is ``Unavailable``: its outcome counts as unknown.
 """
 
 from collections.abc import Mapping
@@ -21,15 +22,14 @@ MESSAGE_NOT_FOUND = 10037
 STREAM_NAME_IN_USE = 10058
 STREAM_NOT_FOUND = 10059
 WRONG_LAST_SEQUENCE = 10071
-MAXIMUM_BYTES = 10077
 WRONG_LAST_SEQUENCE_CONSTANT = 10164
 
 EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECTED_LAST_SUBJECT_SEQUENCE_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
 MESSAGE_ID = "Nats-Msg-Id"
 
-_BUSY = 500
-"""Lowest status by which the server says that it cannot now, as opposed to never."""
+_SERVER_ERROR = 500
+_BUSY = 503
 
 _encoder = msgspec.json.Encoder()
 
@@ -57,14 +57,14 @@ class ApiRefusal(Denied):
         self.err_code = error.err_code
 
 
-def _failure(what: str, error: _Error) -> HamiError:
+def _failure(what: str, error: _Error, *, unavailable_from: int) -> HamiError:
     if error.err_code in (WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_CONSTANT):
         return Conflict(what=what, detail=error.description)
     if error.err_code == STREAM_NOT_FOUND:
         return NotFound(what=f"the stream of {what}")
     if error.err_code == CONSUMER_NOT_FOUND:
         return NotFound(what=f"the consumer of {what}")
-    if error.code >= _BUSY or error.err_code == MAXIMUM_BYTES:
+    if error.code >= unavailable_from:
         return Unavailable(peer=PEER, detail=f"{what}: {error.description}")
     return ApiRefusal(what=what, error=error)
 
@@ -80,7 +80,8 @@ async def api(
     except msgspec.DecodeError as error:
         raise Unavailable(peer=PEER, detail=f"{name}: answer is not JSON") from error
     if "error" in answer:
-        raise _failure(name, msgspec.convert(answer["error"], _Error))
+        error_view = msgspec.convert(answer["error"], _Error)
+        raise _failure(name, error_view, unavailable_from=_BUSY)
     return answer
 
 
@@ -98,7 +99,7 @@ async def store(
     except msgspec.DecodeError as error:
         raise Unavailable(peer=PEER, detail=f"{subject}: answer is not an ack") from error
     if ack.error is not None:
-        raise _failure(subject, ack.error)
+        raise _failure(subject, ack.error, unavailable_from=_SERVER_ERROR)
     return ack.seq
 
 

@@ -122,7 +122,8 @@ async def ensure_bus(bus: Bus, *, limits: BusLimits | None = None, timeout_s: fl
             try:
                 for config in stream_configs(limits or BusLimits()):
                     await _ensure_stream(bus, config)
-            except (Unavailable, NotFound) as error:
+            except (Unavailable, NotFound, ApiRefusal) as error:
+                # Refusals too may pass: servers of a cluster come up one after the other.
                 problem = error
                 await backoff.wait()
             else:

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connection to a real nats-server through restarts, freezes and absence."""
+
+import logging
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hami_common.errors import Denied, Unavailable
+from hami_common.runtime import natsio
+from hami_common.runtime.natsio import connection
+from hami_sim.natsd import NatsServer, run_nats_server
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_connecting_waits_for_a_server_that_starts_later(nats_server: NatsServer) -> None:
+    await nats_server.stop()
+    connected = anyio.Event()
+
+    async def connect() -> None:
+        async with natsio.connect([nats_server.url], name="t", start_timeout_s=15) as bus:
+            assert bus.is_connected
+            connected.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(connect)
+        await anyio.wait_all_tasks_blocked()
+        assert not connected.is_set()
+        await nats_server.start()
+        with anyio.fail_after(15):
+            await connected.wait()
+
+
+async def test_no_server_in_time_is_unavailable_and_names_the_address() -> None:
+    with pytest.raises(Unavailable, match=r"nats://127\.0\.0\.1:1 in 0\.3 s"):
+        async with natsio.connect(["nats://127.0.0.1:1"], name="t", start_timeout_s=0.3):
+            pytest.fail("nobody listens there")
+
+
+async def test_wrong_password_is_unavailable_and_says_so(tmp_path: Path) -> None:
+    config = "authorization { user: hami, password: right }"
+    async with run_nats_server(tmp_path / "n", config_text=config) as server:
+        url = server.url.replace("nats://", "nats://hami:wrong@")
+        with pytest.raises(Unavailable, match=r"(?i)authorization"):
+            async with natsio.connect([url], name="t", start_timeout_s=0.5):
+                pytest.fail("the password is wrong")
+        url = server.url.replace("nats://", "nats://hami:right@")
+        async with natsio.connect([url], name="t", start_timeout_s=5) as bus:
+            assert bus.is_connected
+
+
+async def test_an_error_of_the_block_leaves_it_unwrapped(nats_server: NatsServer) -> None:
+    with pytest.raises(LookupError, match="mine"):
+        async with natsio.connect([nats_server.url], name="t"):
+            raise LookupError("mine")
+
+
+async def test_requests_wait_for_a_reconnect_within_their_time(nats_server: NatsServer) -> None:
+    async with natsio.connect([nats_server.url], name="t", request_timeout_s=10) as bus:
+        async with bus.subscribe("echo") as subscription:
+
+            async def answer() -> None:
+                async for message in subscription:
+                    await bus.publish(message.reply, message.data)
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(answer)
+                assert (await bus.request("echo", b"1")).data == b"1"
+                await nats_server.stop()
+                group.start_soon(nats_server.start)
+                assert (await bus.request("echo", b"2")).data == b"2"
+                assert bus.generation == 2
+                group.cancel_scope.cancel()
+
+
+async def test_requests_are_unavailable_when_the_server_stays_away(
+    nats_server: NatsServer,
+) -> None:
+    async with natsio.connect([nats_server.url], name="t", request_timeout_s=0.3) as bus:
+        await nats_server.stop()
+        with anyio.fail_after(5):
+            while bus.is_connected:
+                await anyio.sleep(0.005)
+        with pytest.raises(Unavailable, match="nothing sent"):
+            await bus.request("echo", b"1")
+        assert await bus.publish("echo", b"1") is False
+
+
+async def test_a_request_nobody_serves_is_unavailable_at_once(nats_server: NatsServer) -> None:
+    async with natsio.connect([nats_server.url], name="t", request_timeout_s=10) as bus:
+        with anyio.fail_after(2), pytest.raises(Unavailable, match="nobody answers on nowhere"):
+            await bus.request("nowhere")
+
+
+async def test_a_message_too_large_for_the_server_is_denied(nats_server: NatsServer) -> None:
+    async with natsio.connect([nats_server.url], name="t") as bus:
+        with pytest.raises(Denied, match="too large"):
+            await bus.publish("x", bytes(2 << 20))
+
+
+async def test_a_frozen_server_makes_requests_unavailable_and_is_left_behind(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "PING_S", 0.2)
+    async with natsio.connect([nats_server.url], name="t", request_timeout_s=0.2) as bus:
+        async with bus.subscribe("x") as subscription:
+            nats_server.freeze()
+            with pytest.raises(Unavailable):
+                await bus.request("$JS.API.INFO")
+            with anyio.fail_after(5):
+                while bus.is_connected:
+                    await anyio.sleep(0.01)
+            nats_server.thaw()
+            with anyio.fail_after(10):
+                await bus.wait_connected(after=1)
+                await bus.publish("x", b"again")
+                received = await subscription.receive(timeout_s=5)
+        assert [message.data for message in received] == [b"again"]
+
+
+async def test_a_message_of_a_lost_connection_is_never_sent_later(
+    nats_server: NatsServer,
+) -> None:
+    """A writer that was told "unavailable" must not find its message stored afterwards."""
+    async with (
+        natsio.connect([nats_server.url], name="writer", request_timeout_s=0.2) as writer,
+        natsio.connect([nats_server.url], name="reader") as reader,
+        reader.subscribe("late") as subscription,
+    ):
+        await nats_server.stop()
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await writer.request("late", b"too late")
+        await nats_server.start()
+        with anyio.fail_after(10):
+            await writer.wait_connected(after=1)
+            await reader.wait_connected(after=1)
+        await writer.publish("late", b"in time")
+        received = await subscription.receive(timeout_s=5)
+    assert [message.data for message in received] == [b"in time"]
+
+
+async def test_a_reader_that_is_too_slow_loses_the_newest_and_is_told(
+    nats_server: NatsServer,
+) -> None:
+    async with (
+        natsio.connect([nats_server.url], name="t") as bus,
+        bus.subscribe("x", capacity=10) as subscription,
+    ):
+        for number in range(25):
+            await bus.publish("x", b"%d" % number)
+        with anyio.fail_after(5):
+            while subscription.lost_count < 15:
+                await anyio.sleep(0.005)
+        received = await subscription.receive()
+    assert [message.data for message in received] == [b"%d" % n for n in range(10)]
+
+
+async def test_members_of_a_queue_share_messages(nats_server: NatsServer) -> None:
+    async with (
+        natsio.connect([nats_server.url], name="t") as bus,
+        bus.subscribe("x", queue="q") as one,
+        bus.subscribe("x", queue="q") as two,
+    ):
+        for number in range(50):
+            await bus.publish("x", b"%d" % number)
+        got: list[bytes] = []
+        with anyio.fail_after(5):
+            while len(got) < 50:
+                for member in (one, two):
+                    got += [m.data for m in await member.receive(timeout_s=0.05)]
+    assert sorted(got) == sorted(b"%d" % number for number in range(50))
+
+
+async def test_closing_under_cancellation_still_sends_what_was_published(
+    nats_server: NatsServer,
+) -> None:
+    async with (
+        natsio.connect([nats_server.url], name="reader") as reader,
+        reader.subscribe("x") as subscription,
+    ):
+        with anyio.CancelScope() as scope:
+            async with natsio.connect([nats_server.url], name="writer") as writer:
+                await writer.publish("x", b"last words")
+                scope.cancel()
+                await anyio.sleep(1)
+        received = await subscription.receive(timeout_s=5)
+    assert [message.data for message in received] == [b"last words"]
+
+
+async def test_loss_and_return_are_logged_once_each(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="hami_common.runtime.natsio")
+    async with natsio.connect([nats_server.url], name="t") as bus:
+        await nats_server.restart()
+        with anyio.fail_after(10):
+            await bus.wait_connected(after=1)
+    messages = [record.message for record in caplog.records]
+    assert messages == ["connection to NATS lost", "connected to NATS again"]
