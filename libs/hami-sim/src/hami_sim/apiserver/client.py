@@ -316,14 +316,14 @@ class KubeClient:
         self,
         resource: str,
         namespace: str = "",
+        query: Mapping[str, str] | None = None,
         *,
         headers: Mapping[str, str] | None = None,
-        **query: str,
     ) -> AsyncIterator[Watch]:
         """Open a watch; a refusal raises StatusError."""
         async with self.session.get(
             self.access.url + path_of(resource, namespace),
-            params={"watch": "1", **query},
+            params={"watch": "1", **(query or {})},
             headers=self._headers(headers),
         ) as response:
             if response.status >= _FAILED:

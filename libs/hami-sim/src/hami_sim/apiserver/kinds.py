@@ -226,9 +226,9 @@ def _default_secret(secret: Obj) -> None:
 def _check_lease(lease: Obj) -> list[Cause]:
     found = []
     spec = lease.get("spec") or {}
-    for field in ("leaseDurationSeconds",):
-        if spec.get(field) is not None and spec[field] <= 0:
-            found.append(bad_value(f"spec.{field}", spec[field], "must be greater than 0"))
+    duration_s = spec.get("leaseDurationSeconds")
+    if duration_s is not None and duration_s <= 0:
+        found.append(bad_value("spec.leaseDurationSeconds", duration_s, "must be greater than 0"))
     if spec.get("leaseTransitions") is not None and spec["leaseTransitions"] < 0:
         found.append(
             bad_value(

@@ -391,7 +391,7 @@ class Routes:
 
     async def _body(self, request: web.Request, *, optional: bool = False) -> object:
         kind = request.content_type
-        if kind == _PROTOBUF or (kind == "application/cbor"):
+        if kind in _REFUSED_TYPES:
             raise errors.unsupported_media_type((_JSON, _YAML, *_PATCH_TYPES))
         try:
             raw = await request.read()
