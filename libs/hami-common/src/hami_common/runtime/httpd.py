@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 import anyio
 import msgspec
@@ -87,7 +87,8 @@ class Response(Struct, frozen=True, kw_only=True):
 class StreamedResponse(Struct, frozen=True, kw_only=True):
     """An answer sent piece by piece until ``chunks`` ends (server-sent events)."""
 
-    chunks: AsyncIterator[bytes]
+    chunks: AsyncGenerator[bytes, None]
+    """Closed when the answer ends, however it ends."""
     content_type: str = "text/event-stream"
     headers: Mapping[str, str] = msgspec.field(
         default_factory=lambda: {"cache-control": "no-store"}
@@ -184,8 +185,9 @@ def _probe(claim: Callable[[], bool]) -> Handler:
 class TlsFiles:
     """Server certificate from files, which may be replaced while the server runs.
 
-    ``context`` is made once and lives as long as the server; ``reload_if_changed`` loads new files
-    into it, so that later handshakes use them and open connections go on undisturbed.
+    ``context`` is made once and lives as long as the server. It hands each handshake to the context
+    of the newest usable pair, which is made anew by ``reload_if_changed``: open connections go on
+    undisturbed, and an old certificate never survives beside a new one of another key type.
     """
 
     def __init__(self, cert_file: str, key_file: str, *, client_ca_file: str = "") -> None:
@@ -193,12 +195,15 @@ class TlsFiles:
         self._cert_file = cert_file
         self._key_file = key_file
         self._client_ca_file = client_ca_file
-        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if client_ca_file:
-            self.context.verify_mode = ssl.CERT_REQUIRED
         self._seen = self._state()
-        self._load()
+        self._newest = self._load()
+        # Called for each handshake, with or without a server name.
+        self.context = self._load()
+        self.context.sni_callback = self._use_newest
+
+    def _use_newest(self, connection: ssl.SSLObject, name: str, context: ssl.SSLContext) -> None:
+        del name, context
+        connection.context = self._newest
 
     def _state(self) -> tuple[tuple[int, int, int], ...]:
         names = [name for name in (self._cert_file, self._key_file, self._client_ca_file) if name]
@@ -212,17 +217,21 @@ class TlsFiles:
                 found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
         return tuple(found)
 
-    def _load(self) -> None:
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            self.context.load_cert_chain(self._cert_file, self._key_file)
+            context.load_cert_chain(self._cert_file, self._key_file, password=_no_password)
             if self._client_ca_file:
-                self.context.load_verify_locations(self._client_ca_file)
-        except (OSError, ssl.SSLError) as error:
+                context.verify_mode = ssl.CERT_REQUIRED
+                context.load_verify_locations(self._client_ca_file)
+        except (OSError, ssl.SSLError, ValueError) as error:
             raise SettingsInvalid(
                 field=f"certificate {self._cert_file} with key {self._key_file}",
                 problem=str(error),
-                fix="give readable PEM files in which certificate and key belong together",
+                fix="give readable PEM files, not encrypted, that belong together",
             ) from error
+        return context
 
     def reload_if_changed(self) -> bool:
         """Load the files again when one changed; whether it did.
@@ -232,17 +241,7 @@ class TlsFiles:
         state = self._state()
         if state == self._seen:
             return False
-        # Tried on a fresh context first: a half-written pair must not disturb the one in use.
-        trial = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        try:
-            trial.load_cert_chain(self._cert_file, self._key_file)
-        except (OSError, ssl.SSLError) as error:
-            raise SettingsInvalid(
-                field=f"certificate {self._cert_file} with key {self._key_file}",
-                problem=str(error),
-                fix="replace both files together",
-            ) from error
-        self._load()
+        self._newest = self._load()
         self._seen = state
         return True
 
@@ -255,6 +254,11 @@ class TlsFiles:
                     _log.info("certificate reloaded", extra={"cert_file": self._cert_file})
             except SettingsInvalid as error:
                 _log.warning("certificate not reloaded", extra={"problem": str(error)})
+
+
+def _no_password() -> str:
+    # Without this, OpenSSL asks for the password of an encrypted key on the terminal.
+    raise ValueError("the key is encrypted")
 
 
 async def serve(
@@ -388,4 +392,6 @@ async def _stream(request: web.BaseRequest, outcome: StreamedResponse) -> web.St
         await answer.write_eof()
     except ConnectionError:
         _log.debug("listener went away", extra={"path": request.path})
+    finally:
+        await outcome.chunks.aclose()
     return answer
