@@ -58,21 +58,23 @@ async def test_an_error_of_the_block_leaves_it_unwrapped(nats_server: NatsServer
 
 
 async def test_requests_wait_for_a_reconnect_within_their_time(nats_server: NatsServer) -> None:
-    async with natsio.connect([nats_server.url], name="t", request_timeout_s=10) as bus:
-        async with bus.subscribe("echo") as subscription:
+    async with (
+        natsio.connect([nats_server.url], name="t", request_timeout_s=10) as bus,
+        bus.subscribe("echo") as subscription,
+        anyio.create_task_group() as group,
+    ):
 
-            async def answer() -> None:
-                async for message in subscription:
-                    await bus.publish(message.reply, message.data)
+        async def answer() -> None:
+            async for message in subscription:
+                await bus.publish(message.reply, message.data)
 
-            async with anyio.create_task_group() as group:
-                group.start_soon(answer)
-                assert (await bus.request("echo", b"1")).data == b"1"
-                await nats_server.stop()
-                group.start_soon(nats_server.start)
-                assert (await bus.request("echo", b"2")).data == b"2"
-                assert bus.generation == 2
-                group.cancel_scope.cancel()
+        group.start_soon(answer)
+        assert (await bus.request("echo", b"1")).data == b"1"
+        await nats_server.stop()
+        group.start_soon(nats_server.start)
+        assert (await bus.request("echo", b"2")).data == b"2"
+        assert bus.generation == 2
+        group.cancel_scope.cancel()
 
 
 async def test_requests_are_unavailable_when_the_server_stays_away(

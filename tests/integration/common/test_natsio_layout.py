@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declaring the bus on a real nats-server, and the facts of the server that the design stands on."""
+"""Declaring the streams of the bus on a real nats-server."""
 
 from pathlib import Path
 from typing import Any
@@ -96,17 +96,19 @@ async def test_a_server_without_jetstream_is_unavailable(tmp_path: Path) -> None
 
 
 async def test_keep_bus_declares_again_after_the_store_was_lost(nats_server: NatsServer) -> None:
-    async with natsio.connect([nats_server.url], name="t") as bus:
-        async with anyio.create_task_group() as group:
-            await group.start(natsio.keep_bus, bus)
-            await nats_server.stop()
-            await nats_server.wipe()
-            await nats_server.start()
-            with anyio.fail_after(15):
-                await bus.wait_connected(after=1)
-                while (await streams_of(bus)).keys() != STREAMS:
-                    await anyio.sleep(0.01)
-            group.cancel_scope.cancel()
+    async with (
+        natsio.connect([nats_server.url], name="t") as bus,
+        anyio.create_task_group() as group,
+    ):
+        await group.start(natsio.keep_bus, bus)
+        await nats_server.stop()
+        await nats_server.wipe()
+        await nats_server.start()
+        with anyio.fail_after(15):
+            await bus.wait_connected(after=1)
+            while (await streams_of(bus)).keys() != STREAMS:
+                await anyio.sleep(0.01)
+        group.cancel_scope.cancel()
 
 
 async def test_single_messages_of_a_bucket_cannot_be_deleted(nats_server: NatsServer) -> None:

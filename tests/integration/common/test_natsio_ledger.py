@@ -201,7 +201,8 @@ async def test_a_watch_that_reads_while_the_server_is_killed_misses_and_repeats_
 
         async def write(count: int) -> None:
             for number in range(count):
-                written.append(await bucket.append(key(f"pod-{number % 20}"), b"x"))
+                revision = await bucket.append(key(f"pod-{number % 20}"), b"x")
+                written.append(revision)
 
         async with bucket.watch() as items, anyio.create_task_group() as group:
 

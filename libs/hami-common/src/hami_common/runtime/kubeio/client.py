@@ -13,6 +13,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from urllib.parse import urlencode
 
 import aiohttp
@@ -85,6 +86,7 @@ class KubeClient:
         self._session: aiohttp.ClientSession | None = None
         self._login_lock = anyio.Lock()
         self._login_count = 0
+        self._tls_files: tuple[object, ...] = ()
 
     async def log_in(self) -> None:
         """Read the kubeconfig or the service account, and open a session with what they say."""
@@ -105,15 +107,19 @@ class KubeClient:
                 problem=str(error) or type(error).__name__,
                 fix="give the path of a kubeconfig file, or run as a pod with a service account",
             ) from error
-        old = self._session
         self._configuration = configuration
+        self._login_count += 1
+        tls_files = _tls_files(configuration)
+        if self._session is not None and tls_files == self._tls_files:
+            return  # only the token is new: requests and watches in flight go on
+        old = self._session
+        self._tls_files = tls_files
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=100, ssl=_tls(configuration)),
             headers={"User-Agent": self._user_agent, "Accept": JSON_TYPE},
             read_bufsize=READ_BUFFER_BYTES,
             trust_env=True,
         )
-        self._login_count += 1
         if old is not None:
             await old.close()
 
@@ -270,6 +276,13 @@ def _tls(configuration: Configuration) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def _tls_files(configuration: Configuration) -> tuple[object, ...]:
+    """What the TLS context was made from: another value needs another session."""
+    paths = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+    contents = (Path(path).read_bytes() if path else b"" for path in paths)
+    return configuration.host, configuration.verify_ssl, *contents
 
 
 def _retry_after_s(answer: aiohttp.ClientResponse, backoff: Backoff) -> float:
