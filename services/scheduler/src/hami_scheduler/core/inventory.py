@@ -75,6 +75,18 @@ class Inventory:
         """Canonical devices as they were put."""
         return iter(self._devices.values())
 
+    def silent(self) -> list[_Served]:
+        """(node, vendor) pairs whose agent is not heard."""
+        return sorted(self._dead)
+
+    def faults(self) -> list[tuple[str, str, bool]]:
+        """(node, UUID, healthy) of devices whose health was told after their canonical record."""
+        return [
+            (fault.node, uuid, fault.healthy)
+            for faults in self._faults.values()
+            for uuid, fault in faults.items()
+        ]
+
     # --- signs of life ---------------------------------------------------------------------------
 
     def hear(self, heartbeat: Heartbeat, *, now_s: float) -> None:

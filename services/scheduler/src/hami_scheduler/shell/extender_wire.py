@@ -8,6 +8,7 @@ Knows nothing of devices or decisions.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
 import msgspec
@@ -118,9 +119,16 @@ def decode_bind(body: bytes) -> BindArgs:
 
 
 def encode_filter(
-    candidates: Candidates, feasible: Sequence[str], failed: Mapping[str, str]
+    candidates: Candidates,
+    feasible: Sequence[str],
+    failed: Mapping[str, str],
+    *,
+    unresolvable: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
-    """Reply to filter, in the form the request had: names for names, objects for objects."""
+    """Reply to filter, in the form the request had: names for names, objects for objects.
+
+    ``unresolvable`` are nodes that no preemption can make fit.
+    """
     raw_by_name = candidates.raw_by_name
     return _encoder.encode(
         _FilterReply(
@@ -129,7 +137,7 @@ def encode_filter(
             else NodeItems(items=[raw_by_name[name] for name in feasible]),
             node_names=feasible if raw_by_name is None else None,
             failed_nodes=failed,
-            failed_and_unresolvable_nodes={},
+            failed_and_unresolvable_nodes=dict(unresolvable),
             error="",
         )
     )

@@ -74,7 +74,7 @@ class State:
         ledger: Ledger,
         clock: Clock,
         metrics: Metrics,
-        carry_out: Callable[[Effect], None],
+        carry_out: Callable[[Effect], object],
     ) -> None:
         """Hand effects of the ledger to ``carry_out``."""
         self.table = table

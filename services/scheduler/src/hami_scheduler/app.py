@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the scheduler together and runs it: adapters, parts, tasks, orderly shutdown.
+
+Start: bus and API server are waited for, streams are declared, feeds and recovery start, then HTTP
+listens; calls are answered with an error text until ledger and pods agree. Stop: not ready, HTTP
+takes no new calls and finishes those in flight, queued releases and decisions are written, tasks
+end, bus and API client close. Seconds throughout.
+"""
+
+import socket
+import uuid
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import anyio
+from msgspec import Struct
+from prometheus_client import CollectorRegistry
+
+from hami_common import subjects
+from hami_common.errors import SettingsInvalid
+from hami_common.ports import Bucket, Clock, KubeApi, Publisher
+from hami_common.runtime import httpd, kubeio, natsio
+from hami_common.runtime.service import ServiceContext
+from hami_common.runtime.tasks import finish_within
+from hami_common.runtime.telemetry import Tracing
+from hami_common.signing import Signer, Verifier
+from hami_common.vendors.catalog import Catalog
+from hami_scheduler.core.inventory import Inventory
+from hami_scheduler.core.ledger import Ledger
+from hami_scheduler.core.podfacts import PodReader
+from hami_scheduler.core.table import DeviceTable
+from hami_scheduler.settings import Settings
+from hami_scheduler.shell.backlog import Backlog
+from hami_scheduler.shell.binder import Binder
+from hami_scheduler.shell.decisions import Decision, Decisions
+from hami_scheduler.shell.effects import Chore, Effects, Ports
+from hami_scheduler.shell.extender import Extender
+from hami_scheduler.shell.feed import Feed, Sources, Subscribe
+from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.recovery import Recovery
+from hami_scheduler.shell.state import State
+
+DRAIN_S = 5.0
+"""How long queued releases and decisions may take to be written at the end."""
+
+
+class World(Struct, frozen=True, kw_only=True):
+    """Everything outside the process, as ports."""
+
+    devices: Bucket
+    records: Bucket
+    states: Bucket
+    publisher: Publisher
+    subscribe: Subscribe
+    kube: KubeApi
+    clock: Clock
+
+
+class Keys(Struct, frozen=True, kw_only=True):
+    """Who signs allocations, and whose signatures count."""
+
+    signer: Signer
+    verifier: Verifier
+
+
+class Scheduler:
+    """One scheduler, put together; ``run`` is its life."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        world: World,
+        keys: Keys,
+        registry: CollectorRegistry,
+        tracing: Tracing,
+        writer: str,
+        ids: Callable[[], str],
+    ) -> None:
+        """Write records as ``writer``; ``ids`` makes identifiers that nobody else makes."""
+        self.metrics = metrics = Metrics(registry)
+        self.chores: Backlog[Chore] = Backlog(
+            "chores",
+            capacity=settings.chore_queue_size,
+            dropped=metrics.dropped,
+            failed=metrics.failed,
+        )
+        self.decisions: Backlog[Decision] = Backlog(
+            "decisions",
+            capacity=settings.decision_queue_size,
+            dropped=metrics.dropped,
+            failed=metrics.failed,
+        )
+        table = DeviceTable()
+        self.state = state = State(
+            table=table,
+            ledger=Ledger(
+                table,
+                writer=writer,
+                lease_s=settings.lease_s,
+                fence_delay_s=settings.fence_delay_s,
+            ),
+            clock=world.clock,
+            metrics=metrics,
+            carry_out=self.chores.add,
+        )
+        reader = PodReader(
+            catalog=Catalog.from_settings(settings.vendors),
+            verifier=keys.verifier,
+            policy=settings.policy,
+        )
+        inventory = Inventory(table, heartbeat_timeout_s=settings.heartbeat_timeout_s)
+        self._effects = effects = Effects(
+            ports=Ports(records=world.records, states=world.states, kube=world.kube),
+            state=state,
+            chores=self.chores,
+            reader=reader,
+            settings=settings,
+            metrics=metrics,
+            writer=writer,
+            ids=ids,
+        )
+        self._feed = feed = Feed(
+            sources=Sources(
+                devices=world.devices,
+                records=world.records,
+                states=world.states,
+                subscribe=world.subscribe,
+                kube=world.kube,
+            ),
+            state=state,
+            inventory=inventory,
+            chores=self.chores,
+            reader=reader,
+            settings=settings,
+            metrics=metrics,
+        )
+        self._recovery = Recovery(
+            state=state,
+            feed=feed,
+            effects=effects,
+            chores=self.chores,
+            settings=settings,
+            metrics=metrics,
+            writer=writer,
+            ids=ids,
+        )
+        self._publishing = Decisions(
+            publisher=world.publisher,
+            backlog=self.decisions,
+            timeout_s=settings.bus_timeout_s,
+            writer=writer,
+            ids=ids,
+        )
+        self.binder = Binder(
+            state=state,
+            effects=effects,
+            chores=self.chores,
+            signer=keys.signer,
+            settings=settings,
+            metrics=metrics,
+            ids=ids,
+        )
+        self.extender = Extender(
+            state=state,
+            inventory=inventory,
+            reader=reader,
+            binder=self.binder,
+            decisions=self._publishing,
+            settings=settings,
+            metrics=metrics,
+            tracing=tracing,
+        )
+        self._settings = settings
+
+    async def run(self) -> None:
+        """Everything but HTTP, for ever."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._feed.run, name="feed")
+            group.start_soon(self._recovery.run, name="recovery")
+            group.start_soon(self._effects.wake_waiting_pods, name="wake waiting pods")
+            for number in range(self._settings.chore_workers):
+                group.start_soon(self.chores.work, self._effects.carry_out, name=f"chores {number}")
+            group.start_soon(self.decisions.work, self._publishing.send, name="decisions")
+
+    async def drain(self, *, limit_s: float) -> None:
+        """Wait for what is queued, as long as that is worth it."""
+        with anyio.move_on_after(limit_s):
+            await self.chores.drain(limit_s=limit_s)
+            await self.decisions.drain(limit_s=limit_s)
+
+
+async def main(context: ServiceContext[Settings]) -> None:
+    """Run the scheduler until ``context`` is asked to stop."""
+    settings = context.settings
+    keys = load_keys(settings)
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(
+            natsio.connect(
+                settings.nats_urls,
+                name="hami-scheduler",
+                creds=settings.nats_creds,
+                ca_file=settings.nats_ca_file,
+                start_timeout_s=settings.start_timeout_s,
+                request_timeout_s=settings.bus_timeout_s,
+            )
+        )
+        kube = await stack.enter_async_context(
+            kubeio.connect(
+                settings.kubeconfig,
+                user_agent="hami-scheduler",
+                request_timeout_s=settings.api_timeout_s,
+                start_timeout_s=settings.start_timeout_s,
+            )
+        )
+        scheduler = Scheduler(
+            settings=settings,
+            world=World(
+                devices=natsio.NatsBucket(bus, subjects.DEVICES_BUCKET),
+                records=natsio.NatsBucket(bus, subjects.ALLOC_BUCKET),
+                states=natsio.NatsBucket(bus, subjects.STATE_BUCKET),
+                publisher=natsio.NatsPublisher(bus),
+                subscribe=bus.subscribe,
+                kube=kube,
+                clock=context.clock,
+            ),
+            keys=keys,
+            registry=context.registry,
+            tracing=context.tracing,
+            writer=settings.replica or socket.gethostname(),
+            ids=lambda: uuid.uuid4().hex,
+        )
+        app = httpd.HttpApp(
+            scheduler.extender.routes(),
+            registry=context.registry,
+            ready=lambda: context.ready.is_set and scheduler.state.is_complete,
+            body_limit=settings.body_limit_bytes,
+        )
+        async with anyio.create_task_group() as group:
+            limits = natsio.BusLimits(replicas=settings.bus_replicas)
+            await group.start(natsio.keep_bus, bus, limits, settings.start_timeout_s)
+            group.start_soon(scheduler.run, name="scheduler")
+            async with anyio.create_task_group() as serving:
+                await serving.start(
+                    httpd.serve, app, settings.http_host, settings.http_port, None, settings.grace_s
+                )
+                context.ready.set()
+                await context.stopping.wait()
+                serving.cancel_scope.cancel()
+            with finish_within(DRAIN_S):
+                await scheduler.drain(limit_s=DRAIN_S)
+            group.cancel_scope.cancel()
+
+
+def load_keys(settings: Settings) -> Keys:
+    """Keys from the files that ``settings`` names; ``SettingsInvalid`` names the wrong one."""
+    signer = Signer.from_pem(_read(settings.signing_key_file, field="signing_key_file"))
+    trusted = [
+        _read(path, field=f"trusted_key_files[{number}]")
+        for number, path in enumerate(settings.trusted_key_files)
+    ]
+    return Keys(signer=signer, verifier=Verifier.from_pems([signer.public_pem(), *trusted]))
+
+
+def _read(path: str, *, field: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise SettingsInvalid(
+            field=field, problem=f"{path!r}: {error.strerror}", fix="give the path of a PEM file"
+        ) from error

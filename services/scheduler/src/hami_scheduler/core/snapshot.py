@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything a decision depends on, as one document: written by a running scheduler, read by tools.
+
+A table built from a snapshot answers filter, prioritize and bind exactly as the scheduler did when
+it took it (design D15). Sequences are kept, so that records can be compared. Times are the
+writer's and informative.
+"""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from hami_common.events.inventory import NodeDevices
+from hami_common.model.request import PlacementPolicy
+from hami_scheduler.core.ledger import Ledger
+from hami_scheduler.core.repair import Holding
+from hami_scheduler.core.stimuli import FeedSynced, RecordSeen, Repaired, StateSeen
+from hami_scheduler.core.table import DeviceTable
+
+
+class Unusable(Struct, frozen=True, kw_only=True, array_like=True):
+    """One device whose health is not what its canonical record says."""
+
+    node: str
+    uuid: str
+    healthy: bool
+
+
+class Silent(Struct, frozen=True, kw_only=True, array_like=True):
+    """A vendor on a node whose agent is not heard."""
+
+    node: str
+    vendor: str
+
+
+class Snapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Devices and live allocations at one moment."""
+
+    snapshot_id: str
+    time_s: float
+    writer: str = ""
+    policy: PlacementPolicy = PlacementPolicy()
+    """Placement policy of pods that name none."""
+    devices: tuple[NodeDevices, ...] = ()
+    silent: tuple[Silent, ...] = ()
+    faults: tuple[Unusable, ...] = ()
+    holdings: tuple[Holding, ...] = ()
+
+
+def take(
+    ledger: Ledger,
+    *,
+    devices: Iterable[NodeDevices],
+    silent: Iterable[tuple[str, str]],
+    faults: Iterable[tuple[str, str, bool]],
+    policy: PlacementPolicy,
+    writer: str,
+    now_s: float,
+) -> Snapshot:
+    """The present state as a document."""
+    return Snapshot(
+        snapshot_id=ledger.snapshot_id,
+        time_s=now_s,
+        writer=writer,
+        policy=policy,
+        devices=tuple(devices),
+        silent=tuple(Silent(node=node, vendor=vendor) for node, vendor in silent),
+        faults=tuple(
+            Unusable(node=node, uuid=uuid, healthy=healthy) for node, uuid, healthy in faults
+        ),
+        holdings=tuple(ledger.holdings()),
+    )
+
+
+def load(snapshot: Snapshot) -> Ledger:
+    """A ledger, with its table, that decides as the one did which was written down."""
+    table = DeviceTable()
+    for devices in snapshot.devices:
+        table.upsert_node(devices)
+    for silent in snapshot.silent:
+        table.set_node_alive(silent.node, silent.vendor, alive=False)
+    for fault in snapshot.faults:
+        table.set_health(fault.node, fault.uuid, healthy=fault.healthy)
+    ledger = Ledger(table, writer=snapshot.writer)
+    now_s = snapshot.time_s
+    for holding in snapshot.holdings:
+        ledger.handle(RecordSeen(seq=holding.revision, record=holding.record, now_s=now_s))
+        if holding.state is not None:
+            ledger.handle(StateSeen(seq=1, state=holding.state, now_s=now_s))
+    ledger.handle(FeedSynced(now_s=now_s))
+    ledger.handle(Repaired(now_s=now_s))
+    return ledger

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers kube-scheduler's extender calls: filter, prioritize, bind; and the snapshot they see.
+
+Filter and prioritize read one state of table and ledger without awaiting and write nothing; filter
+returns every node that fits, and one text per class of refusals. Bind is ``Binder``'s. A call that
+cannot be decided (not in sync, bus away) is answered with an error text, so that kube-scheduler
+tries the pod again; a body that is not an extender call is HTTP 400, one that is too large 413.
+Obeys k8s.io/kube-scheduler/extender/v1 (v1.34). Milliseconds only where the name says so.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Literal
+
+from msgspec.structs import replace
+from opentelemetry.trace import get_current_span
+
+from hami_common import annotations as keys
+from hami_common.errors import HamiError, RequestInvalid, Unavailable
+from hami_common.events.decision import NODES_LISTED, DecisionRecord, NodeScore
+from hami_common.podview import PodView
+from hami_common.runtime.httpd import Handler, Request, Response, json_response
+from hami_common.runtime.telemetry import Tracing, current_traceparent, log_context
+from hami_scheduler.core import snapshot
+from hami_scheduler.core.inventory import Inventory
+from hami_scheduler.core.podfacts import PodReader
+from hami_scheduler.core.score import priorities
+from hami_scheduler.core.verdicts import Verdicts
+from hami_scheduler.settings import Settings
+from hami_scheduler.shell import extender_wire as wire
+from hami_scheduler.shell.binder import Binder, Refused
+from hami_scheduler.shell.decisions import Decisions
+from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.state import State
+
+_log = logging.getLogger(__name__)
+
+
+class Extender:
+    """The verbs, over one state."""
+
+    def __init__(
+        self,
+        *,
+        state: State,
+        inventory: Inventory,
+        reader: PodReader,
+        binder: Binder,
+        decisions: Decisions,
+        settings: Settings,
+        metrics: Metrics,
+        tracing: Tracing,
+    ) -> None:
+        """Decide on ``state``; tell ``decisions`` about each verdict."""
+        self._state = state
+        self._inventory = inventory
+        self._verdicts = Verdicts(state.table)
+        self._reader = reader
+        self._binder = binder
+        self._decisions = decisions
+        self._settings = settings
+        self._metrics = metrics
+        self._tracing = tracing
+        self._writer = decisions.writer
+
+    def routes(self) -> Mapping[tuple[str, str], Handler]:
+        """Handlers by method and path."""
+        return {
+            ("POST", "/filter"): self.filter,
+            ("POST", "/prioritize"): self.prioritize,
+            ("POST", "/bind"): self.bind,
+            ("GET", "/v1/snapshot"): self.snapshot,
+        }
+
+    # --- filter ----------------------------------------------------------------------------------
+
+    async def filter(self, request: Request) -> Response:
+        """Every node that fits, and why the others do not."""
+        begin = perf_counter()
+        pod, candidates = wire.decode_args(request.body)
+        with self._span("filter", pod), log_context(**_named(pod)):
+            try:
+                body = await self._filter(pod, candidates, begin)
+            except Unavailable as error:
+                self._failed("filter", "unavailable", pod, error, begin)
+                body = wire.encode_filter_error(str(error))
+        self._metrics.verb_seconds.labels(verb="filter").observe(perf_counter() - begin)
+        return Response(body=body)
+
+    async def _filter(self, pod: PodView, candidates: wire.Candidates, begin: float) -> bytes:
+        names = candidates.names
+        try:
+            request = self._reader.request_of(pod)
+        except RequestInvalid as error:
+            # No event in the cluster and no preemption can help: only the user can.
+            self._failed("filter", "invalid", pod, error, begin)
+            return wire.encode_filter(
+                candidates, [], {}, unresolvable=dict.fromkeys(names, str(error))
+            )
+        if request is None:
+            return wire.encode_filter(candidates, names, {})
+        await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
+        filtered = self._verdicts.filter(request, names)
+        classes = filtered.classes()
+        for refused in classes:
+            self._metrics.refusals.labels(code=refused.code).inc(refused.count)
+        self._decided(
+            replace(
+                self._record("filter", pod),
+                verdict="feasible" if filtered.feasible else "refused",
+                nodes_considered=len(names),
+                nodes_feasible=len(filtered.feasible),
+                refusals=classes,
+            ),
+            begin,
+        )
+        return wire.encode_filter(candidates, filtered.feasible, filtered.refused())
+
+    # --- prioritize ------------------------------------------------------------------------------
+
+    async def prioritize(self, request: Request) -> Response:
+        """A score 0..10 for every node; all 0 where no opinion is possible."""
+        begin = perf_counter()
+        pod, candidates = wire.decode_args(request.body)
+        with self._span("prioritize", pod), log_context(**_named(pod)):
+            scores = self._prioritize(pod, candidates.names, begin)
+        body = wire.encode_priorities(zip(candidates.names, scores, strict=True))
+        self._metrics.verb_seconds.labels(verb="prioritize").observe(perf_counter() - begin)
+        return Response(body=body)
+
+    def _prioritize(self, pod: PodView, names: Sequence[str], begin: float) -> Sequence[int]:
+        nothing = [0] * len(names)
+        try:
+            request = self._reader.request_of(pod)
+            self._state.require_complete()
+        except RequestInvalid as error:
+            self._failed("prioritize", "invalid", pod, error, begin)
+            return nothing
+        except Unavailable as error:
+            self._failed("prioritize", "unavailable", pod, error, begin)
+            return nothing
+        if request is None:
+            return nothing
+        scores = self._verdicts.prioritize(request, names)
+        best = sorted(zip(scores, names, strict=True), key=lambda pair: (-pair[0], pair[1]))
+        self._decided(
+            replace(
+                self._record("prioritize", pod),
+                verdict="feasible",
+                nodes_considered=len(names),
+                nodes_feasible=len(names),
+                feasible=tuple(
+                    NodeScore(node=name, score=round(score, 3))
+                    for score, name in best[:NODES_LISTED]
+                ),
+            ),
+            begin,
+        )
+        return priorities(scores, names, highest=wire.MAX_PRIORITY)
+
+    # --- bind ------------------------------------------------------------------------------------
+
+    async def bind(self, request: Request) -> Response:
+        """Bind the pod, or say why not."""
+        begin = perf_counter()
+        args = wire.decode_bind(request.body)
+        known = self._state.pods.get(args.pod_uid)
+        with (
+            self._tracing.start_span(
+                "bind",
+                traceparent=known.traceparent if known is not None else "",
+                attributes={
+                    "hami.pod.namespace": args.pod_namespace,
+                    "hami.pod.name": args.pod_name,
+                    "hami.pod.uid": args.pod_uid,
+                    "hami.node": args.node,
+                },
+            ) as span,
+            log_context(namespace=args.pod_namespace, pod=args.pod_name, node=args.node),
+        ):
+            record = DecisionRecord(
+                verb="bind",
+                namespace=args.pod_namespace,
+                pod=args.pod_name,
+                pod_uid=args.pod_uid,
+                time_s=self._state.clock.now_s(),
+                verdict="placed",
+                snapshot_id=self._state.ledger.snapshot_id,
+                node=args.node,
+                writer=self._writer,
+            )
+            error = ""
+            try:
+                await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
+                bound = await self._binder.bind(args, traceparent=current_traceparent())
+            except (Refused, Unavailable) as failure:
+                error = str(failure)
+                outcome = failure.outcome if isinstance(failure, Refused) else "unavailable"
+                self._metrics.verb_errors.labels(verb="bind", cause=outcome).inc()
+                span.set_attribute("hami.error", error)
+                _log.warning("pod not bound", extra={"outcome": outcome, "reason": error})
+                record = replace(
+                    record, verdict="refused" if outcome == "no-fit" else "error", error=error
+                )
+            else:
+                outcome = bound.outcome
+                if bound.holding is not None:
+                    held = bound.holding
+                    span.set_attribute("hami.allocation.id", held.record.allocation_id)
+                    span.set_attribute("hami.allocation.ledger_seq", held.revision)
+                    record = replace(
+                        record,
+                        allocation_id=held.record.allocation_id,
+                        ledger_seq=held.revision,
+                        containers=held.record.containers,
+                    )
+            span.set_attribute("hami.outcome", outcome)
+            record = replace(record, duration_ms=_ms_since(begin))
+            self._decisions.add(record, traceparent=current_traceparent())
+        self._metrics.verb_seconds.labels(verb="bind").observe(perf_counter() - begin)
+        return Response(body=wire.encode_bind(error))
+
+    # --- snapshot --------------------------------------------------------------------------------
+
+    async def snapshot(self, request: Request) -> Response:
+        """Devices and live allocations as they are now, for simulation and replay (design D15)."""
+        del request
+        await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
+        return json_response(
+            snapshot.take(
+                self._state.ledger,
+                devices=self._inventory.devices(),
+                silent=self._inventory.silent(),
+                faults=self._inventory.faults(),
+                policy=self._settings.policy,
+                writer=self._writer,
+                now_s=self._state.clock.now_s(),
+            )
+        )
+
+    # --- small things ----------------------------------------------------------------------------
+
+    @contextmanager
+    def _span(self, verb: str, pod: PodView) -> Iterator[None]:
+        with self._tracing.start_span(
+            verb,
+            traceparent=pod.annotations().get(keys.TRACEPARENT, ""),
+            attributes={
+                "hami.pod.namespace": pod.metadata.namespace,
+                "hami.pod.name": pod.metadata.name,
+                "hami.pod.uid": pod.metadata.uid,
+            },
+        ):
+            yield
+
+    def _record(self, verb: Literal["filter", "prioritize"], pod: PodView) -> DecisionRecord:
+        return DecisionRecord(
+            verb=verb,
+            namespace=pod.metadata.namespace or "default",
+            pod=pod.metadata.name,
+            pod_uid=pod.metadata.uid,
+            time_s=self._state.clock.now_s(),
+            verdict="error",
+            snapshot_id=self._state.ledger.snapshot_id,
+            writer=self._writer,
+        )
+
+    def _decided(self, record: DecisionRecord, begin: float) -> None:
+        record = replace(record, duration_ms=_ms_since(begin))
+        get_current_span().set_attributes(
+            {
+                "hami.verdict": record.verdict,
+                "hami.snapshot": record.snapshot_id,
+                "hami.nodes.considered": record.nodes_considered,
+                "hami.nodes.feasible": record.nodes_feasible,
+                "hami.refusals": [f"{refused.code}={refused.count}" for refused in record.refusals],
+            }
+        )
+        _log.info(
+            record.verb,
+            extra={
+                "verdict": record.verdict,
+                "nodes_considered": record.nodes_considered,
+                "nodes_feasible": record.nodes_feasible,
+                "refusals": {refused.code: refused.count for refused in record.refusals},
+                "error": record.error,
+                "duration_ms": record.duration_ms,
+            },
+        )
+        self._decisions.add(record, traceparent=current_traceparent())
+
+    def _failed(
+        self,
+        verb: Literal["filter", "prioritize"],
+        cause: str,
+        pod: PodView,
+        error: HamiError,
+        begin: float,
+    ) -> None:
+        self._metrics.verb_errors.labels(verb=verb, cause=cause).inc()
+        self._decided(replace(self._record(verb, pod), error=str(error)), begin)
+
+
+def _named(pod: PodView) -> dict[str, object]:
+    return {"namespace": pod.metadata.namespace, "pod": pod.metadata.name}
+
+
+def _ms_since(begin: float) -> float:
+    return round((perf_counter() - begin) * 1000, 3)
