@@ -11,7 +11,8 @@ import logging
 import socket
 from collections.abc import Sequence
 
-from anyio.abc import TaskGroup
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
 
 from hami_common import subjects
 from hami_common.errors import Unavailable
@@ -81,8 +82,12 @@ class _Parts:
         )
 
 
-async def serve_registry(context: ServiceContext[Settings]) -> None:
-    """Serve until ``context.stopping``."""
+async def serve_registry(
+    context: ServiceContext[Settings],
+    *,
+    task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until ``context.stopping``; started, with its port, once it is ready."""
     settings = context.settings
     async with connect(
         settings.nats_urls,
@@ -101,10 +106,11 @@ async def serve_registry(context: ServiceContext[Settings]) -> None:
                 group.start_soon(_watch_nodes, parts.writer, settings)
             async with background() as servers:
                 app = _http_app(context, parts.api)
-                await servers.start(
+                port = await servers.start(
                     serve, app, settings.http_host, settings.http_port, None, settings.grace_s
                 )
                 context.ready.set()
+                task_status.started(port)
                 await context.stopping.wait()
                 parts.views.close_listeners()
 

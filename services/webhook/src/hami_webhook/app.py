@@ -11,6 +11,8 @@ import socket
 from collections.abc import Sequence
 
 import anyio
+from anyio.abc import TaskStatus
+from msgspec import Struct
 
 from hami_common.errors import Unavailable
 from hami_common.runtime.httpd import HttpApp, serve
@@ -38,8 +40,19 @@ def main(argv: Sequence[str]) -> int:
     return run(serve_webhook, service=SERVICE, settings_type=Settings, argv=argv)
 
 
-async def serve_webhook(context: ServiceContext[Settings]) -> None:
-    """Serve until ``context.stopping``."""
+class Ports(Struct, frozen=True, kw_only=True):
+    """Where the webhook listens."""
+
+    tls: int
+    plain: int
+
+
+async def serve_webhook(
+    context: ServiceContext[Settings],
+    *,
+    task_status: TaskStatus[Ports] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until ``context.stopping``; started once it is ready."""
     settings = context.settings
     metrics = Metrics(context.registry)
     certificate = ServingCertificate(settings.tls_cert_file, settings.tls_key_file, metrics=metrics)
@@ -74,10 +87,11 @@ async def serve_webhook(context: ServiceContext[Settings]) -> None:
             async with background() as servers:
                 servers.start_soon(_watch_certificate, certificate, settings.tls_poll_s)
                 tls = (settings.tls_host, settings.tls_port, certificate.tls, grace_s)
-                await servers.start(serve, app, *tls)
+                tls_port = await servers.start(serve, app, *tls)
                 plain = (settings.http_host, settings.http_port, None, grace_s)
-                await servers.start(serve, probes, *plain)
+                plain_port = await servers.start(serve, probes, *plain)
                 context.ready.set()
+                task_status.started(Ports(tls=tls_port, plain=plain_port))
                 await context.stopping.wait()
                 await anyio.sleep(settings.drain_s)
             events.end()

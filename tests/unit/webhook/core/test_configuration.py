@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which requests reach the webhook: the match conditions, evaluated as CEL."""
+
+from typing import Any
+
+import pytest
+
+from hami_common import annotations as keys
+from hami_common.vendors.catalog import Catalog
+from hami_sim.apiserver.cel import Program
+from hami_webhook.core.configuration import Client, mutating_webhook_configuration
+
+NAMES = Catalog.from_settings().resource_names()
+CLIENT = Client(namespace="hami-system", service="hami-webhook", ca_bundle="Q0E=")
+CONFIGURATION = mutating_webhook_configuration(NAMES, CLIENT)
+VARIABLES = frozenset({"object", "oldObject", "request", "authorizer"})
+
+
+def matches(position: int, new: dict[str, Any], old: dict[str, Any] | None = None) -> bool:
+    (condition,) = CONFIGURATION["webhooks"][position]["matchConditions"]
+    program = Program(condition["expression"], VARIABLES)
+    return program.decide({"object": new, "oldObject": old, "request": {}})
+
+
+def pod(group: str = "containers", **more: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "p", **more.pop("metadata", {})},
+        "spec": {
+            "containers": [{"name": "idle"}],
+            group: [{"name": "first"}, {"name": "main", **more}],
+        },
+    }
+
+
+@pytest.mark.parametrize("group", ["containers", "initContainers", "ephemeralContainers"])
+@pytest.mark.parametrize("kind", ["limits", "requests"])
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_new_pod_that_names_a_resource_is_sent(group: str, kind: str, name: str) -> None:
+    assert matches(0, pod(group, resources={kind: {"cpu": "1", name: "1"}}))
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [None, {}, {"limits": {}}, {"limits": {"cpu": "1"}}, {"requests": {"nvidia.com/gpux": "1"}}],
+)
+def test_new_pod_of_others_is_not_sent(resources: dict[str, Any] | None) -> None:
+    more = {} if resources is None else {"resources": resources}
+    assert not matches(0, pod(**more))
+    assert not matches(0, {"metadata": {"name": "p"}, "spec": {}})
+
+
+RESERVED = [
+    *sorted(keys.RESERVED),
+    "main.limits.hami.io/v1",
+    "hami.io/vgpu-devices-allocated",
+    "hami.io/mlu-devices-to-allocate",
+]
+
+
+@pytest.mark.parametrize("key", RESERVED)
+def test_pod_with_a_forged_annotation_is_sent(key: str) -> None:
+    assert keys.is_reserved(key)
+    forged = pod(metadata={"annotations": {"a": "b", key: "x"}})
+    assert matches(0, forged)
+    assert matches(1, forged, pod())
+    assert matches(1, pod(), forged)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"annotations": {}},
+        {"annotations": {"hami.io/traceparent": "x", "example.com/x-devices-allocated": "y"}},
+        {"labels": {}},
+        {"labels": {keys.MANAGED_LABEL: "false"}},
+    ],
+)
+def test_update_of_a_pod_of_others_is_not_sent(metadata: dict[str, Any]) -> None:
+    assert not matches(1, pod(metadata=metadata), pod(metadata=metadata))
+
+
+def test_update_of_our_pod_is_sent_even_when_it_drops_the_label() -> None:
+    ours = pod(metadata={"labels": {keys.MANAGED_LABEL: "true"}})
+    assert matches(1, pod(), ours)
+    assert matches(1, ours, pod())
+
+
+def test_both_webhooks_fail_closed_and_touch_nothing_on_dry_run() -> None:
+    for webhook in CONFIGURATION["webhooks"]:
+        assert webhook["failurePolicy"] == "Fail"
+        assert webhook["sideEffects"] == "NoneOnDryRun"
+        assert webhook["admissionReviewVersions"] == ["v1"]
+        assert webhook["clientConfig"]["caBundle"] == "Q0E="
+    create, update = (webhook["rules"][0] for webhook in CONFIGURATION["webhooks"])
+    assert (create["operations"], create["resources"]) == (["CREATE"], ["pods"])
+    assert update["resources"] == ["pods", "pods/ephemeralcontainers"]
+
+
+def test_url_replaces_the_service() -> None:
+    client = Client(url="https://127.0.0.1:9443/mutate")
+    assert client.document() == {"url": "https://127.0.0.1:9443/mutate"}
+
+
+def test_names_with_quotes_stay_inside_the_expression() -> None:
+    odd = mutating_webhook_configuration(["it's/odd\\name"], CLIENT)
+    (condition,) = odd["webhooks"][0]["matchConditions"]
+    program = Program(condition["expression"], VARIABLES)
+    asking = pod(resources={"limits": {"it's/odd\\name": "1"}})
+    assert program.decide({"object": asking, "oldObject": None, "request": {}})
