@@ -1,36 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger: who holds which share. A pure state machine that folds stimuli and answers with effects for the shell to carry out.
+"""The ledger: who holds which share. A pure machine that folds stimuli and answers with effects.
 
-State list and transitions: ``hami_scheduler.core.states`` (design D5). The state of an allocation is the join of the newest ``AllocationRecord`` (bucket
-``hami_alloc``, written by schedulers) and the newest ``StateRecord`` of the same allocation id (bucket ``hami_state``, written by scheduler and agent).
+State list and transitions: ``hami_scheduler.core.states`` (design D5). The state of an allocation
+is the join of the newest ``AllocationRecord`` (bucket ``hami_alloc``, written by schedulers) and
+the newest ``StateRecord`` of the same allocation id (bucket ``hami_state``, written by scheduler
+and agent).
 
-Order: within one key only a higher sequence replaces a lower one, so duplicates and any reordering between keys are harmless. The fence of a node is the
-highest sequence up to which EVERYTHING of that node was folded (design D3): it moves with the feed, with a consistent read of the node, and with our own
-append that was conditional on the fence. It does not move with our own append that was conditional on its key only: somebody else's record may lie between.
+Order: within one key only a higher sequence replaces a lower one, so duplicates and any reordering
+between keys are harmless. The fence of a node is the highest sequence up to which EVERYTHING of
+that node was folded (design D3): it moves with the feed, with a consistent read of the node, and
+with our own append that was conditional on the fence. It does not move with our own append that
+was conditional on its key only: somebody else's record may lie between.
 
-Times are seconds of this replica's clock, given with each stimulus; two machines' clocks are never compared: a lease runs from when WE first saw the record.
+Times are seconds of this replica's clock, given with each stimulus; two machines' clocks are never
+compared: a lease runs from when WE first saw the record.
 
 How the shell uses this
 -----------------------
-* One ``Ledger`` over one ``DeviceTable``, both touched only from the event loop. Nobody but the ledger books on the table.
-* Watch of ``hami_alloc``: ``handle(RecordSeen(...))`` per entry, in stream order. Watch of ``hami_state``: ``StateSeen``. When both have delivered what was stored:
-  ``FeedSynced``. ``handle`` returns effects to carry out; ``InvariantBroken`` means that the stimulus was not folded: log its story, go on.
-* ``ready`` is true once the feed is synced and the first full comparison with the pods was carried out (``Repaired``). Do not bind before.
-* bind: ``plan_bind(...)`` returns ``Append`` (store it; then ``handle(Accepted(...))``), ``Reuse`` (this pod already has a fitting reservation here: post the
-  Binding for it) or a ``NodeRefusal``. ``Conflict`` on the append: ``handle(NodeRead(...))`` with ONE consistent read of the node's keys; if
-  ``sequence_of(node, uid, allocation_id)`` is above 0 the append arrived after all, else plan again (the same allocation id may be used), at most 3 times.
-* A fenced reservation must never be reused, nor its Binding posted again: give ``plan_bind`` the allocation id found in the pod's ``hami.io/fence``.
-* Binding accepted: ``plan_state(node, uid, state="bound", ...)`` gives the ``WriteState``. Known failure: ``plan_release(...)`` gives the ``Append``.
-* Repair: ``repair.compare(ledger.holdings(), pods)``. For a ``Restore`` call ``plan_restore(...)`` just before acting: it gives ``Append`` (fenced; on ``Conflict``
-  fold and ask again), ``None`` (the ledger holds it already) or a ``NodeRefusal`` (the share is lost: write state ``failed`` with ``plan_failed``).
-  Restore pods whose containers exist with ``must=True``: they win over arithmetic, and ``Over`` reports it.
-* Lease: ``Tick`` every second gives ``Examine`` for each reservation whose lease ran out, and again after another lease while nothing changed.
-* The storage was wiped (revisions below ``feed_seq``): ``handle(Wiped(...))``, fold the new feed, ``FeedSynced``, repair, ``Repaired``.
-* Tombstones: ``forgettable(...)`` names keys whose release is old and not its node's newest record; ``Bucket.forget`` them, then ``forget`` them here.
+* One ``Ledger`` over one ``DeviceTable``, both touched only from the event loop. Nobody but the
+  ledger books on the table.
+* Watch of ``hami_alloc``: ``handle(RecordSeen(...))`` per entry, in stream order. Watch of
+  ``hami_state``: ``StateSeen``. When both have delivered what was stored: ``FeedSynced``.
+  ``handle`` returns effects to carry out; ``InvariantBroken`` means that the stimulus was not
+  folded: log its story, go on.
+* ``ready`` is true once the feed is synced and the first full comparison with the pods was carried
+  out (``Repaired``). Do not bind before.
+* bind: ``plan_bind(...)`` returns ``Append`` (store it; then ``handle(Accepted(...))``), ``Reuse``
+  (this pod already has a fitting reservation here: post the Binding for it) or a ``NodeRefusal``.
+  ``Conflict`` on the append: ``handle(NodeRead(...))`` with ONE consistent read of the node's
+  keys; if ``sequence_of(node, uid, allocation_id)`` is above 0 the append arrived after all, else
+  plan again (the same allocation id may be used), at most 3 times.
+* A fenced reservation must never be reused, nor its Binding posted again: give ``plan_bind`` the
+  pod's annotation ``hami.io/fence``.
+* Binding accepted: ``plan_state(node, uid, state="bound", ...)`` gives the ``WriteState``. Known
+  failure: ``plan_release(...)`` gives the ``Append``.
+* Repair: ``repair.compare(ledger.holdings(), pods)``. For a ``Restore`` call ``plan_restore(...)``
+  just before acting: it gives ``Append`` (fenced; on ``Conflict`` fold and ask again), ``None``
+  (the ledger holds it already) or a ``NodeRefusal`` (the share is lost: write state ``failed``
+  with ``plan_failed``). Restore pods whose containers exist with ``must=True``: they win over
+  arithmetic, and ``Over`` reports it.
+* Lease: ``Tick`` every second gives ``Examine`` for each reservation whose lease ran out, and
+  again after another lease while nothing changed.
+* The storage was wiped (revisions below ``feed_seq``): ``handle(Wiped(...))``, fold the new feed,
+  ``FeedSynced``, repair, ``Repaired``.
+* Tombstones: ``forgettable(...)`` names keys whose release is old and not its node's newest
+  record; ``Bucket.forget`` them, then ``forget`` them here.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
@@ -123,7 +141,10 @@ class Ledger:
         lease_s: float = 30.0,
         fence_delay_s: float = 3.0,
     ) -> None:
-        """Book on ``table``; write records as ``writer``; see the settings of the same names for the two times."""
+        """Book on ``table``; write records as ``writer``.
+
+        See the settings of the same names for the two times.
+        """
         self.table = table
         self.feed_seq = 0
         """Highest sequence of ``hami_alloc`` that the feed has delivered."""
@@ -138,7 +159,7 @@ class Ledger:
         self._synced = False
         self._repaired = False
 
-    # --- reading ---------------------------------------------------------------------------------------------------
+    # --- reading ---------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
@@ -171,7 +192,10 @@ class Ledger:
                 yield holding
 
     def holdings_of_pod(self, pod_uid: str) -> list[Holding]:
-        """The pod's live allocations: one, or for a moment several while attempts to bind overlap."""
+        """The pod's live allocations.
+
+        One, or for a moment several while attempts to bind overlap.
+        """
         found = (self.holding(node, pod_uid) for node in self._nodes_by_uid.get(pod_uid, ()))
         return [holding for holding in found if holding is not None]
 
@@ -197,10 +221,13 @@ class Ledger:
         held = self._held.get((node, pod_uid))
         return [] if held is None else list(held.story)
 
-    # --- folding ---------------------------------------------------------------------------------------------------
+    # --- folding ---------------------------------------------------------------------------------
 
     def handle(self, stimulus: Stimulus) -> list[Effect]:
-        """Fold ``stimulus``; carry out what is returned, in order. ``InvariantBroken``: nothing was folded."""
+        """Fold ``stimulus``; carry out what is returned, in order.
+
+        ``InvariantBroken``: nothing was folded.
+        """
         match stimulus:
             case RecordSeen(seq=seq, record=record, now_s=now_s):
                 effects = self._fold_record(seq, record, now_s)
@@ -278,8 +305,8 @@ class Ledger:
             and not may_follow(before.state, state.state)
         ):
             raise InvariantBroken(
-                what=f"allocation {state.allocation_id} of pod {state.namespace}/{state.pod} on {state.node}"
-                f" cannot go from {before.state} to {state.state}",
+                what=f"allocation {state.allocation_id} of pod {state.namespace}/{state.pod} on"
+                f" {state.node} cannot go from {before.state} to {state.state}",
                 story=[str(line) for line in held.story],
             )
         held.state, held.state_seq = state, seq
@@ -332,16 +359,22 @@ class Ledger:
         self.feed_seq = 0
         self._synced = self._repaired = False
 
-    # --- leases and tombstones -------------------------------------------------------------------------------------
+    # --- leases and tombstones -------------------------------------------------------------------
 
     def reserved(self) -> list[Holding]:
-        """Reservations that nobody has seen bound yet, oldest first: what a restarted replica examines of its former self."""
+        """Reservations that nobody has seen bound yet, oldest first.
+
+        What a restarted replica examines of its former self.
+        """
         found = [self._held[key] for key in self._reserved]
         found.sort(key=lambda held: held.seq)
         return [holding for held in found if (holding := _live(held)) is not None]
 
     def expired(self, now_s: float) -> list[Holding]:
-        """Reservations whose lease ran out and that were not examined within another lease, oldest first."""
+        """Reservations whose lease ran out and that were not examined within another lease.
+
+        Oldest first.
+        """
         return [
             holding
             for holding in self.reserved()
@@ -349,7 +382,10 @@ class Ledger:
         ]
 
     def forgettable(self, *, seen_before_s: float) -> list[tuple[str, str]]:
-        """(node, pod uid) of releases folded before that time, never a node's newest record (design D3: the fence would move back)."""
+        """(node, pod uid) of releases folded before that time.
+
+        Never a node's newest record (design D3: the fence would move back).
+        """
         return [
             key
             for key, held in self._held.items()
@@ -375,16 +411,19 @@ class Ledger:
         if not uids:
             del self._uids_by_node[node]
 
-    # --- planning --------------------------------------------------------------------------------------------------
+    # --- planning --------------------------------------------------------------------------------
 
     def plan_bind(
         self, request: PodRequest, node: str, *, allocation_id: str, now_s: float, fenced: str = ""
     ) -> Append | Reuse | NodeRefusal:
-        """How to give the pod its devices on ``node``. ``fenced``: allocation id in the pod's fence annotation, empty when it has none."""
+        """How to give the pod its devices on ``node``.
+
+        ``fenced``: the pod's annotation ``hami.io/fence``, empty when it has none.
+        """
         own = self.holding(node, request.uid)
         if (
             own is not None
-            and own.record.allocation_id != fenced
+            and own.record.allocation_id != fenced.partition("/")[0]
             and satisfies(self.table, request, node, own.record.containers)
         ):
             return Reuse(holding=own)
@@ -412,7 +451,10 @@ class Ledger:
     def plan_restore(
         self, signed: SignedPlacement, *, now_s: float, must: bool
     ) -> Append | NodeRefusal | None:
-        """How to put the placement that a bound pod proves back into the ledger; ``None`` when it is there. ``must``: its containers exist."""
+        """How to put the placement that a bound pod proves back into the ledger.
+
+        ``None`` when it is there. ``must``: its containers exist.
+        """
         node, uid = signed.placement.node, signed.pod_uid
         own = self.holding(node, uid)
         if own is not None and own.record.allocation_id == signed.allocation_id:
@@ -450,9 +492,7 @@ class Ledger:
     ) -> Append | NodeRefusal:
         """How to change the shares of an allocation, on the same node and under the same id."""
         record = holding.record
-        lacking = self.table.shortfall(
-            record.node, placement.containers, without=record.containers
-        )
+        lacking = self.table.shortfall(record.node, placement.containers, without=record.containers)
         if placement.node != record.node or lacking:
             return NodeRefusal(
                 code="ShareLost",
@@ -507,7 +547,13 @@ class Ledger:
         return Append(record=record, key=key, expect=expect, fenced=fenced)
 
     def plan_state(
-        self, holding: Holding, state: ReportedState, *, now_s: float, code: str = "", reason: str = ""
+        self,
+        holding: Holding,
+        state: ReportedState,
+        *,
+        now_s: float,
+        code: str = "",
+        reason: str = "",
     ) -> WriteState | None:
         """How to report a state of a live allocation; ``None`` when it has come as far already."""
         record = holding.record
@@ -521,7 +567,10 @@ class Ledger:
     def plan_failed(
         self, signed: SignedPlacement, refusal: NodeRefusal, *, now_s: float
     ) -> WriteState | None:
-        """How to report that a bound pod's share is lost, so that the agent refuses it; ``None`` when that is reported already."""
+        """How to report that a bound pod's share is lost, so that the agent refuses it.
+
+        ``None`` when that is reported already.
+        """
         held = self._held.get((signed.placement.node, signed.pod_uid))
         if (
             held is not None
@@ -582,10 +631,13 @@ class Ledger:
             ),
         )
 
-    # --- checking --------------------------------------------------------------------------------------------------
+    # --- checking --------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Recompute every total from the live records and compare with the table; ``InvariantBroken`` names the first difference."""
+        """Recompute every total from the live records and compare with the table.
+
+        ``InvariantBroken`` names the first difference.
+        """
         want: dict[tuple[str, str], Booked] = {}
         exclusive: dict[tuple[str, str], int] = {}
         for holding in self.holdings():
@@ -604,7 +656,8 @@ class Ledger:
                 usage.exclusive_holders,
             ) != (expected.memory_mib, expected.core_pct, expected.slots, exclusive.get(at, 0)):
                 raise InvariantBroken(
-                    what=f"device {uuid} on {node} has {usage} booked, its records sum to {expected}",
+                    what=f"device {uuid} on {node} has {usage} booked, its records sum to"
+                    f" {expected}",
                     story=self._stories(node, uuid),
                 )
         if want:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of an allocation and every change between them, as data (design D5). Documentation is made from ``TRANSITIONS``.
+"""The states of an allocation and every change between them, as data (design D5).
 
-State list: ``reserved → bound → prepared → running``; ``failed`` from any of these; ``released`` from any. The state is the join of the newest ledger record and the
-newest state record of the same allocation id, see ``hami_common.events.allocation``.
+Documentation is made from ``TRANSITIONS``.
+
+State list: ``reserved → bound → prepared → running``; ``failed`` from any of these; ``released``
+from any. The state is the join of the newest ledger record and the newest state record of the same
+allocation id, see ``hami_common.events.allocation``.
 """
 
 from typing import Final, Literal
@@ -56,7 +59,10 @@ TRANSITIONS: Final[dict[tuple[AllocationState, AllocationState], Transition]] = 
         meaning="repair found the bound pod's share still free and reserved it again",
     ),
 }
-"""Every change of state one writer may cause. A pair that is not here, nor a chain of these, is a bug."""
+"""Every change of state one writer may cause.
+
+A pair that is not here, nor a chain of these, is a bug.
+"""
 
 _PROGRESS: Final[dict[AllocationState, int]] = {
     "reserved": 0,
@@ -69,7 +75,10 @@ _PROGRESS: Final[dict[AllocationState, int]] = {
 
 
 def may_follow(before: AllocationState, after: AllocationState) -> bool:
-    """Whether ``after`` may be OBSERVED after ``before``: one transition, or forward over states whose records were replaced before we read them."""
+    """Whether ``after`` may be OBSERVED after ``before``.
+
+    One transition, or forward over states whose records were replaced before we read them.
+    """
     if before == after or (before, after) in TRANSITIONS:
         return True
-    return before != "released" and before != "failed" and _PROGRESS[after] > _PROGRESS[before]
+    return before not in {"released", "failed"} and _PROGRESS[after] > _PROGRESS[before]

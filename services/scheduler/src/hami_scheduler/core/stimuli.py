@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the shell tells the ledger (stimuli) and what the ledger asks the shell to do (effects).
 
-Times are seconds of this replica's clock; sequences are stream sequences of the bucket concerned. How they are used together stands in
-``hami_scheduler.core.ledger``.
+Times are seconds of this replica's clock; sequences are stream sequences of the bucket concerned.
+How they are used together stands in ``hami_scheduler.core.ledger``.
 """
 
 from msgspec import Struct
@@ -29,7 +29,10 @@ class StateSeen(Struct, frozen=True, kw_only=True):
 
 
 class NodeRead(Struct, frozen=True, kw_only=True):
-    """One consistent read of the newest record of every key of a node (all as of one sequence of the stream)."""
+    """One consistent read of the newest record of every key of a node.
+
+    All as of one sequence of the stream: else a record could be skipped, and the fence would lie.
+    """
 
     node: str
     entries: tuple[tuple[int, AllocationRecord], ...]
@@ -37,7 +40,7 @@ class NodeRead(Struct, frozen=True, kw_only=True):
 
 
 class FeedSynced(Struct, frozen=True, kw_only=True):
-    """Everything stored in ``hami_alloc`` and ``hami_state`` before the watches began was delivered."""
+    """What was stored in ``hami_alloc`` and ``hami_state`` before the watches began has arrived."""
 
     now_s: float
 
@@ -61,7 +64,10 @@ class Wiped(Struct, frozen=True, kw_only=True):
 
 
 class Append(Struct, frozen=True, kw_only=True):
-    """Store ``record`` under ``key`` of ``hami_alloc`` on the condition ``expect``; then ``handle(Accepted(...))``."""
+    """Store ``record`` under ``key`` of ``hami_alloc`` on the condition ``expect``.
+
+    Then ``handle(Accepted(...))``.
+    """
 
     record: AllocationRecord
     key: str
@@ -79,13 +85,19 @@ class Accepted(Struct, frozen=True, kw_only=True):
 
 
 class Reuse(Struct, frozen=True, kw_only=True):
-    """The pod already holds a fitting reservation on this node: bind it with this record, append nothing."""
+    """The pod already holds a fitting reservation on this node.
+
+    Bind it with this record, append nothing.
+    """
 
     holding: Holding
 
 
 class WriteState(Struct, frozen=True, kw_only=True):
-    """Store ``state`` under ``key`` of ``hami_state`` on the condition ``expect``; then ``handle(StateSeen(...))``."""
+    """Store ``state`` under ``key`` of ``hami_state`` on the condition ``expect``.
+
+    Then ``handle(StateSeen(...))``.
+    """
 
     state: StateRecord
     key: str
@@ -93,7 +105,10 @@ class WriteState(Struct, frozen=True, kw_only=True):
 
 
 class Examine(Struct, frozen=True, kw_only=True):
-    """A lease ran out: find out whether the Binding arrived, and make sure that it cannot arrive any more."""
+    """A lease ran out.
+
+    Find out whether the Binding arrived, and make sure that it cannot arrive any more.
+    """
 
     holding: Holding
 
@@ -105,13 +120,14 @@ class CapacityReturned(Struct, frozen=True, kw_only=True):
 
 
 class Over(Struct, frozen=True, kw_only=True):
-    """Devices that are now booked beyond their capacity, because pods that run win over arithmetic (design D6)."""
+    """Devices that are now booked beyond their capacity.
+
+    Because pods that run win over arithmetic (design D6).
+    """
 
     node: str
     uuids: tuple[str, ...]
 
 
-Stimulus = (
-    RecordSeen | StateSeen | NodeRead | FeedSynced | Repaired | Tick | Wiped | Accepted
-)
+Stimulus = RecordSeen | StateSeen | NodeRead | FeedSynced | Repaired | Tick | Wiped | Accepted
 Effect = Examine | CapacityReturned | Over

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns of all nodes that have room for the same number of devices.
+
+Every column is a matrix ``[width, nodes]``: cell ``[d, n]`` is device ``d`` of node ``n``, so a
+question about one node is a reduction over the first axis, which numpy answers for all nodes with
+``width`` passes over contiguous memory. Columns are dense: the last node moves into the hole that a
+removed one leaves. Devices of a node stand in the order (vendor, vendor's index, UUID), registered
+ones before ghosts of the same index; unused cells have ``vendor`` -1 and are all zero otherwise.
+
+Memory in MiB, compute in percent of one device. Knows no requests and no names of vendors.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Final, TypeVar, cast
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Shorts = NDArray[np.int32]
+Floats = NDArray[np.float64]
+Columns = NDArray[np.intp]
+
+T = TypeVar("T")
+
+NO_VENDOR: Final = -1
+NO_NUMA: Final = -1
+
+# Rows of a vendor's totals, see Block.totals.
+USED_SLOTS, SLOTS, USED_CORE, CORE, USED_MIB, MIB, DEVICES, LEAST_MIB, MOST_MIB = range(9)
+_TOTALS: Final = 9
+_MOST_DERIVED: Final = 512
+
+_MATRICES: Final[dict[str, Any]] = {
+    "memory_mib": np.int64,
+    "capacity_mib": np.int64,
+    "used_mib": np.int64,
+    "free_mib": np.int64,
+    "capacity_core": np.int32,
+    "used_core": np.int32,
+    "free_core": np.int32,
+    "slots": np.int32,
+    "used_slots": np.int32,
+    "exclusive_holders": np.int32,
+    "vendor": np.int32,
+    "type": np.int32,
+    "mode": np.int32,
+    "numa": np.int32,
+    "index": np.int32,
+    "known": np.bool_,
+    "healthy": np.bool_,
+    "cordoned": np.bool_,
+    "alive": np.bool_,
+    "has_slot": np.bool_,
+    "unheld": np.bool_,
+    "idle": np.bool_,
+}
+
+
+class Cell(Struct, kw_only=True):
+    """One device while a node's column is being rewritten."""
+
+    uuid: str
+    vendor: int
+    index: int = 0
+    type: int = 0
+    mode: int = 0
+    numa: int = NO_NUMA
+    memory_mib: int = 0
+    capacity_mib: int = 0
+    capacity_core: int = 0
+    slots: int = 0
+    used_mib: int = 0
+    used_core: int = 0
+    used_slots: int = 0
+    exclusive_holders: int = 0
+    known: bool = False
+    """Registered now. A device that is not known is a ghost: it vanished while booked."""
+    healthy: bool = False
+    cordoned: bool = False
+    alive: bool = False
+
+    def is_booked(self) -> bool:
+        """Whether anybody holds a share of it."""
+        return bool(self.used_mib or self.used_core or self.used_slots or self.exclusive_holders)
+
+
+class Block:
+    """Nodes with up to ``width`` devices each."""
+
+    memory_mib: Ints
+    """Physical memory."""
+    capacity_mib: Ints
+    used_mib: Ints
+    free_mib: Ints
+    """``capacity_mib - used_mib``; negative on a device that is over."""
+    capacity_core: Shorts
+    used_core: Shorts
+    free_core: Shorts
+    slots: Shorts
+    used_slots: Shorts
+    exclusive_holders: Shorts
+    vendor: Shorts
+    type: Shorts
+    mode: Shorts
+    numa: Shorts
+    index: Shorts
+    """The vendor's own enumeration."""
+    known: Bools
+    healthy: Bools
+    cordoned: Bools
+    alive: Bools
+    """The node's agent is heard for this vendor."""
+    has_slot: Bools
+    """One more container may share the device."""
+    unheld: Bools
+    """Nobody holds the device exclusively."""
+    idle: Bools
+    """Nobody holds a share."""
+
+    def __init__(self, width: int) -> None:
+        """Room for nodes with at most ``width`` devices."""
+        self.width = width
+        self.count = 0
+        self.names: list[str] = []
+        """Node names by column."""
+        self.uuids: list[tuple[str, ...]] = []
+        """UUIDs of a node's devices, in cell order."""
+        self.links: Columns = np.zeros(0, np.intp)
+        """Which link matrix a node has, see ``topology.Links``."""
+        self.totals: dict[int, Ints] = {}
+        """By vendor: sums over its known devices, one row per constant above."""
+        self.inventory_version = 0
+        """Grows when anything but usage changes."""
+        self._room = 0
+        self._derived: dict[Hashable, object] = {}
+        self._derived_version = 0
+        self._changes: list[int] = []
+        self._changes_before = 0
+        self._grow(16)
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of a column."""
+        return self._changes_before + len(self._changes)
+
+    def changed_since(self, version: int) -> Columns | None:
+        """Columns that changed after ``version``; ``None`` when that is too long ago to tell."""
+        skip = version - self._changes_before
+        if skip < 0:
+            return None
+        return np.fromiter(set(self._changes[skip:]), np.intp)
+
+    def touch(self, column: int) -> None:
+        """Note that ``column`` changed."""
+        self._changes.append(column)
+        if len(self._changes) > 2 * self._room + 1024:
+            half = len(self._changes) // 2
+            del self._changes[:half]
+            self._changes_before += half
+
+    def derived(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` gives, kept until the inventory changes. ``key`` determines the value."""
+        if self._derived_version != self.inventory_version or len(self._derived) > _MOST_DERIVED:
+            self._derived.clear()
+            self._derived_version = self.inventory_version
+        if key not in self._derived:
+            self._derived[key] = make()
+        return cast("T", self._derived[key])
+
+    def _grow(self, room: int) -> None:
+        for name, dtype in _MATRICES.items():
+            matrix = np.zeros((self.width, room), dtype)
+            if name == "vendor":
+                matrix.fill(NO_VENDOR)
+            if self._room:
+                matrix[:, : self.count] = getattr(self, name)[:, : self.count]
+            setattr(self, name, matrix)
+        links = np.zeros(room, np.intp)
+        links[: self.count] = self.links[: self.count]
+        self.links = links
+        for vendor, totals in self.totals.items():
+            wider = np.zeros((_TOTALS, room), np.int64)
+            wider[:, : self.count] = totals[:, : self.count]
+            self.totals[vendor] = wider
+        self._room = room
+
+    def add(self, name: str) -> int:
+        """A new, empty column for node ``name``."""
+        if self.count == self._room:
+            self._grow(self._room + self._room // 2)
+        column = self.count
+        self.count += 1
+        self.names.append(name)
+        self.uuids.append(())
+        self.write(column, (), link_class=0)
+        return column
+
+    def remove(self, column: int) -> str | None:
+        """Drop a column; returns the node that moved into it, ``None`` when none had to."""
+        last = self.count - 1
+        moved: str | None = None
+        if column != last:
+            for name in _MATRICES:
+                matrix = getattr(self, name)
+                matrix[:, column] = matrix[:, last]
+            for totals in self.totals.values():
+                totals[:, column] = totals[:, last]
+            self.links[column] = self.links[last]
+            self.uuids[column] = self.uuids[last]
+            moved = self.names[column] = self.names[last]
+            self.touch(column)
+        self.names.pop()
+        self.uuids.pop()
+        self.count = last
+        self.inventory_version += 1
+        self.touch(last)
+        return moved
+
+    def write(self, column: int, cells: Iterable[Cell], *, link_class: int) -> None:
+        """Replace everything in a column. ``cells`` are in cell order."""
+        row = 0
+        uuids: list[str] = []
+        for name in _MATRICES:
+            getattr(self, name)[:, column] = NO_VENDOR if name == "vendor" else 0
+        for row, cell in enumerate(cells):
+            uuids.append(cell.uuid)
+            at = row, column
+            self.memory_mib[at] = cell.memory_mib
+            self.capacity_mib[at] = cell.capacity_mib
+            self.used_mib[at] = cell.used_mib
+            self.capacity_core[at] = cell.capacity_core
+            self.used_core[at] = cell.used_core
+            self.slots[at] = cell.slots
+            self.used_slots[at] = cell.used_slots
+            self.exclusive_holders[at] = cell.exclusive_holders
+            self.vendor[at] = cell.vendor
+            self.type[at] = cell.type
+            self.mode[at] = cell.mode
+            self.numa[at] = cell.numa
+            self.index[at] = cell.index
+            self.known[at] = cell.known
+            self.healthy[at] = cell.healthy
+            self.cordoned[at] = cell.cordoned
+            self.alive[at] = cell.alive
+            self._derive(row, column)
+        self.uuids[column] = tuple(uuids)
+        self.links[column] = link_class
+        self._total(column)
+        self.inventory_version += 1
+        self.touch(column)
+
+    def _derive(self, row: int, column: int) -> None:
+        at = row, column
+        self.free_mib[at] = self.capacity_mib[at] - self.used_mib[at]
+        self.free_core[at] = self.capacity_core[at] - self.used_core[at]
+        self.has_slot[at] = self.used_slots[at] < self.slots[at]
+        self.unheld[at] = self.exclusive_holders[at] == 0
+        self.idle[at] = self.used_slots[at] == 0
+
+    def _total(self, column: int) -> None:
+        known = self.known[:, column]
+        vendors = self.vendor[:, column]
+        for vendor in {int(v) for v in vendors} - {NO_VENDOR}:
+            if vendor not in self.totals:
+                self.totals[vendor] = np.zeros((_TOTALS, self._room), np.int64)
+        for vendor, totals in self.totals.items():
+            totals[:, column] = self.totals_of(column, known & (vendors == vendor))
+
+    def totals_of(self, column: int, mask: Bools) -> Ints:
+        """The rows of ``totals`` for the masked devices of one node, computed afresh."""
+        memory = self.memory_mib[:, column][mask]
+        sums = [
+            matrix[:, column][mask].sum()
+            for matrix in (
+                self.used_slots,
+                self.slots,
+                self.used_core,
+                self.capacity_core,
+                self.used_mib,
+                self.capacity_mib,
+            )
+        ]
+        least, most = (memory.min(), memory.max()) if memory.size else (0, 0)
+        return np.array([*sums, mask.sum(), least, most], np.int64)
+
+    def book(
+        self, row: int, column: int, *, mib: int, core: int, slots: int, exclusive: int
+    ) -> None:
+        """Add (or, negative, take away) what is held of one device."""
+        at = row, column
+        self.used_mib[at] += mib
+        self.used_core[at] += core
+        self.used_slots[at] += slots
+        self.exclusive_holders[at] += exclusive
+        self._derive(row, column)
+        if self.known[at]:
+            totals = self.totals[int(self.vendor[at])]
+            totals[USED_SLOTS, column] += slots
+            totals[USED_CORE, column] += core
+            totals[USED_MIB, column] += mib
+        self.touch(column)
+
+    def read(self, column: int) -> list[Cell]:
+        """The devices of one node, in cell order."""
+        return [
+            Cell(
+                uuid=uuid,
+                vendor=int(self.vendor[row, column]),
+                index=int(self.index[row, column]),
+                type=int(self.type[row, column]),
+                mode=int(self.mode[row, column]),
+                numa=int(self.numa[row, column]),
+                memory_mib=int(self.memory_mib[row, column]),
+                capacity_mib=int(self.capacity_mib[row, column]),
+                capacity_core=int(self.capacity_core[row, column]),
+                slots=int(self.slots[row, column]),
+                used_mib=int(self.used_mib[row, column]),
+                used_core=int(self.used_core[row, column]),
+                used_slots=int(self.used_slots[row, column]),
+                exclusive_holders=int(self.exclusive_holders[row, column]),
+                known=bool(self.known[row, column]),
+                healthy=bool(self.healthy[row, column]),
+                cordoned=bool(self.cordoned[row, column]),
+                alive=bool(self.alive[row, column]),
+            )
+            for row, uuid in enumerate(self.uuids[column])
+        ]

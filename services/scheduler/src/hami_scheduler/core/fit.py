@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which devices may serve one step of a pod: one mask per constraint, over all nodes of a block.
+
+One step is one container's request to one vendor: ``count`` different devices out of those that
+pass every constraint, on top of what the pod's own running containers hold. Constraints in order:
+see ``Stage``. A share that is exclusive wants an idle device, and then nobody else gets it. A share
+without compute books none, and is refused where all compute is handed out. With ``numa_bind`` the
+devices of one step come from one NUMA node; devices of unknown affinity count as one node.
+Percentages are of physical memory. Memory in MiB, compute in percent of one device.
+
+Feasibility is the conjunction of the masks, a reason is the first mask that is false: they are the
+same masks, so filter, bind and explain cannot disagree (design D14).
+"""
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import numpy as np
+from msgspec import Struct
+
+from hami_common.model.request import (
+    ContainerKind,
+    DeviceRequest,
+    DeviceSelector,
+    PlacementPolicy,
+    PodRequest,
+)
+from hami_scheduler.core.block import Block, Bools, Columns, Floats, Ints, Shorts
+from hami_scheduler.core.table import DeviceTable
+
+NO_CONSTRAINT: Final = DeviceSelector()
+
+
+class Stage(IntEnum):
+    """Constraints on one device, in the order in which they are looked at."""
+
+    AGENT = 0
+    HEALTH = 1
+    CORDON = 2
+    TYPE = 3
+    MODE = 4
+    UUID = 5
+    SLOT = 6
+    HELD = 7
+    MEMORY = 8
+    CORE = 9
+    UNITS = 10
+    IDLE = 11
+    NUMA = 12
+    FITS = 13
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One container's request to one vendor."""
+
+    container: int
+    """Position among the pod's asking containers."""
+    kind: ContainerKind
+    request: DeviceRequest
+    selector: DeviceSelector
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """A pod's request without the names: pods of one template have equal plans."""
+
+    steps: tuple[Step, ...]
+    policy: PlacementPolicy
+
+    @property
+    def has_init(self) -> bool:
+        """Whether a container ends before the others start."""
+        return any(step.kind == "init" for step in self.steps)
+
+    @property
+    def mutex(self) -> bool:
+        """Whether only idle devices will do."""
+        return "mutex" in self.policy.device
+
+    @property
+    def topology(self) -> bool:
+        """Whether the best-connected devices are wanted."""
+        return "topology-aware" in self.policy.device
+
+
+def compile_request(request: PodRequest) -> Plan:
+    """The plan of a pod."""
+    return Plan(
+        steps=tuple(
+            Step(
+                container=number,
+                kind=container.kind,
+                request=wanted,
+                selector=request.selectors.get(wanted.vendor, NO_CONSTRAINT),
+            )
+            for number, container in enumerate(request.containers)
+            for wanted in container.requests
+        ),
+        policy=request.policy,
+    )
+
+
+class View:
+    """Some columns of a block, or all of them."""
+
+    def __init__(self, table: DeviceTable, block: Block, columns: Columns | None = None) -> None:
+        """Look at ``columns`` of ``block``, ``None`` for all."""
+        self.table = table
+        self.block = block
+        self.columns = columns
+        self.count = block.count if columns is None else len(columns)
+
+    def part(self, places: Columns) -> "View":
+        """A view of some of these columns."""
+        return View(
+            self.table, self.block, places if self.columns is None else self.columns[places]
+        )
+
+    def column(self, place: int) -> int:
+        """The block's column at ``place`` of the view."""
+        return place if self.columns is None else int(self.columns[place])
+
+    def names(self) -> list[str]:
+        """Node names of the columns."""
+        names = self.block.names
+        return names if self.columns is None else [names[column] for column in self.columns]
+
+    def bools(self, matrix: Bools) -> Bools:
+        """The columns' part of a matrix."""
+        return matrix[:, : self.count] if self.columns is None else matrix[:, self.columns]
+
+    def ints(self, matrix: Ints) -> Ints:
+        """The columns' part of a matrix."""
+        return matrix[:, : self.count] if self.columns is None else matrix[:, self.columns]
+
+    def shorts(self, matrix: Shorts) -> Shorts:
+        """The columns' part of a matrix."""
+        return matrix[:, : self.count] if self.columns is None else matrix[:, self.columns]
+
+    def floats(self, matrix: Floats) -> Floats:
+        """The columns' part of a matrix."""
+        return matrix[:, : self.count] if self.columns is None else matrix[:, self.columns]
+
+    def ids(self, line: Columns) -> Columns:
+        """The columns' part of a line."""
+        return line[: self.count] if self.columns is None else line[self.columns]
+
+
+class Held:
+    """What containers of the pod that is being placed hold: running now, and at the peak."""
+
+    def __init__(self, width: int, count: int) -> None:
+        """Nothing yet."""
+        self.mib = np.zeros((width, count), np.int64)
+        self.core = np.zeros((width, count), np.int32)
+        self.slots = np.zeros((width, count), np.int32)
+        self.exclusive = np.zeros((width, count), np.bool_)
+
+    def copy(self) -> "Held":
+        """A second one to go on from."""
+        other = Held(0, 0)
+        other.mib, other.core = self.mib.copy(), self.core.copy()
+        other.slots, other.exclusive = self.slots.copy(), self.exclusive.copy()
+        return other
+
+    def part(self, places: Columns) -> "Held":
+        """The same on some of the nodes."""
+        other = Held(0, 0)
+        other.mib, other.core = self.mib[:, places], self.core[:, places]
+        other.slots, other.exclusive = self.slots[:, places], self.exclusive[:, places]
+        return other
+
+    def add(self, chosen: Bools, mib: Ints | int, step: Step) -> None:
+        """One share on each chosen device."""
+        self.mib += chosen * mib
+        self.slots += chosen
+        if step.request.core_pct:
+            self.core += chosen * np.int32(step.request.core_pct)
+        if step.request.exclusive:
+            self.exclusive |= chosen
+
+    def peak(self, other: "Held") -> None:
+        """Raise to ``other`` where that is higher."""
+        np.maximum(self.mib, other.mib, out=self.mib)
+        np.maximum(self.core, other.core, out=self.core)
+        np.maximum(self.slots, other.slots, out=self.slots)
+        self.exclusive |= other.exclusive
+
+
+class Scene(NamedTuple):
+    """Where a step is placed: on these nodes, for this pod, beside what it runs there already."""
+
+    view: View
+    plan: Plan
+    running: Held | None = None
+    """``None`` while the pod runs nothing."""
+
+
+def _static(view: View, step: Step) -> Iterator[tuple[Stage, Bools]]:
+    """Constraints that usage does not touch, over the whole block."""
+    block, table, selector = view.block, view.table, step.selector
+    yield Stage.AGENT, block.alive[:, : block.count]
+    yield Stage.HEALTH, block.healthy[:, : block.count]
+    yield Stage.CORDON, ~block.cordoned[:, : block.count]
+    if selector.allow_types or selector.deny_types:
+        accepted = np.array([selector.accepts_type(word) for word in table.types.words])
+        yield Stage.TYPE, accepted[block.type[:, : block.count]]
+    if selector.modes:
+        accepted = np.array([word in selector.modes for word in table.modes.words])
+        yield Stage.MODE, accepted[block.mode[:, : block.count]]
+    if selector.allow_uuids or selector.deny_uuids:
+        yield Stage.UUID, _accepted_uuids(view, selector)
+
+
+def _accepted_uuids(view: View, selector: DeviceSelector) -> Bools:
+    block = view.block
+    accepted = np.full((block.width, block.count), not selector.allow_uuids)
+    for uuids, accepts in ((selector.allow_uuids, True), (selector.deny_uuids, False)):
+        for uuid in uuids:
+            for node in view.table.nodes_with(uuid):
+                place = view.table.place(node)
+                if place is not None and place.block is block:
+                    accepted[place.rows[uuid], place.column] = accepts
+    return accepted
+
+
+def devices_of(view: View, vendor: str) -> Bools:
+    """The vendor's registered devices."""
+    block = view.block
+    number = view.table.vendors.find(vendor)
+
+    def make() -> Bools:
+        if number is None:
+            return np.zeros((block.width, block.count), np.bool_)
+        mine: Bools = block.vendor[:, : block.count] == number
+        return mine & block.known[:, : block.count]
+
+    return view.bools(block.derived(("vendor", number), make))
+
+
+def _selected(view: View, step: Step) -> Bools:
+    """Devices that pass every static constraint."""
+    block = view.block
+
+    def make() -> Bools:
+        whole = View(view.table, block)
+        passing = devices_of(whole, step.request.vendor).copy()
+        for _, mask in _static(whole, step):
+            passing &= mask
+        return passing
+
+    return view.bools(block.derived(("static", step.request.vendor, step.selector), make))
+
+
+def wanted_mib(view: View, request: DeviceRequest) -> Ints | int:
+    """Memory that the request takes of each device; one number where it is the same on all."""
+    if request.memory_mib or not request.memory_pct:
+        return request.memory_mib
+    block = view.block
+    if request.memory_pct == 100:  # noqa: PLR2004 - the whole device
+        return view.ints(block.memory_mib)
+
+    def make() -> Ints:
+        memory: Ints = block.memory_mib[:, : block.count]
+        return memory * request.memory_pct // 100
+
+    return view.ints(block.derived(("wanted", request.memory_pct), make))
+
+
+def _dynamic(scene: Scene, step: Step) -> Iterator[tuple[Stage, Bools]]:
+    """Constraints on what is free, beside what the pod's own running containers hold."""
+    view, plan, running = scene
+    block, request = view.block, step.request
+    free_mib, free_core = view.ints(block.free_mib), view.shorts(block.free_core)
+    idle = view.bools(block.idle) if request.exclusive or plan.mutex else None
+    if running is None:
+        yield Stage.SLOT, view.bools(block.has_slot)
+        yield Stage.HELD, view.bools(block.unheld)
+    else:
+        free_mib, free_core = free_mib - running.mib, free_core - running.core
+        yield (
+            Stage.SLOT,
+            view.shorts(block.used_slots) + running.slots < view.shorts(block.slots),
+        )
+        yield Stage.HELD, view.bools(block.unheld) & ~running.exclusive
+        if idle is not None:
+            idle = idle & (running.slots == 0)
+    if idle is not None and plan.mutex:
+        yield Stage.HELD, idle
+    yield Stage.MEMORY, free_mib >= wanted_mib(view, request)
+    if request.core_pct:
+        yield Stage.CORE, free_core >= request.core_pct
+    else:
+        yield Stage.UNITS, (free_core > 0) | (view.shorts(block.capacity_core) == 0)
+    if idle is not None and request.exclusive:
+        yield Stage.IDLE, idle
+
+
+def passes(scene: Scene, step: Step) -> Bools:
+    """Devices that pass every constraint of their own; NUMA binding is about several of them."""
+    passing = _selected(scene.view, step)
+    if scene.view.columns is None:
+        passing = passing.copy()
+    for _, mask in _dynamic(scene, step):
+        passing &= mask
+    return passing
+
+
+def reached(scene: Scene, step: Step) -> Shorts:
+    """Per device the constraint that stops it, ``FITS`` where none does; -1 for other vendors."""
+    view = scene.view
+    passing = devices_of(view, step.request.vendor)
+    stages = np.where(passing, np.int32(Stage.FITS), np.int32(-1))
+    whole = View(view.table, view.block)
+    static = ((stage, view.bools(mask)) for stage, mask in _static(whole, step))
+    for stage, mask in (*static, *_dynamic(scene, step)):
+        stages[passing & ~mask] = stage
+        passing = passing & mask
+    if step.selector.numa_bind:
+        stages[passing & (beside_counts(view, passing) < step.request.count)] = Stage.NUMA
+    return stages
+
+
+def count_of(mask: Bools) -> Shorts:
+    """How many devices of each node are set."""
+    counts: Shorts = np.add.reduce(mask.view(np.int8), axis=0, dtype=np.int32)
+    return counts
+
+
+def has_enough(view: View, step: Step, passing: Bools) -> Bools:
+    """Nodes with as many passing devices as the step wants, on one NUMA node if it says so."""
+    wanted = step.request.count
+    if wanted > 1 and step.selector.numa_bind:
+        passing = passing & (beside_counts(view, passing) >= wanted)
+    elif wanted > 1:
+        return count_of(passing) >= wanted
+    enough: Bools = np.logical_or.reduce(passing, axis=0)
+    return enough
+
+
+def _numa_nodes(view: View) -> list[int]:
+    block = view.block
+    return block.derived("numa", lambda: np.unique(block.numa[:, : block.count]).tolist())
+
+
+def beside_counts(view: View, passing: Bools) -> Shorts:
+    """For each passing device: how many passing ones its NUMA node has, itself included; else 0."""
+    numa = view.shorts(view.block.numa)
+    beside = np.zeros(passing.shape, np.int32)
+    for number in _numa_nodes(view):
+        here = passing & (numa == number)
+        beside += here * count_of(here)
+    return beside

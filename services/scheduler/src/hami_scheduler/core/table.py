@@ -1,0 +1,480 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The DeviceTable: all devices of the cluster as columns, and what is booked on them.
+
+Nodes with room for equally many devices (1, 2, 4, 8 …) form one ``Block``; a node's place is
+(block, column). Every change is incremental: one node's column is rewritten when its inventory
+changes, a few cells when a pod is booked. Nothing here is rebuilt per decision.
+
+The table is its own snapshot: it is read and written from one event loop only, and a decision never
+yields while it reads, so it sees one state. ``version`` names that state; a block's
+``changed_since`` tells which columns differ from an earlier one.
+
+Devices that vanish from the inventory while somebody holds a share stay as ghosts: booked, counted
+in ``usages``, never offered. They become real again when they are registered again, and go when the
+last share does. Memory in MiB, compute in percent of one device. Knows no pods and no policies.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hami_common.errors import InvariantBroken
+from hami_common.events.inventory import NodeDevices
+from hami_common.model.device import Device, Link
+from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
+from hami_scheduler.core.block import NO_NUMA, Block, Cell
+from hami_scheduler.core.links import LinkClass
+
+COLUMN_BITS: Final = 32
+_LAST: Final = 2**31 - 1
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """What is booked on one device."""
+
+    memory_mib: int
+    core_pct: int
+    slots: int
+    exclusive_holders: int
+
+
+class Words:
+    """Numbers for words that repeat in a column."""
+
+    def __init__(self) -> None:
+        """Know no word."""
+        self.words: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, word: str) -> int:
+        """The word's number; a new word gets the next."""
+        number = self._numbers.get(word)
+        if number is None:
+            number = self._numbers[word] = len(self.words)
+            self.words.append(word)
+        return number
+
+    def find(self, word: str) -> int | None:
+        """The word's number, ``None`` when it was never seen."""
+        return self._numbers.get(word)
+
+
+class Place(Struct, kw_only=True):
+    """Where a node stands, and what of it is not in columns."""
+
+    block: Block
+    column: int
+    rows: dict[str, int] = {}
+    """Cell by UUID."""
+    alive: dict[int, bool] = {}
+    """Whether the agent is heard, by vendor."""
+    links: dict[int, tuple[Link, ...]] = {}
+    """By vendor."""
+
+
+class DeviceTable:
+    """All devices, their capacity and what is booked on them."""
+
+    def __init__(self) -> None:
+        """An empty table."""
+        self.version = 0
+        """Grows with every change."""
+        self.places_version = 0
+        """Grows when a node comes, goes or moves."""
+        self.inventory_revision = 0
+        """Highest revision of the canonical inventory that was put in."""
+        self.vendors = Words()
+        self.types = Words()
+        self.modes = Words()
+        self.blocks: list[Block] = []
+        self.codes: dict[str, int] = {}
+        """Where a node stands: block number and, in the low ``COLUMN_BITS``, column."""
+        self.link_classes: list[LinkClass] = []
+        self._link_numbers: dict[tuple[tuple[int, ...], bytes], int] = {}
+        self._places: dict[str, Place] = {}
+        self._nodes_by_uuid: dict[str, tuple[str, ...]] = {}
+        self._block_by_width: dict[int, Block] = {}
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def __contains__(self, node: str) -> bool:
+        return node in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def nodes(self) -> list[str]:
+        """Names of all nodes, sorted."""
+        return sorted(self._places)
+
+    def place(self, node: str) -> Place | None:
+        """Where ``node`` stands."""
+        return self._places.get(node)
+
+    def nodes_with(self, uuid: str) -> tuple[str, ...]:
+        """Nodes that have a device with this UUID: one, unless a vendor repeats itself."""
+        return self._nodes_by_uuid.get(uuid, ())
+
+    def usages(self) -> Iterator[tuple[str, str, Usage]]:
+        """(node, UUID, what is booked) of every device."""
+        for node, place in self._places.items():
+            for uuid in place.rows:
+                yield node, uuid, self._usage(place, uuid)
+
+    def usage(self, node: str, uuid: str) -> Usage | None:
+        """What is booked on one device, ``None`` when there is no such device."""
+        place = self._places.get(node)
+        if place is None or uuid not in place.rows:
+            return None
+        return self._usage(place, uuid)
+
+    def _usage(self, place: Place, uuid: str) -> Usage:
+        block, at = place.block, (place.rows[uuid], place.column)
+        return Usage(
+            memory_mib=int(block.used_mib[at]),
+            core_pct=int(block.used_core[at]),
+            slots=int(block.used_slots[at]),
+            exclusive_holders=int(block.exclusive_holders[at]),
+        )
+
+    # --- inventory -------------------------------------------------------------------------------
+
+    def upsert_node(self, devices: NodeDevices, *, revision: int = 0) -> None:
+        """Replace one vendor's devices on one node.
+
+        A vendor that is new on the node counts as alive until ``set_node_alive`` says otherwise.
+        """
+        self.inventory_revision = max(self.inventory_revision, revision)
+        vendor = self.vendors.number(devices.vendor)
+        place = self._places.get(devices.node)
+        if place is None:
+            if not devices.devices:
+                return
+            place = self._add(devices.node)
+        alive = place.alive.setdefault(vendor, True)
+        place.links[vendor] = devices.links
+        old = {cell.uuid: cell for cell in place.block.read(place.column)}
+        cells = [cell for cell in old.values() if cell.vendor != vendor]
+        for device in devices.devices:
+            before = old.pop(device.uuid, None)
+            if before is not None and before.vendor != vendor:
+                cells = [cell for cell in cells if cell.uuid != device.uuid]
+            cells.append(self._cell(device, vendor, before, alive=alive))
+        cells.extend(_ghost(cell) for cell in old.values() if cell.vendor == vendor)
+        self._rewrite(devices.node, place, cells)
+
+    def remove_node(self, node: str, vendor: str | None = None) -> None:
+        """Forget a node's devices, of one vendor or all. What is booked stays as ghosts."""
+        place = self._places.get(node)
+        if place is None:
+            return
+        gone = None if vendor is None else self.vendors.number(vendor)
+        for number in list(place.alive):
+            if gone is None or number == gone:
+                del place.alive[number]
+                place.links.pop(number, None)
+        cells = [
+            _ghost(cell) if gone is None or cell.vendor == gone else cell
+            for cell in place.block.read(place.column)
+        ]
+        self._rewrite(node, place, cells)
+
+    def set_health(self, node: str, uuid: str, *, healthy: bool) -> bool:
+        """Take a device out of use, or back, until the next ``upsert_node``.
+
+        Returns whether that changed anything.
+        """
+        place = self._places.get(node)
+        row = None if place is None else place.rows.get(uuid)
+        if place is None or row is None:
+            return False
+        block, at = place.block, (row, place.column)
+        if not block.known[at] or bool(block.healthy[at]) == healthy:
+            return False
+        block.healthy[at] = healthy
+        self._inventory_changed(place)
+        return True
+
+    def set_node_alive(self, node: str, vendor: str, *, alive: bool) -> bool:
+        """Note whether the node's agent is heard for this vendor.
+
+        Returns whether that changed anything.
+        """
+        place = self._places.get(node)
+        number = self.vendors.find(vendor)
+        if place is None or number is None or place.alive.get(number) in (None, alive):
+            return False
+        place.alive[number] = alive
+        mine = place.block.vendor[:, place.column] == number
+        place.block.alive[:, place.column] = np.where(
+            mine,
+            alive & place.block.known[:, place.column],
+            place.block.alive[:, place.column],
+        )
+        self._inventory_changed(place)
+        return True
+
+    def _inventory_changed(self, place: Place) -> None:
+        place.block.inventory_version += 1
+        place.block.touch(place.column)
+        self.version += 1
+
+    def _cell(self, device: Device, vendor: int, before: Cell | None, *, alive: bool) -> Cell:
+        used = before or Cell(uuid=device.uuid, vendor=vendor)
+        return Cell(
+            uuid=device.uuid,
+            vendor=vendor,
+            index=device.index,
+            type=self.types.number(device.type),
+            mode=self.modes.number(device.mode),
+            numa=NO_NUMA if device.numa is None or device.numa < 0 else device.numa,
+            memory_mib=device.memory_mib,
+            capacity_mib=device.capacity_mib,
+            capacity_core=device.capacity_core_pct,
+            slots=device.slots,
+            used_mib=used.used_mib,
+            used_core=used.used_core,
+            used_slots=used.used_slots,
+            exclusive_holders=used.exclusive_holders,
+            known=True,
+            healthy=device.healthy,
+            cordoned=device.cordoned,
+            alive=alive,
+        )
+
+    def _add(self, node: str) -> Place:
+        block = self._block(1)
+        place = self._places[node] = Place(block=block, column=block.add(node))
+        self._locate(node, place)
+        return place
+
+    def _block(self, width: int) -> Block:
+        block = self._block_by_width.get(width)
+        if block is None:
+            block = self._block_by_width[width] = Block(width)
+            self.blocks.append(block)
+        return block
+
+    def _locate(self, node: str, place: Place) -> None:
+        number = self.blocks.index(place.block)
+        self.codes[node] = (number << COLUMN_BITS) | place.column
+        self.places_version += 1
+
+    def _rewrite(self, node: str, place: Place, cells: Iterable[Cell]) -> None:
+        """Give a node exactly these devices, less the ghosts that hold nothing.
+
+        A node that is left without a device and without a vendor goes.
+        """
+        kept = [cell for cell in cells if cell.known or cell.is_booked()]
+        kept.sort(key=lambda cell: (cell.vendor, cell.index, not cell.known, cell.uuid))
+        for uuid in place.rows:
+            others = tuple(name for name in self._nodes_by_uuid[uuid] if name != node)
+            if others:
+                self._nodes_by_uuid[uuid] = others
+            else:
+                del self._nodes_by_uuid[uuid]
+        self.version += 1
+        if not kept and not place.alive:
+            self._take_out(place)
+            del self._places[node], self.codes[node]
+            self.places_version += 1
+            return
+        width = 1 << max(0, len(kept) - 1).bit_length()
+        if width != place.block.width:
+            self._take_out(place)
+            place.block = self._block(width)
+            place.column = place.block.add(node)
+            self._locate(node, place)
+        place.rows = {cell.uuid: row for row, cell in enumerate(kept)}
+        for uuid in place.rows:
+            self._nodes_by_uuid[uuid] = (*self._nodes_by_uuid.get(uuid, ()), node)
+        place.block.write(place.column, kept, link_class=self._link_class(place, kept))
+
+    def _take_out(self, place: Place) -> None:
+        moved = place.block.remove(place.column)
+        if moved is not None:
+            other = self._places[moved]
+            other.column = place.column
+            self._locate(moved, other)
+
+    def _link_class(self, place: Place, cells: list[Cell]) -> int:
+        width = place.block.width
+        matrix = np.zeros((width, width), np.int64)
+        for links in place.links.values():
+            for link in links:
+                a, b = place.rows.get(link.a), place.rows.get(link.b)
+                if a is not None and b is not None and a != b:
+                    matrix[a, b] = matrix[b, a] = link.score
+        vendors = tuple(cell.vendor for cell in cells)
+        vendors += (-1,) * (width - len(vendors))
+        key = (vendors, matrix.tobytes())
+        number = self._link_numbers.get(key)
+        if number is None:
+            number = self._link_numbers[key] = len(self.link_classes)
+            self.link_classes.append(LinkClass(vendors, matrix))
+        return number
+
+    # --- booking ---------------------------------------------------------------------------------
+
+    def book(self, node: str, containers: Iterable[ContainerShares]) -> tuple[str, ...]:
+        """Book what a pod's containers hold at their peak. Returns the devices that are now over.
+
+        Never refuses: the ledger decides, and it may have to record what runs. A device or node
+        that is not registered is added as a ghost.
+        """
+        containers = tuple(containers)
+        booked = booked_by_device(containers)
+        place = self._places.get(node) or self._add(node)
+        unknown = [uuid for uuid in booked if uuid not in place.rows]
+        if unknown:
+            vendor_of = {s.uuid: s.vendor for c in containers for s in c.shares}
+            cells = place.block.read(place.column)
+            cells += [
+                Cell(
+                    uuid=uuid,
+                    vendor=self.vendors.number(vendor_of[uuid]),
+                    index=_LAST,
+                    used_slots=1,
+                )
+                for uuid in unknown
+            ]
+            self._rewrite(node, place, cells)
+            for uuid in unknown:
+                place.block.book(
+                    place.rows[uuid], place.column, mib=0, core=0, slots=-1, exclusive=0
+                )
+        over: list[str] = []
+        block = place.block
+        for uuid, held in booked.items():
+            row = place.rows[uuid]
+            self._book(place, row, held, sign=1)
+            at = row, place.column
+            if block.known[at] and (
+                block.free_mib[at] < 0
+                or block.free_core[at] < 0
+                or block.used_slots[at] > block.slots[at]
+                or (block.exclusive_holders[at] and block.used_slots[at] > held.slots)
+            ):
+                over.append(uuid)
+        self.version += 1
+        return tuple(over)
+
+    def unbook(self, node: str, containers: Iterable[ContainerShares]) -> None:
+        """Take back what ``book`` added for the same containers."""
+        place = self._places.get(node)
+        if place is None:
+            raise InvariantBroken(what=f"node {node} has nothing booked that could be given back")
+        block = place.block
+        emptied = False
+        for uuid, held in booked_by_device(containers).items():
+            row = place.rows.get(uuid)
+            if row is None:
+                raise InvariantBroken(
+                    what=f"device {uuid} on {node} has nothing booked that could be given back"
+                )
+            self._book(place, row, held, sign=-1)
+            at = row, place.column
+            emptied |= bool(not block.known[at] and block.used_slots[at] == 0)
+        self.version += 1
+        if emptied:
+            self._rewrite(node, place, block.read(place.column))
+
+    def _book(self, place: Place, row: int, held: Booked, *, sign: int) -> None:
+        place.block.book(
+            row,
+            place.column,
+            mib=sign * held.memory_mib,
+            core=sign * held.core_pct,
+            slots=sign * held.slots,
+            exclusive=sign * held.exclusive,
+        )
+
+    def shortfall(
+        self,
+        node: str,
+        containers: Iterable[ContainerShares],
+        *,
+        without: Iterable[ContainerShares] = (),
+    ) -> tuple[str, ...]:
+        """Devices on which these shares are not free, leaving the holding ``without`` aside.
+
+        Asks for arithmetic only: health, cordon and selectors do not matter for what a pod already
+        has. Of a device that is not registered nothing is known, so nothing is lacking.
+        """
+        place = self._places.get(node)
+        if place is None:
+            return ()
+        mine = booked_by_device(without)
+        lacking: list[str] = []
+        for uuid, need in booked_by_device(containers).items():
+            row = place.rows.get(uuid)
+            if row is None or not place.block.known[row, place.column]:
+                continue
+            have = mine.get(uuid, NOTHING)
+            at, block = (row, place.column), place.block
+            others = int(block.used_slots[at]) - have.slots
+            holders = int(block.exclusive_holders[at]) - have.exclusive
+            if (
+                block.free_mib[at] + have.memory_mib < need.memory_mib
+                or block.free_core[at] + have.core_pct < need.core_pct
+                or others + need.slots > block.slots[at]
+                or holders > 0
+                or (need.exclusive and others > 0)
+            ):
+                lacking.append(uuid)
+        return tuple(lacking)
+
+    # --- checking --------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Recompute everything that is derived; ``InvariantBroken`` names the first difference."""
+        placed = 0
+        for number, block in enumerate(self.blocks):
+            placed += block.count
+            for column in range(block.count):
+                self._check_node(number, block, column)
+        if not placed == len(self._places) == len(self.codes):
+            raise InvariantBroken(what=f"{placed} columns hold {len(self._places)} nodes")
+        for uuid, nodes in self._nodes_by_uuid.items():
+            if any(uuid not in self._places[node].rows for node in nodes):
+                raise InvariantBroken(what=f"index of device {uuid} names a node without it")
+
+    def _check_node(self, number: int, block: Block, column: int) -> None:
+        node = block.names[column]
+        place = self._places.get(node)
+        cells = block.read(column)
+        rows = {cell.uuid: row for row, cell in enumerate(cells)}
+        if (
+            place is None
+            or place.block is not block
+            or place.column != column
+            or place.rows != rows
+            or self.codes[node] != (number << COLUMN_BITS) | column
+        ):
+            raise InvariantBroken(what=f"node {node} is not where the table looks for it")
+        for uuid, row in rows.items():
+            at = row, column
+            if node not in self._nodes_by_uuid.get(uuid, ()):
+                raise InvariantBroken(what=f"device {uuid} on {node} is missing in the index")
+            if (
+                block.free_mib[at] != block.capacity_mib[at] - block.used_mib[at]
+                or block.free_core[at] != block.capacity_core[at] - block.used_core[at]
+                or block.idle[at] != (block.used_slots[at] == 0)
+                or block.has_slot[at] != (block.used_slots[at] < block.slots[at])
+                or block.unheld[at] != (block.exclusive_holders[at] == 0)
+            ):
+                raise InvariantBroken(what=f"device {uuid} on {node} has stale derived columns")
+        for vendor, totals in block.totals.items():
+            mine = block.known[:, column] & (block.vendor[:, column] == vendor)
+            if (totals[:, column] != block.totals_of(column, mine)).any():
+                raise InvariantBroken(
+                    what=f"totals of {self.vendors.words[vendor]} on {node} are stale"
+                )
+
+
+def _ghost(cell: Cell) -> Cell:
+    """A device that is not registered (any more)."""
+    return replace(cell, known=False, healthy=False, alive=False)
