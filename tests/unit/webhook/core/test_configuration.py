@@ -44,7 +44,7 @@ def test_new_pod_that_names_a_resource_is_sent(group: str, kind: str, name: str)
     [None, {}, {"limits": {}}, {"limits": {"cpu": "1"}}, {"requests": {"nvidia.com/gpux": "1"}}],
 )
 def test_new_pod_of_others_is_not_sent(resources: dict[str, Any] | None) -> None:
-    more = {} if resources is None else {"resources": resources}
+    more: dict[str, Any] = {} if resources is None else {"resources": resources}
     assert not matches(0, pod(**more))
     assert not matches(0, {"metadata": {"name": "p"}, "spec": {}})
 
