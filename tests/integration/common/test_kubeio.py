@@ -16,7 +16,7 @@ from hami_common.ports import WatchEvent
 from hami_common.runtime import kubeio
 from hami_common.runtime.clock import ManualClock
 from hami_common.runtime.kubeio import reflector
-from hami_sim.apiserver import ApiServer, Fault, Match, Settings
+from hami_sim.apiserver import ApiServer, Fault, Match, RequestInfo, Settings, User
 
 pytestmark = pytest.mark.anyio
 
@@ -62,18 +62,14 @@ async def take(events: AsyncIterator[WatchEvent], count: int) -> list[WatchEvent
 
 
 def told(events: list[WatchEvent]) -> list[tuple[str, str]]:
-    return [
-        (e.type, decoded(e.raw)["metadata"]["name"] if e.raw else "") for e in events
-    ]
+    return [(e.type, decoded(e.raw)["metadata"]["name"] if e.raw else "") for e in events]
 
 
 async def test_objects_are_created_read_patched_replaced_and_deleted(kube: Fixture) -> None:
     _, client = kube
     created = decoded(await client.create(PODS, pod("web", labels={"a": "1"})))
     assert created["metadata"]["uid"]
-    patched = decoded(
-        await client.patch(f"{PODS}/web", b'{"metadata":{"annotations":{"k":"v"}}}')
-    )
+    patched = decoded(await client.patch(f"{PODS}/web", b'{"metadata":{"annotations":{"k":"v"}}}'))
     assert patched["metadata"]["annotations"] == {"k": "v"}
     patched["metadata"]["labels"] = {"a": "2"}
     await client.replace(f"{PODS}/web", msgspec.json.encode(patched))
@@ -102,9 +98,10 @@ async def test_an_invalid_object_is_denied_with_the_servers_reason(kube: Fixture
 
 
 async def test_a_forbidden_request_is_denied(tmp_path: Path) -> None:
-    settings = Settings(
-        authorize=lambda user, request: request.resource != "secrets" or "no secrets for you"
-    )
+    def authorize(user: User, request: RequestInfo) -> bool | str:
+        return request.resource != "secrets" or "no secrets for you"
+
+    settings = Settings(authorize=authorize)
     async with (
         ApiServer(settings) as server,
         kubeio.connect(str(server.kubeconfig(tmp_path / "k"))) as client,
@@ -130,9 +127,7 @@ async def test_server_errors_and_broken_connections_are_unavailable(kube: Fixtur
 async def test_a_slow_answer_is_unavailable_after_the_request_timeout(tmp_path: Path) -> None:
     async with (
         ApiServer(Settings()) as server,
-        kubeio.connect(
-            str(server.kubeconfig(tmp_path / "k")), request_timeout_s=0.2
-        ) as client,
+        kubeio.connect(str(server.kubeconfig(tmp_path / "k")), request_timeout_s=0.2) as client,
     ):
         server.faults.add(Fault(match=Match(resource="pods"), action="delay", delay_s=30))
         with anyio.fail_after(5), pytest.raises(Unavailable):
@@ -176,9 +171,31 @@ async def test_tls_servers_are_verified_with_the_kubeconfigs_authority(tmp_path:
         config = decoded((tmp_path / "good").read_bytes())
         del config["clusters"][0]["cluster"]["certificate-authority-data"]
         (tmp_path / "bad").write_bytes(msgspec.json.encode(config))
-        with pytest.raises(Unavailable, match="(?i)certificate"):
+        with pytest.raises(Unavailable, match=r"(?i)certificate"):
             async with kubeio.connect(str(tmp_path / "bad"), start_timeout_s=0.3):
                 pytest.fail("an unknown authority signed the certificate")
+
+
+async def test_paths_in_a_kubeconfig_are_relative_to_it(tmp_path: Path) -> None:
+    async with ApiServer(Settings(tls=True)) as server:
+        config = decoded(server.kubeconfig(tmp_path / "inline").read_bytes())
+        (tmp_path / "ca.pem").write_bytes(server.ca_pem)
+        (tmp_path / "token").write_text(server.token)
+        cluster = config["clusters"][0]["cluster"]
+        del cluster["certificate-authority-data"]
+        cluster["certificate-authority"] = "ca.pem"
+        config["users"][0]["user"] = {"tokenFile": "token"}
+        (tmp_path / "with-files").write_bytes(msgspec.json.encode(config))
+        async with kubeio.connect(str(tmp_path / "with-files")) as client:
+            await client.get("/api/v1/namespaces/default")
+
+
+@pytest.mark.parametrize("text", ["", "just text", "{", "clusters: [{}]", "clusters: 3"])
+async def test_a_kubeconfig_that_is_none_is_a_settings_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "kubeconfig").write_text(text)
+    with pytest.raises(SettingsInvalid, match="kubeconfig"):
+        async with kubeio.connect(str(tmp_path / "kubeconfig")):
+            pytest.fail("this is no kubeconfig")
 
 
 async def test_no_login_is_a_settings_error(tmp_path: Path) -> None:
@@ -190,13 +207,13 @@ async def test_no_login_is_a_settings_error(tmp_path: Path) -> None:
 async def test_no_server_in_time_is_unavailable(tmp_path: Path) -> None:
     async with ApiServer(Settings()) as server:
         path = server.kubeconfig(tmp_path / "k")
-    with pytest.raises(Unavailable, match="waited 0.3 s"):
+    with pytest.raises(Unavailable, match=r"waited 0\.3 s"):
         async with kubeio.connect(str(path), start_timeout_s=0.3):
             pytest.fail("the server is gone")
 
 
 async def test_lists_come_in_pages_until_the_last(kube: Fixture) -> None:
-    server, client = kube
+    _, client = kube
     for number in range(7):
         await client.create(CONFIG_MAPS, config_map(f"c-{number}", group=str(number % 2)))
     pages = await client.list_pages(CONFIG_MAPS, page_size=3)
@@ -254,8 +271,9 @@ async def test_a_watch_that_breaks_is_taken_up_where_it_was(kube: Fixture) -> No
             server.drop_watches(cut=cut)
             await client.create(PODS, pod(f"b-{cut}".lower()))
             assert told(await take(events, 1)) == [("ADDED", f"b-{cut}".lower())]
-    lists = [entry for entry in server.requests(Match(resource="pods", verb="list"))]
-    assert len(lists) == 1, "nothing was listed again"
+    assert len(server.requests(Match(resource="pods", verb="list"))) == 1, (
+        "nothing was listed again"
+    )
 
 
 async def test_after_a_410_the_difference_is_told_and_nothing_else(kube: Fixture) -> None:
@@ -361,8 +379,8 @@ async def test_watch_lines_split_anywhere_and_bookmarks_move_the_position(
     lines = [
         '{"type":"ADDED","object":{"metadata":{"name":"ü","uid":"1","resourceVersion":"8"}}}',
         '{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"90"}}}',
-        '{"type":"MODIFIED","object":{"metadata":{"name":"b","uid":"2","resourceVersion":"91"},'
-        f'"data":"{large}"}}}}',
+        '{"type":"MODIFIED","object":{"metadata":{"name":"b","uid":"2","resourceVersion":"91"},"data":"%s"}}'
+        % large,
     ]
     asked: list[str] = []
     body = ("\n".join(lines) + "\n").encode()
@@ -449,7 +467,7 @@ async def test_an_answer_that_is_no_status_object_is_quoted(tmp_path: Path) -> N
 
 
 async def test_events_that_repeat_are_counted_on_one_object(kube: Fixture) -> None:
-    server, client = kube
+    _, client = kube
     created = decoded(await client.create(PODS, pod("web")))
     clock = ManualClock()
     recorder = kubeio.EventRecorder(client, component="hami-scheduler", clock=clock)

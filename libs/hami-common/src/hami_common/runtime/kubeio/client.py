@@ -11,6 +11,7 @@ Outside document: Kubernetes API conventions (v1.34). Times in seconds.
 
 import logging
 import ssl
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -20,21 +21,16 @@ import aiohttp
 import anyio
 import msgspec
 from kubernetes_asyncio.client import Configuration
-from kubernetes_asyncio.config import (
-    ConfigException,
-    load_incluster_config,
-    load_kube_config,
-)
 
 from hami_common.errors import (
     Conflict,
     Denied,
     HamiError,
     NotFound,
-    SettingsInvalid,
     Unavailable,
 )
 from hami_common.ports import WatchEvent
+from hami_common.runtime.kubeio.login import log_in
 from hami_common.runtime.kubeio.reflector import reflect
 from hami_common.runtime.tasks import Backoff
 
@@ -87,26 +83,11 @@ class KubeClient:
         self._login_lock = anyio.Lock()
         self._login_count = 0
         self._tls_files: tuple[object, ...] = ()
+        self._directory = tempfile.TemporaryDirectory(prefix="hami-login-")
 
     async def log_in(self) -> None:
         """Read the kubeconfig or the service account, and open a session with what they say."""
-        configuration = Configuration()
-        try:
-            if self._kubeconfig:
-                await load_kube_config(
-                    config_file=self._kubeconfig,
-                    context=self._context or None,
-                    client_configuration=configuration,
-                    persist_config=False,
-                )
-            else:
-                load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the library left it untyped
-        except (ConfigException, OSError, KeyError) as error:
-            raise SettingsInvalid(
-                field="kubeconfig",
-                problem=str(error) or type(error).__name__,
-                fix="give the path of a kubeconfig file, or run as a pod with a service account",
-            ) from error
+        configuration = await log_in(self._kubeconfig, self._context, Path(self._directory.name))
         self._configuration = configuration
         self._login_count += 1
         tls_files = _tls_files(configuration)
@@ -128,6 +109,7 @@ class KubeClient:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+        self._directory.cleanup()
 
     async def get(self, path: str) -> bytes:
         """One object."""
@@ -336,8 +318,8 @@ async def connect(
         user_agent=user_agent,
         request_timeout_s=request_timeout_s,
     )
-    await client.log_in()
     try:
+        await client.log_in()
         await _wait_for_answer(client, start_timeout_s)
         yield client
     finally:
