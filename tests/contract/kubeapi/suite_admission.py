@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract for admission webhooks: what they are asked, and what their answers do."""
+
+import base64
+from typing import Any
+
+import msgspec
+import pytest
+
+from hami_sim.apiserver.client import path_of
+from tests.contract.kubeapi.support import (
+    Cluster,
+    Obj,
+    container,
+    limited,
+    pod,
+    refused,
+    registered,
+    until,
+    webhook_server,
+)
+
+pytestmark = pytest.mark.anyio
+ASKS = "object.spec.containers.exists(c, has(c.resources.limits) && 'nvidia.com/gpu' in c.resources.limits)"  # noqa: E501 - one expression
+
+
+def patching(*operations: Obj, **more: Any) -> Any:
+    encoded = base64.b64encode(msgspec.json.encode(list(operations))).decode()
+    return lambda _request: {
+        "allowed": True,
+        "patchType": "JSONPatch",
+        "patch": encoded,
+        **more,
+    }
+
+
+async def in_force(cluster: Cluster, hook: Any, **fields: Any) -> None:
+    """Wait until the server has noticed a registration: it is asked about a dry run."""
+
+    async def asked() -> bool:
+        hook.requests.clear()
+        await cluster.client.raw(
+            "POST",
+            path_of("pods", cluster.namespace),
+            body=pod(generateName="probe-", **fields),
+            query={"dryRun": "All"},
+        )
+        return bool(hook.requests)
+
+    await until(asked)
+    hook.requests.clear()
+
+
+class AdmissionContract:
+    """Webhooks."""
+
+    async def test_mutating_webhook_sees_the_defaulted_object_and_its_patch_is_stored(
+        self, cluster: Cluster
+    ) -> None:
+        async with webhook_server() as hook, registered(cluster, hook, mutating=True):
+            hook.answer = patching(
+                {"op": "add", "path": "/metadata/annotations", "value": {"seen": "yes"}},
+                {"op": "replace", "path": "/spec/schedulerName", "value": "chosen"},
+            )
+            await in_force(cluster, hook)
+            made = await cluster.client.create("pods", pod("a"), cluster.namespace)
+            assert made["metadata"]["annotations"] == {"seen": "yes"}
+            assert made["spec"]["schedulerName"] == "chosen"
+            (request,) = hook.requests
+            assert request["operation"] == "CREATE"
+            assert request["kind"] == {"group": "", "version": "v1", "kind": "Pod"}
+            assert request["resource"] == {"group": "", "version": "v1", "resource": "pods"}
+            assert request["namespace"] == cluster.namespace
+            assert request["userInfo"]["username"]
+            assert request["object"]["kind"] == "Pod"
+            assert request["object"]["spec"]["restartPolicy"] == "Always"
+            assert request["dryRun"] is False
+            assert not request.get("oldObject")
+
+    async def test_mutating_webhook_sees_no_uid_and_no_generated_name(
+        self, cluster: Cluster
+    ) -> None:
+        async with webhook_server() as hook, registered(cluster, hook, mutating=True):
+            await in_force(cluster, hook)
+            await cluster.client.create("pods", pod(generateName="g-"), cluster.namespace)
+            (request,) = hook.requests
+            assert not request["object"]["metadata"].get("uid")
+            assert not request["object"]["metadata"].get("name")
+            assert request["object"]["metadata"]["generateName"] == "g-"
+
+    async def test_denial_carries_the_webhook_name_code_and_message(self, cluster: Cluster) -> None:
+        async with webhook_server() as hook, registered(cluster, hook, mutating=False) as name:
+            await in_force(cluster, hook)
+            hook.answer = lambda _request: {
+                "allowed": False,
+                "status": {"code": 403, "reason": "Forbidden", "message": "not today"},
+            }
+            text = f'admission webhook "{name}" denied the request: not today'
+            with refused(403, "Forbidden", text):
+                await cluster.client.create("pods", pod("a"), cluster.namespace)
+
+    async def test_denial_without_a_code_is_a_bad_request(self, cluster: Cluster) -> None:
+        async with webhook_server() as hook, registered(cluster, hook, mutating=False):
+            await in_force(cluster, hook)
+            hook.answer = lambda _request: {"allowed": False}
+            with refused(400, "", "denied the request without explanation"):
+                await cluster.client.create("pods", pod("a"), cluster.namespace)
+
+    async def test_warnings_reach_the_client(self, cluster: Cluster) -> None:
+        async with webhook_server() as hook, registered(cluster, hook, mutating=True):
+            await in_force(cluster, hook)
+            hook.answer = lambda _request: {"allowed": True, "warnings": ["mind the gap"]}
+            reply = await cluster.client.raw(
+                "POST", path_of("pods", cluster.namespace), body=pod("a")
+            )
+            assert reply.code == 201
+            assert reply.headers["Warning"] == '299 - "mind the gap"'
+
+    async def test_a_failing_call_under_fail_is_an_internal_error(self, cluster: Cluster) -> None:
+        async with webhook_server() as hook, registered(cluster, hook, mutating=True) as name:
+            await in_force(cluster, hook)
+            hook.answer = lambda _request: {"uid": "wrong", "allowed": True}
+            with refused(500, "InternalError", f'failed calling webhook "{name}"'):
+                await cluster.client.create("pods", pod("a"), cluster.namespace)
+
+    async def test_a_failing_call_under_ignore_is_skipped(self, cluster: Cluster) -> None:
+        async with (
+            webhook_server() as hook,
+            registered(cluster, hook, mutating=True, failurePolicy="Ignore"),
+        ):
+            await in_force(cluster, hook)
+            hook.answer = lambda _request: {"uid": "wrong", "allowed": True}
+            made = await cluster.client.create("pods", pod("a"), cluster.namespace)
+            assert made["metadata"]["name"] == "a"
+
+    async def test_an_untrusted_certificate_fails_the_call(self, cluster: Cluster) -> None:
+        async with webhook_server() as hook, webhook_server() as other:
+            wrong = {"url": hook.url, "caBundle": other.ca_bundle}
+            async with registered(cluster, hook, mutating=False, clientConfig=wrong):
+
+                async def fails() -> bool:
+                    reply = await cluster.client.raw(
+                        "POST",
+                        path_of("pods", cluster.namespace),
+                        body=pod("a"),
+                        query={"dryRun": "All"},
+                    )
+                    return reply.code == 500 and "certificate" in reply.json["message"]
+
+                await until(fails)
+                assert hook.requests == []
+
+    async def test_match_conditions_choose_the_pods(self, cluster: Cluster) -> None:
+        async with (
+            webhook_server() as hook,
+            registered(
+                cluster,
+                hook,
+                mutating=True,
+                matchConditions=[{"name": "asks", "expression": ASKS}],
+            ),
+        ):
+            asking = pod("asking", containers=[container("x"), limited(nvidia_com__gpu="1")])
+
+            async def asked() -> bool:
+                await cluster.client.create("pods", asking, cluster.namespace, dryRun="All")
+                return bool(hook.requests)
+
+            await until(asked)
+            hook.requests.clear()
+            await cluster.client.create("pods", pod("plain"), cluster.namespace)
+            assert hook.requests == []
+            await cluster.client.create("pods", asking, cluster.namespace)
+            assert [request["name"] for request in hook.requests] == ["asking"]
+
+    async def test_match_conditions_that_do_not_compile_are_refused(self, cluster: Cluster) -> None:
+        async with webhook_server() as hook:
+            conditions = [{"name": "bad", "expression": "object.spec.containers.exists("}]
+            with refused(422, "Invalid", "matchConditions[0].expression"):
+                async with registered(cluster, hook, mutating=True, matchConditions=conditions):
+                    pass
+
+    async def test_object_selector_chooses_by_label(self, cluster: Cluster) -> None:
+        async with (
+            webhook_server() as hook,
+            registered(
+                cluster,
+                hook,
+                mutating=True,
+                objectSelector={
+                    "matchExpressions": [
+                        {"key": "hami.io/webhook", "operator": "NotIn", "values": ["ignore"]}
+                    ]
+                },
+            ),
+        ):
+            await in_force(cluster, hook)
+            ignored = pod("a", labels={"hami.io/webhook": "ignore"})
+            await cluster.client.create("pods", ignored, cluster.namespace)
+            assert hook.requests == []
+
+    async def test_ephemeral_containers_and_updates_can_be_asked_about(
+        self, cluster: Cluster
+    ) -> None:
+        rules = [
+            {
+                "operations": ["CREATE", "UPDATE"],
+                "apiGroups": [""],
+                "apiVersions": ["v1"],
+                "resources": ["pods", "pods/ephemeralcontainers"],
+            }
+        ]
+        async with (
+            webhook_server() as hook,
+            registered(cluster, hook, mutating=False, rules=rules),
+        ):
+            await in_force(cluster, hook)
+            await cluster.client.create("pods", pod("a"), cluster.namespace)
+            await cluster.client.patch(
+                "pods", "a", {"metadata": {"labels": {"x": "y"}}}, namespace=cluster.namespace
+            )
+            await cluster.client.patch(
+                "pods",
+                "a",
+                {"spec": {"ephemeralContainers": [container("debug")]}},
+                namespace=cluster.namespace,
+                subresource="ephemeralcontainers",
+            )
+            await cluster.client.patch(
+                "pods",
+                "a",
+                {"status": {"phase": "Running"}},
+                namespace=cluster.namespace,
+                subresource="status",
+            )
+            seen = [(r["operation"], r.get("subResource", "")) for r in hook.requests]
+            assert seen == [("CREATE", ""), ("UPDATE", ""), ("UPDATE", "ephemeralcontainers")]
+            assert hook.requests[1]["oldObject"]["metadata"].get("labels") is None
+
+    async def test_bindings_can_be_asked_about(self, cluster: Cluster) -> None:
+        rules = [
+            {
+                "operations": ["CREATE"],
+                "apiGroups": [""],
+                "apiVersions": ["v1"],
+                "resources": ["pods", "pods/binding"],
+            }
+        ]
+        async with (
+            webhook_server() as hook,
+            registered(cluster, hook, mutating=False, rules=rules),
+        ):
+            await in_force(cluster, hook)
+            await cluster.client.create("pods", pod("a"), cluster.namespace)
+            await cluster.client.bind("a", "n", namespace=cluster.namespace, annotations={"k": "v"})
+            request = hook.requests[-1]
+            assert request["subResource"] == "binding"
+            assert request["object"]["kind"] == "Binding"
+            assert request["object"]["metadata"]["annotations"] == {"k": "v"}
+            await cluster.client.delete("pods", "a", cluster.namespace, gracePeriodSeconds="0")
+
+    async def test_a_patched_pod_is_validated_again(self, cluster: Cluster) -> None:
+        async with webhook_server() as hook, registered(cluster, hook, mutating=True):
+            await in_force(cluster, hook)
+            hook.answer = patching(
+                {
+                    "op": "add",
+                    "path": "/spec/containers/0/resources",
+                    "value": {"limits": {"nvidia.com/gpu": "1500m"}},
+                }
+            )
+            with refused(422, "Invalid", "must be an integer"):
+                await cluster.client.create("pods", pod("a"), cluster.namespace)
+
+    async def test_reinvocation_runs_an_earlier_webhook_again_after_a_later_change(
+        self, cluster: Cluster
+    ) -> None:
+        async with webhook_server() as first, webhook_server() as second:
+
+            def count(request: Obj) -> Obj:
+                found = request["object"]["metadata"].get("annotations") or {}
+                seen = int(found.get("count", "0")) + 1
+                value = {**found, "count": str(seen)}
+                return dict(
+                    patching({"op": "add", "path": "/metadata/annotations", "value": value})(
+                        request
+                    )
+                )
+
+            first.answer = count
+            second.answer = patching(
+                {"op": "add", "path": "/metadata/labels", "value": {"later": "yes"}}
+            )
+            async with (
+                registered(
+                    cluster, first, mutating=True, prefix="aa", reinvocationPolicy="IfNeeded"
+                ),
+                registered(cluster, second, mutating=True, prefix="zz"),
+            ):
+                await in_force(cluster, first)
+                await in_force(cluster, second)
+                first.requests.clear()
+                second.requests.clear()
+                made = await cluster.client.create("pods", pod("a"), cluster.namespace)
+                assert made["metadata"]["annotations"]["count"] == "2"
+                assert len(first.requests) == 2
+                assert len(second.requests) == 1
