@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One bus, one Kubernetes API and any number of schedulers, in memory and on one hand-moved clock.
+
+``Interposer`` stands between a scheduler and its ports: it counts the calls of the paths that
+write, lets a test act before or after any of them, and can hold one for ever, which is how a crash
+or a stopped process looks from outside. ``check`` reads pods and the ledger's log, never a table
+of ours.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import count
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+from prometheus_client import CollectorRegistry
+
+from hami_common import annotations, subjects
+from hami_common.events import codec
+from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.events.decision import DecisionRecord
+from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
+from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
+from hami_common.ports import Bucket, Entry, Expect, KubeApi, Reset, Synced, WatchEvent
+from hami_common.runtime.clock import ManualClock
+from hami_common.runtime.httpd import Request
+from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryPublisher, Published, matches
+from hami_common.runtime.telemetry import Tracing
+from hami_common.signing import Signer, Verifier
+from hami_scheduler.app import Keys, Scheduler
+from hami_scheduler.app import World as Outside
+from hami_scheduler.settings import Settings
+from tests.unit.scheduler.shell import builders
+from tests.unit.scheduler.shell.fakekube import FakeKube, Obj
+
+LEASE_S = 30.0
+STEP_S = 7.0
+"""Below the heartbeat timeout, and few steps: each waits until every task is at rest."""
+
+
+class Interposer:
+    """Sees each call on the ports of one scheduler."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.before: dict[int, Callable[[], Awaitable[None]]] = {}
+        self.after: dict[int, Callable[[], Awaitable[None]]] = {}
+
+    async def around(self, what: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        number = len(self.calls)
+        self.calls.append(what)
+        if number in self.before:
+            await self.before[number]()
+        answer = await call()
+        if number in self.after:
+            await self.after[number]()
+        return answer
+
+
+class SeenBucket:
+    """A bucket whose calls are seen."""
+
+    def __init__(self, inner: Bucket, seen: Interposer) -> None:
+        self.name = inner.name
+        self._inner = inner
+        self._seen = seen
+
+    async def get(self, key: str) -> Entry | None:
+        entry: Entry | None = await self._seen.around(
+            f"get {self.name}", lambda: self._inner.get(key)
+        )
+        return entry
+
+    async def latest(self, key_filter: str = ">") -> Sequence[Entry]:
+        entries: Sequence[Entry] = await self._seen.around(
+            f"latest {self.name}", lambda: self._inner.latest(key_filter)
+        )
+        return entries
+
+    async def append(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        expect: Expect | None = None,
+    ) -> int:
+        revision: int = await self._seen.around(
+            f"append {self.name}",
+            lambda: self._inner.append(key, value, headers=headers, expect=expect),
+        )
+        return revision
+
+    async def last_revision(self, subject_filter: str) -> int:
+        return await self._inner.last_revision(subject_filter)
+
+    def watch(
+        self, key_filter: str = ">"
+    ) -> AbstractAsyncContextManager[AsyncIterator[Entry | Synced | Reset]]:
+        return self._inner.watch(key_filter)
+
+    async def forget(self, key: str) -> None:
+        await self._inner.forget(key)
+
+
+class SeenKube:
+    """A Kubernetes API whose calls on single objects are seen."""
+
+    def __init__(self, inner: KubeApi, seen: Interposer) -> None:
+        self._inner = inner
+        self._seen = seen
+
+    async def get(self, path: str) -> bytes:
+        raw: bytes = await self._seen.around("get pod", lambda: self._inner.get(path))
+        return raw
+
+    async def list_pages(
+        self, path: str, *, label_selector: str = "", field_selector: str = "", page_size: int = 500
+    ) -> Sequence[bytes]:
+        return await self._inner.list_pages(
+            path,
+            label_selector=label_selector,
+            field_selector=field_selector,
+            page_size=page_size,
+        )
+
+    async def create(self, path: str, body: bytes) -> bytes:
+        raw: bytes = await self._seen.around("post binding", lambda: self._inner.create(path, body))
+        return raw
+
+    async def patch(
+        self, path: str, body: bytes, *, content_type: str = "application/merge-patch+json"
+    ) -> bytes:
+        raw: bytes = await self._seen.around(
+            f"patch {path.rsplit('/', 2)[1]}",
+            lambda: self._inner.patch(path, body, content_type=content_type),
+        )
+        return raw
+
+    async def replace(self, path: str, body: bytes) -> bytes:
+        return await self._inner.replace(path, body)
+
+    async def delete(self, path: str, *, body: bytes = b"") -> None:
+        await self._inner.delete(path, body=body)
+
+    def list_watch(
+        self, path: str, *, label_selector: str = "", field_selector: str = ""
+    ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
+        return self._inner.list_watch(
+            path, label_selector=label_selector, field_selector=field_selector
+        )
+
+
+class Running:
+    """A scheduler that runs, and how kube-scheduler calls it."""
+
+    def __init__(self, scheduler: Scheduler, seen: Interposer, registry: CollectorRegistry) -> None:
+        self.scheduler = scheduler
+        self.seen = seen
+        self.registry = registry
+        self.state = scheduler.state
+
+    async def call(self, verb: str, body: bytes) -> Any:
+        handler = self.scheduler.extender.routes()["POST", f"/{verb}"]
+        request = Request(
+            method="POST", path=f"/{verb}", query={}, headers={}, body=body, params={}
+        )
+        response = await handler(request)
+        return json.loads(response.body)  # type: ignore[union-attr]  # no handler of ours streams
+
+    async def filter(self, pod: Obj, names: list[str]) -> Any:
+        return await self.call("filter", builders.filter_body(pod, names))
+
+    async def prioritize(self, pod: Obj, names: list[str]) -> Any:
+        return await self.call("prioritize", builders.filter_body(pod, names))
+
+    async def bind(self, pod: Obj, node: str) -> str:
+        """Error text of the bind; empty when the pod is bound."""
+        error: str = (await self.call("bind", builders.bind_body(pod, node)))["Error"]
+        return error
+
+    def value(self, name: str, **labels: str) -> float:
+        """Value of a metric, 0 when it never moved."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+
+class World:
+    """The outside of all schedulers of one test."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.bus = MemoryBus(clock=self.clock)
+        self.kube = FakeKube()
+        self.signer = Signer.generate()
+        self.verifier = Verifier.from_pems([self.signer.public_pem()])
+        self._ids = count(1)
+
+    # --- what others do --------------------------------------------------------------------------
+
+    async def add_devices(self, devices: NodeDevices) -> None:
+        bucket = MemoryBucket(self.bus, subjects.DEVICES_BUCKET)
+        key = subjects.devices_key(devices.node, devices.vendor)
+        await bucket.append(key, codec.encode(devices))
+
+    async def heartbeat(self, *nodes: str) -> None:
+        for node in nodes:
+            beat = Heartbeat(node=node, boot_id="boot-1", seq=1, time_s=0.0, vendors=("nvidia",))
+            await self.publish(subjects.heartbeat(node), codec.encode(beat))
+
+    async def fault(self, fault: DeviceFault) -> None:
+        await self.publish(subjects.fault(fault.node), codec.encode(fault))
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        await MemoryPublisher(self.bus).publish(subject, data)
+        await anyio.wait_all_tasks_blocked()
+
+    def add_pod(self, pod: Obj) -> Obj:
+        return self.kube.put(pod_path(pod), pod)
+
+    async def record(self, record: AllocationRecord, *, expect: Expect | None = None) -> int:
+        """Write to the ledger as another scheduler would."""
+        bucket = MemoryBucket(self.bus, subjects.ALLOC_BUCKET)
+        key = subjects.allocation_key(record.node, record.pod_uid)
+        return await bucket.append(key, codec.encode(record), expect=expect)
+
+    async def report_state(self, state: StateRecord) -> int:
+        bucket = MemoryBucket(self.bus, subjects.STATE_BUCKET)
+        key = subjects.allocation_key(state.node, state.pod_uid)
+        return await bucket.append(key, codec.encode(state))
+
+    async def advance(self, delay_s: float, *nodes: str) -> None:
+        """Let time pass, with heartbeats of ``nodes``."""
+        passed = 0.0
+        while passed < delay_s:
+            await self.heartbeat(*nodes)
+            await self.clock.advance(STEP_S)
+            passed += STEP_S
+        await anyio.wait_all_tasks_blocked()
+
+    # --- schedulers ------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def scheduler(
+        self,
+        writer: str = "s1",
+        *,
+        wait: bool = True,
+        signer: Signer | None = None,
+        **settings: Any,
+    ) -> AsyncIterator[Running]:
+        """Run one for the time of the block; leaving the block cuts it off wherever it is."""
+        seen = Interposer()
+        registry = CollectorRegistry()
+        scheduler = Scheduler(
+            settings=Settings(
+                signing_key_file="unused", lease_s=LEASE_S, **{"tick_s": STEP_S, **settings}
+            ),
+            world=Outside(
+                devices=MemoryBucket(self.bus, subjects.DEVICES_BUCKET),
+                records=SeenBucket(MemoryBucket(self.bus, subjects.ALLOC_BUCKET), seen),
+                states=SeenBucket(MemoryBucket(self.bus, subjects.STATE_BUCKET), seen),
+                publisher=MemoryPublisher(self.bus),
+                subscribe=self._subscribe,
+                kube=SeenKube(self.kube, seen),
+                clock=self.clock,
+            ),
+            keys=Keys(signer=signer or self.signer, verifier=self.verifier),
+            registry=registry,
+            tracing=Tracing(service="scheduler"),
+            writer=writer,
+            ids=lambda: f"{writer}-{next(self._ids)}",
+        )
+        running = Running(scheduler, seen, registry)
+        async with anyio.create_task_group() as group:
+            group.start_soon(scheduler.run)
+            if wait:
+                await anyio.wait_all_tasks_blocked()
+                assert scheduler.state.is_complete, scheduler.state.missing()
+            yield running
+            group.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def _subscribe(self, subject: str) -> AsyncIterator[AsyncIterator[Published]]:
+        send, receive = anyio.create_memory_object_stream[Published](1000)
+
+        def listen(message: Published) -> None:
+            if matches(message.subject, subject):
+                try:
+                    send.send_nowait(message)
+                except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+                    return  # the subscriber has gone
+
+        self.bus.on_publish(listen)
+        with send, receive:
+            yield aiter(receive)
+
+    # --- what is true ----------------------------------------------------------------------------
+
+    def records(self) -> dict[str, tuple[int, AllocationRecord]]:
+        """Newest record by key, with its sequence."""
+        entries = self.bus.stream(subjects.ALLOC_BUCKET).latest(">")
+        return {
+            entry.key: (entry.revision, codec.decode(entry.value, AllocationRecord, what=entry.key))
+            for entry in entries
+        }
+
+    def live(self) -> list[AllocationRecord]:
+        return [record for _, record in self.records().values() if record.op != "release"]
+
+    def states(self) -> dict[str, StateRecord]:
+        entries = self.bus.stream(subjects.STATE_BUCKET).latest(">")
+        return {
+            entry.key: codec.decode(entry.value, StateRecord, what=entry.key) for entry in entries
+        }
+
+    def decisions(self, verb: str = "bind") -> list[DecisionRecord]:
+        found = [
+            codec.decode(message.data, DecisionRecord, what=message.subject)
+            for message in self.bus.published
+            if message.subject.startswith(f"{subjects.EVENT_PREFIX}.decision.")
+        ]
+        return [record for record in found if record.verb == verb]
+
+    def bound(self) -> dict[str, str]:
+        """Node by name of each assigned pod."""
+        return {
+            pod["metadata"]["name"]: pod["spec"]["nodeName"]
+            for pod in self.kube.pods()
+            if pod["spec"].get("nodeName")
+        }
+
+    def check(self, *capacity: NodeDevices) -> None:
+        """No device is handed out twice: by what pods carry, and by what the ledger says."""
+        carried: list[tuple[str, tuple[ContainerShares, ...]]] = []
+        for pod in self.kube.pods():
+            meta, node = pod["metadata"], pod["spec"].get("nodeName")
+            annotation = (meta.get("annotations") or {}).get(annotations.ALLOCATION)
+            if node and annotation and pod["status"]["phase"] not in ("Succeeded", "Failed"):
+                signed = self.verifier.verify(annotation, pod_uid=meta["uid"], node=node)
+                carried.append((node, signed.placement.containers))
+        _check_capacity("pods", carried, capacity)
+        _check_capacity("ledger", [(r.node, r.containers) for r in self.live()], capacity)
+
+    def check_settled(self, *capacity: NodeDevices) -> None:
+        """Also: every bound pod holds what it carries, and nobody else holds anything."""
+        self.check(*capacity)
+        live = {(record.node, record.pod_uid): record for record in self.live()}
+        for pod in self.kube.pods():
+            meta, node = pod["metadata"], pod["spec"].get("nodeName")
+            annotation = (meta.get("annotations") or {}).get(annotations.ALLOCATION)
+            if not node or not annotation or pod["status"]["phase"] in ("Succeeded", "Failed"):
+                continue
+            signed = self.verifier.verify(annotation, pod_uid=meta["uid"], node=node)
+            record = live.pop((node, meta["uid"]), None)
+            assert record is not None, f"pod {meta['name']} has no live record"
+            assert record.allocation_id == signed.allocation_id, meta["name"]
+            assert record.containers == signed.placement.containers, meta["name"]
+            for container in record.containers:
+                assert annotations.limits(container.name) in meta["annotations"]
+        assert not live, f"records without a pod: {sorted(live)}"
+
+
+def pod_path(pod: Obj) -> str:
+    meta = pod["metadata"]
+    return f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+
+
+def _check_capacity(
+    who: str,
+    holdings: Iterable[tuple[str, tuple[ContainerShares, ...]]],
+    capacity: Iterable[NodeDevices],
+) -> None:
+    used: dict[tuple[str, str], Booked] = defaultdict(lambda: NOTHING)
+    holders: dict[tuple[str, str], int] = defaultdict(int)
+    for node, containers in holdings:
+        for uuid, booked in booked_by_device(containers).items():
+            used[node, uuid] = used[node, uuid].plus(booked)
+            holders[node, uuid] += 1
+    by_device = {(d.node, device.uuid): device for d in capacity for device in d.devices}
+    for at, booked in used.items():
+        device = by_device[at]
+        assert booked.memory_mib <= device.capacity_mib, (who, at, booked)
+        assert booked.core_pct <= device.capacity_core_pct, (who, at, booked)
+        assert booked.slots <= device.slots, (who, at, booked)
+        assert not booked.exclusive or holders[at] == 1, (who, at, booked)
