@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cordons follow the nodes' annotations."""
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from hami_common import annotations as keys
+from hami_common import subjects
+from hami_common.ports import WatchEvent
+from hami_common.runtime.clock import ManualClock
+from hami_common.runtime.memory import MemoryBucket, MemoryBus
+from hami_registry.core.device_config import DeviceConfig
+from hami_registry.core.inventory import Inventory
+from hami_registry.shell.canonical import CanonicalWriter
+from hami_registry.shell.cordons import Cordons, parse_cordon
+from hami_registry.shell.metrics import Metrics
+from tests.support.registry import report
+
+
+@pytest.mark.parametrize(
+    ("text", "uuids"),
+    [("", []), (" , ,", []), ("GPU-a", ["GPU-a"]), (" GPU-a , GPU-b,", ["GPU-a", "GPU-b"])],
+)
+def test_list_is_split_and_trimmed(text: str, uuids: list[str]) -> None:
+    assert parse_cordon(text) == frozenset(uuids)
+
+
+def writer() -> CanonicalWriter:
+    made = CanonicalWriter(
+        inventory=Inventory(DeviceConfig()),
+        bucket=MemoryBucket(MemoryBus(), subjects.DEVICES_BUCKET),
+        clock=ManualClock(),
+        metrics=Metrics(CollectorRegistry()),
+        source="/registry/test",
+        keep_cordons=True,
+    )
+    made.inventory.accept(report("a", "b"))
+    return made
+
+
+def event(kind: str, text: str | None = None, name: str = "gpu-1") -> WatchEvent:
+    annotations = None if text is None else {keys.DEVICE_CORDON: text}
+    raw = msgspec.json.encode({"metadata": {"name": name, "annotations": annotations}})
+    return WatchEvent(type=kind, raw=raw)
+
+
+def cordoned(of: CanonicalWriter) -> list[str]:
+    devices = of.inventory.canonical("gpu-1", "nvidia", time_s=0).devices
+    return [device.uuid for device in devices if device.cordoned]
+
+
+def test_annotation_comes_changes_and_goes() -> None:
+    target = writer()
+    cordons = Cordons(target)
+    cordons.take(event("ADDED", "a"))
+    assert cordoned(target) == ["a"]
+    cordons.take(event("MODIFIED", "a,b"))
+    assert cordoned(target) == ["a", "b"]
+    cordons.take(event("MODIFIED"))
+    assert cordoned(target) == []
+    cordons.take(event("MODIFIED", "b"))
+    cordons.take(event("DELETED"))
+    assert cordoned(target) == []
+
+
+def test_cordon_of_a_node_that_is_gone_ends_with_the_first_list() -> None:
+    target = writer()
+    target.cordon("gpu-1", frozenset({"a"}))
+    cordons = Cordons(target)
+    cordons.take(event("ADDED", "x", name="other"))
+    assert cordoned(target) == ["a"]
+    cordons.take(WatchEvent(type="SYNCED"))
+    assert cordoned(target) == []
+
+
+def test_node_that_does_not_decode_is_skipped() -> None:
+    target = writer()
+    Cordons(target).take(WatchEvent(type="ADDED", raw=b"{"))
+    assert cordoned(target) == []

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The OpenAPI document: committed, complete, and every reference leads somewhere."""
+
+import json
+import re
+from pathlib import Path
+
+from hami_registry.shell import openapi
+from hami_registry.shell.api import OPERATIONS, Api
+
+COMMITTED = Path(__file__).parents[4] / "docs/openapi/registry.json"
+
+
+def test_committed_document_is_current() -> None:
+    assert COMMITTED.read_bytes() == openapi.encoded()
+
+
+def test_every_reference_leads_somewhere() -> None:
+    document = openapi.document()
+    names = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
+    assert names == set(document["components"]["schemas"])
+
+
+def test_every_path_parameter_is_described() -> None:
+    for operation in OPERATIONS:
+        in_path = set(re.findall(r"\{(\w+)\}", operation.path))
+        described = {p.name for p in operation.parameters if p.place == "path"}
+        assert described == in_path, operation.path
+
+
+def test_every_operation_has_a_handler_of_its_own() -> None:
+    assert all(callable(getattr(Api, operation.name)) for operation in OPERATIONS)
+    assert len({operation.name for operation in OPERATIONS}) == len(OPERATIONS)
