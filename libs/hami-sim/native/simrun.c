@@ -14,7 +14,8 @@
  * new root, so a symbolic link in either cannot lead astray. Without `root` there are no namespaces at all.
  *
  * On STATUS_FD one line is written and then the end: "ok PID\n" (the workload's pid as the starter sees it) or
- * "error TEXT\n". The exit file receives "CODE NANOSECONDS\n": the code as container runtimes report it (128 + signal),
+ * "error TEXT\n". The state file, written just before, receives "SHIM-PID SHIM-START WORKLOAD-PID NANOSECONDS\n" (start in
+ * the ticks of /proc/PID/stat), so that a restarted starter can find the shim again. The exit file receives "CODE NANOSECONDS\n": the code as container runtimes report it (128 + signal),
  * the time as Unix time. An empty exit file means that the shim did not live to see the end.
  *
  * Locks taken here: none. Called with hooks active: no.
@@ -83,6 +84,7 @@ static struct {
     const char *root;
     const char *log;
     const char *exit_path;
+    const char *state_path;
     const char *hostname;
     const char *cwd;
     const char *join;
@@ -227,6 +229,8 @@ static void parse(const char *path) {
             spec.log = next_word(&at);
         } else if (strcmp(key, "exit") == 0) {
             spec.exit_path = next_word(&at);
+        } else if (strcmp(key, "state") == 0) {
+            spec.state_path = next_word(&at);
         } else if (strcmp(key, "hostname") == 0) {
             spec.hostname = next_word(&at);
         } else if (strcmp(key, "cwd") == 0) {
@@ -568,11 +572,44 @@ static void end_orphans(void) {
     }
 }
 
-static void write_exit(int code) {
+static long long now_ns(void) {
     struct timespec now;
     (void)clock_gettime(CLOCK_REALTIME, &now);
+    return (long long)now.tv_sec * 1000000000LL + (long long)now.tv_nsec;
+}
+
+static void write_exit(int code) {
     if (exit_fd >= 0) {
-        (void)dprintf(exit_fd, "%d %lld\n", code, (long long)now.tv_sec * 1000000000LL + (long long)now.tv_nsec);
+        (void)dprintf(exit_fd, "%d %lld\n", code, now_ns());
+    }
+}
+
+/* Field 22 of /proc/self/stat; the second field may hold spaces and brackets. */
+static unsigned long long own_start(void) {
+    char text[1024];
+    const int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    const ssize_t got = fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    text[got > 0 ? got : 0] = '\0';
+    char *at = strrchr(text, ')');
+    for (int field = 2; at != NULL && field < 22; field++) {
+        at = strchr(at + 1, ' ');
+    }
+    return at != NULL ? strtoull(at + 1, NULL, 10) : 0;
+}
+
+static void write_state(pid_t workload) {
+    char fresh[4096];
+    if (spec.state_path == NULL || snprintf(fresh, sizeof fresh, "%s.new", spec.state_path) >= (int)sizeof fresh) {
+        return;
+    }
+    const int fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd >= 0) {
+        (void)dprintf(fd, "%d %llu %d %lld\n", (int)getpid(), own_start(), (int)workload, now_ns());
+        (void)close(fd);
+        (void)rename(fresh, spec.state_path);
     }
 }
 
@@ -621,6 +658,7 @@ static void report_start(int fd) {
         pid_t ignored = 0;
         got = receive_hello(fd, text, sizeof text - 1, &ignored); /* ends when exec closes the other side */
         if (got <= 0) {
+            write_state(sender);
             (void)dprintf(status_fd, "ok %d\n", (int)sender);
             (void)close(status_fd);
             return;
@@ -705,7 +743,17 @@ int main(int argc, char **argv) {
         fail("clone: %s", strerror(errno));
     }
     if (inner == 0) {
+        /* Init does not exec: what only the shim needs must not live on in it. */
         (void)close(pair[0]);
+        (void)close(status_fd);
+        (void)close(signals);
+        (void)close(log);
+        if (exit_fd >= 0) {
+            (void)close(exit_fd);
+        }
+        if (owner >= 0) {
+            (void)close(owner);
+        }
         hello = pair[1];
         if (spec.root != NULL) {
             run_init();

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated kubelets: real sockets for device plugins and PodResources, real processes as containers.
+
+In one process::
+
+    async with run_kubelet("node-a", tmp, Access(url=..., token=...), KubeletSettings()) as kubelet:
+        kubelet.plugin_directory          # kubelet.sock, and where plugins put theirs
+        kubelet.pod_resources_socket
+        kubelet.logs("web-0", "main")     # what a container printed
+        await kubelet.restart()           # containers go on; plugins must register again
+        kubelet.faults.hold_admissions()  # … release_, shuffle_admissions, refuse, admission_delay_s
+
+As a process: ``python -m hami_sim.kubelet --kubeconfig FILE --node a,b --root DIR``.
+"""
+
+from hami_sim.kubelet.admission import Refusal
+from hami_sim.kubelet.devices import DeviceError, DeviceManager
+from hami_sim.kubelet.faults import Faults
+from hami_sim.kubelet.kubelet import SimKubelet, clean_up, run_kubelet
+from hami_sim.kubelet.runtime import Container
+from hami_sim.kubelet.settings import KubeletSettings
+
+__all__ = [
+    "Container",
+    "DeviceError",
+    "DeviceManager",
+    "Faults",
+    "KubeletSettings",
+    "Refusal",
+    "SimKubelet",
+    "clean_up",
+    "run_kubelet",
+]

@@ -1,0 +1,566 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated kubelet: one node, real sockets, real container processes.
+
+`SimKubelet` is what tests hold; each start or restart of it is a `_Life`, which knows only what a real kubelet knows
+after a start: its directory, the API server, and the processes it finds. Layout below the node's directory::
+
+    device-plugins/kubelet.sock, kubelet_internal_checkpoint     Registration, device manager
+    pod-resources/kubelet.sock                                   PodResources
+    pods/UID/volumes/…  pods/UID/containers/NAME/ATTEMPT/        volumes and container runs
+    logs/NAMESPACE_POD_UID/NAME/ATTEMPT.log                      what containers print
+
+Pods go through one loop, one at a time: each is added to the pod manager, then admitted (devices first, then CPU,
+memory and count), then given to its worker. Rules: kubelet 1.34.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager, suppress
+from decimal import Decimal
+from pathlib import Path
+from typing import Final, Literal
+
+import aiohttp
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+
+from hami_common.runtime.clock import SystemClock
+from hami_sim.apiserver.client import Access, KubeClient, StatusError
+from hami_sim.kubelet.admission import Refusal, allocate_failed, check_fit
+from hami_sim.kubelet.devices import DeviceError, DeviceManager
+from hami_sim.kubelet.environ import NodeFacts
+from hami_sim.kubelet.faults import Faults
+from hami_sim.kubelet.httpapi import HttpApi
+from hami_sim.kubelet.launcher import launcher, permits_namespaces
+from hami_sim.kubelet.node import NodeKeeper
+from hami_sim.kubelet.objects import (
+    TERMINAL,
+    Amounts,
+    Obj,
+    is_deleting,
+    key_of,
+    phase_of,
+    pod_requests,
+    uid_of,
+)
+from hami_sim.kubelet.plugins import Registration
+from hami_sim.kubelet.podresources import PodResources, TokenBucket
+from hami_sim.kubelet.podstatus import rejected_status
+from hami_sim.kubelet.podworker import PodWorker
+from hami_sim.kubelet.runtime import Container, Runtime, shims_below
+from hami_sim.kubelet.settings import KubeletSettings
+from hami_sim.kubelet.statuses import StatusManager
+from hami_sim.kubelet.volumes import decode_data
+
+_LOG = logging.getLogger(__name__)
+_CLOCK = SystemClock()
+_RETRY_S: Final = 0.5
+_END_S: Final = 5.0
+_POLL_S: Final = 0.01
+_NOT_FOUND: Final = 404
+_RESOURCES: Final = {"configMap": "configmaps", "secret": "secrets"}
+
+Operation = Literal["ADD", "UPDATE", "REMOVE", "SYNCED"]
+
+
+class SimKubelet:
+    """One node's kubelet. Its containers outlive `run`; `stop` ends them."""
+
+    def __init__(
+        self,
+        node: str,
+        root: Path,
+        access: Access,
+        settings: KubeletSettings | None = None,
+    ) -> None:
+        self.name = node
+        self.directory = root.resolve() / node
+        self.settings = settings or KubeletSettings()
+        self.faults = Faults()
+        self._access = access
+        self._life: _Life | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._is_restarting = False
+        self._started = anyio.Event()
+
+    @property
+    def plugin_directory(self) -> Path:
+        """Return where plugins put their sockets and find kubelet.sock."""
+        return self.directory / "device-plugins"
+
+    @property
+    def pod_resources_socket(self) -> Path:
+        """Return the PodResources socket."""
+        return self.directory / "pod-resources" / "kubelet.sock"
+
+    @property
+    def url(self) -> str:
+        """Return the address of kubelet's HTTP server while it runs."""
+        return f"http://{self.settings.host}:{self._living().keeper.port}"
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Be a kubelet until cancelled; reports started when the node is registered and listens."""
+        while True:
+            life = _Life(self.name, self.directory, self._access, self.settings, self.faults)
+            async with KubeClient(self._access, user_agent="kubelet") as client:
+                with anyio.CancelScope() as self._scope:
+                    async with anyio.create_task_group() as tasks:
+                        await tasks.start(life.run, client)
+                        self._life = life
+                        self._is_restarting = False
+                        self._started.set()
+                        task_status.started()
+                        task_status = anyio.TASK_STATUS_IGNORED
+            self._life = None
+            if not self._is_restarting:
+                return
+
+    async def restart(self) -> None:
+        """End this kubelet, not its containers, and start anew; returns when the new one listens."""
+        if self._scope is None:
+            msg = "the kubelet does not run"
+            raise RuntimeError(msg)
+        self._started = anyio.Event()
+        self._is_restarting = True
+        self._scope.cancel()
+        await self._started.wait()
+
+    async def stop(self) -> None:
+        """End every container that was started below this node's directory and remove the directory."""
+        await clean_up(self.directory)
+
+    # -- looking inside
+
+    def _living(self) -> _Life:
+        if self._life is None:
+            msg = "the kubelet does not run"
+            raise RuntimeError(msg)
+        return self._life
+
+    def logs(self, pod: str, container: str, *, namespace: str = "default") -> str:
+        """Return what the newest run of a container has printed."""
+        worker = self._living().find_worker(namespace, pod)
+        paths = worker.attempts_of(container) if worker is not None else []
+        return paths[-1].read_text(errors="replace") if paths else ""
+
+    def containers(self, pod: str, *, namespace: str = "default") -> dict[str, Container]:
+        """Return the newest run of each container of a pod."""
+        worker = self._living().find_worker(namespace, pod)
+        return {c.name: c for c in worker.containers()} if worker is not None else {}
+
+    def volume_path(self, pod: str, volume: str, *, namespace: str = "default") -> Path:
+        """Return where a pod's volume lies on the host."""
+        worker = self._living().find_worker(namespace, pod)
+        if worker is None:
+            msg = f"pod {namespace}/{pod} is not on node {self.name}"
+            raise LookupError(msg)
+        return worker.volume_path(volume)
+
+    @property
+    def devices(self) -> DeviceManager:
+        """Return the device manager."""
+        return self._living().devices
+
+    async def drop_plugin(self, resource: str) -> None:
+        """Lose the connection to a resource's plugin, as if its process had died."""
+        await self._living().registration.drop(resource)
+
+
+@asynccontextmanager
+async def run_kubelet(
+    node: str, root: Path, access: Access, settings: KubeletSettings | None = None
+) -> AsyncIterator[SimKubelet]:
+    """Run a kubelet for the time of the block; at its end every container ends too."""
+    kubelet = SimKubelet(node, root, access, settings)
+    try:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(kubelet.run)
+            yield kubelet
+            tasks.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await kubelet.stop()
+
+
+async def clean_up(directory: Path) -> None:
+    """End every container below a directory, whoever started it, and remove the directory."""
+    shims = shims_below(directory)
+    for pid in shims:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with anyio.move_on_after(_END_S):
+        while shims_below(directory):
+            await anyio.sleep(_POLL_S)
+    for pid in shims:
+        _collect(pid)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _collect(pid: int) -> None:
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+class _Life:
+    """A kubelet from its start to its end."""
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        access: Access,
+        settings: KubeletSettings,
+        faults: Faults,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.now_s = _CLOCK.now_s
+        self.monotonic_s = _CLOCK.monotonic_s
+        self.directory = directory
+        self.faults = faults
+        self.pods: dict[str, Obj] = {}
+        """The pod manager: every pod of this node that is known, by UID."""
+        self.workers: dict[str, PodWorker] = {}
+        self._access = access
+        self._requests: dict[str, Amounts] = {}
+        self._refused: set[str] = set()
+        self._seen: dict[str, Obj] = {}
+        self._queue: deque[tuple[Operation, Obj]] = deque()
+        self._arrived = anyio.Event()
+        self._found: dict[str, list[Container]] = {}
+        self._address_count = 0
+
+    async def run(
+        self, client: KubeClient, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Start everything in kubelet's order and go on until cancelled."""
+        settings = self.settings
+        self.client = client
+        uses_namespaces = settings.namespaces
+        if uses_namespaces is None:
+            uses_namespaces = await anyio.to_thread.run_sync(permits_namespaces)
+        await anyio.to_thread.run_sync(launcher)
+        plugins = self.directory / "device-plugins"
+        plugins.mkdir(parents=True, exist_ok=True)
+        self.runtime = Runtime(
+            self.directory,
+            uses_namespaces=uses_namespaces,
+            owner_pid=settings.owner_pid,
+            host_paths=settings.host_paths,
+            now_s=self.now_s,
+        )
+        self.devices = DeviceManager(
+            plugins,
+            active_pods=self.active_pods,
+            now_s=self.monotonic_s,
+            grace_s=settings.plugin_grace_s,
+            seed=settings.seed,
+        )
+        self.statuses = StatusManager(client, node=self.name, now_s=self.now_s)
+        self.keeper = NodeKeeper(client, settings, self.devices, name=self.name, now_s=self.now_s)
+        self.devices.on_change = self.keeper.note_change
+        self.http = HttpApi(self, host=settings.host)
+        self.pod_resources = PodResources(
+            self.directory / "pod-resources",
+            self.devices,
+            active_pods=self.active_pods,
+            all_pods=self.all_pods,
+            bucket=TokenBucket(
+                settings.pod_resources_per_s, settings.pod_resources_burst, now_s=self.monotonic_s
+            ),
+        )
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                await self._start(tasks, plugins)
+                task_status.started()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.registration.stop()
+                await self.pod_resources.stop()
+                await self.http.stop()
+
+    async def _start(self, tasks: TaskGroup, plugins: Path) -> None:
+        self.registration = Registration(
+            plugins, self.devices, tasks, prestart_timeout_s=self.settings.prestart_timeout_s
+        )
+        for container in await self.runtime.recover():
+            self._found.setdefault(container.uid, []).append(container)
+        self.devices.read_checkpoint()
+        self.devices.running_at_start = frozenset(
+            (uid, container.name)
+            for uid, containers in self._found.items()
+            for container in containers
+            if container.running
+        )
+        self.keeper.port = await self.http.start()
+        await self.keeper.register()
+        await self.keeper.report()
+        await self.statuses.run(tasks, events=self.settings.events)
+        await self.registration.start()
+        await self.pod_resources.start()
+        tasks.start_soon(self.keeper.keep_status, name="node status")
+        tasks.start_soon(self.keeper.keep_lease, name="node lease")
+        tasks.start_soon(self._watch_pods, name="pod source")
+        tasks.start_soon(self._loop, name="sync loop")
+        tasks.start_soon(self._refresh, name="volume refresh")
+
+    # -- what others ask
+
+    def facts(self) -> NodeFacts:
+        """Tell what downward-API fields can show of the node."""
+        return self.keeper.facts()
+
+    def all_pods(self) -> Collection[Obj]:
+        """List the pods in the pod manager."""
+        return list(self.pods.values())
+
+    def active_pods(self) -> Collection[Obj]:
+        """List the pods that have, or may come to have, running containers."""
+        return [pod for uid, pod in self.pods.items() if self._is_active(uid, pod)]
+
+    def _is_active(self, uid: str, pod: Obj) -> bool:
+        worker = self.workers.get(uid)
+        if worker is not None and worker.is_terminated:
+            return False
+        is_final = phase_of(pod) in TERMINAL or self.statuses.is_terminal(uid)
+        return not is_final or (worker is not None and worker.is_terminating)
+
+    def find_worker(self, namespace: str, name: str) -> PodWorker | None:
+        """Find the newest worker of a pod by name."""
+        found = [w for w in self.workers.values() if key_of(w.pod) == (namespace, name)]
+        return found[-1] if found else None
+
+    async def fetch(self, kind: str, namespace: str, name: str) -> Mapping[str, bytes] | None:
+        """Read a ConfigMap or Secret."""
+        try:
+            obj = await self.client.get(_RESOURCES[kind], name, namespace)
+        except StatusError as error:
+            if error.code == _NOT_FOUND:
+                return None
+            raise
+        return decode_data(obj, is_secret=kind == "secret")
+
+    async def issue_token(
+        self, namespace: str, account: str, audience: str, length_s: int
+    ) -> bytes:
+        """Ask the API server for a service account token."""
+        spec: Obj = {"expirationSeconds": length_s, "audiences": [audience] if audience else []}
+        request: Obj = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": spec,
+        }
+        answer = await self.client.act("serviceaccounts", account, "token", request, namespace)
+        return str(answer["status"]["token"]).encode()
+
+    # -- the pods of this node, from the API server
+
+    async def _watch_pods(self) -> None:
+        selector = f"spec.nodeName={self.name}"
+        while True:
+            try:
+                listed = await self.client.list("pods", fieldSelector=selector)
+                self._take_list(listed.get("items") or [])
+                revision = listed["metadata"]["resourceVersion"]
+                while True:
+                    revision = await self._watch_from(selector, revision)
+            except (StatusError, aiohttp.ClientError, TimeoutError) as error:
+                _LOG.info("pods are listed again", extra={"node": self.name, "error": str(error)})
+                await anyio.sleep(_RETRY_S)
+
+    async def _watch_from(self, selector: str, revision: str) -> str:
+        query = {
+            "fieldSelector": selector,
+            "resourceVersion": revision,
+            "allowWatchBookmarks": "true",
+        }
+        async with self.client.watch("pods", query=query) as watch:
+            async for kind, obj in watch:
+                if kind == "ERROR":
+                    raise StatusError(int(obj.get("code", 0)), obj, {})
+                revision = obj["metadata"]["resourceVersion"]
+                if kind == "DELETED":
+                    self._take_gone(obj)
+                elif kind != "BOOKMARK":
+                    self._take(obj)
+        return revision
+
+    def _take_list(self, pods: list[Obj]) -> None:
+        is_first = not self.devices.is_synced
+        for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
+            self._take(pod)
+        present = {uid_of(pod) for pod in pods}
+        for uid, pod in list(self._seen.items()):
+            if uid not in present:
+                self._take_gone(pod)
+        if is_first:
+            self._push("SYNCED", {})
+
+    def _take(self, pod: Obj) -> None:
+        is_new = uid_of(pod) not in self._seen
+        self._seen[uid_of(pod)] = pod
+        self._push("ADD" if is_new else "UPDATE", pod)
+
+    def _take_gone(self, pod: Obj) -> None:
+        if self._seen.pop(uid_of(pod), None) is not None:
+            self._push("REMOVE", pod)
+
+    def _push(self, operation: Operation, pod: Obj) -> None:
+        self._queue.append((operation, pod))
+        self._arrived.set()
+
+    # -- the sync loop: one change after the other
+
+    async def _loop(self) -> None:
+        while True:
+            if not self._queue:
+                self._arrived = anyio.Event()
+                await self._arrived.wait()
+            await self.faults.before_admission()
+            index = self.faults.choose(list(self._queue))
+            operation, pod = self._queue[index]
+            del self._queue[index]
+            if operation == "ADD":
+                await self._add(pod)
+            elif operation == "UPDATE":
+                self._update(pod)
+            elif operation == "REMOVE":
+                self._remove(pod)
+            else:
+                self.devices.is_synced = True
+                await self._remove_orphans()
+
+    async def _add(self, pod: Obj) -> None:
+        uid = uid_of(pod)
+        self.pods[uid] = pod
+        self._requests[uid] = pod_requests(pod)
+        if phase_of(pod) in TERMINAL:
+            self._refused.add(uid)
+            self._delete_refused(pod)
+            return
+        refusal = await self._admit(pod)
+        if refusal is not None:
+            self._refuse(pod, refusal)
+            return
+        worker = PodWorker(pod, self, pod_ip=self._next_address())
+        for container in self._found.pop(uid, []):
+            worker.adopt(container)
+        self.workers[uid] = worker
+        self._tasks.start_soon(worker.run, name=f"pod {'/'.join(key_of(pod))}")
+
+    async def _admit(self, pod: Obj) -> Refusal | None:
+        refusal = self.faults.refusal(pod, "before")
+        if refusal is not None:
+            return refusal
+        try:
+            await self.devices.allocate_pod(pod)
+        except DeviceError as error:
+            return allocate_failed(str(error))
+        return self.faults.refusal(pod, "after") or self._check_fit(pod)
+
+    def _check_fit(self, pod: Obj) -> Refusal | None:
+        uid = uid_of(pod)
+        allocatable = self.keeper.allocatable()
+        if self.devices.has_pod(uid):
+            for resource, count in self.devices.allocated_counts().items():
+                allocatable[resource] = max(allocatable.get(resource, Decimal(0)), Decimal(count))
+        return check_fit(
+            pod,
+            self._requests[uid],
+            node=self.keeper.node,
+            allocatable=allocatable,
+            others=[
+                self._requests[other]
+                for other, candidate in self.pods.items()
+                if other != uid and self._is_active(other, candidate)
+            ],
+        )
+
+    def _refuse(self, pod: Obj, refusal: Refusal) -> None:
+        _LOG.info(
+            "pod refused",
+            extra={"pod": "/".join(key_of(pod)), "reason": refusal.reason, "text": refusal.message},
+        )
+        self._refused.add(uid_of(pod))
+        self.statuses.event(pod, refusal.reason, refusal.message, is_warning=True)
+        status = rejected_status(
+            pod, reason=refusal.reason, message=refusal.message, now_s=self.now_s()
+        )
+        self.statuses.set(pod, status)
+        self._delete_refused(pod)
+
+    def _delete_refused(self, pod: Obj) -> None:
+        """Remove the object of a pod that never ran, or has ended, once that is asked for."""
+        if is_deleting(pod):
+            self._tasks.start_soon(self.statuses.delete, pod, name="pod deletion")
+
+    def _update(self, pod: Obj) -> None:
+        uid = uid_of(pod)
+        if uid not in self.pods:
+            return
+        was_deleting = is_deleting(self.pods[uid])
+        self.pods[uid] = pod
+        worker = self.workers.get(uid)
+        if worker is not None:
+            worker.update(pod)
+        elif uid in self._refused and not was_deleting:
+            self._delete_refused(pod)
+
+    def _remove(self, pod: Obj) -> None:
+        """The object is gone: whatever still runs has to go too."""
+        uid = uid_of(pod)
+        self.pods.pop(uid, None)
+        self._refused.discard(uid)
+        worker = self.workers.get(uid)
+        if worker is None:
+            self._forget(uid)
+            return
+        gone = {**pod, "metadata": {**pod["metadata"]}}
+        gone["metadata"].setdefault("deletionTimestamp", "1970-01-01T00:00:00Z")
+        worker.update(gone)
+        self._tasks.start_soon(self._await_end, worker, name="pod removal")
+
+    async def _await_end(self, worker: PodWorker) -> None:
+        await worker.wait_terminated()
+        self.workers.pop(worker.uid, None)
+        self._forget(worker.uid)
+
+    def _forget(self, uid: str) -> None:
+        self._requests.pop(uid, None)
+        self.statuses.forget(uid)
+        self.runtime.remove_pod(uid)
+
+    async def _remove_orphans(self) -> None:
+        """End what an earlier kubelet started for pods that are no more."""
+        for uid, containers in self._found.items():
+            for container in containers:
+                self.runtime.kill(container)
+            for container in containers:
+                if container.running:
+                    await self.runtime.wait(container)
+            if uid not in self.pods:
+                self.runtime.remove_pod(uid)
+        self._found.clear()
+        pods = self.directory / "pods"
+        for directory in pods.iterdir() if pods.exists() else ():
+            if directory.name not in self.pods:
+                self.runtime.remove_pod(directory.name)
+
+    async def _refresh(self) -> None:
+        while True:
+            await anyio.sleep(self.settings.sync_s)
+            for worker in list(self.workers.values()):
+                await worker.refresh_volumes()
+
+    def _next_address(self) -> str:
+        self._address_count += 1
+        subnet = zlib.crc32(self.name.encode()) % 256
+        return f"10.{subnet}.{self._address_count >> 8 & 255}.{self._address_count & 255}"

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of one simulated kubelet. Times in seconds; quantities as Kubernetes writes them.
+
+Defaults are kubelet 1.34's, except where a shorter wait makes a simulation usable; each such field says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+LIMITS_COMMAND = ("sh", "-c", "cat /etc/hami/limits 2>/dev/null; exec sleep 1000000")
+"""What a container without a command runs: it prints its limits and stays."""
+
+
+class KubeletSettings(Struct, frozen=True, kw_only=True):
+    """What the node offers and how often kubelet looks."""
+
+    cpu: str = "64"
+    memory: str = "512Gi"
+    pods: int = 110
+    labels: Mapping[str, str] = {}
+    taints: tuple[Mapping[str, str], ...] = ()
+    host: str = "127.0.0.1"
+    """Address of kubelet's HTTP server; the port is chosen by the kernel."""
+    node_status_s: float = 10.0
+    """Period of full node status reports; a changed capacity is reported at once (kubelet: within this period)."""
+    lease_s: float = 10.0
+    """Period of lease renewals; the lease itself lasts four times as long."""
+    sync_s: float = 1.0
+    """How often volumes follow changed annotations (kubelet: 60 to 90)."""
+    retry_s: float = 1.0
+    """Wait after a container could not be created (kubelet: 10)."""
+    backoff_s: float = 10.0
+    """First wait before an ended container runs again; doubles each time."""
+    backoff_max_s: float = 300.0
+    plugin_grace_s: float = 300.0
+    """How long the devices of a vanished plugin count in the capacity."""
+    prestart_timeout_s: float = 30.0
+    pod_resources_per_s: float = 100.0
+    """Requests per second that PodResources answers; more get RESOURCE_EXHAUSTED, as from kubelet. 0: no limit."""
+    pod_resources_burst: int = 10
+    seed: int = 0
+    """Start of the random order in which free device ids are taken."""
+    namespaces: bool | None = None
+    """Containers in namespaces of their own: True, False, or what the machine permits."""
+    owner_pid: int = 0
+    """Process with which all containers end; 0: they outlive everybody, as real ones do."""
+    host_paths: tuple[str, ...] = ()
+    """Directories of the host that containers see read-only, in addition to the programs of the system."""
+    commands: Mapping[str, tuple[str, ...]] = {}
+    """Image name (without tag) to command, for containers that name none."""
+    events: bool = True
+    """Whether to write Kubernetes events."""
