@@ -8,11 +8,10 @@ use other verbs own nothing, so they never conflict.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Final
 
 from hami_sim.apiserver import errors
-from hami_sim.apiserver.errors import Cause, Obj
+from hami_sim.apiserver.errors import Cause, Obj, clone
 from hami_sim.apiserver.operations import Call, Operations
 from hami_sim.apiserver.patches import apply_merge, differing, drop_fields, field_set, subtract
 from hami_sim.apiserver.store import Stored
@@ -29,7 +28,7 @@ async def apply(operations: Operations, call: Call, body: object) -> tuple[Store
         )
     if not isinstance(body, dict):
         raise errors.bad_request("the apply patch must be an object")
-    applied = deepcopy(body)
+    applied = clone(body)
     metadata = applied.setdefault("metadata", {})
     if metadata.get("managedFields"):
         raise errors.bad_request("metadata.managedFields must be nil")
@@ -38,7 +37,7 @@ async def apply(operations: Operations, call: Call, body: object) -> tuple[Store
     if operations.store.get(call.key, call.namespace, call.name) is None:
         if call.subresource:
             operations.get(call)
-        fresh = deepcopy(applied)
+        fresh = clone(applied)
         fresh["metadata"]["managedFields"] = [_entry(operations, call, fields)]
         return await operations.create(call, fresh), True
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from copy import deepcopy
 from typing import Final
 
 import anyio
@@ -19,7 +18,7 @@ import anyio.lowlevel
 
 from hami_sim.apiserver import disruption, quota
 from hami_sim.apiserver.auth import User
-from hami_sim.apiserver.errors import ApiError, Obj
+from hami_sim.apiserver.errors import ApiError, Obj, clone
 from hami_sim.apiserver.operations import Call, DeleteOptions, Operations
 from hami_sim.apiserver.store import Change, Stored
 
@@ -111,7 +110,7 @@ class Controllers:
                 self._finish_namespace(current)
 
     def _finish_namespace(self, current: Stored) -> None:
-        obj = deepcopy(current.obj)
+        obj = clone(current.obj)
         finalizers = [f for f in obj.get("spec", {}).get("finalizers", []) if f != "kubernetes"]
         obj["spec"] = {"finalizers": finalizers} if finalizers else {}
         self._store.put("namespaces", obj)
@@ -173,7 +172,7 @@ class Controllers:
                     await self._drop_finalizer(key, stored, _FOREGROUND)
 
     def _set_free(self, key: str, stored: Stored, uid: str) -> None:
-        obj = deepcopy(stored.obj)
+        obj = clone(stored.obj)
         owners = [owner for owner in obj["metadata"]["ownerReferences"] if owner["uid"] != uid]
         if owners:
             obj["metadata"]["ownerReferences"] = owners

@@ -8,11 +8,10 @@ Percentages of pods round up, as in ``pkg/controller/disruption`` (Kubernetes 1.
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from typing import TYPE_CHECKING, Final
 
 from hami_sim.apiserver import errors
-from hami_sim.apiserver.errors import Cause, Obj
+from hami_sim.apiserver.errors import Cause, Obj, clone
 from hami_sim.apiserver.selectors import selector_from_object
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def spend(store: Store, pod: Obj, now: str, *, dry_run: bool) -> None:
             "This pod has more than one PodDisruptionBudget, which the eviction subresource does "
             "not support."
         )
-    budget = deepcopy(budgets[0])
+    budget = clone(budgets[0])
     status = status_of(store, budget)
     policy = (budget.get("spec") or {}).get("unhealthyPodEvictionPolicy")
     if not is_ready(pod):

@@ -16,6 +16,16 @@ import msgspec
 Obj: TypeAlias = dict[str, Any]
 """A Kubernetes object as plain JSON."""
 
+
+def clone(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Copy a JSON value deeply; several times faster than `copy.deepcopy`."""
+    if isinstance(value, dict):
+        return {key: clone(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [clone(item) for item in value]
+    return value
+
+
 _REASON_BY_CODE: Final = {
     400: "BadRequest",
     401: "Unauthorized",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from typing import Final, TypeAlias
 
 import msgspec
@@ -20,6 +19,7 @@ from hami_sim.apiserver.errors import (
     Obj,
     bad_request,
     bad_value,
+    clone,
     forbidden_field,
     required,
 )
@@ -56,7 +56,7 @@ def _drop_status(obj: Obj) -> None:
 
 def _keep_status(obj: Obj, old: Obj) -> None:
     if "status" in old:
-        obj["status"] = deepcopy(old["status"])
+        obj["status"] = clone(old["status"])
     else:
         obj.pop("status", None)
 
@@ -65,9 +65,9 @@ def _only_status(obj: Obj, old: Obj) -> None:
     status = obj.get("status")
     metadata = obj["metadata"]
     obj.clear()
-    obj.update(deepcopy(old))
+    obj.update(clone(old))
     obj["metadata"] = {
-        **deepcopy(old["metadata"]),
+        **clone(old["metadata"]),
         **{
             field: metadata[field]
             for field in ("labels", "annotations", "resourceVersion", "managedFields")
@@ -142,7 +142,7 @@ def _check_node_update(node: Obj, old: Obj) -> list[Cause]:
 
 
 def _keep_spec(obj: Obj, old: Obj) -> None:
-    obj["spec"] = deepcopy(old.get("spec", {}))
+    obj["spec"] = clone(old.get("spec", {}))
 
 
 # -------------------------------------------------------------------------------- namespaces

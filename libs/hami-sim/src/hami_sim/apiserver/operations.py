@@ -15,7 +15,6 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
@@ -24,7 +23,7 @@ import msgspec
 from hami_sim.apiserver import errors, pod_admission, pods, quota
 from hami_sim.apiserver.admission import Attributes, Webhooks
 from hami_sim.apiserver.auth import User
-from hami_sim.apiserver.errors import Cause, Obj
+from hami_sim.apiserver.errors import Cause, Obj, clone
 from hami_sim.apiserver.kinds import rules_for
 from hami_sim.apiserver.names import check_metadata, check_string_maps
 from hami_sim.apiserver.resources import Resource, ResourceTable, Subresource
@@ -285,7 +284,7 @@ class Operations:
 
     def seed(self, key: str, obj: Obj, *, namespace: str = "") -> None:
         """Store an object of the server's own, unless it is there already."""
-        obj = deepcopy(obj)
+        obj = clone(obj)
         metadata = obj["metadata"]
         if namespace:
             metadata["namespace"] = namespace
@@ -326,7 +325,7 @@ class Operations:
                 ],
             )
         shown = self.full(call.resource, wanted)
-        return await self.update(call, lambda _current: deepcopy(shown)), False
+        return await self.update(call, lambda _current: clone(shown)), False
 
     @staticmethod
     def _name_mismatch(found: str, wanted: str) -> errors.ApiError:
@@ -347,7 +346,7 @@ class Operations:
         """Try one update; None means that the object moved meanwhile."""
         rules = rules_for(call.key)
         old = current.obj
-        obj = self.decode(call, produce(deepcopy(self.full(call.resource, old))))
+        obj = self.decode(call, produce(clone(self.full(call.resource, old))))
         self._check_preconditions(call, obj["metadata"], current)
         rules.default(obj)
         attributes = self._attributes(call, "UPDATE", obj=obj, old=old, name=call.name)
@@ -366,7 +365,7 @@ class Operations:
             causes += pods.apply_resize(obj, old)
         elif call.subresource == "finalize":
             finalizers = (obj.get("spec") or {}).get("finalizers") or []
-            obj = deepcopy(old)
+            obj = clone(old)
             obj["spec"] = {"finalizers": finalizers} if finalizers else {}
         else:
             rules.prepare_update(obj, old)
@@ -455,7 +454,7 @@ class Operations:
     def _begin_delete(
         self, call: Call, options: DeleteOptions, current: Stored
     ) -> tuple[Stored, bool]:
-        obj = deepcopy(current.obj)
+        obj = clone(current.obj)
         metadata = obj["metadata"]
         _set_propagation(metadata, options.propagation)
         grace_s = _grace(call.key, obj, options)

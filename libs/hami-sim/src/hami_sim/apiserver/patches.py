@@ -8,10 +8,9 @@ real types merge by a key are named in `MERGE_KEYS`; all others are replaced who
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any, Final
 
-from hami_sim.apiserver.errors import ApiError, Obj, bad_request
+from hami_sim.apiserver.errors import ApiError, Obj, bad_request, clone
 
 MERGE_KEYS: Final = {
     "containers": "name",
@@ -120,7 +119,7 @@ def json_patch(document: Any, operations: object) -> Any:  # noqa: ANN401 - any 
     if not isinstance(operations, list):
         msg = "error decoding patch: a JSON patch is a list of operations"
         raise bad_request(msg)
-    result = deepcopy(document)
+    result = clone(document)
     for operation in operations:
         if not isinstance(operation, dict) or "path" not in operation:
             msg = "error decoding patch: an operation needs op and path"
@@ -133,25 +132,25 @@ def _apply_operation(document: Any, operation: Obj) -> Any:  # noqa: ANN401 - an
     path = operation["path"]
     match operation.get("op"):
         case "add":
-            return _add(document, path, deepcopy(operation.get("value")))
+            return _add(document, path, clone(operation.get("value")))
         case "remove":
             return _remove(document, path)
         case "replace":
             _find(document, path)
             tokens = _tokens(path)
             if not tokens:
-                return deepcopy(operation.get("value"))
+                return clone(operation.get("value"))
             parent = _find(document, path.rsplit("/", 1)[0])
             if isinstance(parent, dict):
-                parent[tokens[-1]] = deepcopy(operation.get("value"))
+                parent[tokens[-1]] = clone(operation.get("value"))
             else:
-                parent[int(tokens[-1])] = deepcopy(operation.get("value"))
+                parent[int(tokens[-1])] = clone(operation.get("value"))
             return document
         case "move":
             value = _find(document, operation.get("from", ""))
             return _add(_remove(document, operation["from"]), path, value)
         case "copy":
-            return _add(document, path, deepcopy(_find(document, operation.get("from", ""))))
+            return _add(document, path, clone(_find(document, operation.get("from", ""))))
         case "test":
             try:
                 found = _find(document, path)
@@ -174,14 +173,14 @@ def _apply_operation(document: Any, operation: Obj) -> Any:  # noqa: ANN401 - an
 def merge_patch(document: Any, patch: Any) -> Any:  # noqa: ANN401 - any JSON
     """Apply an RFC 7386 merge patch."""
     if not isinstance(patch, dict):
-        return deepcopy(patch)
+        return clone(patch)
     result = dict(document) if isinstance(document, dict) else {}
     for key, value in patch.items():
         if value is None:
             result.pop(key, None)
         else:
             result[key] = merge_patch(result.get(key), value)
-    return deepcopy(result)
+    return clone(result)
 
 
 # -------------------------------------------------------------------------- strategic merge
@@ -189,7 +188,7 @@ def merge_patch(document: Any, patch: Any) -> Any:  # noqa: ANN401 - any JSON
 
 def strategic_merge(document: Obj, patch: Obj, *, kind: str) -> Obj:
     """Apply a strategic merge patch for an object of this kind."""
-    return _merge_map(deepcopy(document), deepcopy(patch), _KEYS_BY_KIND.get(kind, {}))
+    return _merge_map(clone(document), clone(patch), _KEYS_BY_KIND.get(kind, {}))
 
 
 def _merge_map(document: Obj, patch: Obj, keys: dict[str, str]) -> Obj:
@@ -331,7 +330,7 @@ def _element(item: Obj, merge_key: str) -> str:
 def apply_merge(live: Obj, applied: Obj, *, kind: str) -> Obj:
     """Merge an applied configuration over the live object, keyed lists element-wise."""
     body = {key: value for key, value in applied.items() if key not in _APPLY_IGNORED}
-    return _apply_map(deepcopy(live), deepcopy(body), _KEYS_BY_KIND.get(kind, {}))
+    return _apply_map(clone(live), clone(body), _KEYS_BY_KIND.get(kind, {}))
 
 
 def _apply_map(live: Obj, applied: Obj, keys: dict[str, str]) -> Obj:
@@ -364,7 +363,7 @@ def _apply_list(
 
 def drop_fields(document: Obj, gone: Obj, kind: str) -> Obj:
     """Remove the fields of a FieldsV1 set from a document."""
-    return _drop(deepcopy(document), gone, _KEYS_BY_KIND.get(kind, {}))
+    return _drop(clone(document), gone, _KEYS_BY_KIND.get(kind, {}))
 
 
 def _drop(document: Obj, gone: Obj, keys: dict[str, str]) -> Obj:

@@ -8,10 +8,9 @@ server runs them before any webhook (``pkg/kubeapiserver/options/plugins.go``, K
 from __future__ import annotations
 
 import random
-from copy import deepcopy
 from typing import TYPE_CHECKING, Final
 
-from hami_sim.apiserver.errors import Obj, forbidden
+from hami_sim.apiserver.errors import Obj, clone, forbidden
 
 if TYPE_CHECKING:
     from hami_sim.apiserver.operations import Call, Operations
@@ -126,7 +125,7 @@ def _runtime_class(operations: Operations, call: Call, pod: Obj) -> None:
         raise forbidden("pods", _name(pod), why)
     overhead = (stored.obj.get("overhead") or {}).get("podFixed")
     if overhead:
-        spec["overhead"] = deepcopy(overhead)
+        spec["overhead"] = clone(overhead)
     scheduling = stored.obj.get("scheduling") or {}
     for key, value in (scheduling.get("nodeSelector") or {}).items():
         if spec.setdefault("nodeSelector", {}).setdefault(key, value) != value:
@@ -137,7 +136,7 @@ def _runtime_class(operations: Operations, call: Call, pod: Obj) -> None:
             raise forbidden("pods", _name(pod), why)
     for toleration in scheduling.get("tolerations") or ():
         if toleration not in spec.setdefault("tolerations", []):
-            spec["tolerations"].append(deepcopy(toleration))
+            spec["tolerations"].append(clone(toleration))
 
 
 def _tolerations(pod: Obj) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from typing import Final
 
 from hami_sim.apiserver.errors import (
@@ -19,6 +18,7 @@ from hami_sim.apiserver.errors import (
     Obj,
     bad_request,
     bad_value,
+    clone,
     duplicate,
     forbidden_field,
     required,
@@ -463,12 +463,12 @@ def _check_amount(path: str, name: str, text: str, found: list[Cause]) -> None:
 
 def prepare_pod_update(pod: Obj, old: Obj) -> None:
     """Keep what an ordinary update may not touch."""
-    pod["status"] = deepcopy(old.get("status", {}))
+    pod["status"] = clone(old.get("status", {}))
 
 
 def prepare_pod_status(pod: Obj, old: Obj) -> None:
     """Keep everything a status update may not touch; labels and annotations may change."""
-    pod["spec"] = deepcopy(old["spec"])
+    pod["spec"] = clone(old["spec"])
     for field in ("deletionTimestamp", "deletionGracePeriodSeconds", "ownerReferences"):
         if field in old["metadata"]:
             pod["metadata"][field] = old["metadata"][field]
@@ -495,7 +495,7 @@ def validate_pod_status(pod: Obj, old: Obj) -> list[Cause]:
 
 def validate_pod_update(pod: Obj, old: Obj) -> list[Cause]:
     """Check an ordinary update against the few fields that may change."""
-    new_spec, old_spec = deepcopy(pod["spec"]), old["spec"]
+    new_spec, old_spec = clone(pod["spec"]), old["spec"]
     found: list[Cause] = []
     for kind in ("containers", "initContainers"):
         news, olds = new_spec.get(kind) or [], old_spec.get(kind) or []
@@ -625,10 +625,10 @@ def apply_ephemeral(pod: Obj, old: Obj) -> list[Cause]:
                     "cannot be set for an Ephemeral Container",
                 )
             )
-    metadata, spec = pod["metadata"], deepcopy(old["spec"])
+    metadata, spec = pod["metadata"], clone(old["spec"])
     spec["ephemeralContainers"] = wanted
     pod.clear()
-    pod.update(deepcopy(old))
+    pod.update(clone(old))
     pod["metadata"]["resourceVersion"] = metadata.get("resourceVersion", "")
     pod["spec"] = spec
     return found
@@ -637,7 +637,7 @@ def apply_ephemeral(pod: Obj, old: Obj) -> list[Cause]:
 def apply_resize(pod: Obj, old: Obj) -> list[Cause]:
     """Take only containers' resources from `pod`; only cpu and memory may differ."""
     found: list[Cause] = []
-    merged = deepcopy(old)
+    merged = clone(old)
     olds = {container["name"]: container for container in merged["spec"]["containers"]}
     for position, container in enumerate(pod["spec"].get("containers") or ()):
         target = olds.get(container.get("name"))

@@ -9,11 +9,10 @@ enforced, as on the real server. Pods that finished use nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import deepcopy
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from hami_sim.apiserver.errors import Obj, forbidden
+from hami_sim.apiserver.errors import Obj, clone, forbidden
 from hami_sim.apiserver.pods import is_extended_resource
 from hami_sim.apiserver.quantity import Quantity, parse_quantity
 from hami_sim.apiserver.selectors import selector_from_object
@@ -186,7 +185,7 @@ def _charge_one(store: Store, quota: Obj, key: str, obj: Obj) -> Obj | None:
         raise forbidden(plural, obj["metadata"].get("name", ""), why, group=group)
     for name, amount in delta.items():
         used[name] = str(_plus(parse_quantity(used[name]), amount))
-    return {**deepcopy(quota), "status": status}
+    return {**clone(quota), "status": status}
 
 
 def _require_amounts(quota: Obj, pod: Obj, hard: Obj) -> None:

@@ -89,8 +89,7 @@ class ApiServer:
             if self._journal is not None:
                 self._journal.close()
         if self._tasks is not None:
-            self._tasks.cancel_scope.cancel()
-            suppressed = await self._tasks.__aexit__(kind, error, trace)
+            suppressed = await leave(self._tasks, kind, error, trace)
             self._tasks = None
         return suppressed
 
@@ -184,6 +183,20 @@ class ApiServer:
                 for field, value in msgspec.structs.asdict(wanted).items()
             )
         ]
+
+
+async def leave(
+    tasks: TaskGroup,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> bool | None:
+    """Stop background tasks; an error of the body passes through without being grouped."""
+    tasks.cancel_scope.cancel()
+    if error is None or isinstance(error, anyio.get_cancelled_exc_class()):
+        return await tasks.__aexit__(kind, error, trace)
+    await tasks.__aexit__(None, None, None)
+    return None
 
 
 def _default(resource: Resource, obj: Obj) -> None:

@@ -8,13 +8,12 @@ Binding and eviction texts follow ``pkg/registry/core/pod/{storage,rest}`` (Kube
 from __future__ import annotations
 
 import secrets
-from copy import deepcopy
 from typing import Final
 
 from hami_sim.apiserver import disruption, errors, pods
 from hami_sim.apiserver.admission import Attributes
 from hami_sim.apiserver.auth import Authorizer, RequestInfo, User, service_account
-from hami_sim.apiserver.errors import Obj
+from hami_sim.apiserver.errors import Obj, clone
 from hami_sim.apiserver.operations import Call, DeleteOptions, Operations, rfc3339
 from hami_sim.apiserver.resources import Subresource
 
@@ -61,7 +60,7 @@ async def bind(operations: Operations, call: Call, sub: Subresource, body: objec
     current = operations.get(call)
     metadata = binding["metadata"]
     _check_binding(call, metadata, current.obj)
-    pod = deepcopy(current.obj)
+    pod = clone(current.obj)
     pod["spec"]["nodeName"] = target["name"]
     if metadata.get("annotations"):
         pod["metadata"].setdefault("annotations", {}).update(metadata["annotations"])

@@ -25,6 +25,7 @@ from hami_sim.apiserver.client import STRATEGIC, Access, KubeClient, StatusError
 from hami_sim.apiserver.errors import Obj
 from hami_sim.apiserver.informer import Informer
 from hami_sim.apiserver.operations import rfc3339
+from hami_sim.apiserver.server import leave
 from hami_sim.kubescheduler import fit
 from hami_sim.kubescheduler.events import EventWriter
 from hami_sim.kubescheduler.extender import Extender, ExtenderFailed
@@ -103,8 +104,7 @@ class SimScheduler:
     ) -> bool | None:
         suppressed: bool | None = None
         if self._tasks is not None:
-            self._tasks.cancel_scope.cancel()
-            suppressed = await self._tasks.__aexit__(kind, error, trace)
+            suppressed = await leave(self._tasks, kind, error, trace)
         with anyio.CancelScope(shield=True):
             self._events.close()
             if self._session is not None:
