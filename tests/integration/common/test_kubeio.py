@@ -375,12 +375,14 @@ LIST = b'{"metadata":{"resourceVersion":"7"},"items":[]}'
 async def test_watch_lines_split_anywhere_and_bookmarks_move_the_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large = "x" * 3_000_000
+    large = (
+        '{"type":"MODIFIED","object":{"metadata":{"name":"b","uid":"2","resourceVersion":"91"},'
+        '"data":"' + "x" * 3_000_000 + '"}}'
+    )
     lines = [
         '{"type":"ADDED","object":{"metadata":{"name":"ü","uid":"1","resourceVersion":"8"}}}',
         '{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"90"}}}',
-        '{"type":"MODIFIED","object":{"metadata":{"name":"b","uid":"2","resourceVersion":"91"},"data":"%s"}}'
-        % large,
+        large,
     ]
     asked: list[str] = []
     body = ("\n".join(lines) + "\n").encode()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import Struct
+from msgspec import Struct, field
 
 from hami_common.errors import SettingsInvalid
 from hami_common.runtime.settings import MASK, Loaded, ServiceSettings, load, masked
@@ -25,8 +25,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     tls: Tls = Tls()
     retry_count: int = 3
     dry_run: bool = False
-    labels: dict[str, str] = {}
-    rules: list[Rule] = []
+    labels: dict[str, str] = field(default_factory=dict)
+    rules: list[Rule] = field(default_factory=list)
     limit: int | None = None
     signing_key: str = ""
 
@@ -167,7 +167,7 @@ def test_a_value_of_the_wrong_type_names_the_field(
 
 @pytest.mark.parametrize("argv", [("--bogus",), ("extra",), ("--conf", "x"), ("--set", "novalue")])
 def test_a_wrong_command_line_is_a_settings_error(argv: tuple[str, ...]) -> None:
-    assert refused(*argv)
+    assert refused(*argv).fix
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
@@ -184,7 +184,11 @@ def test_secrets_are_masked_and_passwords_cut_from_addresses() -> None:
     plain = masked(settings)
     assert plain["signing_key"] == MASK
     assert plain["nats_creds"] == "", "an empty secret is shown as empty"
-    assert plain["nats_urls"] == [f"nats://me:{MASK}@host:4222", "nats://host", f"nats://{MASK}@host"]
+    assert plain["nats_urls"] == [
+        f"nats://me:{MASK}@host:4222",
+        "nats://host",
+        f"nats://{MASK}@host",
+    ]
     assert plain["labels"] == {"api_token": MASK, "zone": "a"}
     assert plain["retry_count"] == 3
     assert "PRIVATE" not in str(plain)

@@ -25,20 +25,26 @@ async def test_background_tasks_end_with_the_block() -> None:
 
 
 async def test_an_error_of_the_block_is_not_wrapped() -> None:
-    with pytest.raises(LookupError):
+    async def block() -> None:
         async with background() as group:
             group.start_soon(anyio.sleep_forever)
             raise LookupError
+
+    with pytest.raises(LookupError):
+        await block()
 
 
 async def test_a_task_that_fails_ends_the_block() -> None:
     async def fail() -> None:
         raise LookupError
 
-    with pytest.raises(ExceptionGroup) as caught:
+    async def block() -> None:
         async with background() as group:
             group.start_soon(fail)
             await anyio.sleep(10)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await block()
     assert isinstance(caught.value.exceptions[0], LookupError)
 
 

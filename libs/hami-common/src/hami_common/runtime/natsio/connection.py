@@ -70,15 +70,20 @@ class Subscription:
         self._capacity = capacity
         self._messages: deque[Message] = deque()
         self._wake = anyio.Event()
+        self._is_interrupted = False
         self._client: Client | None = None
         self._attached: ClientSubscription | None = None
 
     async def receive(self, *, timeout_s: float | None = None) -> list[Message]:
-        """All messages that have come, at least one; none after ``timeout_s`` or a reconnect."""
-        if not self._messages:
+        """All messages that have come, at least one.
+
+        None after ``timeout_s``, or when the connection was lost or renewed since the last call.
+        """
+        if not self._messages and not self._is_interrupted:
             self._wake = anyio.Event()
             with anyio.move_on_after(timeout_s):
                 await self._wake.wait()
+        self._is_interrupted = False
         received = list(self._messages)
         self._messages.clear()
         return received
@@ -121,7 +126,8 @@ class Subscription:
                 _log.debug("subscription ended with its connection")
 
     def interrupt(self) -> None:
-        """Wake the reader, because the connection was lost."""
+        """Wake the reader, because the connection was lost or renewed."""
+        self._is_interrupted = True
         self._wake.set()
 
 
@@ -374,6 +380,8 @@ class Bus:
         self._lost = lost
         self.generation += 1
         self._become(client)
+        for subscription in self._subscriptions:
+            subscription.interrupt()
 
 
 async def _close(client: Client) -> None:

@@ -8,6 +8,7 @@ seconds here, in nanoseconds on the wire.
 """
 
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -17,9 +18,9 @@ import msgspec
 from msgspec import Struct
 
 from hami_common.errors import NotFound, Unavailable
-from hami_common.runtime.natsio.connection import PEER, Bus, Message, Subscription
+from hami_common.runtime.natsio.connection import CLOSE_S, PEER, Bus, Message, Subscription
 from hami_common.runtime.natsio.jetstream import API, api, user_headers
-from hami_common.runtime.tasks import Backoff
+from hami_common.runtime.tasks import Backoff, finish_within
 
 NS = 1_000_000_000
 HEARTBEAT_S = 1.0
@@ -68,6 +69,13 @@ class PullSession:
         self._stream = stream
         self._consumer = consumer
         self._generation = bus.generation
+        self._received: deque[Message] = deque()
+
+    def take_unread(self) -> list[Message]:
+        """Messages that the server has delivered and ``messages`` has not yielded."""
+        unread = [message for message in self._received if not message.status]
+        self._received.clear()
+        return unread
 
     async def messages(self, *, batch: int = BATCH) -> AsyncIterator[Message | Heartbeat]:
         """Messages in order of delivery, and heartbeats. Ends only by raising ``Unavailable``."""
@@ -75,10 +83,13 @@ class PullSession:
             await self._pull(batch)
             remaining = batch
             while remaining > 0:
-                received = await self._subscription.receive(timeout_s=HEARTBEAT_S * MISSED)
-                if not received:
+                self._received.extend(
+                    await self._subscription.receive(timeout_s=HEARTBEAT_S * MISSED)
+                )
+                if not self._received:
                     raise self._gone("no heartbeat")
-                for message in received:
+                while self._received:
+                    message = self._received.popleft()
                     if not message.status:
                         remaining -= 1
                         yield message
@@ -229,13 +240,19 @@ async def _deliveries(
                     {"stream_name": stream, "config": config, "action": ""},
                 )
                 session = PullSession(bus, subscription, stream=stream, consumer=consumer)
-                async for message in session.messages(batch=batch):
-                    if isinstance(message, Heartbeat):
-                        continue
-                    sequences = parse_ack(message.reply)
-                    if sequences is not None:
-                        backoff.reset()
-                        yield Delivery(bus, message, sequences)
+                try:
+                    async for message in session.messages(batch=batch):
+                        if isinstance(message, Heartbeat):
+                            continue
+                        sequences = parse_ack(message.reply)
+                        if sequences is not None:
+                            backoff.reset()
+                            yield Delivery(bus, message, sequences)
+                finally:
+                    # Given back, so that the next reader need not wait for ``ack_wait_s``.
+                    with finish_within(CLOSE_S):
+                        for message in session.take_unread():
+                            await bus.publish(message.reply, b"-NAK")
         except (Unavailable, NotFound):
             await backoff.wait()
 
