@@ -12,9 +12,9 @@ manager and pod admission, Kubernetes 1.30 to 1.34):
    pod. Hence identity is by pod and container, never by id.
 4. ``List`` shows sidecars and application containers with their ids; ordinary init containers are
    absent. For those, and for any container that an old kubelet leaves out, our own grants tell.
-5. An error from ``Allocate`` rejects the pod for good; kubelet never repeats the call in the same
-   run. It may repeat it after a restart, when it died before its checkpoint was written, and after
-   the checkpoint was lost, then for pods whose containers already ran.
+5. An error from ``Allocate`` rejects the pod for good. Kubelet may repeat a call after a restart,
+   when it died before its checkpoint was written, and after the checkpoint was lost, then for pods
+   whose containers already ran.
 
 A pod that looks as if it waited, but for which kubelet will never call, must not block the others.
 Such pods are told apart by evidence only: a finished phase (rejected pods become ``Failed``;
@@ -23,9 +23,14 @@ Candidates are ranked by it, and only the best rank counts::
 
     0 waiting        listed without devices, or an init container without a grant before any sign
                      of admission
-    1 re-allocation  an init container of a pod that was admitted, without a grant of this run of
-                     kubelet: kubelet asks for it again only if it lost its checkpoint
+    1 perhaps        two pods had this name, and the other one, fully served, may be the listed one;
+                     or an init container was granted in an earlier run of kubelet, and there is no
+                     sign of admission yet. As good as rank 0 where the list is not only of active
+                     pods, because there rank 0 leaves doubt
+    2 repeated       an init container of a pod that was admitted, without a grant of this run of
+                     kubelet, which lost its checkpoint then; or the very ids of an earlier answer
 
+A pod whose grant of this run kubelet does not show was refused since and waits for nothing.
 A candidate whose container asks for another number of ids than the call names is no candidate,
 because kubelet asks for exactly that number. If two pods of the best rank remain, the call waits
 for news and is refused in the end, even when both would get equal shares: a grant names the pod
@@ -34,6 +39,12 @@ within one pod can two containers be equal in effect: same shares, same priority
 with the pod. There the later one is taken, because kubelet repeats a call only in the short time
 between our answer and its checkpoint. On a kubelet that lost its checkpoint while pods of ours run,
 calls are refused as ambiguous until those pods are gone: its books contradict the containers.
+
+Our picture of the pods may be older than kubelet's: a pod that we still believe in may have been
+deleted and created again under its name. So the chosen pod must be confirmed: a read of its name at
+the API server, begun after kubelet's list was taken, shows this pod; no younger one can be meant
+then. Where rank 0 is empty or leaves doubt, the pod that kubelet means may be one that we do not
+see yet, so there all pods of the node are read.
 
 ``Wait`` means that news may settle the matter (watch, ledger feed, keys); the caller waits a
 bounded time and then refuses with the same code. A record is accepted only if the pod's signed
@@ -91,6 +102,8 @@ class Code(StrEnum):
     """The allocation names a device that this node does not have."""
     DEVICE_UNHEALTHY = "device-unhealthy"
     """The allocated device is out of order."""
+    API_UNAVAILABLE = "api-unavailable"
+    """The API server did not confirm that the pod still exists."""
     LIST_UNAVAILABLE = "list-unavailable"
     """Kubelet did not say which pods it has."""
     NOT_GRANTED = "not-granted"
@@ -147,6 +160,8 @@ class View(Struct, kw_only=True):
     kubelet: str = ""
     """Names kubelet's current run; grants of an earlier run are uncertain for init containers."""
     bus_connected: bool = True
+    lists_active_only: bool = True
+    """Kubelet leaves refused pods out of its list (1.34 and later)."""
 
 
 class Claim(Struct, frozen=True, kw_only=True):
@@ -169,6 +184,33 @@ class Wait(Struct, frozen=True, kw_only=True):
 
     code: Code
     text: str
+    confirm: PodFacts | None = None
+    """Read this pod at the API server, then decide again on the same list."""
+    confirm_all: bool = False
+    """Read all pods of this node at the API server, then decide again on the same list."""
+
+
+_CONFIRM_ALL = Wait(
+    code=Code.API_UNAVAILABLE,
+    text="the API server does not tell which pods of this node exist",
+    confirm_all=True,
+)
+
+
+class Confirmed(Struct, frozen=True, kw_only=True):
+    """What the API server showed in reads that began after kubelet's list was taken."""
+
+    names: frozenset[tuple[str, str]] = frozenset()
+    """(namespace, name) that were read, and are now known as they are there."""
+    everything: bool = False
+
+    def covers(self, pod: PodFacts) -> bool:
+        """Whether what we know under the pod's name is that recent."""
+        return self.everything or (pod.namespace, pod.name) in self.names
+
+
+TRUST_ALL = Confirmed(everything=True)
+"""For advice that may be wrong without harm."""
 
 
 class Refuse(Struct, frozen=True, kw_only=True):
@@ -180,7 +222,7 @@ class Refuse(Struct, frozen=True, kw_only=True):
 
 Decision = Claim | Wait | Refuse
 
-_WAITING, _AGAIN = range(2)
+_WAITING, _PERHAPS, _AGAIN = range(3)
 
 
 class _Candidate(Struct, frozen=True, kw_only=True):
@@ -190,7 +232,12 @@ class _Candidate(Struct, frozen=True, kw_only=True):
     rank: int
 
 
-def decide(view: View, listing: Sequence[ListedPod] | None, request: Request) -> Decision:
+def decide(
+    view: View,
+    listing: Sequence[ListedPod] | None,
+    request: Request,
+    confirmed: Confirmed = TRUST_ALL,
+) -> Decision:
     """Which container ``request`` is for. ``listing`` is kubelet's answer from inside this call."""
     if not request.ids or len(set(request.ids)) != len(request.ids):
         return Refuse(
@@ -200,7 +247,9 @@ def decide(view: View, listing: Sequence[ListedPod] | None, request: Request) ->
         return Wait(
             code=Code.LIST_UNAVAILABLE, text="kubelet's PodResources socket does not answer"
         )
-    candidates, unknown = _candidates(view, listing, request.resource)
+    if not view.lists_active_only and not confirmed.everything:
+        return _CONFIRM_ALL
+    candidates, unknown = _candidates(view, listing, request)
     if unknown:
         return Wait(
             code=Code.POD_UNKNOWN,
@@ -217,16 +266,27 @@ def decide(view: View, listing: Sequence[ListedPod] | None, request: Request) ->
             text="more than one pod waits for "
             f"{request.resource}: {_names([one.pod.title for one in chosen])}",
         )
+    if best != _WAITING and not confirmed.everything:
+        return _CONFIRM_ALL
+    if not confirmed.covers(chosen[0].pod):
+        return Wait(
+            code=Code.API_UNAVAILABLE,
+            text=f"the API server does not confirm that pod {chosen[0].pod.title} exists",
+            confirm=chosen[0].pod,
+        )
     return _judge(view, chosen[0], request)
 
 
 def decide_all(
-    view: View, listing: Sequence[ListedPod] | None, requests: Sequence[Request]
+    view: View,
+    listing: Sequence[ListedPod] | None,
+    requests: Sequence[Request],
+    confirmed: Confirmed = TRUST_ALL,
 ) -> tuple[Claim, ...] | Wait | Refuse:
     """Decisions for the requests of one call, each made as if those before it were granted."""
     claims: list[Claim] = []
     for request in requests:
-        decision = decide(view, listing, request)
+        decision = decide(view, listing, request, confirmed)
         if not isinstance(decision, Claim):
             return decision
         claims.append(decision)
@@ -258,7 +318,7 @@ def grant_of(claim: Claim, request: Request, view: View, *, time_s: float = 0.0)
 
 
 def _candidates(
-    view: View, listing: Sequence[ListedPod], resource: str
+    view: View, listing: Sequence[ListedPod], request: Request
 ) -> tuple[list[_Candidate], list[str]]:
     """Pods with a container that lacks its devices, and listed pods that nobody told us of."""
     candidates: list[_Candidate] = []
@@ -267,44 +327,93 @@ def _candidates(
         pods = view.pods_by_name.get((listed.namespace, listed.name), ())
         if listed.uid:
             pods = [pod for pod in pods if pod.uid == listed.uid]
-        if not pods:
-            if not listed.settled:
-                unknown.append(f"{listed.namespace}/{listed.name}")
-            continue
-        bearers = pods if len(pods) == 1 else _bearers(view, listed, pods)
-        for pod in bearers:
-            if pod.finished or resource not in pod.asks_by_resource:
-                continue
-            asks = _lacking(view, listed, pod, resource)
-            if asks:
-                again = pod.admitted and asks[-1].container not in listed.ids_by_container
-                rank = _AGAIN if again else _WAITING
-                candidates.append(_Candidate(pod=pod, asks=asks, rank=rank))
+        if not pods and not listed.settled:
+            unknown.append(f"{listed.namespace}/{listed.name}")
+        if len(pods) > 1:
+            pods = _bearers(view, listed, pods)
+        found = [one for pod in pods if (one := _candidate(view, listed, pod, request)) is not None]
+        if len(found) < len(pods):
+            found = [replace(one, rank=max(one.rank, _PERHAPS)) for one in found]
+        candidates.extend(found)
+    if not view.lists_active_only:
+        candidates = [
+            replace(one, rank=_WAITING) if one.rank == _PERHAPS else one for one in candidates
+        ]
     return candidates, unknown
 
 
 def _bearers(view: View, listed: ListedPod, pods: Sequence[PodFacts]) -> Sequence[PodFacts]:
-    """Which of several pods of one name kubelet may mean: whose grants match its ids, else all."""
-    shown = {
-        (container, resource): ids
-        for container, ids_by_resource in listed.ids_by_container.items()
-        for resource, ids in ids_by_resource.items()
-        if ids
-    }
+    """Which of several pods of one name the listed one may be."""
     proven = [
         pod
         for pod in pods
-        if any(
-            shown.get((grant.container, grant.resource)) == frozenset(grant.ids)
-            for grant in view.grants.of_pod(pod.uid)
-        )
+        if any(_is_shown(listed, grant) for grant in view.grants.of_pod(pod.uid))
+        and not _contradicted(view, listed, pod)
     ]
-    return proven if len(proven) == 1 else pods
+    if len(proven) == 1:
+        return proven
+    return [pod for pod in pods if not pod.finished and _may_be(listed, pod)]
 
 
-def _lacking(view: View, listed: ListedPod, pod: PodFacts, resource: str) -> tuple[Ask, ...]:
-    """The containers of ``pod`` that kubelet may ask for next, none when all are served."""
-    asks = pod.asks_by_resource[resource]
+def _is_shown(listed: ListedPod, grant: Grant) -> bool:
+    ids = listed.ids_by_container.get(grant.container, {}).get(grant.resource)
+    return ids == frozenset(grant.ids)
+
+
+def _may_be(listed: ListedPod, pod: PodFacts) -> bool:
+    """Whether the listed containers are those of the pod; old kubelets leave sidecars out."""
+    if not listed.ids_by_container:
+        return True
+    kinds = pod.kind_by_container.items()
+    apps = {name for name, kind in kinds if kind == "app"}
+    lasting = {name for name, kind in kinds if kind != "init"}
+    return apps <= listed.ids_by_container.keys() <= lasting
+
+
+def _candidate(view: View, listed: ListedPod, pod: PodFacts, request: Request) -> _Candidate | None:
+    """The containers of ``pod`` that kubelet may ask for next, if it lists this pod."""
+    asks = pod.asks_by_resource.get(request.resource, ())
+    if not asks or pod.finished:
+        return None
+    # What kubelet was given in its present run it forgets only if it refused the pod since.
+    if not _contradicted(view, listed, pod):
+        lacking = _lacking(view, listed, pod, asks, request.resource)
+        if lacking:
+            return _Candidate(
+                pod=pod, asks=lacking, rank=_rank(view, listed, pod, lacking[-1], request)
+            )
+    repeated = tuple(
+        ask
+        for ask in asks
+        if not listed.ids_by_container.get(ask.container, {}).get(request.resource)
+        and (grant := view.grants.find(pod.uid, ask.container, request.resource)) is not None
+        and set(grant.ids) == set(request.ids)
+    )
+    return _Candidate(pod=pod, asks=repeated[-1:], rank=_AGAIN) if repeated else None
+
+
+def _rank(view: View, listed: ListedPod, pod: PodFacts, last: Ask, request: Request) -> int:
+    if last.container in listed.ids_by_container:
+        return _WAITING
+    if pod.admitted:
+        return _AGAIN
+    granted = view.grants.find(pod.uid, last.container, request.resource) is not None
+    return _PERHAPS if granted else _WAITING
+
+
+def _contradicted(view: View, listed: ListedPod, pod: PodFacts) -> bool:
+    return any(
+        grant.kubelet == view.kubelet
+        and grant.container in listed.ids_by_container
+        and not _is_shown(listed, grant)
+        for grant in view.grants.of_pod(pod.uid)
+    )
+
+
+def _lacking(
+    view: View, listed: ListedPod, pod: PodFacts, asks: Sequence[Ask], resource: str
+) -> tuple[Ask, ...]:
+    """The next container without devices, after those before it of which that is not sure."""
     last_shown = max(
         (
             position

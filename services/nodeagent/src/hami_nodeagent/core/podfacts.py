@@ -38,6 +38,7 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     uid: str
     namespace: str
     name: str
+    kind_by_container: Mapping[str, ContainerKind] = {}
     asks_by_resource: Mapping[str, tuple[Ask, ...]] = {}
     """Containers that ask, in the order in which kubelet admits them."""
     gone: bool = False
@@ -78,6 +79,7 @@ def facts_of(
         uid=pod.metadata.uid,
         namespace=pod.metadata.namespace,
         name=pod.metadata.name,
+        kind_by_container={container.name: kind for kind, container in pod.containers_in_order()},
         asks_by_resource=_asks(pod, resources),
         gone=gone,
         finished=pod.is_finished(),

@@ -109,7 +109,8 @@ class Splits:
         """``size`` ids out of ``available``, chosen in this order.
 
         First those that ``must`` be taken, then one of each ``wanted`` device, then whatever is
-        free on the device with the most free ids. Empty when ``available`` cannot fill ``size``; kubelet then reports the shortage itself.
+        free on the device with the most free ids. Empty when ``available`` cannot fill ``size``;
+        kubelet then reports the shortage itself.
         """
         chosen = list(dict.fromkeys(must))
         free = sorted(set(available) - set(chosen), key=self._order)
