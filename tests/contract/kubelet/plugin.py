@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device plugin that tests drive: it offers the ids it is told, records each call, answers what it is told."""
+"""A device plugin that tests drive: offers the ids it is told, records calls, answers as told."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ class TestPlugin(deviceplugin_grpc.DevicePluginServicer):
 
     # -- the protocol
 
-    async def GetDevicePluginOptions(
+    async def GetDevicePluginOptions(  # noqa: N802 - the protocol's name
         self, request: api.Empty, context: _Context
     ) -> api.DevicePluginOptions:
         return self._options
 
-    async def ListAndWatch(
+    async def ListAndWatch(  # noqa: N802 - the protocol's name
         self, request: api.Empty, context: _Context
     ) -> AsyncIterator[api.ListAndWatchResponse]:
         while True:
@@ -123,7 +123,7 @@ class TestPlugin(deviceplugin_grpc.DevicePluginServicer):
             return None
         return api.TopologyInfo(nodes=[api.NUMANode(ID=self._numa[id_])])
 
-    async def GetPreferredAllocation(
+    async def GetPreferredAllocation(  # noqa: N802 - the protocol's name
         self, request: api.PreferredAllocationRequest, context: _Context
     ) -> api.PreferredAllocationResponse:
         assert self._preferred is not None
@@ -139,7 +139,7 @@ class TestPlugin(deviceplugin_grpc.DevicePluginServicer):
         ]
         return api.PreferredAllocationResponse(container_responses=responses)
 
-    async def Allocate(
+    async def Allocate(  # noqa: N802 - the protocol's name
         self, request: api.AllocateRequest, context: _Context
     ) -> api.AllocateResponse:
         responses = []
@@ -152,7 +152,7 @@ class TestPlugin(deviceplugin_grpc.DevicePluginServicer):
                 await context.abort(grpc.StatusCode.UNKNOWN, str(error))
         return api.AllocateResponse(container_responses=responses)
 
-    async def PreStartContainer(
+    async def PreStartContainer(  # noqa: N802 - the protocol's name
         self, request: api.PreStartContainerRequest, context: _Context
     ) -> api.PreStartContainerResponse:
         ids = list(request.devices_ids)

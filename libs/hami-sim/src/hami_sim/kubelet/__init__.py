@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated kubelets: real sockets for device plugins and PodResources, real processes as containers.
+"""Simulated kubelets: real sockets for device plugins and PodResources, real container processes.
 
 In one process::
 
-    async with run_kubelet("node-a", tmp, Access(url=..., token=...), KubeletSettings()) as kubelet:
+    async with run_kubelet("node-a", tmp, Access(url=..., token=...)) as kubelet:
         kubelet.plugin_directory          # kubelet.sock, and where plugins put theirs
         kubelet.pod_resources_socket
         kubelet.logs("web-0", "main")     # what a container printed
         await kubelet.restart()           # containers go on; plugins must register again
-        kubelet.faults.hold_admissions()  # … release_, shuffle_admissions, refuse, admission_delay_s
+        kubelet.faults.hold_admissions()  # … release_, shuffle_admissions, refuse,
+        admission_delay_s
 
 As a process: ``python -m hami_sim.kubelet --kubeconfig FILE --node a,b --root DIR``.
 """

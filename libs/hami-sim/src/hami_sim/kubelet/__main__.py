@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs simulated kubelets, one node each, until SIGTERM.
 
-Containers go on after that, as with a real kubelet, unless --kill-on-exit or --owner-pid is given. `--cleanup` only
-ends what an earlier run left below --root and exits. Prints one JSON line per node when it is ready.
+Containers go on after that, as with a real kubelet, unless --kill-on-exit or --owner-pid is given.
+`--cleanup` only ends what an earlier run left below --root and exits. Prints one JSON line per node
+when it is ready.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether a node takes a pod: the checks that kubelet repeats after the scheduler, with kubelet's words.
+"""Decides whether a node takes a pod: what kubelet checks again after the scheduler.
 
-Order as in kubelet 1.34: devices are allocated *before* these checks, so a pod that is refused here for lack of CPU
-has had its Allocate calls. CPU in cores, memory in bytes; messages give CPU in thousandths, as kubelet does.
-Extended resources that the node does not list at all are left out of the comparison. Pure.
+Order as in kubelet 1.34: devices are allocated *before* these checks, so a pod that is refused here
+for lack of CPU has had its Allocate calls. CPU in cores, memory in bytes; messages give CPU in
+thousandths, as kubelet does. Extended resources that the node does not list at all are left out of
+the comparison. Pure.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def _check_node(pod: Obj, node: Obj) -> Refusal | None:
     if any(labels.get(key) != value for key, value in selector.items()):
         return Refusal(
             reason="NodeAffinity",
-            message="Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
+            message="Predicate NodeAffinity failed: "
+            "node(s) didn't match Pod's node affinity/selector",
         )
     tolerations = pod["spec"].get("tolerations") or []
     for taint in node["spec"].get("taints") or []:
@@ -89,7 +91,8 @@ def _check_node(pod: Obj, node: Obj) -> Refusal | None:
         ):
             return Refusal(
                 reason="TaintToleration",
-                message="Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate",
+                message="Predicate TaintToleration failed: "
+                "node(s) had taints that the pod didn't tolerate",
             )
     return None
 

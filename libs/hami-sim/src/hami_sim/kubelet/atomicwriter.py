@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a set of files so that a reader sees all of the old or all of the new ones; kubelet's layout.
+"""Writes a set of files of which a reader sees all old or all new ones; kubelet's layout.
 
-``name -> ..data/name``, ``..data -> ..<time>.<random>/``: the payload is written to a fresh directory and the link
-`..data` is renamed over the old one. Rules: ``pkg/volume/util/atomic_writer.go`` of Kubernetes 1.34. Unchanged payload
-writes nothing. Whoever opened the file by way of the link has to open it again to see the change.
+``name -> ..data/name``, ``..data -> ..<time>.<random>/``: the payload is written to a fresh
+directory and the link `..data` is renamed over the old one. Rules:
+``pkg/volume/util/atomic_writer.go`` of Kubernetes 1.34. Unchanged payload writes nothing. Whoever
+opened the file by way of the link has to open it again to see the change.
 """
 
 from __future__ import annotations

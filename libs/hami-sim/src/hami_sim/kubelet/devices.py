@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps which device ids exist, which are healthy and which container holds them; kubelet's device manager.
+"""Knows which device ids exist, which are healthy, who holds them: kubelet's device manager.
 
 Rules: ``pkg/kubelet/cm/devicemanager`` of kubelet 1.34, also where they surprise:
 
-- ids are handed out before anything else of the pod is checked, init containers first; what an ordinary init
+- ids are handed out before anything else of the pod is checked, init containers first; what an
+ordinary init
   container held is reused by the containers after it, what a sidecar held is not;
-- one Allocate call per container and resource; while it runs nothing is locked, so PodResources answers;
-- ids of pods that are no longer active are freed when somebody looks: at the next allocation or List;
-- after a restart ids come from the checkpoint; capacity is zero until the plugin registers again, and a pod whose
+- one Allocate call per container and resource; while it runs nothing is locked, so PodResources
+answers;
+- ids of pods that are no longer active are freed when somebody looks: at the next allocation or
+List;
+- after a restart ids come from the checkpoint; capacity is zero until the plugin registers again,
+and a pod whose
   containers do not run any more is refused until then.
 
-NUMA nodes that a plugin reports are passed on to PodResources; no topology policy is applied (policy "none").
-Times are monotonic seconds, given by the caller's clock. Device ids are taken in random order, as from Go's maps.
+NUMA nodes that a plugin reports are passed on to PodResources; no topology policy is applied
+(policy "none"). Times are monotonic seconds, given by the caller's clock. Device ids are taken in
+random order, as from Go's maps.
 """
 
 from __future__ import annotations
@@ -63,7 +68,7 @@ class Plugin(Protocol):
 
 
 class Endpoint:
-    """A registered resource: its plugin (None: known from the checkpoint only), options, and when it vanished."""
+    """A registered resource: plugin (None: from the checkpoint), options, when it vanished."""
 
     def __init__(
         self,
@@ -180,7 +185,7 @@ class DeviceManager:
         self.on_change()
 
     def disconnect(self, resource: str) -> None:
-        """Note that a resource's plugin is gone: its devices are unhealthy and count until the grace ends."""
+        """Note that a plugin is gone: its devices are unhealthy and count until the grace ends."""
         endpoint = self._endpoints.get(resource)
         if endpoint is None:
             return
@@ -391,7 +396,7 @@ class DeviceManager:
     # -- starting containers
 
     async def run_options(self, pod: Obj, container: Obj) -> RunOptions:
-        """Call PreStartContainer where wanted, then say what the devices bring into the container."""
+        """Call PreStartContainer where wanted; say what the devices bring into the container."""
         uid, name = uid_of(pod), container["name"]
         missing = False
         for resource, amount in limits_of(container).items():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes what a container is started with: variables, expanded command, values of downward-API fields.
+"""Makes a container's variables, its expanded command, and values of downward-API fields.
 
-Order as in kubelet 1.34: variables of device plugins come first and the pod's own follow, so for one name the pod's
-value wins; a `$(NAME)` refers to variables that were declared earlier, `$$` is a dollar sign, unknown names stay as
-written. Pure: ConfigMaps and Secrets are handed in.
+Order as in kubelet 1.34: variables of device plugins come first and the pod's own follow, so for
+one name the pod's value wins; a `$(NAME)` refers to variables that were declared earlier, `$$` is a
+dollar sign, unknown names stay as written. Pure: ConfigMaps and Secrets are handed in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class FieldError(ValueError):
-    """A field, key or object that a variable or volume names cannot be had; the text is kubelet's."""
+    """What a variable or volume names cannot be had; the text is kubelet's."""
 
 
 class NodeFacts(Struct, frozen=True, kw_only=True):
@@ -172,9 +172,8 @@ def _value_from(
             if reference["key"] not in data:
                 if reference.get("optional"):
                     return None
-                raise FieldError(
-                    f"couldn't find key {reference['key']} in {kind.removesuffix('KeyRef')} {reference['name']}"
-                )
+                source = f"{kind.removesuffix('KeyRef')} {reference['name']}"
+                raise FieldError(f"couldn't find key {reference['key']} in {source}")
             return data[reference["key"]]
     raise FieldError(f"unsupported valueFrom: {', '.join(origin)}")
 
@@ -195,7 +194,7 @@ def command_line(
     entrypoint: Sequence[str] = (),
     fallback: Sequence[str],
 ) -> list[str]:
-    """Make the argument list; the image's `entrypoint` or else `fallback` fills what is left out."""
+    """Make the argument list; the image's `entrypoint`, else `fallback`, fills the gaps."""
     command = [expand(word, values) for word in container.get("command") or ()]
     arguments = [expand(word, values) for word in container.get("args") or ()]
     return [*(command or entrypoint), *arguments] or list(fallback)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a test may do to a kubelet: hold, delay and shuffle admissions, refuse pods, lose a plugin.
 
-A refusal "after" comes where kubelet checks CPU and memory: the pod's devices have been allocated by then.
+A refusal "after" comes where kubelet checks CPU and memory: the pod's devices have been allocated
+by then.
 """
 
 from __future__ import annotations

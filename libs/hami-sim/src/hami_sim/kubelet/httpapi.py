@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves kubelet's HTTP paths that others read: /pods, /containerLogs, /healthz, and /sim/containers for tests.
+"""Serves the HTTP paths that others read: /pods, /containerLogs, /healthz, /sim/containers.
 
-Plain HTTP without authentication, on an address of this machine only. `/pods` shows the pod manager's pods as the API
-server last showed them, so a refused pod still looks Pending there for a moment: kubelet does the same.
+Plain HTTP without authentication, on an address of this machine only. `/pods` shows the pod
+manager's pods as the API server last showed them, so a refused pod still looks Pending there for a
+moment: kubelet does the same.
 """
 
 from __future__ import annotations

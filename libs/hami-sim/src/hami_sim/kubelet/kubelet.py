@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated kubelet: one node, real sockets, real container processes.
 
-`SimKubelet` is what tests hold; each start or restart of it is a `_Life`, which knows only what a real kubelet knows
-after a start: its directory, the API server, and the processes it finds. Layout below the node's directory::
+`SimKubelet` is what tests hold; each start or restart of it is a `_Life`, which knows only what a
+real kubelet knows after a start: its directory, the API server, and the processes it finds. Layout
+below the node's directory::
 
     device-plugins/kubelet.sock, kubelet_internal_checkpoint     Registration, device manager
     pod-resources/kubelet.sock                                   PodResources
     pods/UID/volumes/…  pods/UID/containers/NAME/ATTEMPT/        volumes and container runs
     logs/NAMESPACE_POD_UID/NAME/ATTEMPT.log                      what containers print
 
-Pods go through one loop, one at a time: each is added to the pod manager, then admitted (devices first, then CPU,
-memory and count), then given to its worker. Rules: kubelet 1.34.
+Pods go through one loop, one at a time: each is added to the pod manager, then admitted (devices
+first, then CPU, memory and count), then given to its worker. Rules: kubelet 1.34.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class SimKubelet:
                 return
 
     async def restart(self) -> None:
-        """End this kubelet, not its containers, and start anew; returns when the new one listens."""
+        """End this kubelet, not its containers, and start anew; returns when that one listens."""
         if self._scope is None:
             msg = "the kubelet does not run"
             raise RuntimeError(msg)
@@ -133,7 +134,7 @@ class SimKubelet:
         await self._started.wait()
 
     async def stop(self) -> None:
-        """End every container that was started below this node's directory and remove the directory."""
+        """End every container of this node, whoever started it, and remove its directory."""
         await clean_up(self.directory)
 
     # -- looking inside
@@ -536,7 +537,7 @@ class _Life:
     def _forget(self, uid: str) -> None:
         self._requests.pop(uid, None)
         self.statuses.forget(uid)
-        self.runtime.remove_pod(uid)
+        self._tasks.start_soon(anyio.to_thread.run_sync, self.runtime.remove_pod, uid)
 
     async def _remove_orphans(self) -> None:
         """End what an earlier kubelet started for pods that are no more."""

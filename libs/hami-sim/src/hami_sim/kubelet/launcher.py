@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the container launcher (native/simrun.c) once and finds out what this machine permits.
 
-The program is kept in the user's cache directory under a name made of its source, the flags and the compiler, so an
-unchanged source builds nothing and two builders cannot disturb each other.
+The program is kept in the user's cache directory under a name made of its source, the flags and the
+compiler, so an unchanged source builds nothing and two builders cannot disturb each other.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def permits_namespaces() -> bool:
 
 
 def root_entry(path: Path) -> list[str]:
-    """Word how a top-level entry of the host appears in a container: link as link, directory as overlay."""
+    """Word how a top-level entry of the host appears inside: link as link, directory as overlay."""
     if path.is_symlink():
         return ["link", str(path.readlink()), str(path)]
     return ["overlay", str(path), str(path)] if path.is_dir() else []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the node's object and lease: registration, capacity with the plugins' resources, Ready, heartbeats.
+"""Keeps the node's object and lease: registration, capacity with plugins, Ready, heartbeats.
 
-Times in Unix seconds. A resource whose plugin stayed away is shown as 0, not removed: that tells it apart from
-resources that no plugin ever offered.
+Times in Unix seconds. A resource whose plugin stayed away is shown as 0, not removed: that tells it
+apart from resources that no plugin ever offered.
 """
 
 from __future__ import annotations

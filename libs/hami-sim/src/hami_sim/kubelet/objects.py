@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads pods as plain JSON objects: containers by kind, identity, phase, resource requests.
 
-Quantities are exact (`Decimal`); CPU in cores, memory in bytes, extended resources in units. A pod's request counts
-sidecars and overhead as ``k8s.io/component-helpers/resource`` (1.34) does.
+Quantities are exact (`Decimal`); CPU in cores, memory in bytes, extended resources in units. A
+pod's request counts sidecars and overhead as ``k8s.io/component-helpers/resource`` (1.34) does.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speaks the device plugin protocol (v1beta1) over unix sockets: Registration here, calls to each plugin.
+"""Speaks the device plugin protocol v1beta1: Registration here, calls to each plugin.
 
-A Register call dials the plugin and asks its options before it is answered, so a plugin must serve first. When a
-plugin's ListAndWatch ends, whatever plugin is registered for that resource at that moment is dropped: kubelet 1.34 does
-so too, and a plugin that registers again while its old stream still stands loses the new registration with the old.
-Errors carry the words of a Go gRPC client, because they end in pod statuses.
+A Register call dials the plugin and asks its options before it is answered, so a plugin must serve
+first. When a plugin's ListAndWatch ends, whatever plugin is registered for that resource at that
+moment is dropped: kubelet 1.34 does so too, and a plugin that registers again while its old stream
+still stands loses the new registration with the old. Errors carry the words of a Go gRPC client,
+because they end in pod statuses.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def go_text(error: grpc.aio.AioRpcError) -> str:
 def check_socket_path(path: Path) -> None:
     """Refuse a path that does not fit into a socket address."""
     if len(str(path).encode()) > _MAX_SOCKET_PATH:
-        msg = f"{path}: longer than {_MAX_SOCKET_PATH} bytes, which a unix socket cannot have; use a shorter root"
+        msg = (
+            f"{path}: a unix socket's path has at most {_MAX_SOCKET_PATH} bytes; use a shorter root"
+        )
         raise ValueError(msg)
 
 

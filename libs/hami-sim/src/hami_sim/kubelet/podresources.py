@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves PodResources v1 on a unix socket, as kubelet 1.34: what each active pod's containers hold.
 
-Ordinary init containers are left out, sidecars are not. One entry per device and NUMA node. Requests beyond the limit
-get RESOURCE_EXHAUSTED: kubelet answers 100 a second in bursts of 10.
+Ordinary init containers are left out, sidecars are not. One entry per device and NUMA node.
+Requests beyond the limit get RESOURCE_EXHAUSTED: kubelet answers 100 a second in bursts of 10.
 """
 
 from __future__ import annotations

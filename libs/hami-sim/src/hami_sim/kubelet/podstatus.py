@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes a pod's status from what is known of its containers: phase, conditions, container statuses.
 
-Rules: `getPhase` and `pkg/kubelet/status/generate.go` of kubelet 1.34. Times in Unix seconds, written as RFC 3339.
-Pure. Restart backoff shows as Waiting with the last termination kept; a terminal phase is final.
+Rules: `getPhase` and `pkg/kubelet/status/generate.go` of kubelet 1.34. Times in Unix seconds,
+written as RFC 3339. Pure. Restart backoff shows as Waiting with the last termination kept; a
+terminal phase is final.
 """
 
 from __future__ import annotations

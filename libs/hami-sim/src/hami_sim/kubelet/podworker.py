@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brings one admitted pod to life and to its end; kubelet's pod worker.
 
-States: syncing (containers are started and restarted as the spec says) → terminating (deleted, or finished for good:
-containers are asked to end, then made to) → terminated (status final, volumes gone, object deleted if that was asked).
-The pod's changes, container exits and timers all only wake the worker, which then looks at everything again.
+States: syncing (containers are started and restarted as the spec says) → terminating (deleted, or
+finished for good: containers are asked to end, then made to) → terminated (status final, volumes
+gone, object deleted if that was asked). The pod's changes, container exits and timers all only wake
+the worker, which then looks at everything again.
 
-Not simulated: probes (a running container is ready), lifecycle hooks, image pulls, resize. Times: Unix seconds for
-what is shown, monotonic seconds for waiting.
+Not simulated: probes (a running container is ready), lifecycle hooks, image pulls, resize. Times:
+Unix seconds for what is shown, monotonic seconds for waiting.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class Node(Protocol):
         """Read a ConfigMap or Secret."""
         ...
 
-    async def issue_token(self, namespace: str, account: str, audience: str, length_s: int) -> bytes:
+    async def issue_token(
+        self, namespace: str, account: str, audience: str, length_s: int
+    ) -> bytes:
         """Get a service account token."""
         ...
 
@@ -224,7 +227,7 @@ class PodWorker:
             await self._terminate()
             self.is_terminated = True
             tasks.cancel_scope.cancel()
-        self._finish()
+        await self._finish()
         self._terminated.set()
         while not is_deleting(self.pod):
             self._wake = anyio.Event()
@@ -505,9 +508,9 @@ class PodWorker:
         )
         return float(grace if grace is not None else 30)
 
-    def _finish(self) -> None:
+    async def _finish(self) -> None:
         """Remove the volumes and say the last word."""
-        self._volumes.tear_down()
+        await anyio.to_thread.run_sync(self._volumes.tear_down)
         self._has_volumes = False
         self._report()
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts, finds, signals and ends containers: real processes under the launcher native/simrun.c.
 
-Layout below a node's directory: ``pods/UID/containers/NAME/ATTEMPT/{spec,state,exit,root}`` and
-``logs/NAMESPACE_POD_UID/NAME/ATTEMPT.log``. Containers live on when this process ends; a new Runtime on the same
-directory finds them by pid and start time. Times in Unix seconds.
+Layout below a node's directory: ``pods/UID/containers/NAME/ATTEMPT/{spec,state,exit,work}`` and
+``logs/NAMESPACE_POD_UID/NAME/ATTEMPT.log``. Containers live on when this process ends; a new
+Runtime on the same directory finds them by pid and start time. Times in Unix seconds.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _DEV_LINKS = (
 )
 _TOP = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt")
 _MASKED = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
+_SCRATCH = (("/dev/shm", "64m"), ("/tmp", "256m"), ("/var/tmp", "64m"))  # noqa: S108 - inside
 _START_S = 20.0
 _POLL_S = 0.02
 _KILLED = 137
@@ -126,6 +127,8 @@ class Runtime:
         self._owner_pid = owner_pid
         self._host_paths = host_paths
         self._now_s = now_s
+        # Each container mounts its root here, in its own view; removing a mount point is slow.
+        self._mount_point = directory / "root"
         self._base = _base_words(host_paths) if uses_namespaces else []
 
     @property
@@ -148,7 +151,8 @@ class Runtime:
         directory = self.pod_directory(plan.uid) / "containers" / plan.name / str(attempt)
         logs = self.log_directory(plan.namespace, plan.pod, plan.uid) / plan.name
         container = Container(plan.uid, plan.name, attempt, directory, logs / f"{attempt}.log")
-        (directory / "root").mkdir(parents=True, exist_ok=True)
+        (directory / "work").mkdir(parents=True, exist_ok=True)
+        self._mount_point.mkdir(exist_ok=True)
         logs.mkdir(parents=True, exist_ok=True)
         words = self._words(plan, container)
         spec = directory / "spec"
@@ -174,7 +178,7 @@ class Runtime:
         words += ["state", str(container.directory / "state"), "owner", str(self._owner_pid)]
         env = dict(plan.env)
         if self._uses_namespaces:
-            words += ["root", str(container.directory / "root"), "hostname", plan.hostname]
+            words += ["root", str(self._mount_point), "hostname", plan.hostname]
             words += ["user", str(plan.user), str(plan.group)]
             for group in plan.groups:
                 words += ["group", str(group)]
@@ -193,7 +197,7 @@ class Runtime:
                     env["HAMI_LIMITS_DIR"] = str(mount.source)
                 if mount.target == "/run/hami":
                     env["HAMI_REGION_DIR"] = str(mount.source)
-            words += ["cwd", str(container.directory / "root")]
+            words += ["cwd", str(container.directory / "work")]
         for key, value in env.items():
             words += ["env", f"{key}={value}"]
         for word in plan.argv:
@@ -421,8 +425,10 @@ def _base_words(host_paths: Sequence[str]) -> list[str]:
             words += ["bind", f"/dev/{name}", f"/dev/{name}", ""]
     for name, target in _DEV_LINKS:
         words += ["link", target, f"/dev/{name}"]
-    words += ["tmpfs", "/dev/shm", "mode=1777,size=64m", "tmpfs", "/tmp", "mode=1777,size=256m"]
-    words += ["mkdir", "/run", "755", "mkdir", "/root", "700", "mkdir", "/var/tmp", "1777"]
+    for name, size in _SCRATCH:
+        words += ["tmpfs", name, f"mode=1777,size={size}"]
+    for name, mode in (("/run", "755"), ("/root", "700")):
+        words += ["mkdir", name, mode]
     words += ["link", "/run", "/var/run"]
     for path_text in host_paths:
         words += ["bind", path_text, path_text, "rR"]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of one simulated kubelet. Times in seconds; quantities as Kubernetes writes them.
 
-Defaults are kubelet 1.34's, except where a shorter wait makes a simulation usable; each such field says so.
+Defaults are kubelet 1.34's, except where a shorter wait makes a simulation usable; each such field
+says so.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     """Address of kubelet's HTTP server; the port is chosen by the kernel."""
     node_status_s: float = 10.0
-    """Period of full node status reports; a changed capacity is reported at once (kubelet: within this period)."""
+    """Period of node status reports; a changed capacity is reported at once (kubelet: waits)."""
     lease_s: float = 10.0
     """Period of lease renewals; the lease itself lasts four times as long."""
     sync_s: float = 1.0
@@ -39,7 +40,7 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     """How long the devices of a vanished plugin count in the capacity."""
     prestart_timeout_s: float = 30.0
     pod_resources_per_s: float = 100.0
-    """Requests per second that PodResources answers; more get RESOURCE_EXHAUSTED, as from kubelet. 0: no limit."""
+    """Requests per second that PodResources answers, others get RESOURCE_EXHAUSTED; 0: all."""
     pod_resources_burst: int = 10
     seed: int = 0
     """Start of the random order in which free device ids are taken."""
@@ -48,7 +49,7 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     owner_pid: int = 0
     """Process with which all containers end; 0: they outlive everybody, as real ones do."""
     host_paths: tuple[str, ...] = ()
-    """Directories of the host that containers see read-only, in addition to the programs of the system."""
+    """Directories of the host that containers see read-only, besides the system's programs."""
     commands: Mapping[str, tuple[str, ...]] = {}
     """Image name (without tag) to command, for containers that name none."""
     events: bool = True

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends pod statuses, pod deletions and events to the API server; remembers the newest status of each pod.
+"""Sends pod statuses, deletions and events to the API server; knows each pod's newest status.
 
-A status is sent as a strategic merge patch with the pod's UID in it, so it can never land on a pod of the same name
-that came later. Several quick changes of one pod become one patch. Failed sends are tried again.
+A status is sent as a strategic merge patch with the pod's UID in it, so it can never land on a pod
+of the same name that came later. Several quick changes of one pod become one patch. Failed sends
+are tried again.
 """
 
 from __future__ import annotations

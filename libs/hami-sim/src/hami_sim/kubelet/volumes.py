@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Provides a pod's volumes as directories below its own, laid out as below /var/lib/kubelet/pods/UID/volumes.
+"""Provides a pod's volumes as directories, laid out as below /var/lib/kubelet/pods/UID/volumes.
 
-Served: emptyDir, downwardAPI, configMap, secret, projected (of these and a service account token), hostPath to what
-exists. Any other kind is refused with kubelet's event, and the pod waits. Times in Unix seconds.
+Served: emptyDir, downwardAPI, configMap, secret, projected (of these and a service account token),
+hostPath to what exists. Any other kind is refused with kubelet's event, and the pod waits. Times in
+Unix seconds.
 """
 
 from __future__ import annotations
