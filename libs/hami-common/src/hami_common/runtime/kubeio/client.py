@@ -32,10 +32,12 @@ from hami_common.errors import (
 from hami_common.ports import WatchEvent
 from hami_common.runtime.kubeio.login import log_in
 from hami_common.runtime.kubeio.reflector import reflect
-from hami_common.runtime.tasks import Backoff
+from hami_common.runtime.tasks import Backoff, finish_within
 
 PEER = "the Kubernetes API"
 JSON_TYPE = "application/json"
+CLOSE_S = 2.0
+"""Longest orderly end of the session."""
 RETRY_AFTER_TRIES = 3
 RETRY_AFTER_MOST_S = 5.0
 READ_BUFFER_BYTES = 1 << 21
@@ -323,7 +325,8 @@ async def connect(
         await _wait_for_answer(client, start_timeout_s)
         yield client
     finally:
-        await client.close()
+        with finish_within(CLOSE_S):  # also when cancelled: the login's files must go
+            await client.close()
 
 
 async def _wait_for_answer(client: KubeClient, start_timeout_s: float) -> None:
