@@ -13,6 +13,7 @@ the processes. Times in seconds.
 
 import json
 import logging
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -35,7 +36,7 @@ from hami_common.errors import Denied, HamiError, NotFound, Unavailable
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.codec import decode
 from hami_common.podview import PodView
-from hami_common.signing import Signer
+from hami_common.signing import Signer, Verifier
 from hami_sim.certs import CertificateAuthority
 from hami_sim.hardware import profile as hardware
 from hami_sim.natsd import NatsServer
@@ -82,6 +83,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
     (``scheduler``, ``webhook``, ``registry``, ``nodeagent``).
     """
     node_cpu: str = "64"
+    schedulers: int = 1
+    """Scheduler replicas, all active; kube-scheduler calls the first, ``scheduler``."""
 
 
 class ContainerSeen(Struct, frozen=True, kw_only=True):
@@ -126,6 +129,10 @@ class Cluster:
         """The administrator's kubeconfig."""
         return self.directory / "admin.kubeconfig"
 
+    def verifier(self) -> Verifier:
+        """Verifier of the cluster's allocation annotations."""
+        return Verifier.from_pems(p.read_bytes() for p in (self.directory / "trusted").iterdir())
+
     @property
     def api_url(self) -> str:
         """Base URL of the simulated API server."""
@@ -134,6 +141,11 @@ class Cluster:
     def url(self, service: str) -> str:
         """Base URL of a service's plain HTTP port."""
         return f"http://{HOST}:{self.ports[service]}"
+
+    @property
+    def schedulers(self) -> list[str]:
+        """Names of the scheduler processes."""
+        return ["scheduler", *(f"scheduler-{i}" for i in range(1, self.spec.schedulers))]
 
     @property
     def agents(self) -> list[str]:
@@ -208,7 +220,7 @@ class Cluster:
         await self._add_all()
         for process in self.processes.values():
             process.start()
-        for name in ("webhook", "registry", "scheduler", *self.agents):
+        for name in ("webhook", "registry", *self.schedulers, *self.agents):
             await self.ready(name)
         await self._register_webhook()
         await self._wait_for(self._nodes_offer_devices, "kubelet")
@@ -245,12 +257,9 @@ class Cluster:
         await self._add_service(
             "registry", "hami_registry", "registry", {"device_config_file": str(devices)}
         )
-        await self._add_service(
-            "scheduler",
-            "hami_scheduler",
-            "scheduler",
-            {"signing_key_file": str(keys / "signing.pem"), "replica": "scheduler-0"},
-        )
+        for name in self.schedulers:
+            signing = {"signing_key_file": str(keys / "signing.pem"), "replica": name}
+            await self._add_service(name, "hami_scheduler", "scheduler", signing)
         extender_port = self.ports["scheduler"]
         if self.spec.taps:
             extender_port = await self._make_tap("extender", extender_port)
@@ -265,21 +274,13 @@ class Cluster:
             ],
         )
         kubelet_root = self.directory / "kubelet"
-        self.ports["kubelet"] = free_port()
-        nodes = ",".join(node.name for node in self.spec.nodes)
         self._add(
             "kubelet",
             "hami_sim.kubelet",
             [
-                *(
-                    "--kubeconfig",
-                    str(self.kubeconfig),
-                    "--node",
-                    nodes,
-                    "--root",
-                    str(kubelet_root),
-                ),
-                *("--cpu", self.spec.node_cpu, "--port", str(self.ports["kubelet"])),
+                *("--kubeconfig", str(self.kubeconfig), "--root", str(kubelet_root)),
+                *("--node", ",".join(node.name for node in self.spec.nodes)),
+                *("--cpu", self.spec.node_cpu, "--owner-pid", str(os.getpid())),
             ],
         )
         for node in self.spec.nodes:
@@ -326,7 +327,7 @@ class Cluster:
         order = [
             "kube-scheduler",
             "webhook",
-            "scheduler",
+            *self.schedulers,
             "registry",
             *self.agents,
             "kubelet",
@@ -450,10 +451,18 @@ class Cluster:
         return False
 
     async def container_log(self, pod: str, container: str, *, namespace: str = "default") -> str:
-        """What a container has printed."""
-        url = f"{self.url('kubelet')}/containerLogs/{namespace}/{pod}/{container}"
-        async with self.session.get(url) as response:
-            return await response.text() if response.status == 200 else ""  # noqa: PLR2004 - HTTP OK
+        """What a container has printed, from its node's kubelet; empty before it ran."""
+        view = await self.pod(pod, namespace=namespace)
+        if not view.spec.node_name:
+            return ""
+        node = await self.request("GET", f"/api/v1/nodes/{view.spec.node_name}")
+        port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+        url = f"http://{HOST}:{port}/containerLogs/{namespace}/{pod}/{container}"
+        try:
+            async with self.session.get(url) as response:
+                return await response.text() if response.status == 200 else ""  # noqa: PLR2004 - OK
+        except aiohttp.ClientConnectionError:
+            return ""
 
     # ---------------------------------------------------------------- bus
 

@@ -60,6 +60,11 @@ class Tap:
         self._traps.append(trap)
         return trap
 
+    async def retarget(self, port: int) -> None:
+        """Break every connection and forward new ones to another server."""
+        self._target_port = port
+        await self._drop_connections()
+
     def disarm(self) -> None:
         """Forget all traps."""
         self._traps.clear()

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges a cluster by what the outside can see: pods of the API server and messages of the streams.
+
+It never asks a service of ours, so a wrong table cannot hide. Memory in MiB.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from nats.js.errors import NoKeysError
+
+from hami_common import annotations, subjects
+from hami_common.events.allocation import AllocationRecord
+from hami_common.events.codec import decode
+from hami_common.events.inventory import NodeDevices
+from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
+from hami_common.podview import PodView
+from hami_common.signing import SignedPlacement, Verifier
+from hami_sim.cluster import Cluster
+
+EVENT_KINDS = (
+    ("allocation", subjects.ALLOC_BUCKET),
+    ("state", subjects.STATE_BUCKET),
+    ("device", subjects.DEVICES_BUCKET),
+)
+
+
+async def _latest(cluster: Cluster, bucket: str) -> dict[str, bytes]:
+    store = await cluster.bus.jetstream().key_value(bucket)
+    try:
+        keys = await store.keys()
+    except NoKeysError:
+        return {}
+    return {key: (await store.get(key)).value or b"" for key in keys}
+
+
+async def ledger_of(cluster: Cluster) -> dict[str, AllocationRecord]:
+    """Newest ledger record by key."""
+    stored = await _latest(cluster, subjects.ALLOC_BUCKET)
+    return {key: decode(value, AllocationRecord, what=key) for key, value in stored.items()}
+
+
+def placement_of(pod: PodView, verifier: Verifier) -> SignedPlacement | None:
+    """The placement a bound pod carries; an error when it does not verify."""
+    text = pod.annotations().get(annotations.ALLOCATION)
+    if text is None:
+        return None
+    return verifier.verify(text, pod_uid=pod.metadata.uid, node=pod.spec.node_name)
+
+
+def _sum(parts: Iterable[tuple[ContainerShares, ...]]) -> dict[str, Booked]:
+    total: dict[str, Booked] = {}
+    for containers in parts:
+        for uuid, booked in booked_by_device(containers).items():
+            total[uuid] = total.get(uuid, NOTHING).plus(booked)
+    return total
+
+
+def over_capacity(
+    held: Iterable[tuple[ContainerShares, ...]], inventory: Iterable[NodeDevices]
+) -> list[str]:
+    """Devices that hold more than they have, one line each."""
+    devices = {device.uuid: device for node in inventory for device in node.devices}
+    problems = []
+    for uuid, booked in _sum(held).items():
+        device = devices.get(uuid)
+        if device is None:
+            problems.append(f"{uuid} holds {booked} but is not in the inventory")
+            continue
+        over = (
+            booked.memory_mib > device.capacity_mib
+            or booked.core_pct > device.capacity_core_pct
+            or booked.slots > device.slots
+            or (booked.exclusive and booked.slots > 1)
+        )
+        if over:
+            problems.append(f"{uuid} of {device.capacity_mib} MiB holds {booked}")
+    return problems
+
+
+async def problems_of(cluster: Cluster, verifier: Verifier, *, namespace: str) -> list[str]:
+    """Everything that does not hold; empty when no share is lost or doubled."""
+    problems: list[str] = []
+    pods = {
+        pod.metadata.uid: pod
+        for pod in await cluster.pods(namespace=namespace)
+        if pod.labels().get(annotations.MANAGED_LABEL) == "true"
+    }
+    ledger = await ledger_of(cluster)
+    live = {record.pod_uid: record for record in ledger.values() if record.op != "release"}
+    counts = Counter(record.pod_uid for record in ledger.values() if record.op != "release")
+    problems += [f"pod uid {uid} holds {n} shares" for uid, n in counts.items() if n > 1]
+    placements = []
+    for uid, pod in pods.items():
+        name = pod.metadata.name
+        if not pod.spec.node_name or pod.is_finished():
+            if uid in live:
+                problems.append(f"{name} is not placed, yet the ledger holds a share for it")
+            continue
+        placement = placement_of(pod, verifier)
+        if placement is None:
+            problems.append(f"{name} runs on {pod.spec.node_name} without a placement")
+            continue
+        placements.append(placement.placement.containers)
+        record = live.get(uid)
+        if record is None:
+            problems.append(f"{name} runs on {pod.spec.node_name}, but its share is not booked")
+        elif (record.node, record.allocation_id, record.containers) != (
+            pod.spec.node_name,
+            placement.allocation_id,
+            placement.placement.containers,
+        ):
+            problems.append(f"{name}: ledger and annotation differ")
+    for uid, record in live.items():
+        if uid not in pods:
+            problems.append(
+                f"share of {record.pod} on {record.node} is booked for a pod that is gone"
+            )
+    stored = await _latest(cluster, subjects.DEVICES_BUCKET)
+    inventory = [decode(value, NodeDevices, what=key) for key, value in stored.items()]
+    problems += over_capacity(placements, inventory)
+    problems += over_capacity([record.containers for record in live.values()], inventory)
+    return problems
+
+
+async def event_differences(cluster: Cluster) -> list[str]:
+    """Kinds of events whose number is not that of the accepted appends of their bucket."""
+    stream = cluster.bus.jetstream()
+    differences = []
+    for kind, bucket in EVENT_KINDS:
+        info = await stream.stream_info(
+            subjects.EVENTS_STREAM, subjects_filter=f"{subjects.EVENT_PREFIX}.{kind}.>"
+        )
+        events = sum((info.state.subjects or {}).values())
+        appended = (await stream.stream_info(subjects.stream_of(bucket))).state.last_seq
+        if events != appended:
+            differences.append(f"{kind}: {events} events, {appended} accepted appends")
+    return differences
