@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo as a user runs it: one command, one document, exit code 0."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hami_common import limits
+from hami_sim import demo
+from hami_sim.hardware import profile
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The document of one run of ``./dev demo --once --json FILE``."""
+    path = tmp_path_factory.mktemp("demo") / "out.json"
+    run = subprocess.run(
+        [sys.executable, "-m", "hami_sim.demo", "--once", "--json", str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+def pod(result: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(p for p in result["pods"] if p["name"] == name)
+    return found
+
+
+def test_fourteen_pods_of_which_one_stays_pending(result: dict[str, Any]) -> None:
+    assert result["ok"]
+    phases = {p["name"]: p["phase"] for p in result["pods"]}
+    assert len(phases) == 14
+    assert [name for name, phase in phases.items() if phase == "Pending"] == [demo.TOO_LARGE]
+    assert [name for name, phase in phases.items() if phase == "Deleted"] == [demo.DELETED]
+    assert list(phases.values()).count("Running") == 12
+
+
+def test_pending_pod_has_the_exact_reason(result: dict[str, Any]) -> None:
+    reason = pod(result, demo.TOO_LARGE)["reason"]
+    assert reason.startswith("0/4 nodes are available: ")
+    assert "need 500000" in reason
+    largest = max(profile.load(n).model.memory_mib for n in ("8xH200", "8xA100-40", "4xT4"))
+    assert str(largest) in reason
+
+
+def test_every_container_reads_its_own_limits(result: dict[str, Any]) -> None:
+    for story in result["pods"]:
+        for container in story["containers"]:
+            if story["phase"] == "Pending":
+                continue
+            seen = limits.decode(container["stdout"])
+            assert seen.container == container["name"]
+            assert [(d.uuid, d.memory_mib, d.core_pct) for d in seen.devices] == [
+                (d["uuid"], d["memory_mib"], d["core_pct"]) for d in container["devices"]
+            ]
+
+
+@pytest.mark.parametrize(
+    ("name", "container", "want"),
+    [
+        ("memory", "main", [(3000, 0)]),
+        ("memory-only", "main", [(2000, 0)]),
+        ("cores", "main", [(4000, 30), (4000, 30)]),
+        ("multi-container", "trainer", [(6000, 50)]),
+        ("multi-container", "monitor", [(500, 10)]),
+        ("init-container", "prepare", [(5000, 0)]),
+        ("init-container", "main", [(2000, 0)]),
+    ],
+)
+def test_shares_are_what_the_manifests_ask(
+    result: dict[str, Any], name: str, container: str, want: list[tuple[int, int]]
+) -> None:
+    (found,) = [c for c in pod(result, name)["containers"] if c["name"] == container]
+    assert [(d["memory_mib"], d["core_pct"]) for d in found["devices"]] == want
+
+
+def test_selectors_are_obeyed(result: dict[str, Any]) -> None:
+    assert pod(result, "use-type")["node"] == "gpu-a100"
+    assert pod(result, "nouse-type")["node"] in ("gpu-t4", "gpu-a30")
+    manifest = demo.manifest("use-uuid")
+    wanted = manifest["metadata"]["annotations"]["nvidia.com/use-gpuuuid"]
+    assert pod(result, "use-uuid")["containers"][0]["devices"][0]["uuid"] == wanted
+
+
+def test_whole_device_is_shared_with_nobody(result: dict[str, Any]) -> None:
+    (whole,) = pod(result, "whole-device")["containers"][0]["devices"]
+    assert whole["core_pct"] == 100
+    others = [
+        device["uuid"]
+        for story in result["pods"]
+        if story["name"] != "whole-device"
+        for container in story["containers"]
+        for device in container["devices"]
+    ]
+    assert whole["uuid"] not in others
+
+
+def test_states_come_in_order_and_traces_are_distinct(result: dict[str, Any]) -> None:
+    placed = [p for p in result["pods"] if p["phase"] != "Pending"]
+    for story in placed:
+        want = ["reserved", "bound", "prepared", "running"]
+        if story["phase"] == "Deleted":
+            want.append("released")
+        assert story["states"] == want, story["name"]
+    traces = {story["trace_id"] for story in result["pods"]}
+    assert len(traces) == 14
+    assert "" not in traces
+
+
+def test_share_of_the_deleted_pod_was_reused(result: dict[str, Any]) -> None:
+    def uuids(name: str) -> set[str]:
+        return {d["uuid"] for c in pod(result, name)["containers"] for d in c["devices"]}
+
+    assert uuids(demo.WAITING) <= uuids(demo.DELETED)
+    assert "0/4 nodes are available" in pod(result, demo.WAITING)["waited_because"]
+
+
+def test_every_change_became_an_event(result: dict[str, Any]) -> None:
+    changes = sum(len(story["states"]) for story in result["pods"])
+    assert result["events"] >= changes + len(result["pods"])

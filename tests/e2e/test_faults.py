@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A failure at every point of the reserve, bind and allocate path never loses or doubles a share.
+
+Each case lets one pod run into a trap: at one exact point of an exchange (request sent or delivered,
+answer lost or delivered) a part is killed with SIGKILL and started again, the scheduler is stopped
+and goes on after another one took over, or the scheduler is cut from NATS. Afterwards the pod runs,
+and the pods and the streams agree: see ``tests.support.checker``.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import count
+
+import anyio
+import pytest
+from msgspec import Struct
+
+from hami_common.errors import Unavailable
+from hami_sim.cluster import Cluster
+from hami_sim.tap import Direction, Trap
+from tests.e2e.conftest import small_pod
+from tests.support.checker import event_differences, problems_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+NODE = "gpu-a.example"
+AGENT = f"agent-{NODE}"
+_numbers = count(1)
+
+
+class Point(Struct, frozen=True, kw_only=True):
+    """Where the failure strikes."""
+
+    name: str
+    tap: str
+    direction: Direction
+    pattern: bytes
+    deliver: bool
+
+
+def _point(name: str, tap: str, direction: Direction, pattern: bytes, deliver: bool) -> Point:  # noqa: FBT001 - a table row
+    return Point(name=name, tap=tap, direction=direction, pattern=pattern, deliver=deliver)
+
+
+POINTS = (
+    _point("filter asked", "extender", "up", b"POST /filter", deliver=False),
+    _point("filter delivered", "extender", "up", b"POST /filter", deliver=True),
+    _point("filter answer lost", "extender", "down", b'"FailedNodes"', deliver=False),
+    _point("prioritize asked", "extender", "up", b"POST /prioritize", deliver=False),
+    _point("prioritize answer lost", "extender", "down", b'"Score"', deliver=False),
+    _point("bind asked", "extender", "up", b"POST /bind", deliver=False),
+    _point("bind delivered", "extender", "up", b"POST /bind", deliver=True),
+    _point("reserve not sent", "scheduler-nats", "up", b"PUB $KV.hami_alloc.", deliver=False),
+    _point("reserve delivered", "scheduler-nats", "up", b"PUB $KV.hami_alloc.", deliver=True),
+    _point(
+        "reserve acknowledgement lost",
+        "scheduler-nats",
+        "down",
+        b'"stream":"KV_hami_alloc"',
+        deliver=False,
+    ),
+    _point(
+        "reserve acknowledged",
+        "scheduler-nats",
+        "down",
+        b'"stream":"KV_hami_alloc"',
+        deliver=True,
+    ),
+    _point("binding not sent", "scheduler-api", "up", b"/binding HTTP", deliver=False),
+    _point("binding delivered", "scheduler-api", "up", b"/binding HTTP", deliver=True),
+    _point("binding answer lost", "scheduler-api", "down", b'"status":"Success"', deliver=False),
+    _point("binding answered", "scheduler-api", "down", b'"status":"Success"', deliver=True),
+    _point("bound not sent", "scheduler-nats", "up", b"PUB $KV.hami_state.", deliver=False),
+    _point("bound delivered", "scheduler-nats", "up", b"PUB $KV.hami_state.", deliver=True),
+    _point("bind answer lost", "extender", "down", b'{"Error"', deliver=False),
+    _point(
+        "record on its way to the agent", f"{AGENT}-nats", "down", b"hami.v1.alloc.", deliver=False
+    ),
+    _point(
+        "pod on its way to the agent", f"{AGENT}-api", "down", b"hami.io/allocation", deliver=False
+    ),
+    _point("prepared not sent", f"{AGENT}-nats", "up", b'"state":"prepared"', deliver=False),
+    _point("prepared delivered", f"{AGENT}-nats", "up", b'"state":"prepared"', deliver=True),
+    _point(
+        "prepared acknowledgement lost",
+        f"{AGENT}-nats",
+        "down",
+        b'"stream":"KV_hami_state"',
+        deliver=False,
+    ),
+)
+IDS = [point.name.replace(" ", "-") for point in POINTS]
+
+
+@pytest.fixture
+async def cluster(tapped_cluster: Cluster) -> AsyncIterator[Cluster]:
+    """The cluster with everything running and nothing armed, before and after."""
+    yield tapped_cluster
+    for tap in tapped_cluster.taps.values():
+        tap.disarm()
+        await tap.heal()
+
+
+async def run_into(cluster: Cluster, point: Point, harm: Callable[[], Awaitable[None]]) -> str:
+    """Create a pod that springs the trap, and wait until it has; the pod's name."""
+    name = f"pod-{next(_numbers)}"
+    trap = Trap(point.pattern, point.direction, harm, deliver=point.deliver)
+    cluster.taps[point.tap].arm(trap)
+    await cluster.create_pod(
+        small_pod(name, nodeSelector={"kubernetes.io/hostname": NODE}), namespace="default"
+    )
+    with anyio.move_on_after(20):
+        await trap.sprung.wait()
+        return name
+    raise Unavailable(peer="trap", detail=f"{point.name} never happened")
+
+
+async def settled(cluster: Cluster, name: str) -> list[str]:
+    """Problems that remain once the pod runs; ``Unavailable`` when it never does."""
+
+    async def runs() -> bool:
+        return await cluster.pod_is(name, "Running")
+
+    await cluster.until(f"pod {name} runs", runs, limit_s=40)
+
+    problems: list[str] = ["not looked yet"]
+
+    async def sound() -> bool:
+        nonlocal problems
+        problems = await problems_of(cluster, cluster.verifier(), namespace="default")
+        problems += await event_differences(cluster)
+        return not problems
+
+    with anyio.move_on_after(15):
+        while not await sound():
+            await anyio.sleep(0.1)
+    return problems
+
+
+async def clean_up(cluster: Cluster, name: str) -> list[str]:
+    """Delete the pod; problems that remain once it is gone."""
+    await cluster.delete_pod(name)
+
+    async def gone() -> bool:
+        return await cluster.pod_is_gone(name) and not await problems_of(
+            cluster, cluster.verifier(), namespace="default"
+        )
+
+    await cluster.until(f"pod {name} is gone and its share free", gone, limit_s=40)
+    return await problems_of(cluster, cluster.verifier(), namespace="default")
+
+
+@pytest.mark.parametrize("victim", ["scheduler", "registry", "webhook", AGENT, "nats"])
+@pytest.mark.parametrize("point", POINTS, ids=IDS)
+async def test_killed(cluster: Cluster, point: Point, victim: str) -> None:
+    async def harm() -> None:
+        if victim == "nats":
+            await cluster.nats.kill()
+        else:
+            await cluster.processes[victim].kill()
+
+    name = await run_into(cluster, point, harm)
+    if victim == "nats":
+        await cluster.nats.start()
+    else:
+        cluster.processes[victim].start()
+    assert await settled(cluster, name) == []
+    assert await clean_up(cluster, name) == []
+    if victim != "nats":
+        await cluster.ready(victim)
+
+
+@pytest.mark.parametrize("point", POINTS, ids=IDS)
+async def test_scheduler_stopped_and_continued(cluster: Cluster, point: Point) -> None:
+    """The stalled scheduler wakes up when another one has taken over, lease and all."""
+
+    async def harm() -> None:
+        cluster.processes["scheduler"].freeze()
+
+    name = await run_into(cluster, point, harm)
+    await cluster.taps["extender"].retarget(cluster.ports["scheduler-1"])
+    try:
+        assert await settled(cluster, name) == []
+        await anyio.sleep(2)
+    finally:
+        cluster.processes["scheduler"].thaw()
+        await cluster.taps["extender"].retarget(cluster.ports["scheduler"])
+    assert await settled(cluster, name) == []
+    assert await clean_up(cluster, name) == []
+
+
+@pytest.mark.parametrize("point", POINTS, ids=IDS)
+async def test_scheduler_cut_from_nats(cluster: Cluster, point: Point) -> None:
+    async def harm() -> None:
+        await cluster.taps["scheduler-nats"].cut()
+
+    name = await run_into(cluster, point, harm)
+    await anyio.sleep(2)
+    await cluster.taps["scheduler-nats"].heal()
+    assert await settled(cluster, name) == []
+    assert await clean_up(cluster, name) == []
