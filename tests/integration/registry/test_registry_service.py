@@ -165,6 +165,23 @@ async def test_wiped_storage_is_filled_again_from_memory(nats_server: NatsServer
             await until_refilled(site, node)
 
 
+async def test_registry_and_storage_lost_together_recover_from_the_agents(
+    nats_server: NatsServer,
+) -> None:
+    """Nobody but the agents knows the devices then: their next reports rebuild everything."""
+    async with site_on(nats_server) as site:
+        async with run_registry(nats_server.url):
+            await send(site.publisher, report("a"))
+            await until_stored(site.devices, lambda _: True)
+        await nats_server.stop()
+        await nats_server.wipe()
+        await nats_server.start()
+        async with run_registry(nats_server.url):
+            assert await stored(site.devices) is None
+            await send(site.publisher, report("a", seq=2))
+            await until_stored(site.devices, lambda found: found.seq == 2)
+
+
 async def until_refilled(site: Site, node: str) -> None:
     """Wait for canonical devices over a bus that is just coming back."""
     with anyio.fail_after(15):

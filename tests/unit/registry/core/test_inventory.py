@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Canonical inventory: order of reports, validation, configuration changes."""
 
+from msgspec.structs import replace
+
 from hami_common.events.inventory import NodeReport
 from hami_common.model.device import DeviceFacts, Link
-from hami_registry.core.device_config import Defaults, DeviceConfig, Rule
-from hami_registry.core.inventory import Inventory, same_content
+from hami_registry.core.device_config import Defaults, DeviceConfig, Rule, digest
+from hami_registry.core.inventory import (
+    Inventory,
+    operator_cordons,
+    same_content,
+    supersedes,
+)
 
 
 def facts(uuid: str, index: int = 0, **more: object) -> DeviceFacts:
@@ -83,3 +90,35 @@ def test_cordon_of_a_node_marks_its_devices() -> None:
     assert not inventory.cordon("n", frozenset({"b"}))
     devices = inventory.canonical("n", "nvidia", time_s=0).devices
     assert [d.cordoned for d in devices] == [False, True]
+
+
+def test_record_supersedes_what_is_older_or_different_and_nothing_newer() -> None:
+    inventory = Inventory(DeviceConfig())
+    inventory.accept(report(facts("a"), boot="2", seq=5))
+    ours = inventory.canonical("n", "nvidia", time_s=0)
+    assert supersedes(ours, None)
+    assert not supersedes(ours, ours)
+    for boot_id, seq, generation, expected in (
+        ("2", 4, 1, True),
+        ("1", 9, 1, True),
+        ("2", 6, 1, False),
+        ("3", 1, 1, False),
+        ("2", 4, 2, False),
+    ):
+        stored = replace(ours, boot_id=boot_id, seq=seq, config_generation=generation)
+        assert supersedes(ours, stored) == expected, stored
+
+
+def test_operators_cordons_are_told_from_the_configurations() -> None:
+    config = DeviceConfig(rules=(Rule(uuids=("a",), cordoned=True),))
+    inventory = Inventory(config)
+    inventory.accept(report(facts("a"), facts("b", 1), facts("c", 2)))
+    inventory.cordon("n", frozenset({"b"}))
+    stored = inventory.canonical("n", "nvidia", time_s=0)
+    assert operator_cordons(config, stored) == {"b"}
+    assert inventory.cordoned_nodes() == ["n"]
+
+
+def test_digest_names_the_meaning_of_a_configuration() -> None:
+    assert digest(DeviceConfig()) == digest(DeviceConfig(defaults=Defaults(slots=10)))
+    assert digest(DeviceConfig()) != digest(DeviceConfig(defaults=Defaults(slots=9)))

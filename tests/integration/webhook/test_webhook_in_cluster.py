@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The webhook behind a simulated API server, registered by the configuration it renders itself."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from hami_common import annotations as keys
+from hami_common.errors import Denied, HamiError
+from hami_common.runtime import kubeio
+from hami_sim.apiserver import ApiServer, Settings
+from hami_sim.certs import CertificateAuthority
+from hami_webhook.shell.render import FLAG, render
+from tests.support.admission import asking_pod
+from tests.support.webhook import RunningWebhook, run_webhook
+
+pytestmark = pytest.mark.anyio
+PODS = "/api/v1/namespaces/team-a/pods"
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+
+
+@asynccontextmanager
+async def cluster(tmp_path: Path) -> AsyncIterator[tuple[kubeio.KubeClient, RunningWebhook]]:
+    async with (
+        ApiServer(Settings(controllers=False)) as server,
+        kubeio.connect(str(server.kubeconfig(tmp_path / "kubeconfig"))) as api,
+        run_webhook(tmp_path / "tls", CertificateAuthority()) as webhook,
+    ):
+        await api.create("/api/v1/namespaces", b'{"metadata":{"name":"team-a"}}')
+        await api.create(
+            "/api/v1/namespaces/team-a/serviceaccounts", b'{"metadata":{"name":"default"}}'
+        )
+        authority = str(tmp_path / "tls" / "ca.crt")
+        text = render([FLAG, "--url", webhook.url, "--ca-file", authority])
+        await api.create(WEBHOOKS, msgspec.json.encode(yaml.safe_load(text)))
+        yield api, webhook
+
+
+async def create(api: kubeio.KubeClient, pod: dict[str, Any]) -> dict[str, Any]:
+    created: dict[str, Any] = msgspec.json.decode(await api.create(PODS, msgspec.json.encode(pod)))
+    return created
+
+
+def idle_pod(name: str) -> dict[str, Any]:
+    pod = asking_pod(name)
+    del pod["spec"]["containers"][0]["resources"]
+    return pod
+
+
+async def test_asking_pod_is_prepared_and_others_never_reach_the_webhook(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (api, webhook):
+        plain = await create(api, idle_pod("plain"))
+        assert plain["spec"]["schedulerName"] == "default-scheduler"
+        ours = await create(api, asking_pod("train", gpu="1", gpumem="3000"))
+        assert ours["spec"]["schedulerName"] == "hami-scheduler"
+        assert ours["metadata"]["labels"][keys.MANAGED_LABEL] == "true"
+        assert ours["metadata"]["annotations"][keys.TRACEPARENT]
+        name = "hami_webhook_admissions_total"
+        assert webhook.sample(name, operation="create", outcome="changed") == 1
+        assert webhook.sample(name, operation="create", outcome="allowed") == 0
+
+
+async def test_refusal_reaches_the_user_in_words(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (api, _):
+        with pytest.raises(Denied) as caught:
+            await create(api, asking_pod("train", gpu="1", gpumem="3Gi"))
+        assert "the unit is MiB, not bytes: write 3072" in str(caught.value)
+
+
+async def test_forged_annotation_is_refused_on_update_of_our_pods_only(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (api, _):
+        await create(api, asking_pod("train"))
+        forged = {"metadata": {"annotations": {keys.ALLOCATION: "mine"}}}
+        with pytest.raises(Denied) as caught:
+            await api.patch(f"{PODS}/train", msgspec.json.encode(forged))
+        assert caught.value.status == 403
+        harmless = {"metadata": {"annotations": {"team": "a"}}}
+        await api.patch(f"{PODS}/train", msgspec.json.encode(harmless))
+
+
+async def test_webhook_that_is_away_stops_our_pods_and_nobody_elses(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (api, webhook):
+        document = msgspec.json.decode(await api.get(f"{WEBHOOKS}/hami-webhook"))
+        for entry in document["webhooks"]:
+            entry["clientConfig"]["url"] = "https://127.0.0.1:1/mutate"
+        await api.replace(f"{WEBHOOKS}/hami-webhook", msgspec.json.encode(document))
+        with pytest.raises(HamiError):
+            await create(api, asking_pod("train"))
+        await create(api, idle_pod("plain"))
+        assert webhook.sample("hami_webhook_admission_seconds_count") == 0
