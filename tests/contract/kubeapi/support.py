@@ -4,7 +4,7 @@
 import base64
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -172,11 +172,11 @@ def allow(request: Obj) -> Obj:
 
 
 @asynccontextmanager
-async def webhook_server() -> AsyncIterator[Hook]:
+async def webhook_server(names: Sequence[str] = ("127.0.0.1",)) -> AsyncIterator[Hook]:
     authority = CertificateAuthority()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.TemporaryDirectory() as folder:
-        certificate, key, _ = authority.issue_files(Path(folder), ["127.0.0.1"])
+        certificate, key, _ = authority.issue_files(Path(folder), names)
         context.load_cert_chain(certificate, key)
     hook = Hook(url="", ca_bundle=base64.b64encode(authority.pem).decode(), answer=allow)
 

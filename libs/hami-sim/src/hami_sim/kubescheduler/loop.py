@@ -112,6 +112,11 @@ class SimScheduler:
             await self._client.__aexit__(None, None, None)
         return suppressed
 
+    def node_version(self, name: str) -> str:
+        """Return the resourceVersion of a node as last seen; empty if it is not known."""
+        state = self._nodes.get(name)
+        return "" if state is None else str(state.node["metadata"]["resourceVersion"])
+
     # -- what the cluster tells
 
     def _node_seen(self, old: Obj | None, new: Obj | None) -> None:

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kubectl against the simulated API server, where this machine has kubectl."""
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from hami_sim.apiserver import ApiServer, Settings
+from hami_sim.apiserver.client import STRATEGIC, Access, KubeClient
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
+]
+MANIFEST = """
+apiVersion: v1
+kind: Pod
+metadata:
+  name: web
+  labels: {app: web}
+spec:
+  schedulerName: nobody-schedules
+  containers:
+  - name: main
+    image: registry.example/app:1
+    resources:
+      limits: {nvidia.com/gpu: 1, nvidia.com/gpumem: 3000}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: conf}
+data: {a: b}
+"""
+
+
+class Kubectl:
+    """kubectl with its own home, on one kubeconfig."""
+
+    def __init__(self, home: Path, kubeconfig: Path) -> None:
+        self._env = {"HOME": str(home), "KUBECONFIG": str(kubeconfig), "PATH": "/usr/bin:/bin"}
+
+    async def __call__(self, *arguments: str, text: str = "", code: int = 0) -> str:
+        done = await anyio.run_process(
+            [shutil.which("kubectl") or "kubectl", *arguments],
+            env=self._env,
+            input=text.encode(),
+            check=False,
+        )
+        output = done.stdout.decode() + done.stderr.decode()
+        assert done.returncode == code, output
+        return output
+
+    async def start(self, *arguments: str) -> anyio.abc.Process:
+        return await anyio.open_process(
+            [shutil.which("kubectl") or "kubectl", *arguments], env=self._env
+        )
+
+
+@pytest.fixture(params=["http", "https"])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[ApiServer]:
+    async with ApiServer(Settings(tls=request.param == "https")) as server:
+        yield server
+
+
+@pytest.fixture
+async def kubectl(server: ApiServer, tmp_path: Path) -> Kubectl:
+    return Kubectl(tmp_path, server.kubeconfig(tmp_path / "kubeconfig"))
+
+
+@pytest.fixture
+async def client(server: ApiServer, tmp_path: Path) -> AsyncIterator[KubeClient]:
+    access = Access.from_kubeconfig(server.kubeconfig(tmp_path / "client"))
+    async with KubeClient(access) as client:
+        yield client
+
+
+async def test_apply_get_and_delete(kubectl: Kubectl) -> None:
+    assert "pod/web created" in await kubectl("apply", "-f", "-", text=MANIFEST)
+    assert "pod/web unchanged" in await kubectl("apply", "-f", "-", text=MANIFEST)
+    changed = MANIFEST.replace("app: web", "app: other")
+    assert "pod/web configured" in await kubectl("apply", "-f", "-", text=changed)
+    wide = await kubectl("get", "pods", "-o", "wide")
+    assert wide.splitlines()[0].split()[:7] == [
+        "NAME",
+        "READY",
+        "STATUS",
+        "RESTARTS",
+        "AGE",
+        "IP",
+        "NODE",
+    ]
+    assert wide.splitlines()[1].split()[:4] == ["web", "0/1", "Pending", "0"]
+    yaml = await kubectl("get", "pod", "web", "-o", "yaml")
+    assert "nvidia.com/gpumem: 3k" in yaml
+    assert "app: other" in yaml
+    assert 'pod "web" deleted' in await kubectl("delete", "pod", "web")
+    assert "NotFound" in await kubectl("get", "pod", "web", code=1)
+
+
+async def test_server_side_apply_and_removed_fields(kubectl: Kubectl) -> None:
+    text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: '1', b: '2'}\n"
+    await kubectl("apply", "--server-side", "-f", "-", text=text)
+    await kubectl("apply", "--server-side", "-f", "-", text=text.replace(", b: '2'", ""))
+    data = await kubectl("get", "configmap", "c", "-o", "jsonpath={.data}")
+    assert msgspec.json.decode(data) == {"a": "1"}
+
+
+async def test_describe_shows_events_and_conditions(kubectl: Kubectl, client: KubeClient) -> None:
+    await kubectl("apply", "-f", "-", text=MANIFEST)
+    made = await client.get("pods", "web", "default")
+    about = {
+        "kind": "Pod",
+        "namespace": "default",
+        "name": "web",
+        "uid": made["metadata"]["uid"],
+    }
+    await client.create(
+        "events.events.k8s.io",
+        {
+            "metadata": {"name": "web.1", "namespace": "default"},
+            "eventTime": "2026-01-02T03:04:05.000000Z",
+            "reportingController": "hami-scheduler",
+            "reportingInstance": "x",
+            "action": "Scheduling",
+            "reason": "FailedScheduling",
+            "regarding": about,
+            "note": "0/1 nodes are available: 1 too small.",
+            "type": "Warning",
+        },
+    )
+    text = await kubectl("describe", "pod", "web")
+    assert "nvidia.com/gpumem:  3k" in text
+    assert "FailedScheduling" in text
+    assert "hami-scheduler" in text
+    assert "0/1 nodes are available: 1 too small." in text
+    listed = await kubectl("get", "events")
+    assert "FailedScheduling" in listed
+
+
+async def test_watch_prints_changes(kubectl: Kubectl, client: KubeClient) -> None:
+    await kubectl("apply", "-f", "-", text=MANIFEST)
+    watching = await kubectl.start("get", "pods", "-w")
+    assert watching.stdout is not None
+    text = ""
+    try:
+        with anyio.fail_after(15):
+            while "web" not in text:
+                text += (await watching.stdout.receive()).decode()
+            await client.patch(
+                "pods",
+                "web",
+                {"status": {"phase": "Running"}},
+                namespace="default",
+                subresource="status",
+                kind=STRATEGIC,
+            )
+            while "Running" not in text:
+                text += (await watching.stdout.receive()).decode()
+    finally:
+        watching.terminate()
+        await watching.aclose()
+    assert text.count("NAME") == 1
+
+
+async def test_nodes_label_annotate_cordon_and_patch(kubectl: Kubectl, client: KubeClient) -> None:
+    await client.create(
+        "nodes",
+        {
+            "metadata": {"name": "n1", "labels": {"node-role.kubernetes.io/worker": ""}},
+            "status": {
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}],
+                "nodeInfo": {"kubeletVersion": "v1.34.0"},
+            },
+        },
+    )
+    wide = (await kubectl("get", "nodes", "-o", "wide")).splitlines()[1].split()
+    assert wide[:3] == ["n1", "Ready", "worker"]
+    assert wide[4:6] == ["v1.34.0", "10.0.0.1"]
+    await kubectl("cordon", "n1")
+    assert "SchedulingDisabled" in await kubectl("get", "nodes")
+    await kubectl("label", "node", "n1", "zone=a")
+    await kubectl("annotate", "node", "n1", "note=b")
+    await kubectl("patch", "node", "n1", "-p", '{"spec":{"unschedulable":null}}')
+    node = await client.get("nodes", "n1")
+    assert node["metadata"]["labels"]["zone"] == "a"
+    assert node["metadata"]["annotations"]["note"] == "b"
+    assert "unschedulable" not in node["spec"]
+
+
+async def test_run_wait_explain_errors_and_api_resources(kubectl: Kubectl) -> None:
+    await kubectl("run", "x", "--image=registry.example/app:1")
+    text = await kubectl("wait", "--for=condition=Ready", "pod/x", "--timeout=1s", code=1)
+    assert "timed out waiting" in text
+    await kubectl("wait", "--for=jsonpath={.status.phase}=Pending", "pod/x", "--timeout=5s")
+    assert "pods/binding" not in await kubectl("api-resources")
+    assert "poddisruptionbudgets" in await kubectl("api-resources")
+    wrong = MANIFEST.replace("gpu: 1,", "gpu: 500m,")
+    assert "must be an integer" in await kubectl("apply", "-f", "-", text=wrong, code=1)
+
+
+async def test_a_whole_namespace_can_be_made_filled_and_removed(kubectl: Kubectl) -> None:
+    await kubectl("create", "namespace", "team")
+    await kubectl("-n", "team", "create", "configmap", "c", "--from-literal=a=b")
+    await kubectl("-n", "team", "create", "quota", "q", "--hard=pods=1")
+    assert "pods" in await kubectl("-n", "team", "describe", "quota", "q")
+    await kubectl("delete", "namespace", "team", "--timeout=10s")
+    assert "team" not in await kubectl("get", "namespaces")
+
+
+async def test_drain_evicts_and_holds_budgets(kubectl: Kubectl, client: KubeClient) -> None:
+    await client.create("nodes", {"metadata": {"name": "n1"}})
+    await kubectl("apply", "-f", "-", text=MANIFEST)
+    await client.bind("web", "n1")
+    await client.patch(
+        "pods",
+        "web",
+        {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}},
+        namespace="default",
+        subresource="status",
+        kind=STRATEGIC,
+    )
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "web"}}}
+    await client.create(
+        "poddisruptionbudgets.policy",
+        {"metadata": {"name": "pdb", "namespace": "default"}, "spec": spec},
+    )
+    text = await kubectl("drain", "n1", "--force", "--timeout=1s", code=1)
+    assert "would violate the pod's disruption budget" in text
+    await client.delete("poddisruptionbudgets.policy", "pdb", "default")
+    text = await kubectl("drain", "n1", "--force", "--grace-period=0", "--timeout=10s")
+    assert "node/n1 drained" in text
+
+
+async def test_token_whoami_and_can_i(kubectl: Kubectl, server: ApiServer) -> None:
+    token = (await kubectl("create", "token", "default")).strip()
+    assert server.tokens.user(token) is not None
+    assert "kubernetes-admin" in await kubectl("auth", "whoami")
+    assert (await kubectl("auth", "can-i", "create", "pods")).strip() == "yes"
