@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from hami_common.errors import SettingsInvalid
 from hami_common.model.device import Device, DeviceFacts
@@ -92,7 +93,9 @@ class DeviceConfig(
 
 def digest(config: DeviceConfig) -> str:
     """Names what ``config`` means: equal for equal configurations under the same rules."""
-    return hashlib.sha256(_encoder.encode((RULES_VERSION, config))).hexdigest()[:16]
+    # Field by field: an encoded Struct leaves out some fields that have their default values.
+    meaning = (RULES_VERSION, asdict(config.defaults), [asdict(rule) for rule in config.rules])
+    return hashlib.sha256(_encoder.encode(meaning)).hexdigest()[:16]
 
 
 def parse(text: bytes, *, name: str) -> DeviceConfig:
