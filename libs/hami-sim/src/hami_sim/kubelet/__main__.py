@@ -42,6 +42,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--no-namespaces", action="store_true", help="containers are plain processes"
     )
+    parser.add_argument("--cdi-directory", action="append", help="default: the system's two")
+    parser.add_argument("--tmpfs-volumes", action="store_true", help="emptyDir Memory by mounts")
     parser.add_argument("--kill-on-exit", action="store_true", help="end all containers at the end")
     parser.add_argument(
         "--cleanup", action="store_true", help="end leftovers below --root, then exit"
@@ -65,6 +67,8 @@ def _settings(arguments: argparse.Namespace) -> KubeletSettings:
         host_paths=tuple(arguments.host_path),
         sync_s=arguments.sync_s,
         backoff_s=arguments.backoff_s,
+        cdi_directories=tuple(arguments.cdi_directory or KubeletSettings().cdi_directories),
+        mounts_tmpfs=arguments.tmpfs_volumes,
         namespaces=False if arguments.no_namespaces else None,
     )
 

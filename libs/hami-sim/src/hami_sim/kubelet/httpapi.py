@@ -31,8 +31,8 @@ class Source(Protocol):
         """List the pod manager's pods."""
         ...
 
-    def find_worker(self, namespace: str, name: str) -> PodWorker | None:
-        """Find a pod's worker."""
+    def log_paths(self, namespace: str, name: str, container: str) -> list[Path]:
+        """List the logs of a container's kept runs, oldest first."""
         ...
 
 
@@ -102,33 +102,31 @@ class HttpApi:
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         where = request.match_info
-        worker = self._source.find_worker(where["namespace"], where["pod"])
-        if worker is None:
-            return web.Response(status=404, text=f'pod "{where["pod"]}" not found\n')
-        paths = worker.attempts_of(where["container"])
+        paths = self._source.log_paths(where["namespace"], where["pod"], where["container"])
         if request.query.get("previous") == "true":
             paths = paths[:-1]
         if not paths:
-            return web.Response(
-                status=400,
-                text=f'container "{where["container"]}" in pod "{where["pod"]}" has no log\n',
-            )
-        text = paths[-1].read_bytes()
+            text = f'container "{where["container"]}" of pod "{where["pod"]}" has no log\n'
+            return web.Response(status=404, text=text)
+        content = paths[-1].read_bytes()
         if (tail := request.query.get("tailLines")) is not None:
-            text = b"".join(text.splitlines(keepends=True)[-int(tail) :]) if int(tail) else b""
+            lines = content.splitlines(keepends=True)
+            content = b"".join(lines[-int(tail) :]) if int(tail) else b""
         if request.query.get("follow") != "true":
-            return web.Response(body=text, content_type="text/plain")
-        return await self._follow(request, worker, paths[-1], text)
+            return web.Response(body=content, content_type="text/plain")
+        return await self._follow(request, paths[-1], content)
 
-    async def _follow(
-        self, request: web.Request, worker: PodWorker, path: Path, text: bytes
-    ) -> web.StreamResponse:
+    async def _follow(self, request: web.Request, path: Path, text: bytes) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         await response.prepare(request)
         await response.write(text)
         at = path.stat().st_size
         while True:
-            is_running = any(c.log == path and c.running for c in worker.containers())
+            is_running = any(
+                container.log == path and container.running
+                for worker in self._source.workers.values()
+                for container in worker.containers()
+            )
             with path.open("rb") as file:
                 file.seek(at)
                 more = file.read()

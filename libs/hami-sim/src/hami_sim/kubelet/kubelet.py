@@ -58,7 +58,7 @@ from hami_sim.kubelet.podworker import PodWorker
 from hami_sim.kubelet.runtime import Container, Runtime, shims_below
 from hami_sim.kubelet.settings import KubeletSettings
 from hami_sim.kubelet.statuses import StatusManager
-from hami_sim.kubelet.volumes import decode_data
+from hami_sim.kubelet.volumes import decode_data, unmount_below
 
 _LOG = logging.getLogger(__name__)
 _CLOCK = SystemClock()
@@ -147,8 +147,7 @@ class SimKubelet:
 
     def logs(self, pod: str, container: str, *, namespace: str = "default") -> str:
         """Return what the newest run of a container has printed."""
-        worker = self._living().find_worker(namespace, pod)
-        paths = worker.attempts_of(container) if worker is not None else []
+        paths = self._living().log_paths(namespace, pod, container)
         return paths[-1].read_text(errors="replace") if paths else ""
 
     def containers(self, pod: str, *, namespace: str = "default") -> dict[str, Container]:
@@ -201,6 +200,7 @@ async def clean_up(directory: Path) -> None:
             await anyio.sleep(_POLL_S)
     for pid in shims:
         _collect(pid)
+    await unmount_below(directory)
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -312,6 +312,7 @@ class _Life:
         tasks.start_soon(self._watch_pods, name="pod source")
         tasks.start_soon(self._loop, name="sync loop")
         tasks.start_soon(self._refresh, name="volume refresh")
+        tasks.start_soon(self._evict, name="eviction")
 
     # -- what others ask
 
@@ -338,6 +339,11 @@ class _Life:
         """Find the newest worker of a pod by name."""
         found = [w for w in self.workers.values() if key_of(w.pod) == (namespace, name)]
         return found[-1] if found else None
+
+    def log_paths(self, namespace: str, name: str, container: str) -> list[Path]:
+        """List the logs of a container's kept runs, oldest first."""
+        uids = [uid for uid, pod in self.pods.items() if key_of(pod) == (namespace, name)]
+        return self.runtime.log_paths(namespace, name, uids[-1], container) if uids else []
 
     async def fetch(self, kind: str, namespace: str, name: str) -> Mapping[str, bytes] | None:
         """Read a ConfigMap or Secret."""
@@ -537,7 +543,11 @@ class _Life:
     def _forget(self, uid: str) -> None:
         self._requests.pop(uid, None)
         self.statuses.forget(uid)
-        self._tasks.start_soon(anyio.to_thread.run_sync, self.runtime.remove_pod, uid)
+        self._tasks.start_soon(self._remove_directory, uid, name="pod removal")
+
+    async def _remove_directory(self, uid: str) -> None:
+        await unmount_below(self.runtime.pod_directory(uid))
+        await anyio.to_thread.run_sync(self.runtime.remove_pod, uid)
 
     async def _remove_orphans(self) -> None:
         """End what an earlier kubelet started for pods that are no more."""
@@ -548,18 +558,24 @@ class _Life:
                 if container.running:
                     await self.runtime.wait(container)
             if uid not in self.pods:
-                self.runtime.remove_pod(uid)
+                await self._remove_directory(uid)
         self._found.clear()
         pods = self.directory / "pods"
         for directory in pods.iterdir() if pods.exists() else ():
             if directory.name not in self.pods:
-                self.runtime.remove_pod(directory.name)
+                await self._remove_directory(directory.name)
 
     async def _refresh(self) -> None:
         while True:
             await anyio.sleep(self.settings.sync_s)
             for worker in list(self.workers.values()):
                 await worker.refresh_volumes()
+
+    async def _evict(self) -> None:
+        while True:
+            await anyio.sleep(self.settings.eviction_s)
+            for worker in list(self.workers.values()):
+                worker.evict_if_full()
 
     def _next_address(self) -> str:
         self._address_count += 1

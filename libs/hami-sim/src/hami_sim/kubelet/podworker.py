@@ -13,7 +13,7 @@ Unix seconds for what is shown, monotonic seconds for waiting.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,7 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
+from hami_sim.kubelet.cdi import CdiError, Edits, resolve
 from hami_sim.kubelet.devices import DeviceError, DeviceManager
 from hami_sim.kubelet.environ import (
     FieldError,
@@ -143,6 +144,7 @@ class PodWorker:
             fetch=node.fetch,
             issue_token=node.issue_token,
             now_s=node.now_s,
+            mounts_tmpfs=node.settings.mounts_tmpfs,
         )
         self._has_volumes = False
         self._shown: Obj | None = None
@@ -185,14 +187,6 @@ class PodWorker:
         """List the newest run of each container."""
         return [slot.current for slot in self._slots.values() if slot.current is not None]
 
-    def attempts_of(self, name: str) -> list[Path]:
-        """List the logs of a container's kept runs, oldest first."""
-        slot = self._slots.get(name)
-        if slot is None or slot.current is None:
-            return []
-        logs = [path for path in slot.current.log.parent.glob("*.log") if path.stem.isdigit()]
-        return sorted(logs, key=lambda path: int(path.stem))
-
     def volume_path(self, name: str) -> Path:
         """Return where a volume lies on the host."""
         return self._volumes.path_of(self.pod, name)
@@ -205,6 +199,16 @@ class PodWorker:
                 await self._volumes.refresh(self.pod)
             except (FieldError, VolumeError, ValueError, OSError) as error:
                 _LOG.info("volume not refreshed", extra={"pod": self.uid, "error": str(error)})
+
+    def evict_if_full(self) -> None:
+        """End the pod when an emptyDir holds more than its sizeLimit."""
+        if not self._has_volumes or self.is_terminating:
+            return
+        full = self._volumes.overfull(self.pod)
+        if full is not None:
+            self._failure = _Failure("Evicted", full)
+            self._node.statuses.event(self.pod, "Evicted", full, is_warning=True)
+            self.wake()
 
     # -- life
 
@@ -380,11 +384,7 @@ class PodWorker:
     async def _plan(self, spec: Obj) -> Plan:
         node, pod = self._node, self.pod
         options = await node.devices.run_options(pod, spec)
-        if options.cdi_devices:
-            raise StartFailed(
-                "CreateContainerError",
-                f"unresolvable CDI devices {', '.join(options.cdi_devices)}",
-            )
+        edits = self._cdi_edits(options.cdi_devices)
         env = environment(
             pod,
             spec,
@@ -393,13 +393,14 @@ class PodWorker:
             pod_ip=self._pod_ip,
             facts=node.facts(),
         )
+        env |= edits.envs
         image = str(spec.get("image", "")).partition("@")[0]
         entrypoint = node.settings.commands.get(image) or node.settings.commands.get(
             image.rpartition(":")[0] or image, ()
         )
         mounts = [
             Mount(source=Path(source), target=target, is_readonly=is_readonly)
-            for target, source, is_readonly in options.mounts
+            for target, source, is_readonly in (*options.mounts, *edits.mounts)
         ]
         mounts += [self._mount(mount, env) for mount in spec.get("volumeMounts") or []]
         mounts.sort(key=lambda mount: len(Path(mount.target).parts))
@@ -416,7 +417,7 @@ class PodWorker:
             argv=command_line(spec, env, entrypoint=entrypoint, fallback=LIMITS_COMMAND),
             env=env,
             mounts=mounts,
-            devices=options.devices,
+            devices=(*options.devices, *edits.devices),
             cwd=spec.get("workingDir") or "/",
             hostname=(pod["spec"].get("hostname") or name)[:_HOST_NAME_MAX],
             user=int(security.get("runAsUser") or 0),
@@ -428,6 +429,13 @@ class PodWorker:
             is_privileged=bool(security.get("privileged")),
             shares_pids=bool(pod["spec"].get("hostPID")),
         )
+
+    def _cdi_edits(self, names: Sequence[str]) -> Edits:
+        """Resolve CDI names; their variables win over all others, as a runtime adds them last."""
+        try:
+            return resolve(names, map(Path, self._node.settings.cdi_directories))
+        except CdiError as error:
+            raise StartFailed("CreateContainerError", str(error)) from error
 
     def _mount(self, mount: Obj, env: Mapping[str, str]) -> Mount:
         source = self._volumes.path_of(self.pod, mount["name"])
@@ -510,7 +518,7 @@ class PodWorker:
 
     async def _finish(self) -> None:
         """Remove the volumes and say the last word."""
-        await anyio.to_thread.run_sync(self._volumes.tear_down)
+        await self._volumes.tear_down()
         self._has_volumes = False
         self._report()
 

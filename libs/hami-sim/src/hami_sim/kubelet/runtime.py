@@ -144,6 +144,12 @@ class Runtime:
         """Return the directory of a pod's logs."""
         return self._directory / "logs" / f"{namespace}_{pod}_{uid}"
 
+    def log_paths(self, namespace: str, pod: str, uid: str, container: str) -> list[Path]:
+        """List the logs of a container's kept runs, oldest first."""
+        directory = self.log_directory(namespace, pod, uid) / container
+        logs = [path for path in directory.glob("*.log") if path.stem.isdigit()]
+        return sorted(logs, key=lambda path: int(path.stem))
+
     # -- starting
 
     async def start(self, plan: Plan, attempt: int) -> Container:
@@ -329,6 +335,7 @@ class Runtime:
         for directory in parent.iterdir():
             if directory.name.isdigit() and int(directory.name) <= container.attempt - keep:
                 shutil.rmtree(directory, ignore_errors=True)
+                (container.log.parent / f"{directory.name}.log").unlink(missing_ok=True)
 
     def remove_pod(self, uid: str) -> None:
         """Remove a pod's directory and logs."""

@@ -50,6 +50,15 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     """Process with which all containers end; 0: they outlive everybody, as real ones do."""
     host_paths: tuple[str, ...] = ()
     """Directories of the host that containers see read-only, besides the system's programs."""
+    cdi_directories: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
+    """Where CDI specs are looked for, later ones first."""
+    mounts_tmpfs: bool = False
+    """Whether emptyDirs of medium Memory are mounts of the host, as on a real node.
+
+    Off, they are directories, and a full one shows as eviction instead of ENOSPC. On, a killed
+    simulation leaves mounts until the next start or clean-up."""
+    eviction_s: float = 10.0
+    """How often emptyDirs are compared with their sizeLimit."""
     commands: Mapping[str, tuple[str, ...]] = {}
     """Image name (without tag) to command, for containers that name none."""
     events: bool = True

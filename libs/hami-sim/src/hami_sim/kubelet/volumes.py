@@ -9,11 +9,16 @@ Unix seconds.
 from __future__ import annotations
 
 import base64
+import os
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import anyio
+
+from hami_sim.apiserver.quantity import parse_quantity
 from hami_sim.kubelet import atomicwriter
 from hami_sim.kubelet.environ import FieldError, NodeFacts, field_value, resource_value
 from hami_sim.kubelet.objects import Obj, key_of
@@ -28,6 +33,7 @@ _PLUGINS: Final = {
 _LIVE: Final = ("downwardAPI", "configMap", "secret", "projected")
 _MODE: Final = 0o644
 _TOKEN_S: Final = 3600
+_BLOCK: Final = 512
 
 Fetch = Callable[[str, str, str], Awaitable[Mapping[str, bytes] | None]]
 """(kind, namespace, name) → data of a ConfigMap or Secret, None when there is none."""
@@ -50,12 +56,14 @@ class Volumes:
         fetch: Fetch,
         issue_token: IssueToken,
         now_s: Callable[[], float],
+        mounts_tmpfs: bool = False,
     ) -> None:
         self._directory = directory
         self._facts = facts
         self._fetch = fetch
         self._issue_token = issue_token
         self._now_s = now_s
+        self._mounts_tmpfs = mounts_tmpfs
         self._tokens: dict[str, tuple[float, bytes]] = {}
 
     def path_of(self, pod: Obj, name: str) -> Path:
@@ -83,15 +91,32 @@ class Volumes:
             if _kind(volume) in _LIVE:
                 await self._provide(pod, volume)
 
-    def tear_down(self) -> None:
+    def overfull(self, pod: Obj) -> str | None:
+        """Tell, in kubelet's words, which emptyDir holds more than it may."""
+        for volume in pod["spec"].get("volumes") or []:
+            limit = (volume.get("emptyDir") or {}).get("sizeLimit")
+            if limit is None:
+                continue
+            used = _size_of(self.path_of(pod, volume["name"]))
+            if used > parse_quantity(limit).amount:
+                return f'Usage of EmptyDir volume "{volume["name"]}" exceeds the limit "{limit}". '
+        return None
+
+    async def tear_down(self) -> None:
         """Remove every volume."""
-        shutil.rmtree(self._directory, ignore_errors=True)
+        await unmount_below(self._directory)
+        await anyio.to_thread.run_sync(_remove, self._directory)
 
     async def _provide(self, pod: Obj, volume: Obj) -> None:
         kind = _kind(volume)
         path = self.path_of(pod, volume["name"])
         if kind == "emptyDir":
             path.mkdir(parents=True, exist_ok=True)
+            is_memory = volume["emptyDir"].get("medium") == "Memory"
+            if self._mounts_tmpfs and is_memory and not path.is_mount():
+                limit = volume["emptyDir"].get("sizeLimit")
+                options = f"size={int(parse_quantity(limit).amount)}" if limit else "size=50%"
+                await anyio.run_process(["mount", "-t", "tmpfs", "-o", options, "tmpfs", path])
             path.chmod(0o777)
         elif kind == "hostPath":
             if not path.exists():
@@ -159,11 +184,33 @@ class Volumes:
 
 
 def _kind(volume: Obj) -> str:
-    kinds = [key for key in volume if key != "name"]
-    kind = kinds[0] if kinds else "emptyDir"
+    kind = next(key for key in volume if key != "name")
     if kind not in _PLUGINS and kind != "hostPath":
         raise VolumeError(f'volume "{volume["name"]}" is of kind {kind}, which is not simulated')
     return kind
+
+
+def _size_of(directory: Path) -> int:
+    """Bytes in use below a directory; files that vanish meanwhile count nothing."""
+    total = 0
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.lstat(Path(parent) / name).st_blocks * _BLOCK
+    return total
+
+
+def _remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+async def unmount_below(directory: Path) -> None:
+    """Unmount whatever is mounted on the host below a directory."""
+    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    points = [line.split()[4].replace("\\040", " ") for line in mounts]
+    for point in sorted(points, reverse=True):
+        if Path(point).is_relative_to(directory):
+            await anyio.run_process(["umount", "-l", point], check=False)
 
 
 def decode_data(obj: Obj, *, is_secret: bool) -> dict[str, bytes]:
