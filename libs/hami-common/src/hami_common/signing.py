@@ -10,12 +10,11 @@ which is how keys rotate. This module holds no file access: keys come in as PEM 
 """
 
 import base64
-import binascii
 import hashlib
 from collections.abc import Iterable
 
 import msgspec
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -70,7 +69,7 @@ class Signer:
         """Signer from an unencrypted PKCS#8 PEM private key."""
         try:
             key = serialization.load_pem_private_key(pem, password=None)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise SettingsInvalid(
                 field="signing key",
                 problem=str(error),
@@ -130,7 +129,7 @@ class Verifier:
         for pem in pems:
             try:
                 key = serialization.load_pem_public_key(pem)
-            except ValueError as error:
+            except (ValueError, UnsupportedAlgorithm) as error:
                 raise SettingsInvalid(
                     field="trusted key", problem=str(error), fix="give PEM Ed25519 public keys"
                 ) from error
@@ -152,7 +151,7 @@ class Verifier:
         try:
             envelope = _envelope_decoder.decode(annotation)
             signature = base64.b64decode(envelope.sig, validate=True)
-        except (msgspec.DecodeError, binascii.Error, UnicodeEncodeError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise WireInvalid(what=what, problem=f"does not decode: {error}") from error
         if envelope.v != 1:
             raise WireInvalid(what=what, problem=f"has version {envelope.v}, this program knows 1")
@@ -167,7 +166,7 @@ class Verifier:
             placement = _payload_decoder.decode(payload)
         except InvalidSignature as error:
             raise WireInvalid(what=what, problem="signature does not match") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise WireInvalid(what=what, problem=f"payload does not decode: {error}") from error
         if placement.pod_uid != pod_uid:
             raise WireInvalid(

@@ -17,7 +17,7 @@ MIB_BYTES = 1 << 20
 INT32_MAX = (1 << 31) - 1
 
 _QUANTITY = re.compile(
-    r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?\d+|n|u|m|k|M|G|T|P|E)?"
+    r"([+-]?)([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?[0-9]+|n|u|m|k|M|G|T|P|E)?"
 )
 _SUFFIX: dict[str, Fraction] = {
     "": Fraction(1),
@@ -37,6 +37,7 @@ _SUFFIX: dict[str, Fraction] = {
     "Pi": Fraction(1 << 50),
     "Ei": Fraction(1 << 60),
 }
+_BYTE_SUFFIXES = ("Mi", "Gi", "Ti", "Pi", "Ei")
 _EXPONENT_LIMIT = 30
 _LENGTH_LIMIT = 64
 
@@ -50,23 +51,25 @@ def parse_quantity(text: str) -> Fraction | None:
         return None
     sign, number, suffix = match[1], match[2], match[3] or ""
     value = Fraction(Decimal(number))
-    if suffix[:1] in ("e", "E") and len(suffix) > 1:
+    if suffix in _SUFFIX:
+        value *= _SUFFIX[suffix]
+    else:
         exponent = int(suffix[1:])
         if abs(exponent) > _EXPONENT_LIMIT:
             return None
         value *= Fraction(10) ** exponent
-    else:
-        value *= _SUFFIX[suffix]
     return -value if sign == "-" else value
 
 
-def parse_count(text: str | int, *, field: str, unit: str, at_most: int = INT32_MAX) -> int:
+def parse_count(
+    text: str | int, *, field: str, unit: str, at_most: int = INT32_MAX, unit_mib: int = 0
+) -> int:
     """Whole, non-negative number of ``unit`` asked for in ``field``.
 
-    Anything else is a ``RequestInvalid`` that says the fix.
-
-    A suffix that makes the value look like bytes (``3Gi``) is refused with the number the user most
-    likely meant, because a silent reinterpretation would hand out a wrong share.
+    Anything else is a ``RequestInvalid`` that says the fix. ``unit_mib`` is the size of one unit of
+    memory (0: not memory). A value of memory that looks like bytes (``3Gi``, ``512Mi``) is refused
+    with the number the user most likely meant, because taking it as a count would ask for a million
+    times too much, and taking it as bytes would give the same manifest another meaning than before.
     """
     raw = str(text)
     value = parse_quantity(raw)
@@ -88,11 +91,19 @@ def parse_count(text: str | int, *, field: str, unit: str, at_most: int = INT32_
             problem=f"{raw!r} is not a whole number",
             fix=f"write a whole number of {unit}",
         )
+    if unit_mib and (raw.strip().endswith(_BYTE_SUFFIXES) or value > at_most >= value / MIB_BYTES):
+        meant = -(-value // (MIB_BYTES * unit_mib))
+        raise RequestInvalid(
+            field=field,
+            problem=f"{raw!r} looks like bytes",
+            fix=f"the unit is {unit}, not bytes: write {meant}",
+        )
     if value > at_most:
-        fix = f"write at most {at_most} (unit: {unit})"
-        if unit == "MiB" and value % MIB_BYTES == 0:
-            fix = f"the unit is MiB, not bytes: write {value // MIB_BYTES}"
-        raise RequestInvalid(field=field, problem=f"{raw!r} is too large", fix=fix)
+        raise RequestInvalid(
+            field=field,
+            problem=f"{raw!r} is too large",
+            fix=f"write at most {at_most} (unit: {unit})",
+        )
     return int(value)
 
 

@@ -31,7 +31,7 @@ def decode(data: bytes, message_type: type[T], *, what: str) -> T:
         decoder = _decoders[message_type] = msgspec.json.Decoder(message_type)
     try:
         return decoder.decode(data)  # type: ignore[return-value]  # the cache is keyed by the type it decodes
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireInvalid(what=what, problem=str(error)) from error
 
 

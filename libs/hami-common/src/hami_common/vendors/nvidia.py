@@ -160,7 +160,8 @@ class Nvidia:
         factor = max(1, self._settings.memory_factor)
         where = self._field(container, self._resources.memory)
         unit = "MiB" if factor == 1 else f"units of {factor} MiB"
-        return parse_count(text, field=where, unit=unit, at_most=INT32_MAX // factor) * factor
+        most = INT32_MAX // factor
+        return parse_count(text, field=where, unit=unit, at_most=most, unit_mib=factor) * factor
 
     def _memory_pct(self, container: ContainerView) -> int | None:
         text = self._value(container, self._resources.memory_percentage)
