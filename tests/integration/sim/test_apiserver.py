@@ -293,7 +293,7 @@ async def test_oversized_bodies_are_refused() -> None:
         assert raised.value.code == 413
 
 
-async def test_yaml_bodies_are_taken_and_protobuf_is_refused(client: KubeClient) -> None:
+async def test_yaml_bodies_are_taken_and_unknown_protobuf_is_refused(client: KubeClient) -> None:
     path = "/api/v1/namespaces/default/configmaps"
     reply = await client.raw(
         "POST",
@@ -303,7 +303,9 @@ async def test_yaml_bodies_are_taken_and_protobuf_is_refused(client: KubeClient)
     )
     assert reply.code == 201
     proto = {"Content-Type": "application/vnd.kubernetes.protobuf"}
-    assert (await client.raw("POST", path, data=b"k8s\x00", headers=proto)).code == 415
+    pod_envelope = b"k8s\x00\x0a\x09\x0a\x02v1\x12\x03Pod"
+    assert (await client.raw("POST", path, data=pod_envelope, headers=proto)).code == 415
+    assert (await client.raw("POST", path, data=b"junk", headers=proto)).code == 400
     accept = {"Accept": "application/vnd.kubernetes.protobuf"}
     assert (await client.raw("GET", path, headers=accept)).code == 406
 

@@ -28,7 +28,7 @@ spec:
   - name: main
     image: registry.example/app:1
     resources:
-      limits: {nvidia.com/gpu: 1, nvidia.com/gpumem: 3000}
+      limits: {nvidia.com/gpu: "1", nvidia.com/gpumem: 3k}
 ---
 apiVersion: v1
 kind: ConfigMap
@@ -199,7 +199,7 @@ async def test_run_wait_explain_errors_and_api_resources(kubectl: Kubectl) -> No
     await kubectl("wait", "--for=jsonpath={.status.phase}=Pending", "pod/x", "--timeout=5s")
     assert "pods/binding" not in await kubectl("api-resources")
     assert "poddisruptionbudgets" in await kubectl("api-resources")
-    wrong = MANIFEST.replace("gpu: 1,", "gpu: 500m,")
+    wrong = MANIFEST.replace('gpu: "1",', "gpu: 500m,")
     assert "must be an integer" in await kubectl("apply", "-f", "-", text=wrong, code=1)
 
 

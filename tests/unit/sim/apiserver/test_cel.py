@@ -68,8 +68,7 @@ def run(text: str) -> Any:
         ("{'a': 1}[?'b'].orValue(2)", 2),
         ("request.operation == 'CREATE' // trailing comment", True),
         (
-            "object.spec.containers.exists("
-            "c, has(c.resources.limits) && 'nvidia.com/gpu' in c.resources.limits)",
+            EXISTS % "has(c.resources.limits) && 'nvidia.com/gpu' in c.resources.limits",
             True,
         ),
         (

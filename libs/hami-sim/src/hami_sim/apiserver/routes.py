@@ -2,8 +2,8 @@
 """HTTP in front of the operations: paths, media types, lists, watches and Status answers.
 
 One handler serves every path. Per request: authenticate → parse the path → injected faults →
-authorize → dispatch; whatever is refused below becomes a Status. Bodies are JSON or YAML; protobuf
-is refused (415, or 406 where the client accepts nothing else) so that clients fall back to JSON.
+authorize → dispatch; whatever is refused below becomes a Status. Bodies are JSON or YAML, and
+protobuf for a few kinds (see `protobuf`); answers are JSON, whatever else a client would accept.
 Obeys https://kubernetes.io/docs/reference/using-api/api-concepts/ (1.34).
 """
 
@@ -21,7 +21,7 @@ import msgspec
 import yaml
 from aiohttp import web
 
-from hami_sim.apiserver import apply, errors, subresources, tables
+from hami_sim.apiserver import apply, errors, protobuf, subresources, tables
 from hami_sim.apiserver.auth import ADMIN_GROUP, ANONYMOUS, AuditEntry, RequestInfo, User, admin
 from hami_sim.apiserver.discovery import AGGREGATED, Discovery
 from hami_sim.apiserver.errors import ApiError, Obj
@@ -45,7 +45,7 @@ _LOG: Final = logging.getLogger(__name__)
 _JSON: Final = "application/json"
 _YAML: Final = "application/yaml"
 _PROTOBUF: Final = "application/vnd.kubernetes.protobuf"
-_REFUSED_TYPES: Final = frozenset({_PROTOBUF, "application/cbor"})
+_CBOR: Final = "application/cbor"
 _PATCH_TYPES: Final = (
     "application/json-patch+json",
     "application/merge-patch+json",
@@ -391,7 +391,7 @@ class Routes:
 
     async def _body(self, request: web.Request, *, optional: bool = False) -> object:
         kind = request.content_type
-        if kind in _REFUSED_TYPES:
+        if kind == _CBOR:
             raise errors.unsupported_media_type((_JSON, _YAML, *_PATCH_TYPES))
         try:
             raw = await request.read()
@@ -401,6 +401,8 @@ class Routes:
             if optional:
                 return None
             raise errors.bad_request("the request has no body")
+        if kind == _PROTOBUF:
+            return _from_protobuf(raw)
         try:
             if kind.endswith("yaml"):
                 return msgspec.yaml.decode(raw)
@@ -848,6 +850,16 @@ def _status_response(error: ApiError) -> web.Response:
     if error.retry_after_s is not None:
         response.headers["Retry-After"] = str(error.retry_after_s)
     return response
+
+
+def _from_protobuf(raw: bytes) -> object:
+    try:
+        found = protobuf.decode(raw)
+    except ValueError as error:
+        raise errors.bad_request(f"couldn't decode the protobuf body: {error}") from error
+    if found is None:
+        raise errors.unsupported_media_type((_JSON, _YAML, *_PATCH_TYPES))
+    return found
 
 
 def _as_object(value: object) -> Obj:
