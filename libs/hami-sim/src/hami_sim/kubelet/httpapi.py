@@ -109,18 +109,20 @@ class HttpApi:
             text = f'container "{where["container"]}" of pod "{where["pod"]}" has no log\n'
             return web.Response(status=404, text=text)
         content = paths[-1].read_bytes()
+        end = len(content)
         if (tail := request.query.get("tailLines")) is not None:
             lines = content.splitlines(keepends=True)
             content = b"".join(lines[-int(tail) :]) if int(tail) else b""
         if request.query.get("follow") != "true":
             return web.Response(body=content, content_type="text/plain")
-        return await self._follow(request, paths[-1], content)
+        return await self._follow(request, paths[-1], content, end)
 
-    async def _follow(self, request: web.Request, path: Path, text: bytes) -> web.StreamResponse:
+    async def _follow(
+        self, request: web.Request, path: Path, content: bytes, at: int
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         await response.prepare(request)
-        await response.write(text)
-        at = path.stat().st_size
+        await response.write(content)
         while True:
             is_running = any(
                 container.log == path and container.running
