@@ -40,8 +40,8 @@ HIGHEST = 100.0
 
 def needs_choices(view: View, plan: Plan) -> bool:
     """Whether what a pod would book on a node depends on which of its devices are taken."""
-    if plan.has_init:
-        return len(plan.steps) > 1
+    if plan.has_init and len(plan.steps) > 1:
+        return True
     return any(
         step.request.memory_pct
         and not step.request.memory_mib

@@ -44,10 +44,10 @@ class Usage(Struct, frozen=True, kw_only=True):
 class Words:
     """Numbers for words that repeat in a column."""
 
-    def __init__(self) -> None:
-        """Know no word."""
-        self.words: list[str] = []
-        self._numbers: dict[str, int] = {}
+    def __init__(self, *words: str) -> None:
+        """Know ``words``, numbered from 0."""
+        self.words = list(words)
+        self._numbers = {word: number for number, word in enumerate(words)}
 
     def number(self, word: str) -> int:
         """The word's number; a new word gets the next."""
@@ -87,8 +87,8 @@ class DeviceTable:
         self.inventory_revision = 0
         """Highest revision of the canonical inventory that was put in."""
         self.vendors = Words()
-        self.types = Words()
-        self.modes = Words()
+        self.types = Words("")
+        self.modes = Words("")
         self.blocks: list[Block] = []
         self.codes: dict[str, int] = {}
         """Where a node stands: block number and, in the low ``COLUMN_BITS``, column."""
@@ -418,8 +418,8 @@ class DeviceTable:
             others = int(block.used_slots[at]) - have.slots
             holders = int(block.exclusive_holders[at]) - have.exclusive
             if (
-                block.free_mib[at] + have.memory_mib < need.memory_mib
-                or block.free_core[at] + have.core_pct < need.core_pct
+                (need.memory_mib and block.free_mib[at] + have.memory_mib < need.memory_mib)
+                or (need.core_pct and block.free_core[at] + have.core_pct < need.core_pct)
                 or others + need.slots > block.slots[at]
                 or holders > 0
                 or (need.exclusive and others > 0)

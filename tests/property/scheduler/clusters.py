@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random small clusters and pods, dense enough that every constraint binds now and then."""
+
+from hypothesis import strategies as st
+
+from hami_common.events.inventory import NodeDevices
+from hami_common.model.device import Device
+from hami_common.model.placement import ContainerShares
+from hami_common.model.request import (
+    ContainerKind,
+    ContainerRequest,
+    DevicePolicy,
+    DeviceRequest,
+    DeviceSelector,
+    PodRequest,
+    ScoringWeights,
+)
+from tests.support import builders
+
+NODES = ("n0", "n1", "n2", "n3")
+VENDORS = ("nvidia", "ascend")
+TYPES = ("A100-80", "A100-40", "T4")
+MODES = ("soft", "mig")
+KINDS: tuple[ContainerKind, ...] = ("init", "sidecar", "app")
+CHAINS: tuple[tuple[DevicePolicy, ...], ...] = (
+    ("spread",),
+    ("binpack",),
+    ("numa",),
+    ("numa", "binpack"),
+    ("binpack", "numa"),
+    ("mutex",),
+    ("mutex", "binpack"),
+    ("topology-aware",),
+    ("topology-aware", "binpack"),
+    ("topology-aware", "numa", "spread"),
+)
+
+
+def uuids(node: str, vendor: str, count: int = 9) -> list[str]:
+    """Names that a node's devices may have."""
+    return [f"{node}-{vendor}-{i}" for i in range(count)]
+
+
+@st.composite
+def inventories(draw: st.DrawFn, node: str, vendor: str) -> NodeDevices:
+    """What a node's agent and the configuration say at some time."""
+    count = draw(st.sampled_from((0, 1, 2, 2, 3, 4, 4, 5, 8, 9)))
+    alike = draw(st.booleans())
+    type_ = draw(st.sampled_from(TYPES))
+    memory_mib = draw(st.sampled_from((8, 16)))
+    devices: list[Device] = []
+    for i, uuid in enumerate(uuids(node, vendor)[:count]):
+        plain = alike and draw(st.integers(0, 9)) > 0
+        physical = memory_mib if plain else draw(st.sampled_from((8, 16, 24)))
+        devices.append(
+            builders.device(
+                uuid,
+                vendor=vendor,
+                index=draw(st.sampled_from((i, i, i, 0))),
+                type=type_ if plain else draw(st.sampled_from(TYPES)),
+                memory_mib=physical,
+                capacity_mib=physical * draw(st.sampled_from((1, 1, 2))),
+                core_pct=draw(st.sampled_from((100, 100, 100, 200, 0))),
+                slots=draw(st.sampled_from((1, 2, 3, 10))),
+                numa=draw(st.sampled_from((None, 0, 0, 1))),
+                healthy=plain or draw(st.integers(0, 4)) > 0,
+                cordoned=not plain and draw(st.integers(0, 4)) == 0,
+                mode="soft" if plain else draw(st.sampled_from(MODES)),
+            )
+        )
+    names = [device.uuid for device in devices]
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[:i]]
+    scores = draw(st.sampled_from(((), (10,), (10, 20, 300))))
+    links = [(a, b, draw(st.sampled_from(scores))) for a, b in pairs] if scores else []
+    return builders.node_devices(node, devices, vendor=vendor, links=links)
+
+
+@st.composite
+def holdings(draw: st.DrawFn, node: str) -> tuple[ContainerShares, ...]:
+    """What some pod holds, whether or not it fits or the devices are registered."""
+    return tuple(
+        ContainerShares(
+            name=f"c{i}",
+            kind=draw(st.sampled_from(KINDS)),
+            shares=tuple(
+                builders.share(
+                    f"{node}-{vendor}-{number}",
+                    draw(st.integers(0, 8)),
+                    draw(st.sampled_from((0, 10, 50, 100))),
+                    vendor=vendor,
+                    exclusive=draw(st.integers(0, 7)) == 0,
+                )
+                for vendor, number in draw(
+                    st.lists(
+                        st.tuples(st.sampled_from(VENDORS), st.integers(0, 9)),
+                        min_size=1,
+                        max_size=2,
+                        unique=True,
+                    )
+                )
+            ),
+        )
+        for i in range(draw(st.integers(1, 2)))
+    )
+
+
+@st.composite
+def device_requests(draw: st.DrawFn, vendor: str) -> DeviceRequest:
+    """What a container asks of a vendor."""
+    if draw(st.integers(0, 5)) == 0:
+        return builders.whole(draw(st.sampled_from((1, 1, 2, 4))), vendor=vendor)
+    return DeviceRequest(
+        vendor=vendor,
+        count=draw(st.sampled_from((1, 1, 1, 2, 2, 3, 4))),
+        memory_mib=draw(st.sampled_from((0, 1, 2, 4, 8, 12))),
+        memory_pct=draw(st.sampled_from((0, 10, 50, 100))),
+        core_pct=draw(st.sampled_from((0, 10, 50, 100))),
+        exclusive=draw(st.integers(0, 5)) == 0,
+    )
+
+
+@st.composite
+def selectors(draw: st.DrawFn, vendor: str) -> DeviceSelector:
+    """Which devices a pod accepts."""
+    words = st.sampled_from(("a100", "A100-80", "t4", "x"))
+    names = st.sampled_from([uuid for node in NODES for uuid in uuids(node, vendor)])
+
+    def rarely(values: st.SearchStrategy[str]) -> tuple[str, ...]:
+        return tuple(draw(st.one_of(st.just([]), st.just([]), st.lists(values, max_size=6))))
+
+    return DeviceSelector(
+        allow_types=rarely(words),
+        deny_types=rarely(words),
+        allow_uuids=rarely(names),
+        deny_uuids=rarely(names),
+        modes=draw(st.sampled_from(((), (), ("soft",), ("mig",)))),
+        numa_bind=draw(st.integers(0, 3)) == 0,
+    )
+
+
+@st.composite
+def pods(draw: st.DrawFn, uid: str = "uid") -> PodRequest:
+    """A pod's request."""
+    containers = tuple(
+        ContainerRequest(
+            name=f"c{i}",
+            kind=kind,
+            requests=tuple(
+                draw(device_requests(vendor))
+                for vendor in draw(
+                    st.sampled_from((("nvidia",), ("nvidia",), ("ascend",), VENDORS))
+                )
+            ),
+        )
+        for i, kind in enumerate(
+            sorted(draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4)), key=_admission)
+        )
+    )
+    return builders.pod(
+        *containers,
+        uid=uid,
+        node=draw(st.sampled_from(("binpack", "spread"))),
+        device=draw(st.sampled_from(CHAINS)),
+        weights=draw(st.sampled_from((ScoringWeights(), ScoringWeights(slot=0, core=0, memory=3)))),
+        selectors={vendor: draw(selectors(vendor)) for vendor in VENDORS if draw(st.booleans())},
+    )
+
+
+def _admission(kind: ContainerKind) -> bool:
+    return kind == "app"

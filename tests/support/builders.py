@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Short ways to build devices, nodes, requests and holdings.
+
+Every argument that a test does not care about has a usable default. Memory in MiB, compute in
+percent of one device.
+"""
+
+from collections.abc import Sequence
+
+from hami_common.events.inventory import NodeDevices
+from hami_common.model.device import Device, Link
+from hami_common.model.placement import ContainerShares, Share
+from hami_common.model.request import (
+    ContainerKind,
+    ContainerRequest,
+    DevicePolicy,
+    DeviceRequest,
+    DeviceSelector,
+    NodePolicy,
+    PlacementPolicy,
+    PodRequest,
+    ScoringWeights,
+)
+
+
+def device(
+    uuid: str,
+    *,
+    vendor: str = "nvidia",
+    index: int = 0,
+    type: str = "NVIDIA A100",  # noqa: A002 - the field's name
+    memory_mib: int = 40_000,
+    capacity_mib: int | None = None,
+    core_pct: int = 100,
+    slots: int = 10,
+    numa: int | None = None,
+    healthy: bool = True,
+    cordoned: bool = False,
+    mode: str = "soft",
+) -> Device:
+    """A registered device."""
+    return Device(
+        uuid=uuid,
+        vendor=vendor,
+        index=index,
+        type=type,
+        memory_mib=memory_mib,
+        capacity_mib=memory_mib if capacity_mib is None else capacity_mib,
+        capacity_core_pct=core_pct,
+        slots=slots,
+        numa=numa,
+        healthy=healthy,
+        cordoned=cordoned,
+        mode=mode,
+    )
+
+
+def devices(
+    node: str, count: int, *, vendor: str = "nvidia", memory_mib: int = 40_000
+) -> NodeDevices:
+    """A node's devices ``<node>-<vendor>-0`` …, all alike."""
+    return node_devices(
+        node,
+        [
+            device(f"{node}-{vendor}-{i}", vendor=vendor, index=i, memory_mib=memory_mib)
+            for i in range(count)
+        ],
+        vendor=vendor,
+    )
+
+
+def node_devices(
+    node: str,
+    devices: Sequence[Device],
+    *,
+    vendor: str = "nvidia",
+    links: Sequence[tuple[str, str, int]] = (),
+    seq: int = 1,
+) -> NodeDevices:
+    """The canonical inventory of one vendor on one node."""
+    return NodeDevices(
+        node=node,
+        vendor=vendor,
+        boot_id="0-boot",
+        seq=seq,
+        time_s=0.0,
+        config_generation=1,
+        devices=tuple(devices),
+        links=tuple(Link(a=a, b=b, score=score) for a, b, score in links),
+    )
+
+
+def ask(
+    count: int = 1,
+    *,
+    vendor: str = "nvidia",
+    mib: int = 0,
+    pct: int = 0,
+    core: int = 0,
+    exclusive: bool = False,
+) -> DeviceRequest:
+    """What a container asks of one vendor; 1,000 MiB of one device where nothing is said."""
+    if not mib and not pct:
+        mib = 1000
+    return DeviceRequest(
+        vendor=vendor,
+        count=count,
+        memory_mib=mib,
+        memory_pct=pct,
+        core_pct=core,
+        exclusive=exclusive,
+    )
+
+
+def whole(count: int = 1, *, vendor: str = "nvidia") -> DeviceRequest:
+    """Whole devices for oneself."""
+    return ask(count, vendor=vendor, pct=100, core=100, exclusive=True)
+
+
+def container(
+    *requests: DeviceRequest,
+    name: str = "main",
+    kind: ContainerKind = "app",
+    priority: int | None = None,
+) -> ContainerRequest:
+    """A container that asks for devices."""
+    return ContainerRequest(name=name, kind=kind, requests=requests, priority=priority)
+
+
+def pod(
+    *containers: ContainerRequest | DeviceRequest,
+    uid: str = "uid-1",
+    name: str = "pod-1",
+    node: NodePolicy = "binpack",
+    device: Sequence[DevicePolicy] = ("spread",),
+    weights: ScoringWeights | None = None,
+    selector: DeviceSelector | None = None,
+    selectors: dict[str, DeviceSelector] | None = None,
+) -> PodRequest:
+    """A pod's request; a bare ``DeviceRequest`` stands for a container ``main`` with just that."""
+    if selectors is None:
+        selectors = {} if selector is None else {"nvidia": selector}
+    return PodRequest(
+        uid=uid,
+        namespace="default",
+        name=name,
+        containers=tuple(container(c) if isinstance(c, DeviceRequest) else c for c in containers),
+        selectors=selectors,
+        policy=PlacementPolicy(
+            node=node, device=tuple(device), weights=weights or ScoringWeights()
+        ),
+    )
+
+
+def share(
+    uuid: str,
+    mib: int = 1000,
+    core: int = 0,
+    *,
+    vendor: str = "nvidia",
+    exclusive: bool = False,
+) -> Share:
+    """A share of one device."""
+    return Share(vendor=vendor, uuid=uuid, memory_mib=mib, core_pct=core, exclusive=exclusive)
+
+
+def held(*shares: Share, name: str = "main", kind: ContainerKind = "app") -> ContainerShares:
+    """What one container was given."""
+    return ContainerShares(name=name, kind=kind, shares=shares)

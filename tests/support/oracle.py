@@ -1,0 +1,474 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's decisions once more, in plain loops over plain objects.
+
+Written to be read and believed, not to be fast: the columns of ``hami_scheduler.core`` must agree
+with it on every table, request and policy. It shares with them only the nouns of
+``hami_common.model`` and what those compute (booking rule, percentages, selectors). Memory in MiB,
+compute in percent.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from hami_common.events.inventory import NodeDevices
+from hami_common.model.device import Device
+from hami_common.model.placement import (
+    NOTHING,
+    Booked,
+    ContainerShares,
+    Placement,
+    Share,
+    booked_by_device,
+)
+from hami_common.model.request import DeviceRequest, DeviceSelector, PodRequest
+
+
+@dataclass
+class OracleDevice:
+    """One device and what is booked on it."""
+
+    uuid: str
+    vendor: str
+    device: Device | None = None
+    """``None`` while it is not registered."""
+    healthy: bool = False
+    index: int = 2**31 - 1
+    used: list[Booked] = field(default_factory=list)
+    """One entry per pod that holds a share."""
+
+    def used_mib(self) -> int:
+        return sum(b.memory_mib for b in self.used)
+
+    def used_core(self) -> int:
+        return sum(b.core_pct for b in self.used)
+
+    def used_slots(self) -> int:
+        return sum(b.slots for b in self.used)
+
+    def is_held(self) -> bool:
+        return any(b.exclusive for b in self.used)
+
+
+@dataclass
+class OracleNode:
+    """One node."""
+
+    devices: dict[str, OracleDevice] = field(default_factory=dict)
+    alive: dict[str, bool] = field(default_factory=dict)
+    links: dict[str, dict[frozenset[str], int]] = field(default_factory=dict)
+
+    def registered(self, vendor: str) -> list[OracleDevice]:
+        """The vendor's registered devices, in order."""
+        mine = [d for d in self.devices.values() if d.vendor == vendor and d.device is not None]
+        return sorted(mine, key=lambda d: (d.index, d.uuid))
+
+
+STAGES = (
+    "NodeAgentSilent",
+    "CardNotHealth",
+    "CardCordoned",
+    "CardTypeMismatch",
+    "ModeNotFit",
+    "CardUuidMismatch",
+    "CardTimeSlicingExhausted",
+    "ExclusiveDeviceAllocateConflict",  # somebody holds it, or it is not idle under mutex
+    "CardInsufficientMemory",
+    "CardInsufficientCore",
+    "CardComputeUnitsExhausted",
+    "ExclusiveDeviceAllocateConflict",  # it is not idle, and wanted for oneself
+    "NumaNotFit",
+)
+"""Constraints in the order in which they are looked at."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one device answers one step: the first constraint that stops it, if any does."""
+
+    uuid: str
+    stage: int | None
+    wanted: int = 0
+    free: int = 0
+
+    @property
+    def code(self) -> str | None:
+        return None if self.stage is None else STAGES[self.stage]
+
+
+@dataclass
+class Step:
+    """One container's request to one vendor."""
+
+    container: int
+    kind: str
+    request: DeviceRequest
+    selector: DeviceSelector
+
+
+@dataclass
+class Tried:
+    """One attempt to place a pod on a node."""
+
+    shares: dict[int, list[ContainerShares]] = field(default_factory=dict)
+    failed: int | None = None
+    verdicts: list[Verdict] = field(default_factory=list)
+    """Of the step that failed."""
+
+
+class Oracle:
+    """A cluster, and the decisions about it."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, OracleNode] = {}
+
+    # --- events --------------------------------------------------------------------------------
+
+    def upsert_node(self, message: NodeDevices) -> None:
+        node = self.nodes.get(message.node)
+        if node is None:
+            if not message.devices:
+                return
+            node = self.nodes[message.node] = OracleNode()
+        node.alive.setdefault(message.vendor, True)
+        node.links[message.vendor] = {
+            frozenset((link.a, link.b)): link.score for link in message.links
+        }
+        listed = {device.uuid for device in message.devices}
+        for known in node.devices.values():
+            if known.vendor == message.vendor and known.uuid not in listed:
+                known.device = None
+        for device in message.devices:
+            here = node.devices.setdefault(
+                device.uuid, OracleDevice(uuid=device.uuid, vendor=message.vendor)
+            )
+            here.vendor, here.device = message.vendor, device
+            here.healthy, here.index = device.healthy, device.index
+        self._tidy(message.node)
+
+    def remove_node(self, name: str) -> None:
+        node = self.nodes.get(name)
+        if node is None:
+            return
+        for device in node.devices.values():
+            device.device = None
+        node.alive.clear()
+        node.links.clear()
+        self._tidy(name)
+
+    def set_health(self, name: str, uuid: str, *, healthy: bool) -> None:
+        node = self.nodes.get(name)
+        if node is not None and uuid in node.devices and node.devices[uuid].device is not None:
+            node.devices[uuid].healthy = healthy
+
+    def set_node_alive(self, name: str, vendor: str, *, alive: bool) -> None:
+        node = self.nodes.get(name)
+        if node is not None and vendor in node.alive:
+            node.alive[vendor] = alive
+
+    def book(self, name: str, containers: Iterable[ContainerShares]) -> None:
+        containers = tuple(containers)
+        node = self.nodes.setdefault(name, OracleNode())
+        vendors = {s.uuid: s.vendor for c in containers for s in c.shares}
+        for uuid, booked in booked_by_device(containers).items():
+            here = node.devices.setdefault(uuid, OracleDevice(uuid=uuid, vendor=vendors[uuid]))
+            here.used.append(booked)
+
+    def unbook(self, name: str, containers: Iterable[ContainerShares]) -> None:
+        for uuid, booked in booked_by_device(containers).items():
+            self.nodes[name].devices[uuid].used.remove(booked)
+        self._tidy(name)
+
+    def _tidy(self, name: str) -> None:
+        node = self.nodes[name]
+        for uuid in [u for u, d in node.devices.items() if d.device is None and not d.used]:
+            del node.devices[uuid]
+        if not node.devices and not node.alive:
+            del self.nodes[name]
+
+    # --- one step ------------------------------------------------------------------------------
+
+    def verdicts(
+        self, request: PodRequest, name: str, step: Step, running: dict[str, Booked]
+    ) -> list[Verdict]:
+        """How each registered device of the vendor answers a step beside what the pod runs."""
+        node = self.nodes[name]
+        found = [
+            self._verdict(request, node, device, step, running.get(device.uuid, NOTHING))
+            for device in node.registered(step.request.vendor)
+        ]
+        if not step.selector.numa_bind:
+            return found
+        fitting: dict[int | None, int] = {}
+        for verdict in found:
+            if verdict.code is None:
+                numa = _numa(node.devices[verdict.uuid])
+                fitting[numa] = fitting.get(numa, 0) + 1
+        bound: list[Verdict] = []
+        for verdict in found:
+            beside = fitting.get(_numa(node.devices[verdict.uuid]), 0)
+            if verdict.stage is None and beside < step.request.count:
+                bound.append(Verdict(verdict.uuid, 12, step.request.count, beside))
+            else:
+                bound.append(verdict)
+        return bound
+
+    def _verdict(
+        self,
+        request: PodRequest,
+        node: OracleNode,
+        here: OracleDevice,
+        step: Step,
+        mine: Booked,
+    ) -> Verdict:
+        device, wants = here.device, step.request
+        assert device is not None
+        mutex = "mutex" in request.policy.device
+        used_slots = here.used_slots() + mine.slots
+        free_mib = device.capacity_mib - here.used_mib() - mine.memory_mib
+        free_core = device.capacity_core_pct - here.used_core() - mine.core_pct
+        want_mib = wants.memory_mib_on(device.memory_mib)
+        for stage, passes in enumerate(
+            (
+                node.alive.get(here.vendor, False),
+                here.healthy,
+                not device.cordoned,
+                step.selector.accepts_type(device.type),
+                not step.selector.modes or device.mode in step.selector.modes,
+                step.selector.accepts_uuid(here.uuid),
+            )
+        ):
+            if not passes:
+                return Verdict(here.uuid, stage)
+        if used_slots >= device.slots:
+            return Verdict(here.uuid, 6, 1, device.slots - used_slots)
+        if here.is_held() or mine.exclusive or (mutex and used_slots):
+            return Verdict(here.uuid, 7)
+        if free_mib < want_mib:
+            return Verdict(here.uuid, 8, want_mib, free_mib)
+        if wants.core_pct and free_core < wants.core_pct:
+            return Verdict(here.uuid, 9, wants.core_pct, free_core)
+        if not wants.core_pct and device.capacity_core_pct and free_core <= 0:
+            return Verdict(here.uuid, 10, 1, free_core)
+        if wants.exclusive and used_slots:
+            return Verdict(here.uuid, 11)
+        return Verdict(here.uuid, None)
+
+    def _fullness(self, request: PodRequest, here: OracleDevice, step: Step, mine: Booked) -> float:
+        device, weights = here.device, request.policy.weights
+        assert device is not None
+        want_mib = step.request.memory_mib_on(device.memory_mib)
+        total = 0.0
+        for weight, used, capacity in (
+            (weights.slot, here.used_slots() + mine.slots + 1, device.slots),
+            (
+                weights.core,
+                here.used_core() + mine.core_pct + step.request.core_pct,
+                device.capacity_core_pct,
+            ),
+            (weights.memory, here.used_mib() + mine.memory_mib + want_mib, device.capacity_mib),
+        ):
+            if capacity > 0:
+                total += weight * (used / capacity)
+        return total
+
+    def _choose(
+        self,
+        request: PodRequest,
+        name: str,
+        step: Step,
+        keys: Sequence[str],
+        fitting: list[OracleDevice],
+        running: dict[str, Booked],
+    ) -> list[OracleDevice]:
+        """The step's devices out of those that fit, which are in the vendor's order."""
+        node, count = self.nodes[name], step.request.count
+        links = node.links.get(step.request.vendor, {})
+
+        def link(a: OracleDevice, b: OracleDevice) -> int:
+            return links.get(frozenset((a.uuid, b.uuid)), 0)
+
+        def beside(here: OracleDevice) -> int:
+            return sum(_numa(other) == _numa(here) for other in fitting)
+
+        def key(here: OracleDevice) -> tuple[float, ...]:
+            full = self._fullness(request, here, step, running.get(here.uuid, NOTHING))
+            words: list[float] = []
+            for word in keys:
+                if word == "numa":
+                    words += [float(beside(here) < count), _numa(here)]
+                else:
+                    words.append(full if word == "spread" else -full)
+            return (*words, _numa(here))
+
+        topology = "topology-aware" in request.policy.device
+        order = sorted(fitting, key=key)
+        if topology and count == 1:
+            order.sort(key=lambda here: sum(link(here, o) for o in fitting if o is not here))
+        if count == 1:
+            return order[:1]
+        groups = [order]
+        if step.selector.numa_bind:
+            numas = dict.fromkeys(_numa(here) for here in order)
+            groups = [[h for h in order if _numa(h) == numa] for numa in numas]
+        groups = [group for group in groups if len(group) >= count]
+        if not topology:
+            return groups[0][:count]
+        rank = {here.uuid: place for place, here in enumerate(order)}
+        return min(
+            (list(some) for group in groups for some in combinations(group, count)),
+            key=lambda some: (
+                -sum(link(a, b) for a, b in combinations(some, 2)),
+                sorted(rank[here.uuid] for here in some),
+            ),
+        )
+
+    # --- one pod -------------------------------------------------------------------------------
+
+    def steps(self, request: PodRequest) -> list[Step]:
+        return [
+            Step(i, c.kind, r, request.selectors.get(r.vendor, DeviceSelector()))
+            for i, c in enumerate(request.containers)
+            for r in c.requests
+        ]
+
+    def attempts(self, request: PodRequest) -> list[tuple[list[int], list[str]]]:
+        """(steps in placing order, words that order devices) of each attempt."""
+        steps = self.steps(request)
+        chain = [str(w) for w in request.policy.device if w in ("binpack", "spread", "numa")]
+        if "binpack" not in chain and "spread" not in chain:
+            chain.append("spread")
+        found = [(list(range(len(steps))), chain)]
+        if len(steps) > 1:
+            before = [i for i, s in enumerate(steps) if s.kind != "app"]
+            apps = [i for i, s in enumerate(steps) if s.kind == "app"]
+            apps.sort(
+                key=lambda i: (
+                    not steps[i].request.exclusive,
+                    -steps[i].request.memory_pct,
+                    -steps[i].request.memory_mib,
+                    -steps[i].request.core_pct,
+                    -steps[i].request.count,
+                )
+            )
+            found.append(([*before, *apps], ["binpack"]))
+        return found
+
+    def _try(self, request: PodRequest, name: str, order: list[int], keys: list[str]) -> Tried:
+        steps = self.steps(request)
+        tried = Tried()
+        placed: list[ContainerShares] = []
+        for number in order:
+            step = steps[number]
+            running = booked_by_device(c for c in placed if c.kind != "init")
+            verdicts = self.verdicts(request, name, step, running)
+            fitting = [self.nodes[name].devices[v.uuid] for v in verdicts if v.code is None]
+            if len(fitting) < step.request.count:
+                tried.failed, tried.verdicts = number, verdicts
+                return tried
+            chosen = self._choose(request, name, step, keys, fitting, running)
+            chosen.sort(key=lambda here: (here.index, here.uuid))
+            shares = ContainerShares(
+                name=request.containers[step.container].name,
+                kind=request.containers[step.container].kind,
+                shares=tuple(
+                    Share(
+                        vendor=step.request.vendor,
+                        uuid=here.uuid,
+                        memory_mib=step.request.memory_mib_on(here.device.memory_mib),
+                        core_pct=step.request.core_pct,
+                        exclusive=step.request.exclusive,
+                    )
+                    for here in chosen
+                    if here.device is not None
+                ),
+            )
+            placed.append(shares)
+            tried.shares.setdefault(number, []).append(shares)
+        return tried
+
+    def tried(self, request: PodRequest, name: str) -> Tried:
+        """The attempt that succeeded, else the first."""
+        found = [self._try(request, name, *attempt) for attempt in self.attempts(request)]
+        return next((t for t in found if t.failed is None), found[0])
+
+    def pick(self, request: PodRequest, name: str) -> Placement | None:
+        """The pod's shares on the node."""
+        if name not in self.nodes:
+            return None
+        tried = self.tried(request, name)
+        if tried.failed is not None:
+            return None
+        containers: list[ContainerShares] = []
+        for i, container in enumerate(request.containers):
+            shares: list[Share] = []
+            for number, step in enumerate(self.steps(request)):
+                if step.container == i:
+                    shares += [s for part in tried.shares[number] for s in part.shares]
+            containers.append(
+                ContainerShares(
+                    name=container.name,
+                    kind=container.kind,
+                    shares=tuple(shares),
+                    priority=container.priority,
+                )
+            )
+        return Placement(node=name, containers=tuple(containers))
+
+    def code(self, request: PodRequest, name: str) -> str | None:
+        """The word of the node's reason; ``None`` where the pod fits."""
+        if name not in self.nodes:
+            return "NodeUnregistered"
+        tried = self.tried(request, name)
+        if tried.failed is None:
+            return None
+        wants = self.steps(request)[tried.failed].request
+        if not tried.verdicts:
+            return "NodeUnregistered"
+        if len(tried.verdicts) < wants.count:
+            return "NodeInsufficientDevice"
+        if any(v.code is None for v in tried.verdicts):
+            return "AllocatedCardsInsufficientRequest"
+        return STAGES[max(v.stage for v in tried.verdicts if v.stage is not None)]
+
+    def score(self, request: PodRequest, name: str) -> float:
+        """0..100 after placing the pod; 0 where it does not fit."""
+        placement = self.pick(request, name)
+        if placement is None:
+            return 0.0
+        booked = booked_by_device(placement.containers)
+        total, terms = 0.0, 0
+        for vendor in dict.fromkeys(s.request.vendor for s in self.steps(request)):
+            asked = [s.request for s in self.steps(request) if s.request.vendor == vendor]
+            mine = [d for d in self.nodes[name].registered(vendor) if d.device is not None]
+            held = [booked.get(d.uuid, NOTHING) for d in mine]
+            parts = [
+                (
+                    sum(d.used_slots() for d in mine) + sum(h.slots for h in held),
+                    sum(d.device.slots for d in mine if d.device),
+                )
+            ]
+            if any(r.memory_mib or r.memory_pct for r in asked):
+                parts.append(
+                    (
+                        sum(d.used_mib() for d in mine) + sum(h.memory_mib for h in held),
+                        sum(d.device.capacity_mib for d in mine if d.device),
+                    )
+                )
+            if any(r.core_pct for r in asked):
+                parts.append(
+                    (
+                        sum(d.used_core() for d in mine) + sum(h.core_pct for h in held),
+                        sum(d.device.capacity_core_pct for d in mine if d.device),
+                    )
+                )
+            for used, capacity in parts:
+                total += min(used / max(capacity, 1), 1.0)
+                terms += 1
+        fill = 100.0 * (total / terms)
+        return fill if request.policy.node == "binpack" else 100.0 - fill
+
+
+def _numa(here: OracleDevice) -> int:
+    numa = None if here.device is None else here.device.numa
+    return -1 if numa is None else numa
