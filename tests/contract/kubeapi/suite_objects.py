@@ -896,3 +896,67 @@ class QuotaContract:
                 {"metadata": {"name": "q"}, "spec": {"hard": {"gpus": "1"}}},
                 cluster.namespace,
             )
+
+
+class GarbageContract:
+    """What deleting an owner does to what it owns."""
+
+    async def _pair(self, cluster: Cluster) -> None:
+        client, namespace = cluster.client, cluster.namespace
+        owner = await client.create("configmaps", config_map("owner"), namespace)
+        reference = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "name": "owner",
+            "uid": owner["metadata"]["uid"],
+            "blockOwnerDeletion": True,
+        }
+        owned = config_map("owned", ownerReferences=[reference])
+        await client.create("configmaps", owned, namespace)
+
+    async def test_orphaned_dependents_lose_their_owner_and_stay(self, cluster: Cluster) -> None:
+        await self._pair(cluster)
+        client, namespace = cluster.client, cluster.namespace
+        await client.delete("configmaps", "owner", namespace, propagationPolicy="Orphan")
+
+        async def free() -> bool:
+            if await exists(client, "configmaps", "owner", namespace):
+                return False
+            owned = await client.get("configmaps", "owned", namespace)
+            return not owned["metadata"].get("ownerReferences")
+
+        await until(free)
+
+    async def test_foreground_deletion_waits_for_dependents(self, cluster: Cluster) -> None:
+        await self._pair(cluster)
+        client, namespace = cluster.client, cluster.namespace
+        wait = {"metadata": {"finalizers": ["example.com/wait"]}}
+        await client.patch("configmaps", "owned", wait, namespace=namespace)
+        await client.delete("configmaps", "owner", namespace, propagationPolicy="Foreground")
+
+        async def begun() -> bool:
+            owned = await client.get("configmaps", "owned", namespace)
+            return bool(owned["metadata"].get("deletionTimestamp"))
+
+        await until(begun)
+        owner = await client.get("configmaps", "owner", namespace)
+        assert owner["metadata"]["finalizers"] == ["foregroundDeletion"]
+        free = {"metadata": {"finalizers": None}}
+        await client.patch("configmaps", "owned", free, namespace=namespace)
+
+        async def gone() -> bool:
+            return not await exists(client, "configmaps", "owner", namespace)
+
+        await until(gone)
+
+    async def test_dependents_of_an_owner_that_never_was_are_collected(
+        self, cluster: Cluster
+    ) -> None:
+        reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "ghost", "uid": "no-such-uid"}
+        owned = config_map("owned", ownerReferences=[reference])
+        await cluster.client.create("configmaps", owned, cluster.namespace)
+
+        async def gone() -> bool:
+            return not await exists(cluster.client, "configmaps", "owned", cluster.namespace)
+
+        await until(gone)

@@ -8,6 +8,7 @@ from tests.contract.kubeapi.suite_lists import ListsContract, WatchContract
 from tests.contract.kubeapi.suite_objects import (
     BindingContract,
     EvictionContract,
+    GarbageContract,
     ObjectsContract,
     PodsContract,
     QuotaContract,
@@ -29,6 +30,10 @@ class TestBinding(BindingContract):
 
 
 class TestEviction(EvictionContract):
+    pass
+
+
+class TestGarbage(GarbageContract):
     pass
 
 

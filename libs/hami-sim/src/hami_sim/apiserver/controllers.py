@@ -2,9 +2,8 @@
 """The few controllers without which an API server alone looks broken.
 
 Garbage collection by owner references (background, foreground, orphan), emptying and removing
-terminating namespaces, status of disruption budgets and resource quotas, and one for clusters of
-one process: pods bound to a node that is gone are deleted. All work is done from one queue of hints
-that changes feed; a sweep looks at everything, so a lost hint costs time, never correctness.
+terminating namespaces, status of disruption budgets and resource quotas. All work is done from one
+set of hints that changes feed; a sweep looks at everything, so a lost hint costs time, never correctness.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ _SWEEP_S: Final = 5.0
 _CONTROLLER: Final = User(name="system:kube-controller-manager")
 _FOREGROUND: Final = "foregroundDeletion"
 _ORPHAN: Final = "orphan"
+_PROPAGATING: Final = frozenset({_FOREGROUND, _ORPHAN})
 
 
 class Controllers:
@@ -42,6 +42,8 @@ class Controllers:
     def _noticed(self, key: str, change: Change) -> None:
         if change.type == "DELETED" or change.new.obj["metadata"].get("deletionTimestamp"):
             self._due |= {"garbage", "namespaces"}
+        elif change.type == "ADDED" and change.new.obj["metadata"].get("ownerReferences"):
+            self._due.add("garbage")
         if key in ("pods", disruption.KEY):
             self._due.add("budgets")
         if self._store.tables["resourcequotas"].rows:
@@ -134,7 +136,7 @@ class Controllers:
 
     async def _collect(self) -> None:
         owned = list(self._owned())
-        uids = self._live_uids()
+        uids = self._live_uids() if owned else {}
         for key, stored in owned:
             metadata = stored.obj["metadata"]
             owners = metadata["ownerReferences"]
@@ -155,7 +157,7 @@ class Controllers:
             for stored in list(table.rows.values()):
                 metadata = stored.obj["metadata"]
                 finalizers = set(metadata.get("finalizers") or ())
-                if not metadata.get("deletionTimestamp"):
+                if not metadata.get("deletionTimestamp") or not finalizers & _PROPAGATING:
                     continue
                 dependents = [
                     (other, row)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from decimal import ROUND_UP, Decimal
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -79,6 +80,11 @@ def parse_quantity(text: object) -> Quantity:
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
         msg = f"not a quantity: {text!r}"
         raise ValueError(msg)  # noqa: TRY004 - callers handle one error for malformed input
+    return _parse(text)
+
+
+@lru_cache(maxsize=65_536, typed=True)
+def _parse(text: str | float) -> Quantity:
     match = _PATTERN.fullmatch(text.strip() if isinstance(text, str) else repr(text))
     if match is None:
         msg = (

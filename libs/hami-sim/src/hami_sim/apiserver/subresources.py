@@ -66,6 +66,7 @@ async def bind(operations: Operations, call: Call, sub: Subresource, body: objec
         pod["metadata"].setdefault("annotations", {}).update(metadata["annotations"])
     if operations.settings.binding_labels and metadata.get("labels"):
         pod["metadata"].setdefault("labels", {}).update(metadata["labels"])
+    pod["status"].pop("nominatedNodeName", None)
     pods.set_condition(pod["status"], "PodScheduled", "True", operations.now())
     if not call.dry_run:
         operations.store.put("pods", pod)

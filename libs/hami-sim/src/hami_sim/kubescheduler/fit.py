@@ -82,6 +82,8 @@ class NodeState:
 
     def __init__(self, node: Obj) -> None:
         self.used: Amounts = {}
+        self.weighed: Amounts = {}
+        """Use of cpu and memory as scores count it: a pod without requests weighs something."""
         self.pods: dict[str, Obj] = {}
         self.update(node)
 
@@ -101,15 +103,21 @@ class NodeState:
         """Count a pod; counting it again replaces it."""
         self.remove(pod)
         self.pods[pod["metadata"]["uid"]] = pod
-        for name, amount in requests_of(pod).items():
-            self.used[name] = self.used.get(name, _ZERO) + amount
+        self._count(pod, 1)
 
     def remove(self, pod: Obj) -> None:
         """Stop counting a pod."""
         before = self.pods.pop(pod["metadata"]["uid"], None)
         if before is not None:
-            for name, amount in requests_of(before).items():
-                self.used[name] = self.used.get(name, _ZERO) - amount
+            self._count(before, -1)
+
+    def _count(self, pod: Obj, sign: int) -> None:
+        requests = requests_of(pod)
+        for name, amount in requests.items():
+            self.used[name] = self.used.get(name, _ZERO) + sign * amount
+        for name, least in _NON_ZERO.items():
+            amount = requests.get(name, _ZERO) or least
+            self.weighed[name] = self.weighed.get(name, _ZERO) + sign * amount
 
 
 # ------------------------------------------------------------------------------------ filters
@@ -262,13 +270,11 @@ def scores(pod: Obj, nodes: Iterable[NodeState]) -> dict[str, int]:
 
 def _fractions(pod: Obj, state: NodeState) -> list[Decimal]:
     found = []
-    for name in ("cpu", "memory"):
+    requests = requests_of(pod)
+    for name, least in _NON_ZERO.items():
         room = state.allocatable.get(name, _ZERO)
         if room > 0:
-            used = _ZERO
-            for other in (*state.pods.values(), pod):
-                amount = requests_of(other).get(name, _ZERO)
-                used += amount or _NON_ZERO[name]
+            used = state.weighed.get(name, _ZERO) + (requests.get(name, _ZERO) or least)
             found.append(min(used / room, Decimal(1)))
     return found
 
