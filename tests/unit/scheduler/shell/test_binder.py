@@ -15,7 +15,7 @@ from hami_common.limits import decode as decode_limits
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.signing import Signer
 from tests.unit.scheduler.shell import builders
-from tests.unit.scheduler.shell.world import LEASE_S, Running, World, pod_path
+from tests.unit.scheduler.shell.world import LEASE_S, Running, World, pod_path, quiet
 
 pytestmark = pytest.mark.anyio
 
@@ -340,7 +340,7 @@ async def test_retry_after_a_stored_append_takes_the_same_reservation_over() -> 
         assert await s.bind(world.kube.pod("a"), "n1") != ""
         allocation_id = world.live()[0].allocation_id
         world.bus.set_available(available=True)
-        await anyio.wait_all_tasks_blocked()
+        await quiet()
         assert await s.bind(world.kube.pod("a"), "n1") == ""
         assert [record.allocation_id for record in world.live()] == [allocation_id]
         await settle(world, s)
@@ -565,7 +565,7 @@ async def test_reservation_of_another_replica_is_taken_over_and_commits_once() -
 
             group.start_soon(bind)
             await stuck.wait()
-            await anyio.wait_all_tasks_blocked()
+            await quiet()
             assert await second.bind(world.kube.pod("a"), "n1") == ""
             free.set()
         assert errors == [""]
@@ -594,7 +594,7 @@ async def test_allocation_signed_by_a_stranger_does_not_count_as_bound() -> None
     world = await world_with(builders.pod("a"))
     async with world.scheduler("s1", signer=Signer.generate()) as s:
         assert await s.bind(world.kube.pod("a"), "n1") == ""
-        await anyio.wait_all_tasks_blocked()
+        await quiet()
         assert "assigned to node n1" in await s.bind(world.kube.pod("a"), "n1")
 
 

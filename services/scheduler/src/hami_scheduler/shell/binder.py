@@ -97,9 +97,11 @@ class Binder:
         except Refused as refused:
             self._metrics.binds.labels(outcome=refused.outcome).inc()
             raise
-        except Unavailable as error:
-            self._metrics.binds.labels(outcome="unavailable").inc()
-            raise Refused(outcome="unavailable", text=str(error)) from error
+        except HamiError as error:
+            # What was reserved, if anything, is left to its lease.
+            outcome = "unavailable" if isinstance(error, Unavailable) else "error"
+            self._metrics.binds.labels(outcome=outcome).inc()
+            raise Refused(outcome=outcome, text=str(error)) from error
         self._metrics.binds.labels(outcome=bound.outcome).inc()
         return bound
 

@@ -111,10 +111,11 @@ class Feed:
         while True:
             try:
                 await feed()
+                backoff.reset()
             except (Unavailable, Denied) as error:
                 _log.warning("feed broke off", extra={"feed": name, "problem": str(error)})
+                await self._state.clock.sleep(backoff.next_s())
             self._metrics.feed_restarts.labels(feed=name).inc()
-            await self._state.clock.sleep(backoff.next_s())
 
     def _decode(self, data: bytes, kind: type[T], *, what: str, source: str) -> T | None:
         try:
