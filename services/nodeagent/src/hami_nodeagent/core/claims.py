@@ -110,8 +110,8 @@ class Code(StrEnum):
     """A container starts with ids that no Allocate call was answered for."""
     REQUEST_INVALID = "request-invalid"
     """The call itself is malformed."""
-    CHECKPOINT_FAILED = "checkpoint-failed"
-    """The grant could not be written to disk."""
+    HOST_FAILED = "host-failed"
+    """The agent could not write what it must keep on this host."""
     INTERNAL = "internal"
     """A bug of ours."""
 

@@ -11,7 +11,7 @@ which ids; if ids that we granted to one container sit in another, one of the tw
 that are not its own. Order of ids is irrelevant; devices are in the order of the shares.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -209,10 +209,3 @@ def _contests(grant: Grant, listed: Mapping[tuple[str, str, str], Shown]) -> boo
 
 def _text(ids: Collection[str]) -> str:
     return ",".join(sorted(ids))
-
-
-def ended(
-    book: GrantBook, *, is_alive: Callable[[str], bool], listed: Collection[str]
-) -> tuple[str, ...]:
-    """Pods whose grants are over: not alive at the API server and not listed by kubelet."""
-    return tuple(sorted(uid for uid in book.pod_uids() if uid not in listed and not is_alive(uid)))

@@ -62,6 +62,8 @@ class PodBook:
             if 0 < revision < self._known[other.uid].revision:
                 return False  # old news of a predecessor that was never seen alive
             self._end(other.uid, now_s)
+        if known is not None:
+            revision = max(known.revision, revision)
         self._known[facts.uid] = _Known(facts=facts, revision=revision)
         self._index(facts)
         return True

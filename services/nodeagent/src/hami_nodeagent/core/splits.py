@@ -12,7 +12,7 @@ Protocol: kubelet device plugin v1beta1. Knows nothing of pods.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 
@@ -35,10 +35,14 @@ class Split(Struct, frozen=True, kw_only=True):
 
 def split_id(uuid: str, number: int) -> str:
     """Id of split ``number`` of a device."""
-    if len(uuid) + _NUMBER_LENGTH > MAX_ID_LENGTH:
-        digest = hashlib.sha256(uuid.encode()).hexdigest()[:_DIGITS]
-        uuid = f"{uuid[: MAX_ID_LENGTH - _NUMBER_LENGTH - _DIGITS - 1]}-{digest}"
-    return f"{uuid}-{number}"
+    return f"{_stem(uuid)}-{number}"
+
+
+def _stem(uuid: str) -> str:
+    if len(uuid) + _NUMBER_LENGTH <= MAX_ID_LENGTH:
+        return uuid
+    digest = hashlib.sha256(uuid.encode()).hexdigest()[:_DIGITS]
+    return f"{uuid[: MAX_ID_LENGTH - _NUMBER_LENGTH - _DIGITS - 1]}-{digest}"
 
 
 class Splits:
@@ -55,12 +59,12 @@ class Splits:
         devices: Iterable[Device],
         *,
         faulty: Collection[str] = (),
-        held: Mapping[str, str] | None = None,
+        held: Collection[str] = (),
     ) -> "Splits":
         """Splits of canonical ``devices``.
 
         ``faulty``: uuids that this node knows to be unusable before the registry says so. ``held``:
-        ids that containers hold, with the uuid each was announced for.
+        ids that containers hold.
         """
         splits: list[Split] = []
         known = {device.uuid: device for device in devices}
@@ -79,16 +83,11 @@ class Splits:
                 for number in range(device.slots)
             )
         announced = {split.id for split in splits}
-        splits.extend(
-            Split(
-                id=kubelet_id,
-                uuid=uuid,
-                healthy=healthy(uuid),
-                numa=known[uuid].numa if uuid in known else None,
-            )
-            for kubelet_id, uuid in sorted((held or {}).items())
-            if kubelet_id not in announced
-        )
+        uuid_by_stem = {_stem(uuid): uuid for uuid in known}
+        for kubelet_id in sorted(set(held) - announced):
+            uuid = uuid_by_stem.get(kubelet_id.rpartition("-")[0], "")
+            numa = known[uuid].numa if uuid else None
+            splits.append(Split(id=kubelet_id, uuid=uuid, healthy=healthy(uuid), numa=numa))
         return cls(splits)
 
     def __eq__(self, other: object) -> bool:
@@ -99,6 +98,13 @@ class Splits:
     def uuid_of(self, kubelet_id: str) -> str:
         """Device of an id; empty when the id was never announced."""
         return self._uuid_by_id.get(kubelet_id, "")
+
+    def owns(self, kubelet_id: str) -> bool:
+        """Whether the id has the form of a split of one of these devices, announced or not."""
+        stem, _, number = kubelet_id.rpartition("-")
+        return kubelet_id in self._uuid_by_id or (
+            number.isdecimal() and any(_stem(split.uuid) == stem for split in self.all)
+        )
 
     def __contains__(self, kubelet_id: object) -> bool:
         return kubelet_id in self._uuid_by_id

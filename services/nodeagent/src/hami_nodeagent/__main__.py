@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry point: ``python -m hami_nodeagent --config FILE``."""
+
+import sys
+
+from hami_nodeagent.app import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the node agent; every duration is in seconds and says so in its name.
+
+The defaults are those of a DaemonSet on a usual Linux node. Loaded from file, environment and flags
+by ``hami_common.runtime.settings``.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from hami_common.runtime.settings import ServiceSettings
+from hami_common.vendors.protocol import BindMount, InjectionMode
+from hami_nodeagent.core.health import HealthRules
+
+
+class NvidiaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How this node's NVIDIA devices are found and given to containers."""
+
+    enabled: bool = True
+    simulated_profile: str = ""
+    """Hardware profile to pretend instead of asking NVML; empty: real devices."""
+    simulated_control: str = ""
+    """File that steers the simulated devices; see ``drivers.simulated.Control``."""
+    library_path: str = ""
+    """File to load as libnvidia-ml.so.1; empty lets the dynamic linker find it."""
+    sysfs_root: str = "/sys"
+    """Where NUMA nodes and the list of bound cards are read."""
+    call_deadline_s: float = 5.0
+    """Longest time one call of NVML may take before its device counts as hung."""
+    reopen_min_s: float = 60.0
+    """Shortest time between two new opens of NVML for the sake of a lost card."""
+    unified_memory_mib: int = 0
+    """Memory to count for devices that share the host's; 0 leaves them out."""
+    disable_health_checks: str = ""
+    """Xids that never condemn a device, ``xids`` for all of them, ``all`` for probes as well."""
+    enable_health_checks: str = ""
+    """Xids that always condemn, ``all`` for every one."""
+
+
+class DriversSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Node half of each vendor."""
+
+    nvidia: NvidiaSettings = NvidiaSettings()
+
+
+class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything an operator may set, beyond what all services share."""
+
+    node_name: str
+    """Name of the Kubernetes node this agent serves; a DaemonSet sets it from ``spec.nodeName``."""
+    http_port: int = 9397
+    """Health and metrics; 0 lets the kernel choose."""
+    device_plugin_dir: str = "/var/lib/kubelet/device-plugins"
+    """Where kubelet listens for plugins and where plugins put their sockets."""
+    pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    """Kubelet's PodResources socket: which pods it has, and their device ids."""
+    state_dir: str = "/var/lib/hami/agent"
+    """What must survive a restart: grants, last known devices, limits files of foreign pods."""
+    trusted_keys_dir: str = "/etc/hami-agent/trusted-keys"
+    """PEM public keys (one per file) whose allocations count; re-read when a file changes."""
+
+    kubelet_pods_url: str = ""
+    """Address of kubelet's ``/pods``, such as ``https://127.0.0.1:10250/pods``, asked when the
+    PodResources socket does not answer; empty: never."""
+    kubelet_pods_token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
+    """Bearer token for that address; empty: none."""
+    kubelet_pods_ca_file: str = ""
+    """PEM bundle for kubelet's certificate; empty: the system's."""
+
+    injection: InjectionMode = "cdi"
+    """How devices enter containers: ``cdi``, ``devices`` or ``env`` (design D10)."""
+    library_mounts: tuple[BindMount, ...] = ()
+    """The in-container limiter and its preload file; not given to containers that hold only whole
+    devices (design D33)."""
+    library_log_level: str = ""
+    """``LIBCUDA_LOG_LEVEL`` in containers; empty leaves it unset."""
+    core_policy: Literal["", "default", "force", "disable"] = ""
+    """``GPU_CORE_UTILIZATION_POLICY`` in containers; empty leaves it unset."""
+    numa_topology: bool = False
+    """Tell kubelet the NUMA node of each id. Its topology manager then chooses among ids on its
+    own grounds and may refuse pods whose devices were chosen already."""
+    pre_start: bool = True
+    """Have kubelet ask before each start of a container, so that a container whose grant turned
+    out wrong is not started again."""
+
+    allocate_wait_s: float = 2.0
+    """How long an Allocate call waits for records and pods to arrive. Kubelet admits nothing else
+    meanwhile."""
+    list_timeout_s: float = 1.0
+    """Longest wait for one answer of kubelet's PodResources."""
+    api_timeout_s: float = 5.0
+    """Longest wait for one answer of the API server, and at most ``allocate_wait_s`` inside a call
+    of kubelet."""
+    bus_timeout_s: float = 2.0
+    """Longest wait for one answer of the bus."""
+    kubelet_poll_s: float = 0.25
+    """How often kubelet's socket is looked at: it is created anew when kubelet restarts."""
+    check_s: float = 10.0
+    """How often grants are compared with kubelet's own list."""
+    settle_s: float = 30.0
+    """A pod that kubelet lists for this long, yet the API server does not show, is none that is
+    being admitted."""
+    remember_gone_s: float = 60.0
+    """How long a deleted pod is remembered, because kubelet may list it longer."""
+    report_retry_s: float = 0.2
+    """First pause after the bus refused a state or report; grows to ten times this."""
+
+    heartbeat_s: float = 5.0
+    """Period of heartbeats; the scheduler stops using devices after three missed ones."""
+    discovery_s: float = 30.0
+    """How often the driver is asked for new devices."""
+    discovery_retry_s: float = 5.0
+    """The same while the driver is missing."""
+    probe_s: float = 5.0
+    """How often each device is probed."""
+    devices_poll_s: float = 3.0
+    """How often the registry's canonical devices are read; four times a second while an answer to
+    a new report is awaited."""
+    health: HealthRules = HealthRules()
+    drivers: DriversSettings = DriversSettings()

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers kubelet's calls: asks for facts, lets ``core.claims`` decide, keeps the grant.
+
+A call takes: kubelet's list (about a millisecond), one read of the pod at the API server, one read
+of its state on the bus, then a decision and its entry into the grants between two awaits, so that
+no lock is needed, and a write to disk. What cannot be decided yet waits for news, at most
+``allocate_wait_s``, because kubelet admits nothing else meanwhile; then the answer is the reason.
+While the bus is away the last known records and states serve; see ``core.claims``.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import anyio.to_thread
+from msgspec.structs import replace
+
+from hami_common import limits
+from hami_common.errors import HamiError, Unavailable
+from hami_common.kubeletapi import deviceplugin as api
+from hami_common.ports import Clock
+from hami_nodeagent.core.claims import (
+    TRUST_ALL,
+    Claim,
+    Code,
+    Confirmed,
+    ListedPod,
+    Refuse,
+    Request,
+    Wait,
+    decide_all,
+    grant_of,
+)
+from hami_nodeagent.core.grants import Grant
+from hami_nodeagent.core.podfacts import PodFacts
+from hami_nodeagent.settings import Settings
+from hami_nodeagent.shell.checkpoint import Checkpoint
+from hami_nodeagent.shell.metrics import Metrics
+from hami_nodeagent.shell.picture import Picture
+from hami_nodeagent.shell.podresources import PodResources
+from hami_nodeagent.shell.render import Renderer
+
+_LOOK_AGAIN_S = 0.1
+"""How often kubelet's list is read anew while a call waits."""
+_READ_STATE_S = 0.5
+_ROUNDS = 8
+"""Reads of single pods on one list: each read can bring at most one more pod to light."""
+
+_log = logging.getLogger(__name__)
+
+
+class PodReads(Protocol):
+    """Consistent reads of pods; ``shell.pods.PodSource``."""
+
+    async def confirm(self, facts: PodFacts) -> None: ...
+
+    async def confirm_all(self) -> None: ...
+
+
+class StateReads(Protocol):
+    """Reads of states; ``shell.states.States``."""
+
+    async def read_one(self, uid: str, *, timeout_s: float) -> None: ...
+
+
+class GrantKeeper:
+    """Keeps the grants on disk as they are in memory; one write at a time, each with the newest."""
+
+    def __init__(self, picture: Picture, checkpoint: Checkpoint, metrics: Metrics) -> None:
+        self._picture = picture
+        self._checkpoint = checkpoint
+        self._metrics = metrics
+        self._turn = anyio.Lock()
+
+    async def save(self) -> None:
+        """Store the grants; ``OSError`` when that is not possible."""
+        async with self._turn:
+            file = self._picture.grants.to_file()
+            self._metrics.grants.set(len(file.grants))
+            try:
+                await anyio.to_thread.run_sync(self._checkpoint.save_grants, file)
+            except OSError:
+                self._metrics.checkpoint_failures.inc()
+                raise
+
+    async def write_limits(self, grant: Grant, text: str) -> Path:
+        """Store a container's limits file; ``OSError`` when that is not possible."""
+        return await anyio.to_thread.run_sync(self._checkpoint.write_limits, grant, text)
+
+
+class Allocator:
+    """Decides and answers for all vendors of this node."""
+
+    def __init__(
+        self,
+        *,
+        picture: Picture,
+        kubelet: PodResources,
+        pods: PodReads,
+        renderer: Renderer,
+        keeper: GrantKeeper,
+        settings: Settings,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._picture = picture
+        self._kubelet = kubelet
+        self._pods = pods
+        self._renderer = renderer
+        self._keeper = keeper
+        self._settings = settings
+        self._clock = clock
+        self._metrics = metrics
+        self.states: StateReads | None = None
+        """Set once the bus was reached."""
+
+    async def allocate(
+        self, requests: Sequence[Request]
+    ) -> tuple[tuple[Claim, ...], list[api.ContainerAllocateResponse]] | Refuse:
+        """Answer one ``Allocate`` call."""
+        granted = await self._claim(requests)
+        if isinstance(granted, Refuse):
+            return granted
+        claims, grants = granted
+        try:
+            await self._keeper.save()
+            responses = [
+                self._renderer.render(
+                    claim,
+                    vendor=request.vendor,
+                    limits_directory=await self._limits_directory(claim, grant),
+                )
+                for claim, grant, request in zip(claims, grants, requests, strict=True)
+            ]
+        except OSError as error:
+            for grant in grants:
+                self._picture.grants.remove(grant)
+            _log.exception("host not writable")
+            return Refuse(
+                code=Code.HOST_FAILED,
+                text=f"the agent cannot write its state on this node: {error.strerror or error}",
+            )
+        self._picture.note_change()
+        return claims, responses
+
+    async def prefer(
+        self, request: Request, *, available: Sequence[str], must: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Ids on the devices that the waiting container was given; others would work as well."""
+        deadline_s = self._clock.monotonic_s() + self._settings.allocate_wait_s / 4
+        splits = self._picture.splits(request.vendor, request.resource)
+        wanted: list[str] = []
+        while True:
+            changed = self._picture.changed
+            listing = await self._list(deadline_s)
+            # The ids are not chosen yet: any of the right number stand for them.
+            stand_in = replace(request, ids=tuple(available[: len(request.ids)]))
+            decision = decide_all(self._picture.view, listing, [stand_in], TRUST_ALL)
+            if not isinstance(decision, Wait):
+                break
+            if not await self._news(changed, deadline_s):
+                break
+        if not isinstance(decision, Wait | Refuse):
+            wanted = [share.uuid for share in decision[0].own]
+        return splits.prefer(available, must=must, wanted=wanted, size=len(request.ids))
+
+    def check_start(self, resource: str, ids: Sequence[str]) -> Refuse | None:
+        """Whether a container with these ids may start: they were granted and nothing failed."""
+        grants = self._picture.grants.of_ids(resource, ids)
+        if not grants:
+            return Refuse(
+                code=Code.NOT_GRANTED,
+                text=f"no container was granted {','.join(sorted(ids)) or 'nothing'}",
+            )
+        for grant in grants:
+            state = self._picture.states_by_uid.get(grant.pod_uid)
+            is_failed = (
+                state is not None
+                and state.state == "failed"
+                and state.allocation_id == grant.allocation_id
+            )
+            if not is_failed and grant.pod_uid not in self._picture.failures_by_uid:
+                return None
+        return Refuse(
+            code=Code.STATE_FAILED,
+            text=f"the allocation of pod {grants[0].namespace}/{grants[0].pod} failed",
+        )
+
+    async def _claim(
+        self, requests: Sequence[Request]
+    ) -> tuple[tuple[Claim, ...], list[Grant]] | Refuse:
+        deadline_s = self._clock.monotonic_s() + self._settings.allocate_wait_s
+        while True:
+            changed = self._picture.changed
+            listing = await self._list(deadline_s)
+            decision, confirmed = await self._decide(listing, requests, deadline_s)
+            if isinstance(decision, tuple):
+                if self.states is not None:
+                    left_s = min(_READ_STATE_S, max(0.05, deadline_s - self._clock.monotonic_s()))
+                    await self.states.read_one(decision[0].pod.uid, timeout_s=left_s)
+                # From here to the entry nothing is awaited.
+                decision = decide_all(self._picture.view, listing, requests, confirmed)
+            if isinstance(decision, tuple):
+                return decision, self._enter(decision, requests)
+            if isinstance(decision, Refuse):
+                return decision
+            if not await self._news(changed, deadline_s):
+                return Refuse(code=decision.code, text=decision.text)
+            self._metrics.waits.labels(code=decision.code).inc()
+
+    async def _decide(
+        self, listing: Sequence[ListedPod] | None, requests: Sequence[Request], deadline_s: float
+    ) -> tuple[tuple[Claim, ...] | Wait | Refuse, Confirmed]:
+        """Decide on one list, reading what the decision asks to have confirmed."""
+        confirmed = Confirmed()
+        decision = decide_all(self._picture.view, listing, requests, confirmed)
+        for _ in range(_ROUNDS):
+            if not isinstance(decision, Wait) or not (decision.confirm or decision.confirm_all):
+                break
+            try:
+                with anyio.fail_after(max(0.05, deadline_s - self._clock.monotonic_s())):
+                    if decision.confirm is not None:
+                        await self._pods.confirm(decision.confirm)
+                        name = (decision.confirm.namespace, decision.confirm.name)
+                        confirmed = replace(confirmed, names=confirmed.names | {name})
+                    else:
+                        await self._pods.confirm_all()
+                        confirmed = Confirmed(everything=True)
+            except (HamiError, TimeoutError) as error:
+                _log.warning("pod not confirmed", extra={"problem": str(error)})
+                break
+            decision = decide_all(self._picture.view, listing, requests, confirmed)
+        return decision, confirmed
+
+    def _enter(self, claims: Sequence[Claim], requests: Sequence[Request]) -> list[Grant]:
+        grants = [
+            grant_of(claim, request, self._picture.view, time_s=self._clock.now_s())
+            for claim, request in zip(claims, requests, strict=True)
+        ]
+        for grant in grants:
+            self._picture.grants.add(grant)
+        return grants
+
+    async def _list(self, deadline_s: float) -> Sequence[ListedPod] | None:
+        left_s = max(0.1, deadline_s - self._clock.monotonic_s())
+        try:
+            return await self._kubelet.list(timeout_s=left_s)
+        except Unavailable as error:
+            _log.warning("kubelet does not list its pods", extra={"problem": str(error)})
+            return None
+
+    async def _news(self, changed: anyio.Event, deadline_s: float) -> bool:
+        """Wait for news or the time of another look; false when the call has waited enough."""
+        left_s = deadline_s - self._clock.monotonic_s()
+        if left_s <= 0:
+            return False
+        await self._picture.wait_change(changed, min(left_s, _LOOK_AGAIN_S))
+        return True
+
+    async def _limits_directory(self, claim: Claim, grant: Grant) -> Path | None:
+        """Where the host holds the limits file of a container that has no volume for it."""
+        if claim.container in claim.pod.limits_mounted:
+            return None
+        text = limits.encode(
+            limits.limits_of(claim.shares, allocation_id=claim.entry.record.allocation_id)
+        )
+        return await self._keeper.write_limits(grant, text)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that must survive a restart of the agent: grants, last canonical devices, limits files.
+
+Every file is written beside its place, synced and renamed, so a reader sees the old or the new one.
+A file that does not decode is kept under another name and reported, never fatal: grants are then
+learnt again from kubelet's list. Calls block; the caller runs them in a thread.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import Struct
+
+from hami_common import limits
+from hami_common.errors import WireInvalid
+from hami_common.events.codec import decode, encode
+from hami_common.events.inventory import NodeDevices
+from hami_nodeagent.core.grants import FILE_VERSION, Grant, GrantBook, GrantFile
+
+_log = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=Struct)
+
+
+class DevicesFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Last canonical devices, so that kubelet is served after a reboot without the bus."""
+
+    version: int
+    vendors: tuple[NodeDevices, ...] = ()
+
+
+class Checkpoint:
+    """The agent's state directory."""
+
+    def __init__(self, directory: Path) -> None:
+        """Keep everything below ``directory``; made when it is missing."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._grants = directory / "grants.json"
+        self._devices = directory / "devices.json"
+        self._limits = directory / "limits"
+
+    def load_grants(self) -> GrantBook:
+        """The grants of the last run."""
+        file = _load(self._grants, GrantFile)
+        return GrantBook(file.grants if file is not None and file.version == FILE_VERSION else ())
+
+    def save_grants(self, file: GrantFile) -> None:
+        """Store the grants; ``OSError`` when that is not possible."""
+        _write(self._grants, encode(file))
+
+    def load_devices(self) -> tuple[NodeDevices, ...]:
+        """The devices of the last run."""
+        file = _load(self._devices, DevicesFile)
+        return file.vendors if file is not None and file.version == FILE_VERSION else ()
+
+    def save_devices(self, vendors: tuple[NodeDevices, ...]) -> None:
+        """Store the canonical devices of all vendors."""
+        _write(self._devices, encode(DevicesFile(version=FILE_VERSION, vendors=vendors)))
+
+    def write_limits(self, grant: Grant, text: str) -> Path:
+        """Put a container's limits file on the host; returns the directory to mount."""
+        directory = self._limits / grant.pod_uid / grant.container
+        directory.mkdir(parents=True, exist_ok=True)
+        for part in (self._limits, directory.parent, directory):
+            part.chmod(0o755)  # read by the container's user, whoever that is
+        _write(directory / limits.FILE_NAME, text.encode(), mode=0o644)
+        return directory
+
+    def remove_limits(self, *, keep: Collection[str]) -> int:
+        """Remove the limits of all pods but ``keep`` (uids); how many were removed."""
+        removed = 0
+        if self._limits.is_dir():
+            for directory in self._limits.iterdir():
+                if directory.name not in keep:
+                    shutil.rmtree(directory, ignore_errors=True)
+                    removed += 1
+        return removed
+
+
+def _load(path: Path, file_type: type[S]) -> S | None:
+    try:
+        return decode(path.read_bytes(), file_type, what=str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, WireInvalid) as error:
+        _log.error("state file not readable, set aside", extra={"problem": str(error)})
+        try:
+            path.replace(path.with_suffix(".unreadable"))
+        except OSError:
+            _log.warning("state file could not be set aside", extra={"file": str(path)})
+        return None
+
+
+def _write(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    fresh = path.with_suffix(".new")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fchmod(file.fileno(), mode)
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One vendor's device plugin: the gRPC service that kubelet calls (device plugin v1beta1).
+
+Refusals become gRPC errors with a text that ends in the pod's status: ``hami: <code>: <sentence>``.
+Nothing that kubelet sends can end the service: malformed calls are refused, and whatever else goes
+wrong is logged and answered with INTERNAL.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from hami_common.kubeletapi import deviceplugin as api
+from hami_common.kubeletapi import deviceplugin_grpc
+from hami_common.ports import Clock
+from hami_common.runtime.telemetry import Tracing, log_context
+from hami_nodeagent.core.claims import Claim, Code, Refuse, Request
+from hami_nodeagent.core.splits import Splits
+from hami_nodeagent.settings import Settings
+from hami_nodeagent.shell.allocate import Allocator
+from hami_nodeagent.shell.metrics import Metrics
+from hami_nodeagent.shell.picture import Picture
+
+HEALTHY = "Healthy"
+UNHEALTHY = "Unhealthy"
+_MOST_IDS = 4096
+"""More ids than any container can ask for; a larger call is malformed."""
+_STATUS = {
+    Code.REQUEST_INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    Code.BUS_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Code.API_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Code.LIST_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Code.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+_log = logging.getLogger(__name__)
+
+_Context = grpc.aio.ServicerContext
+
+
+class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
+    """The service of one resource."""
+
+    def __init__(
+        self,
+        *,
+        vendor: str,
+        resource: str,
+        picture: Picture,
+        allocator: Allocator,
+        tracing: Tracing,
+        clock: Clock,
+        metrics: Metrics,
+        settings: Settings,
+    ) -> None:
+        self.vendor = vendor
+        self.resource = resource
+        self.options = api.DevicePluginOptions(
+            pre_start_required=settings.pre_start, get_preferred_allocation_available=True
+        )
+        self.stream_count = 0
+        """ListAndWatch streams that kubelet holds now: none means that it does not know us."""
+        self._picture = picture
+        self._allocator = allocator
+        self._tracing = tracing
+        self._clock = clock
+        self._metrics = metrics
+        self._numa_topology = settings.numa_topology
+
+    async def GetDevicePluginOptions(  # noqa: N802 - the protocol's name
+        self,
+        request: api.Empty,
+        context: _Context[api.Empty, api.DevicePluginOptions],
+    ) -> api.DevicePluginOptions:
+        """What this plugin offers."""
+        del request, context
+        return self.options
+
+    async def ListAndWatch(  # noqa: N802 - the protocol's name
+        self,
+        request: api.Empty,
+        context: _Context[api.Empty, api.ListAndWatchResponse],
+    ) -> AsyncIterator[api.ListAndWatchResponse]:
+        """All ids with their health, now and whenever that changes."""
+        del request, context
+        self.stream_count += 1
+        sent: Splits | None = None
+        try:
+            while True:
+                changed = self._picture.changed
+                splits = self._picture.splits(self.vendor, self.resource)
+                if splits != sent:
+                    sent = splits
+                    self._count(splits)
+                    yield self._devices(splits)
+                await changed.wait()
+        finally:
+            self.stream_count -= 1
+
+    async def GetPreferredAllocation(  # noqa: N802 - the protocol's name
+        self,
+        request: api.PreferredAllocationRequest,
+        context: _Context[api.PreferredAllocationRequest, api.PreferredAllocationResponse],
+    ) -> api.PreferredAllocationResponse:
+        """Ids on the devices that the waiting container was given."""
+        del context
+        responses = []
+        for one in request.container_requests:
+            size = one.allocation_size
+            ids: tuple[str, ...] = ()
+            if 0 < size <= min(_MOST_IDS, len(one.available_deviceIDs)):
+                try:
+                    ids = await self._allocator.prefer(
+                        self._request(one.available_deviceIDs[:size]),
+                        available=list(one.available_deviceIDs),
+                        must=list(one.must_include_deviceIDs),
+                    )
+                except Exception:  # noqa: BLE001 - the loop's top of a call; logged
+                    # An error would fail the pod's admission, no advice does not.
+                    _log.exception("no preference")
+            responses.append(api.ContainerPreferredAllocationResponse(deviceIDs=ids))
+        return api.PreferredAllocationResponse(container_responses=responses)
+
+    async def Allocate(  # noqa: N802 - the protocol's name
+        self,
+        request: api.AllocateRequest,
+        context: _Context[api.AllocateRequest, api.AllocateResponse],
+    ) -> api.AllocateResponse:
+        """Give the waiting container its shares, or refuse with the reason."""
+        begun_s = self._clock.monotonic_s()
+        requests = [self._request(one.devices_ids) for one in request.container_requests]
+        try:
+            outcome = self._malformed(requests) or await self._allocator.allocate(requests)
+        except Exception:  # noqa: BLE001 - the top of a call; logged, answered INTERNAL
+            _log.exception("Allocate failed")
+            outcome = Refuse(code=Code.INTERNAL, text="internal error, see the agent's log")
+        self._metrics.allocate_seconds.labels(resource=self.resource).observe(
+            self._clock.monotonic_s() - begun_s
+        )
+        if isinstance(outcome, Refuse):
+            await self._refuse(context, outcome, begun_s)
+        claims, responses = outcome
+        self._metrics.allocations.labels(resource=self.resource).inc(len(claims))
+        for claim, one in zip(claims, requests, strict=True):
+            self._tell(claim, one, begun_s)
+        return api.AllocateResponse(container_responses=responses)
+
+    async def PreStartContainer(  # noqa: N802 - the protocol's name
+        self,
+        request: api.PreStartContainerRequest,
+        context: _Context[api.PreStartContainerRequest, api.PreStartContainerResponse],
+    ) -> api.PreStartContainerResponse:
+        """Let a container start only with ids that were granted."""
+        refusal = self._allocator.check_start(self.resource, list(request.devices_ids))
+        if refusal is not None:
+            await self._refuse(context, refusal, self._clock.monotonic_s())
+        return api.PreStartContainerResponse()
+
+    def _request(self, ids: Sequence[str]) -> Request:
+        return Request(vendor=self.vendor, resource=self.resource, ids=tuple(ids))
+
+    def _malformed(self, requests: Sequence[Request]) -> Refuse | None:
+        if not requests:
+            return Refuse(code=Code.REQUEST_INVALID, text="the call names no container")
+        if sum(len(request.ids) for request in requests) > _MOST_IDS:
+            return Refuse(
+                code=Code.REQUEST_INVALID, text=f"the call names more than {_MOST_IDS} devices"
+            )
+        splits = self._picture.splits(self.vendor, self.resource)
+        for request in requests:
+            unknown = next((one for one in request.ids if one not in splits), None)
+            if unknown is not None:
+                return Refuse(
+                    code=Code.REQUEST_INVALID,
+                    text=f"device id {unknown[:64]!r} was never announced for {self.resource}",
+                )
+        return None
+
+    async def _refuse(
+        self, context: _Context[Any, Any], refusal: Refuse, begun_s: float
+    ) -> NoReturn:
+        self._metrics.refusals.labels(resource=self.resource, code=refusal.code).inc()
+        _log.warning(
+            "call of kubelet refused",
+            extra={
+                "resource": self.resource,
+                "code": refusal.code,
+                "reason": refusal.text,
+                "waited_s": round(self._clock.monotonic_s() - begun_s, 3),
+            },
+        )
+        await context.abort(
+            _STATUS.get(refusal.code, grpc.StatusCode.FAILED_PRECONDITION),
+            f"hami: {refusal.code}: {refusal.text}",
+        )
+
+    def _tell(self, claim: Claim, request: Request, begun_s: float) -> None:
+        record = claim.entry.record
+        with (
+            log_context(pod=claim.pod.title, container=claim.container),
+            self._tracing.start_span(
+                "nodeagent.allocate",
+                traceparent=claim.pod.traceparent,
+                attributes={
+                    "hami.node": self._picture.node,
+                    "hami.pod": claim.pod.title,
+                    "hami.container": claim.container,
+                    "hami.allocation_id": record.allocation_id,
+                    "hami.devices": ",".join(share.uuid for share in claim.own),
+                },
+            ),
+        ):
+            _log.info(
+                "container granted its shares",
+                extra={
+                    "allocation_id": record.allocation_id,
+                    "ledger_seq": claim.entry.sequence,
+                    "devices": [share.uuid for share in claim.own],
+                    "ids": list(request.ids),
+                    "took_s": round(self._clock.monotonic_s() - begun_s, 4),
+                },
+            )
+
+    def _devices(self, splits: Splits) -> api.ListAndWatchResponse:
+        return api.ListAndWatchResponse(
+            devices=[
+                api.Device(
+                    ID=split.id,
+                    health=HEALTHY if split.healthy else UNHEALTHY,
+                    topology=(
+                        api.TopologyInfo(nodes=[api.NUMANode(ID=split.numa)])
+                        if self._numa_topology and split.numa is not None
+                        else None
+                    ),
+                )
+                for split in splits.all
+            ]
+        )
+
+    def _count(self, splits: Splits) -> None:
+        healthy = sum(split.healthy for split in splits.all)
+        for health, count in (("healthy", healthy), ("unhealthy", len(splits.all) - healthy)):
+            self._metrics.splits.labels(resource=self.resource, health=health).set(count)

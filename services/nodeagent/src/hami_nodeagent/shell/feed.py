@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes the ledger records of this node into the picture (design D23).
+
+The last known records stay while the bus is away; only a ledger that was replaced by another one
+(``Reset``) empties the picture. Of two records of one pod the one with the higher sequence counts.
+"""
+
+import logging
+
+import anyio
+from anyio.abc import TaskStatus
+
+from hami_common import subjects
+from hami_common.errors import WireInvalid
+from hami_common.events.allocation import AllocationRecord
+from hami_common.events.codec import decode
+from hami_common.ports import Entry as Stored
+from hami_common.ports import Feed, Publisher, Reset, Synced
+from hami_nodeagent.core.claims import Entry
+from hami_nodeagent.shell.metrics import Metrics
+from hami_nodeagent.shell.picture import Picture
+
+_log = logging.getLogger(__name__)
+
+
+class LedgerFeed:
+    """Follows one node's part of the ledger."""
+
+    def __init__(
+        self, *, feed: Feed, picture: Picture, publisher: Publisher, metrics: Metrics
+    ) -> None:
+        self._feed = feed
+        self._picture = picture
+        self._publisher = publisher
+        self._metrics = metrics
+
+    async def follow(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Follow for ever; started once everything stored so far is in."""
+        async with self._feed.watch() as items:
+            async for item in items:
+                if isinstance(item, Synced):
+                    task_status.started()
+                    task_status = anyio.TASK_STATUS_IGNORED
+                elif isinstance(item, Reset):
+                    self._metrics.feed_resets.inc()
+                    _log.warning("the ledger was replaced, its records are dropped")
+                    self._picture.entries_by_uid.clear()
+                else:
+                    await self._take(item)
+                self._picture.note_change()
+
+    async def _take(self, stored: Stored) -> None:
+        self._metrics.records.inc()
+        try:
+            record = _record(stored)
+        except WireInvalid as error:
+            self._metrics.undecodable.labels(what="ledger record").inc()
+            _log.error(
+                "ledger record not understood",
+                extra={"problem": str(error), "revision": stored.revision},
+            )
+            subject = subjects.kv_subject(subjects.ALLOC_BUCKET, stored.key)
+            await self._publisher.publish(subjects.dead_letter("nodeagent", subject), stored.value)
+            return
+        known = self._picture.entries_by_uid.get(record.pod_uid)
+        if known is None or known.sequence < stored.revision:
+            self._picture.entries_by_uid[record.pod_uid] = Entry(
+                record=record, sequence=stored.revision
+            )
+
+
+def _record(stored: Stored) -> AllocationRecord:
+    what = f"ledger record {stored.key}"
+    record = decode(stored.value, AllocationRecord, what=what)
+    if (record.node, record.pod_uid) != subjects.parse_allocation_key(stored.key):
+        raise WireInvalid(what=what, problem="names another pod or node")
+    return record

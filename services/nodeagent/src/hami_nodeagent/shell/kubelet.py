@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps one device plugin served and registered, whatever kubelet does.
+
+A cycle is: wait for ids to announce and for kubelet's socket, serve, dial our own socket, register,
+then watch. It ends, and the next begins, when kubelet's socket is another one (kubelet restarted:
+it removes all plugin sockets first), when our own socket vanished, or when kubelet holds no
+ListAndWatch stream although it took our registration. The old server is stopped before the next
+starts, because kubelet drops whatever is registered when an old stream ends.
+
+Before it registers, a plugin looks whether kubelet already has healthy ids of its resource that are
+not ours: then another plugin owns the resource, and to take it away would break that one's pods.
+Outside document: k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1. Seconds throughout.
+"""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import grpc
+import grpc.aio
+
+from hami_common.errors import Denied, HamiError, Unavailable
+from hami_common.kubeletapi import deviceplugin as api
+from hami_common.kubeletapi import deviceplugin_grpc
+from hami_common.ports import Clock
+from hami_common.runtime.tasks import Backoff, finish_within
+from hami_nodeagent.shell.deviceplugin import DevicePlugin
+from hami_nodeagent.shell.metrics import Metrics
+from hami_nodeagent.shell.picture import Picture
+from hami_nodeagent.shell.podresources import PodResources
+
+PEER = "kubelet"
+VERSION = "v1beta1"
+KUBELET_SOCKET = "kubelet.sock"
+DIAL_S = 5.0
+STREAM_S = 3.0
+"""How long after a registration kubelet may take to open its stream."""
+STOP_S = 2.0
+_FOREIGN_S = 1.0
+
+_log = logging.getLogger(__name__)
+_CLIENT_OPTIONS = [("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0)]
+
+
+def identity(socket: Path) -> str:
+    """Names this very socket; another one after it was created anew, empty when there is none."""
+    try:
+        stat = socket.stat()
+    except OSError:
+        return ""
+    return f"{stat.st_dev:x}-{stat.st_ino:x}-{stat.st_ctime_ns:x}"
+
+
+class PluginKeeper:
+    """One plugin's life with kubelet."""
+
+    def __init__(
+        self,
+        *,
+        plugin: DevicePlugin,
+        directory: Path,
+        picture: Picture,
+        pod_resources: PodResources,
+        clock: Clock,
+        metrics: Metrics,
+        poll_s: float,
+    ) -> None:
+        self._plugin = plugin
+        self._directory = directory
+        self._kubelet = directory / KUBELET_SOCKET
+        self._socket = directory / f"hami-{plugin.vendor}.sock"
+        self._picture = picture
+        self._pod_resources = pod_resources
+        self._clock = clock
+        self._metrics = metrics
+        self._poll_s = poll_s
+        self.registered_count = 0
+
+    async def run(self) -> None:
+        """Serve kubelet for ever."""
+        backoff = Backoff(first_s=self._poll_s, most_s=10.0)
+        while True:
+            await self._wait_devices()
+            run = await self._wait_kubelet()
+            self._meet(run)
+            try:
+                async with self._served() as own:
+                    await self._register()
+                    backoff.reset()
+                    reason = await self._watch(run, own)
+                _log.info(
+                    "registering anew", extra={"resource": self._plugin.resource, "reason": reason}
+                )
+            except HamiError as error:
+                outcome = "foreign" if isinstance(error, Denied) else "failed"
+                self._count(outcome)
+                _log.warning(
+                    "not registered with kubelet",
+                    extra={"resource": self._plugin.resource, "problem": str(error)},
+                )
+                await backoff.wait()
+
+    async def _wait_devices(self) -> None:
+        """A resource without any id is not registered: the node may belong to another plugin."""
+        while True:
+            changed = self._picture.changed
+            if self._picture.splits(self._plugin.vendor, self._plugin.resource).all:
+                return
+            await changed.wait()
+
+    async def _wait_kubelet(self) -> str:
+        while not (run := identity(self._kubelet)):
+            await anyio.sleep(self._poll_s)
+        return run
+
+    def _meet(self, run: str) -> None:
+        """Take note of kubelet's run before it can call us."""
+        view = self._picture.view
+        if view.kubelet == run:
+            return
+        if view.kubelet:
+            _log.info("kubelet restarted")
+            # Its version is read again; until then its list is trusted less.
+            view.lists_active_only = False
+        view.kubelet = run
+        self._pod_resources.forget_settled()
+        self._picture.note_change()
+
+    @asynccontextmanager
+    async def _served(self) -> AsyncIterator[str]:
+        """Serve on our socket and prove it by a call; yields the socket's identity."""
+        self._socket.unlink(missing_ok=True)
+        server = grpc.aio.server()
+        deviceplugin_grpc.add_DevicePluginServicer_to_server(self._plugin, server)
+        try:
+            server.add_insecure_port(f"unix:{self._socket}")
+            await server.start()
+        except RuntimeError as error:
+            raise Unavailable(peer=str(self._socket), detail=str(error)) from error
+        own = identity(self._socket)
+        try:
+            await self._dial_own()
+            yield own
+        finally:
+            with finish_within(STOP_S + 1.0):
+                await server.stop(grace=0 if self._plugin.stream_count else None)
+            if identity(self._socket) == own:
+                self._socket.unlink(missing_ok=True)
+
+    async def _dial_own(self) -> None:
+        async with grpc.aio.insecure_channel(
+            f"unix:{self._socket}", options=_CLIENT_OPTIONS
+        ) as channel:
+            stub = deviceplugin_grpc.DevicePluginStub(channel)
+            try:
+                await stub.GetDevicePluginOptions(api.Empty(), timeout=DIAL_S, wait_for_ready=True)
+            except grpc.aio.AioRpcError as error:
+                raise Unavailable(peer=str(self._socket), detail=str(error.details())) from error
+
+    async def _register(self) -> None:
+        await self._refuse_foreign()
+        request = api.RegisterRequest(
+            version=VERSION,
+            endpoint=self._socket.name,
+            resource_name=self._plugin.resource,
+            options=self._plugin.options,
+        )
+        async with grpc.aio.insecure_channel(
+            f"unix:{self._kubelet}", options=_CLIENT_OPTIONS
+        ) as channel:
+            stub = deviceplugin_grpc.RegistrationStub(channel)
+            try:
+                await stub.Register(request, timeout=DIAL_S)
+            except grpc.aio.AioRpcError as error:
+                raise Unavailable(
+                    peer=PEER, detail=f"Register: {error.code().name} {error.details()}"
+                ) from error
+        self.registered_count += 1
+        self._count("registered")
+        _log.info(
+            "registered with kubelet",
+            extra={"resource": self._plugin.resource, "endpoint": self._socket.name},
+        )
+
+    async def _refuse_foreign(self) -> None:
+        splits = self._picture.splits(self._plugin.vendor, self._plugin.resource)
+        served = await self._pod_resources.foreign_ids(self._plugin.resource, timeout_s=_FOREIGN_S)
+        foreign = sorted(one for one in served if not splits.owns(one))
+        if foreign:
+            raise Denied(
+                peer=PEER,
+                detail=f"another device plugin serves {self._plugin.resource} on this node, for "
+                f"example id {foreign[0]!r}; remove that plugin or give our resource another name",
+            )
+
+    async def _watch(self, run: str, own: str) -> str:
+        """Return, with the reason, once a new cycle is needed."""
+        silent_since_s = self._clock.monotonic_s()
+        while True:
+            await anyio.sleep(self._poll_s)
+            if identity(self._kubelet) != run:
+                return "kubelet's socket is another one"
+            if identity(self._socket) != own:
+                return "our socket was removed"
+            if self._plugin.stream_count:
+                silent_since_s = self._clock.monotonic_s()
+            elif self._clock.monotonic_s() - silent_since_s > STREAM_S:
+                return "kubelet left"
+
+    def _count(self, outcome: str) -> None:
+        self._metrics.registrations.labels(resource=self._plugin.resource, outcome=outcome).inc()

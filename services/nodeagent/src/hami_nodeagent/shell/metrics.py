@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every metric of the node agent. Durations in seconds; device ids may be labels here."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5)
+
+
+class Metrics:
+    """The metrics, declared in ``registry``, so that several agents can live in one test."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"hami_nodeagent_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"hami_nodeagent_{name}", text, labels, registry=registry)
+
+        def seconds(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(
+                f"hami_nodeagent_{name}_seconds",
+                text,
+                labels,
+                buckets=_LATENCY_S,
+                registry=registry,
+            )
+
+        self.allocate_seconds = seconds(
+            "allocate", "Time to answer an Allocate call of kubelet.", "resource"
+        )
+        self.allocations = counter(
+            "allocations", "Containers that were given their shares.", "resource"
+        )
+        self.refusals = counter(
+            "refusals", "Calls of kubelet that were refused, by stable code.", "resource", "code"
+        )
+        self.waits = counter(
+            "waits", "Calls of kubelet that had to wait for news, by the last reason.", "code"
+        )
+        self.list_seconds = seconds("podresources_list", "Time of one PodResources List.")
+        self.list_failures = counter("podresources_failures", "Lists that kubelet did not answer.")
+        self.registrations = counter(
+            "kubelet_registrations", "Registrations with kubelet.", "resource", "outcome"
+        )
+        self.splits = gauge("splits", "Device ids announced to kubelet.", "resource", "health")
+        self.grants = gauge("grants", "Containers that hold devices.")
+        self.mismatches = counter(
+            "mismatches", "Containers that hold ids granted to another container."
+        )
+        self.unconfirmed = gauge("unconfirmed_grants", "Grants that kubelet's books lack.")
+        self.states = counter("states_written", "States of allocations written.", "state")
+        self.state_conflicts = counter(
+            "state_conflicts", "States that somebody else had written first."
+        )
+        self.records = counter("ledger_records", "Ledger records received.")
+        self.feed_resets = counter("ledger_resets", "Times the ledger was found replaced.")
+        self.undecodable = counter("undecodable_messages", "Messages that do not decode.", "what")
+        self.heartbeats = counter("heartbeats", "Heartbeats sent.")
+        self.reports = counter("reports", "Device reports stored.", "vendor")
+        self.faults = counter("device_faults", "Changes of device health.", "vendor", "healthy")
+        self.device_healthy = gauge(
+            "device_healthy", "1 for a device that may be used.", "vendor", "device"
+        )
+        self.driver_up = gauge("driver_up", "1 while the vendor's driver answers.", "vendor")
+        self.pods = gauge("pods", "Pods of this node that are known.")
+        self.bus_connected = gauge("bus_connected", "1 while the connection to NATS is up.")
+        self.checkpoint_failures = counter(
+            "checkpoint_failures", "Writes of the state directory that failed."
+        )

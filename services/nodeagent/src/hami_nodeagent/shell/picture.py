@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent knows at this moment, in one place, and a signal that it changed.
+
+Owned by the event loop: changed and read between two awaits, never from a thread. Who writes what:
+pods (``shell.pods``), ledger records (``shell.feed``), states (``shell.states``), devices and
+faults (``shell.inventory``), grants (``shell.allocate``, ``shell.check``), kubelet's run
+(``shell.kubelet``). Decisions read it through ``view``.
+"""
+
+import anyio
+
+from hami_common.events.allocation import StateRecord
+from hami_common.model.device import Device
+from hami_nodeagent.core.claims import Entry, View
+from hami_nodeagent.core.grants import GrantBook
+from hami_nodeagent.core.podbook import PodBook
+from hami_nodeagent.core.reporting import Failure
+from hami_nodeagent.core.splits import Splits
+
+
+class Picture:
+    """This node as the agent knows it."""
+
+    def __init__(self, *, node: str, grants: GrantBook | None = None) -> None:
+        self.node = node
+        self.pods = PodBook()
+        self.entries_by_uid: dict[str, Entry] = {}
+        self.states_by_uid: dict[str, StateRecord] = {}
+        self.grants = grants or GrantBook()
+        self.devices_by_vendor: dict[str, dict[str, Device]] = {}
+        self.faulty_by_vendor: dict[str, frozenset[str]] = {}
+        self.failures_by_uid: dict[str, Failure] = {}
+        """Allocations found wrong by this agent."""
+        self.view = View(
+            pods_by_name=self.pods.by_name,
+            entries_by_uid=self.entries_by_uid,
+            states_by_uid=self.states_by_uid,
+            grants=self.grants,
+            devices_by_uuid={},
+            lists_active_only=False,
+            bus_connected=False,
+        )
+        self._changed = anyio.Event()
+
+    def note_change(self) -> None:
+        """Wake everybody who waits for news."""
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    @property
+    def changed(self) -> anyio.Event:
+        """Set at the next change. Take it before reading, wait on it after."""
+        return self._changed
+
+    async def wait_change(self, changed: anyio.Event, limit_s: float) -> None:
+        """Wait until ``changed`` is set, for at most ``limit_s``."""
+        with anyio.move_on_after(limit_s):
+            await changed.wait()
+
+    def set_devices(self, vendor: str, devices: dict[str, Device]) -> bool:
+        """Canonical devices of a vendor; whether that is news."""
+        if self.devices_by_vendor.get(vendor) == devices:
+            return False
+        self.devices_by_vendor[vendor] = devices
+        self.view.devices_by_uuid = {
+            uuid: device
+            for of_vendor in self.devices_by_vendor.values()
+            for uuid, device in of_vendor.items()
+        }
+        self.note_change()
+        return True
+
+    def set_faulty(self, vendor: str, faulty: frozenset[str]) -> None:
+        """Devices of a vendor that must not be used, as this node sees it."""
+        if self.faulty_by_vendor.get(vendor, frozenset()) == faulty:
+            return
+        self.faulty_by_vendor[vendor] = faulty
+        self.view.faulty = frozenset().union(*self.faulty_by_vendor.values())
+        self.note_change()
+
+    def splits(self, vendor: str, resource: str) -> Splits:
+        """Ids to announce for a vendor's resource now."""
+        return Splits.of_devices(
+            self.devices_by_vendor.get(vendor, {}).values(),
+            faulty=self.faulty_by_vendor.get(vendor, frozenset()),
+            held=self.grants.held_ids(resource),
+        )

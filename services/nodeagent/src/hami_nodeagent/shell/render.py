@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns a claim into the answer that kubelet passes to the container runtime (design D8, D10).
+
+The vendor says what the container must see; here its plan becomes protobuf. Units and order are the
+vendor's. A container whose pod did not pass our webhook gets its limits file from the host.
+"""
+
+from pathlib import Path
+
+from hami_common import limits
+from hami_common.kubeletapi import deviceplugin as api
+from hami_common.vendors.catalog import Catalog
+from hami_common.vendors.protocol import BindMount, RenderContext
+from hami_nodeagent.core.claims import Claim
+from hami_nodeagent.settings import Settings
+
+
+class Renderer:
+    """Renders claims with this node's settings."""
+
+    def __init__(self, catalog: Catalog, settings: Settings) -> None:
+        self._catalog = catalog
+        self._settings = settings
+
+    def render(
+        self, claim: Claim, *, vendor: str, limits_directory: Path | None
+    ) -> api.ContainerAllocateResponse:
+        """The answer for one container and vendor."""
+        edits = self._catalog.vendor(vendor).render(
+            claim.shares, claim.devices, self._context(claim)
+        )
+        mounts = [*edits.mounts]
+        if limits_directory is not None:
+            mounts.append(
+                BindMount(host_path=str(limits_directory), container_path=limits.DIRECTORY)
+            )
+        return api.ContainerAllocateResponse(
+            envs=edits.env,
+            annotations=edits.annotations,
+            mounts=[
+                api.Mount(
+                    host_path=mount.host_path,
+                    container_path=mount.container_path,
+                    read_only=mount.read_only,
+                )
+                for mount in mounts
+            ],
+            devices=[
+                api.DeviceSpec(
+                    host_path=node.host_path,
+                    container_path=node.container_path,
+                    permissions=node.permissions,
+                )
+                for node in edits.devices
+            ],
+            cdi_devices=[api.CDIDevice(name=name) for name in edits.cdi_devices],
+        )
+
+    def _context(self, claim: Claim) -> RenderContext:
+        settings = self._settings
+        has_whole_devices = all(
+            share.exclusive and share.memory_mib >= device.memory_mib
+            for share, device in zip(claim.own, claim.devices, strict=True)
+        )
+        return RenderContext(
+            mode=settings.injection,
+            region_file=(limits.REGION_FILE if claim.container in claim.pod.region_mounted else ""),
+            memory_oversubscribed=any(
+                device.capacity_mib > device.memory_mib for device in claim.devices
+            ),
+            library_log_level=settings.library_log_level,
+            core_policy=settings.core_policy,
+            library_mounts=() if has_whole_devices else settings.library_mounts,
+        )

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes how far each allocation of this node has come (design D5), from facts, again and again.
+
+``core.reporting`` says which state is next; here it is written with compare-and-set on its key. A
+lost race is read back and judged anew. While the bus is away nothing is queued: the facts are still
+there when it returns. States that others write (the scheduler's ``bound`` and ``failed``) are read
+at start, after each reconnect, at each lost race, and for one pod when its Allocate is decided.
+"""
+
+import logging
+import secrets
+
+import anyio
+from anyio.abc import TaskStatus
+
+from hami_common import subjects
+from hami_common.errors import Conflict, HamiError, Unavailable, WireInvalid
+from hami_common.events.allocation import StateRecord
+from hami_common.events.codec import decode, encode, event_headers
+from hami_common.ports import Bucket, Clock, Expect
+from hami_common.ports import Entry as Stored
+from hami_common.runtime.kubeio import EventRecorder, ObjectRef
+from hami_common.runtime.tasks import Backoff
+from hami_nodeagent.core.claims import Entry
+from hami_nodeagent.core.reporting import Step, next_step
+from hami_nodeagent.shell.metrics import Metrics
+from hami_nodeagent.shell.picture import Picture
+from hami_nodeagent.shell.sequence import Sequence
+
+READ_AGAIN_S = 60.0
+"""How often all states are read although nothing seems to have changed."""
+
+_log = logging.getLogger(__name__)
+
+
+class States:
+    """Reads and writes the states of one node's allocations."""
+
+    def __init__(
+        self,
+        *,
+        bucket: Bucket,
+        picture: Picture,
+        sequence: Sequence,
+        events: EventRecorder | None,
+        clock: Clock,
+        metrics: Metrics,
+        retry_s: float,
+    ) -> None:
+        self._bucket = bucket
+        self._picture = picture
+        self._sequence = sequence
+        self._events = events
+        self._clock = clock
+        self._metrics = metrics
+        self._retry_s = retry_s
+        self._revision_by_uid: dict[str, int] = {}
+
+    async def keep(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Keep the states up to date for ever; started once the stored ones are read."""
+        backoff = Backoff(first_s=self._retry_s, most_s=10 * self._retry_s)
+        read_at_s = 0.0
+        must_read = True
+        while True:
+            changed = self._picture.changed
+            try:
+                if must_read or self._clock.monotonic_s() >= read_at_s:
+                    await self._read_all()
+                    must_read = False
+                    read_at_s = self._clock.monotonic_s() + READ_AGAIN_S
+                    task_status.started()
+                    task_status = anyio.TASK_STATUS_IGNORED
+                for uid in list(self._picture.entries_by_uid):
+                    await self._bring_up_to_date(uid)
+            except Unavailable as error:
+                _log.debug("states not written", extra={"problem": str(error)})
+                must_read = True
+                await backoff.wait()
+                continue
+            except HamiError as error:
+                _log.error("states not written", extra={"problem": str(error)})
+                must_read = True
+                await backoff.wait()
+                continue
+            backoff.reset()
+            left_s = max(0.0, read_at_s - self._clock.monotonic_s())
+            await self._picture.wait_change(changed, left_s)
+
+    async def read_one(self, uid: str, *, timeout_s: float) -> None:
+        """Read the newest state of one pod; leaves what is known when the bus does not answer."""
+        with anyio.move_on_after(timeout_s):
+            try:
+                stored = await self._bucket.get(subjects.allocation_key(self._picture.node, uid))
+            except HamiError as error:
+                _log.debug("state not read", extra={"problem": str(error)})
+                return
+            if stored is not None:
+                self._take(stored)
+
+    async def _read_all(self) -> None:
+        entries = await self._bucket.latest(subjects.node_keys(self._picture.node))
+        self._picture.states_by_uid.clear()
+        self._revision_by_uid.clear()
+        for stored in entries:
+            self._take(stored)
+
+    def _take(self, stored: Stored) -> None:
+        try:
+            _, uid = subjects.parse_allocation_key(stored.key)
+            state = decode(stored.value, StateRecord, what=f"state {stored.key}")
+        except WireInvalid as error:
+            self._metrics.undecodable.labels(what="state").inc()
+            _log.error("state not understood", extra={"problem": str(error)})
+            return
+        if stored.revision >= self._revision_by_uid.get(uid, 0):
+            self._picture.states_by_uid[uid] = state
+            self._revision_by_uid[uid] = stored.revision
+
+    async def _bring_up_to_date(self, uid: str) -> None:
+        """Write one step after the other until the allocation stands where the facts put it."""
+        while True:
+            entry = self._picture.entries_by_uid.get(uid)
+            if entry is None:
+                return
+            step = next_step(
+                entry,
+                self._picture.states_by_uid.get(uid),
+                self._picture.pods.find(uid),
+                self._picture.grants,
+                failure=self._picture.failures_by_uid.get(uid),
+            )
+            if step is None:
+                return
+            await self._write(entry, step)
+
+    async def _write(self, entry: Entry, step: Step) -> None:
+        record = entry.record
+        key = subjects.allocation_key(self._picture.node, record.pod_uid)
+        state = StateRecord(
+            state=step.state,
+            allocation_id=record.allocation_id,
+            node=self._picture.node,
+            pod_uid=record.pod_uid,
+            namespace=record.namespace,
+            pod=record.pod,
+            ledger_seq=entry.sequence,
+            time_s=self._clock.now_s(),
+            writer=f"nodeagent/{self._picture.node}",
+            boot_id=self._sequence.boot_id,
+            seq=self._sequence.next(),
+            code=step.code,
+            reason=step.reason,
+            containers=step.containers,
+        )
+        pod = self._picture.pods.find(record.pod_uid)
+        headers = event_headers(
+            event_id=secrets.token_hex(16),
+            event_type=f"io.hami.state.{step.state}.v1",
+            source=f"/nodeagent/{self._picture.node}",
+            time_s=state.time_s,
+            traceparent=pod.traceparent if pod is not None else "",
+        )
+        expect = Expect(
+            subject=subjects.kv_subject(subjects.STATE_BUCKET, key),
+            sequence=self._revision_by_uid.get(record.pod_uid, 0),
+        )
+        try:
+            revision = await self._bucket.append(key, encode(state), headers=headers, expect=expect)
+        except Conflict:
+            self._metrics.state_conflicts.inc()
+            stored = await self._bucket.get(key)
+            if stored is None:
+                # The bucket was made anew: what we knew of it is void.
+                self._revision_by_uid.pop(record.pod_uid, None)
+                self._picture.states_by_uid.pop(record.pod_uid, None)
+            else:
+                self._revision_by_uid[record.pod_uid] = 0
+                self._take(stored)
+            return
+        self._revision_by_uid[record.pod_uid] = revision
+        self._picture.states_by_uid[record.pod_uid] = state
+        self._metrics.states.labels(state=step.state).inc()
+        _log.info(
+            "state written",
+            extra={
+                "state": step.state,
+                "pod": f"{record.namespace}/{record.pod}",
+                "allocation_id": record.allocation_id,
+                "code": step.code,
+            },
+        )
+        if step.state == "failed" and self._events is not None:
+            await self._events.record(
+                ObjectRef(
+                    kind="Pod", name=record.pod, namespace=record.namespace, uid=record.pod_uid
+                ),
+                reason="AllocationFailed",
+                message=f"{step.code}: {step.reason}",
+                kind="Warning",
+            )
