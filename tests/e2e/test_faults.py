@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A failure at every point of the reserve, bind and allocate path never loses or doubles a share.
 
-Each case lets one pod run into a trap: at one exact point of an exchange (request sent or delivered,
-answer lost or delivered) a part is killed with SIGKILL and started again, the scheduler is stopped
-and goes on after another one took over, or the scheduler is cut from NATS. Afterwards the pod runs,
-and the pods and the streams agree: see ``tests.support.checker``.
+Each case lets one pod run into a trap: at one exact point of an exchange (request sent or
+delivered, answer lost or delivered) a part is killed with SIGKILL and started again, the scheduler
+is stopped and goes on after another one took over, or the scheduler is cut from NATS. Afterwards
+the pod runs, and the pods and the streams agree: see ``tests.support.checker``.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
