@@ -84,7 +84,7 @@ def foreign_record(pod_uid: str, *, node: str = "n1", memory_mib: int = 1000) ->
     )
 
 
-# --- the good path ---------------------------------------------------------------------------------
+# --- the good path --------------------------------------------------------------------------------
 
 
 async def test_bind_commits_signed_allocation_and_limits_with_the_binding() -> None:
@@ -164,7 +164,7 @@ async def test_pod_that_the_watch_has_not_shown_is_read_from_the_api() -> None:
     world.check_settled(NODE, OTHER)
 
 
-# --- refusals --------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 async def test_bind_refuses_node_without_room_and_holds_nothing() -> None:
@@ -218,7 +218,7 @@ async def test_bind_refuses_pod_that_ends(changes: builders.Obj, text: str) -> N
     assert world.records() == {}
 
 
-# --- the ledger's race -----------------------------------------------------------------------------
+# --- the ledger's race ----------------------------------------------------------------------------
 
 
 async def test_lost_race_for_the_node_picks_again() -> None:
@@ -347,7 +347,7 @@ async def test_retry_after_a_stored_append_takes_the_same_reservation_over() -> 
     world.check_settled(NODE, OTHER)
 
 
-# --- the API server's answers ----------------------------------------------------------------------
+# --- the API server's answers ---------------------------------------------------------------------
 
 
 async def test_pod_changed_under_the_bind_is_read_and_bound_again() -> None:
@@ -543,7 +543,7 @@ async def test_state_that_cannot_be_written_is_written_when_the_lease_ends() -> 
     world.check_settled(NODE, OTHER)
 
 
-# --- several schedulers ----------------------------------------------------------------------------
+# --- several schedulers ---------------------------------------------------------------------------
 
 
 async def test_reservation_of_another_replica_is_taken_over_and_commits_once() -> None:

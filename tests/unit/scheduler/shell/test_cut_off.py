@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scheduler is cut off, stopped for minutes, or robbed of the bus between any two steps of a bind.
+"""A scheduler is cut off, stopped for minutes, or robbed of the bus between two steps of a bind.
 
 Each scenario is a bind with one kind of trouble. It is run once per step and way of being cut off:
 right before a call takes effect, or right after it did and before the answer is seen. Then another
-replica carries on, other pods want the same share, and in the end pods and the ledger's log (never a
-table of ours) must agree, with no device handed out twice and nothing held by nobody.
+replica carries on, other pods want the same share, and in the end pods and the ledger's log (never
+a table of ours) must agree, with no device handed out twice and nothing held by nobody.
 """
 
 from collections.abc import Awaitable, Callable

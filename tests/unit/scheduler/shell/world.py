@@ -10,8 +10,7 @@ of ours.
 import asyncio
 import heapq
 import json
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count
 from typing import Any
@@ -20,13 +19,12 @@ import anyio
 import anyio.lowlevel
 from prometheus_client import CollectorRegistry
 
-from hami_common import annotations, subjects
+from hami_common import subjects
 from hami_common.errors import HamiError
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.decision import DecisionRecord
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
-from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
 from hami_common.ports import Bucket, Entry, Expect, KubeApi, Reset, Synced, WatchEvent
 from hami_common.runtime.clock import ManualClock
 from hami_common.runtime.httpd import Request
@@ -36,6 +34,7 @@ from hami_common.signing import Signer, Verifier
 from hami_scheduler.app import Keys, Scheduler
 from hami_scheduler.app import World as Outside
 from hami_scheduler.settings import Settings
+from tests.support import ledgercheck
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.fakekube import FakeKube, Obj
 
@@ -370,55 +369,15 @@ class World:
 
     def check(self, *capacity: NodeDevices) -> None:
         """No device is handed out twice: by what pods carry, and by what the ledger says."""
-        carried: list[tuple[str, tuple[ContainerShares, ...]]] = []
-        for pod in self.kube.pods():
-            meta, node = pod["metadata"], pod["spec"].get("nodeName")
-            annotation = (meta.get("annotations") or {}).get(annotations.ALLOCATION)
-            if node and annotation and pod["status"]["phase"] not in ("Succeeded", "Failed"):
-                signed = self.verifier.verify(annotation, pod_uid=meta["uid"], node=node)
-                carried.append((node, signed.placement.containers))
-        _check_capacity("pods", carried, capacity)
-        _check_capacity("ledger", [(r.node, r.containers) for r in self.live()], capacity)
+        ledgercheck.check(self.kube.pods(), self.live(), verifier=self.verifier, capacity=capacity)
 
     def check_settled(self, *capacity: NodeDevices) -> None:
         """Also: every bound pod holds what it carries, and nobody else holds anything."""
-        self.check(*capacity)
-        live = {(record.node, record.pod_uid): record for record in self.live()}
-        for pod in self.kube.pods():
-            meta, node = pod["metadata"], pod["spec"].get("nodeName")
-            annotation = (meta.get("annotations") or {}).get(annotations.ALLOCATION)
-            if not node or not annotation or pod["status"]["phase"] in ("Succeeded", "Failed"):
-                continue
-            signed = self.verifier.verify(annotation, pod_uid=meta["uid"], node=node)
-            record = live.pop((node, meta["uid"]), None)
-            assert record is not None, f"pod {meta['name']} has no live record"
-            assert record.allocation_id == signed.allocation_id, meta["name"]
-            assert record.containers == signed.placement.containers, meta["name"]
-            for container in record.containers:
-                assert annotations.limits(container.name) in meta["annotations"]
-        assert not live, f"records without a pod: {sorted(live)}"
+        ledgercheck.check_settled(
+            self.kube.pods(), self.live(), verifier=self.verifier, capacity=capacity
+        )
 
 
 def pod_path(pod: Obj) -> str:
     meta = pod["metadata"]
     return f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
-
-
-def _check_capacity(
-    who: str,
-    holdings: Iterable[tuple[str, tuple[ContainerShares, ...]]],
-    capacity: Iterable[NodeDevices],
-) -> None:
-    used: dict[tuple[str, str], Booked] = defaultdict(lambda: NOTHING)
-    holders: dict[tuple[str, str], int] = defaultdict(int)
-    for node, containers in holdings:
-        for uuid, booked in booked_by_device(containers).items():
-            used[node, uuid] = used[node, uuid].plus(booked)
-            holders[node, uuid] += 1
-    by_device = {(d.node, device.uuid): device for d in capacity for device in d.devices}
-    for at, booked in used.items():
-        device = by_device[at]
-        assert booked.memory_mib <= device.capacity_mib, (who, at, booked)
-        assert booked.core_pct <= device.capacity_core_pct, (who, at, booked)
-        assert booked.slots <= device.slots, (who, at, booked)
-        assert not booked.exclusive or holders[at] == 1, (who, at, booked)
