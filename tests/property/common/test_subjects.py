@@ -34,8 +34,6 @@ def test_allocation_and_device_keys_parse_back(node: str, second: str) -> None:
 
 
 @given(NAME, NAME, NAME)
-def test_a_fence_covers_the_keys_of_its_node_and_no_others(
-    node: str, other: str, uid: str
-) -> None:
+def test_a_fence_covers_the_keys_of_its_node_and_no_others(node: str, other: str, uid: str) -> None:
     subject = subjects.kv_subject(subjects.ALLOC_BUCKET, subjects.allocation_key(other, uid))
     assert matches(subject, subjects.node_fence(node)) == (node == other)

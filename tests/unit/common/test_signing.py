@@ -171,7 +171,7 @@ def _pem(key: Any, *, password: bytes = b"") -> bytes:
     ],
 )
 def test_a_signing_key_of_another_kind_is_a_settings_error_with_the_fix(pem: bytes) -> None:
-    with pytest.raises(SettingsInvalid, match="(?i)ed25519"):
+    with pytest.raises(SettingsInvalid, match=r"(?i)ed25519"):
         Signer.from_pem(pem)
 
 

@@ -54,8 +54,10 @@ def test_quantities_have_their_exact_value(text: str, value: Fraction) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", ".", "-", "abc", "3 Gi", "3gi", "3ki", "3K", "1e", "1e999", "0x10", "1_000", "٣", "9" * 65]
-    + ["3GiB", "--1", "1.2.3", "NaN", "inf"],
+    [
+        *("", ".", "-", "abc", "3 Gi", "3gi", "3ki", "3K", "1e", "1e999", "0x10", "1_000", "٣"),
+        *("9" * 65, "3GiB", "--1", "1.2.3", "NaN", "inf"),
+    ],
 )
 def test_what_is_no_quantity_is_none(text: str) -> None:
     assert parse_quantity(text) is None

@@ -6,7 +6,7 @@ Everything else in the document is skipped.
 Field names are the API's own (camelCase renamed to snake_case by msgspec).
 """
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from hami_common.model.request import ContainerKind
 
@@ -101,7 +101,7 @@ class PodSpecView(Struct, frozen=True, kw_only=True, rename="camel"):
     scheduler_name: str = ""
     runtime_class_name: str | None = None
     priority: int | None = None
-    host_pid: bool = False
+    host_pid: bool = field(default=False, name="hostPID")
     containers: list[ContainerView] = []
     init_containers: list[ContainerView] | None = None
     ephemeral_containers: list[ContainerView] | None = None

@@ -91,7 +91,9 @@ def parse_count(
             problem=f"{raw!r} is not a whole number",
             fix=f"write a whole number of {unit}",
         )
-    if unit_mib and (raw.strip().endswith(_BYTE_SUFFIXES) or value > at_most >= value / MIB_BYTES):
+    if unit_mib and (
+        raw.strip().endswith(_BYTE_SUFFIXES) or INT32_MAX < value <= INT32_MAX * MIB_BYTES
+    ):
         meant = -(-value // (MIB_BYTES * unit_mib))
         raise RequestInvalid(
             field=field,

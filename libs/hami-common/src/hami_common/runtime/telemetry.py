@@ -9,6 +9,7 @@ Formats: W3C Trace Context level 1, OTLP/HTTP, Prometheus text.
 
 import logging
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -39,6 +40,9 @@ __all__ = [
     "log_context",
     "make_registry",
 ]
+
+CLOSE_S = 3.0
+"""Longest time for the export of the last spans."""
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _propagator = TraceContextTextMapPropagator()
@@ -141,9 +145,10 @@ class Tracing:
         self._provider = TracerProvider(
             resource=Resource.create(attributes), shutdown_on_exit=False
         )
+        self._exporter: OTLPSpanExporter | None = None
         if endpoint:
-            exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
-            self._provider.add_span_processor(BatchSpanProcessor(exporter))
+            self._exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+            self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         for processor in processors:
             self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer(f"hami_{service}")
@@ -173,5 +178,13 @@ class Tracing:
                 raise
 
     def close(self) -> None:
-        """Export what is left and end the exporter's thread. Blocks for up to some seconds."""
+        """Export what is left and end the exporter's thread; blocks for ``CLOSE_S`` or so."""
+        if self._exporter is None:
+            self._provider.shutdown()
+            return
+        # Left alone, the library tries each batch for ten seconds when the collector is away.
+        giving_up = threading.Timer(CLOSE_S, self._exporter.shutdown)
+        giving_up.start()
         self._provider.shutdown()
+        giving_up.cancel()
+        giving_up.join()
