@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from hami_common import limits
 from hami_common.errors import HamiError, Unavailable
 from hami_common.kubeletapi import deviceplugin as api
-from hami_common.ports import Clock
 from hami_nodeagent.core.claims import (
     TRUST_ALL,
     Claim,
@@ -35,12 +34,9 @@ from hami_nodeagent.core.claims import (
 )
 from hami_nodeagent.core.grants import Grant
 from hami_nodeagent.core.podfacts import PodFacts
-from hami_nodeagent.settings import Settings
-from hami_nodeagent.shell.checkpoint import Checkpoint
-from hami_nodeagent.shell.metrics import Metrics
-from hami_nodeagent.shell.picture import Picture
 from hami_nodeagent.shell.podresources import PodResources
 from hami_nodeagent.shell.render import Renderer
+from hami_nodeagent.shell.site import Site
 
 _LOOK_AGAIN_S = 0.1
 """How often kubelet's list is read anew while a call waits."""
@@ -68,10 +64,10 @@ class StateReads(Protocol):
 class GrantKeeper:
     """Keeps the grants on disk as they are in memory; one write at a time, each with the newest."""
 
-    def __init__(self, picture: Picture, checkpoint: Checkpoint, metrics: Metrics) -> None:
-        self._picture = picture
-        self._checkpoint = checkpoint
-        self._metrics = metrics
+    def __init__(self, site: Site) -> None:
+        self._picture = site.picture
+        self._checkpoint = site.checkpoint
+        self._metrics = site.metrics
         self._turn = anyio.Lock()
 
     async def save(self) -> None:
@@ -96,23 +92,20 @@ class Allocator:
     def __init__(
         self,
         *,
-        picture: Picture,
+        site: Site,
         kubelet: PodResources,
-        pods: PodReads,
         renderer: Renderer,
         keeper: GrantKeeper,
-        settings: Settings,
-        clock: Clock,
-        metrics: Metrics,
     ) -> None:
-        self._picture = picture
+        self._picture = site.picture
         self._kubelet = kubelet
-        self._pods = pods
         self._renderer = renderer
         self._keeper = keeper
-        self._settings = settings
-        self._clock = clock
-        self._metrics = metrics
+        self._settings = site.settings
+        self._clock = site.clock
+        self._metrics = site.metrics
+        self.pods: PodReads | None = None
+        """Set once the API server was reached; until then no pod can be confirmed."""
         self.states: StateReads | None = None
         """Set once the bus was reached."""
 
@@ -221,18 +214,22 @@ class Allocator:
                 break
             try:
                 with anyio.fail_after(max(0.05, deadline_s - self._clock.monotonic_s())):
-                    if decision.confirm is not None:
-                        await self._pods.confirm(decision.confirm)
-                        name = (decision.confirm.namespace, decision.confirm.name)
-                        confirmed = replace(confirmed, names=confirmed.names | {name})
-                    else:
-                        await self._pods.confirm_all()
-                        confirmed = Confirmed(everything=True)
+                    confirmed = await self._confirm(decision, confirmed)
             except (HamiError, TimeoutError) as error:
                 _log.warning("pod not confirmed", extra={"problem": str(error)})
                 break
             decision = decide_all(self._picture.view, listing, requests, confirmed)
         return decision, confirmed
+
+    async def _confirm(self, wanted: Wait, confirmed: Confirmed) -> Confirmed:
+        if self.pods is None:
+            raise Unavailable(peer="the Kubernetes API", detail="not reached yet")
+        if wanted.confirm is None:
+            await self.pods.confirm_all()
+            return Confirmed(everything=True)
+        await self.pods.confirm(wanted.confirm)
+        name = (wanted.confirm.namespace, wanted.confirm.name)
+        return replace(confirmed, names=confirmed.names | {name})
 
     def _enter(self, claims: Sequence[Claim], requests: Sequence[Request]) -> list[Grant]:
         grants = [

@@ -9,7 +9,7 @@ learnt again from kubelet's list. Calls block; the caller runs them in a thread.
 import logging
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -70,12 +70,12 @@ class Checkpoint:
         _write(directory / limits.FILE_NAME, text.encode(), mode=0o644)
         return directory
 
-    def remove_limits(self, *, keep: Collection[str]) -> int:
-        """Remove the limits of all pods but ``keep`` (uids); how many were removed."""
+    def remove_limits(self, is_kept: Callable[[str], bool]) -> int:
+        """Remove the limits of all pods (by uid) but those kept; how many were removed."""
         removed = 0
         if self._limits.is_dir():
             for directory in self._limits.iterdir():
-                if directory.name not in keep:
+                if not is_kept(directory.name):
                     shutil.rmtree(directory, ignore_errors=True)
                     removed += 1
         return removed

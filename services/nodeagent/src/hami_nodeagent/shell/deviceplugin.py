@@ -15,14 +15,11 @@ import grpc.aio
 
 from hami_common.kubeletapi import deviceplugin as api
 from hami_common.kubeletapi import deviceplugin_grpc
-from hami_common.ports import Clock
 from hami_common.runtime.telemetry import Tracing, log_context
 from hami_nodeagent.core.claims import Claim, Code, Refuse, Request
 from hami_nodeagent.core.splits import Splits
-from hami_nodeagent.settings import Settings
 from hami_nodeagent.shell.allocate import Allocator
-from hami_nodeagent.shell.metrics import Metrics
-from hami_nodeagent.shell.picture import Picture
+from hami_nodeagent.shell.site import Site
 
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
@@ -47,28 +44,25 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
     def __init__(
         self,
         *,
+        site: Site,
         vendor: str,
         resource: str,
-        picture: Picture,
         allocator: Allocator,
         tracing: Tracing,
-        clock: Clock,
-        metrics: Metrics,
-        settings: Settings,
     ) -> None:
         self.vendor = vendor
         self.resource = resource
         self.options = api.DevicePluginOptions(
-            pre_start_required=settings.pre_start, get_preferred_allocation_available=True
+            pre_start_required=site.settings.pre_start, get_preferred_allocation_available=True
         )
         self.stream_count = 0
         """ListAndWatch streams that kubelet holds now: none means that it does not know us."""
-        self._picture = picture
+        self._picture = site.picture
         self._allocator = allocator
         self._tracing = tracing
-        self._clock = clock
-        self._metrics = metrics
-        self._numa_topology = settings.numa_topology
+        self._clock = site.clock
+        self._metrics = site.metrics
+        self._numa_topology = site.settings.numa_topology
 
     async def GetDevicePluginOptions(  # noqa: N802 - the protocol's name
         self,

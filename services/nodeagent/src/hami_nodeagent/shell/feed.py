@@ -17,8 +17,7 @@ from hami_common.events.codec import decode
 from hami_common.ports import Entry as Stored
 from hami_common.ports import Feed, Publisher, Reset, Synced
 from hami_nodeagent.core.claims import Entry
-from hami_nodeagent.shell.metrics import Metrics
-from hami_nodeagent.shell.picture import Picture
+from hami_nodeagent.shell.site import Site
 
 _log = logging.getLogger(__name__)
 
@@ -26,13 +25,11 @@ _log = logging.getLogger(__name__)
 class LedgerFeed:
     """Follows one node's part of the ledger."""
 
-    def __init__(
-        self, *, feed: Feed, picture: Picture, publisher: Publisher, metrics: Metrics
-    ) -> None:
+    def __init__(self, *, site: Site, feed: Feed, publisher: Publisher) -> None:
         self._feed = feed
-        self._picture = picture
+        self._picture = site.picture
         self._publisher = publisher
-        self._metrics = metrics
+        self._metrics = site.metrics
 
     async def follow(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Follow for ever; started once everything stored so far is in."""

@@ -24,12 +24,10 @@ import grpc.aio
 from hami_common.errors import Denied, HamiError, Unavailable
 from hami_common.kubeletapi import deviceplugin as api
 from hami_common.kubeletapi import deviceplugin_grpc
-from hami_common.ports import Clock
 from hami_common.runtime.tasks import Backoff, finish_within
 from hami_nodeagent.shell.deviceplugin import DevicePlugin
-from hami_nodeagent.shell.metrics import Metrics
-from hami_nodeagent.shell.picture import Picture
 from hami_nodeagent.shell.podresources import PodResources
+from hami_nodeagent.shell.site import Site
 
 PEER = "kubelet"
 VERSION = "v1beta1"
@@ -59,23 +57,19 @@ class PluginKeeper:
     def __init__(
         self,
         *,
+        site: Site,
         plugin: DevicePlugin,
-        directory: Path,
-        picture: Picture,
         pod_resources: PodResources,
-        clock: Clock,
-        metrics: Metrics,
-        poll_s: float,
     ) -> None:
+        directory = Path(site.settings.device_plugin_dir)
         self._plugin = plugin
-        self._directory = directory
         self._kubelet = directory / KUBELET_SOCKET
         self._socket = directory / f"hami-{plugin.vendor}.sock"
-        self._picture = picture
+        self._picture = site.picture
         self._pod_resources = pod_resources
-        self._clock = clock
-        self._metrics = metrics
-        self._poll_s = poll_s
+        self._clock = site.clock
+        self._metrics = site.metrics
+        self._poll_s = site.settings.kubelet_poll_s
         self.registered_count = 0
 
     async def run(self) -> None:
@@ -111,9 +105,11 @@ class PluginKeeper:
             await changed.wait()
 
     async def _wait_kubelet(self) -> str:
-        while not (run := identity(self._kubelet)):
+        while True:
+            run = identity(self._kubelet)
+            if run:
+                return run
             await anyio.sleep(self._poll_s)
-        return run
 
     def _meet(self, run: str) -> None:
         """Take note of kubelet's run before it can call us."""

@@ -10,7 +10,7 @@ faults (``shell.inventory``), grants (``shell.allocate``, ``shell.check``), kube
 import anyio
 
 from hami_common.events.allocation import StateRecord
-from hami_common.model.device import Device
+from hami_common.events.inventory import NodeDevices
 from hami_nodeagent.core.claims import Entry, View
 from hami_nodeagent.core.grants import GrantBook
 from hami_nodeagent.core.podbook import PodBook
@@ -27,7 +27,7 @@ class Picture:
         self.entries_by_uid: dict[str, Entry] = {}
         self.states_by_uid: dict[str, StateRecord] = {}
         self.grants = grants or GrantBook()
-        self.devices_by_vendor: dict[str, dict[str, Device]] = {}
+        self.canonical_by_vendor: dict[str, NodeDevices] = {}
         self.faulty_by_vendor: dict[str, frozenset[str]] = {}
         self.failures_by_uid: dict[str, Failure] = {}
         """Allocations found wrong by this agent."""
@@ -57,15 +57,16 @@ class Picture:
         with anyio.move_on_after(limit_s):
             await changed.wait()
 
-    def set_devices(self, vendor: str, devices: dict[str, Device]) -> bool:
-        """Canonical devices of a vendor; whether that is news."""
-        if self.devices_by_vendor.get(vendor) == devices:
+    def set_canonical(self, canonical: NodeDevices) -> bool:
+        """What the registry says of a vendor's devices; whether the devices are news."""
+        known = self.canonical_by_vendor.get(canonical.vendor)
+        self.canonical_by_vendor[canonical.vendor] = canonical
+        if known is not None and known.devices == canonical.devices:
             return False
-        self.devices_by_vendor[vendor] = devices
         self.view.devices_by_uuid = {
-            uuid: device
-            for of_vendor in self.devices_by_vendor.values()
-            for uuid, device in of_vendor.items()
+            device.uuid: device
+            for of_vendor in self.canonical_by_vendor.values()
+            for device in of_vendor.devices
         }
         self.note_change()
         return True
@@ -80,8 +81,9 @@ class Picture:
 
     def splits(self, vendor: str, resource: str) -> Splits:
         """Ids to announce for a vendor's resource now."""
+        canonical = self.canonical_by_vendor.get(vendor)
         return Splits.of_devices(
-            self.devices_by_vendor.get(vendor, {}).values(),
+            canonical.devices if canonical is not None else (),
             faulty=self.faulty_by_vendor.get(vendor, frozenset()),
             held=self.grants.held_ids(resource),
         )

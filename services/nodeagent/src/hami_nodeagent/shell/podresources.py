@@ -7,10 +7,8 @@ which containers are served. Kubelet answers at most 100 requests a second and r
 once, so a refusal of that kind is tried again within the deadline. Seconds throughout.
 """
 
-import json
 import logging
 import ssl
-from pathlib import Path
 
 import aiohttp
 import anyio
@@ -22,9 +20,8 @@ from hami_common.errors import Unavailable
 from hami_common.kubeletapi import podresources as api
 from hami_common.kubeletapi import podresources_grpc
 from hami_common.podview import PodListView
-from hami_common.ports import Clock
 from hami_nodeagent.core.claims import ListedPod
-from hami_nodeagent.shell.metrics import Metrics
+from hami_nodeagent.shell.site import Site
 
 PEER = "kubelet"
 _BUSY_WAIT_S = 0.02
@@ -79,25 +76,15 @@ class PodsPage:
 class PodResources:
     """What kubelet lists. ``aclose`` ends the connection."""
 
-    def __init__(
-        self,
-        socket: Path,
-        *,
-        timeout_s: float,
-        settle_s: float,
-        clock: Clock,
-        metrics: Metrics,
-        fallback: PodsPage | None = None,
-    ) -> None:
-        self._timeout_s = timeout_s
-        self._settle_s = settle_s
-        self._clock = clock
-        self._metrics = metrics
+    def __init__(self, *, site: Site, fallback: PodsPage | None = None) -> None:
+        self._timeout_s = site.settings.list_timeout_s
+        self._settle_s = site.settings.settle_s
+        self._clock = site.clock
+        self._metrics = site.metrics
         self._fallback = fallback
         self._first_seen_s: dict[tuple[str, str], float] = {}
-        service_config = json.dumps({"methodConfig": []})
         self._channel = grpc.aio.insecure_channel(
-            f"unix:{socket}", options=[*_OPTIONS, ("grpc.service_config", service_config)]
+            f"unix:{site.settings.pod_resources_socket}", options=_OPTIONS
         )
         self._stub = podresources_grpc.PodResourcesListerStub(self._channel)
 

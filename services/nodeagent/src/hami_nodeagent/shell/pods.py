@@ -17,11 +17,10 @@ from msgspec import Struct
 
 from hami_common.errors import NotFound, WireInvalid
 from hami_common.podview import PodListView, PodView
-from hami_common.ports import Clock, KubeApi
+from hami_common.ports import KubeApi
 from hami_nodeagent.core.podfacts import PodFacts, facts_of
 from hami_nodeagent.shell.keys import TrustedKeys
-from hami_nodeagent.shell.metrics import Metrics
-from hami_nodeagent.shell.picture import Picture
+from hami_nodeagent.shell.site import Site
 
 PODS_PATH = "/api/v1/pods"
 _FIRST_ACTIVE_ONLY = (1, 34)
@@ -52,19 +51,17 @@ class PodSource:
     def __init__(
         self,
         *,
+        site: Site,
         kube: KubeApi,
-        picture: Picture,
         keys: TrustedKeys,
         resources: Collection[str],
-        clock: Clock,
-        metrics: Metrics,
     ) -> None:
         self._kube = kube
-        self._picture = picture
+        self._picture = site.picture
         self._keys = keys
         self._resources = frozenset(resources)
-        self._clock = clock
-        self._metrics = metrics
+        self._clock = site.clock
+        self._metrics = site.metrics
         self._views_by_uid: dict[str, PodView] = {}
         """Whole pods, to judge their annotations anew when keys change."""
 

@@ -9,6 +9,7 @@ at start, after each reconnect, at each lost race, and for one pod when its Allo
 
 import logging
 import secrets
+from collections.abc import Callable
 
 import anyio
 from anyio.abc import TaskStatus
@@ -17,15 +18,13 @@ from hami_common import subjects
 from hami_common.errors import Conflict, HamiError, Unavailable, WireInvalid
 from hami_common.events.allocation import StateRecord
 from hami_common.events.codec import decode, encode, event_headers
-from hami_common.ports import Bucket, Clock, Expect
+from hami_common.ports import Bucket, Expect
 from hami_common.ports import Entry as Stored
 from hami_common.runtime.kubeio import EventRecorder, ObjectRef
 from hami_common.runtime.tasks import Backoff
 from hami_nodeagent.core.claims import Entry
 from hami_nodeagent.core.reporting import Step, next_step
-from hami_nodeagent.shell.metrics import Metrics
-from hami_nodeagent.shell.picture import Picture
-from hami_nodeagent.shell.sequence import Sequence
+from hami_nodeagent.shell.site import Site
 
 READ_AGAIN_S = 60.0
 """How often all states are read although nothing seems to have changed."""
@@ -39,21 +38,17 @@ class States:
     def __init__(
         self,
         *,
+        site: Site,
         bucket: Bucket,
-        picture: Picture,
-        sequence: Sequence,
-        events: EventRecorder | None,
-        clock: Clock,
-        metrics: Metrics,
-        retry_s: float,
+        events: Callable[[], EventRecorder | None],
     ) -> None:
         self._bucket = bucket
-        self._picture = picture
-        self._sequence = sequence
+        self._picture = site.picture
+        self._sequence = site.sequence
         self._events = events
-        self._clock = clock
-        self._metrics = metrics
-        self._retry_s = retry_s
+        self._clock = site.clock
+        self._metrics = site.metrics
+        self._retry_s = site.settings.report_retry_s
         self._revision_by_uid: dict[str, int] = {}
 
     async def keep(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -189,8 +184,9 @@ class States:
                 "code": step.code,
             },
         )
-        if step.state == "failed" and self._events is not None:
-            await self._events.record(
+        recorder = self._events()
+        if step.state == "failed" and recorder is not None:
+            await recorder.record(
                 ObjectRef(
                     kind="Pod", name=record.pod, namespace=record.namespace, uid=record.pod_uid
                 ),

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Composition root of the node agent: drivers, kubelet, pods, ledger; orders start and stop.
+
+Kubelet is served first, from the files of the last run, because containers of this node may have to
+start while the bus or the API server is away (node reboot). Then the API server and the bus are
+waited for: on a node that has no files yet for ``start_timeout_s``, else for ever. Ready means:
+devices reported, ledger and pods read. On the way out kubelet's side ends first; that kubelet loses
+its plugin for a moment stops no container.
+"""
+
+import logging
+from collections.abc import Sequence as Arguments
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+from msgspec.structs import asdict
+
+from hami_common import subjects
+from hami_common.errors import SettingsInvalid, Unavailable
+from hami_common.ports import KubeApi
+from hami_common.runtime import kubeio
+from hami_common.runtime.httpd import HttpApp, serve
+from hami_common.runtime.kubeio import EventRecorder
+from hami_common.runtime.natsio import (
+    Bus,
+    NatsBucket,
+    NatsPublisher,
+    RepublishedFeed,
+    connect,
+)
+from hami_common.runtime.service import ServiceContext, run
+from hami_common.runtime.tasks import background, finish_within
+from hami_common.vendors.catalog import Catalog
+from hami_nodeagent.drivers import Driver, build_driver
+from hami_nodeagent.settings import NvidiaSettings, Settings
+from hami_nodeagent.shell.allocate import Allocator, GrantKeeper
+from hami_nodeagent.shell.check import SelfCheck
+from hami_nodeagent.shell.checkpoint import Checkpoint
+from hami_nodeagent.shell.deviceplugin import DevicePlugin
+from hami_nodeagent.shell.feed import LedgerFeed
+from hami_nodeagent.shell.inventory import Reporter, VendorDevices, beat
+from hami_nodeagent.shell.keys import TrustedKeys
+from hami_nodeagent.shell.kubelet import PluginKeeper
+from hami_nodeagent.shell.metrics import Metrics
+from hami_nodeagent.shell.picture import Picture
+from hami_nodeagent.shell.podresources import PodResources, PodsPage
+from hami_nodeagent.shell.pods import PodSource
+from hami_nodeagent.shell.render import Renderer
+from hami_nodeagent.shell.sequence import Sequence
+from hami_nodeagent.shell.site import Site
+from hami_nodeagent.shell.states import States
+
+SERVICE = "nodeagent"
+_CLOSE_S = 3.0
+_MIRROR_S = 0.25
+
+_log = logging.getLogger(__name__)
+
+
+def main(argv: Arguments[str]) -> int:
+    """Run the service; returns the exit code."""
+    return run(serve_agent, service=SERVICE, settings_type=Settings, argv=argv)
+
+
+class _Parts:
+    """What the tasks share."""
+
+    def __init__(self, context: ServiceContext[Settings]) -> None:
+        settings = context.settings
+        checkpoint = _checkpoint(settings)
+        picture = Picture(node=settings.node_name, grants=checkpoint.load_grants())
+        past = checkpoint.load_devices()
+        for canonical in past:
+            if canonical.node == settings.node_name:
+                picture.set_canonical(canonical)
+        self.has_past = bool(past)
+        """An earlier run knew devices, so containers of this node may depend on us."""
+        self.context = context
+        self.site = Site(
+            picture=picture,
+            settings=settings,
+            clock=context.clock,
+            metrics=Metrics(context.registry),
+            checkpoint=checkpoint,
+            sequence=Sequence(context.clock),
+        )
+        catalog = Catalog.from_settings(settings.vendors)
+        self.sources = tuple(
+            VendorDevices(site=self.site, driver=driver, on_mismatch=context.stop)
+            for driver in _drivers(settings)
+        )
+        self.vendor_by_resource = {
+            catalog.vendor(source.vendor).resources.count: source.vendor for source in self.sources
+        }
+        self.keys = TrustedKeys(Path(settings.trusted_keys_dir))
+        self.kubelet = PodResources(site=self.site, fallback=_fallback(settings))
+        self.keeper = GrantKeeper(self.site)
+        self.allocator = Allocator(
+            site=self.site,
+            kubelet=self.kubelet,
+            renderer=Renderer(catalog, settings),
+            keeper=self.keeper,
+        )
+        self.recorder: EventRecorder | None = None
+        """Set once the API server was reached."""
+        self.kube_ready = anyio.Event()
+        self.bus_ready = anyio.Event()
+
+    def events(self) -> EventRecorder | None:
+        """Where Kubernetes events go; nowhere before the API server was reached."""
+        return self.recorder
+
+
+async def serve_agent(
+    context: ServiceContext[Settings],
+    *,
+    task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until ``context.stopping``; started, with its HTTP port, once it is ready."""
+    settings = context.settings
+    parts = _Parts(context)
+    try:
+        async with background() as group:
+            app = HttpApp({}, registry=context.registry, ready=lambda: context.ready.is_set)
+            port = await group.start(serve, app, settings.http_host, settings.http_port)
+            for source in parts.sources:
+                await group.start(source.discover)
+                group.start_soon(source.probe)
+                group.start_soon(source.wait_faults)
+            async with background() as plugins:
+                _serve_kubelet(plugins, parts)
+                group.start_soon(_with_kube, parts)
+                group.start_soon(_with_bus, parts)
+                group.start_soon(_become_ready, parts, port, task_status)
+                await context.stopping.wait()
+    finally:
+        with finish_within(_CLOSE_S):
+            await parts.kubelet.aclose()
+            for source in parts.sources:
+                await source.aclose()
+
+
+def _serve_kubelet(group: TaskGroup, parts: _Parts) -> None:
+    for resource, vendor in parts.vendor_by_resource.items():
+        plugin = DevicePlugin(
+            site=parts.site,
+            vendor=vendor,
+            resource=resource,
+            allocator=parts.allocator,
+            tracing=parts.context.tracing,
+        )
+        keeper = PluginKeeper(site=parts.site, plugin=plugin, pod_resources=parts.kubelet)
+        group.start_soon(keeper.run, name=f"plugin {resource}")
+
+
+async def _become_ready(parts: _Parts, port: int, task_status: TaskStatus[int]) -> None:
+    await parts.kube_ready.wait()
+    await parts.bus_ready.wait()
+    parts.context.ready.set()
+    _log.info("ready", extra={"node": parts.site.node, "port": port})
+    task_status.started(port)
+
+
+async def _with_kube(parts: _Parts) -> None:
+    """Follow the pods, and check the grants against kubelet, once the API server was reached."""
+    settings = parts.site.settings
+    while True:
+        try:
+            async with kubeio.connect(
+                settings.kubeconfig,
+                user_agent="hami-nodeagent",
+                request_timeout_s=settings.api_timeout_s,
+                start_timeout_s=settings.start_timeout_s,
+            ) as kube:
+                await _follow_pods(parts, kube)
+        except Unavailable as error:
+            if not parts.has_past:
+                raise
+            _log.warning("API server not reached", extra={"problem": str(error)})
+
+
+async def _follow_pods(parts: _Parts, kube: KubeApi) -> None:
+    site = parts.site
+    parts.recorder = EventRecorder(
+        kube, component="hami-nodeagent", clock=site.clock, instance=site.node
+    )
+    pods = PodSource(site=site, kube=kube, keys=parts.keys, resources=parts.vendor_by_resource)
+    check = SelfCheck(
+        site=site,
+        kubelet=parts.kubelet,
+        pods=pods,
+        keys=parts.keys,
+        keeper=parts.keeper,
+        vendor_by_resource=parts.vendor_by_resource,
+    )
+    async with anyio.create_task_group() as group:
+        await group.start(pods.follow)
+        parts.allocator.pods = pods
+        group.start_soon(check.run)
+        parts.kube_ready.set()
+
+
+async def _with_bus(parts: _Parts) -> None:
+    """Report, and follow the ledger, once the bus was reached."""
+    settings = parts.site.settings
+    while True:
+        try:
+            async with connect(
+                settings.nats_urls,
+                name=f"hami-nodeagent-{settings.node_name}",
+                creds=settings.nats_creds,
+                ca_file=settings.nats_ca_file,
+                start_timeout_s=settings.start_timeout_s,
+                request_timeout_s=settings.bus_timeout_s,
+            ) as bus:
+                await _use_bus(parts, bus)
+        except Unavailable as error:
+            if not parts.has_past:
+                raise
+            _log.warning("bus not reached", extra={"problem": str(error)})
+
+
+async def _use_bus(parts: _Parts, bus: Bus) -> None:
+    site = parts.site
+    publisher = NatsPublisher(bus)
+    feed = LedgerFeed(site=site, feed=RepublishedFeed(bus, site.node), publisher=publisher)
+    states = States(site=site, bucket=NatsBucket(bus, subjects.STATE_BUCKET), events=parts.events)
+    devices = NatsBucket(bus, subjects.DEVICES_BUCKET)
+    async with anyio.create_task_group() as group:
+        group.start_soon(_mirror_connection, site, bus)
+        vendors = tuple(source.vendor for source in parts.sources)
+        group.start_soon(lambda: beat(site=site, publisher=publisher, vendors=vendors))
+        for source in parts.sources:
+            reporter = Reporter(
+                site=site,
+                source=source,
+                publisher=publisher,
+                devices=devices,
+                generation=lambda: bus.generation,
+                events=parts.events,
+            )
+            group.start_soon(reporter.follow_canonical)
+            await group.start(reporter.tell)
+        await group.start(feed.follow)
+        await group.start(states.keep)
+        parts.allocator.states = states
+        parts.bus_ready.set()
+
+
+async def _mirror_connection(site: Site, bus: Bus) -> None:
+    """Keep the picture's word on whether the bus is there."""
+    while True:
+        if site.picture.view.bus_connected != bus.is_connected:
+            site.picture.view.bus_connected = bus.is_connected
+            site.metrics.bus_connected.set(bus.is_connected)
+            site.picture.note_change()
+        await site.clock.sleep(_MIRROR_S)
+
+
+def _checkpoint(settings: Settings) -> Checkpoint:
+    try:
+        return Checkpoint(Path(settings.state_dir))
+    except OSError as error:
+        raise SettingsInvalid(
+            field="state_dir",
+            problem=f"{settings.state_dir}: {error.strerror or error}",
+            fix="give a directory that the agent may write",
+        ) from error
+
+
+def _fallback(settings: Settings) -> PodsPage | None:
+    if not settings.kubelet_pods_url:
+        return None
+    return PodsPage(
+        settings.kubelet_pods_url,
+        token_file=settings.kubelet_pods_token_file,
+        ca_file=settings.kubelet_pods_ca_file,
+    )
+
+
+def _drivers(settings: Settings) -> tuple[Driver, ...]:
+    drivers = []
+    if settings.drivers.nvidia.enabled:
+        drivers.append(_nvidia_driver(settings.drivers.nvidia, settings.node_name))
+    return tuple(drivers)
+
+
+def _nvidia_driver(settings: NvidiaSettings, node: str) -> Driver:
+    shared = {
+        "unified_memory_mib": settings.unified_memory_mib,
+        "disable_health_checks": settings.disable_health_checks,
+        "enable_health_checks": settings.enable_health_checks,
+    }
+    if settings.simulated_profile:
+        return build_driver(
+            "simulated",
+            {
+                **shared,
+                "profile": settings.simulated_profile,
+                "control": settings.simulated_control,
+                "node": node,
+            },
+        )
+    real = {
+        name: value
+        for name, value in asdict(settings).items()
+        if name not in {"enabled", "simulated_profile", "simulated_control"}
+    }
+    return build_driver("nvidia", real)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares what we granted with what kubelet holds, and tidies up, every ``check_s`` (design D9).
+
+A mismatch that two lists in a row show fails the allocations concerned: two containers then run
+with each other's devices. Containers that kubelet holds ids for and that we know nothing of, after
+our book was lost, are adopted if a live ledger record names them. What belongs to pods that are
+over is dropped: grants, limits files, records of releases. Also the place where slow changes are
+noticed: trusted keys, and kubelet's version.
+"""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+import anyio.to_thread
+
+from hami_common.errors import HamiError, Unavailable
+from hami_nodeagent.core.claims import ListedPod
+from hami_nodeagent.core.grants import Comparison, Grant, Shown, compare
+from hami_nodeagent.core.podfacts import PodFacts
+from hami_nodeagent.core.reporting import Failure
+from hami_nodeagent.shell.allocate import GrantKeeper
+from hami_nodeagent.shell.keys import TrustedKeys
+from hami_nodeagent.shell.podresources import PodResources
+from hami_nodeagent.shell.pods import PodSource
+from hami_nodeagent.shell.site import Site
+
+MISMATCH = "device-mismatch"
+_LOOK_TWICE_S = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class SelfCheck:
+    """The periodic check of one agent."""
+
+    def __init__(
+        self,
+        *,
+        site: Site,
+        kubelet: PodResources,
+        pods: PodSource,
+        keys: TrustedKeys,
+        keeper: GrantKeeper,
+        vendor_by_resource: Mapping[str, str],
+    ) -> None:
+        self._site = site
+        self._picture = site.picture
+        self._kubelet = kubelet
+        self._pods = pods
+        self._keys = keys
+        self._keeper = keeper
+        self._vendor_by_resource = vendor_by_resource
+
+    async def run(self) -> None:
+        """Check for ever."""
+        while True:
+            await self.check()
+            await self._site.clock.sleep(self._site.settings.check_s)
+
+    async def check(self) -> None:
+        """Check once. Peers that do not answer are asked again next time."""
+        if await anyio.to_thread.run_sync(self._keys.reload_if_changed):
+            self._pods.judge_again()
+        try:
+            await self._pods.learn_kubelet_version()
+        except HamiError as error:
+            _log.debug("kubelet version not read", extra={"problem": str(error)})
+        try:
+            listing = await self._kubelet.list()
+        except Unavailable as error:
+            _log.debug("grants not checked", extra={"problem": str(error)})
+            return
+        comparison = self._compare(listing)
+        if comparison.mismatches:
+            await self._fail(comparison)
+        self._site.metrics.unconfirmed.set(len(comparison.unconfirmed))
+        adopted = self._adopt(comparison.unknown)
+        dropped = self._drop(listing)
+        if adopted or dropped:
+            await self._save()
+            self._picture.note_change()
+        await self._tidy()
+
+    def _compare(self, listing: Sequence[ListedPod]) -> Comparison:
+        return compare(self._picture.grants, self._shown(listing), self._vendor_by_resource)
+
+    def _shown(self, listing: Sequence[ListedPod]) -> list[Shown]:
+        """Listed containers that ask for our resources; pods whose uid is in doubt are left out."""
+        shown = []
+        for listed in listing:
+            pods = self._picture.view.pods_by_name.get((listed.namespace, listed.name), ())
+            if len(pods) != 1:
+                continue
+            for resource, asks in pods[0].asks_by_resource.items():
+                for ask in asks:
+                    ids = listed.ids_by_container.get(ask.container)
+                    if ids is not None:
+                        shown.append(
+                            Shown(
+                                pod_uid=pods[0].uid,
+                                container=ask.container,
+                                resource=resource,
+                                ids=ids.get(resource, frozenset()),
+                            )
+                        )
+        return shown
+
+    async def _fail(self, first: Comparison) -> None:
+        """Fail what a second list shows as well: between list and book an answer may have left."""
+        await self._site.clock.sleep(_LOOK_TWICE_S)
+        try:
+            second = self._compare(await self._kubelet.list())
+        except Unavailable as error:
+            _log.debug("mismatch not confirmed", extra={"problem": str(error)})
+            return
+        for mismatch in second.mismatches:
+            if mismatch not in first.mismatches:
+                continue
+            if mismatch.pod_uid not in self._picture.failures_by_uid:
+                self._site.metrics.mismatches.inc()
+                _log.error(
+                    "container holds what was granted to another",
+                    extra={
+                        "pod_uid": mismatch.pod_uid,
+                        "container": mismatch.container,
+                        "reason": mismatch.text,
+                    },
+                )
+                self._picture.failures_by_uid[mismatch.pod_uid] = Failure(
+                    code=MISMATCH, reason=f"container {mismatch.container}: {mismatch.text}"
+                )
+                self._picture.note_change()
+
+    def _adopt(self, unknown: Sequence[Shown]) -> bool:
+        adopted = False
+        for shown in unknown:
+            grant = self._grant_for(shown, self._picture.pods.find(shown.pod_uid))
+            if grant is not None:
+                self._picture.grants.add(grant)
+                adopted = True
+                _log.warning(
+                    "grant learnt from kubelet",
+                    extra={"pod": f"{grant.namespace}/{grant.pod}", "container": grant.container},
+                )
+        return adopted
+
+    def _grant_for(self, shown: Shown, pod: PodFacts | None) -> Grant | None:
+        entry = self._picture.entries_by_uid.get(shown.pod_uid)
+        vendor = self._vendor_by_resource[shown.resource]
+        if pod is None or entry is None or entry.record.op == "release":
+            return None
+        for shares in entry.record.containers:
+            own = [share for share in shares.shares if share.vendor == vendor]
+            if shares.name == shown.container and len(own) == len(shown.ids):
+                return Grant(
+                    pod_uid=pod.uid,
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                    container=shown.container,
+                    kind=shares.kind,
+                    vendor=vendor,
+                    resource=shown.resource,
+                    allocation_id=entry.record.allocation_id,
+                    ids=tuple(sorted(shown.ids)),
+                    uuids=tuple(share.uuid for share in own),
+                    time_s=self._site.clock.now_s(),
+                    adopted=True,
+                )
+        return None
+
+    def _drop(self, listing: Sequence[ListedPod]) -> bool:
+        """Forget the grants of pods that are over."""
+        listed = {(pod.namespace, pod.name) for pod in listing}
+        over = [
+            uid
+            for uid in self._picture.grants.pod_uids()
+            if self._is_over(uid, self._picture.grants.of_pod(uid), listed)
+        ]
+        for uid in over:
+            count = self._picture.grants.drop_pod(uid)
+            _log.info("grants ended", extra={"pod_uid": uid, "count": count})
+        return bool(over)
+
+    def _is_over(
+        self, uid: str, grants: Sequence[Grant], listed: Collection[tuple[str, str]]
+    ) -> bool:
+        pod = self._picture.pods.find(uid)
+        if pod is not None and pod.finished:
+            return True
+        if pod is not None and not pod.gone:
+            return False
+        return all((grant.namespace, grant.pod) not in listed for grant in grants)
+
+    async def _tidy(self) -> None:
+        now_s = self._site.clock.monotonic_s()
+        self._pods.forget(gone_before_s=now_s - self._site.settings.remember_gone_s)
+        picture = self._picture
+        for uid, entry in list(picture.entries_by_uid.items()):
+            if entry.record.op == "release" and picture.pods.find(uid) is None:
+                del picture.entries_by_uid[uid]
+                picture.states_by_uid.pop(uid, None)
+                picture.failures_by_uid.pop(uid, None)
+        # A grant is entered before its limits are written, so asking late cannot miss a new one.
+        await anyio.to_thread.run_sync(
+            self._site.checkpoint.remove_limits, lambda uid: bool(picture.grants.of_pod(uid))
+        )
+
+    async def _save(self) -> None:
+        try:
+            await self._keeper.save()
+        except OSError as error:
+            _log.warning("grants not kept on disk", extra={"problem": str(error)})

@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds one vendor's devices, watches their health, and tells the registry and the scheduler.
+
+Three loops ask the driver: discovery (new devices, also long after the start), probes, and faults
+that devices report themselves. What they see goes through ``core.health``; a changed verdict is
+published at once as ``DeviceFault`` and repeated by the next ``NodeReport``, which is stored
+whenever the facts differ from the last one stored and after each reconnect. A missing driver is a
+report with its problem, not an error: the agent waits and holds nothing open meanwhile, so that the
+driver can be installed or reloaded. Canonical devices are read back from the registry's bucket;
+polling, because thousands of agents cannot each have a consumer (design D23).
+
+Times in seconds. Restarting is asked for in one case: the driver was exchanged under the loaded
+library, which only a new process can load.
+"""
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskStatus
+from msgspec.structs import replace
+
+from hami_common import subjects
+from hami_common.errors import HamiError, WireInvalid
+from hami_common.events.codec import decode, encode, event_headers
+from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices, NodeReport
+from hami_common.model.device import DeviceFacts, Link
+from hami_common.ports import Bucket, Publisher
+from hami_common.runtime.kubeio import EventRecorder, ObjectRef
+from hami_common.runtime.tasks import Backoff
+from hami_nodeagent.core.health import (
+    DeviceListed,
+    DriverGone,
+    HealthBook,
+    HealthChanged,
+    Stimulus,
+)
+from hami_nodeagent.drivers.errors import DriverError, DriverMismatch
+from hami_nodeagent.drivers.protocol import Driver, Inventory
+from hami_nodeagent.shell.site import Site
+
+_FAULTS_LIMIT_S = 5.0
+_AWAIT_ANSWER_S = 0.25
+
+_log = logging.getLogger(__name__)
+
+
+class VendorDevices:
+    """What this node knows of one vendor's devices; works without the bus."""
+
+    def __init__(
+        self,
+        *,
+        site: Site,
+        driver: Driver,
+        on_mismatch: Callable[[], None],
+    ) -> None:
+        self.vendor = driver.vendor
+        self.devices: tuple[DeviceFacts, ...] = ()
+        self.links: tuple[Link, ...] = ()
+        self.driver_version = ""
+        self.problem = "the driver was not asked yet"
+        self.changes: list[HealthChanged] = []
+        """Changed verdicts that nobody was told of yet, oldest first."""
+        self._driver = driver
+        self._picture = site.picture
+        self._book = HealthBook(site.settings.health)
+        self._settings = site.settings
+        self._clock = site.clock
+        self._metrics = site.metrics
+        self._on_mismatch = on_mismatch
+        self._was_up = False
+        self._changed = anyio.Event()
+
+    @property
+    def changed(self) -> anyio.Event:
+        """Set at the next change of anything reported. Take it before reading."""
+        return self._changed
+
+    def facts(self) -> tuple[DeviceFacts, ...]:
+        """All devices with the verdict on their health."""
+        return tuple(self._book.judge(device) for device in self.devices)
+
+    async def discover(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Ask for devices for ever; started after the first answer, whatever it was."""
+        while True:
+            wait_s = self._settings.discovery_s
+            try:
+                inventory = await self._driver.discover()
+            except DriverError as error:
+                wait_s = self._settings.discovery_retry_s
+                self._take_failure(error)
+            except Exception as error:  # noqa: BLE001 - the loop's top: a driver's bug
+                wait_s = self._settings.discovery_retry_s
+                _log.exception("discovery failed", extra={"vendor": self.vendor})
+                self._take_failure(error)
+            else:
+                self._take(inventory)
+            task_status.started()
+            task_status = anyio.TASK_STATUS_IGNORED
+            await self._clock.sleep(wait_s)
+
+    async def probe(self) -> None:
+        """Probe the devices for ever."""
+        while True:
+            await self._clock.sleep(self._settings.probe_s)
+            await self._ask("probe", self._driver.probe)
+
+    async def wait_faults(self) -> None:
+        """Take the faults that devices report, for ever."""
+        while True:
+            if not self._was_up:
+                await self._clock.sleep(self._settings.discovery_retry_s)
+                continue
+            begun_s = self._clock.monotonic_s()
+            await self._ask("wait for faults", self._wait_faults)
+            if self._clock.monotonic_s() - begun_s < 0.01:  # noqa: PLR2004 - a loop that spins
+                await self._clock.sleep(0.1)
+
+    async def aclose(self) -> None:
+        """Let go of the driver."""
+        await self._driver.aclose()
+
+    async def _wait_faults(self) -> tuple[Stimulus, ...]:
+        return await self._driver.wait_faults(_FAULTS_LIMIT_S)
+
+    async def _ask(self, doing: str, call: Callable[[], Awaitable[tuple[Stimulus, ...]]]) -> None:
+        try:
+            stimuli = await call()
+        except DriverError as error:
+            _log.warning(
+                "driver does not answer",
+                extra={"vendor": self.vendor, "doing": doing, "problem": str(error)},
+            )
+            await self._clock.sleep(1.0)
+        except Exception:  # noqa: BLE001 - the loop's top: a driver's bug
+            _log.exception("driver failed", extra={"vendor": self.vendor, "doing": doing})
+            await self._clock.sleep(1.0)
+        else:
+            self._handle(stimuli)
+
+    def _take(self, inventory: Inventory) -> None:
+        problem = "; ".join(inventory.problems)
+        self._was_up = True
+        self._metrics.driver_up.labels(vendor=self.vendor).set(1)
+        if problem and problem != self.problem:
+            _log.warning("devices left out", extra={"vendor": self.vendor, "problem": problem})
+        before = (self.devices, self.links, self.driver_version, self.problem)
+        self.devices, self.links = inventory.devices, inventory.links
+        self.driver_version, self.problem = inventory.driver_version, problem
+        self._handle(
+            tuple(
+                DeviceListed(
+                    uuid=device.uuid, problem="" if device.healthy else device.health_reason
+                )
+                for device in inventory.devices
+            )
+        )
+        if before != (self.devices, self.links, self.driver_version, self.problem):
+            self._note_change()
+
+    def _take_failure(self, error: Exception) -> None:
+        self._metrics.driver_up.labels(vendor=self.vendor).set(0)
+        text = str(error)
+        if text != self.problem:
+            _log.warning("driver missing", extra={"vendor": self.vendor, "problem": text})
+            self.problem = text
+            self._note_change()
+        if self._was_up:
+            self._handle((DriverGone(reason=text),))
+            if isinstance(error, DriverMismatch):
+                self._on_mismatch()
+
+    def _handle(self, stimuli: tuple[Stimulus, ...]) -> None:
+        now_s = self._clock.monotonic_s()
+        changes = [change for one in stimuli for change in self._book.handle(one, now_s)]
+        for change in changes:
+            self._metrics.faults.labels(
+                vendor=self.vendor, healthy=str(change.usable).lower()
+            ).inc()
+            _log.log(
+                logging.INFO if change.usable else logging.WARNING,
+                "device health changed",
+                extra={
+                    "vendor": self.vendor,
+                    "device": change.uuid,
+                    "usable": change.usable,
+                    "reason": change.reason,
+                    "story": self._book.story(change.uuid),
+                },
+            )
+        facts = self.facts()
+        for device in facts:
+            self._metrics.device_healthy.labels(vendor=self.vendor, device=device.uuid).set(
+                device.healthy
+            )
+        self._picture.set_faulty(
+            self.vendor, frozenset(device.uuid for device in facts if not device.healthy)
+        )
+        if changes:
+            self.changes.extend(changes)
+            self._note_change()
+
+    def _note_change(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+
+class Reporter:
+    """Tells the bus of one vendor's devices, and reads back what the registry made of it."""
+
+    def __init__(
+        self,
+        *,
+        site: Site,
+        source: VendorDevices,
+        publisher: Publisher,
+        devices: Bucket,
+        generation: Callable[[], int],
+        events: Callable[[], EventRecorder | None],
+    ) -> None:
+        """``generation`` grows with each connection to the bus."""
+        self._source = source
+        self._publisher = publisher
+        self._bucket = devices
+        self._generation = generation
+        self._site = site
+        self._picture = site.picture
+        self._sequence = site.sequence
+        self._events = events
+        self._settings = site.settings
+        self._clock = site.clock
+        self._metrics = site.metrics
+        self._reported_seq = 0
+        self._answered_seq = 0
+
+    async def tell(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Publish faults at once and reports on change; started after the first report."""
+        backoff = Backoff(
+            first_s=self._settings.report_retry_s, most_s=10 * self._settings.report_retry_s
+        )
+        stored: NodeReport | None = None
+        stored_generation = 0
+        while True:
+            changed = self._source.changed
+            await self._publish_faults()
+            generation = self._generation()
+            report = self._report()
+            if report != stored or generation != stored_generation:
+                try:
+                    await self._store(report)
+                except HamiError as error:
+                    _log.debug("report not stored", extra={"problem": str(error)})
+                    await backoff.wait()
+                    continue
+                backoff.reset()
+                stored, stored_generation = report, generation
+                task_status.started()
+                task_status = anyio.TASK_STATUS_IGNORED
+            with anyio.move_on_after(1.0):  # the bus may have been connected anew
+                await changed.wait()
+
+    async def follow_canonical(self) -> None:
+        """Read the registry's view of the devices, for ever."""
+        while True:
+            try:
+                await self._read_canonical()
+            except HamiError as error:
+                _log.debug("canonical devices not read", extra={"problem": str(error)})
+            awaited = self._answered_seq < self._reported_seq
+            wait_s = self._settings.devices_poll_s
+            await self._clock.sleep(min(wait_s, _AWAIT_ANSWER_S) if awaited else wait_s)
+
+    def _report(self) -> NodeReport:
+        """The present facts, without order and time, so that equal facts are equal."""
+        return NodeReport(
+            node=self._picture.node,
+            vendor=self._source.vendor,
+            boot_id=self._sequence.boot_id,
+            seq=0,
+            time_s=0.0,
+            devices=self._source.facts(),
+            links=self._source.links,
+            driver_version=self._source.driver_version,
+            agent_version=version("hami-nodeagent"),
+            problem=self._source.problem,
+        )
+
+    async def _store(self, report: NodeReport) -> None:
+        from_now = replace(report, seq=self._sequence.next(), time_s=self._clock.now_s())
+        await self._publisher.publish_stored(
+            subjects.report(report.node, report.vendor),
+            encode(from_now),
+            headers=self._headers("report.changed", from_now.time_s),
+        )
+        self._reported_seq = from_now.seq
+        self._metrics.reports.labels(vendor=report.vendor).inc()
+        _log.info(
+            "devices reported",
+            extra={
+                "vendor": report.vendor,
+                "devices": len(report.devices),
+                "healthy": sum(device.healthy for device in report.devices),
+                "problem": report.problem,
+            },
+        )
+
+    async def _publish_faults(self) -> None:
+        while self._source.changes:
+            change = self._source.changes.pop(0)
+            fault = DeviceFault(
+                node=self._picture.node,
+                vendor=self._source.vendor,
+                uuid=change.uuid,
+                boot_id=self._sequence.boot_id,
+                seq=self._sequence.next(),
+                time_s=self._clock.now_s(),
+                healthy=change.usable,
+                reason=change.reason,
+            )
+            await self._publisher.publish(
+                subjects.fault(self._picture.node),
+                encode(fault),
+                headers=self._headers("device.fault", fault.time_s),
+            )
+            await self._tell_pods(change)
+
+    async def _tell_pods(self, change: HealthChanged) -> None:
+        recorder = self._events()
+        if recorder is None:
+            return
+        for uid in {
+            grant.pod_uid: grant for grant in self._picture.grants if change.uuid in grant.uuids
+        }:
+            pod = self._picture.pods.find(uid)
+            if pod is not None:
+                await recorder.record(
+                    ObjectRef(kind="Pod", namespace=pod.namespace, name=pod.name, uid=uid),
+                    reason="DeviceRecovered" if change.usable else "DeviceUnhealthy",
+                    message=f"device {change.uuid}: {change.reason or 'may be used again'}",
+                    kind="Normal" if change.usable else "Warning",
+                )
+
+    async def _read_canonical(self) -> None:
+        key = subjects.devices_key(self._picture.node, self._source.vendor)
+        entry = await self._bucket.get(key)
+        if entry is None:
+            return
+        try:
+            canonical = decode(entry.value, NodeDevices, what=f"canonical devices {key}")
+        except WireInvalid as error:
+            self._metrics.undecodable.labels(what="canonical devices").inc()
+            _log.error("canonical devices not understood", extra={"problem": str(error)})
+            return
+        if canonical.boot_id == self._sequence.boot_id:
+            self._answered_seq = max(self._answered_seq, canonical.seq)
+        if self._picture.set_canonical(canonical):
+            _log.info(
+                "canonical devices changed",
+                extra={
+                    "vendor": self._source.vendor,
+                    "devices": len(canonical.devices),
+                    "config_generation": canonical.config_generation,
+                },
+            )
+            await self._keep_canonical()
+
+    async def _keep_canonical(self) -> None:
+        vendors = tuple(self._picture.canonical_by_vendor.values())
+        try:
+            await anyio.to_thread.run_sync(self._site.checkpoint.save_devices, vendors)
+        except OSError as error:
+            self._metrics.checkpoint_failures.inc()
+            _log.warning("devices not kept on disk", extra={"problem": str(error)})
+
+    def _headers(self, what: str, time_s: float) -> dict[str, str]:
+        return event_headers(
+            event_id=secrets.token_hex(16),
+            event_type=f"io.hami.{what}.v1",
+            source=f"/nodeagent/{self._picture.node}",
+            time_s=time_s,
+        )
+
+
+async def beat(*, site: Site, publisher: Publisher, vendors: tuple[str, ...]) -> None:
+    """Send heartbeats for ever. Sent even without devices: the agent itself is alive."""
+    while True:
+        heartbeat = Heartbeat(
+            node=site.node,
+            boot_id=site.sequence.boot_id,
+            seq=site.sequence.next(),
+            time_s=site.clock.now_s(),
+            vendors=vendors,
+        )
+        try:
+            await publisher.publish(subjects.heartbeat(site.node), encode(heartbeat))
+            site.metrics.heartbeats.inc()
+        except HamiError as error:
+            _log.debug("heartbeat not sent", extra={"problem": str(error)})
+        await site.clock.sleep(site.settings.heartbeat_s)

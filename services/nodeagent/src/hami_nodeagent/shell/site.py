@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every part of one agent shares: the picture, the settings, the clock, counters, the disk."""
+
+from dataclasses import dataclass
+
+from hami_common.ports import Clock
+from hami_nodeagent.settings import Settings
+from hami_nodeagent.shell.checkpoint import Checkpoint
+from hami_nodeagent.shell.metrics import Metrics
+from hami_nodeagent.shell.picture import Picture
+from hami_nodeagent.shell.sequence import Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """One agent's shared objects; made once by the composition root."""
+
+    picture: Picture
+    settings: Settings
+    clock: Clock
+    metrics: Metrics
+    checkpoint: Checkpoint
+    sequence: Sequence
+
+    @property
+    def node(self) -> str:
+        """Name of the node."""
+        return self.picture.node
