@@ -12,7 +12,7 @@ Outside document: Kubernetes API conventions (v1.34). Times in seconds.
 import logging
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlencode
@@ -20,7 +20,6 @@ from urllib.parse import urlencode
 import aiohttp
 import anyio
 import msgspec
-from kubernetes_asyncio.client import Configuration
 
 from hami_common.errors import (
     Conflict,
@@ -30,8 +29,8 @@ from hami_common.errors import (
     Unavailable,
 )
 from hami_common.ports import WatchEvent
-from hami_common.runtime.kubeio.login import log_in
-from hami_common.runtime.kubeio.reflector import reflect
+from hami_common.runtime.kubeio.login import Login, log_in
+from hami_common.runtime.kubeio.reflector import GONE, reflect
 from hami_common.runtime.tasks import Backoff, finish_within
 
 PEER = "the Kubernetes API"
@@ -80,7 +79,7 @@ class KubeClient:
         self._context = context
         self._user_agent = user_agent
         self._timeout = aiohttp.ClientTimeout(total=request_timeout_s, sock_connect=5.0)
-        self._configuration: Configuration | None = None
+        self._login: Login | None = None
         self._session: aiohttp.ClientSession | None = None
         self._login_lock = anyio.Lock()
         self._login_count = 0
@@ -89,16 +88,16 @@ class KubeClient:
 
     async def log_in(self) -> None:
         """Read the kubeconfig or the service account, and open a session with what they say."""
-        configuration = await log_in(self._kubeconfig, self._context, Path(self._directory.name))
-        self._configuration = configuration
+        login = await log_in(self._kubeconfig, self._context, Path(self._directory.name))
+        self._login = login
         self._login_count += 1
-        tls_files = _tls_files(configuration)
+        tls_files = _tls_files(login)
         if self._session is not None and tls_files == self._tls_files:
             return  # only the token is new: requests and watches in flight go on
         old = self._session
         self._tls_files = tls_files
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=100, ssl=_tls(configuration)),
+            connector=aiohttp.TCPConnector(limit=100, ssl=_tls(login)),
             headers={"User-Agent": self._user_agent, "Accept": JSON_TYPE},
             read_bufsize=READ_BUFFER_BYTES,
             trust_env=True,
@@ -121,11 +120,12 @@ class KubeClient:
         self, path: str, *, label_selector: str = "", field_selector: str = "", page_size: int = 500
     ) -> Sequence[bytes]:
         """All pages of a list; begins anew when the server has forgotten the list half way."""
+        selectors = _selectors(label_selector, field_selector)
         while True:
             try:
-                return await self._pages(path, label_selector, field_selector, page_size)
+                return [page async for page in self.pages(path, selectors, page_size=page_size)]
             except Denied as error:
-                if error.status != 410:  # noqa: PLR2004 - Gone
+                if error.status != GONE:
                     raise
                 _log.info("list expired half way", extra={"path": path})
 
@@ -171,17 +171,17 @@ class KubeClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(peer=PEER, detail=f"GET {path}: {_text(error)}") from error
 
-    async def _pages(
-        self, path: str, label_selector: str, field_selector: str, page_size: int
-    ) -> Sequence[bytes]:
-        pages: list[bytes] = []
-        query = {"limit": str(page_size), **_selectors(label_selector, field_selector)}
+    async def pages(
+        self, path: str, selectors: Mapping[str, str], *, page_size: int = 500
+    ) -> AsyncGenerator[bytes, None]:
+        """Pages of one list, one at a time; ``Denied`` with status 410 when it expires half way."""
+        query = {"limit": str(page_size), **selectors}
         while True:
             page = await self._call("GET", path, query=query)
-            pages.append(page)
             token = _page_decoder.decode(page).metadata.continue_
+            yield page
             if not token:
-                return pages
+                return
             query["continue"] = token
 
     async def _call(
@@ -224,16 +224,15 @@ class KubeClient:
     async def _prepare(
         self, path: str, query: Mapping[str, str]
     ) -> tuple[aiohttp.ClientSession, str, dict[str, str]]:
-        session, configuration = self._session, self._configuration
-        if session is None or configuration is None:
+        session, login = self._session, self._login
+        if session is None or login is None:
             raise Unavailable(peer=PEER, detail="the client is closed")
-        url = f"{configuration.host}{path}"
+        url = f"{login.host}{path}"
         if query:
             url += f"?{urlencode(query)}"
         headers: dict[str, str] = {}
-        token = await configuration.get_api_key_with_prefix("BearerToken")
-        if token:
-            headers["Authorization"] = token
+        if authorization := await login.authorization():
+            headers["Authorization"] = authorization
         return session, url, headers
 
     async def _log_in_again(self, login: int) -> None:
@@ -252,21 +251,21 @@ def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
     return query
 
 
-def _tls(configuration: Configuration) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-    if configuration.cert_file:
-        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
-    if not configuration.verify_ssl:
+def _tls(login: Login) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=login.ca_file)
+    if login.cert_file:
+        context.load_cert_chain(login.cert_file, keyfile=login.key_file)
+    if not login.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
 
 
-def _tls_files(configuration: Configuration) -> tuple[object, ...]:
+def _tls_files(login: Login) -> tuple[object, ...]:
     """What the TLS context was made from: another value needs another session."""
-    paths = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+    paths = (login.ca_file, login.cert_file, login.key_file)
     contents = (Path(path).read_bytes() if path else b"" for path in paths)
-    return configuration.host, configuration.verify_ssl, *contents
+    return login.host, login.verify, *contents
 
 
 def _retry_after_s(answer: aiohttp.ClientResponse, backoff: Backoff) -> float:

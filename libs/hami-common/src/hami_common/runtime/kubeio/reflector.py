@@ -9,7 +9,7 @@ name, resourceVersion. Outside document: Kubernetes API concepts, "efficient det
 
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 class Source(Protocol):
     """What the reflector needs of a client."""
 
-    async def list_pages(
-        self, path: str, *, label_selector: str = "", field_selector: str = "", page_size: int = 500
-    ) -> Sequence[bytes]:
-        """All pages of a list."""
+    def pages(
+        self, path: str, selectors: Mapping[str, str], *, page_size: int = 500
+    ) -> AsyncGenerator[bytes, None]:
+        """Pages of a list, one at a time."""
         ...
 
     def stream(
@@ -109,7 +109,7 @@ class _Reflector:
         while True:
             try:
                 if must_list:
-                    for event in await self._list():
+                    async for event in self._list():
                         yield event
                     must_list = False
                     if not synced:
@@ -131,44 +131,38 @@ class _Reflector:
                 )
                 await backoff.wait()
 
-    async def _list(self) -> list[WatchEvent]:
-        """The difference between the collection now and what was told before."""
-        pages = await self._source.list_pages(
-            self._path,
-            label_selector=self._selectors.get("labelSelector", ""),
-            field_selector=self._selectors.get("fieldSelector", ""),
-        )
-        found: dict[str, tuple[_Metadata, msgspec.Raw]] = {}
+    async def _list(self) -> AsyncGenerator[WatchEvent, None]:
+        """The difference between the collection now and what was told before, page by page."""
+        left = dict(self._known)
+        uid_by_name = {(m.namespace, m.name): uid for uid, m in self._known.items()}
         version = ""
-        for page in pages:
+        async for page in self._source.pages(self._path, self._selectors):
             view = _list_decoder.decode(page)
             version = view.metadata.resource_version
             for item in view.items or []:
                 metadata = _object_decoder.decode(item).metadata
-                found[metadata.uid] = (metadata, item)
-        # Vanished ones first: a name may have been used again by a new object.
-        events = [
-            WatchEvent(
-                type="DELETED",
-                raw=_encoder.encode({"metadata": _spoken(metadata)}),
-                resource_version=metadata.resource_version,
-            )
-            for uid, metadata in self._known.items()
-            if uid not in found
-        ]
-        for uid, (metadata, item) in found.items():
-            before = self._known.get(uid)
-            if before is None or before.resource_version != metadata.resource_version:
-                events.append(
-                    WatchEvent(
+                old_uid = uid_by_name.get((metadata.namespace, metadata.name), metadata.uid)
+                if old_uid != metadata.uid and old_uid in left:
+                    yield self._vanished(left.pop(old_uid))  # before its name comes back
+                before = left.pop(metadata.uid, None)
+                if before is None or before.resource_version != metadata.resource_version:
+                    self._known[metadata.uid] = metadata
+                    yield WatchEvent(
                         type="ADDED" if before is None else "MODIFIED",
                         raw=bytes(item),
                         resource_version=metadata.resource_version,
                     )
-                )
-        self._known = {uid: metadata for uid, (metadata, _) in found.items()}
+        for metadata in left.values():
+            yield self._vanished(metadata)
         self._version = version
-        return events
+
+    def _vanished(self, metadata: _Metadata) -> WatchEvent:
+        del self._known[metadata.uid]
+        return WatchEvent(
+            type="DELETED",
+            raw=_encoder.encode({"metadata": _spoken(metadata)}),
+            resource_version=metadata.resource_version,
+        )
 
     async def _watch(self) -> AsyncGenerator[WatchEvent, None]:
         query = {
