@@ -41,9 +41,11 @@ class TestPlugin(deviceplugin_grpc.DevicePluginServicer):
         self.resource = resource
         self.allocated: list[list[str]] = []
         self.pre_started: list[list[str]] = []
+        self.options_asked = 0
         self.answer: Answer = _echo
         self.pre_start_answer: Callable[[Sequence[str]], Awaitable[None]] | None = None
         self._directory = directory
+        self.socket = directory / endpoint
         self._endpoint = endpoint
         self._health = dict.fromkeys(ids, "Healthy")
         self._numa: dict[str, int] = {}
@@ -68,11 +70,10 @@ class TestPlugin(deviceplugin_grpc.DevicePluginServicer):
             await self.close()
 
     async def serve(self) -> None:
-        socket = self._directory / self._endpoint
-        socket.unlink(missing_ok=True)
+        self.socket.unlink(missing_ok=True)
         self._server = grpc.aio.server()
         deviceplugin_grpc.add_DevicePluginServicer_to_server(self, self._server)
-        self._server.add_insecure_port(f"unix:{socket}")
+        self._server.add_insecure_port(f"unix:{self.socket}")
         await self._server.start()
 
     async def close(self) -> None:
@@ -103,6 +104,7 @@ class TestPlugin(deviceplugin_grpc.DevicePluginServicer):
     async def GetDevicePluginOptions(  # noqa: N802 - the protocol's name
         self, request: api.Empty, context: _Context
     ) -> api.DevicePluginOptions:
+        self.options_asked += 1
         return self._options
 
     async def ListAndWatch(  # noqa: N802 - the protocol's name

@@ -283,6 +283,7 @@ class _Life:
                 await self._start(tasks, plugins)
                 task_status.started()
         finally:
+            self.statuses.close()
             with anyio.CancelScope(shield=True):
                 await self.registration.stop()
                 await self.pod_resources.stop()

@@ -247,7 +247,16 @@ class PodWorker:
                 "DeadlineExceeded", "Pod was active on the node longer than the specified deadline"
             )
             return True
-        return self._status()["phase"] in TERMINAL
+        return self._is_done() or self._status()["phase"] in TERMINAL
+
+    def _is_done(self) -> bool:
+        """Whether every application container has ended for good: then the sidecars end too."""
+        apps = [self._slots[container["name"]] for container in app_containers(self.pod)]
+        policy = restart_policy(self.pod)
+        return all(
+            slot.ended is not None and not should_restart(policy, slot.ended.exit_code)
+            for slot in apps
+        )
 
     async def _sync(self) -> float | None:
         """Start what is due; returns the seconds after which to look again, None: when woken."""

@@ -54,6 +54,12 @@ class StatusManager:
             self._events, stream = anyio.create_memory_object_stream[Obj](_EVENTS_KEPT)
             tasks.start_soon(self._send_events, stream, name="event sender")
 
+    def close(self) -> None:
+        """Take no more events."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
     def get(self, uid: str) -> Obj | None:
         """Return the newest status made here."""
         return self._status.get(uid)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the kubelet contract runs: each plane gives a Node."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from hami_sim.apiserver import ApiServer, Settings
+from hami_sim.apiserver.client import Access, KubeClient
+from hami_sim.kubelet import KubeletSettings, run_kubelet
+from tests.contract.kubelet.support import Node
+from tests.support.kubelet import grpc_poller, short_path
+
+__all__ = ["grpc_poller", "node", "short_path"]
+
+CPU = "8"
+
+
+@pytest.fixture
+async def node(short_path: Path) -> AsyncIterator[Node]:
+    """A simulated kubelet; a suite against another plane overrides this fixture."""
+    settings = KubeletSettings(cpu=CPU, node_status_s=1.0)
+    async with ApiServer(Settings()) as server:
+        access = Access(url=server.url, token=server.token)
+        async with (
+            KubeClient(access) as client,
+            run_kubelet("node-a", short_path, access, settings) as kubelet,
+        ):
+
+            async def logs(pod: str, container: str) -> str:
+                return kubelet.logs(pod, container)
+
+            yield Node(
+                client=client,
+                name=kubelet.name,
+                namespace="default",
+                plugin_directory=kubelet.plugin_directory,
+                pod_resources_socket=kubelet.pod_resources_socket,
+                image="simulated",
+                restart=kubelet.restart,
+                logs=logs,
+            )

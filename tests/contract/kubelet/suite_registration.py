@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract for plugins that come and go, and for what the node's status shows of them."""
+
+import grpc
+import grpc.aio
+import pytest
+
+from tests.contract.kubelet.support import Node, asks
+
+pytestmark = pytest.mark.anyio
+
+
+class RegistrationContract:
+    """Registration and capacity."""
+
+    async def test_devices_of_a_registered_plugin_show_in_the_node_status(self, node: Node) -> None:
+        async with node.plugin(["a", "b", "c"]) as plugin:
+            assert await node.amounts(plugin.resource) == ("", "")
+            await node.joined(plugin, 3)
+
+    async def test_unhealthy_devices_count_as_capacity_but_not_as_allocatable(
+        self, node: Node
+    ) -> None:
+        async with node.plugin(["a", "b"]) as plugin:
+            await node.joined(plugin, 2)
+            plugin.set_health({"a": "Healthy", "b": "Unhealthy"})
+            await node.shows(plugin.resource, 2, 1)
+            plugin.set_health({"a": "Healthy", "b": "Healthy"})
+            await node.shows(plugin.resource, 2, 2)
+            plugin.set_health({"a": "Healthy"})
+            await node.shows(plugin.resource, 1, 1)
+
+    async def test_vanished_plugin_leaves_capacity_without_allocatable(self, node: Node) -> None:
+        async with node.plugin(["a", "b"]) as plugin:
+            await node.joined(plugin, 2)
+            await plugin.close()
+            await node.shows(plugin.resource, 2, 0)
+            await plugin.serve()
+            await node.joined(plugin, 2)
+
+    async def test_two_plugins_do_not_disturb_each_other(self, node: Node) -> None:
+        async with node.plugin(["a"]) as one, node.plugin(["a", "b"]) as two:
+            await node.joined(one, 1)
+            await node.joined(two, 2)
+            await one.close()
+            await node.shows(one.resource, 1, 0)
+            assert await node.amounts(two.resource) == ("2", "2")
+
+    async def test_plugin_may_register_again_with_other_devices(self, node: Node) -> None:
+        async with node.plugin(["a"]) as old:
+            await node.joined(old, 1)
+            await old.close()
+            old.set_health(dict.fromkeys("xyz", "Healthy"))
+            await old.serve()
+            await node.joined(old, 3)
+
+    async def test_other_api_version_is_refused(self, node: Node) -> None:
+        async with node.plugin(["a"]) as plugin:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await plugin.register(version="v1alpha")
+        assert caught.value.code() is grpc.StatusCode.UNKNOWN
+        assert caught.value.details() == (
+            'requested API version "v1alpha" is not supported by kubelet. '
+            'Supported version is ["v1beta1"]'
+        )
+
+    @pytest.mark.parametrize("name", ["gpu", "kubernetes.io/gpu"])
+    async def test_name_that_is_no_extended_resource_is_refused(
+        self, node: Node, name: str
+    ) -> None:
+        async with node.plugin(["a"]) as plugin:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await plugin.register(resource=name)
+        assert caught.value.details() == f'the ResourceName "{name}" is invalid'
+
+    async def test_plugin_is_asked_for_its_options_before_register_returns(
+        self, node: Node
+    ) -> None:
+        async with node.plugin(["a"]) as plugin:
+            await plugin.register()
+            assert plugin.options_asked == 1
+
+
+class RestartContract:
+    """Kubelet restarts; containers go on."""
+
+    async def test_restart_removes_sockets_and_makes_a_new_kubelet_socket(self, node: Node) -> None:
+        async with node.plugin(["a"]) as plugin:
+            await node.joined(plugin, 1)
+            before = (node.plugin_directory / "kubelet.sock").stat().st_ino
+            await node.restart()
+            assert (node.plugin_directory / "kubelet.sock").stat().st_ino != before
+            assert not plugin.socket.exists()
+            await node.shows(plugin.resource, 0, 0)
+            await plugin.close()
+            await plugin.serve()
+            await node.joined(plugin, 1)
+
+    async def test_restart_keeps_containers_and_their_devices_without_another_allocate(
+        self, node: Node
+    ) -> None:
+        async with node.plugin(["a", "b", "c"]) as plugin:
+            await node.joined(plugin, 3)
+            pod = await node.run([asks(plugin.resource, 2)])
+            before = await node.in_phase(pod, "Running")
+            held = await node.ids(pod, plugin.resource)
+            await node.restart()
+            assert await node.ids(pod, plugin.resource) == held
+            await plugin.close()
+            await plugin.serve()
+            await node.joined(plugin, 3)
+            after = await node.in_phase(pod, "Running")
+            assert [c["containerID"] for c in before["status"]["containerStatuses"]] == [
+                c["containerID"] for c in after["status"]["containerStatuses"]
+            ]
+            assert len(plugin.allocated) == 1
+            other = await node.run([asks(plugin.resource, 1)])
+            await node.in_phase(other, "Running")
+            assert not await node.ids(other, plugin.resource) & held
+
+    async def test_pod_deleted_after_a_restart_ends_and_frees_its_devices(self, node: Node) -> None:
+        async with node.plugin(["a"]) as plugin:
+            await node.joined(plugin, 1)
+            pod = await node.run([asks(plugin.resource, 1)])
+            await node.in_phase(pod, "Running")
+            await node.restart()
+            await plugin.close()
+            await plugin.serve()
+            await node.joined(plugin, 1)
+            await node.delete(pod)
+            await node.gone(pod)
+            following = await node.run([asks(plugin.resource, 1)])
+            await node.in_phase(following, "Running")
