@@ -130,6 +130,21 @@ async def test_a_frozen_server_makes_requests_unavailable_and_is_left_behind(
             assert await first(subscription) == b"again"
 
 
+async def test_a_frozen_server_with_full_buffers_holds_up_no_publisher_for_long(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "PING_S", 0.3)
+    async with natsio.connect([nats_server.url], name="t", request_timeout_s=0.2) as bus:
+        nats_server.freeze()
+        with anyio.fail_after(10):
+            while await bus.publish("x", bytes(512 << 10)):
+                pass
+        nats_server.thaw()
+        with anyio.fail_after(10):
+            await bus.wait_connected(after=1)
+            assert (await bus.request("$JS.API.INFO")).data
+
+
 async def test_a_message_of_a_lost_connection_is_never_sent_later(
     nats_server: NatsServer,
 ) -> None:

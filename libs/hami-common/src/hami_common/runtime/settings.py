@@ -36,7 +36,7 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     nats_urls: list[str] = msgspec.field(default_factory=lambda: ["nats://127.0.0.1:4222"])
     """Servers of one cluster; any of them will do."""
     nats_creds: str = ""
-    """Path of a NATS credentials file; empty: no authentication."""
+    """Path of a NATS credentials file (JWT and seed); empty: none."""
     nats_ca_file: str = ""
     """PEM bundle of the CA of ``tls://`` servers; empty: the system's."""
     kubeconfig: str = ""

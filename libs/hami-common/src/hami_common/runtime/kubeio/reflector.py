@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
+import anyio
 import msgspec
 from msgspec import Struct
 
@@ -24,6 +25,8 @@ WATCH_S = 300
 """Shortest life of one watch request; the server ends it then, spread over twice that time."""
 IDLE_S = 120.0
 """Bookmarks come every minute: a longer silence means a dead connection."""
+SHORT_S = 1.0
+"""A watch that the server ends sooner counts as a failed attempt."""
 GONE = 410
 
 _log = logging.getLogger(__name__)
@@ -115,9 +118,12 @@ class _Reflector:
                     if not synced:
                         synced = True
                         yield WatchEvent(type="SYNCED", resource_version=self._version)
+                began = anyio.current_time()
                 async for event in self._watch():
                     backoff.reset()
                     yield event
+                if anyio.current_time() - began < SHORT_S:
+                    await backoff.wait()  # a server that ends each watch at once is in trouble
             except _Expired:
                 must_list = True
                 _log.info("watch expired, listing again", extra={"path": self._path})

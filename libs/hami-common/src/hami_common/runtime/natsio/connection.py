@@ -15,6 +15,7 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import nats.errors
@@ -23,7 +24,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 
-from hami_common.errors import Denied, Unavailable
+from hami_common.errors import Denied, SettingsInvalid, Unavailable
+from hami_common.runtime.natsio.creds import read_credentials
 from hami_common.runtime.tasks import Backoff, background, finish_within
 
 PEER = "NATS"
@@ -217,15 +219,23 @@ class Bus:
         client = self._client
         if client is None:
             return False
-        try:
-            await client.publish(subject, data, reply=reply, headers=dict(headers or {}) or None)
-        except nats.errors.MaxPayloadError as error:
-            raise Denied(
-                peer=PEER, detail=f"{len(data)} bytes are too large for one message"
-            ) from error
-        except (nats.errors.Error, OSError):
-            return False
-        return True
+        # A full buffer towards a frozen server makes the client wait, for ever if need be.
+        with anyio.move_on_after(self.request_timeout_s) as scope:
+            self._requests.add(scope)
+            try:
+                await client.publish(
+                    subject, data, reply=reply, headers=dict(headers or {}) or None
+                )
+            except nats.errors.MaxPayloadError as error:
+                raise Denied(
+                    peer=PEER, detail=f"{len(data)} bytes are too large for one message"
+                ) from error
+            except (nats.errors.Error, OSError):
+                return False
+            finally:
+                self._requests.discard(scope)
+            return True
+        return False
 
     @asynccontextmanager
     async def subscribe(
@@ -237,10 +247,11 @@ class Bus:
         try:
             client = self._client
             if client is not None:
-                try:
-                    await subscription.attach(client)
-                except nats.errors.Error:
-                    _log.debug("connection lost while subscribing; made anew with the next one")
+                with anyio.move_on_after(self.request_timeout_s):
+                    try:
+                        await subscription.attach(client)
+                    except (nats.errors.Error, OSError):
+                        _log.debug("connection lost while subscribing; the next one makes it anew")
             yield subscription
         finally:
             self._subscriptions.remove(subscription)
@@ -294,8 +305,9 @@ class Bus:
             while self._client is None:
                 try:
                     await self._dial()
-                except Unavailable as error:
-                    _log.debug("dial failed", extra={"problem": error.detail})
+                except (Unavailable, SettingsInvalid) as error:
+                    # Bad credentials too: their file may be half way through a replacement.
+                    _log.debug("dial failed", extra={"problem": str(error)})
                     await backoff.wait()
             _log.info("connected to NATS again", extra={"generation": self.generation})
 
@@ -338,7 +350,20 @@ class Bus:
         if client is not None:
             await _close(client)
 
+    def _check_encryption(self, client: Client) -> None:
+        """Refuse plain text where TLS was asked for.
+
+        The client library goes on without TLS when the server, or somebody between us and it, does
+        not offer it.
+        """
+        if not any(url.startswith("tls://") for url in self._urls):
+            return
+        transport: Any = client._transport  # noqa: SLF001 - told nowhere else
+        if transport._io_writer.get_extra_info("ssl_object") is None:  # noqa: SLF001 - as above
+            raise Unavailable(peer=PEER, detail="the server does not offer TLS")
+
     async def _dial(self) -> None:
+        credentials = read_credentials(self._creds) if self._creds else None
         client = Client()
         lost = anyio.Event()
 
@@ -346,8 +371,10 @@ class Bus:
             lost.set()
 
         async def on_error(error: Exception) -> None:
-            # Permission errors arrive only here; lost connections are handled by the keeper.
-            _log.debug("client reports", extra={"problem": str(error)})
+            # What the server forbids is told only here; lost connections are the keeper's matter.
+            is_refusal = "permissions violation" in str(error).lower()
+            level = logging.WARNING if is_refusal else logging.DEBUG
+            _log.log(level, "NATS client reports", extra={"problem": str(error)})
 
         is_ready = False
         try:
@@ -364,9 +391,11 @@ class Bus:
                     disconnected_cb=on_lost,
                     closed_cb=on_lost,
                     error_cb=on_error,
-                    user_credentials=self._creds or None,
+                    signature_cb=None if credentials is None else credentials.sign,
+                    user_jwt_cb=None if credentials is None else credentials.user_jwt,
                     tls=ssl.create_default_context(cafile=self._ca_file) if self._ca_file else None,
                 )
+                self._check_encryption(client)
                 while waiting := [s for s in self._subscriptions if not s.is_attached(client)]:
                     for subscription in waiting:
                         await subscription.attach(client)
