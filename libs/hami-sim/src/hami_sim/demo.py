@@ -28,6 +28,7 @@ from hami_sim.cluster import Cluster, ClusterSpec, run_cluster
 
 NAMESPACE = "default"
 FIRST = (
+    "whole-node",
     "whole-device",
     "memory",
     "memory-only",
@@ -39,8 +40,8 @@ FIRST = (
     "policy",
     "multi-container",
     "init-container",
-    "whole-node",
 )
+"""Pods that run at once; the one that fills its node comes first, before anybody joins it."""
 TOO_LARGE = "too-large"
 WAITING = "waits-for-room"
 DELETED = "whole-node"
