@@ -99,7 +99,6 @@ class SchedulerProcess:
         return error
 
 
-
 class Site:
     """Everything of one test."""
 
@@ -137,9 +136,7 @@ class Site:
                 beat = Heartbeat(
                     node=devices.node, boot_id="boot-1", seq=1, time_s=0.0, vendors=("nvidia",)
                 )
-                await self._publisher.publish(
-                    subjects.heartbeat(devices.node), codec.encode(beat)
-                )
+                await self._publisher.publish(subjects.heartbeat(devices.node), codec.encode(beat))
             await anyio.sleep(0.5)
 
     async def add_pod(self, name: str, **request: Any) -> Obj:
@@ -187,7 +184,9 @@ class Site:
             else:
                 return
 
-    def scheduler(self, name: str, http: aiohttp.ClientSession, **settings: Any) -> SchedulerProcess:
+    def scheduler(
+        self, name: str, http: aiohttp.ClientSession, **settings: Any
+    ) -> SchedulerProcess:
         """A scheduler with its own settings file; not started yet."""
         lines = {
             "nats_urls": [self.nats.url],

@@ -21,7 +21,7 @@ from tests.unit.scheduler.shell import builders
 
 pytestmark = pytest.mark.anyio
 
-BINDING = Match(verb="create", resource="pods", subresource="binding")
+BINDING = Match(resource="pods", subresource="binding")
 
 
 @pytest.fixture
@@ -249,7 +249,11 @@ async def test_ended_pods_give_back_and_waiting_ones_are_woken(
     assert answer["NodeNames"] == []
     assert "CardInsufficientMemory" in answer["FailedNodes"]["n1"]
     await site.kube.patch(
-        "pods", "first", {"status": {"phase": "Succeeded"}}, namespace="default", subresource="status"
+        "pods",
+        "first",
+        {"status": {"phase": "Succeeded"}},
+        namespace="default",
+        subresource="status",
     )
     with anyio.fail_after(10):
         while (await scheduler.filter(second, ["n1", "n2"]))["NodeNames"] != ["n1"]:
@@ -296,9 +300,7 @@ async def test_decisions_reach_the_event_stream(site: Site, http: aiohttp.Client
                 for message in await decisions.receive():
                     assert message.headers["ce-specversion"] == "1.0"
                     assert message.headers["traceparent"].startswith("00-")
-                    records.append(
-                        codec.decode(message.data, DecisionRecord, what=message.subject)
-                    )
+                    records.append(codec.decode(message.data, DecisionRecord, what=message.subject))
     assert [(r.verb, r.verdict) for r in records] == [("filter", "feasible"), ("bind", "placed")]
     assert records[0].refusals[0].nodes == ("nope",)
     assert records[1].containers[0].shares[0].uuid == "GPU-n1-0"
