@@ -26,7 +26,10 @@ How the shell uses this
 * ``ready`` is true once the feed is synced and the first full comparison with the pods was carried
   out (``Repaired``). Do not bind before.
 * bind: ``plan_bind(...)`` returns ``Append`` (store it; then ``handle(Accepted(...))``), ``Reuse``
-  (this pod already has a fitting reservation here: post the Binding for it) or a ``NodeRefusal``.
+  (this pod already has a fitting reservation here: ``plan_renew`` it, or it may be released while
+  its Binding is under way, then post the Binding for it) or a ``NodeRefusal``.
+  A reservation that no longer suits is never overwritten while its Binding may be under way: the
+  refusal is ``ReservationInDoubt`` then, and the next ``Tick`` asks to examine it.
   ``Conflict`` on the append: ``handle(NodeRead(...))`` with ONE consistent read of the node's
   keys; if ``sequence_of(node, uid, allocation_id)`` is above 0 the append arrived after all, else
   plan again (the same allocation id may be used), at most 3 times.
@@ -52,6 +55,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hami_common import subjects
 from hami_common.errors import InvariantBroken
@@ -278,7 +282,7 @@ class Ledger:
             over = self.table.book(record.node, record.containers)
             if over:
                 effects.append(Over(node=record.node, uuids=over))
-        if before is None or before.allocation_id != record.allocation_id or before.op == "release":
+        if record.op == "reserve":  # a new reservation, or one renewed: its lease begins
             held.seen_s = now_s
             held.examine_at_s = now_s + self._patience_s(record)
         held.record, held.seq = record, seq
@@ -421,12 +425,18 @@ class Ledger:
         ``fenced``: the pod's annotation ``hami.io/fence``, empty when it has none.
         """
         own = self.holding(node, request.uid)
-        if (
-            own is not None
-            and own.record.allocation_id != fenced.partition("/")[0]
-            and satisfies(self.table, request, node, own.record.containers)
-        ):
-            return Reuse(holding=own)
+        if own is not None and own.record.allocation_id != fenced.partition("/")[0]:
+            held = self._held[node, request.uid]
+            if held.joined() != "reserved" or satisfies(
+                self.table, request, node, own.record.containers
+            ):
+                return Reuse(holding=own)
+            # A Binding with the old shares may be under way: it must not meet a new record.
+            held.examine_at_s = now_s
+            return NodeRefusal(
+                code="ReservationInDoubt",
+                text="ReservationInDoubt: an earlier reservation of the pod is being taken back",
+            )
         chosen = pick(
             self.table, request, node, without=() if own is None else own.record.containers
         )
@@ -464,6 +474,7 @@ class Ledger:
                 node,
                 signed.placement.containers,
                 without=() if own is None else own.record.containers,
+                believe=True,
             )
             if lacking:
                 return NodeRefusal(
@@ -513,6 +524,24 @@ class Ledger:
                 reason=reason,
             ),
             fenced=True,
+        )
+
+    def plan_renew(self, holding: Holding, *, now_s: float) -> Append:
+        """How to make a reservation ours and its lease new, unless its record has changed since.
+
+        Takes nothing more, so it is conditional on its key only.
+        """
+        return self._append(
+            replace(
+                holding.record,
+                op="reserve",
+                time_s=now_s,
+                lease_s=self._lease_s,
+                writer=self._writer,
+                reason="renewed",
+            ),
+            fenced=False,
+            sequence=holding.revision,
         )
 
     def plan_release(self, holding: Holding, *, now_s: float, reason: str) -> Append:

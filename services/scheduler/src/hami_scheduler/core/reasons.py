@@ -56,6 +56,7 @@ RefusalCode = Literal[
     "CardComputeUnitsExhausted",
     "NumaNotFit",
     "AllocatedCardsInsufficientRequest",
+    "ReservationInDoubt",
     "ShareLost",
     "OtherReasons",
 ]

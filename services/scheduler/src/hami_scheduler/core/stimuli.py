@@ -85,10 +85,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
 
 
 class Reuse(Struct, frozen=True, kw_only=True):
-    """The pod already holds a fitting reservation on this node.
-
-    Bind it with this record, append nothing.
-    """
+    """The pod already holds a fitting reservation on this node: renew it, then bind with it."""
 
     holding: Holding
 

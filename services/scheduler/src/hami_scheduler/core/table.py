@@ -398,20 +398,22 @@ class DeviceTable:
         containers: Iterable[ContainerShares],
         *,
         without: Iterable[ContainerShares] = (),
+        believe: bool = False,
     ) -> tuple[str, ...]:
         """Devices on which these shares are not free, leaving the holding ``without`` aside.
 
         Asks for arithmetic only: health, cordon and selectors do not matter for what a pod already
-        has. Of a device that is not registered nothing is known, so nothing is lacking.
+        has. Of a device that is not registered nothing is known: it lacks, unless the caller has
+        reason to ``believe`` that the shares were free when they were given.
         """
         place = self._places.get(node)
-        if place is None:
-            return ()
         mine = booked_by_device(without)
         lacking: list[str] = []
         for uuid, need in booked_by_device(containers).items():
-            row = place.rows.get(uuid)
-            if row is None or not place.block.known[row, place.column]:
+            row = None if place is None else place.rows.get(uuid)
+            if place is None or row is None or not place.block.known[row, place.column]:
+                if not believe:
+                    lacking.append(uuid)
                 continue
             have = mine.get(uuid, NOTHING)
             at, block = (row, place.column), place.block
