@@ -5,6 +5,7 @@ A socket's path has at most 107 bytes, which pytest's own directories exceed. gR
 thread while any of its objects lives; it is started before the leak check takes its first look.
 """
 
+import asyncio
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,13 @@ def short_path() -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def grpc_poller() -> Iterator[None]:
-    """Keep gRPC's poller alive for the whole run."""
-    grpc.aio.init_grpc_aio()
+    """Keep gRPC's poller alive for the whole run; it wants a loop to begin with."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        grpc.aio.init_grpc_aio()
+    finally:
+        asyncio.set_event_loop(None)
     yield
     grpc.aio.shutdown_grpc_aio()
+    loop.close()

@@ -75,6 +75,7 @@ class PluginClient:
         )
         self._stub = deviceplugin_grpc.DevicePluginStub(self._channel)
         self._prestart_timeout_s = prestart_timeout_s
+        self._watching = anyio.CancelScope()
 
     async def dial(self) -> api.DevicePluginOptions:
         """Connect and ask for the plugin's options."""
@@ -88,13 +89,17 @@ class PluginClient:
         except grpc.aio.AioRpcError as error:
             raise DeviceError(f"failed to get device plugin options: {go_text(error)}") from error
 
-    async def watch(self, resource: str, devices: DeviceManager) -> None:
-        """Feed the plugin's device lists to the manager until the stream ends."""
-        try:
-            async for response in self._stub.ListAndWatch(api.Empty()):
-                devices.update(resource, list(response.devices))
-        except grpc.aio.AioRpcError as error:
-            _LOG.info("ListAndWatch ended", extra={"resource": resource, "error": go_text(error)})
+    async def watch(self, resource: str, devices: DeviceManager) -> bool:
+        """Feed the plugin's device lists to the manager; whether the plugin ended the stream."""
+        with self._watching:
+            try:
+                async for response in self._stub.ListAndWatch(api.Empty()):
+                    devices.update(resource, list(response.devices))
+            except grpc.aio.AioRpcError as error:
+                text = go_text(error)
+                _LOG.info("ListAndWatch ended", extra={"resource": resource, "error": text})
+            return True
+        return False
 
     async def preferred(
         self, available: Sequence[str], must_include: Sequence[str], size: int
@@ -138,7 +143,8 @@ class PluginClient:
             raise DeviceError(go_text(error)) from error
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; a watch ends first, for gRPC would cancel its task."""
+        self._watching.cancel()
         with anyio.CancelScope(shield=True):
             await self._channel.close()
 
@@ -229,7 +235,7 @@ class Registration(deviceplugin_grpc.RegistrationServicer):
 
     async def _follow(self, resource: str, client: PluginClient) -> None:
         try:
-            await client.watch(resource, self._devices)
-            await self.drop(resource)
+            if await client.watch(resource, self._devices):
+                await self.drop(resource)
         finally:
             await client.close()
