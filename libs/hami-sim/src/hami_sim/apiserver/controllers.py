@@ -3,7 +3,8 @@
 
 Garbage collection by owner references (background, foreground, orphan), emptying and removing
 terminating namespaces, status of disruption budgets and resource quotas. All work is done from one
-set of hints that changes feed; a sweep looks at everything, so a lost hint costs time, never correctness.
+set of hints that changes feed; a sweep looks at everything, so a lost hint costs time, never
+correctness.
 """
 
 from __future__ import annotations
