@@ -56,7 +56,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    if tier_of(request.path) not in LEAK_CHECKED:
+    shares = request.node.get_closest_marker("shares_cluster") is not None
+    if tier_of(request.path) not in LEAK_CHECKED or shares:
         yield
         return
     before = snapshot()
