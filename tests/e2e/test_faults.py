@@ -20,7 +20,7 @@ from hami_sim.tap import Direction, Trap
 from tests.e2e.conftest import small_pod
 from tests.support.checker import event_differences, problems_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120), pytest.mark.shares_cluster]
 
 NODE = "gpu-a.example"
 AGENT = f"agent-{NODE}"

@@ -17,7 +17,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ import msgspec
 import nats
 import nats.js.errors
 import yaml
+from anyio.abc import TaskGroup
 from msgspec import Struct
 from nats.aio.client import Client as NatsClient
 
@@ -41,7 +42,7 @@ from hami_sim.certs import CertificateAuthority
 from hami_sim.hardware import profile as hardware
 from hami_sim.natsd import NatsServer
 from hami_sim.process import Process
-from hami_sim.tap import Tap, run_tap
+from hami_sim.tap import Tap
 
 HOST = "127.0.0.1"
 START_S = 60.0
@@ -107,8 +108,9 @@ def free_port() -> int:
 class Cluster:
     """One running cluster; made by ``run_cluster``."""
 
-    def __init__(self, spec: ClusterSpec, directory: Path) -> None:
-        """Keep everything of the cluster below ``directory``."""
+    def __init__(self, spec: ClusterSpec, directory: Path, group: TaskGroup) -> None:
+        """Keep everything of the cluster below ``directory``; run the taps in ``group``."""
+        self._group = group
         self.spec = spec
         self.directory = directory
         self.nats = NatsServer(directory / "nats")
@@ -120,7 +122,6 @@ class Cluster:
         self._session: aiohttp.ClientSession | None = None
         self._token = ""
         self._bus: NatsClient | None = None
-        self._stack = AsyncExitStack()
 
     # ---------------------------------------------------------------- building
 
@@ -153,7 +154,8 @@ class Cluster:
         return [f"agent-{node.name}" for node in self.spec.nodes]
 
     async def _make_tap(self, name: str, port: int) -> int:
-        tap = await self._stack.enter_async_context(run_tap(port))
+        tap = Tap(port)
+        await self._group.start(tap.serve)
         self.taps[name] = tap
         return tap.port
 
@@ -225,7 +227,6 @@ class Cluster:
         await self._register_webhook()
         await self._wait_for(self._nodes_offer_devices, "kubelet")
         self._bus = await nats.connect(self.nats.url, name="harness", max_reconnect_attempts=-1)
-        self._stack.push_async_callback(self._bus.close)
         self.timings_s["cluster_ready"] = anyio.current_time() - begun
 
     async def _add_all(self) -> None:
@@ -342,7 +343,8 @@ class Cluster:
                 await self.processes[name].stop()
         if self._session is not None:
             await self._session.close()
-        await self._stack.aclose()
+        if self._bus is not None:
+            await self._bus.close()
         await self.nats.stop()
 
     # ---------------------------------------------------------------- waiting
@@ -567,18 +569,23 @@ def _pid_of(status: Document) -> int | None:
 @asynccontextmanager
 async def run_cluster(spec: ClusterSpec, directory: Path) -> AsyncIterator[Cluster]:
     """A cluster that is ready on entry and gone on exit."""
-    cluster = Cluster(spec, directory)
-    try:
+    async with anyio.create_task_group() as group:
+        cluster = Cluster(spec, directory, group)
         try:
-            await cluster.start()
-        except HamiError:
-            for name, process in cluster.processes.items():
-                if process.starts and not process.is_running():
-                    _log.error(
-                        "a part of the cluster ended", extra={"part": name, "log": process.tail()}
-                    )
-            raise
-        yield cluster
-    finally:
-        with anyio.move_on_after(60, shield=True):
-            await cluster.stop()
+            await _start(cluster)
+            yield cluster
+        finally:
+            with anyio.move_on_after(60, shield=True):
+                await cluster.stop()
+        group.cancel_scope.cancel()
+
+
+async def _start(cluster: Cluster) -> None:
+    try:
+        await cluster.start()
+    except HamiError:
+        for name, process in cluster.processes.items():
+            if process.starts and not process.is_running():
+                log = process.tail()
+                _log.error("a part of the cluster ended", extra={"part": name, "log": log})
+        raise

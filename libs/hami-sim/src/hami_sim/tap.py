@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Literal
 
 import anyio
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import SocketAttribute, SocketStream, TaskStatus
 
 Direction = Literal["up", "down"]
 HOST = "127.0.0.1"
@@ -143,15 +143,21 @@ class Tap:
                 return trap
         return None
 
+    async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Listen on a free port until cancelled; ready once ``port`` is known."""
+        listener = await anyio.create_tcp_listener(local_host=HOST, local_port=0)
+        self.port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - not Django's extra()
+        async with listener:
+            task_status.started()
+            await listener.serve(self.handle)
+
 
 @asynccontextmanager
 async def run_tap(target_port: int) -> AsyncIterator[Tap]:
     """A tap in front of ``target_port``; ``tap.port`` is where clients connect."""
     tap = Tap(target_port)
-    listener = await anyio.create_tcp_listener(local_host=HOST, local_port=0)
-    tap.port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - not Django's extra()
-    async with listener, anyio.create_task_group() as group:
-        group.start_soon(listener.serve, tap.handle)
+    async with anyio.create_task_group() as group:
+        await group.start(tap.serve)
         yield tap
         await tap.cut()
         group.cancel_scope.cancel()
