@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedulers as processes on a real nats-server and a simulated API server, under load and trouble."""
+"""Schedulers as processes on a real nats-server and a simulated API server, in trouble."""
 
 import json
 from collections.abc import AsyncIterator

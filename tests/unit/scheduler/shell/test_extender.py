@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kube-scheduler is told by filter, prioritize and bind."""
+
+import json
+
+import anyio
+import pytest
+
+from hami_common import annotations
+from hami_common.errors import WireInvalid
+from hami_common.events.inventory import DeviceFault
+from hami_scheduler.core.snapshot import Snapshot, load
+from hami_common.events import codec
+from hami_common.runtime.httpd import Request
+from tests.unit.scheduler.shell import builders
+from tests.unit.scheduler.shell.world import Running, World, quiet
+
+pytestmark = pytest.mark.anyio
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def world_with_nodes() -> World:
+    world = World()
+    await world.add_devices(builders.devices("small", memory_mib=8000))
+    await world.add_devices(builders.devices("big", memory_mib=32000))
+    return world
+
+
+async def raw(s: Running, verb: str, body: bytes) -> bytes:
+    handler = s.scheduler.extender.routes()["POST", f"/{verb}"]
+    request = Request(method="POST", path=f"/{verb}", query={}, headers={}, body=body, params={})
+    return (await handler(request)).body  # type: ignore[union-attr]  # no handler of ours streams
+
+
+async def test_filter_returns_every_node_that_fits_and_a_reason_for_each_other() -> None:
+    world = await world_with_nodes()
+    async with world.scheduler() as s:
+        answer = await s.filter(builders.pod("a", mem_mib=4000), ["small", "big", "none"])
+        assert answer["NodeNames"] == ["small", "big"]
+        assert answer["FailedNodes"].keys() == {"none"}
+        answer = await s.filter(builders.pod("a", mem_mib=9000), ["small", "big", "none"])
+    assert answer["NodeNames"] == ["big"]
+    assert answer["Error"] == ""
+    assert answer["Nodes"] is None
+    assert "9000 MiB wanted, at most 8000 MiB free" in answer["FailedNodes"]["small"]
+    assert answer["FailedNodes"]["none"].startswith("NodeUnregistered")
+    assert s.value("hami_scheduler_node_refusals_total", code="NodeUnregistered") == 2
+
+
+async def test_filter_answers_whole_nodes_with_whole_nodes() -> None:
+    world = await world_with_nodes()
+    nodes = [{"metadata": {"name": n}, "spec": {"x": n}} for n in ("small", "big")]
+    body = json.dumps({"Pod": builders.pod("a", mem_mib=9000), "Nodes": {"items": nodes}}).encode()
+    async with world.scheduler() as s:
+        answer = json.loads(await raw(s, "filter", body))
+    assert answer["Nodes"]["items"] == [nodes[1]]
+    assert answer["NodeNames"] is None
+    assert answer["FailedNodes"].keys() == {"small"}
+
+
+async def test_filter_passes_pods_that_ask_for_nothing_of_ours() -> None:
+    world = await world_with_nodes()
+    async with world.scheduler() as s:
+        answer = await s.filter(builders.pod("a", gpu=None), ["small", "none"])
+        assert answer["NodeNames"] == ["small", "none"]
+        zero = builders.pod("a", gpu=0)
+        assert (await s.filter(zero, ["none"]))["NodeNames"] == ["none"]
+        assert await s.prioritize(zero, ["none"]) == [{"Host": "none", "Score": 0}]
+    assert world.decisions("filter") == []
+
+
+async def test_filter_tells_field_and_fix_of_an_invalid_request_for_every_node() -> None:
+    world = await world_with_nodes()
+    pod = builders.pod("a")
+    pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = "3Gi"
+    async with world.scheduler() as s:
+        answer = await s.filter(pod, ["small", "big"])
+    assert answer["NodeNames"] == []
+    assert answer["FailedNodes"] == {}
+    texts = set(answer["FailedAndUnresolvableNodes"].values())
+    assert answer["FailedAndUnresolvableNodes"].keys() == {"small", "big"}
+    assert len(texts) == 1
+    assert "nvidia.com/gpumem" in texts.pop()
+
+
+async def test_filter_and_prioritize_write_nothing() -> None:
+    world = await world_with_nodes()
+    pod = world.add_pod(builders.pod("a"))
+    version = pod["metadata"]["resourceVersion"]
+    async with world.scheduler() as s:
+        await s.filter(pod, ["small", "big"])
+        await s.prioritize(pod, ["small", "big"])
+        assert s.seen.calls == []
+    assert world.kube.pod("a")["metadata"]["resourceVersion"] == version
+    assert world.records() == {}
+
+
+async def test_calls_before_synchronisation_are_answered_with_what_is_missing() -> None:
+    world = await world_with_nodes()
+    world.bus.set_available(available=False)
+    async with world.scheduler(wait=False) as s:
+        pod = world.add_pod(builders.pod("a"))
+        assert "records" in (await s.filter(pod, ["big"]))["Error"]
+        assert "records" in await s.bind(pod, "big")
+        assert await s.prioritize(pod, ["big"]) == [{"Host": "big", "Score": 0}]
+        world.bus.set_available(available=True)
+        await quiet()
+        assert (await s.filter(pod, ["big"]))["NodeNames"] == ["big"]
+
+
+async def test_filter_waits_a_moment_for_the_synchronisation() -> None:
+    world = await world_with_nodes()
+    world.bus.set_available(available=False)
+    answers: list[builders.Obj] = []
+    async with world.scheduler(wait=False, sync_wait_s=5.0) as s:
+        async with anyio.create_task_group() as group:
+
+            async def ask() -> None:
+                answers.append(await s.filter(builders.pod("a"), ["big"]))
+
+            group.start_soon(ask)
+            await quiet()
+            assert answers == []
+            world.bus.set_available(available=True)
+    assert answers[0]["NodeNames"] == ["big"]
+
+
+async def test_prioritize_prefers_the_fuller_node_for_binpack_and_the_emptier_for_spread() -> None:
+    world = await world_with_nodes()
+    async with world.scheduler() as s:
+        names = ["small", "big"]
+        pack = await s.prioritize(builders.pod("a", mem_mib=4000), names)
+        spread_pod = builders.pod("a", mem_mib=4000, **{annotations.NODE_POLICY: "spread"})
+        spread = await s.prioritize(spread_pod, names)
+        await s.scheduler.drain(limit_s=1)
+    assert [entry["Host"] for entry in pack] == names
+    assert pack[0]["Score"] == 10 > pack[1]["Score"]
+    assert spread[1]["Score"] == 10 > spread[0]["Score"]
+    assert all(0 <= entry["Score"] <= 10 for entry in pack + spread)
+    (first, _) = world.decisions("prioritize")
+    assert [score.node for score in first.feasible] == ["small", "big"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "text"),
+    [
+        ("filter", b"", "ExtenderArgs"),
+        ("filter", b"[]", "ExtenderArgs"),
+        ("filter", b'{"Pod": {}}', "neither NodeNames nor Nodes"),
+        ("filter", b'{"Pod": {}, "NodeNames": [1]}', "$.NodeNames[0]"),
+        ("filter", b'{"Pod": {}, "Nodes": {"items": [{}]}}', "no metadata.name"),
+        ("filter", b'{"NodeNames": []}', "Pod"),
+        ("filter", b"\xff", "ExtenderArgs"),
+        ("prioritize", b'{"Pod": {"spec": 7}, "NodeNames": []}', "spec"),
+        ("bind", b"{}", "PodName"),
+        (
+            "bind",
+            b'{"PodName": "", "PodNamespace": "d", "PodUID": "u", "Node": "n"}',
+            "PodName is empty",
+        ),
+    ],
+)
+async def test_bodies_that_are_no_extender_call_name_what_is_wrong(
+    verb: str, body: bytes, text: str
+) -> None:
+    world = World()
+    async with world.scheduler() as s:
+        try:
+            await raw(s, verb, body)
+        except WireInvalid as error:
+            told = str(error)
+        else:
+            told = ""
+    assert text in told
+
+
+async def test_decision_of_filter_names_classes_and_carries_the_pods_trace() -> None:
+    world = await world_with_nodes()
+    pod = builders.pod("a", mem_mib=9000, **{annotations.TRACEPARENT: TRACEPARENT})
+    async with world.scheduler() as s:
+        await s.filter(pod, ["small", "big"])
+        await s.scheduler.drain(limit_s=1)
+    (record,) = world.decisions("filter")
+    assert (record.verdict, record.nodes_considered, record.nodes_feasible) == ("feasible", 2, 1)
+    (refused,) = record.refusals
+    assert (refused.code, refused.count, refused.nodes) == ("CardInsufficientMemory", 1, ("small",))
+    (message,) = (m for m in world.bus.published if ".decision." in m.subject)
+    assert message.headers["traceparent"].split("-")[1] == TRACEPARENT.split("-")[1]
+    assert message.headers["traceparent"] != TRACEPARENT
+
+
+async def test_bind_continues_the_pods_trace_into_the_ledger() -> None:
+    world = await world_with_nodes()
+    pod = world.add_pod(builders.pod("a", **{annotations.TRACEPARENT: TRACEPARENT}))
+    async with world.scheduler() as s:
+        assert await s.bind(pod, "big") == ""
+    (entry,) = world.bus.stream("hami_alloc").latest(">")
+    assert entry.headers["traceparent"].split("-")[1] == TRACEPARENT.split("-")[1]
+    assert entry.headers["ce-type"] == "io.hami.allocation.reserve.v1"
+    assert entry.headers["ce-source"] == "/scheduler/s1"
+
+
+async def test_bus_that_takes_no_decisions_slows_no_call_and_counts_the_drops() -> None:
+    world = await world_with_nodes()
+    async with world.scheduler(decision_queue_size=2) as s:
+        world.bus.set_available(available=False)
+        for number in range(6):
+            assert (await s.filter(builders.pod(f"p{number}"), ["big"]))["NodeNames"] == ["big"]
+        await quiet()
+        failed = s.value("hami_scheduler_queue_failures_total", queue="decisions")
+        dropped = s.value("hami_scheduler_queue_drops_total", queue="decisions")
+    assert failed + dropped == 6
+    assert dropped > 0
+
+
+async def test_snapshot_holds_what_decisions_depend_on() -> None:
+    world = await world_with_nodes()
+    async with world.scheduler() as s:
+        assert await s.bind(world.add_pod(builders.pod("a", mem_mib=30000)), "big") == ""
+        await world.fault(
+            DeviceFault(
+                node="small",
+                vendor="nvidia",
+                uuid="GPU-small-0",
+                boot_id="boot-1",
+                seq=9,
+                time_s=0.0,
+                healthy=False,
+            )
+        )
+        handler = s.scheduler.extender.routes()["GET", "/v1/snapshot"]
+        response = await handler(
+            Request(method="GET", path="/v1/snapshot", query={}, headers={}, body=b"", params={})
+        )
+        snapshot = codec.decode(response.body, Snapshot, what="snapshot")  # type: ignore[union-attr]  # not streamed
+        live = s.state.ledger
+        copy = load(snapshot)
+        copy.check()
+        assert list(copy.table.usages()) == list(live.table.usages())
+        assert snapshot.snapshot_id == live.snapshot_id
+        assert [(f.node, f.healthy) for f in snapshot.faults] == [("small", False)]
