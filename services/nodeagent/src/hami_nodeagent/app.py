@@ -225,7 +225,12 @@ async def _use_bus(parts: _Parts, bus: Bus) -> None:
     site = parts.site
     publisher = NatsPublisher(bus)
     feed = LedgerFeed(site=site, feed=RepublishedFeed(bus, site.node), publisher=publisher)
-    states = States(site=site, bucket=NatsBucket(bus, subjects.STATE_BUCKET), events=parts.events)
+    states = States(
+        site=site,
+        bucket=NatsBucket(bus, subjects.STATE_BUCKET),
+        generation=lambda: bus.generation,
+        events=parts.events,
+    )
     devices = NatsBucket(bus, subjects.DEVICES_BUCKET)
     async with anyio.create_task_group() as group:
         group.start_soon(_mirror_connection, site, bus)

@@ -40,9 +40,12 @@ class States:
         *,
         site: Site,
         bucket: Bucket,
+        generation: Callable[[], int],
         events: Callable[[], EventRecorder | None],
     ) -> None:
+        """``generation`` grows with each connection to the bus."""
         self._bucket = bucket
+        self._generation = generation
         self._picture = site.picture
         self._sequence = site.sequence
         self._events = events
@@ -55,26 +58,23 @@ class States:
         """Keep the states up to date for ever; started once the stored ones are read."""
         backoff = Backoff(first_s=self._retry_s, most_s=10 * self._retry_s)
         read_at_s = 0.0
-        must_read = True
+        read_generation = -1
         while True:
             changed = self._picture.changed
+            generation = self._generation()
             try:
-                if must_read or self._clock.monotonic_s() >= read_at_s:
+                if read_generation != generation or self._clock.monotonic_s() >= read_at_s:
                     await self._read_all()
-                    must_read = False
+                    read_generation = generation
                     read_at_s = self._clock.monotonic_s() + READ_AGAIN_S
                     task_status.started()
                     task_status = anyio.TASK_STATUS_IGNORED
                 for uid in list(self._picture.entries_by_uid):
                     await self._bring_up_to_date(uid)
-            except Unavailable as error:
-                _log.debug("states not written", extra={"problem": str(error)})
-                must_read = True
-                await backoff.wait()
-                continue
             except HamiError as error:
-                _log.error("states not written", extra={"problem": str(error)})
-                must_read = True
+                level = logging.DEBUG if isinstance(error, Unavailable) else logging.ERROR
+                _log.log(level, "states not written", extra={"problem": str(error)})
+                read_generation = -1
                 await backoff.wait()
                 continue
             backoff.reset()

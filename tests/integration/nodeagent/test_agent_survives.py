@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent when something around it ends, comes back, lies or is missing."""
+
+import anyio
+import grpc
+import grpc.aio
+import pytest
+
+from hami_common import subjects
+from hami_common.events.codec import decode
+from hami_common.events.inventory import DeviceFault, Heartbeat, NodeReport
+from hami_common.kubeletapi import deviceplugin as api
+from hami_common.runtime.natsio import ensure_bus
+from hami_sim.apiserver import Fault, Match
+from tests.contract.kubelet.plugin import TestPlugin
+from tests.integration.nodeagent.plane import NODE, RESOURCE, Ask, Plane, until
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_kubelet_restart_ends_nothing_and_new_pods_are_served_within_3_seconds(
+    plane: Plane,
+) -> None:
+    async with plane.agent():
+        for number in range(5):
+            await plane.place(f"old-{number}", Ask(shares=((number, 1000),)))
+        for number in range(5):
+            await plane.until_phase(f"old-{number}", "Running")
+        before = {
+            name: c["main"].pid
+            for name in list(await plane.listed_ids())
+            if (c := plane.kubelet.containers(name))
+        }
+        await plane.kubelet.restart()
+        with anyio.fail_after(3):
+            await plane.offered(128)
+        await plane.place("new", Ask(shares=((7, 1000),)))
+        await plane.until_phase("new", "Running")
+        after = {name: plane.kubelet.containers(name)["main"].pid for name in before}
+        assert after == before
+        for number in range(5):
+            pod = await plane.pod(f"old-{number}")
+            assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+async def test_agent_restart_keeps_its_grants_so_containers_may_start_again(plane: Plane) -> None:
+    async with plane.agent():
+        record = await plane.place(
+            "web",
+            Ask(name="fetch", kind="init", shares=((1, 1000),), command="true"),
+            Ask(shares=((2, 2000),), command="cat /etc/hami/limits; sleep 0.2; exit 1"),
+        )
+        await plane.until_state(record.pod_uid, "running")
+    async with plane.agent():
+
+        async def has_restarted() -> bool:
+            statuses = (await plane.pod("web"))["status"]["containerStatuses"]
+            return bool(statuses[0]["restartCount"] >= 1)
+
+        await until(has_restarted)
+        text = plane.kubelet.logs("web", "main")
+        assert f"allocation={record.allocation_id}" in text
+    assert [s.state for s in await plane.story(record.pod_uid)] == ["bound", "prepared", "running"]
+
+
+async def test_agent_that_lost_its_grants_learns_them_from_kubelet(plane: Plane) -> None:
+    async with plane.agent():
+        record = await plane.place("web", Ask(shares=((2, 2000), (4, 2000))))
+        await plane.until_state(record.pod_uid, "running")
+    async with plane.agent(state_dir=str(plane.directory / "other-state")) as context:
+
+        async def has_learnt() -> bool:
+            return context.registry.get_sample_value("hami_nodeagent_grants") == 1
+
+        await until(has_learnt)
+        ids = sorted((await plane.listed_ids())["web"])
+        assert await plane.may_start(ids)
+        assert not await plane.may_start(ids[:1])
+
+
+async def test_without_the_bus_known_records_serve_and_unknown_ones_are_refused(
+    plane: Plane,
+) -> None:
+    async with plane.agent(allocate_wait_s=1.0) as context:
+        known = plane.record(await plane.create("known", Ask(shares=((1, 1111),))))
+        revision = await plane.reserve(known)
+        unknown = plane.record(await plane.create("unknown", Ask(shares=((2, 2222),))))
+
+        async def has_heard() -> bool:
+            value = context.registry.get_sample_value("hami_nodeagent_ledger_records_total")
+            return bool(value)
+
+        await until(has_heard)
+        await plane.nats.kill()
+        await plane.bind(known, revision)
+        await plane.bind(unknown, revision + 1)
+        await plane.until_phase("known", "Running")
+        assert (await plane.environment("known"))["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1111m"
+        assert "hami: bus-unavailable: the record of pod default/unknown" in (
+            await plane.refusal_of("unknown")
+        )
+        # States follow from facts once the bus is back.
+        await plane.nats.start()
+        await plane.until_state(known.pod_uid, "running")
+
+
+async def test_states_are_written_again_after_all_data_on_the_bus_was_lost(plane: Plane) -> None:
+    async with plane.agent():
+        record = await plane.place("web", Ask(shares=((1, 1111),)))
+        await plane.until_state(record.pod_uid, "running")
+        await plane.nats.stop()
+        await plane.nats.wipe()
+        await plane.nats.start()
+        await plane.bus.wait_connected(after=plane.bus.generation)
+        await ensure_bus(plane.bus)
+        await plane.reserve(record)
+        await plane.until_state(record.pod_uid, "running")
+        assert (await plane.report()).devices
+        pod = await plane.pod("web")
+        assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+async def test_without_the_api_server_no_pod_is_confirmed(plane: Plane) -> None:
+    async with plane.agent(allocate_wait_s=0.5):
+        record = plane.record(await plane.create("web", Ask(shares=((1, 1111),))))
+        revision = await plane.reserve(record)
+        plane.api.faults.add(
+            Fault(match=Match(verb="get", resource="pods"), action="deny", times=0)
+        )
+        await plane.bind(record, revision)
+
+        async def is_refused() -> bool:
+            pods = (await plane.kube.list("pods", "default"))["items"]
+            return bool(pods[0]["status"].get("phase") == "Failed")
+
+        await until(is_refused)
+        status = (await plane.kube.list("pods", "default"))["items"][0]["status"]
+        assert "hami: api-unavailable: the API server does not confirm" in status["message"]
+
+
+async def test_device_fault_reaches_kubelet_bus_and_pod_and_passes_again(plane: Plane) -> None:
+    quick = {"failures_to_condemn": 1, "probes_to_recover": 2, "recover_s": 0.3}
+    async with (
+        plane.bus.subscribe(subjects.fault(NODE)) as faults,
+        plane.agent(health=plane.health(**quick)),
+    ):
+        record = await plane.place("web", Ask(shares=((1, 1111),)))
+        await plane.until_phase("web", "Running")
+        plane.control({"devices": {"1": {"failing": "row remapping failed"}}})
+        await plane.offered(112)
+        first = decode((await faults.receive(timeout_s=5))[0].data, DeviceFault, what="fault")
+        assert (first.uuid, first.healthy) == (plane.devices[1].uuid, False)
+        assert "row remapping failed" in first.reason
+
+        async def is_told() -> bool:
+            events = (await plane.kube.list("events", "default"))["items"]
+            return any(event["reason"] == "DeviceUnhealthy" for event in events)
+
+        await until(is_told)
+        second = plane.record(await plane.create("next", Ask(shares=((1, 1000),))))
+        await plane.bind(second, await plane.reserve(second))
+        assert "hami: device-unhealthy:" in await plane.refusal_of("next")
+        plane.control({})
+        await plane.offered(128)
+        assert record.pod_uid in await plane.uids_of_running()
+
+
+async def test_devices_that_appear_later_are_announced(plane: Plane) -> None:
+    plane.control({"driver_missing": "no kernel module"})
+    context_more = {"discovery_retry_s": 0.1, "discovery_s": 0.2}
+    async with plane.agent(offer=0, **context_more):
+        assert "no kernel module" in (await plane.report()).problem
+        assert (await plane.report()).devices == ()
+        plane.control({})
+
+        async def is_reported() -> bool:
+            return len((await plane.report()).devices) == 8
+
+        await until(is_reported)
+
+
+async def test_resource_of_another_plugin_is_left_alone_until_it_goes(plane: Plane) -> None:
+    async with TestPlugin(
+        plane.kubelet.plugin_directory, RESOURCE, ["GPU-other-0", "GPU-other-1"], endpoint="o.sock"
+    ) as other:
+        await other.register()
+        await plane.offered(2)
+        async with plane.agent(offer=2) as context:
+            labels = {"resource": RESOURCE, "outcome": "foreign"}
+
+            async def is_noticed() -> bool:
+                name = "hami_nodeagent_kubelet_registrations_total"
+                return bool(context.registry.get_sample_value(name, labels))
+
+            await until(is_noticed)
+            await plane.offered(2)
+            await other.close()
+            await plane.offered(128)
+
+
+async def test_malformed_calls_are_refused_and_the_plugin_goes_on(plane: Plane) -> None:
+    async with plane.agent(allocate_wait_s=0.05) as context, plane.plugin() as plugin:
+        valid = f"{plane.devices[0].uuid}-0"
+        calls = [
+            api.AllocateRequest(),
+            _call(),
+            _call(""),
+            _call("GPU-nonsense-0"),
+            _call(valid, valid),
+            _call("x" * 100_000),
+            _call(*(f"{valid}{number}" for number in range(5000))),
+            _call(f"{plane.devices[0].uuid}-\u0000"),
+        ]
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await plugin.Allocate(call)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert str(refused.value.details()).startswith("hami: request-invalid: ")
+        with pytest.raises(grpc.aio.AioRpcError) as nobody:
+            await plugin.Allocate(_call(valid))
+        assert str(nobody.value.details()).startswith("hami: no-pending-container: ")
+        assert nobody.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        with pytest.raises(grpc.aio.AioRpcError):
+            await plugin.PreStartContainer(api.PreStartContainerRequest(devices_ids=["x"]))
+        for size in (-1, 0, 1 << 30):
+            preferred = await plugin.GetPreferredAllocation(_preference([valid], size))
+            assert list(preferred.container_responses[0].deviceIDs) == []
+        labels = {"resource": RESOURCE, "code": "request-invalid"}
+        refusals = context.registry.get_sample_value("hami_nodeagent_refusals_total", labels)
+        assert refusals == len(calls)
+        await plane.place("web", Ask(shares=((0, 1000),)))
+        await plane.until_phase("web", "Running")
+
+
+async def test_heartbeats_and_reports_carry_one_run_and_growing_numbers(plane: Plane) -> None:
+    beats = plane.bus.subscribe(subjects.heartbeat(NODE))
+    async with beats as heard, plane.agent(heartbeat_s=0.1):
+        report = await plane.report()
+        seen: list[Heartbeat] = []
+        while len(seen) < 3:
+            seen += [
+                decode(message.data, Heartbeat, what="heartbeat")
+                for message in await heard.receive(timeout_s=5)
+            ]
+    assert {one.boot_id for one in seen} == {report.boot_id}
+    assert [one.seq for one in seen] == sorted({one.seq for one in seen})
+    assert seen[0].vendors == ("nvidia",)
+    assert isinstance(report, NodeReport)
+    assert len(report.devices) == 8
+
+
+def _call(*ids: str) -> api.AllocateRequest:
+    return api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=ids)])
+
+
+def _preference(ids: list[str], size: int) -> api.PreferredAllocationRequest:
+    size = max(min(size, (1 << 31) - 1), -(1 << 31))
+    return api.PreferredAllocationRequest(
+        container_requests=[
+            api.ContainerPreferredAllocationRequest(available_deviceIDs=ids, allocation_size=size)
+        ]
+    )
