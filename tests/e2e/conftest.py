@@ -16,6 +16,7 @@ TAPPED = ClusterSpec(
     slots=16,
     taps=True,
     schedulers=2,
+    backoff_s=0.2,
     settings={
         # Leases are short so that a stalled scheduler is outlived within a test; the order of the
         # delays is that of production.

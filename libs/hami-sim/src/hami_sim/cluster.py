@@ -84,6 +84,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
     (``scheduler``, ``webhook``, ``registry``, ``nodeagent``).
     """
     node_cpu: str = "64"
+    backoff_s: float = 1.0
+    """First pause of kube-scheduler before it tries a pod again."""
     schedulers: int = 1
     """Scheduler replicas, all active; kube-scheduler calls the first, ``scheduler``."""
 
@@ -272,6 +274,7 @@ class Cluster:
                 str(self.kubeconfig),
                 "--extender-url",
                 f"http://{HOST}:{extender_port}",
+                *("--initial-backoff-s", f"{self.spec.backoff_s:g}"),
             ],
         )
         kubelet_root = self.directory / "kubelet"
