@@ -254,23 +254,33 @@ class Oracle:
             return Verdict(here.uuid, 11)
         return Verdict(here.uuid, None)
 
-    def _fullness(self, request: PodRequest, here: OracleDevice, step: Step, mine: Booked) -> float:
+    def _fullness(
+        self, request: PodRequest, here: OracleDevice, step: Step, running: list[Share]
+    ) -> float:
+        """How full a device would be: what others hold, each share the pod runs there, this one."""
         device, weights = here.device, request.policy.weights
         assert device is not None
+
+        def part(slots: int, core_pct: int, memory_mib: int) -> tuple[float, float, float]:
+            per_slot = 1.0 / device.slots if device.slots else 0.0
+            per_core = 1.0 / device.capacity_core_pct if device.capacity_core_pct else 0.0
+            per_mib = 1.0 / device.capacity_mib if device.capacity_mib else 0.0
+            return slots * per_slot, core_pct * per_core, memory_mib * per_mib
+
+        slots, core, memory = part(here.used_slots(), here.used_core(), here.used_mib())
+        full = (weights.slot * slots + weights.core * core) + weights.memory * memory
+
+        def added(core_pct: int, memory_mib: int) -> float:
+            slot, core, memory = part(1, weights.core * core_pct, weights.memory * memory_mib)
+            return (weights.slot * slot + core) + memory
+
+        beside = 0.0
+        for share in running:
+            beside += added(share.core_pct, share.memory_mib)
+        if running:
+            full += beside
         want_mib = step.request.memory_mib_on(device.memory_mib)
-        total = 0.0
-        for weight, used, capacity in (
-            (weights.slot, here.used_slots() + mine.slots + 1, device.slots),
-            (
-                weights.core,
-                here.used_core() + mine.core_pct + step.request.core_pct,
-                device.capacity_core_pct,
-            ),
-            (weights.memory, here.used_mib() + mine.memory_mib + want_mib, device.capacity_mib),
-        ):
-            if capacity > 0:
-                total += weight * (used / capacity)
-        return total
+        return full + added(step.request.core_pct, want_mib)
 
     def _choose(
         self,
@@ -279,7 +289,7 @@ class Oracle:
         step: Step,
         keys: Sequence[str],
         fitting: list[OracleDevice],
-        running: dict[str, Booked],
+        running: list[Share],
     ) -> list[OracleDevice]:
         """The step's devices out of those that fit, which are in the vendor's order."""
         node, count = self.nodes[name], step.request.count
@@ -292,7 +302,8 @@ class Oracle:
             return sum(_numa(other) == _numa(here) for other in fitting)
 
         def key(here: OracleDevice) -> tuple[float, ...]:
-            full = self._fullness(request, here, step, running.get(here.uuid, NOTHING))
+            mine = [share for share in running if share.uuid == here.uuid]
+            full = self._fullness(request, here, step, mine)
             words: list[float] = []
             for word in keys:
                 if word == "numa":
@@ -360,12 +371,13 @@ class Oracle:
         placed: list[ContainerShares] = []
         for number in order:
             step = steps[number]
-            running = booked_by_device(c for c in placed if c.kind != "init")
-            verdicts = self.verdicts(request, name, step, running)
+            beside = [c for c in placed if c.kind != "init"]
+            verdicts = self.verdicts(request, name, step, booked_by_device(beside))
             fitting = [self.nodes[name].devices[v.uuid] for v in verdicts if v.code is None]
             if len(fitting) < step.request.count:
                 tried.failed, tried.verdicts = number, verdicts
                 return tried
+            running = [share for c in beside for share in c.shares]
             chosen = self._choose(request, name, step, keys, fitting, running)
             chosen.sort(key=lambda here: (here.index, here.uuid))
             shares = ContainerShares(

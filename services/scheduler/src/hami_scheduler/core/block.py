@@ -53,6 +53,10 @@ _MATRICES: Final[dict[str, Any]] = {
     "healthy": np.bool_,
     "cordoned": np.bool_,
     "alive": np.bool_,
+    "per_slot": np.float64,
+    "per_core": np.float64,
+    "per_mib": np.float64,
+    "fullness": np.float64,
     "has_slot": np.bool_,
     "unheld": np.bool_,
     "idle": np.bool_,
@@ -113,6 +117,12 @@ class Block:
     cordoned: Bools
     alive: Bools
     """The node's agent is heard for this vendor."""
+    per_slot: Floats
+    """1 / slots, 0 where there are none."""
+    per_core: Floats
+    per_mib: Floats
+    fullness: Floats
+    """Sum of the used parts of slots, compute and memory, in this order."""
     has_slot: Bools
     """One more container may share the device."""
     unheld: Bools
@@ -245,6 +255,9 @@ class Block:
             self.healthy[at] = cell.healthy
             self.cordoned[at] = cell.cordoned
             self.alive[at] = cell.alive
+            self.per_slot[at] = 1.0 / cell.slots if cell.slots else 0.0
+            self.per_core[at] = 1.0 / cell.capacity_core if cell.capacity_core else 0.0
+            self.per_mib[at] = 1.0 / cell.capacity_mib if cell.capacity_mib else 0.0
             self._derive(row, column)
         self.uuids[column] = tuple(uuids)
         self.links[column] = link_class
@@ -256,6 +269,9 @@ class Block:
         at = row, column
         self.free_mib[at] = self.capacity_mib[at] - self.used_mib[at]
         self.free_core[at] = self.capacity_core[at] - self.used_core[at]
+        self.fullness[at] = (
+            self.used_slots[at] * self.per_slot[at] + self.used_core[at] * self.per_core[at]
+        ) + self.used_mib[at] * self.per_mib[at]
         self.has_slot[at] = self.used_slots[at] < self.slots[at]
         self.unheld[at] = self.exclusive_holders[at] == 0
         self.idle[at] = self.used_slots[at] == 0

@@ -10,47 +10,43 @@ weakest, so that the best sets stay whole. ``mutex`` is a constraint, see ``fit`
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
-from hami_common.model.request import DevicePolicy
-from hami_scheduler.core.block import Bools, Floats, Ints, Shorts
-from hami_scheduler.core.fit import Scene, Step, View, beside_counts, count_of, wanted_mib
+from hami_common.model.request import DevicePolicy, ScoringWeights
+from hami_scheduler.core.block import Bools, Floats, Shorts
+from hami_scheduler.core.fit import (
+    Scene,
+    Step,
+    View,
+    added_fullness,
+    beside_counts,
+    count_of,
+)
+
+EQUAL: Final = ScoringWeights()
+_NO_SHORT: Final = np.int32(np.iinfo(np.int32).max)
 
 
 def fullness(scene: Scene, step: Step) -> Floats:
-    """How full each device would be with the step's share on it: the weighted sum of used parts."""
+    """How full each device would be with the step's share on it.
+
+    The weighted sum of the used parts of slots, compute and memory: of what others hold, then of
+    each share that the pod runs there already, then of this one.
+    """
     view, plan, running = scene
-    block, weights, request = view.block, plan.policy.weights, step.request
-    used_slots, used_core = view.shorts(block.used_slots), view.shorts(block.used_core)
-    used_mib = view.ints(block.used_mib)
+    block, weights = view.block, plan.policy.weights
+    if weights == EQUAL:
+        full = view.floats(block.fullness)
+    else:
+        full = (
+            weights.slot * (view.shorts(block.used_slots) * view.floats(block.per_slot))
+            + weights.core * (view.shorts(block.used_core) * view.floats(block.per_core))
+        ) + weights.memory * (view.ints(block.used_mib) * view.floats(block.per_mib))
     if running is not None:
-        used_slots, used_core = used_slots + running.slots, used_core + running.core
-        used_mib = used_mib + running.mib
-    total: Floats = np.zeros(used_mib.shape)
-    for weight, used, capacity in (
-        (weights.slot, used_slots + 1, _divisor(view, "slots", block.slots)),
-        (weights.core, used_core + request.core_pct, _divisor(view, "core", block.capacity_core)),
-        (
-            weights.memory,
-            used_mib + wanted_mib(view, request),
-            _divisor(view, "mib", block.capacity_mib),
-        ),
-    ):
-        if weight:
-            total += weight * (used / capacity)
-    return total
-
-
-def _divisor(view: View, name: str, capacity: Shorts | Ints) -> Floats:
-    """Capacity to divide by: infinite where there is none, so that the part is 0."""
-    block = view.block
-
-    def make() -> Floats:
-        here = capacity[:, : block.count]
-        return np.where(here > 0, here, np.inf)
-
-    return view.floats(block.derived(("divisor", name), make))
+        full = full + running.fullness
+    return full + added_fullness(scene, step)
 
 
 def choose_devices(
@@ -86,37 +82,49 @@ def _order(
             order.append(numa)
         else:
             order.append(full if key == "spread" else -full)
-    if "numa" not in keys:
+    if "numa" not in keys and not _numa_in_order(scene.view):
         order.append(numa)
     return order
+
+
+def _numa_in_order(view: View) -> bool:
+    """Whether every node's devices are enumerated NUMA node by NUMA node, as they mostly are."""
+    block = view.block
+
+    def make() -> bool:
+        numa, here = block.numa[:, : block.count], block.vendor[:, : block.count]
+        return bool(((numa[1:] >= numa[:-1]) | (here[1:] != here[:-1])).all())
+
+    return block.derived("numa in order", make)
 
 
 def _choose_first(
     view: View, step: Step, passing: Bools, order: Sequence[Floats | Shorts]
 ) -> Bools:
     """The first devices in order; with NUMA binding all from the node of the first."""
-    left = passing
-    chosen = np.zeros(passing.shape, np.bool_)
-    for taken in range(step.request.count):
+    chosen = _first(passing, order)
+    if step.request.count == 1:
+        return chosen
+    left = passing & ~chosen
+    if step.selector.numa_bind:
+        numa = view.shorts(view.block.numa)
+        left &= numa == np.add.reduce(numa * chosen, axis=0)
+    for _ in range(step.request.count - 1):
         first = _first(left, order)
         chosen |= first
-        left = left & ~first
-        if not taken and step.selector.numa_bind and step.request.count > 1:
-            numa = view.shorts(view.block.numa)
-            left = left & (numa == np.add.reduce(numa * first, axis=0))
+        left &= ~first
     return chosen
 
 
 def _first(left: Bools, order: Sequence[Floats | Shorts]) -> Bools:
     """One device of each node that has any left: the first by the keys, then by position."""
     for key in order:
-        highest = np.inf if key.dtype.kind == "f" else np.iinfo(np.int32).max
-        least = np.where(left, key, highest).min(axis=0)
-        left = left & (key == least)
-    first = np.zeros(left.shape, np.bool_)
+        masked = np.where(left, key, np.inf if key.dtype.kind == "f" else _NO_SHORT)
+        left = left & (masked == np.minimum.reduce(masked, axis=0))
+    first = np.empty(left.shape, np.bool_)
     seen = np.zeros(left.shape[1], np.bool_)
     for row in range(len(left)):
-        np.logical_and(left[row], ~seen, out=first[row])
+        np.greater(left[row], seen, out=first[row])
         seen |= left[row]
     return first
 

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from hami_common.model.request import (
     ContainerKind,
@@ -28,6 +29,8 @@ from hami_common.model.request import (
 )
 from hami_scheduler.core.block import Block, Bools, Columns, Floats, Ints, Shorts
 from hami_scheduler.core.table import DeviceTable
+
+Counts = NDArray[np.signedinteger]
 
 NO_CONSTRAINT: Final = DeviceSelector()
 
@@ -147,44 +150,49 @@ class View:
 
 
 class Held:
-    """What containers of the pod that is being placed hold: running now, and at the peak."""
+    """What containers of the pod that is being placed hold: running now, or at the peak."""
 
     def __init__(self, width: int, count: int) -> None:
         """Nothing yet."""
-        self.mib = np.zeros((width, count), np.int64)
-        self.core = np.zeros((width, count), np.int32)
-        self.slots = np.zeros((width, count), np.int32)
-        self.exclusive = np.zeros((width, count), np.bool_)
-
-    def copy(self) -> "Held":
-        """A second one to go on from."""
-        other = Held(0, 0)
-        other.mib, other.core = self.mib.copy(), self.core.copy()
-        other.slots, other.exclusive = self.slots.copy(), self.exclusive.copy()
-        return other
+        self.mib: Ints = np.zeros((width, count), np.int64)
+        self.core: Shorts = np.zeros((width, count), np.int32)
+        self.slots: Shorts = np.zeros((width, count), np.int32)
+        self.exclusive: Bools = np.zeros((width, count), np.bool_)
+        self.fullness: Floats = np.zeros((width, count))
+        """Sum over the shares of what each adds to its device's fullness."""
 
     def part(self, places: Columns) -> "Held":
         """The same on some of the nodes."""
         other = Held(0, 0)
         other.mib, other.core = self.mib[:, places], self.core[:, places]
         other.slots, other.exclusive = self.slots[:, places], self.exclusive[:, places]
+        other.fullness = self.fullness[:, places]
         return other
 
-    def add(self, chosen: Bools, mib: Ints | int, step: Step) -> None:
-        """One share on each chosen device."""
+    def add(self, chosen: Bools, mib: Ints | int, step: Step, fuller: Floats) -> None:
+        """One share on each chosen device, which makes it ``fuller``."""
         self.mib += chosen * mib
         self.slots += chosen
+        self.fullness += chosen * fuller
         if step.request.core_pct:
             self.core += chosen * np.int32(step.request.core_pct)
         if step.request.exclusive:
             self.exclusive |= chosen
 
-    def peak(self, other: "Held") -> None:
-        """Raise to ``other`` where that is higher."""
+    def raise_to(self, other: "Held") -> None:
+        """Raise each amount to ``other``'s where that is higher."""
         np.maximum(self.mib, other.mib, out=self.mib)
         np.maximum(self.core, other.core, out=self.core)
         np.maximum(self.slots, other.slots, out=self.slots)
-        self.exclusive |= other.exclusive
+
+    def raise_with(self, running: "Held", chosen: Bools, mib: Ints | int, step: Step) -> None:
+        """Raise to what is held while the step's container runs beside ``running``."""
+        np.maximum(self.mib, running.mib + chosen * mib, out=self.mib)
+        np.maximum(self.slots, running.slots + chosen, out=self.slots)
+        core = running.core
+        if step.request.core_pct:
+            core = core + chosen * np.int32(step.request.core_pct)
+        np.maximum(self.core, core, out=self.core)
 
 
 class Scene(NamedTuple):
@@ -267,6 +275,16 @@ def wanted_mib(view: View, request: DeviceRequest) -> Ints | int:
     return view.ints(block.derived(("wanted", request.memory_pct), make))
 
 
+def added_fullness(scene: Scene, step: Step) -> Floats:
+    """How much fuller the step's share makes each device."""
+    view, weights, request = scene.view, scene.plan.policy.weights, step.request
+    block, mib = view.block, wanted_mib(view, request)
+    added = weights.slot * view.floats(block.per_slot)
+    if request.core_pct:
+        added = added + (weights.core * request.core_pct) * view.floats(block.per_core)
+    return added + (weights.memory * mib) * view.floats(block.per_mib)
+
+
 def _dynamic(scene: Scene, step: Step) -> Iterator[tuple[Stage, Bools]]:
     """Constraints on what is free, beside what the pod's own running containers hold."""
     view, plan, running = scene
@@ -321,9 +339,10 @@ def reached(scene: Scene, step: Step) -> Shorts:
     return stages
 
 
-def count_of(mask: Bools) -> Shorts:
+def count_of(mask: Bools) -> Counts:
     """How many devices of each node are set."""
-    counts: Shorts = np.add.reduce(mask.view(np.int8), axis=0, dtype=np.int32)
+    small = len(mask) <= np.iinfo(np.int8).max
+    counts: Counts = np.add.reduce(mask.view(np.int8), axis=0, dtype=np.int8 if small else np.int32)
     return counts
 
 
@@ -349,5 +368,5 @@ def beside_counts(view: View, passing: Bools) -> Shorts:
     beside = np.zeros(passing.shape, np.int32)
     for number in _numa_nodes(view):
         here = passing & (numa == number)
-        beside += here * count_of(here)
+        beside += here * count_of(here).astype(np.int32)
     return beside

@@ -19,7 +19,17 @@ from msgspec import Struct
 from hami_common.model.request import DevicePolicy, DeviceRequest, PlacementPolicy
 from hami_scheduler.core.block import Bools, Columns, Shorts
 from hami_scheduler.core.choose import choose_devices
-from hami_scheduler.core.fit import Held, Plan, Scene, Step, View, has_enough, passes, wanted_mib
+from hami_scheduler.core.fit import (
+    Held,
+    Plan,
+    Scene,
+    Step,
+    View,
+    added_fullness,
+    has_enough,
+    passes,
+    wanted_mib,
+)
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
@@ -115,7 +125,6 @@ def _merge(outcome: Outcome, other: Outcome, places: Columns) -> None:
             (outcome.peak.slots, other.peak.slots),
         ):
             mine[:, into] = theirs[:, found]
-        outcome.peak.exclusive[:, into] = other.peak.exclusive[:, found]
 
 
 class Walk:
@@ -138,13 +147,11 @@ class Walk:
             self.peak = Held(view.block.width, view.count) if plan.has_init else running
             self.scene = Scene(view, plan, running)
         if step.kind == "init":
-            beside = running.copy()
-            beside.add(chosen, mib, step)
-            self.peak.peak(beside)
+            self.peak.raise_with(running, chosen, mib, step)
         else:
-            running.add(chosen, mib, step)
+            running.add(chosen, mib, step, added_fullness(self.scene, step))
             if self.peak is not running:
-                self.peak.peak(running)
+                self.peak.raise_to(running)
         return chosen
 
 
@@ -157,8 +164,10 @@ def _place(view: View, plan: Plan, way: Attempt, *, choose: bool) -> Outcome:
         enough = has_enough(view, step, passing)
         outcome.failed[outcome.fits & ~enough] = number
         outcome.fits &= enough
-        if not outcome.fits.any() or (position == len(way.order) and not choose):
+        if not outcome.fits.any():
             break
+        if not choose and (step.kind == "init" or position == len(way.order)):
+            continue  # what it takes makes no difference to the steps after it
         outcome.chosen[number] = walk.take(step, passing=passing, fits=outcome.fits)
     outcome.peak = walk.peak
     return outcome
