@@ -214,6 +214,40 @@ async def test_bookmarks_move_the_revision_of_an_idle_watch() -> None:
         assert int(mark["metadata"]["resourceVersion"]) == server.store.revision
 
 
+async def test_bookmarks_never_overtake_events() -> None:
+    async with serving(Settings(bookmark_interval_s=0.001)) as (server, client):
+        query = {"resourceVersion": str(server.store.revision), "allowWatchBookmarks": "true"}
+        async with (
+            client.watch("pods", "default", query) as watch,
+            anyio.create_task_group() as group,
+        ):
+
+            async def write() -> None:
+                for number in range(100):
+                    await client.create("pods", pod(f"p{number}"))
+
+            group.start_soon(write)
+            seen: list[tuple[str, int]] = []
+            with anyio.fail_after(WAIT_S):
+                async for kind, obj in watch:
+                    seen.append((kind, int(obj["metadata"]["resourceVersion"])))
+                    if sum(kind == "ADDED" for kind, _ in seen) == 100:
+                        break
+        revisions = [revision for _, revision in seen]
+        assert revisions == sorted(revisions)
+        assert "BOOKMARK" in {kind for kind, _ in seen}
+
+
+async def test_a_watch_is_in_the_audit_log_while_it_lasts(
+    server: ApiServer, client: KubeClient
+) -> None:
+    async with client.watch("pods", "default"):
+        (entry,) = server.requests(Match(verb="watch"))
+        assert entry.code == 200
+    await until(lambda: server.watch_count == 0)
+    assert len(server.requests(Match(verb="watch"))) == 1
+
+
 async def test_closed_watches_are_forgotten(server: ApiServer, client: KubeClient) -> None:
     async with client.watch("pods", "default"):
         await until(lambda: server.watch_count == 1)

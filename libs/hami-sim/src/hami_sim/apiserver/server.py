@@ -165,12 +165,12 @@ class ApiServer:
         """End open watches (all, or those that match); returns how many."""
         if self._routes is None:
             return 0
-        return self._routes.drop_watches(match or Match(), cut=cut)
+        return self._routes.watches.drop(match or Match(), cut=cut)
 
     @property
     def watch_count(self) -> int:
         """Count the watches in progress."""
-        return 0 if self._routes is None else self._routes.watch_count
+        return 0 if self._routes is None else len(self._routes.watches)
 
     def requests(self, match: Match | None = None) -> list[AuditEntry]:
         """List audit entries that match."""
