@@ -55,6 +55,7 @@
 #define NR_OPEN_TREE 428
 #define NR_MOVE_MOUNT 429
 #define NR_PIDFD_OPEN 434
+#define NR_CLOSE_RANGE 436
 #define NR_MOUNT_SETATTR 442
 
 #define SIM_OPEN_TREE_CLONE 1U
@@ -109,7 +110,8 @@ static int hello = -1; /* inside: tells the shim that the workload is about to r
 static void fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
 /* Says why nothing runs: inside through the shim, outside to the starter. */
-static void fail(const char *format, ...) {
+static void fail(const char *format, ...)
+{
     char text[1024];
     va_list arguments;
     va_start(arguments, format);
@@ -128,14 +130,16 @@ static void fail(const char *format, ...) {
 static char *words[MAX_WORDS + 1];
 static size_t word_count;
 
-static const char *next_word(size_t *at) {
+static const char *next_word(size_t *at)
+{
     if (*at >= word_count) {
         fail("specification ends in the middle of a key");
     }
     return words[(*at)++];
 }
 
-static long number(const char *text) {
+static long number(const char *text)
+{
     char *end = NULL;
     errno = 0;
     const long value = strtol(text, &end, 10);
@@ -145,7 +149,8 @@ static long number(const char *text) {
     return value;
 }
 
-static struct step *add_step(enum step_kind kind) {
+static struct step *add_step(enum step_kind kind)
+{
     if (spec.step_count == MAX_STEPS) {
         fail("specification: more than %d mounts", MAX_STEPS);
     }
@@ -154,7 +159,8 @@ static struct step *add_step(enum step_kind kind) {
     return step;
 }
 
-static void read_file(const char *path) {
+static void read_file(const char *path)
+{
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat info;
     if (fd < 0 || fstat(fd, &info) != 0) {
@@ -182,7 +188,8 @@ static void read_file(const char *path) {
     }
 }
 
-static void parse(const char *path) {
+static void parse(const char *path)
+{
     read_file(path);
     size_t at = 0;
     if (strcmp(next_word(&at), "simrun/1") != 0) {
@@ -260,7 +267,8 @@ static void parse(const char *path) {
 
 /* ---- building the root, inside ---- */
 
-static void make_parents(const char *path) {
+static void make_parents(const char *path)
+{
     char prefix[4096];
     const size_t length = strlen(path);
     if (length >= sizeof prefix) {
@@ -277,7 +285,8 @@ static void make_parents(const char *path) {
     }
 }
 
-static void make_target(const char *path, bool is_directory) {
+static void make_target(const char *path, bool is_directory)
+{
     make_parents(path);
     if (is_directory) {
         if (mkdir(path, 0755) != 0 && errno != EEXIST) {
@@ -293,7 +302,8 @@ static void make_target(const char *path, bool is_directory) {
     }
 }
 
-static void make_readonly(const char *path) {
+static void make_readonly(const char *path)
+{
     struct sim_mount_attr attributes = {.attr_set = SIM_MOUNT_ATTR_RDONLY};
     if (syscall(NR_MOUNT_SETATTR, AT_FDCWD, path, SIM_AT_RECURSIVE, &attributes, sizeof attributes) == 0) {
         return;
@@ -304,7 +314,8 @@ static void make_readonly(const char *path) {
 }
 
 /* In the host's view: holds each source by a detached copy of its mount. */
-static void open_sources(void) {
+static void open_sources(void)
+{
     for (size_t i = 0; i < spec.step_count; i++) {
         struct step *step = &spec.steps[i];
         if (step->kind != STEP_BIND) {
@@ -324,7 +335,8 @@ static void open_sources(void) {
     }
 }
 
-static void bind_step(const struct step *step) {
+static void bind_step(const struct step *step)
+{
     make_target(step->target, step->is_directory);
     if (syscall(NR_MOVE_MOUNT, step->tree, "", AT_FDCWD, step->target, SIM_MOVE_MOUNT_F_EMPTY_PATH) != 0) {
         fail("cannot mount %s at %s: %s", step->source, step->target, strerror(errno));
@@ -335,7 +347,8 @@ static void bind_step(const struct step *step) {
     }
 }
 
-static void overlay_step(const struct step *step, size_t index) {
+static void overlay_step(const struct step *step, size_t index)
+{
     char upper[64];
     char work[64];
     char options[4096];
@@ -344,8 +357,8 @@ static void overlay_step(const struct step *step, size_t index) {
     make_parents(upper);
     make_parents(work);
     make_target(step->target, true);
-    const int length = snprintf(options, sizeof options, "lowerdir=" OLD_ROOT "%s,upperdir=%s,workdir=%s", step->source,
-                                upper, work);
+    const int length =
+        snprintf(options, sizeof options, "lowerdir=" OLD_ROOT "%s,upperdir=%s,workdir=%s", step->source, upper, work);
     if (length < 0 || (size_t)length >= sizeof options) {
         fail("path too long: %s", step->source);
     }
@@ -360,7 +373,8 @@ static void overlay_step(const struct step *step, size_t index) {
     make_readonly(step->target);
 }
 
-static void take_step(const struct step *step, size_t index) {
+static void take_step(const struct step *step, size_t index)
+{
     switch (step->kind) {
     case STEP_BIND:
         bind_step(step);
@@ -404,7 +418,8 @@ static void take_step(const struct step *step, size_t index) {
     }
 }
 
-static void enter_root(void) {
+static void enter_root(void)
+{
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) {
         fail("cannot make mounts private: %s", strerror(errno));
     }
@@ -436,11 +451,12 @@ static void enter_root(void) {
 /* ---- init and workload, inside ---- */
 
 /* What container runtimes leave to an unprivileged container. */
-static const int KEPT_CAPS[] = {CAP_CHOWN,  CAP_DAC_OVERRIDE, CAP_FSETID,  CAP_FOWNER,          CAP_MKNOD,
-                                CAP_NET_RAW, CAP_SETGID,       CAP_SETUID,  CAP_SETFCAP,         CAP_SETPCAP,
+static const int KEPT_CAPS[] = {CAP_CHOWN,   CAP_DAC_OVERRIDE, CAP_FSETID,      CAP_FOWNER,          CAP_MKNOD,
+                                CAP_NET_RAW, CAP_SETGID,       CAP_SETUID,      CAP_SETFCAP,         CAP_SETPCAP,
                                 CAP_KILL,    CAP_SYS_CHROOT,   CAP_AUDIT_WRITE, CAP_NET_BIND_SERVICE};
 
-static void drop_caps(void) {
+static void drop_caps(void)
+{
     for (int cap = 0; prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++) {
         bool is_kept = false;
         for (size_t i = 0; i < sizeof KEPT_CAPS / sizeof KEPT_CAPS[0]; i++) {
@@ -452,7 +468,8 @@ static void drop_caps(void) {
     }
 }
 
-static void redirect(void) {
+static void redirect(void)
+{
     const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (nothing < 0 || dup2(nothing, 0) < 0) {
         fail("cannot open /dev/null: %s", strerror(errno));
@@ -461,7 +478,8 @@ static void redirect(void) {
 
 static void run_workload(void) __attribute__((noreturn));
 
-static void run_workload(void) {
+static void run_workload(void)
+{
     sigset_t none;
     (void)sigemptyset(&none);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
@@ -498,11 +516,15 @@ static void run_workload(void) {
     fail("exec: \"%s\": %s", spec.argv[0], errno == ENOENT ? "executable file not found in $PATH" : strerror(errno));
 }
 
-static int code_of(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
+static int code_of(int status)
+{
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
 
 static void run_init(void) __attribute__((noreturn));
 
-static void run_init(void) {
+static void run_init(void)
+{
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     if (spec.join != NULL) {
         const int space = open(spec.join, O_RDONLY | O_CLOEXEC);
@@ -520,6 +542,7 @@ static void run_init(void) {
         run_workload();
     }
     (void)close(hello);
+    (void)close(0);
     (void)close(1);
     (void)close(2);
     for (;;) {
@@ -537,10 +560,11 @@ static void run_init(void) {
 /* ---- the shim, outside ---- */
 
 static int exit_fd = -1;
-static pid_t inner;        /* init, or the workload where there are no namespaces */
+static pid_t inner; /* init, or the workload where there are no namespaces */
 static int workload_pidfd = -1;
 
-static void end_container(void) {
+static void end_container(void)
+{
     if (spec.root != NULL) {
         (void)kill(inner, SIGKILL);
     } else {
@@ -550,7 +574,8 @@ static void end_container(void) {
 }
 
 /* Without a pid namespace nobody else collects what the workload left behind. */
-static void end_orphans(void) {
+static void end_orphans(void)
+{
     char path[64];
     (void)snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
     for (int round = 0; round < 100; round++) {
@@ -572,20 +597,23 @@ static void end_orphans(void) {
     }
 }
 
-static long long now_ns(void) {
+static long long now_ns(void)
+{
     struct timespec now;
     (void)clock_gettime(CLOCK_REALTIME, &now);
     return (long long)now.tv_sec * 1000000000LL + (long long)now.tv_nsec;
 }
 
-static void write_exit(int code) {
+static void write_exit(int code)
+{
     if (exit_fd >= 0) {
         (void)dprintf(exit_fd, "%d %lld\n", code, now_ns());
     }
 }
 
 /* Field 22 of /proc/self/stat; the second field may hold spaces and brackets. */
-static unsigned long long own_start(void) {
+static unsigned long long own_start(void)
+{
     char text[1024];
     const int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
     const ssize_t got = fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
@@ -600,7 +628,8 @@ static unsigned long long own_start(void) {
     return at != NULL ? strtoull(at + 1, NULL, 10) : 0;
 }
 
-static void write_state(pid_t workload) {
+static void write_state(pid_t workload)
+{
     char fresh[4096];
     if (spec.state_path == NULL || snprintf(fresh, sizeof fresh, "%s.new", spec.state_path) >= (int)sizeof fresh) {
         return;
@@ -613,7 +642,8 @@ static void write_state(pid_t workload) {
     }
 }
 
-static void collect(void) {
+static void collect(void)
+{
     int status = 0;
     pid_t ended = 0;
     while ((ended = waitpid(-1, &status, WNOHANG)) > 0) {
@@ -629,7 +659,8 @@ static void collect(void) {
 }
 
 /* Reads what init or the workload says, with the workload's pid in our own numbering. */
-static ssize_t receive_hello(int fd, char *text, size_t size, pid_t *sender) {
+static ssize_t receive_hello(int fd, char *text, size_t size, pid_t *sender)
+{
     char control[CMSG_SPACE(sizeof(struct ucred))];
     struct iovec piece = {.iov_base = text, .iov_len = size};
     struct msghdr message = {
@@ -648,7 +679,8 @@ static ssize_t receive_hello(int fd, char *text, size_t size, pid_t *sender) {
     return got;
 }
 
-static void report_start(int fd) {
+static void report_start(int fd)
+{
     char text[1024];
     pid_t sender = 0;
     ssize_t got = receive_hello(fd, text, sizeof text - 1, &sender);
@@ -670,7 +702,8 @@ static void report_start(int fd) {
     end_container();
 }
 
-static void watch(int signals, int owner) {
+static void watch(int signals, int owner)
+{
     struct pollfd fds[2] = {{.fd = signals, .events = POLLIN}, {.fd = owner, .events = POLLIN}};
     for (;;) {
         collect();
@@ -692,13 +725,16 @@ static void watch(int signals, int owner) {
     }
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char **argv)
+{
     if (argc != 3) {
         (void)fprintf(stderr, "usage: simrun SPEC STATUS_FD\n");
         return 2;
     }
     status_fd = (int)number(argv[2]);
     (void)fcntl(status_fd, F_SETFD, FD_CLOEXEC);
+    /* What the starter forgot to close must not live on in containers. */
+    (void)syscall(NR_CLOSE_RANGE, (unsigned)status_fd + 1, ~0U, 0);
     parse(argv[1]);
     (void)setsid();
     (void)umask(022);
@@ -738,7 +774,8 @@ int main(int argc, char **argv) {
     if (spec.root == NULL) {
         (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     }
-    inner = (pid_t)syscall(SYS_clone, (spec.root != NULL ? spaces : 0) | (unsigned long)SIGCHLD, NULL, NULL, NULL, NULL);
+    inner =
+        (pid_t)syscall(SYS_clone, (spec.root != NULL ? spaces : 0) | (unsigned long)SIGCHLD, NULL, NULL, NULL, NULL);
     if (inner < 0) {
         fail("clone: %s", strerror(errno));
     }

@@ -90,11 +90,13 @@ class PodLifeContract:
     """Starting, refreshing, ending."""
 
     async def test_init_containers_run_to_their_end_one_after_the_other(self, node: Node) -> None:
-        mount = [{"name": "work", "mountPath": "/work"}]
+        mount = [{"name": "work", "mountPath": "/shared"}]
         pod = await node.run(
-            [asks(script=f"cat /work/order; {SLEEP}", volumeMounts=mount)],
+            [asks(script=f"cat /shared/order; {SLEEP}", volumeMounts=mount)],
             inits=[
-                asks(name=name, script=f"sleep 0.2; echo {name} >> /work/order", volumeMounts=mount)
+                asks(
+                    name=name, script=f"sleep 0.2; echo {name} >> /shared/order", volumeMounts=mount
+                )
                 for name in ("one", "two")
             ],
             volumes=[{"name": "work", "emptyDir": {}}],

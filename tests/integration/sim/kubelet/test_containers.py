@@ -86,7 +86,7 @@ async def test_container_runs_as_the_user_it_names(bench: Bench) -> None:
 @isolated
 async def test_working_directory_is_made_when_missing(bench: Bench) -> None:
     async with bench() as (node, _):
-        assert "/work/place\n" in await printed(node, "pwd", workingDir="/work/place")
+        assert "/made/place\n" in await printed(node, "pwd", workingDir="/made/place")
 
 
 async def test_container_without_command_prints_its_limits(bench: Bench) -> None:
@@ -329,6 +329,7 @@ async def test_what_a_container_leaves_in_the_background_ends_with_it(
             volumes=[{"name": "shared", "hostPath": {"path": str(tmp_path)}}],
         )
         await node.prints(pod, "up")
+        await node.in_phase(pod, "Running")
         root = kubelet.containers(pod)["main"].pid
         before = _sleepers(root)
         assert before
@@ -395,6 +396,7 @@ async def test_http_shows_pods_logs_and_containers(bench: Bench) -> None:
     async with bench() as (node, kubelet):
         pod = await node.run([asks(script=f"echo one; echo two; {SLEEP}")])
         await node.prints(pod, "two")
+        await node.in_phase(pod, "Running")
         session = node.client.session
         async with session.get(f"{kubelet.url}/pods") as reply:
             document = await reply.json()
@@ -408,3 +410,11 @@ async def test_http_shows_pods_logs_and_containers(bench: Bench) -> None:
             [row] = await reply.json()
         assert row["pid"] == kubelet.containers(pod)["main"].pid
         assert row["is_running"]
+        order = {"refuse_label": "test=refused", "refuse_reason": "OutOfmemory"}
+        async with session.post(f"{kubelet.url}/sim/faults", json=order) as reply:
+            assert reply.status == 200
+        other = await node.run([asks()], metadata={"labels": {"test": "refused"}})
+        failed = await node.in_phase(other, "Failed")
+        assert failed["status"]["reason"] == "OutOfmemory"
+        async with session.post(f"{kubelet.url}/sim/faults", json={"nonsense": 1}) as reply:
+            assert reply.status == 400

@@ -5,7 +5,7 @@ import anyio
 import pytest
 
 from hami_sim.kubelet.admission import Refusal
-from hami_sim.kubelet.faults import Faults
+from hami_sim.kubelet.faults import FaultOrder, Faults
 from hami_sim.kubelet.objects import Obj
 
 REFUSAL = Refusal(reason="Evicted", message="test")
@@ -37,6 +37,19 @@ def test_rule_applies_at_its_moment() -> None:
     assert faults.refusal(good, "before") is None
     faults.clear()
     assert faults.refusal(bad, "before") is None
+
+
+def test_order_sets_what_it_names_and_leaves_the_rest() -> None:
+    faults = Faults()
+    faults.obey(FaultOrder(delay_s=0.5, shuffle_seed=1, refuse_label="test=x"))
+    faults.obey(FaultOrder(hold=True))
+    assert faults.admission_delay_s == 0.5
+    assert len({faults.choose(WAITING) for _ in range(50)}) > 1
+    assert faults.refusal({"metadata": {"labels": {"test": "x"}}}, "after") is not None
+    assert faults.refusal({"metadata": {"labels": {"test": "y"}}}, "after") is None
+    faults.obey(FaultOrder(clear=True))
+    assert faults.admission_delay_s == 0
+    assert faults.refusal({"metadata": {"labels": {"test": "x"}}}, "after") is None
 
 
 @pytest.mark.anyio

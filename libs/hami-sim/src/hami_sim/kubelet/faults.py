@@ -12,12 +12,33 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import anyio
+from msgspec import Struct
 
 from hami_sim.kubelet.admission import Refusal
 from hami_sim.kubelet.objects import Obj
 
 Moment = Literal["before", "after"]
 Rule = Callable[[Obj], Refusal | None]
+
+
+class FaultOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Faults as JSON, for a kubelet in another process: POST /sim/faults.
+
+    What is left out stays as it is.
+    """
+
+    clear: bool = False
+    """Switch everything off first."""
+    hold: bool | None = None
+    delay_s: float | None = None
+    shuffle_seed: int | None = None
+    refuse_label: str = ""
+    """``key=value``: pods with this label are refused."""
+    refuse_moment: Moment = "after"
+    refuse_reason: str = "OutOfcpu"
+    refuse_message: str = "refused by a test"
+    drop_plugin: str = ""
+    """Resource whose plugin is lost."""
 
 
 class Faults:
@@ -56,6 +77,26 @@ class Faults:
         self._random = None
         for rules in self._rules.values():
             rules.clear()
+
+    def obey(self, order: FaultOrder) -> None:
+        """Set what an order names."""
+        if order.clear:
+            self.clear()
+        if order.hold is not None:
+            (self.hold_admissions if order.hold else self.release_admissions)()
+        if order.delay_s is not None:
+            self.admission_delay_s = order.delay_s
+        if order.shuffle_seed is not None:
+            self.shuffle_admissions(order.shuffle_seed)
+        if order.refuse_label:
+            key, _, value = order.refuse_label.partition("=")
+            refusal = Refusal(reason=order.refuse_reason, message=order.refuse_message)
+
+            def rule(pod: Obj) -> Refusal | None:
+                labels = pod["metadata"].get("labels") or {}
+                return refusal if labels.get(key) == value else None
+
+            self.refuse(rule, moment=order.refuse_moment)
 
     # -- asked by the kubelet
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves the HTTP paths that others read: /pods, /containerLogs, /healthz, /sim/containers.
+"""Serves the HTTP paths that others read: /pods, /containerLogs, /healthz, and /sim/ for tests.
 
 Plain HTTP without authentication, on an address of this machine only. `/pods` shows the pod
 manager's pods as the API server last showed them, so a refused pod still looks Pending there for a
@@ -16,7 +16,9 @@ import anyio
 import msgspec
 from aiohttp import web
 
+from hami_sim.kubelet.faults import FaultOrder, Faults
 from hami_sim.kubelet.objects import Obj, key_of
+from hami_sim.kubelet.plugins import Registration
 from hami_sim.kubelet.podworker import PodWorker
 
 _FOLLOW_S = 0.1
@@ -26,6 +28,8 @@ class Source(Protocol):
     """What is shown."""
 
     workers: dict[str, PodWorker]
+    faults: Faults
+    registration: Registration
 
     def all_pods(self) -> Collection[Obj]:
         """List the pod manager's pods."""
@@ -54,6 +58,7 @@ class HttpApi:
                 web.get("/runningpods/", self._pods),
                 web.get("/containerLogs/{namespace}/{pod}/{container}", self._logs),
                 web.get("/sim/containers", self._containers),
+                web.post("/sim/faults", self._set_faults),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
@@ -99,6 +104,17 @@ class HttpApi:
                 for container in worker.containers()
             )
         return _json(rows)
+
+    async def _set_faults(self, request: web.Request) -> web.Response:
+        """Set faults of a kubelet that runs as a process; see FaultOrder."""
+        try:
+            order = msgspec.json.decode(await request.read(), type=FaultOrder)
+        except msgspec.DecodeError as error:
+            return web.Response(status=400, text=f"{error}\n")
+        self._source.faults.obey(order)
+        if order.drop_plugin:
+            await self._source.registration.drop(order.drop_plugin)
+        return web.Response(text="ok")
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         where = request.match_info

@@ -36,7 +36,7 @@ from hami_common.runtime.clock import SystemClock
 from hami_sim.apiserver.client import Access, KubeClient, StatusError
 from hami_sim.kubelet.admission import Refusal, allocate_failed, check_fit
 from hami_sim.kubelet.devices import DeviceError, DeviceManager
-from hami_sim.kubelet.environ import NodeFacts
+from hami_sim.kubelet.environ import FieldError, NodeFacts
 from hami_sim.kubelet.faults import Faults
 from hami_sim.kubelet.httpapi import HttpApi
 from hami_sim.kubelet.launcher import launcher, permits_namespaces
@@ -277,22 +277,23 @@ class _Life:
                 settings.pod_resources_per_s, settings.pod_resources_burst, now_s=self.monotonic_s
             ),
         )
-        try:
-            async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
-                await self._start(tasks, plugins)
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            self.registration = Registration(
+                plugins, self.devices, tasks, prestart_timeout_s=settings.prestart_timeout_s
+            )
+            try:
+                await self._start(tasks)
                 task_status.started()
-        finally:
-            self.statuses.close()
-            with anyio.CancelScope(shield=True):
-                await self.registration.stop()
-                await self.pod_resources.stop()
-                await self.http.stop()
+                await anyio.sleep_forever()
+            finally:
+                self.statuses.close()
+                with anyio.CancelScope(shield=True):
+                    await self.registration.stop()
+                    await self.pod_resources.stop()
+                    await self.http.stop()
 
-    async def _start(self, tasks: TaskGroup, plugins: Path) -> None:
-        self.registration = Registration(
-            plugins, self.devices, tasks, prestart_timeout_s=self.settings.prestart_timeout_s
-        )
+    async def _start(self, tasks: TaskGroup) -> None:
         for container in await self.runtime.recover():
             self._found.setdefault(container.uid, []).append(container)
         self.devices.read_checkpoint()
@@ -353,7 +354,9 @@ class _Life:
         except StatusError as error:
             if error.code == _NOT_FOUND:
                 return None
-            raise
+            raise FieldError(str(error)) from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise FieldError(f"failed to read {kind.lower()} {name}: {error}") from error
         return decode_data(obj, is_secret=kind == "secret")
 
     async def issue_token(
@@ -366,7 +369,10 @@ class _Life:
             "kind": "TokenRequest",
             "spec": spec,
         }
-        answer = await self.client.act("serviceaccounts", account, "token", request, namespace)
+        try:
+            answer = await self.client.act("serviceaccounts", account, "token", request, namespace)
+        except (StatusError, aiohttp.ClientError, TimeoutError) as error:
+            raise FieldError(f"failed to fetch token: {error}") from error
         return str(answer["status"]["token"]).encode()
 
     # -- the pods of this node, from the API server

@@ -58,6 +58,8 @@ from hami_sim.kubelet.statuses import StatusManager
 from hami_sim.kubelet.volumes import VolumeError, Volumes
 
 _LOG = logging.getLogger(__name__)
+_GRACE_S = 30.0
+_GRACE_MIN_S = 1.0
 _SIDECAR_GRACE_S = 2.0
 _ATTEMPTS_KEPT = 2
 _HOST_NAME_MAX = 63
@@ -331,6 +333,9 @@ class PodWorker:
         except (DeviceError, FieldError, VolumeError) as error:
             self._postpone(slot, "CreateContainerConfigError", str(error))
             return
+        except OSError as error:
+            self._postpone(slot, "CreateContainerError", str(error))
+            return
         slot.previous = slot.ended or slot.previous
         slot.current = container
         slot.attempts += 1
@@ -523,7 +528,7 @@ class PodWorker:
         grace = metadata.get(
             "deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds")
         )
-        return float(grace if grace is not None else 30)
+        return max(_GRACE_MIN_S, float(grace if grace is not None else _GRACE_S))
 
     async def _finish(self) -> None:
         """Remove the volumes and say the last word."""
