@@ -31,7 +31,7 @@ NO_NUMA: Final = -1
 # Rows of a vendor's totals, see Block.totals.
 USED_SLOTS, SLOTS, USED_CORE, CORE, USED_MIB, MIB, DEVICES, LEAST_MIB, MOST_MIB = range(9)
 _TOTALS: Final = 9
-_MOST_DERIVED: Final = 512
+_MOST_DERIVED: Final = 64
 
 _MATRICES: Final[dict[str, Any]] = {
     "memory_mib": np.int64,

@@ -20,7 +20,6 @@ from hami_scheduler.core.fit import (
     Scene,
     Step,
     View,
-    added_fullness,
     beside_counts,
     count_of,
 )
@@ -29,8 +28,8 @@ EQUAL: Final = ScoringWeights()
 _NO_SHORT: Final = np.int32(np.iinfo(np.int32).max)
 
 
-def fullness(scene: Scene, step: Step) -> Floats:
-    """How full each device would be with the step's share on it.
+def fullness(scene: Scene, added: Floats) -> Floats:
+    """How full each device would be with one more share, which adds that much.
 
     The weighted sum of the used parts of slots, compute and memory: of what others hold, then of
     each share that the pod runs there already, then of this one.
@@ -46,20 +45,29 @@ def fullness(scene: Scene, step: Step) -> Floats:
         ) + weights.memory * (view.ints(block.used_mib) * view.floats(block.per_mib))
     if running is not None:
         full = full + running.fullness
-    return full + added_fullness(scene, step)
+    return full + added
 
 
 def choose_devices(
-    scene: Scene, step: Step, keys: Sequence[DevicePolicy], *, passing: Bools, fits: Bools
+    scene: Scene,
+    step: Step,
+    keys: Sequence[DevicePolicy],
+    *,
+    passing: Bools,
+    fits: Bools,
+    added: Floats,
 ) -> Bools:
-    """The step's devices on every node that ``fits``: as many as wanted, none elsewhere."""
+    """The step's devices on every node that ``fits``: as many as wanted, none elsewhere.
+
+    ``added`` is what the step's share adds to each device's fullness.
+    """
     view, wanted = scene.view, step.request.count
     passing = passing & fits
     if step.selector.numa_bind and wanted > 1:
         passing &= beside_counts(view, passing) >= wanted
     elif (count_of(passing) == wanted * fits).all():
         return passing
-    order = _order(scene, step, keys, passing)
+    order = _order(scene, step, keys, passing, added)
     if scene.plan.topology:
         uneven = uneven_nodes(view, step.request.vendor) & fits
         if uneven.any():
@@ -68,12 +76,12 @@ def choose_devices(
 
 
 def _order(
-    scene: Scene, step: Step, keys: Sequence[DevicePolicy], passing: Bools
+    scene: Scene, step: Step, keys: Sequence[DevicePolicy], passing: Bools, added: Floats
 ) -> list[Floats | Shorts]:
     """What devices are ordered by, smaller first; the cell position decides in the end."""
     order: list[Floats | Shorts] = []
     numa = scene.view.shorts(scene.view.block.numa)
-    full = fullness(scene, step)
+    full = fullness(scene, added)
     for key in keys:
         if key == "numa":
             if step.request.count > 1:

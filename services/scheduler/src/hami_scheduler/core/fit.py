@@ -128,6 +128,21 @@ class View:
         names = self.block.names
         return names if self.columns is None else [names[column] for column in self.columns]
 
+    def name(self, place: int) -> str:
+        """Node name of the column at ``place``."""
+        return self.block.names[self.column(place)]
+
+    def name_ranks(self) -> Columns:
+        """Place of each column's node name in the order of names."""
+        block = self.block
+
+        def make() -> Columns:
+            ranks = np.empty(block.count, np.intp)
+            ranks[sorted(range(block.count), key=block.names.__getitem__)] = np.arange(block.count)
+            return ranks
+
+        return self.ids(block.derived("name ranks", make))
+
     def bools(self, matrix: Bools) -> Bools:
         """The columns' part of a matrix."""
         return matrix[:, : self.count] if self.columns is None else matrix[:, self.columns]
@@ -279,9 +294,14 @@ def added_fullness(scene: Scene, step: Step) -> Floats:
     """How much fuller the step's share makes each device."""
     view, weights, request = scene.view, scene.plan.policy.weights, step.request
     block, mib = view.block, wanted_mib(view, request)
-    added = weights.slot * view.floats(block.per_slot)
-    if request.core_pct:
-        added = added + (weights.core * request.core_pct) * view.floats(block.per_core)
+
+    def make() -> Floats:
+        here = slice(None), slice(None, block.count)
+        slot: Floats = weights.slot * block.per_slot[here]
+        return slot + (weights.core * request.core_pct) * block.per_core[here]
+
+    key = ("added", weights.slot, weights.core, request.core_pct)
+    added = view.floats(block.derived(key, make))
     return added + (weights.memory * mib) * view.floats(block.per_mib)
 
 

@@ -140,7 +140,10 @@ class Walk:
     def take(self, step: Step, *, passing: Bools, fits: Bools) -> Bools:
         """Take the step's devices, out of those ``passing``, on the nodes that ``fits``."""
         view, plan, running = self.scene
-        chosen = choose_devices(self.scene, step, self._keys, passing=passing, fits=fits)
+        added = added_fullness(self.scene, step)
+        chosen = choose_devices(
+            self.scene, step, self._keys, passing=passing, fits=fits, added=added
+        )
         mib = wanted_mib(view, step.request)
         if running is None or self.peak is None:
             running = Held(view.block.width, view.count)
@@ -149,7 +152,7 @@ class Walk:
         if step.kind == "init":
             self.peak.raise_with(running, chosen, mib, step)
         else:
-            running.add(chosen, mib, step, added_fullness(self.scene, step))
+            running.add(chosen, mib, step, added)
             if self.peak is not running:
                 self.peak.raise_to(running)
         return chosen

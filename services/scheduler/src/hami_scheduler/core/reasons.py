@@ -94,6 +94,7 @@ CLASSES_SHOWN: Final = 6
 TEXT_BYTES: Final = 140
 _NAME_SHOWN: Final = 45
 _WORDS_SHOWN: Final = 40
+_LAST: Final = np.iinfo(np.intp).max
 
 
 class NodeRefusal(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -183,9 +184,10 @@ class Refusals:
 
     def add(self, view: View, failed: Shorts) -> None:
         """Nodes of ``view``, none of which fits; ``failed`` is the step that stops each."""
-        for number in np.unique(failed):
+        for number in _distinct(failed):
             places = np.flatnonzero(failed == number)
-            self._add_step(view.part(places), int(number))
+            whole = len(places) == view.count
+            self._add_step(view if whole else view.part(places), number)
 
     def _add_step(self, view: View, number: int) -> None:
         step = self._plan.steps[number]
@@ -200,17 +202,16 @@ class Refusals:
         stage[known < step.request.count] = -1
         both = (stage + 1) * 4 + kind
         names = view.names()
-        for word in np.unique(both):
+        for word in _distinct(both):
             places = np.flatnonzero(both == word)
-            reason = Reason(number, int(word) // 4 - 1, int(word) % 4)
+            reason = Reason(number, word // 4 - 1, word % 4)
             whole = len(places) == len(names)
             mine = names if whole else [names[i] for i in places]
             self._nodes.setdefault(reason, []).extend(mine)
             if reason.kind == NO_DEVICES:
                 continue
             part = stages if whole else stages[:, places]
-            at = Scene(view, scene.plan, scene.running) if whole else _part(scene, places)
-            measure = _measure(at, step, part, reason, mine)
+            measure = _measure(scene if whole else _part(scene, places), step, part, reason)
             before = self._measures.get(reason)
             self._measures[reason] = measure if before is None else min(before, measure)
 
@@ -255,6 +256,12 @@ class Refusals:
         prefix = _prefix(self._request, self._plan, reason.step)
         fact = _fact(self._plan, reason, self._measures.get(reason))
         return NodeRefusal(code=code, text=_clip(f"{code}: {prefix}{fact}", TEXT_BYTES))
+
+
+def _distinct(line: Shorts) -> list[int]:
+    """The different values, in order; most often there is one."""
+    first = int(line[0])
+    return [first] if (line == first).all() else np.unique(line).tolist()
 
 
 def _scene_before(view: View, plan: Plan, number: int) -> Scene:
@@ -306,8 +313,9 @@ def _amounts(scene: Scene, step: Step, stages: Shorts, stage: Stage) -> tuple[In
     return np.broadcast_to(np.asarray(wanted, np.int64), stages.shape), free.astype(np.int64)
 
 
-def _measure(scene: Scene, step: Step, stages: Shorts, reason: Reason, names: list[str]) -> Measure:
+def _measure(scene: Scene, step: Step, stages: Shorts, reason: Reason) -> Measure:
     """The best value among the nodes of ``scene``, all of one class; by name among equals."""
+    view, ranks = scene.view, scene.view.name_ranks()
     if reason.kind in (TOO_FEW, SOME_FIT):
         wanted = step.request.count
         have = count_of(
@@ -316,15 +324,15 @@ def _measure(scene: Scene, step: Step, stages: Shorts, reason: Reason, names: li
             else stages == Stage.FITS
         )
         best = int(have.max())
-        node = min(names[i] for i in np.flatnonzero(have == best))
-        return Measure(wanted - best, wanted, best, node)
+        at = int(np.where(have == best, ranks, _LAST).argmin())
+        return Measure(wanted - best, wanted, best, view.name(at))
     wanted_by, free_by = _amounts(scene, step, stages, Stage(reason.stage))
     missing = np.where(stages == reason.stage, wanted_by - free_by, np.iinfo(np.int64).max)
     per_node = missing.min(axis=0)
     least = int(per_node.min())
-    at = min(np.flatnonzero(per_node == least), key=names.__getitem__)
+    at = int(np.where(per_node == least, ranks, _LAST).argmin())
     row = int(missing[:, at].argmin())
-    return Measure(least, int(wanted_by[row, at]), int(free_by[row, at]), names[at])
+    return Measure(least, int(wanted_by[row, at]), int(free_by[row, at]), view.name(at))
 
 
 def _fact(plan: Plan, reason: Reason, best: Measure | None) -> str:

@@ -90,8 +90,11 @@ class Verdicts:
             kept = self._placed(plan, block)
             fits[mine] = fitting = kept.fits[columns]
             if not fitting.all():
-                failing = columns[~fitting]
-                refused.append((View(self._table, block, failing), kept.failed[failing]))
+                failing = np.zeros(block.count, np.bool_)
+                failing[columns[~fitting]] = True
+                places = None if failing.all() else np.flatnonzero(failing)
+                failed = kept.failed if places is None else kept.failed[places]
+                refused.append((View(self._table, block, places), failed))
         for view, failed in refused:
             refusals.add(view, failed)
         if (codes < 0).any():
