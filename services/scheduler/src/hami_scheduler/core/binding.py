@@ -18,10 +18,13 @@ from hami_common.model.placement import Placement
 from hami_common.signing import SignedPlacement, Signer
 from hami_scheduler.core.podfacts import PodFacts
 
-Fate = Literal["free", "ours", "same-node", "elsewhere", "deleting", "finished", "gone"]
+Fate = Literal[
+    "free", "ours", "same-node", "unreadable", "elsewhere", "deleting", "finished", "gone"
+]
 """``free``: a Binding could still succeed. ``ours``: this very allocation is committed.
 ``same-node``: assigned to the node in question with another valid allocation, or with none where
-none is needed. All others: this allocation can never be committed."""
+none is needed. ``unreadable``: assigned to it with an allocation that our keys do not vouch for,
+perhaps this one. All others: this allocation can never be committed."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -40,7 +43,9 @@ def fate_of(pod: PodFacts | None, *, uid: str, node: str, allocation_id: str = "
     if pod.node != node:
         return "elsewhere"
     if pod.signed is None:
-        return "elsewhere" if allocation_id or pod.mistrust else "same-node"
+        if pod.mistrust:
+            return "unreadable"
+        return "elsewhere" if allocation_id else "same-node"
     return "ours" if pod.signed.allocation_id == allocation_id else "same-node"
 
 

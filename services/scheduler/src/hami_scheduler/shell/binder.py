@@ -39,6 +39,8 @@ _FATES = {
     "gone": "pod {namespace}/{name} with uid {uid} does not exist any more",
     "finished": "pod {namespace}/{name} has finished",
     "deleting": "pod {namespace}/{name} is being deleted",
+    "unreadable": "pod {namespace}/{name} is assigned to node {node} with an allocation that is"
+    " not signed with a trusted key",
     "elsewhere": "pod {namespace}/{name} is assigned to node {node} by somebody else",
 }
 
@@ -258,7 +260,8 @@ class Binder:
             return Bound(outcome="already-bound")
         if fate != "free" or fresh is None:
             refused = _refusal(fate, record.namespace, record.pod, record.pod_uid, fresh)
-            await self._effects.release(holding, refused.outcome)
+            if fate != "unreadable":
+                await self._effects.release(holding, refused.outcome)
             raise refused
         if fresh.fence == record.allocation_id:
             return await self._give_up(

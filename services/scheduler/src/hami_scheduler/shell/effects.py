@@ -413,6 +413,8 @@ class Effects:
             self._chores.add(
                 repair.Restore(signed=pod.signed, must=pod.is_started, replaces=holding)
             )
+        elif finding == "unreadable":
+            _log.error("bound pod carries an allocation we cannot verify", extra=_fields(record))
         else:
             reason = {"free": "lease-expired", "elsewhere": "bound-elsewhere"}.get(
                 finding, f"pod-{finding}"
