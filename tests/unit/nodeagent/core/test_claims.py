@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which container an Allocate call is for. The law over whole admissions stands in
+tests/property/nodeagent."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from hami_nodeagent.core.claims import (
+    TRUST_ALL,
+    Claim,
+    Code,
+    Confirmed,
+    ListedPod,
+    Refuse,
+    Wait,
+    decide,
+    decide_all,
+    grant_of,
+)
+from tests.unit.nodeagent.core.builders import GPU, NPU, Container, Given, device, request, view
+
+FETCH_AND_MAIN: tuple[Container, ...] = (("fetch", "init", {GPU: 1}), ("main", "app", {GPU: 1}))
+
+
+def claimed(decision: object) -> tuple[str, str]:
+    assert isinstance(decision, Claim), decision
+    return decision.pod.uid, decision.container
+
+
+def code_of(decision: object, kind: type = Refuse) -> Code:
+    assert isinstance(decision, kind), decision
+    code: Code = decision.code  # type: ignore[attr-defined]  # Wait and Refuse have it
+    return code
+
+
+def test_the_one_listed_pod_without_devices_is_meant() -> None:
+    served, waiting, unlisted = Given("served"), Given("waiting"), Given("unlisted")
+    seen = view(served, waiting, unlisted, grants=(served.grant("main", "x"),))
+    listing = [served.listed({"main": {GPU: {"x"}}}), waiting.listed()]
+    decision = decide(seen, listing, request())
+    assert claimed(decision) == (waiting.uid, "main")
+    assert isinstance(decision, Claim)
+    assert decision.entry == waiting.entry
+    assert [one.uuid for one in decision.devices] == ["nvidia-0"]
+
+
+def test_init_container_comes_before_app_and_is_followed_by_our_own_grant() -> None:
+    pod = Given("pod", *FETCH_AND_MAIN)
+    first = view(pod)
+    assert claimed(decide(first, [pod.listed()], request())) == (pod.uid, "fetch")
+    second = view(pod, grants=(pod.grant("fetch", "a"),))
+    # Kubelet names the ids of the init container again: identity is not by id.
+    assert claimed(decide(second, [pod.listed()], request("a"))) == (pod.uid, "main")
+
+
+def test_sidecar_is_served_in_its_place_between_init_containers() -> None:
+    pod = Given(
+        "pod",
+        ("one", "init", {GPU: 1}),
+        ("log", "sidecar", {GPU: 1}),
+        ("two", "init", {GPU: 1}),
+        ("main", "app", {GPU: 1}),
+    )
+    order = []
+    grants: list[Any] = []
+    ids: dict[str, dict[str, set[str]]] = {}
+    for number in range(4):
+        decision = decide(
+            view(pod, grants=tuple(grants)), [pod.listed(ids)], request(f"id-{number}")
+        )
+        _, container = claimed(decision)
+        order.append(container)
+        grants.append(pod.grant(container, f"id-{number}"))
+        ids[container] = {GPU: {f"id-{number}"}}
+    assert order == ["one", "log", "two", "main"]
+
+
+def test_only_containers_of_the_asked_vendor_count() -> None:
+    pod = Given("pod", ("a", "app", {NPU: 1}), ("b", "app", {GPU: 1}))
+    assert claimed(decide(view(pod), [pod.listed()], request())) == (pod.uid, "b")
+    decision = decide(view(pod), [pod.listed()], request(resource=NPU))
+    assert isinstance(decision, Claim)
+    assert [share.vendor for share in decision.own] == ["ascend"]
+
+
+def test_gpu_only_init_container_needs_no_listed_container() -> None:
+    pod = Given("pod", ("fetch", "init", {GPU: 1}), ("main", "app", {}))
+    assert claimed(decide(view(pod), [pod.listed()], request())) == (pod.uid, "fetch")
+    served = view(pod, grants=(pod.grant("fetch", "a"),))
+    assert code_of(decide(served, [pod.listed()], request("b")), Wait) == "no-pending-container"
+
+
+def test_listed_pod_that_nobody_told_us_of_is_waited_for_unless_it_settled() -> None:
+    pod, stranger = Given("pod"), Given("stranger")
+    listing = [pod.listed(), stranger.listed()]
+    decision = decide(view(pod), listing, request())
+    assert code_of(decision, Wait) == "pod-unknown"
+    assert isinstance(decision, Wait)
+    assert "default/stranger" in decision.text
+    settled = [pod.listed(), stranger.listed(settled=True)]
+    assert claimed(decide(view(pod), settled, request())) == (pod.uid, "main")
+
+
+def test_two_waiting_pods_are_ambiguous_even_with_equal_shares() -> None:
+    one, two = Given("one"), Given("two")
+    decision = decide(view(one, two), [one.listed(), two.listed()], request())
+    assert code_of(decision, Wait) == "ambiguous"
+    assert isinstance(decision, Wait)
+    assert "default/one, default/two" in decision.text
+
+
+def test_many_waiting_pods_are_named_briefly() -> None:
+    pods = [Given(f"pod-{number}") for number in range(5)]
+    decision = decide(view(*pods), [pod.listed() for pod in pods], request())
+    assert isinstance(decision, Wait)
+    assert decision.text.endswith("default/pod-0, default/pod-1, default/pod-2 and 2 more")
+
+
+def test_number_of_ids_tells_candidates_apart() -> None:
+    one, two = Given("one"), Given("two", ("main", "app", {GPU: 2}))
+    listing = [one.listed(), two.listed()]
+    assert claimed(decide(view(one, two), listing, request("a", "b"))) == (two.uid, "main")
+    decision = decide(view(one, two), listing, request("a", "b", "c"))
+    assert code_of(decision, Wait) == "count-mismatch"
+    assert isinstance(decision, Wait)
+    assert "default/one container main asks for 1" in decision.text
+
+
+def test_finished_pod_blocks_nobody() -> None:
+    rejected, pod = Given("rejected", finished=True), Given("pod")
+    listing = [rejected.listed(), pod.listed()]
+    seen = view(rejected, pod, lists_active_only=False)
+    assert claimed(decide(seen, listing, request())) == (pod.uid, "main")
+
+
+def test_pod_whose_grant_kubelet_gave_up_in_this_run_blocks_nobody() -> None:
+    rejected, pod = Given("rejected"), Given("pod")
+    listing = [rejected.listed(), pod.listed()]
+    seen = view(rejected, pod, grants=(rejected.grant("main", "x"),))
+    assert claimed(decide(seen, listing, request())) == (pod.uid, "main")
+
+
+def test_repeated_call_with_the_same_ids_is_answered_again() -> None:
+    pod = Given("pod")
+    seen = view(pod, grants=(pod.grant("main", "x", "y"),))
+    other = view(pod, grants=(pod.grant("main", "x"),))
+    assert code_of(decide(seen, [pod.listed()], request("z")), Wait) == "no-pending-container"
+    assert claimed(decide(other, [pod.listed()], request("x"))) == (pod.uid, "main")
+
+
+def test_repeated_call_for_an_init_container_is_answered_again() -> None:
+    pod = Given("pod", ("fetch", "init", {GPU: 1}), ("main", "app", {}))
+    seen = view(pod, grants=(pod.grant("fetch", "x"),))
+    assert claimed(decide(seen, [pod.listed()], request("x"))) == (pod.uid, "fetch")
+
+
+def test_grant_of_an_earlier_kubelet_run_leaves_open_which_container_is_next() -> None:
+    pod = Given("pod", *FETCH_AND_MAIN)
+    restarted = (pod.grant("fetch", "x", kubelet="run-0"),)
+    # Equal shares, limits that travel with the pod: whichever is meant gets the same.
+    assert claimed(decide(view(pod, grants=restarted), [pod.listed()], request())) == (
+        pod.uid,
+        "main",
+    )
+    different = replace(
+        pod.record,
+        containers=(
+            pod.record.containers[0],
+            replace(pod.record.containers[1], priority=3),
+        ),
+    )
+    seen = view(
+        pod,
+        grants=restarted,
+        entries_by_uid={pod.uid: replace(pod.entry, record=replace(different, op="resize"))},
+    )
+    decision = decide(seen, [pod.listed()], request())
+    assert code_of(decision, Wait) == "ambiguous"
+    assert isinstance(decision, Wait)
+    assert "container fetch or main of pod default/pod" in decision.text
+
+
+def test_containers_differ_in_effect_when_the_agent_mounts_their_limits() -> None:
+    pod = Given("pod", *FETCH_AND_MAIN, limits_mounted=frozenset())
+    seen = view(pod, grants=(pod.grant("fetch", "x", kubelet="run-0"),))
+    assert code_of(decide(seen, [pod.listed()], request()), Wait) == "ambiguous"
+
+
+def test_containers_differ_in_effect_when_one_has_no_share() -> None:
+    pod = Given("pod", *FETCH_AND_MAIN)
+    less = replace(pod.record, op="resize", containers=pod.record.containers[1:])
+    seen = view(
+        pod,
+        grants=(pod.grant("fetch", "x", kubelet="run-0"),),
+        entries_by_uid={pod.uid: replace(pod.entry, record=less)},
+    )
+    assert code_of(decide(seen, [pod.listed()], request()), Wait) == "ambiguous"
+
+
+def test_init_only_pod_of_an_earlier_run_yields_to_a_pod_that_surely_waits() -> None:
+    old = Given("old", ("fetch", "init", {GPU: 1}), ("main", "app", {}), admitted=True)
+    fresh = Given("fresh")
+    grants = (old.grant("fetch", "x", kubelet="run-0"),)
+    listing = [old.listed(), fresh.listed()]
+    assert claimed(decide(view(old, fresh, grants=grants), listing, request())) == (
+        fresh.uid,
+        "main",
+    )
+    alone = decide(view(old, grants=grants), [old.listed()], request())
+    assert claimed(alone) == (old.uid, "fetch")
+
+
+def test_pod_that_kubelet_forgot_is_served_again_after_its_checkpoint_was_lost() -> None:
+    pod = Given("pod", admitted=True)
+    seen = view(pod, grants=(pod.grant("main", "x", kubelet="run-0"),))
+    assert claimed(decide(seen, [pod.listed()], request("y"))) == (pod.uid, "main")
+
+
+def test_listed_name_is_the_pod_whose_ids_it_shows() -> None:
+    old = Given("db-0", uid="old", gone=True)
+    new = Given("db-0", uid="new")
+    shows_old = [old.listed({"main": {GPU: {"x"}}})]
+    grants = (old.grant("main", "x"),)
+    decision = decide(view(old, new, grants=grants), shows_old, request("y"))
+    assert code_of(decision, Wait) == "no-pending-container"
+    shows_new = [new.listed()]
+    assert claimed(decide(view(old, new, grants=grants), shows_new, request("y"))) == (
+        "new",
+        "main",
+    )
+
+
+def test_two_pods_of_one_name_without_evidence_are_ambiguous() -> None:
+    old = Given("db-0", uid="old", gone=True)
+    new = Given("db-0", uid="new")
+    decision = decide(view(old, new), [new.listed()], request())
+    assert code_of(decision, Wait) == "ambiguous"
+
+
+def test_listed_containers_tell_pods_of_one_name_apart() -> None:
+    old = Given("db-0", ("other", "app", {GPU: 1}), uid="old", gone=True)
+    new = Given("db-0", uid="new")
+    assert claimed(decide(view(old, new), [new.listed()], request())) == ("new", "main")
+    finished = Given("db-0", uid="old", gone=True, finished=True)
+    assert claimed(decide(view(finished, new), [new.listed()], request())) == ("new", "main")
+
+
+def test_name_that_may_still_be_the_served_predecessor_yields_to_a_sure_candidate() -> None:
+    init_only: tuple[Container, ...] = (("fetch", "init", {GPU: 1}), ("main", "app", {}))
+    old = Given("db-0", *init_only, uid="old", gone=True)
+    new = Given("db-0", *init_only, uid="new")
+    sure = Given("web")
+    grants = (old.grant("fetch", "x"),)
+    listing = [new.listed(), sure.listed()]
+    assert claimed(decide(view(old, new, sure, grants=grants), listing, request())) == (
+        sure.uid,
+        "main",
+    )
+    legacy = view(old, new, sure, grants=grants, lists_active_only=False)
+    assert code_of(decide(legacy, listing, request()), Wait) == "ambiguous"
+    alone = decide(view(old, new, grants=grants), [new.listed()], request())
+    assert claimed(alone) == ("new", "fetch")
+
+
+def test_list_with_uids_needs_no_evidence() -> None:
+    old = Given("db-0", uid="old", gone=True)
+    new = Given("db-0", uid="new")
+    listing = [ListedPod(namespace="default", name="db-0", uid="new")]
+    assert claimed(decide(view(old, new), listing, request())) == ("new", "main")
+    both = [ListedPod(namespace="default", name="db-0")]
+    assert code_of(decide(view(old, new), both, request()), Wait) == "ambiguous"
+
+
+def test_chosen_pod_must_be_confirmed() -> None:
+    pod = Given("pod")
+    decision = decide(view(pod), [pod.listed()], request(), Confirmed())
+    assert isinstance(decision, Wait)
+    assert (decision.code, decision.confirm) == ("api-unavailable", pod.facts)
+    names = Confirmed(names=frozenset({("default", "pod")}))
+    assert claimed(decide(view(pod), [pod.listed()], request(), names)) == (pod.uid, "main")
+
+
+def test_doubtful_candidates_and_old_kubelets_need_all_pods_confirmed() -> None:
+    pod = Given("pod", ("fetch", "init", {GPU: 1}), ("main", "app", {}), admitted=True)
+    names = Confirmed(names=frozenset({("default", "pod")}))
+    doubtful = decide(view(pod), [pod.listed()], request(), names)
+    assert isinstance(doubtful, Wait)
+    assert doubtful.confirm_all
+    sure = Given("pod")
+    old = decide(view(sure, lists_active_only=False), [sure.listed()], request(), names)
+    assert isinstance(old, Wait)
+    assert old.confirm_all
+
+
+@pytest.mark.parametrize(
+    ("facts", "more", "code", "kind"),
+    [
+        ({"gone": True}, {}, "pod-gone", Refuse),
+        ({"signed": None}, {}, "no-allocation", Refuse),
+        ({"signed": None, "annotation_problem": "bad"}, {}, "annotation-invalid", Refuse),
+        ({}, {"entries_by_uid": {}}, "ledger-unknown", Wait),
+        ({}, {"entries_by_uid": {}, "bus_connected": False}, "bus-unavailable", Wait),
+        ({}, {"devices_by_uuid": {}}, "device-unknown", Wait),
+        ({}, {"faulty": {"nvidia-0"}}, "device-unhealthy", Refuse),
+        (
+            {},
+            {"devices_by_uuid": {"nvidia-0": device(0, healthy=False)}},
+            "device-unhealthy",
+            Refuse,
+        ),
+    ],
+)
+def test_claim_is_refused_with_a_stable_code(
+    facts: dict[str, Any], more: dict[str, Any], code: str, kind: type
+) -> None:
+    pod = Given("pod", **facts)
+    assert code_of(decide(view(pod, **more), [pod.listed()], request()), kind) == code
+
+
+@pytest.mark.parametrize(
+    ("change", "sequence", "code", "kind"),
+    [
+        ({"op": "release", "containers": ()}, 2, "allocation-released", Refuse),
+        ({"allocation_id": "another"}, 2, "ledger-mismatch", Refuse),
+        ({"allocation_id": "an-earlier-one"}, 0, "ledger-unknown", Wait),
+        ({"containers": ()}, 1, "ledger-mismatch", Refuse),
+        ({"op": "resize", "containers": ()}, 2, "not-in-allocation", Refuse),
+    ],
+)
+def test_record_must_be_the_one_that_the_annotation_names(
+    change: dict[str, Any], sequence: int, code: str, kind: type
+) -> None:
+    pod = Given("pod", sequence=1)
+    entry = replace(pod.entry, record=replace(pod.record, **change), sequence=sequence)
+    seen = view(pod, entries_by_uid={pod.uid: entry})
+    assert code_of(decide(seen, [pod.listed()], request()), kind) == code
+
+
+def test_resized_record_gives_its_new_shares() -> None:
+    pod = Given("pod")
+    shares = pod.record.containers[0]
+    larger = replace(shares, shares=(replace(shares.shares[0], memory_mib=99),))
+    entry = replace(pod.entry, record=replace(pod.record, op="resize", containers=(larger,)))
+    decision = decide(view(pod, entries_by_uid={pod.uid: entry}), [pod.listed()], request())
+    assert isinstance(decision, Claim)
+    assert decision.own[0].memory_mib == 99
+
+
+def test_record_of_a_rebuilt_ledger_counts_though_its_sequence_is_smaller() -> None:
+    pod = Given("pod", sequence=40)
+    seen = view(pod, entries_by_uid={pod.uid: replace(pod.entry, sequence=3)})
+    assert claimed(decide(seen, [pod.listed()], request())) == (pod.uid, "main")
+
+
+def test_failed_allocation_is_refused_but_not_for_another_reservation() -> None:
+    pod = Given("pod")
+    failed = pod.state("failed", code="share-lost")
+    seen = view(pod, states_by_uid={pod.uid: failed})
+    decision = decide(seen, [pod.listed()], request())
+    assert code_of(decision) == "state-failed"
+    assert isinstance(decision, Refuse)
+    assert decision.text.endswith("failed: share-lost")
+    other = view(pod, states_by_uid={pod.uid: replace(failed, allocation_id="old")})
+    assert claimed(decide(other, [pod.listed()], request())) == (pod.uid, "main")
+
+
+def test_allocation_with_another_number_of_devices_is_refused() -> None:
+    pod = Given("pod", ("main", "app", {GPU: 2}))
+    shares = pod.record.containers[0]
+    one = replace(shares, shares=shares.shares[:1])
+    entry = replace(pod.entry, record=replace(pod.record, op="resize", containers=(one,)))
+    seen = view(pod, entries_by_uid={pod.uid: entry})
+    assert code_of(decide(seen, [pod.listed()], request("a", "b"))) == "count-mismatch"
+
+
+@pytest.mark.parametrize("ids", [(), ("a", "a")])
+def test_call_without_ids_or_with_repeated_ones_is_malformed(ids: tuple[str, ...]) -> None:
+    pod = Given("pod")
+    malformed = replace(request(), ids=ids)
+    assert code_of(decide(view(pod), [pod.listed()], malformed)) == "request-invalid"
+
+
+def test_without_kubelets_list_nothing_is_given_out() -> None:
+    pod = Given("pod")
+    assert code_of(decide(view(pod), None, request()), Wait) == "list-unavailable"
+
+
+def test_several_requests_of_one_call_are_several_containers_in_order() -> None:
+    pod = Given("pod", ("fetch", "init", {GPU: 1}), ("a", "app", {GPU: 1}), ("b", "app", {GPU: 1}))
+    other = Given("other", ("main", "app", {}))
+    listing = [pod.listed(), other.listed()]
+    decision = decide_all(
+        view(pod, other), listing, [request("1"), request("1"), request("2")], TRUST_ALL
+    )
+    assert isinstance(decision, tuple)
+    assert [claim.container for claim in decision] == ["fetch", "a", "b"]
+    too_many = decide_all(view(pod), [pod.listed()], [request(str(n)) for n in range(4)])
+    assert code_of(too_many, Wait) == "no-pending-container"
+
+
+def test_grant_keeps_what_was_answered() -> None:
+    pod = Given("pod", ("main", "app", {GPU: 2}))
+    seen = view(pod)
+    asked = request("z", "a")
+    decision = decide(seen, [pod.listed()], asked)
+    assert isinstance(decision, Claim)
+    grant = grant_of(decision, asked, seen, time_s=5.0)
+    assert grant.ids == ("a", "z")
+    assert grant.uuids == ("nvidia-0", "nvidia-1")
+    assert grant.kubelet == seen.kubelet
+    assert grant.allocation_id == pod.record.allocation_id
+
+
+def test_refusal_codes_are_words_that_never_change() -> None:
+    assert sorted(Code) == [
+        "allocation-released",
+        "ambiguous",
+        "annotation-invalid",
+        "api-unavailable",
+        "bus-unavailable",
+        "count-mismatch",
+        "device-unhealthy",
+        "device-unknown",
+        "host-failed",
+        "internal",
+        "ledger-mismatch",
+        "ledger-unknown",
+        "list-unavailable",
+        "no-allocation",
+        "no-pending-container",
+        "not-granted",
+        "not-in-allocation",
+        "pod-gone",
+        "pod-unknown",
+        "request-invalid",
+        "state-failed",
+    ]

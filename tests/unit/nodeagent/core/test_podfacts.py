@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is read from a pod's API object."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from hami_common import annotations
+from hami_common.model.placement import ContainerShares, Placement, Share
+from hami_common.podview import PodView
+from hami_common.signing import SignedPlacement, Signer, Verifier
+from hami_nodeagent.core.podfacts import Ask, PodFacts, facts_of
+from tests.unit.nodeagent.core.builders import GPU, NODE, NPU
+
+SIGNER = Signer.generate()
+VERIFIER = Verifier.from_pems([SIGNER.public_pem()])
+
+
+def facts(*, status: Any = None, metadata: Any = None, **spec: Any) -> PodFacts:
+    pod = {
+        "metadata": {"name": "web", "namespace": "default", "uid": "u1", **(metadata or {})},
+        "spec": {"containers": [{"name": "main"}], **spec},
+        "status": status or {},
+    }
+    view = msgspec.json.decode(msgspec.json.encode(pod), type=PodView)
+    return facts_of(view, node=NODE, resources={GPU, NPU}, verifier=VERIFIER)
+
+
+def asking(name: str, **limits: object) -> dict[str, Any]:
+    resources = {"gpu": GPU, "npu": NPU}
+    return {
+        "name": name,
+        "resources": {"limits": {resources.get(key, key): value for key, value in limits.items()}},
+    }
+
+
+def test_asks_follow_the_order_of_admission() -> None:
+    found = facts(
+        initContainers=[
+            asking("fetch", gpu=1),
+            {**asking("log", gpu="2"), "restartPolicy": "Always"},
+            asking("warm", npu="1"),
+        ],
+        containers=[asking("main", gpu=1, npu=1), asking("idle", gpu=0)],
+    )
+    assert found.asks_by_resource == {
+        GPU: (
+            Ask(container="fetch", kind="init", count=1),
+            Ask(container="log", kind="sidecar", count=2),
+            Ask(container="main", kind="app", count=1),
+        ),
+        NPU: (
+            Ask(container="warm", kind="init", count=1),
+            Ask(container="main", kind="app", count=1),
+        ),
+    }
+    assert found.kind_by_container == {
+        "fetch": "init",
+        "log": "sidecar",
+        "warm": "init",
+        "main": "app",
+        "idle": "app",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("1", 1), ("1500m", 2), ("1k", 1000), ("x", 0), ("-1", 0), ("9E", 0)]
+)
+def test_amount_is_what_kubelet_reads_of_it(text: str, count: int) -> None:
+    asks = facts(containers=[asking("main", gpu=text)]).asks_by_resource
+    assert (asks[GPU][0].count if asks else 0) == count
+
+
+def test_requests_and_other_resources_are_not_asked_for() -> None:
+    container = {
+        "name": "main",
+        "resources": {"requests": {GPU: "1"}, "limits": {"cpu": "1", "nvidia.com/gpumem": "10"}},
+    }
+    assert facts(containers=[container]).asks_by_resource == {}
+
+
+@pytest.mark.parametrize(
+    ("status", "admitted"),
+    [
+        ({}, False),
+        ({"phase": "Pending"}, False),
+        ({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]}, False),
+        ({"phase": "Pending", "conditions": [{"type": "Initialized", "status": "False"}]}, True),
+        ({"phase": "Pending", "initContainerStatuses": [{"name": "a"}]}, True),
+        ({"phase": "Pending", "containerStatuses": [{"name": "a"}]}, True),
+        ({"phase": "Running"}, True),
+        ({"phase": "Failed"}, True),
+    ],
+)
+def test_status_that_only_an_admitted_pod_has(status: dict[str, Any], *, admitted: bool) -> None:
+    assert facts(status=status).admitted is admitted
+
+
+def test_started_containers_run_or_ran() -> None:
+    statuses = [
+        {"name": "runs", "state": {"running": {}}},
+        {"name": "ran", "state": {"terminated": {"exitCode": 0}}},
+        {"name": "crashes", "state": {"waiting": {}}, "restartCount": 3},
+        {"name": "waits", "state": {"waiting": {}}},
+        {"name": "unknown"},
+    ]
+    found = facts(status={"phase": "Running", "containerStatuses": statuses})
+    assert found.started == {"runs", "ran", "crashes"}
+    assert not found.finished
+    assert facts(status={"phase": "Succeeded"}).finished
+
+
+def signed(**change: Any) -> str:
+    given: dict[str, Any] = {
+        "pod_uid": "u1",
+        "namespace": "default",
+        "pod": "web",
+        "allocation_id": "a1",
+        "ledger_seq": 7,
+        "placement": Placement(
+            node=NODE,
+            containers=(
+                ContainerShares(
+                    name="main",
+                    kind="app",
+                    shares=(Share(vendor="nvidia", uuid="x", memory_mib=1),),
+                ),
+            ),
+        ),
+        **change,
+    }
+    return SIGNER.sign(SignedPlacement(**given))
+
+
+def annotated(text: str) -> PodFacts:
+    return facts(metadata={"annotations": {annotations.ALLOCATION: text}})
+
+
+def test_verified_annotation_is_taken() -> None:
+    found = annotated(signed())
+    assert found.signed is not None
+    assert found.signed.ledger_seq == 7
+    assert found.annotation_problem == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{}", "does not decode"),
+        (signed(pod_uid="other"), "belongs to pod uid other"),
+        (signed(placement=Placement(node="elsewhere", containers=())), "belongs to node elsewhere"),
+        (signed().replace('"ledger_seq":7', '"ledger_seq":8'), "signature does not match"),
+    ],
+)
+def test_annotation_that_does_not_prove_this_pod_is_not_taken(text: str, problem: str) -> None:
+    found = annotated(text)
+    assert found.signed is None
+    assert problem in found.annotation_problem
+
+
+def test_absent_annotation_is_no_problem_text() -> None:
+    assert (facts().signed, facts().annotation_problem) == (None, "")
+
+
+def test_volumes_of_the_webhook_are_seen_per_container() -> None:
+    found = facts(
+        metadata={"annotations": {annotations.TRACEPARENT: "00-1-2-03"}},
+        containers=[
+            {"name": "a", "volumeMounts": [{"name": "l", "mountPath": "/etc/hami/"}]},
+            {"name": "b", "volumeMounts": [{"name": "r", "mountPath": "/run/hami"}]},
+            {"name": "c"},
+        ],
+    )
+    assert found.limits_mounted == {"a"}
+    assert found.region_mounted == {"b"}
+    assert found.traceparent == "00-1-2-03"
+    assert found.title == "default/web"
