@@ -96,6 +96,7 @@ static struct {
     size_t group_count;
     bool all_caps;
     bool share_pids;
+    bool maps_user;
     struct step steps[MAX_STEPS];
     size_t step_count;
     char *argv[MAX_WORDS];
@@ -254,6 +255,8 @@ static void parse(const char *path)
             spec.groups[spec.group_count++] = (gid_t)number(next_word(&at));
         } else if (strcmp(key, "all-caps") == 0) {
             spec.all_caps = true;
+        } else if (strcmp(key, "map-user") == 0) { /* a user namespace too: the starter is root inside */
+            spec.maps_user = true;
         } else if (strcmp(key, "share-pids") == 0) {
             spec.share_pids = true;
         } else {
@@ -495,7 +498,9 @@ static void run_workload(void)
         if (!spec.all_caps) {
             drop_caps();
         }
-        if (setgroups(spec.group_count, spec.groups) != 0 || setgid(spec.gid) != 0 || setuid(spec.uid) != 0) {
+        /* In a user namespace of one's own there is one user, and groups cannot be changed. */
+        const bool has_groups = spec.maps_user || setgroups(spec.group_count, spec.groups) == 0;
+        if (!has_groups || setgid(spec.gid) != 0 || setuid(spec.uid) != 0) {
             fail("cannot become user %u group %u: %s", spec.uid, spec.gid, strerror(errno));
         }
     }
@@ -521,10 +526,35 @@ static int code_of(int status)
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+static void write_text(const char *path, const char *text)
+{
+    const int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text)) {
+        fail("cannot write %s: %s", path, strerror(errno));
+    }
+    (void)close(fd);
+}
+
+static uid_t outer_uid; /* the starter's, as the host knows them */
+static gid_t outer_gid;
+
+static void become_root_inside(void)
+{
+    char line[64];
+    write_text("/proc/self/setgroups", "deny");
+    (void)snprintf(line, sizeof line, "0 %u 1", outer_uid);
+    write_text("/proc/self/uid_map", line);
+    (void)snprintf(line, sizeof line, "0 %u 1", outer_gid);
+    write_text("/proc/self/gid_map", line);
+}
+
 static void run_init(void) __attribute__((noreturn));
 
 static void run_init(void)
 {
+    if (spec.maps_user) {
+        become_root_inside();
+    }
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     if (spec.join != NULL) {
         const int space = open(spec.join, O_RDONLY | O_CLOEXEC);
@@ -770,7 +800,11 @@ int main(int argc, char **argv)
         setsockopt(pair[0], SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0) {
         fail("socketpair: %s", strerror(errno));
     }
-    const unsigned long spaces = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | (spec.share_pids ? 0 : CLONE_NEWPID);
+    unsigned long spaces = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC;
+    spaces |= spec.share_pids ? 0 : CLONE_NEWPID;
+    spaces |= spec.maps_user ? CLONE_NEWUSER : 0;
+    outer_uid = geteuid();
+    outer_gid = getegid();
     if (spec.root == NULL) {
         (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.anyio
 isolated = pytest.mark.skipif(
     not permits_namespaces(), reason="this machine permits no mount and pid namespaces"
 )
+by_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can do this")
 END = "echo; echo end; exec sleep 1000"
 
 
@@ -70,6 +72,7 @@ async def test_kernel_settings_and_host_mounts_are_out_of_reach(bench: Bench) ->
 
 
 @isolated
+@by_root
 async def test_container_runs_as_the_user_it_names(bench: Bench) -> None:
     async with bench() as (node, _):
         text = await printed(
@@ -226,6 +229,7 @@ async def test_overfull_empty_dir_ends_the_pod(bench: Bench) -> None:
 
 
 @isolated
+@by_root
 async def test_mounted_memory_volume_is_full_at_its_limit_and_unmounted_at_the_end(
     bench: Bench,
 ) -> None:

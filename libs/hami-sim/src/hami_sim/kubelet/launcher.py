@@ -56,14 +56,19 @@ def launcher() -> Path:
     return target
 
 
+def maps_user() -> bool:
+    """Whether containers need a user namespace to be built at all: everybody but root."""
+    return os.geteuid() != 0
+
+
 @cache
 def permits_namespaces() -> bool:
     """Whether this process may give containers namespaces of their own; tried, not guessed."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch) / "root"
         root.mkdir()
-        words = ["simrun/1", "root", str(root), "overlay", "/usr", "/usr"]
-        for name in ("bin", "lib", "lib64"):
+        words = ["simrun/1", "root", str(root), *(["map-user"] if maps_user() else [])]
+        for name in ("usr", "bin", "lib", "lib64"):
             words += root_entry(Path("/") / name)
         words += ["proc", "/proc", "bind", "/dev/null", "/dev/null", "", "arg", "/bin/true"]
         spec = Path(scratch) / "spec"
@@ -87,10 +92,29 @@ def permits_namespaces() -> bool:
 
 
 def root_entry(path: Path) -> list[str]:
-    """Word how a top-level entry of the host appears inside: link as link, directory as overlay."""
+    """Word how a top-level entry of the host appears inside.
+
+    A link is a link. Root sees a directory by an overlay, so that anything can be written or
+    mounted in it. Others may not write into an overlay of root's directories; they get an
+    ordinary directory with the host's entries in it, so that mounts can still be added.
+    """
     if path.is_symlink():
         return ["link", str(path.readlink()), str(path)]
-    return ["overlay", str(path), str(path)] if path.is_dir() else []
+    if not path.is_dir():
+        return []
+    return _shallow(path) if maps_user() else ["overlay", str(path), str(path)]
+
+
+def _shallow(directory: Path) -> list[str]:
+    words = ["mkdir", str(directory), "755"]
+    for path in sorted(directory.iterdir()):
+        if path.is_symlink():
+            words += ["link", str(path.readlink()), str(path)]
+        elif path.name == "local":
+            words += _shallow(path)
+        elif os.access(path, os.R_OK):
+            words += ["bind", str(path), str(path), "rR"]
+    return words
 
 
 def encode(words: list[str]) -> bytes:

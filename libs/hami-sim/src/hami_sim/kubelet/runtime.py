@@ -19,7 +19,7 @@ from pathlib import Path
 import anyio
 from msgspec import Struct
 
-from hami_sim.kubelet.launcher import encode, launcher, root_entry
+from hami_sim.kubelet.launcher import encode, launcher, maps_user, root_entry
 from hami_sim.kubelet.podstatus import Ended, Running
 
 _LOG = logging.getLogger(__name__)
@@ -185,6 +185,7 @@ class Runtime:
         env = dict(plan.env)
         if self._uses_namespaces:
             words += ["root", str(self._mount_point), "hostname", plan.hostname]
+            words += ["map-user"] if maps_user() else []
             words += ["user", str(plan.user), str(plan.group)]
             for group in plan.groups:
                 words += ["group", str(group)]

@@ -116,7 +116,10 @@ class Volumes:
             if self._mounts_tmpfs and is_memory and not path.is_mount():
                 limit = volume["emptyDir"].get("sizeLimit")
                 options = f"size={int(parse_quantity(limit).amount)}" if limit else "size=50%"
-                await anyio.run_process(["mount", "-t", "tmpfs", "-o", options, "tmpfs", path])
+                command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
+                done = await anyio.run_process(command, check=False)
+                if done.returncode != 0:
+                    raise FieldError(f"mount failed: {done.stderr.decode().strip()}")
             path.chmod(0o777)
         elif kind == "hostPath":
             if not path.exists():
