@@ -31,6 +31,7 @@ from typing import Final, Literal
 import aiohttp
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
+from msgspec.structs import replace
 
 from hami_common.runtime.clock import SystemClock
 from hami_sim.apiserver.client import Access, KubeClient, StatusError
@@ -177,8 +178,14 @@ class SimKubelet:
 async def run_kubelet(
     node: str, root: Path, access: Access, settings: KubeletSettings | None = None
 ) -> AsyncIterator[SimKubelet]:
-    """Run a kubelet for the time of the block; at its end every container ends too."""
-    kubelet = SimKubelet(node, root, access, settings)
+    """Run a kubelet for the time of the block; at its end every container ends too.
+
+    So they do when this process is killed, unless the settings name another owner.
+    """
+    chosen = settings or KubeletSettings()
+    if chosen.owner_pid == 0:
+        chosen = replace(chosen, owner_pid=os.getpid())
+    kubelet = SimKubelet(node, root, access, chosen)
     try:
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
