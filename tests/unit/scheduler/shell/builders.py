@@ -20,7 +20,7 @@ def pod(
     uid: str = "",
     namespace: str = "default",
     managed: bool = True,
-    **annotation_values: str,
+    annotated: dict[str, str] | None = None,
 ) -> Obj:
     """A pod as the webhook leaves it; ``gpu=None`` asks for nothing of ours."""
     limits: dict[str, str] = {"cpu": "1"}
@@ -38,7 +38,7 @@ def pod(
             "namespace": namespace,
             "uid": uid or f"uid-{name}",
             "labels": {annotations.MANAGED_LABEL: "true"} if managed else {},
-            "annotations": dict(annotation_values),
+            "annotations": dict(annotated or {}),
         },
         "spec": {
             "schedulerName": "hami-scheduler",

@@ -8,10 +8,10 @@ import pytest
 
 from hami_common import annotations
 from hami_common.errors import WireInvalid
-from hami_common.events.inventory import DeviceFault
-from hami_scheduler.core.snapshot import Snapshot, load
 from hami_common.events import codec
+from hami_common.events.inventory import DeviceFault
 from hami_common.runtime.httpd import Request
+from hami_scheduler.core.snapshot import Snapshot, load
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import Running, World, quiet
 
@@ -113,16 +113,18 @@ async def test_filter_waits_a_moment_for_the_synchronisation() -> None:
     world = await world_with_nodes()
     world.bus.set_available(available=False)
     answers: list[builders.Obj] = []
-    async with world.scheduler(wait=False, sync_wait_s=5.0) as s:
-        async with anyio.create_task_group() as group:
+    async with (
+        world.scheduler(wait=False, sync_wait_s=5.0) as s,
+        anyio.create_task_group() as group,
+    ):
 
-            async def ask() -> None:
-                answers.append(await s.filter(builders.pod("a"), ["big"]))
+        async def ask() -> None:
+            answers.append(await s.filter(builders.pod("a"), ["big"]))
 
-            group.start_soon(ask)
-            await quiet()
-            assert answers == []
-            world.bus.set_available(available=True)
+        group.start_soon(ask)
+        await quiet()
+        assert answers == []
+        world.bus.set_available(available=True)
     assert answers[0]["NodeNames"] == ["big"]
 
 
@@ -131,7 +133,7 @@ async def test_prioritize_prefers_the_fuller_node_for_binpack_and_the_emptier_fo
     async with world.scheduler() as s:
         names = ["small", "big"]
         pack = await s.prioritize(builders.pod("a", mem_mib=4000), names)
-        spread_pod = builders.pod("a", mem_mib=4000, **{annotations.NODE_POLICY: "spread"})
+        spread_pod = builders.pod("a", mem_mib=4000, annotated={annotations.NODE_POLICY: "spread"})
         spread = await s.prioritize(spread_pod, names)
         await s.scheduler.drain(limit_s=1)
     assert [entry["Host"] for entry in pack] == names
@@ -177,7 +179,7 @@ async def test_bodies_that_are_no_extender_call_name_what_is_wrong(
 
 async def test_decision_of_filter_names_classes_and_carries_the_pods_trace() -> None:
     world = await world_with_nodes()
-    pod = builders.pod("a", mem_mib=9000, **{annotations.TRACEPARENT: TRACEPARENT})
+    pod = builders.pod("a", mem_mib=9000, annotated={annotations.TRACEPARENT: TRACEPARENT})
     async with world.scheduler() as s:
         await s.filter(pod, ["small", "big"])
         await s.scheduler.drain(limit_s=1)
@@ -192,7 +194,7 @@ async def test_decision_of_filter_names_classes_and_carries_the_pods_trace() -> 
 
 async def test_bind_continues_the_pods_trace_into_the_ledger() -> None:
     world = await world_with_nodes()
-    pod = world.add_pod(builders.pod("a", **{annotations.TRACEPARENT: TRACEPARENT}))
+    pod = world.add_pod(builders.pod("a", annotated={annotations.TRACEPARENT: TRACEPARENT}))
     async with world.scheduler() as s:
         assert await s.bind(pod, "big") == ""
     (entry,) = world.bus.stream("hami_alloc").latest(">")

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bounded queue: what is full drops, what fails is counted, and work goes on."""
+
+import anyio
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from hami_common.errors import Unavailable
+from hami_scheduler.shell.backlog import Backlog
+from tests.unit.scheduler.shell.world import quiet
+
+pytestmark = pytest.mark.anyio
+
+
+class Rig:
+    def __init__(self, *, capacity: int) -> None:
+        self._registry = CollectorRegistry()
+        self.backlog: Backlog[int] = Backlog(
+            "q",
+            capacity=capacity,
+            dropped=Counter("dropped", "", ["queue"], registry=self._registry),
+            failed=Counter("failed", "", ["queue"], registry=self._registry),
+        )
+
+    def value(self, name: str) -> float | None:
+        return self._registry.get_sample_value(f"{name}_total", {"queue": "q"})
+
+
+async def test_items_are_handled_in_order_and_drain_waits_for_the_last() -> None:
+    rig = Rig(capacity=10)
+    done: list[int] = []
+
+    async def handle(item: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        done.append(item)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(rig.backlog.work, handle)
+        for item in range(3):
+            assert rig.backlog.add(item)
+        assert await rig.backlog.drain(limit_s=1)
+        assert done == [0, 1, 2]
+        assert rig.backlog.add(3)
+        assert await rig.backlog.drain(limit_s=1)
+        assert done == [0, 1, 2, 3]
+        group.cancel_scope.cancel()
+
+
+async def test_full_queue_drops_and_counts() -> None:
+    rig = Rig(capacity=2)
+    assert [rig.backlog.add(item) for item in range(3)] == [True, True, False]
+    assert len(rig.backlog) == 2
+    assert rig.value("dropped") == 1
+
+
+async def test_failures_are_counted_and_the_worker_goes_on() -> None:
+    rig = Rig(capacity=10)
+    done: list[int] = []
+
+    async def handle(item: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        if item == 0:
+            raise Unavailable(peer="x", detail="y")
+        if item == 1:
+            raise ValueError(item)
+        done.append(item)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(rig.backlog.work, handle)
+        for item in range(3):
+            rig.backlog.add(item)
+        assert await rig.backlog.drain(limit_s=1)
+        group.cancel_scope.cancel()
+    assert done == [2]
+    assert rig.value("failed") == 2
+
+
+async def test_drain_gives_up_after_its_limit() -> None:
+    rig = Rig(capacity=10)
+
+    async def handle(item: int) -> None:
+        del item
+        await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(rig.backlog.work, handle)
+        rig.backlog.add(1)
+        await quiet()
+        assert not await rig.backlog.drain(limit_s=0.01)
+        group.cancel_scope.cancel()
+
+
+async def test_several_workers_share_the_queue() -> None:
+    rig = Rig(capacity=10)
+    running = 0
+    most = 0
+
+    async def handle(item: int) -> None:
+        nonlocal running, most
+        del item
+        running += 1
+        most = max(most, running)
+        await anyio.sleep(0.001)
+        running -= 1
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(rig.backlog.work, handle)
+        for item in range(9):
+            rig.backlog.add(item)
+        assert await rig.backlog.drain(limit_s=2)
+        group.cancel_scope.cancel()
+    assert most == 3
