@@ -115,11 +115,6 @@ class Metrics:
         self.ready = Gauge(
             "hami_scheduler_ready", "1 while calls can be answered.", registry=registry
         )
-        self.live_allocations = Gauge(
-            "hami_scheduler_live_allocations",
-            "Allocations that hold a share.",
-            registry=registry,
-        )
         self.served_nodes = Gauge(
             "hami_scheduler_served_nodes",
             "Pairs of node and vendor whose agent was heard within the heartbeat timeout.",
