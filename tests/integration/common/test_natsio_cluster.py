@@ -83,6 +83,11 @@ async def test_of_six_racers_on_three_servers_exactly_one_wins_each_race_and_all
                     # The loser reads back from whichever replica it reaches: never a stale answer.
                     entries = await buckets[number].latest(subjects.node_keys("n"))
                     assert entries[-1].revision > expect.sequence
+                except Unavailable:
+                    # A slow machine may change leaders now and then: the outcome is read back.
+                    entry = await buckets[number].get(key)
+                    if entry is not None:
+                        won.append(entry.revision)
 
             async with anyio.create_task_group() as group:
                 for number in range(len(buckets)):

@@ -190,7 +190,7 @@ def test_losing_a_dependency_after_being_ready_is_a_bug_not_a_missing_dependency
 
 
 def test_bad_settings_end_with_2_before_anything_runs(tmp_path: Path) -> None:
-    with running(tmp_path, ORDERLY, "--set", "mdoe=x") as service:
+    with running(tmp_path, ORDERLY, "--set", "modde=x") as service:
         out, err = service.process.communicate(timeout=15)
     assert service.process.returncode == 2
     assert out == ""

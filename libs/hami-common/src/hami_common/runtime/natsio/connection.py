@@ -182,25 +182,19 @@ class Bus:
         limit_s = self.request_timeout_s if timeout_s is None else timeout_s
         sent = False
         with anyio.move_on_after(limit_s) as scope:
-            client = await self._connected()
-            self._requests.add(scope)
-            sent = True
-            try:
-                return _message(
-                    await client.request(
-                        subject, data, timeout=limit_s + 1.0, headers=dict(headers or {}) or None
-                    )
-                )
-            except nats.errors.NoRespondersError as error:
-                raise Unavailable(peer=PEER, detail=f"nobody answers on {subject}") from error
-            except nats.errors.MaxPayloadError as error:
-                raise Denied(
-                    peer=PEER, detail=f"{len(data)} bytes are too large for one message"
-                ) from error
-            except nats.errors.Error as error:
-                raise Unavailable(peer=PEER, detail=f"{subject}: {error}") from error
-            finally:
-                self._requests.discard(scope)
+            while True:
+                client = await self._connected()
+                self._requests.add(scope)
+                sent = True
+                try:
+                    return await _ask(client, subject, data, headers, limit_s)
+                except nats.errors.ConnectionClosedError:
+                    sent = False  # found closed before anything was sent
+                finally:
+                    self._requests.discard(scope)
+                self._lost.set()
+                while self._client is client:
+                    await self._changed.wait()
         if not sent:
             raise Unavailable(peer=PEER, detail=f"not connected for {limit_s:g} s, nothing sent")
         if self._lost.is_set() or anyio.current_time() < scope.deadline:
@@ -317,11 +311,12 @@ class Bus:
         client = self._client
         if client is None:
             return
+        # Flush is all that draining has to do here: those who read subscriptions have ended.
         try:
             with anyio.move_on_after(CLOSE_S):
-                await client.drain()
-        except nats.errors.Error:
-            _log.debug("connection was lost before it could be drained")
+                await client.flush(timeout=int(CLOSE_S) + 1)
+        except (nats.errors.Error, OSError):
+            _log.debug("connection was lost before it was flushed")
         await self._drop()
 
     async def _is_alive(self) -> bool:
@@ -411,6 +406,33 @@ class Bus:
         self._become(client)
         for subscription in self._subscriptions:
             subscription.interrupt()
+
+
+async def _ask(
+    client: Client,
+    subject: str,
+    data: bytes,
+    headers: Mapping[str, str] | None,
+    limit_s: float,
+) -> Message:
+    try:
+        answer = await client.request(
+            subject,
+            data,
+            timeout=limit_s + 1.0,  # the caller's scope ends sooner
+            headers=dict(headers or {}) or None,
+        )
+    except nats.errors.ConnectionClosedError:
+        raise
+    except nats.errors.NoRespondersError as error:
+        raise Unavailable(peer=PEER, detail=f"nobody answers on {subject}") from error
+    except nats.errors.MaxPayloadError as error:
+        raise Denied(
+            peer=PEER, detail=f"{len(data)} bytes are too large for one message"
+        ) from error
+    except (nats.errors.Error, OSError) as error:
+        raise Unavailable(peer=PEER, detail=f"{subject}: {error}") from error
+    return _message(answer)
 
 
 async def _close(client: Client) -> None:
