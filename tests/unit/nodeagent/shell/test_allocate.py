@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answering kubelet: what is read, awaited, kept and taken back."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+from msgspec.structs import replace
+
+from hami_common.kubeletapi import deviceplugin as api
+from hami_common.limits import decode as decode_limits
+from hami_common.runtime.tasks import background
+from hami_common.vendors.catalog import Catalog
+from hami_common.vendors.protocol import BindMount
+from hami_nodeagent.core.claims import Claim, Refuse
+from hami_nodeagent.core.reporting import Failure
+from hami_nodeagent.shell.allocate import Allocator, GrantKeeper
+from hami_nodeagent.shell.render import Renderer
+from hami_nodeagent.shell.site import Site
+from tests.unit.nodeagent.core.builders import GPU, Given, request
+from tests.unit.nodeagent.shell.support import FakeKubelet, FakePods, know, make_site, until
+
+pytestmark = pytest.mark.anyio
+
+Answered = tuple[tuple[Claim, ...], list[api.ContainerAllocateResponse]]
+
+
+class FakeStates:
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self.read: list[str] = []
+        self.failed: Given | None = None
+
+    async def read_one(self, uid: str, *, timeout_s: float) -> None:
+        self.read.append(uid)
+        if self.failed is not None:
+            self._site.picture.states_by_uid[uid] = self.failed.state("failed", code="share-lost")
+
+
+class Desk:
+    """An allocator with its peers."""
+
+    def __init__(self, directory: Path, *listed: Given, **settings: object) -> None:
+        self.site = make_site(directory, **settings)
+        self.kubelet = FakeKubelet(*(pod.listed() for pod in listed))
+        self.pods = FakePods()
+        self.states = FakeStates(self.site)
+        self.allocator = Allocator(
+            site=self.site,
+            kubelet=self.kubelet,  # type: ignore[arg-type]  # a stand-in with the one method used
+            renderer=Renderer(Catalog.from_settings(), self.site.settings),
+            keeper=GrantKeeper(self.site),
+        )
+        self.allocator.pods = self.pods
+        self.allocator.states = self.states
+
+    async def ask(self, *ids: str) -> Answered | Refuse:
+        return await self.allocator.allocate([request(*ids)])
+
+
+def refused(outcome: Answered | Refuse) -> str:
+    assert isinstance(outcome, Refuse), outcome
+    return outcome.code
+
+
+async def test_answer_is_kept_on_disk_before_it_is_given(tmp_path: Path) -> None:
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod)
+    know(desk.site, pod)
+    outcome = await desk.ask("nvidia-0-0")
+    assert not isinstance(outcome, Refuse)
+    claims, responses = outcome
+    assert claims[0].container == "main"
+    assert responses[0].cdi_devices[0].name == "nvidia.com/gpu=nvidia-0"
+    assert desk.pods.confirmed == ["pod"]
+    assert desk.states.read == [pod.uid]
+    again = desk.site.checkpoint.load_grants()
+    assert [grant.ids for grant in again] == [("nvidia-0-0",)]
+
+
+async def test_grant_is_taken_back_when_the_disk_refuses_it(tmp_path: Path) -> None:
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod)
+    know(desk.site, pod)
+    (tmp_path / "grants.new").mkdir()
+    assert refused(await desk.ask("nvidia-0-0")) == "host-failed"
+    assert len(desk.site.picture.grants) == 0
+    (tmp_path / "grants.new").rmdir()
+    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+
+
+async def test_news_ends_the_wait_at_once(tmp_path: Path) -> None:
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod, allocate_wait_s=30.0)
+    outcomes: list[Answered | Refuse] = []
+
+    async def ask() -> None:
+        outcomes.append(await desk.ask("nvidia-0-0"))
+
+    async with background() as group:
+        group.start_soon(ask)
+        await until(lambda: desk.kubelet.list_count > 0)
+        know(desk.site, pod)
+        await until(lambda: bool(outcomes))
+    assert not isinstance(outcomes[0], Refuse)
+
+
+async def test_wait_ends_with_the_reason(tmp_path: Path) -> None:
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod)
+    assert refused(await desk.ask("nvidia-0-0")) == "pod-unknown"
+    desk.kubelet.pods = None
+    assert refused(await desk.ask("nvidia-0-0")) == "list-unavailable"
+    assert desk.kubelet.list_count >= 3
+
+
+async def test_pod_that_is_another_one_by_now_is_not_served(tmp_path: Path) -> None:
+    old, new = Given("db-0", uid="old"), Given("db-0", uid="new", sequence=2)
+    desk = Desk(tmp_path, new)
+    know(desk.site, old)
+
+    def show_new() -> None:
+        desk.site.picture.pods.put(replace(old.facts, finished=True), revision=1, now_s=0)
+        know(desk.site, new)
+
+    desk.pods.on_confirm = show_new
+    outcome = await desk.ask("nvidia-0-0")
+    assert not isinstance(outcome, Refuse)
+    assert outcome[0][0].pod.uid == "new"
+    assert desk.pods.confirmed == ["db-0"]
+
+
+async def test_without_the_api_server_the_call_is_refused(tmp_path: Path) -> None:
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod)
+    know(desk.site, pod)
+    desk.pods.is_available = False
+    assert refused(await desk.ask("nvidia-0-0")) == "api-unavailable"
+    desk.allocator.pods = None
+    assert refused(await desk.ask("nvidia-0-0")) == "api-unavailable"
+
+
+async def test_old_kubelet_costs_one_read_of_all_pods(tmp_path: Path) -> None:
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod)
+    know(desk.site, pod)
+    desk.site.picture.view.lists_active_only = False
+    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+    assert desk.pods.confirmed == ["*"]
+
+
+async def test_state_that_failed_a_moment_ago_is_heeded(tmp_path: Path) -> None:
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod)
+    know(desk.site, pod)
+    desk.states.failed = pod
+    assert refused(await desk.ask("nvidia-0-0")) == "state-failed"
+    assert len(desk.site.picture.grants) == 0
+
+
+async def test_bus_that_was_never_reached_does_not_stop_known_records(tmp_path: Path) -> None:
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod)
+    know(desk.site, pod)
+    desk.allocator.states = None
+    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+
+
+async def test_limits_file_is_written_for_pods_without_our_volume(tmp_path: Path) -> None:
+    pod = Given("pod", limits_mounted=frozenset())
+    desk = Desk(tmp_path, pod)
+    know(desk.site, pod)
+    outcome = await desk.ask("nvidia-0-0")
+    assert not isinstance(outcome, Refuse)
+    mount = outcome[1][0].mounts[0]
+    assert (mount.container_path, mount.read_only) == ("/etc/hami", True)
+    found = decode_limits((Path(mount.host_path) / "limits").read_text())
+    assert found.allocation_id == pod.record.allocation_id
+    assert Path(mount.host_path).stat().st_mode & 0o755 == 0o755
+
+
+async def test_preference_is_for_the_devices_of_the_waiting_container(tmp_path: Path) -> None:
+    pod = Given("pod", ("main", "app", {GPU: 2}))
+    desk = Desk(tmp_path, pod)
+    know(desk.site, pod)
+    available = [split.id for split in desk.site.picture.splits("nvidia", GPU).all]
+    chosen = await desk.allocator.prefer(request("x", "y"), available=available, must=())
+    assert chosen == ("nvidia-0-0", "nvidia-1-0")
+    assert desk.pods.confirmed == []
+    desk.kubelet.pods = ()
+    nobody = await desk.allocator.prefer(request("x"), available=available, must=())
+    assert len(nobody) == 1
+
+
+async def test_container_may_start_with_granted_ids_only(tmp_path: Path) -> None:
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod)
+    know(desk.site, pod)
+    await desk.ask("nvidia-0-0")
+    check = desk.allocator.check_start
+    assert check(GPU, ["nvidia-0-0"]) is None
+    for ids in ([], ["nvidia-0-1"], ["nvidia-0-0", "nvidia-0-1"]):
+        assert refused_start(check(GPU, ids)) == "not-granted"
+    desk.site.picture.states_by_uid[pod.uid] = pod.state("failed", allocation_id="older")
+    assert check(GPU, ["nvidia-0-0"]) is None
+    desk.site.picture.states_by_uid[pod.uid] = pod.state("failed")
+    assert refused_start(check(GPU, ["nvidia-0-0"])) == "state-failed"
+    desk.site.picture.states_by_uid.clear()
+    desk.site.picture.failures_by_uid[pod.uid] = Failure(code="device-mismatch", reason="")
+    assert refused_start(check(GPU, ["nvidia-0-0"])) == "state-failed"
+
+
+def refused_start(outcome: Refuse | None) -> str:
+    assert outcome is not None
+    return outcome.code
+
+
+@pytest.mark.parametrize(
+    ("mode", "nodes", "cdi", "visible"),
+    [
+        ("cdi", 0, ["nvidia.com/gpu=nvidia-0"], "void"),
+        ("devices", 5, [], "nvidia-0"),
+        ("env", 0, [], "nvidia-0"),
+    ],
+)
+async def test_each_injection_mode_reaches_the_runtime(
+    tmp_path: Path, mode: str, nodes: int, cdi: list[str], visible: str
+) -> None:
+    pod = Given("pod", region_mounted=frozenset({"main"}))
+    mounts = (BindMount(host_path="/opt/hami/libvgpu.so", container_path="/usr/lib/libvgpu.so"),)
+    desk = Desk(tmp_path, pod, injection=mode, library_mounts=mounts, library_log_level="1")
+    canonical = desk.site.picture.canonical_by_vendor["nvidia"]
+    with_minor = tuple(replace(one, minor=one.index) for one in canonical.devices)
+    desk.site.picture.set_canonical(replace(canonical, devices=with_minor))
+    know(desk.site, pod)
+    outcome = await desk.ask("nvidia-0-0")
+    assert not isinstance(outcome, Refuse)
+    response = outcome[1][0]
+    assert len(response.devices) == nodes
+    assert [one.name for one in response.cdi_devices] == cdi
+    assert response.envs["NVIDIA_VISIBLE_DEVICES"] == visible
+    assert response.envs["CUDA_DEVICE_MEMORY_SHARED_CACHE"] == "/run/hami/region"
+    assert [mount.host_path for mount in response.mounts] == ["/opt/hami/libvgpu.so"]
+
+
+async def test_whole_devices_are_not_intercepted(tmp_path: Path) -> None:
+    pod = Given("pod")
+    shares = pod.record.containers[0]
+    whole = replace(
+        shares, shares=(replace(shares.shares[0], exclusive=True, memory_mib=1000, core_pct=100),)
+    )
+    pod.entry = replace(pod.entry, record=replace(pod.record, op="resize", containers=(whole,)))
+    mounts = (BindMount(host_path="/opt/hami/libvgpu.so", container_path="/usr/lib/libvgpu.so"),)
+    desk = Desk(tmp_path, pod, library_mounts=mounts)
+    know(desk.site, pod)
+    outcome = await desk.ask("nvidia-0-0")
+    assert not isinstance(outcome, Refuse)
+    assert list(outcome[1][0].mounts) == []
+
+
+async def test_two_calls_at_once_cannot_take_the_same_container(tmp_path: Path) -> None:
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod)
+    know(desk.site, pod)
+    outcomes: list[Answered | Refuse] = []
+
+    async def ask(kubelet_id: str) -> None:
+        outcomes.append(await desk.ask(kubelet_id))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask, "nvidia-0-0")
+        group.start_soon(ask, "nvidia-0-1")
+    assert sorted(isinstance(outcome, Refuse) for outcome in outcomes) == [False, True]

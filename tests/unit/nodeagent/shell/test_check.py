@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's check of itself against kubelet's list."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from hami_nodeagent.shell.allocate import GrantKeeper
+from hami_nodeagent.shell.check import SelfCheck
+from hami_nodeagent.shell.keys import TrustedKeys
+from tests.unit.nodeagent.core.builders import GPU, Given
+from tests.unit.nodeagent.shell.support import FakeKubelet, FakePods, know, make_site
+
+pytestmark = pytest.mark.anyio
+
+
+class Bench:
+    def __init__(self, directory: Path) -> None:
+        self.site = make_site(directory)
+        self.kubelet = FakeKubelet()
+        self.pods = FakePods()
+        self.keys_directory = directory / "keys"
+        self.check = SelfCheck(
+            site=self.site,
+            kubelet=self.kubelet,  # type: ignore[arg-type]  # a stand-in with the one method used
+            pods=self.pods,  # type: ignore[arg-type]  # as above
+            keys=TrustedKeys(self.keys_directory),
+            keeper=GrantKeeper(self.site),
+            vendor_by_resource={GPU: "nvidia"},
+        )
+
+    def grant(self, pod: Given, *ids: str) -> None:
+        self.site.picture.grants.add(pod.grant("main", *ids))
+
+
+async def test_agreement_changes_nothing(tmp_path: Path) -> None:
+    bench, pod = Bench(tmp_path), Given("pod")
+    know(bench.site, pod)
+    bench.grant(pod, "a")
+    bench.kubelet.pods = [pod.listed({"main": {GPU: {"a"}}})]
+    await bench.check.check()
+    assert bench.site.picture.failures_by_uid == {}
+    assert len(bench.site.picture.grants) == 1
+    assert bench.kubelet.list_count == 1
+
+
+async def test_mismatch_that_lasts_fails_both_allocations(tmp_path: Path) -> None:
+    bench, one, two = Bench(tmp_path), Given("one"), Given("two")
+    know(bench.site, one, two)
+    bench.grant(one, "a")
+    bench.grant(two, "b")
+    bench.kubelet.pods = [one.listed({"main": {GPU: {"b"}}}), two.listed({"main": {GPU: {"a"}}})]
+    await bench.check.check()
+    await bench.check.check()
+    failures = bench.site.picture.failures_by_uid
+    assert {failure.code for failure in failures.values()} == {"device-mismatch"}
+    assert set(failures) == {one.uid, two.uid}
+    assert "granted to container main of pod default/two" in failures[one.uid].reason
+    assert bench.site.metrics.mismatches._value.get() == 2  # noqa: SLF001
+
+
+async def test_mismatch_that_passes_is_none(tmp_path: Path) -> None:
+    bench, pod = Bench(tmp_path), Given("pod")
+    know(bench.site, pod)
+    bench.grant(pod, "a")
+
+    class Changing(FakeKubelet):
+        async def list(self, *, timeout_s: float | None = None) -> object:
+            ids = "old" if self.list_count == 0 else "a"
+            self.pods = [pod.listed({"main": {GPU: {ids}}})]
+            return await super().list(timeout_s=timeout_s)
+
+    bench.check._kubelet = Changing()  # type: ignore[assignment]  # noqa: SLF001
+    await bench.check.check()
+    assert bench.site.picture.failures_by_uid == {}
+
+
+async def test_containers_of_a_lost_book_are_adopted(tmp_path: Path) -> None:
+    bench, pod = Bench(tmp_path), Given("pod", ("main", "app", {GPU: 2}))
+    unknown = Given("unknown")
+    know(bench.site, pod, unknown)
+    del bench.site.picture.entries_by_uid[unknown.uid]
+    bench.kubelet.pods = [
+        pod.listed({"main": {GPU: {"x", "y"}}}),
+        unknown.listed({"main": {GPU: {"z"}}}),
+    ]
+    await bench.check.check()
+    grants = list(bench.site.picture.grants)
+    assert [(grant.pod, grant.ids, grant.adopted) for grant in grants] == [
+        ("pod", ("x", "y"), True)
+    ]
+    assert grants[0].uuids == ("nvidia-0", "nvidia-1")
+    assert list(bench.site.checkpoint.load_grants()) == grants
+
+
+async def test_container_that_holds_another_number_than_recorded_is_not_adopted(
+    tmp_path: Path,
+) -> None:
+    bench, pod, released = Bench(tmp_path), Given("pod"), Given("released")
+    released.entry = replace(released.entry, record=replace(released.record, op="release"))
+    know(bench.site, pod, released)
+    bench.kubelet.pods = [
+        pod.listed({"main": {GPU: {"x", "y"}}}),
+        released.listed({"main": {GPU: {"z"}}}),
+    ]
+    await bench.check.check()
+    assert len(bench.site.picture.grants) == 0
+
+
+async def test_grants_end_with_their_pods(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    alive, finished = Given("alive"), Given("finished", finished=True)
+    gone, lingering, unknown = Given("gone", gone=True), Given("lingering", gone=True), Given("x")
+    know(bench.site, alive, finished, gone, lingering)
+    for pod in (alive, finished, gone, lingering, unknown):
+        bench.grant(pod, f"id-{pod.name}")
+        bench.site.checkpoint.write_limits(pod.grant("main", "a"), "text")
+    bench.kubelet.pods = [finished.listed(), lingering.listed({"main": {GPU: {"id-lingering"}}})]
+    await bench.check.check()
+    assert bench.site.picture.grants.pod_uids() == {alive.uid, lingering.uid}
+    assert {path.name for path in (tmp_path / "limits").iterdir()} == {alive.uid, lingering.uid}
+
+
+async def test_silent_kubelet_ends_nothing(tmp_path: Path) -> None:
+    bench, gone = Bench(tmp_path), Given("gone", gone=True)
+    know(bench.site, gone)
+    bench.grant(gone, "a")
+    bench.kubelet.pods = None
+    await bench.check.check()
+    assert len(bench.site.picture.grants) == 1
+
+
+async def test_records_of_releases_are_forgotten_with_their_pods(tmp_path: Path) -> None:
+    bench, pod = Bench(tmp_path), Given("pod")
+    bench.site.picture.entries_by_uid[pod.uid] = replace(
+        pod.entry, record=replace(pod.record, op="release")
+    )
+    bench.site.picture.states_by_uid[pod.uid] = pod.state("running")
+    await bench.check.check()
+    assert bench.site.picture.entries_by_uid == {}
+    assert bench.site.picture.states_by_uid == {}
+
+
+async def test_changed_keys_judge_all_pods_anew(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    await bench.check.check()
+    assert "judged" not in bench.pods.confirmed
+    bench.keys_directory.mkdir()
+    (bench.keys_directory / "a.pub").write_text("not a key")
+    await bench.check.check()
+    assert "judged" in bench.pods.confirmed
+
+
+async def test_names_of_two_pods_are_left_out_until_one_is_forgotten(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    old, new = Given("db-0", uid="old"), Given("db-0", uid="new", sequence=2)
+    know(bench.site, old, new)
+    bench.grant(old, "a")
+    bench.kubelet.pods = [new.listed({"main": {GPU: {"b"}}})]
+    await bench.check.check()
+    assert bench.site.picture.failures_by_uid == {}

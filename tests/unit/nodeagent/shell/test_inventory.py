@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices are found, judged and reported, and a driver in trouble is only reported."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hami_common import subjects
+from hami_common.events.codec import decode, encode
+from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices, NodeReport
+from hami_common.model.device import DeviceFacts
+from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryPublisher
+from hami_common.runtime.tasks import background
+from hami_nodeagent.core.health import FaultSeen, HealthRules, ProbeFailed, ProbePassed, Stimulus
+from hami_nodeagent.drivers.errors import DriverMismatch, DriverMissing
+from hami_nodeagent.drivers.protocol import DeviceUsage, Inventory
+from hami_nodeagent.shell.inventory import Reporter, VendorDevices, beat
+from tests.unit.nodeagent.core.builders import NODE, device
+from tests.unit.nodeagent.shell.support import make_site, soon, until
+
+pytestmark = pytest.mark.anyio
+
+
+def facts(number: int) -> DeviceFacts:
+    return DeviceFacts(
+        uuid=f"nvidia-{number}", vendor="nvidia", index=number, type="T", memory_mib=1000
+    )
+
+
+class FakeDriver:
+    vendor = "nvidia"
+    is_stuck = False
+
+    def __init__(self) -> None:
+        self.answer: Inventory | Exception = Inventory(devices=(facts(0), facts(1)))
+        self.probes: tuple[Stimulus, ...] | Exception = ()
+        self.faults: list[Stimulus] = []
+        self.closed = False
+
+    async def discover(self) -> Inventory:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    async def probe(self) -> tuple[Stimulus, ...]:
+        if isinstance(self.probes, Exception):
+            raise self.probes
+        return self.probes
+
+    async def wait_faults(self, limit_s: float) -> tuple[Stimulus, ...]:
+        await anyio.sleep(min(limit_s, 0.02))
+        found, self.faults = tuple(self.faults), []
+        return found
+
+    async def usage(self) -> tuple[DeviceUsage, ...]:
+        return ()
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class Bench:
+    def __init__(self, directory: Path) -> None:
+        self.driver = FakeDriver()
+        self.mismatches = 0
+        rules = HealthRules(failures_to_condemn=1, probes_to_recover=1, recover_s=0.0)
+        self.site = make_site(
+            directory,
+            discovery_s=0.02,
+            discovery_retry_s=0.02,
+            probe_s=0.02,
+            devices_poll_s=0.05,
+            heartbeat_s=0.02,
+            health=rules,
+        )
+        self.source = VendorDevices(
+            site=self.site, driver=self.driver, on_mismatch=self._count_mismatch
+        )
+        self.bus = MemoryBus()
+        self.generation = 1
+        self.devices = MemoryBucket(self.bus, subjects.DEVICES_BUCKET)
+        self.reporter = Reporter(
+            site=self.site,
+            source=self.source,
+            publisher=MemoryPublisher(self.bus),
+            devices=self.devices,
+            generation=lambda: self.generation,
+            events=lambda: None,
+        )
+
+    def _count_mismatch(self) -> None:
+        self.mismatches += 1
+
+    def reports(self) -> list[NodeReport]:
+        subject = subjects.report(NODE, "nvidia")
+        return [
+            decode(one.data, NodeReport, what="report")
+            for one in self.bus.published
+            if one.subject == subject
+        ]
+
+    def faults(self) -> list[DeviceFault]:
+        return [
+            decode(one.data, DeviceFault, what="fault")
+            for one in self.bus.published
+            if one.subject == subjects.fault(NODE)
+        ]
+
+
+@asynccontextmanager
+async def running(bench: Bench) -> AsyncIterator[None]:
+    async with background() as group:
+        await group.start(bench.source.discover)
+        group.start_soon(bench.source.probe)
+        group.start_soon(bench.source.wait_faults)
+        group.start_soon(bench.reporter.follow_canonical)
+        await group.start(bench.reporter.tell)
+        yield
+
+
+async def test_equal_facts_are_reported_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    async with running(bench):
+        await anyio.sleep(0.1)
+        assert [len(one.devices) for one in bench.reports()] == [2]
+        bench.driver.answer = Inventory(devices=(facts(0), facts(1), facts(2)))
+        await until(lambda: len(bench.reports()) == 2)
+    first, second = bench.reports()
+    assert len(second.devices) == 3
+    assert first.boot_id == second.boot_id
+    assert first.seq < second.seq
+    assert second.agent_version
+
+
+async def test_report_is_repeated_on_a_new_connection_and_after_a_failure(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    async with running(bench):
+        bench.generation += 1
+        await until(lambda: len(bench.reports()) == 2)
+        bench.bus.set_available(available=False)
+        bench.driver.answer = Inventory(devices=())
+        await until(lambda: bench.source.devices == ())
+        bench.bus.set_available(available=True)
+        await until(lambda: len(bench.reports()) == 3)
+    assert bench.reports()[-1].devices == ()
+
+
+async def test_missing_driver_is_a_report_and_its_return_too(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.driver.answer = DriverMissing(doing="open", detail="no module")
+    async with running(bench):
+        assert bench.reports()[0].problem == "open: no module"
+        assert bench.reports()[0].devices == ()
+        bench.driver.answer = Inventory(devices=(facts(0),), problems=("device 1: odd",))
+        await until(lambda: len(bench.reports()) == 2)
+        assert bench.reports()[1].problem == "device 1: odd"
+        bench.driver.answer = DriverMissing(doing="open", detail="unloaded")
+        await until(lambda: bench.reports()[-1].problem == "open: unloaded")
+        await until(lambda: not bench.reports()[-1].devices[0].healthy)
+    assert bench.mismatches == 0
+    assert bench.site.picture.view.faulty == {"nvidia-0"}
+
+
+async def test_driver_exchanged_under_us_asks_for_a_restart(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.driver.answer = DriverMismatch(doing="open", detail="versions differ")
+    async with running(bench):
+        await anyio.sleep(0.1)
+        assert bench.mismatches == 0  # never worked: a restart would not help
+        bench.driver.answer = Inventory(devices=(facts(0),))
+        await until(lambda: len(bench.source.devices) == 1)
+        bench.driver.answer = DriverMismatch(doing="open", detail="versions differ")
+        await until(lambda: bench.mismatches > 0)
+
+
+async def test_bug_in_a_driver_does_not_end_the_agent(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.driver.answer = ZeroDivisionError("oops")
+    async with running(bench):
+        assert bench.reports()[0].problem == "oops"
+        bench.driver.answer = Inventory(devices=(facts(0),))
+        bench.driver.probes = ZeroDivisionError("again")
+        await until(lambda: bench.reports()[-1].problem == "")
+
+
+async def test_faults_are_told_at_once_and_recovery_too(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    async with running(bench):
+        bench.driver.faults = [FaultSeen(uuid="nvidia-1", code=79, fatal=True, text="Xid 79")]
+        await until(lambda: len(bench.faults()) == 1)
+        assert bench.site.picture.view.faulty == {"nvidia-1"}
+        await until(lambda: not bench.reports()[-1].devices[1].healthy)
+        bench.driver.probes = (ProbePassed(uuid="nvidia-1"),)
+        await until(lambda: len(bench.faults()) == 2)
+        await until(lambda: bench.site.picture.view.faulty == frozenset())
+    assert [(one.uuid, one.healthy) for one in bench.faults()] == [
+        ("nvidia-1", False),
+        ("nvidia-1", True),
+    ]
+    assert bench.faults()[0].reason == "Xid 79"
+
+
+async def test_failing_probe_condemns(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    async with running(bench):
+        bench.driver.probes = (ProbeFailed(uuid="nvidia-0", reason="no answer"),)
+        await until(lambda: bench.site.picture.view.faulty == {"nvidia-0"})
+
+
+async def test_canonical_devices_reach_the_picture_and_the_disk(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    key = subjects.devices_key(NODE, "nvidia")
+    canonical = NodeDevices(
+        node=NODE,
+        vendor="nvidia",
+        boot_id=bench.site.sequence.boot_id,
+        seq=1 << 40,
+        time_s=0,
+        config_generation=3,
+        devices=(device(7),),
+    )
+    async with running(bench):
+        await bench.devices.append(key, b"{")
+        await bench.devices.append(key, encode(canonical))
+        await until(lambda: set(bench.site.picture.view.devices_by_uuid) == {"nvidia-7"})
+
+        async def is_kept() -> bool:
+            return bench.site.checkpoint.load_devices() == (canonical,)
+
+        await soon(is_kept)
+
+
+async def test_heartbeats_go_on_while_the_bus_is_away(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    async with background() as group:
+        group.start_soon(
+            lambda: beat(site=bench.site, publisher=MemoryPublisher(bench.bus), vendors=("nvidia",))
+        )
+        await until(lambda: len(bench.bus.published) >= 2)
+        bench.bus.set_available(available=False)
+        count = len(bench.bus.published)
+        bench.bus.set_available(available=True)
+        await until(lambda: len(bench.bus.published) > count)
+    beats = [decode(one.data, Heartbeat, what="beat") for one in bench.bus.published]
+    assert [one.seq for one in beats] == sorted(one.seq for one in beats)
+    assert {one.vendors for one in beats} == {("nvidia",)}
+
+
+async def test_driver_is_let_go(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    await bench.source.aclose()
+    assert bench.driver.closed

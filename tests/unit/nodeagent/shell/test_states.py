@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ledger records come in, states go out, whatever the bus does."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from hami_common import subjects
+from hami_common.events.allocation import StateRecord
+from hami_common.events.codec import decode, encode
+from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryFeed, MemoryPublisher
+from hami_common.runtime.tasks import background
+from hami_nodeagent.core.reporting import Failure
+from hami_nodeagent.shell.feed import LedgerFeed
+from hami_nodeagent.shell.site import Site
+from hami_nodeagent.shell.states import States
+from tests.unit.nodeagent.core.builders import NODE, Given
+from tests.unit.nodeagent.shell.support import make_site, soon, until
+
+pytestmark = pytest.mark.anyio
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+
+    async def record(self, regarding: Any, *, reason: str, message: str, kind: str) -> None:
+        self.events.append((f"{regarding.namespace}/{regarding.name} {reason}", message))
+
+
+class Bench:
+    """Feed and states of one agent over a memory bus."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.bus = MemoryBus()
+        self.generation = 1
+        self.recorder = Recorder()
+        self.states = MemoryBucket(self.bus, subjects.STATE_BUCKET)
+        self.ledger = MemoryBucket(self.bus, subjects.ALLOC_BUCKET)
+        self.keeper = States(
+            site=site,
+            bucket=self.states,
+            generation=lambda: self.generation,
+            events=lambda: self.recorder,  # type: ignore[arg-type, return-value]  # a stand-in
+        )
+        publisher = MemoryPublisher(self.bus)
+        self.feed = LedgerFeed(site=site, feed=MemoryFeed(self.bus, NODE), publisher=publisher)
+
+    async def write(self, pod: Given, **change: Any) -> None:
+        record = replace(pod.record, **change)
+        await self.ledger.append(subjects.allocation_key(NODE, pod.uid), encode(record))
+
+    def bind(self, pod: Given, **facts: Any) -> None:
+        self.site.picture.pods.put(replace(pod.facts, **facts), revision=0, now_s=0)
+        self.site.picture.note_change()
+
+    async def state(self, pod: Given) -> StateRecord | None:
+        entry = await self.states.get(subjects.allocation_key(NODE, pod.uid))
+        return None if entry is None else decode(entry.value, StateRecord, what="state")
+
+    async def reaches(self, pod: Given, state: str) -> StateRecord:
+        found: list[StateRecord | None] = []
+
+        async def is_there() -> bool:
+            found[:] = [await self.state(pod)]
+            return found[0] is not None and found[0].state == state
+
+        await soon(is_there)
+        assert found[0] is not None
+        return found[0]
+
+
+@asynccontextmanager
+async def running(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(make_site(tmp_path))
+    async with background() as group:
+        await group.start(bench.feed.follow)
+        await group.start(bench.keeper.keep)
+        yield bench
+
+
+async def test_states_follow_the_facts_in_order(tmp_path: Path) -> None:
+    pod = Given("pod")
+    async with running(tmp_path) as bench:
+        await bench.write(pod)
+        bench.bind(pod)
+        bound = await bench.reaches(pod, "bound")
+        assert bound.ledger_seq == 1
+        bench.site.picture.grants.add(pod.grant("main", "a"))
+        bench.site.picture.note_change()
+        await bench.reaches(pod, "prepared")
+        bench.bind(pod, started=frozenset({"main"}))
+        running_state = await bench.reaches(pod, "running")
+        assert running_state.containers == ("main",)
+        assert running_state.boot_id == bench.site.sequence.boot_id
+        headers = (await bench.states.latest())[0].headers
+        assert headers["ce-type"] == "io.hami.state.running.v1"
+
+
+async def test_lost_race_is_read_back_and_judged_anew(tmp_path: Path) -> None:
+    pod = Given("pod")
+    async with running(tmp_path) as bench:
+        key = subjects.allocation_key(NODE, pod.uid)
+        await bench.states.append(key, encode(pod.state("bound", writer="scheduler-0")))
+        await bench.write(pod)
+        bench.site.picture.grants.add(pod.grant("main", "a"))
+        bench.bind(pod)
+        await bench.reaches(pod, "prepared")
+        assert bench.site.metrics.state_conflicts._value.get() == 1  # noqa: SLF001
+
+
+async def test_bus_that_is_away_loses_no_state(tmp_path: Path) -> None:
+    pod = Given("pod")
+    async with running(tmp_path) as bench:
+        await bench.write(pod)
+        await until(lambda: pod.uid in bench.site.picture.entries_by_uid)
+        bench.bus.set_available(available=False)
+        bench.bind(pod)
+        bench.site.picture.grants.add(pod.grant("main", "a"))
+        bench.site.picture.note_change()
+        bench.bus.set_available(available=True)
+        await bench.reaches(pod, "prepared")
+
+
+async def test_replaced_bus_gets_all_states_again(tmp_path: Path) -> None:
+    pod = Given("pod")
+    async with running(tmp_path) as bench:
+        await bench.write(pod)
+        bench.site.picture.grants.add(pod.grant("main", "a"))
+        bench.bind(pod)
+        await bench.reaches(pod, "prepared")
+        bench.bus.wipe()
+        bench.generation += 1
+        await until(lambda: not bench.site.picture.entries_by_uid)
+        assert await bench.state(pod) is None
+        await bench.write(pod)
+        await bench.reaches(pod, "prepared")
+        assert bench.site.metrics.feed_resets._value.get() == 1  # noqa: SLF001
+
+
+async def test_failure_is_written_once_and_told_to_the_user(tmp_path: Path) -> None:
+    pod = Given("pod")
+    async with running(tmp_path) as bench:
+        await bench.write(pod)
+        bench.bind(pod)
+        await bench.reaches(pod, "bound")
+        failure = Failure(code="device-mismatch", reason="swapped")
+        bench.site.picture.failures_by_uid[pod.uid] = failure
+        bench.site.picture.note_change()
+        failed = await bench.reaches(pod, "failed")
+        assert (failed.code, failed.reason) == ("device-mismatch", "swapped")
+        await until(lambda: bool(bench.recorder.events))
+        bench.bind(pod, started=frozenset({"main"}))
+    assert bench.recorder.events == [("default/pod AllocationFailed", "device-mismatch: swapped")]
+
+
+async def test_records_that_are_not_understood_are_kept_for_inspection(tmp_path: Path) -> None:
+    pod, other = Given("pod"), Given("other")
+    async with running(tmp_path) as bench:
+        key = subjects.allocation_key(NODE, pod.uid)
+        await bench.ledger.append(key, b"{")
+        await bench.ledger.append(key, encode(other.record))
+        await bench.write(other)
+        await until(lambda: other.uid in bench.site.picture.entries_by_uid)
+        assert pod.uid not in bench.site.picture.entries_by_uid
+    letters = [one for one in bench.bus.published if one.subject.startswith("hami.v1.deadletter")]
+    assert [one.data for one in letters] == [b"{", encode(other.record)]
+
+
+async def test_state_that_is_not_understood_does_not_stop_the_others(tmp_path: Path) -> None:
+    pod, other = Given("pod"), Given("other")
+    bench = Bench(make_site(tmp_path))
+    await bench.states.append(subjects.allocation_key(NODE, pod.uid), b"{")
+    async with background() as group:
+        await group.start(bench.feed.follow)
+        await group.start(bench.keeper.keep)
+        await bench.write(other)
+        bench.bind(other)
+        await bench.reaches(other, "bound")
+
+
+async def test_one_state_is_read_when_asked(tmp_path: Path) -> None:
+    pod = Given("pod")
+    bench = Bench(make_site(tmp_path))
+    await bench.keeper.read_one(pod.uid, timeout_s=1)
+    assert bench.site.picture.states_by_uid == {}
+    await bench.states.append(subjects.allocation_key(NODE, pod.uid), encode(pod.state("failed")))
+    await bench.keeper.read_one(pod.uid, timeout_s=1)
+    assert bench.site.picture.states_by_uid[pod.uid].state == "failed"
+    bench.bus.set_available(available=False)
+    await bench.keeper.read_one(pod.uid, timeout_s=1)
+    assert bench.site.picture.states_by_uid[pod.uid].state == "failed"
