@@ -36,7 +36,7 @@ from hami_scheduler.shell.binder import Binder
 from hami_scheduler.shell.decisions import Decision, Decisions
 from hami_scheduler.shell.effects import Chore, Effects, Ports
 from hami_scheduler.shell.extender import Extender
-from hami_scheduler.shell.feed import Feed, Sources, Subscribe
+from hami_scheduler.shell.feed import Feed, Sources, Subscribe, always
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.recovery import Recovery
 from hami_scheduler.shell.state import State
@@ -55,6 +55,8 @@ class World(Struct, frozen=True, kw_only=True):
     subscribe: Subscribe
     kube: KubeApi
     clock: Clock
+    is_connected: Callable[[], bool] = always
+    """Whether the bus can be heard now; one in memory always can."""
 
 
 class Keys(Struct, frozen=True, kw_only=True):
@@ -128,6 +130,7 @@ class Scheduler:
                 states=world.states,
                 subscribe=world.subscribe,
                 kube=world.kube,
+                is_connected=world.is_connected,
             ),
             state=state,
             inventory=inventory,
@@ -224,6 +227,7 @@ async def main(context: ServiceContext[Settings]) -> None:
                 subscribe=bus.subscribe,
                 kube=kube,
                 clock=context.clock,
+                is_connected=lambda: bus.is_connected,
             ),
             keys=keys,
             registry=context.registry,

@@ -35,9 +35,10 @@ class Inventory:
 
     # --- canonical devices -----------------------------------------------------------------------
 
-    def put(self, devices: NodeDevices, *, revision: int, now_s: float) -> None:
-        """Take the newest canonical devices of one vendor on one node."""
+    def put(self, devices: NodeDevices, *, revision: int, now_s: float) -> bool:
+        """Take the newest canonical devices of one vendor on one node; whether they changed."""
         served = (devices.node, devices.vendor)
+        known = self._devices.get(served)
         self._stale.discard(served)
         self._devices[served] = devices
         self._order[served] = (devices.boot_id, devices.seq)
@@ -52,6 +53,7 @@ class Inventory:
                 del faults[uuid]
             else:
                 self._table.set_health(fault.node, uuid, healthy=fault.healthy)
+        return known is None or known.devices != devices.devices
 
     def remove(self, node: str, vendor: str) -> None:
         """The canonical record is gone: so are the devices, except for what is booked on them."""
@@ -89,13 +91,24 @@ class Inventory:
 
     # --- signs of life ---------------------------------------------------------------------------
 
-    def hear(self, heartbeat: Heartbeat, *, now_s: float) -> None:
-        """The agent of a node is alive and serves the vendors that it names."""
+    def hear(self, heartbeat: Heartbeat, *, now_s: float) -> bool:
+        """The agent of a node is alive and serves the vendors that it names.
+
+        Whether one of them had fallen silent, so that its devices can be used again.
+        """
+        returned = False
         for vendor in heartbeat.vendors:
             served = (heartbeat.node, vendor)
             if served in self._devices:
+                returned = returned or served in self._dead
                 self._alive_until_s[served] = now_s + self._timeout_s
                 self._set_alive(served, alive=True)
+        return returned
+
+    def deaf(self, *, now_s: float) -> None:
+        """We could hear nobody until now: give each agent that was alive a full timeout again."""
+        for served in self._alive_until_s.keys() - self._dead:
+            self._alive_until_s[served] = now_s + self._timeout_s
 
     def tick(self, *, now_s: float) -> list[_Served]:
         """Stop using devices whose agent fell silent; returns those that this changes."""

@@ -26,7 +26,14 @@ from hami_common.runtime.tasks import Backoff
 from hami_scheduler.core import repair
 from hami_scheduler.core.inventory import Inventory
 from hami_scheduler.core.podfacts import PodReader
-from hami_scheduler.core.stimuli import FeedSynced, RecordSeen, StateSeen, Tick, Wiped
+from hami_scheduler.core.stimuli import (
+    CapacityReturned,
+    FeedSynced,
+    RecordSeen,
+    StateSeen,
+    Tick,
+    Wiped,
+)
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.effects import MANAGED, PODS, Chore
@@ -57,6 +64,11 @@ Subscribe = Callable[[str], AbstractAsyncContextManager[AsyncIterable[Heard]]]
 """Opens a core subscription for the time of a block; it survives reconnects."""
 
 
+def always() -> bool:
+    """A bus that cannot break off is always heard."""
+    return True
+
+
 class Sources(Struct, frozen=True, kw_only=True):
     """Where the feeds read."""
 
@@ -68,6 +80,8 @@ class Sources(Struct, frozen=True, kw_only=True):
     """Bucket ``hami_state``."""
     subscribe: Subscribe
     kube: KubeApi
+    is_connected: Callable[[], bool]
+    """Whether the bus can be heard now; silence of others counts only while it can."""
 
 
 class Feed:
@@ -225,7 +239,9 @@ class Feed:
             self._metrics.undecodable.labels(source="inventory").inc()
             _log.error("devices stand under another node's key", extra={"key": entry.key})
             return
-        self._inventory.put(devices, revision=entry.revision, now_s=self._state.clock.monotonic_s())
+        now_s = self._state.clock.monotonic_s()
+        if self._inventory.put(devices, revision=entry.revision, now_s=now_s):
+            self._chores.add(CapacityReturned(node=node))
 
     async def _hear_heartbeats(self) -> None:
         async with self._sources.subscribe(f"{subjects.HEARTBEAT_PREFIX}.*") as messages:
@@ -233,8 +249,11 @@ class Feed:
                 heartbeat = self._decode(
                     message.data, Heartbeat, what=message.subject, source="heartbeats"
                 )
-                if heartbeat is not None:
-                    self._inventory.hear(heartbeat, now_s=self._state.clock.monotonic_s())
+                if heartbeat is not None and self._inventory.hear(
+                    heartbeat, now_s=self._state.clock.monotonic_s()
+                ):
+                    _log.info("agent is heard again", extra={"node": heartbeat.node})
+                    self._chores.add(CapacityReturned(node=heartbeat.node))
 
     async def _hear_faults(self) -> None:
         async with self._sources.subscribe(f"{subjects.FAULT_PREFIX}.*") as messages:
@@ -252,6 +271,8 @@ class Feed:
                             "reason": fault.reason,
                         },
                     )
+                    if fault.healthy:
+                        self._chores.add(CapacityReturned(node=fault.node))
 
     # --- pods ------------------------------------------------------------------------------------
 
@@ -304,6 +325,8 @@ class Feed:
         state = self._state
         while True:
             await state.clock.sleep(self._settings.tick_s)
+            if not self._sources.is_connected():
+                self._inventory.deaf(now_s=state.clock.monotonic_s())
             for node, vendor in self._inventory.tick(now_s=state.clock.monotonic_s()):
                 _log.warning("agent fell silent", extra={"node": node, "vendor": vendor})
             if state.is_complete:
