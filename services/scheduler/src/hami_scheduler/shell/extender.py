@@ -11,6 +11,8 @@ Obeys k8s.io/kube-scheduler/extender/v1 (v1.34). Milliseconds only where the nam
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from heapq import nsmallest
+from operator import neg
 from time import perf_counter
 from typing import Literal
 
@@ -144,17 +146,14 @@ class Extender:
         if request is None:
             return nothing
         scores = self._verdicts.prioritize(request, names)
-        best = sorted(zip(scores, names, strict=True), key=lambda pair: (-pair[0], pair[1]))
+        best = nsmallest(NODES_LISTED, zip(map(neg, scores), names, strict=True))
         self._decided(
             replace(
                 self._record("prioritize", pod),
                 verdict="feasible",
                 nodes_considered=len(names),
                 nodes_feasible=len(names),
-                feasible=tuple(
-                    NodeScore(node=name, score=round(score, 3))
-                    for score, name in best[:NODES_LISTED]
-                ),
+                feasible=tuple(NodeScore(node=name, score=round(-lost, 3)) for lost, name in best),
             ),
             begin,
         )
