@@ -330,7 +330,7 @@ class Oracle:
             (list(some) for group in groups for some in combinations(group, count)),
             key=lambda some: (
                 -sum(link(a, b) for a, b in combinations(some, 2)),
-                sorted(rank[here.uuid] for here in some),
+                sorted((rank[here.uuid] for here in some), reverse=True),
             ),
         )
 

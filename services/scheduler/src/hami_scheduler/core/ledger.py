@@ -601,14 +601,12 @@ class Ledger:
         ``None`` when that is reported already.
         """
         held = self._held.get((signed.placement.node, signed.pod_uid))
+        state = None if held is None else held.state
         if (
-            held is not None
-            and held.state is not None
-            and held.state.allocation_id == signed.allocation_id
-            and not may_follow(held.state.state, "failed")
+            state is not None
+            and state.allocation_id == signed.allocation_id
+            and state.state == "failed"
         ):
-            return None
-        if held is not None and held.state is not None and held.state.state == "failed":
             return None
         record = AllocationRecord(
             op="reserve",

@@ -63,11 +63,11 @@ class LinkClass:
         """(strength, preference, members) of the strongest set of ``size`` fitting devices.
 
         ``rank[d]`` is the device's place in the order that the policy prefers (0 first). Among sets
-        of equal strength the one wins whose first-ranked members come first; ``preference`` is that
-        as a number, larger first. At least ``size`` devices must fit.
+        of equal strength the one wins whose last-ranked members come earliest; ``preference`` is
+        that as a number, larger first. At least ``size`` devices must fit.
         """
         worth = np.zeros(self.width, np.object_)
-        worth[fits] = [1 << (self.width - 1 - int(r)) for r in rank[fits]]
+        worth[fits] = [-(1 << int(r)) for r in rank[fits]]
         listed = self.sets(vendor, size)
         if listed is None:
             members = self._grown_set(fits, rank, size)
