@@ -9,7 +9,7 @@ end, bus and API client close. Seconds throughout.
 
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from hami_common import subjects
 from hami_common.errors import SettingsInvalid
 from hami_common.ports import Bucket, Clock, KubeApi, Publisher
 from hami_common.runtime import httpd, kubeio, natsio
-from hami_common.runtime.service import ServiceContext
+from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.tasks import finish_within
 from hami_common.runtime.telemetry import Tracing
 from hami_common.signing import Signer, Verifier
@@ -194,7 +194,12 @@ class Scheduler:
             await self.decisions.drain(limit_s=limit_s)
 
 
-async def main(context: ServiceContext[Settings]) -> None:
+def main(argv: Sequence[str]) -> int:
+    """Run the service; returns the exit code."""
+    return run(serve_scheduler, service="scheduler", settings_type=Settings, argv=argv)
+
+
+async def serve_scheduler(context: ServiceContext[Settings]) -> None:
     """Run the scheduler until ``context`` is asked to stop."""
     settings = context.settings
     keys = load_keys(settings)
