@@ -35,7 +35,7 @@ fmt: && fmt-c
 # format the C sources
 [group('check')]
 fmt-c:
-    git ls-files -z 'native/*.[ch]' | xargs -0 --no-run-if-empty clang-format -i
+    git ls-files -z 'native/*.[ch]' 'libs/*.[ch]' | xargs -0 --no-run-if-empty clang-format -i
 
 # are the sources formatted?
 [group('gate')]
@@ -45,7 +45,7 @@ fmt-check:
 # are the C sources formatted?
 [group('gate')]
 fmt-c-check:
-    git ls-files -z 'native/*.[ch]' | xargs -0 --no-run-if-empty clang-format --dry-run --Werror
+    git ls-files -z 'native/*.[ch]' 'libs/*.[ch]' | xargs -0 --no-run-if-empty clang-format --dry-run --Werror
 
 # repair what the linter can repair
 [group('check')]
