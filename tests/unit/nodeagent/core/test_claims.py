@@ -269,6 +269,11 @@ def test_list_with_uids_needs_no_evidence() -> None:
     new = Given("db-0", uid="new")
     listing = [ListedPod(namespace="default", name="db-0", uid="new")]
     assert claimed(decide(view(old, new), listing, request())) == ("new", "main")
+    rejected = Given("rejected", finished=True)
+    named = Confirmed(names=frozenset({("default", "db-0")}))
+    doubtful = decide(view(new, rejected), listing, request(), named)
+    assert isinstance(doubtful, Wait)
+    assert doubtful.confirm_all  # refused pods may be listed too
     both = [ListedPod(namespace="default", name="db-0")]
     assert code_of(decide(view(old, new), both, request()), Wait) == "ambiguous"
 

@@ -45,8 +45,12 @@ def make_site(directory: Path, **settings: Any) -> Site:
         settings=Settings(
             node_name=NODE,
             state_dir=str(directory),
-            pod_resources_socket=str(directory / "none.sock"),
-            **{"allocate_wait_s": 0.2, "report_retry_s": 0.01, **settings},
+            **{
+                "pod_resources_socket": str(directory / "none.sock"),
+                "allocate_wait_s": 0.2,
+                "report_retry_s": 0.01,
+                **settings,
+            },
         ),
         clock=clock,
         metrics=Metrics(CollectorRegistry()),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from hami_nodeagent.core.claims import ListedPod
 from hami_nodeagent.shell.allocate import GrantKeeper
 from hami_nodeagent.shell.check import SelfCheck
 from hami_nodeagent.shell.keys import TrustedKeys
@@ -66,7 +67,7 @@ async def test_mismatch_that_passes_is_none(tmp_path: Path) -> None:
     bench.grant(pod, "a")
 
     class Changing(FakeKubelet):
-        async def list(self, *, timeout_s: float | None = None) -> object:
+        async def list(self, *, timeout_s: float | None = None) -> tuple[ListedPod, ...]:
             ids = "old" if self.list_count == 0 else "a"
             self.pods = [pod.listed({"main": {GPU: {ids}}})]
             return await super().list(timeout_s=timeout_s)

@@ -143,6 +143,8 @@ async def test_report_is_repeated_on_a_new_connection_and_after_a_failure(tmp_pa
         bench.bus.set_available(available=False)
         bench.driver.answer = Inventory(devices=())
         await until(lambda: bench.source.devices == ())
+        await anyio.wait_all_tasks_blocked()
+        assert len(bench.reports()) == 2
         bench.bus.set_available(available=True)
         await until(lambda: len(bench.reports()) == 3)
     assert bench.reports()[-1].devices == ()
@@ -224,6 +226,8 @@ async def test_canonical_devices_reach_the_picture_and_the_disk(tmp_path: Path) 
     )
     async with running(bench):
         await bench.devices.append(key, b"{")
+        metric = bench.site.metrics.undecodable.labels(what="canonical devices")
+        await until(lambda: metric._value.get() > 0)  # noqa: SLF001
         await bench.devices.append(key, encode(canonical))
         await until(lambda: set(bench.site.picture.view.devices_by_uuid) == {"nvidia-7"})
 
@@ -242,6 +246,8 @@ async def test_heartbeats_go_on_while_the_bus_is_away(tmp_path: Path) -> None:
         await until(lambda: len(bench.bus.published) >= 2)
         bench.bus.set_available(available=False)
         count = len(bench.bus.published)
+        await anyio.sleep(0.05)
+        assert len(bench.bus.published) == count
         bench.bus.set_available(available=True)
         await until(lambda: len(bench.bus.published) > count)
     beats = [decode(one.data, Heartbeat, what="beat") for one in bench.bus.published]

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from msgspec.structs import replace
 
@@ -123,6 +124,8 @@ async def test_bus_that_is_away_loses_no_state(tmp_path: Path) -> None:
         bench.bind(pod)
         bench.site.picture.grants.add(pod.grant("main", "a"))
         bench.site.picture.note_change()
+        await anyio.wait_all_tasks_blocked()
+        assert pod.uid not in bench.site.picture.states_by_uid
         bench.bus.set_available(available=True)
         await bench.reaches(pod, "prepared")
 

@@ -247,6 +247,8 @@ def decide(
         return Wait(
             code=Code.LIST_UNAVAILABLE, text="kubelet's PodResources socket does not answer"
         )
+    if any(listed.uid for listed in listing):
+        view = replace(view, lists_active_only=False)  # kubelet's /pods, with all that it knows
     if not view.lists_active_only and not confirmed.everything:
         return _CONFIRM_ALL
     candidates, unknown = _candidates(view, listing, request)
