@@ -40,6 +40,7 @@ from hami_common.podview import PodView
 from hami_common.signing import Signer, Verifier
 from hami_sim.certs import CertificateAuthority
 from hami_sim.hardware import profile as hardware
+from hami_sim.hardware.control import SimulatedControl
 from hami_sim.natsd import NatsServer
 from hami_sim.process import Process
 from hami_sim.tap import Tap
@@ -112,6 +113,7 @@ class Cluster:
 
     def __init__(self, spec: ClusterSpec, directory: Path, group: TaskGroup) -> None:
         """Keep everything of the cluster below ``directory``; run the taps in ``group``."""
+        directory.mkdir(parents=True, exist_ok=True)
         self._group = group
         self.spec = spec
         self.directory = directory
@@ -121,6 +123,11 @@ class Cluster:
         """``<service>-nats``, ``<service>-api`` and ``extender`` when taps are on."""
         self.ports: dict[str, int] = {}
         self.timings_s: dict[str, float] = {}
+        self.hardware = {
+            node.name: SimulatedControl(directory / f"{node.name}.control.json")
+            for node in spec.nodes
+        }
+        """What befalls each node's devices, by node."""
         self._session: aiohttp.ClientSession | None = None
         self._token = ""
         self._bus: NatsClient | None = None
@@ -208,7 +215,6 @@ class Cluster:
         Returns when each part is ready and the nodes offer their devices.
         """
         begun = anyio.current_time()
-        self.directory.mkdir(parents=True, exist_ok=True)
         self.ports["apiserver"] = free_port()
         arguments = ["--port", str(self.ports["apiserver"]), "--kubeconfig", str(self.kubeconfig)]
         self._add(
@@ -285,6 +291,7 @@ class Cluster:
                 *("--kubeconfig", str(self.kubeconfig), "--root", str(kubelet_root)),
                 *("--node", ",".join(node.name for node in self.spec.nodes)),
                 *("--cpu", self.spec.node_cpu, "--owner-pid", str(os.getpid())),
+                "--kill-on-exit",
             ],
         )
         for node in self.spec.nodes:
@@ -301,6 +308,7 @@ class Cluster:
                     "trusted_keys_dir": str(trusted),
                     "injection": self.spec.injection,
                     "drivers.nvidia.simulated_profile": str(hardware.path_of(node.profile)),
+                    "drivers.nvidia.simulated_control": str(self.hardware[node.name].path),
                 },
             )
 
