@@ -240,7 +240,8 @@ class Feed:
             _log.error("devices stand under another node's key", extra={"key": entry.key})
             return
         now_s = self._state.clock.monotonic_s()
-        if self._inventory.put(devices, revision=entry.revision, now_s=now_s):
+        changed = self._inventory.put(devices, revision=entry.revision, now_s=now_s)
+        if changed and self._state.has("inventory"):
             self._chores.add(CapacityReturned(node=node))
 
     async def _hear_heartbeats(self) -> None:
