@@ -70,12 +70,11 @@ def binding_denied(world: World, s: Running) -> None:
     s.seen.before[1] = raising(Denied(peer="API server", detail="no", status=403))
 
 
-RESERVE, READ, POST, STATE, WAKE = (
+RESERVE, READ, POST, STATE = (
     "append hami_alloc",
     "latest hami_alloc",
     "post binding",
     "append hami_state",
-    "patch nodes",
 )
 SCENARIOS = {
     "plain": Scenario((RESERVE, POST, STATE), plain),
@@ -84,9 +83,9 @@ SCENARIOS = {
     "lost-ack": Scenario((RESERVE, READ, POST, STATE), lost_ack),
     "answer-lost": Scenario((RESERVE, POST, "get pod", STATE), binding_answer_lost),
     "never-arrived": Scenario(
-        (RESERVE, POST, "get pod", "patch pods", RESERVE, WAKE), binding_never_arrived
+        (RESERVE, POST, "get pod", "patch pods", RESERVE), binding_never_arrived
     ),
-    "denied": Scenario((RESERVE, POST, RESERVE, WAKE), binding_denied),
+    "denied": Scenario((RESERVE, POST, RESERVE), binding_denied),
 }
 POINTS = [
     pytest.param(name, step, when, id=f"{name}-{when}-{step}-{call.replace(' ', '-')}")

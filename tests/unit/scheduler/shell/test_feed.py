@@ -190,7 +190,7 @@ async def test_node_is_touched_when_capacity_returns_while_pods_wait() -> None:
         world.kube.remove(pod_path(first))
         await quiet()
         assert world.kube.node_touches == [], "nobody waits"
-        await world.clock.advance(11.0)
+        await world.advance(14.0, "n1")
         world.add_pod(builders.pod("waiting"))
         for name in ("b", "c", "d"):
             pod = world.add_pod(builders.pod(name))
@@ -199,5 +199,5 @@ async def test_node_is_touched_when_capacity_returns_while_pods_wait() -> None:
             world.kube.remove(pod_path(pod))
             await quiet()
         assert world.kube.node_touches == ["n1"], "not more often than set"
-        await world.clock.advance(11.0)
+        await world.advance(14.0, "n1")
         assert world.kube.node_touches == ["n1", "n1"]

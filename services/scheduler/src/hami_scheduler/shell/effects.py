@@ -349,6 +349,7 @@ class Effects:
         """Put a committed allocation back into the ledger; returns what was done, in one word."""
         signed = step.signed
         node, uid = signed.placement.node, signed.pod_uid
+        is_view_fresh = False
         async with self.planning(node):
             for _ in range(self._settings.fence_tries):
                 pod = self._state.pods.get(uid)
@@ -360,12 +361,18 @@ class Effects:
                 if plan is None:
                     return "present"
                 if isinstance(plan, NodeRefusal):
-                    await self._share_lost(step, plan)
-                    return "share-lost"
+                    if is_view_fresh:
+                        await self._share_lost(step, plan)
+                        return "share-lost"
+                    # No fence guards a refusal: our feed may lag behind the pod that we saw.
+                    await self.read_node(node)
+                    is_view_fresh = True
+                    continue
                 try:
                     await self.append(plan, traceparent=pod.traceparent)
                 except Conflict:
                     await self.read_node(node)
+                    is_view_fresh = True
                     continue
                 break
             else:
@@ -492,15 +499,16 @@ class Effects:
         while True:
             await self._touch.wait()
             self._touch = anyio.Event()
-            if self._state.pods.has_waiting():
-                try:
-                    with self._api():
-                        await self._ports.kube.patch(
-                            f"/api/v1/nodes/{self._touch_node}",
-                            binding.touch_document(stamp=f"{self._now_s():.3f}"),
-                        )
-                except (Unavailable, NotFound, Conflict, Denied) as error:
-                    _log.warning("node not touched", extra={"problem": str(error)})
+            if not self._state.pods.has_waiting():
+                continue
+            try:
+                with self._api():
+                    await self._ports.kube.patch(
+                        f"/api/v1/nodes/{self._touch_node}",
+                        binding.touch_document(stamp=f"{self._now_s():.3f}"),
+                    )
+            except (Unavailable, NotFound, Conflict, Denied) as error:
+                _log.warning("node not touched", extra={"problem": str(error)})
             await self._state.clock.sleep(self._settings.capacity_touch_s)
 
     # --- small things ----------------------------------------------------------------------------
