@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent when something around it ends, comes back, lies or is missing."""
 
+from collections import Counter
+
 import anyio
 import grpc
 import grpc.aio
@@ -247,6 +249,28 @@ async def test_heartbeats_and_reports_carry_one_run_and_growing_numbers(plane: P
     assert seen[0].vendors == ("nvidia",)
     assert isinstance(report, NodeReport)
     assert len(report.devices) == 8
+
+
+async def test_agent_reads_each_pod_once_per_allocation_and_lists_once(plane: Plane) -> None:
+    async with plane.agent():
+        for number in range(5):
+            await plane.place(f"web-{number}", Ask(shares=((number, 1000),)))
+        for number in range(5):
+            await plane.until_phase(f"web-{number}", "Running")
+        calls = Counter(
+            (entry.verb, entry.resource, entry.subresource)
+            for entry in plane.api.audit
+            if "hami-nodeagent" in entry.user_agent and entry.resource
+        )
+    assert calls["list", "pods", ""] == 1
+    assert calls["get", "pods", ""] == 5
+    assert calls["get", "nodes", ""] <= 3
+    assert set(calls) <= {
+        ("list", "pods", ""),
+        ("get", "pods", ""),
+        ("watch", "pods", ""),
+        ("get", "nodes", ""),
+    }
 
 
 def _call(*ids: str) -> api.AllocateRequest:

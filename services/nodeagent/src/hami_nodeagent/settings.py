@@ -114,7 +114,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """The same while the driver is missing."""
     probe_s: float = 5.0
     """How often each device is probed."""
-    devices_poll_s: float = 3.0
+    devices_poll_s: float = 5.0
     """How often the registry's canonical devices are read; four times a second while an answer to
     a new report is awaited."""
     health: HealthRules = HealthRules()

@@ -405,6 +405,13 @@ def test_several_requests_of_one_call_are_several_containers_in_order() -> None:
     assert code_of(too_many, Wait) == "no-pending-container"
 
 
+def test_one_call_is_never_for_two_pods() -> None:
+    one, two = Given("one"), Given("two", ("main", "app", {GPU: 2}))
+    listing = [one.listed(), two.listed()]
+    decision = decide_all(view(one, two), listing, [request("1"), request("2", "3")])
+    assert code_of(decision) == "ambiguous"
+
+
 def test_grant_keeps_what_was_answered() -> None:
     pod = Given("pod", ("main", "app", {GPU: 2}))
     seen = view(pod)

@@ -143,6 +143,16 @@ async def test_records_of_releases_are_forgotten_with_their_pods(tmp_path: Path)
     assert bench.site.picture.states_by_uid == {}
 
 
+async def test_kubelet_version_is_read_a_few_times_per_run(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    for _ in range(6):
+        await bench.check.check()
+    assert bench.pods.confirmed.count("version") == 3
+    bench.site.picture.view.kubelet = "another run"
+    await bench.check.check()
+    assert bench.pods.confirmed.count("version") == 4
+
+
 async def test_changed_keys_judge_all_pods_anew(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     await bench.check.check()

@@ -291,6 +291,11 @@ def decide_all(
         decision = decide(view, listing, request, confirmed)
         if not isinstance(decision, Claim):
             return decision
+        if claims and decision.pod.uid != claims[0].pod.uid:
+            return Refuse(
+                code=Code.AMBIGUOUS,
+                text=f"one call seems to be for {claims[0].pod.title} and {decision.pod.title}",
+            )
         claims.append(decision)
         if len(requests) > 1 and listing is not None:
             view = replace(view, grants=view.grants.with_grant(grant_of(decision, request, view)))

@@ -26,6 +26,7 @@ from hami_nodeagent.shell.site import Site
 
 MISMATCH = "device-mismatch"
 _LOOK_TWICE_S = 0.5
+_VERSION_READS = 3
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class SelfCheck:
         self._keys = keys
         self._keeper = keeper
         self._vendor_by_resource = vendor_by_resource
+        self._version_run = ""
+        self._version_reads = 0
 
     async def run(self) -> None:
         """Check for ever."""
@@ -61,10 +64,7 @@ class SelfCheck:
         """Check once. Peers that do not answer are asked again next time."""
         if await anyio.to_thread.run_sync(self._keys.reload_if_changed):
             self._pods.judge_again()
-        try:
-            await self._pods.learn_kubelet_version()
-        except HamiError as error:
-            _log.debug("kubelet version not read", extra={"problem": str(error)})
+        await self._learn_version()
         try:
             listing = await self._kubelet.list()
         except Unavailable as error:
@@ -80,6 +80,20 @@ class SelfCheck:
             await self._save()
             self._picture.note_change()
         await self._tidy()
+
+    async def _learn_version(self) -> None:
+        """Read kubelet's version for each of its runs, a few times: it is written late."""
+        if self._version_run != self._picture.view.kubelet:
+            self._version_run = self._picture.view.kubelet
+            self._version_reads = 0
+        if self._version_reads >= _VERSION_READS:
+            return
+        try:
+            await self._pods.learn_kubelet_version()
+        except HamiError as error:
+            _log.debug("kubelet version not read", extra={"problem": str(error)})
+        else:
+            self._version_reads += 1
 
     def _compare(self, listing: Sequence[ListedPod]) -> Comparison:
         return compare(self._picture.grants, self._shown(listing), self._vendor_by_resource)

@@ -204,6 +204,7 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
                     "hami.container": claim.container,
                     "hami.allocation_id": record.allocation_id,
                     "hami.devices": ",".join(share.uuid for share in claim.own),
+                    "hami.took_s": self._clock.monotonic_s() - begun_s,
                 },
             ),
         ):

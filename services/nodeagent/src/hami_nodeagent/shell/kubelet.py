@@ -48,7 +48,7 @@ def identity(socket: Path) -> str:
         stat = socket.stat()
     except OSError:
         return ""
-    return f"{stat.st_dev:x}-{stat.st_ino:x}-{stat.st_ctime_ns:x}"
+    return f"{stat.st_dev:x}-{stat.st_ino:x}-{stat.st_mtime_ns:x}"
 
 
 class PluginKeeper:
@@ -127,13 +127,13 @@ class PluginKeeper:
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[str]:
         """Serve on our socket and prove it by a call; yields the socket's identity."""
-        self._socket.unlink(missing_ok=True)
         server = grpc.aio.server()
         deviceplugin_grpc.add_DevicePluginServicer_to_server(self._plugin, server)
         try:
+            self._socket.unlink(missing_ok=True)
             server.add_insecure_port(f"unix:{self._socket}")
             await server.start()
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise Unavailable(peer=str(self._socket), detail=str(error)) from error
         own = identity(self._socket)
         try:
