@@ -6,7 +6,16 @@ unavailable and can lose its store, so that shells are tested against the same t
 real server has. The contract suite of the ports runs over these and over NATS (design D38).
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+import itertools
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 
 import anyio
@@ -18,6 +27,8 @@ from hami_common.ports import Clock, Entry, Expect, Reset, Synced
 from hami_common.runtime.clock import SystemClock
 
 _PEER = "memory bus"
+_NEWEST = 256
+"""Values that a reader who is not far behind gets without looking through all keys."""
 
 
 class Published:
@@ -39,12 +50,17 @@ class _Stream:
         self._history = history
         self._by_key: dict[str, list[Entry]] = {}
         self._newest_by_node: dict[str, Entry] = {}
+        self._keys_by_node: dict[str, dict[str, None]] = {}
+        self._newest: deque[Entry] = deque(maxlen=_NEWEST)
 
     def add(self, entry: Entry) -> None:
         values = self._by_key.setdefault(entry.key, [])
         values.append(entry)
         del values[: -self._history]
-        self._newest_by_node[entry.key.partition(".")[0]] = entry
+        node = entry.key.partition(".")[0]
+        self._newest_by_node[node] = entry
+        self._keys_by_node.setdefault(node, {})[entry.key] = None
+        self._newest.append(entry)
         self.next_revision += 1
         self.wake()
 
@@ -53,11 +69,14 @@ class _Stream:
         self.next_revision = 1
         self._by_key.clear()
         self._newest_by_node.clear()
+        self._keys_by_node.clear()
+        self._newest.clear()
         self.wake()
 
     def drop(self, key: str) -> None:
         """Only for keys that do not hold their node's newest value."""
         self._by_key.pop(key, None)
+        self._keys_by_node.get(key.partition(".")[0], {}).pop(key, None)
 
     def last(self, key_filter: str) -> Entry | None:
         if values := self._by_key.get(key_filter):
@@ -70,16 +89,27 @@ class _Stream:
 
     def latest(self, key_filter: str) -> list[Entry]:
         """Newest value of each matching key, by revision."""
-        found = [v[-1] for key, v in self._by_key.items() if matches(key, key_filter)]
+        keys: Iterable[str] = self._by_key
+        if not key_filter.startswith(("*", ">")):
+            keys = self._keys_by_node.get(key_filter.partition(".")[0], ())
+        found = [self._by_key[key][-1] for key in keys if matches(key, key_filter)]
         return sorted(found, key=lambda entry: entry.revision)
 
     def after(self, key_filter: str, revision: int) -> list[Entry]:
         """All stored values of matching keys later than ``revision``, by revision."""
+        if self._newest and revision >= self._newest[0].revision - 1:
+            new = itertools.takewhile(lambda e: e.revision > revision, reversed(self._newest))
+            return [e for e in reversed([*new]) if self._holds(e) and matches(e.key, key_filter)]
         found: list[Entry] = []
         for key, values in self._by_key.items():
             if values[-1].revision > revision and matches(key, key_filter):
                 found.extend(entry for entry in values if entry.revision > revision)
         return sorted(found, key=lambda entry: entry.revision)
+
+    def _holds(self, entry: Entry) -> bool:
+        """Whether history has not dropped the value."""
+        values = self._by_key.get(entry.key)
+        return values is not None and values[0].revision <= entry.revision
 
     def wake(self) -> None:
         changed, self.changed = self.changed, anyio.Event()
