@@ -382,6 +382,9 @@ def _candidate(view: View, listed: ListedPod, pod: PodFacts, request: Request) -
     asks = pod.asks_by_resource.get(request.resource, ())
     if not asks or pod.finished:
         return None
+    shown = listed.ids_by_container.get(asks[-1].container)
+    if shown is not None and shown.get(request.resource):
+        return None  # the last one is served, so all are
     # What kubelet was given in its present run it forgets only if it refused the pod since.
     if not _contradicted(view, listed, pod):
         lacking = _lacking(view, listed, pod, asks, request.resource)
