@@ -400,7 +400,11 @@ class Oracle:
         return tried
 
     def tried(self, request: PodRequest, name: str) -> Tried:
-        """The attempt that succeeded, else the first."""
+        """The attempt that succeeded, else the first; no attempt where a step lacks devices."""
+        for number, step in enumerate(self.steps(request)):
+            verdicts = self.verdicts(request, name, step, {})
+            if len(verdicts) < step.request.count:
+                return Tried(failed=number, verdicts=verdicts)
         found = [self._try(request, name, *attempt) for attempt in self.attempts(request)]
         return next((t for t in found if t.failed is None), found[0])
 

@@ -217,6 +217,8 @@ def test_many_reasons_stay_under_one_kibibyte_and_the_largest_classes_are_told()
         )
         some = kinds[i % len(kinds)]
         table.upsert_node(node_devices(node, [some, device(f"y{i}", index=1, cordoned=True)]))
+        if i % 10:
+            table.upsert_node(devices(node, 1, vendor="ascend"))
     filtered = Verdicts(table).filter(request, table.nodes())
     assert filtered.refused_count == len(filtered.refused()) == 300
     shown = set(filtered.refused().values())

@@ -27,7 +27,7 @@ from hami_common.model.request import (
     PlacementPolicy,
     PodRequest,
 )
-from hami_scheduler.core.block import Block, Bools, Columns, Floats, Ints, Shorts
+from hami_scheduler.core.block import DEVICES, Block, Bools, Columns, Floats, Ints, Shorts
 from hami_scheduler.core.table import DeviceTable
 
 Counts = NDArray[np.signedinteger]
@@ -184,15 +184,22 @@ class Held:
         other.fullness = self.fullness[:, places]
         return other
 
+    def put(self, part: "Held", places: Columns) -> None:
+        """What is held on the nodes at ``places``."""
+        self.mib[:, places], self.core[:, places] = part.mib, part.core
+        self.slots[:, places], self.exclusive[:, places] = part.slots, part.exclusive
+        self.fullness[:, places] = part.fullness
+
     def add(self, chosen: Bools, mib: Ints | int, step: Step, fuller: Floats) -> None:
         """One share on each chosen device, which makes it ``fuller``."""
-        self.mib += chosen * mib
-        self.slots += chosen
-        self.fullness += chosen * fuller
+        at = np.nonzero(chosen)
+        self.mib[at] += mib if isinstance(mib, int) else mib[at]
+        self.slots[at] += 1
+        self.fullness[at] += fuller[at]
         if step.request.core_pct:
-            self.core += chosen * np.int32(step.request.core_pct)
+            self.core[at] += step.request.core_pct
         if step.request.exclusive:
-            self.exclusive |= chosen
+            self.exclusive[at] = True
 
     def raise_to(self, other: "Held") -> None:
         """Raise each amount to ``other``'s where that is higher."""
@@ -259,6 +266,15 @@ def devices_of(view: View, vendor: str) -> Bools:
         return mine & block.known[:, : block.count]
 
     return view.bools(block.derived(("vendor", number), make))
+
+
+def known_devices(view: View, vendor: str) -> Ints:
+    """How many registered devices of the vendor each node has."""
+    totals = view.block.totals.get(view.table.vendors.number(vendor))
+    if totals is None:
+        return np.zeros(view.count, np.int64)
+    line: Ints = totals[DEVICES]
+    return line[: view.count] if view.columns is None else line[view.columns]
 
 
 def _selected(view: View, step: Step) -> Bools:

@@ -27,6 +27,7 @@ from hami_scheduler.core.fit import (
     View,
     added_fullness,
     has_enough,
+    known_devices,
     passes,
     wanted_mib,
 )
@@ -79,52 +80,71 @@ class Outcome:
     """What came of placing a plan on the columns of a view."""
 
     def __init__(self, view: View) -> None:
-        """Every node fits until a step fails."""
-        self.fits = np.ones(view.count, np.bool_)
+        """Nothing fits yet."""
+        self.fits: Bools = np.zeros(view.count, np.bool_)
         self.failed: Shorts = np.full(view.count, -1, np.int32)
-        """Step at which the first attempt failed; -1 where the pod fits."""
+        """Step that stops the node, in the first attempt; -1 where the pod fits."""
         self.chosen: dict[int, Bools] = {}
-        """By step: the devices taken. The last step's only if choices were asked for."""
+        """By step: the devices taken. Of all steps only if choices were asked for."""
         self.peak: Held | None = None
         """What the pod would book; only if choices were asked for."""
+        self._shape = view.block.width, view.count
+
+    def part(self, places: Columns, view: View) -> "Outcome":
+        """The same for some of the nodes."""
+        other = Outcome(view.part(places))
+        other.fits, other.failed = self.fits[places], self.failed[places]
+        other.chosen = {step: chosen[:, places] for step, chosen in self.chosen.items()}
+        other.peak = None if self.peak is None else self.peak.part(places)
+        return other
+
+    def put(self, part: "Outcome", places: Columns) -> None:
+        """Take over what was found for the nodes at ``places``."""
+        if len(places) == len(self.fits):
+            self.fits, self.failed = part.fits, part.failed
+            self.chosen, self.peak = part.chosen, part.peak
+            return
+        self.fits[places], self.failed[places] = part.fits, part.failed
+        for step, chosen in part.chosen.items():
+            mine = self.chosen.setdefault(step, np.zeros(self._shape, np.bool_))
+            mine[:, places] = chosen
+        if part.peak is not None:
+            if self.peak is None:
+                self.peak = Held(*self._shape)
+            self.peak.put(part.peak, places)
 
 
 def place(view: View, plan: Plan, *, choose: bool) -> Outcome:
     """Place ``plan`` on every node of ``view``.
 
-    Without ``choose`` the last step's devices are left open: feasibility does not depend on them.
+    A node with too few devices for some step is out at once. Without ``choose`` the last step's
+    devices are left open: feasibility does not depend on them.
     """
-    ways = attempts(plan)
-    outcome = _place(view, plan, ways[0], choose=choose)
-    for way in ways[1:]:
-        places = np.flatnonzero(~outcome.fits)
+    outcome = Outcome(view)
+    lacking = lacking_step(view, plan)
+    outcome.failed[:] = lacking
+    places = np.flatnonzero(lacking < 0)
+    for number, way in enumerate(attempts(plan)):
         if not len(places):
             break
-        other = _place(view.part(places), plan, way, choose=choose)
-        if len(places) == view.count:
-            other.failed = np.where(other.fits, other.failed, outcome.failed)
-            outcome = other
-        elif other.fits.any():
-            _merge(outcome, other, places)
+        part = view if len(places) == view.count else view.part(places)
+        found = _place(part, plan, way, choose=choose)
+        if number:
+            if not found.fits.any():
+                break
+            places = places[found.fits]
+            found = found.part(np.flatnonzero(found.fits), part)
+        outcome.put(found, places)
+        places = places[~found.fits]
     return outcome
 
 
-def _merge(outcome: Outcome, other: Outcome, places: Columns) -> None:
-    """Take over the nodes on which the other attempt succeeded."""
-    found = other.fits
-    into = places[found]
-    outcome.fits[into] = True
-    outcome.failed[into] = -1
-    for step, chosen in other.chosen.items():
-        if step in outcome.chosen:
-            outcome.chosen[step][:, into] = chosen[:, found]
-    if outcome.peak is not None and other.peak is not None:
-        for mine, theirs in (
-            (outcome.peak.mib, other.peak.mib),
-            (outcome.peak.core, other.peak.core),
-            (outcome.peak.slots, other.peak.slots),
-        ):
-            mine[:, into] = theirs[:, found]
+def lacking_step(view: View, plan: Plan) -> Shorts:
+    """The first step for which a node has too few registered devices, -1 where there is none."""
+    lacking = np.full(view.count, -1, np.int32)
+    for number, step in reversed(list(enumerate(plan.steps))):
+        lacking[known_devices(view, step.request.vendor) < step.request.count] = number
+    return lacking
 
 
 class Walk:
@@ -160,6 +180,7 @@ class Walk:
 
 def _place(view: View, plan: Plan, way: Attempt, *, choose: bool) -> Outcome:
     outcome = Outcome(view)
+    outcome.fits[:] = True
     walk = Walk(view, plan, way.keys)
     for position, number in enumerate(way.order, start=1):
         step = plan.steps[number]

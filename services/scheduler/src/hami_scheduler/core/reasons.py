@@ -23,6 +23,7 @@ from hami_common.events.decision import NODES_LISTED, RefusalClass
 from hami_common.model.request import PodRequest
 from hami_scheduler.core.block import Ints, Shorts
 from hami_scheduler.core.fit import (
+    Counts,
     Plan,
     Scene,
     Stage,
@@ -31,13 +32,20 @@ from hami_scheduler.core.fit import (
     beside_counts,
     compile_request,
     count_of,
-    devices_of,
     has_enough,
+    known_devices,
     passes,
     reached,
     wanted_mib,
 )
-from hami_scheduler.core.placing import Attempt, Outcome, Walk, attempts, place
+from hami_scheduler.core.placing import (
+    Attempt,
+    Outcome,
+    Walk,
+    attempts,
+    lacking_step,
+    place,
+)
 from hami_scheduler.core.table import DeviceTable
 
 RefusalCode = Literal[
@@ -190,30 +198,41 @@ class Refusals:
             self._add_step(view if whole else view.part(places), number)
 
     def _add_step(self, view: View, number: int) -> None:
+        """Nodes that all fail at one step, most often for lack of devices or all alike."""
         step = self._plan.steps[number]
-        scene = _scene_before(view, self._plan, number)
-        stages = reached(scene, step)
-        known = count_of(devices_of(view, step.request.vendor))
-        fitting = count_of(stages == Stage.FITS)
-        stage = np.where(stages == Stage.FITS, -1, stages).max(axis=0)
-        kind = np.where(fitting > 0, SOME_FIT, NONE_FIT)
-        kind[known < step.request.count] = TOO_FEW
-        kind[known == 0] = NO_DEVICES
-        stage[known < step.request.count] = -1
-        both = (stage + 1) * 4 + kind
+        known = known_devices(view, step.request.vendor)
+        kind = np.where(known == 0, NO_DEVICES, TOO_FEW)
+        stage = np.full(view.count, -1, np.int32)
+        placed = np.flatnonzero(known >= step.request.count)
+        if len(placed):
+            part = view if len(placed) == view.count else view.part(placed)
+            scene = _scene_before(part, self._plan, number)
+            stages = reached(scene, step)
+            fits = stages == Stage.FITS
+            kind[placed] = np.where(fits.any(axis=0), SOME_FIT, NONE_FIT)
+            stage[placed] = np.where(fits, -1, stages).max(axis=0)
+            for word in _distinct((stage * 4 + kind)[placed]):
+                reason = Reason(number, word // 4, word % 4)
+                mine = np.flatnonzero((stage * 4 + kind)[placed] == word)
+                self._note(part, reason, mine)
+                at = scene if len(mine) == part.count else _part(scene, mine)
+                self._measure(reason, _measure(at, step, stages[:, mine], reason))
+        for lack in (NO_DEVICES, TOO_FEW):
+            mine = np.flatnonzero(kind == lack)
+            if len(mine):
+                reason = Reason(number, -1, lack)
+                self._note(view, reason, mine)
+                if lack == TOO_FEW:
+                    self._measure(reason, _measure_known(view.part(mine), step, known[mine]))
+
+    def _note(self, view: View, reason: Reason, places: NDArray[np.intp]) -> None:
         names = view.names()
-        for word in _distinct(both):
-            places = np.flatnonzero(both == word)
-            reason = Reason(number, word // 4 - 1, word % 4)
-            whole = len(places) == len(names)
-            mine = names if whole else [names[i] for i in places]
-            self._nodes.setdefault(reason, []).extend(mine)
-            if reason.kind == NO_DEVICES:
-                continue
-            part = stages if whole else stages[:, places]
-            measure = _measure(scene if whole else _part(scene, places), step, part, reason)
-            before = self._measures.get(reason)
-            self._measures[reason] = measure if before is None else min(before, measure)
+        mine = names if len(places) == len(names) else [names[i] for i in places]
+        self._nodes.setdefault(reason, []).extend(mine)
+
+    def _measure(self, reason: Reason, measure: Measure) -> None:
+        before = self._measures.get(reason)
+        self._measures[reason] = measure if before is None else min(before, measure)
 
     def shown(self) -> dict[Reason, NodeRefusal]:
         """The text of each class; the smallest classes share one when there are many."""
@@ -316,16 +335,8 @@ def _amounts(scene: Scene, step: Step, stages: Shorts, stage: Stage) -> tuple[In
 def _measure(scene: Scene, step: Step, stages: Shorts, reason: Reason) -> Measure:
     """The best value among the nodes of ``scene``, all of one class; by name among equals."""
     view, ranks = scene.view, scene.view.name_ranks()
-    if reason.kind in (TOO_FEW, SOME_FIT):
-        wanted = step.request.count
-        have = count_of(
-            devices_of(scene.view, step.request.vendor)
-            if reason.kind == TOO_FEW
-            else stages == Stage.FITS
-        )
-        best = int(have.max())
-        at = int(np.where(have == best, ranks, _LAST).argmin())
-        return Measure(wanted - best, wanted, best, view.name(at))
+    if reason.kind == SOME_FIT:
+        return _measure_known(view, step, count_of(stages == Stage.FITS))
     wanted_by, free_by = _amounts(scene, step, stages, Stage(reason.stage))
     missing = np.where(stages == reason.stage, wanted_by - free_by, np.iinfo(np.int64).max)
     per_node = missing.min(axis=0)
@@ -333,6 +344,13 @@ def _measure(scene: Scene, step: Step, stages: Shorts, reason: Reason) -> Measur
     at = int(np.where(per_node == least, ranks, _LAST).argmin())
     row = int(missing[:, at].argmin())
     return Measure(least, int(wanted_by[row, at]), int(free_by[row, at]), view.name(at))
+
+
+def _measure_known(view: View, step: Step, have: Counts | Ints) -> Measure:
+    """The most devices that a node of ``view`` has, or has fitting; by name among equals."""
+    wanted, best = step.request.count, int(have.max())
+    at = int(np.where(have == best, view.name_ranks(), _LAST).argmin())
+    return Measure(wanted - best, wanted, best, view.name(at))
 
 
 def _fact(plan: Plan, reason: Reason, best: Measure | None) -> str:
@@ -431,13 +449,18 @@ def explain(table: DeviceTable, request: PodRequest, node: str) -> NodeExplanati
     """How each device of ``node`` answers each step, as the decision itself looks at them.
 
     Where the pod fits, the steps are those of the attempt that succeeded; else those of the first.
+    Where the node has too few devices for a step, it is that step alone.
     """
     found = table.place(node)
     if found is None:
         return NodeExplanation(node=node, fits=False, refusal=unregistered(request))
     plan = compile_request(request)
     view = View(table, found.block, np.array([found.column], np.intp))
-    ways = attempts(plan)
+    lacking = int(lacking_step(view, plan)[0])
+    if lacking >= 0:
+        ways: tuple[Attempt, ...] = (Attempt(order=(lacking,), keys=()),)
+    else:
+        ways = attempts(plan)
     told = [_tell(view, request, plan, way) for way in ways]
     for fits, steps in told:
         if fits:

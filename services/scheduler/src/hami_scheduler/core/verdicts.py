@@ -8,7 +8,7 @@ returned. Scores are 0..100. Reads the table, changes nothing.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import compress, repeat
+from itertools import compress
 from typing import Final, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from hami_common.events.decision import RefusalClass
 from hami_common.model.request import PodRequest
 from hami_scheduler.core.block import Block, Bools, Floats, Ints, Shorts
 from hami_scheduler.core.fit import Plan, View, compile_request
+from hami_scheduler.core.names import NameIndex
 from hami_scheduler.core.placing import place
 from hami_scheduler.core.reasons import Refusals
 from hami_scheduler.core.score import needs_choices, score
@@ -73,6 +74,7 @@ class Verdicts:
         """Nothing is known yet."""
         self._table = table
         self._kept: OrderedDict[Plan, dict[int, _Kept]] = OrderedDict()
+        self._index = NameIndex(table.codes)
         self._names: list[str] = []
         self._codes: Ints = np.zeros(0, np.int64)
         self._codes_version = -1
@@ -117,11 +119,12 @@ class Verdicts:
     def _codes_of(self, names: Sequence[str]) -> Ints:
         """Where each named node stands, -1 for a node that is not registered."""
         version = self._table.places_version
-        if version != self._codes_version or self._names != names:
-            self._codes = np.fromiter(
-                map(self._table.codes.get, names, repeat(-1)), np.int64, len(names)
-            )
+        if version != self._codes_version:
+            self._index = NameIndex(self._table.codes)
             self._codes_version = version
+            self._names = []
+        if self._names != names:
+            self._codes = self._index.find(names)
             self._names = list(names)
         return self._codes
 
@@ -156,16 +159,19 @@ class Verdicts:
         kept = self._of(plan, block)
         if kept.version == block.version:
             return kept
-        changed = _stale(block, kept.version)
-        if changed is None:
-            outcome = place(View(self._table, block), plan, choose=False)
-            kept.fits, kept.failed = outcome.fits, outcome.failed
-        else:
-            kept.fits = _resized(kept.fits, block.count)
-            kept.failed = _resized(kept.failed, block.count)
-            outcome = place(View(self._table, block, changed), plan, choose=False)
-            kept.fits[changed], kept.failed[changed] = outcome.fits, outcome.failed
+        whole = View(self._table, block)
+        # Scores that depend on which devices are taken cost little where these are found anyway.
+        both = needs_choices(whole, plan)
+        changed = _stale(block, min(kept.version, kept.scores_version) if both else kept.version)
+        view = whole if changed is None else whole.part(changed)
+        outcome = place(view, plan, choose=both)
+        kept.fits = _merged(kept.fits, outcome.fits, block, changed)
+        kept.failed = _merged(kept.failed, outcome.failed, block, changed)
         kept.version = block.version
+        if both:
+            scores = score(view, plan, outcome.fits, outcome.peak)
+            kept.scores = _merged(kept.scores, scores, block, changed)
+            kept.scores_version = block.version
         return kept
 
     def _scored(self, plan: Plan, block: Block) -> _Kept:
@@ -174,21 +180,12 @@ class Verdicts:
         if kept.scores_version == block.version:
             return kept
         changed = _stale(block, kept.scores_version)
-        if changed is None:
-            kept.scores = self._scores(plan, View(self._table, block), kept.fits)
-        else:
-            kept.scores = _resized(kept.scores, block.count)
-            kept.scores[changed] = self._scores(
-                plan, View(self._table, block, changed), kept.fits[changed]
-            )
+        whole = View(self._table, block)
+        view = whole if changed is None else whole.part(changed)
+        scores = score(view, plan, kept.fits if changed is None else kept.fits[changed])
+        kept.scores = _merged(kept.scores, scores, block, changed)
         kept.scores_version = block.version
         return kept
-
-    def _scores(self, plan: Plan, view: View, fits: Bools) -> Floats:
-        if not needs_choices(view, plan):
-            return score(view, plan, fits)
-        outcome = place(view, plan, choose=True)
-        return score(view, plan, outcome.fits, outcome.peak)
 
 
 def _stale(block: Block, version: int) -> NDArray[np.intp] | None:
@@ -201,10 +198,14 @@ def _stale(block: Block, version: int) -> NDArray[np.intp] | None:
     return changed[changed < block.count]
 
 
-def _resized(line: NDArray[T], count: int) -> NDArray[T]:
-    """The line cut off or filled up to ``count``."""
-    if len(line) >= count:
-        return line[:count]
-    longer = np.zeros(count, line.dtype)
-    longer[: len(line)] = line
-    return longer
+def _merged(
+    line: NDArray[T], new: NDArray[T], block: Block, changed: NDArray[np.intp] | None
+) -> NDArray[T]:
+    """The line for the block's present columns, ``new`` where they ``changed``."""
+    if changed is None:
+        return new
+    if len(line) < block.count:
+        line = np.concatenate([line, np.zeros(block.count - len(line), line.dtype)])
+    line = line[: block.count]
+    line[changed] = new
+    return line

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long the scheduler's core takes to answer, next to the same answers from plain loops.
+
+Run as ``python -m tests.bench.scheduler_core --nodes 100,1000,5000 --json -``. One document with
+``rows``; each has ``nodes``, ``devices``, ``shares``, ``mix``, ``verb`` (filter, prioritize, bind),
+``layer`` (core or plain-loop), ``plans``, ``p50_ms``, ``p99_ms``, ``cpu_p50_ms``, ``per_s``,
+``rss_mib``. ``plans`` is ``new`` where every call is about a pod of a new shape, so that nothing
+kept from before helps, and ``kept`` where pods of one template arrive and one is booked between two
+calls. ``cpu_p50_ms`` is the median processor time of one call: on a shared machine it tells more
+than the wall clock. Node names are fresh strings in random order in each call, as a decoded request
+has them. ``bind`` is the choice of devices on one node.
+"""
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from resource import getpagesize
+
+from hami_common.events.inventory import NodeDevices
+from hami_common.model.placement import ContainerShares
+from hami_common.model.request import ContainerRequest, PodRequest
+from hami_scheduler.core.pick import pick
+from hami_scheduler.core.table import DeviceTable
+from hami_scheduler.core.verdicts import Verdicts
+from tests.support import builders
+from tests.support.oracle import Oracle
+
+DEVICES = 8
+MEMORY_MIB = 81_559
+PAIR_STRENGTH, FAR_STRENGTH = 300, 10
+
+
+def inventory(number: int) -> Iterator[NodeDevices]:
+    """One node: eight linked devices of one vendor, on every tenth node half of them another's."""
+    node = name_of(number)
+    vendors = {"nvidia": DEVICES} if number % 10 else {"nvidia": 4, "ascend": 4}
+    for vendor, count in vendors.items():
+        devices = [
+            builders.device(
+                f"{vendor}-{number}-{i}",
+                vendor=vendor,
+                index=i,
+                memory_mib=MEMORY_MIB,
+                numa=i * 2 // DEVICES,
+            )
+            for i in range(count)
+        ]
+        links = [
+            (a.uuid, b.uuid, PAIR_STRENGTH if i // 2 == j // 2 else FAR_STRENGTH)
+            for i, a in enumerate(devices)
+            for j, b in enumerate(devices[:i])
+        ]
+        yield builders.node_devices(node, devices, vendor=vendor, links=links)
+
+
+def name_of(number: int) -> str:
+    """A node name of 45 characters, as clouds make them."""
+    return f"gke-accelerators-pool-{number:06d}.zone-a.internal.x"
+
+
+def one(seed: int) -> PodRequest:
+    """One container, one device."""
+    return builders.pod(builders.ask(mib=8_000 + seed, core=10))
+
+
+def two_by_two(seed: int) -> PodRequest:
+    """Two containers with two devices each."""
+    return builders.pod(
+        builders.container(builders.ask(2, mib=8_000 + seed, core=10), name="a"),
+        builders.container(builders.ask(2, mib=16_000), name="b"),
+    )
+
+
+def init_sidecar_app(seed: int) -> PodRequest:
+    """An init container, a sidecar and an application."""
+
+    def part(name: str, mib: int) -> ContainerRequest:
+        kind = {"i": "init", "s": "sidecar"}.get(name, "app")
+        return ContainerRequest(
+            name=name,
+            kind=kind,  # type: ignore[arg-type] # one of the three kinds
+            requests=(builders.ask(mib=mib),),
+        )
+
+    return builders.pod(part("i", 8_000 + seed), part("s", 2_000), part("a", 16_000))
+
+
+def two_vendors(seed: int) -> PodRequest:
+    """Two vendors in one container."""
+    return builders.pod(
+        builders.container(builders.ask(mib=8_000 + seed), builders.ask(mib=8_000, vendor="ascend"))
+    )
+
+
+def topology(seed: int) -> PodRequest:
+    """Four well-connected devices."""
+    return builders.pod(builders.ask(4, mib=8_000 + seed), device=("topology-aware", "binpack"))
+
+
+def too_large(seed: int) -> PodRequest:
+    """A pod that no node takes: every node is refused with a reason."""
+    return builders.pod(builders.ask(mib=MEMORY_MIB + 1 + seed))
+
+
+MIXES: dict[str, Callable[[int], PodRequest]] = {
+    maker.__name__: maker
+    for maker in (one, two_by_two, init_sidecar_app, two_vendors, topology, too_large)
+}
+
+
+@dataclass
+class Cluster:
+    """One cluster twice: as columns and as plain objects."""
+
+    nodes: int
+    table: DeviceTable
+    oracle: Oracle
+    names: list[str]
+    uuids: list[tuple[str, str, str]]
+    """(node, vendor, UUID)."""
+    shares: int
+
+
+def build(nodes: int, seed: int) -> Cluster:
+    """``nodes`` nodes with one share on every device."""
+    chance = random.Random(seed)
+    cluster = Cluster(nodes, DeviceTable(), Oracle(), [], [], 0)
+    for number in range(nodes):
+        cluster.names.append(name_of(number))
+        for message in inventory(number):
+            cluster.table.upsert_node(message)
+            cluster.oracle.upsert_node(message)
+            cluster.uuids += [(message.node, message.vendor, d.uuid) for d in message.devices]
+    for node, vendor, uuid in cluster.uuids:
+        shares = booking(vendor, uuid, chance.choice((8_192, 16_384, 40_960)))
+        cluster.table.book(node, shares)
+        cluster.oracle.book(node, shares)
+        cluster.shares += 1
+    return cluster
+
+
+def booking(vendor: str, uuid: str, memory_mib: int) -> tuple[ContainerShares, ...]:
+    """What a running pod holds."""
+    return (builders.held(builders.share(uuid, memory_mib, 10, vendor=vendor)),)
+
+
+def fresh_names(cluster: Cluster, chance: random.Random) -> list[str]:
+    """The names as a request that was just decoded has them: new strings, in any order."""
+    order = list(cluster.names)
+    chance.shuffle(order)
+    names: list[str] = json.loads(json.dumps(order))
+    return names
+
+
+def measure(
+    calls: int, prepare: Callable[[int], Callable[[], object]]
+) -> tuple[list[float], list[float]]:
+    """(wall, processor) milliseconds of each call; ``prepare`` is not counted."""
+    wall: list[float] = []
+    processor: list[float] = []
+    for number in range(-3, calls):
+        call = prepare(number)
+        start, cpu_start = time.perf_counter(), time.thread_time()
+        call()
+        cpu_end, end = time.thread_time(), time.perf_counter()
+        if number >= 0:
+            wall.append((end - start) * 1e3)
+            processor.append((cpu_end - cpu_start) * 1e3)
+    return wall, processor
+
+
+def row(
+    cluster: Cluster,
+    *,
+    mix: str,
+    verb: str,
+    layer: str,
+    plans: str,
+    times: tuple[list[float], list[float]],
+) -> dict[str, object]:
+    """One line of the result."""
+    wall, processor = (sorted(some) for some in times)
+    p50 = statistics.median(wall)
+    return {
+        "nodes": cluster.nodes,
+        "devices": len(cluster.uuids),
+        "shares": cluster.shares,
+        "mix": mix,
+        "verb": verb,
+        "layer": layer,
+        "plans": plans,
+        "calls": len(wall),
+        "p50_ms": round(p50, 4),
+        "p99_ms": round(wall[min(len(wall) - 1, int(len(wall) * 0.99))], 4),
+        "cpu_p50_ms": round(statistics.median(processor), 4),
+        "per_s": round(1e3 / p50, 1),
+        "rss_mib": rss_mib(),
+    }
+
+
+def rss_mib() -> int:
+    """Resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * getpagesize() >> 20
+
+
+def core_rows(cluster: Cluster, calls: int) -> Iterator[dict[str, object]]:
+    """The columns."""
+    chance = random.Random(7)
+    verdicts = Verdicts(cluster.table)
+    for mix, make in MIXES.items():
+        for plans in ("new", "kept"):
+            calling = _Calling(cluster, verdicts, make, chance, is_new=plans == "new")
+            for verb, prepare in (
+                ("filter", calling.filter),
+                ("prioritize", calling.prioritize),
+                ("bind", calling.bind),
+            ):
+                yield row(
+                    cluster,
+                    mix=mix,
+                    verb=verb,
+                    layer="core",
+                    plans=plans,
+                    times=measure(calls, prepare),
+                )
+
+
+@dataclass
+class _Calling:
+    """Prepares calls of one mix."""
+
+    cluster: Cluster
+    verdicts: Verdicts
+    make: Callable[[int], PodRequest]
+    chance: random.Random
+    is_new: bool
+
+    def request(self, number: int) -> PodRequest:
+        """A pod; something was booked since the last one of its template."""
+        if self.is_new:
+            return self.make(number + 10)
+        node, vendor, uuid = self.chance.choice(self.cluster.uuids)
+        shares = booking(vendor, uuid, 1)
+        self.cluster.table.book(node, shares)
+        self.cluster.table.unbook(node, shares)
+        return self.make(0)
+
+    def filter(self, number: int) -> Callable[[], object]:
+        """Which nodes, and why not the others."""
+        wanted, names = self.request(number), fresh_names(self.cluster, self.chance)
+        return lambda: self.verdicts.filter(wanted, names).refused()
+
+    def prioritize(self, number: int) -> Callable[[], object]:
+        """How good the nodes are that the filter of the same pod returned."""
+        wanted, names = self.request(number), fresh_names(self.cluster, self.chance)
+        feasible: list[str] = json.loads(json.dumps(self.verdicts.filter(wanted, names).feasible))
+        return lambda: self.verdicts.prioritize(wanted, feasible)
+
+    def bind(self, number: int) -> Callable[[], object]:
+        """Which devices of one node."""
+        wanted, node = self.request(number), self.chance.choice(self.cluster.names)
+        return lambda: pick(self.cluster.table, wanted, node)
+
+
+def loop_rows(cluster: Cluster, calls: int) -> Iterator[dict[str, object]]:
+    """Plain loops over plain objects, and a check that both say the same."""
+    verdicts = Verdicts(cluster.table)
+    oracle = cluster.oracle
+    for mix, make in MIXES.items():
+
+        def filter_(
+            number: int, *, make: Callable[[int], PodRequest] = make
+        ) -> Callable[[], object]:
+            return lambda: {n: oracle.code(make(number + 10), n) for n in cluster.names}
+
+        def prioritize(
+            number: int, *, make: Callable[[int], PodRequest] = make
+        ) -> Callable[[], object]:
+            return lambda: [oracle.score(make(number + 10), n) for n in cluster.names]
+
+        some = make(3)
+        feasible = [n for n in cluster.names if oracle.code(some, n) is None]
+        if verdicts.filter(some, cluster.names).feasible != feasible:
+            raise SystemExit(f"columns and loops disagree about {mix}")
+        for verb, prepare in (("filter", filter_), ("prioritize", prioritize)):
+            yield row(
+                cluster,
+                mix=mix,
+                verb=verb,
+                layer="plain-loop",
+                plans="new",
+                times=measure(calls, prepare),
+            )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--nodes", default="100,1000,5000", help="numbers of nodes")
+    parser.add_argument("--calls", type=int, default=100, help="calls per row")
+    parser.add_argument("--loop-calls", type=int, default=1, help="calls per row of plain loops")
+    parser.add_argument("--json", default="-", help="where to write the document")
+    options = parser.parse_args()
+    rows: list[dict[str, object]] = []
+    for nodes in (int(text) for text in options.nodes.split(",")):
+        cluster = build(nodes, seed=nodes)
+        gc.collect()
+        gc.freeze()
+        for result in (
+            *core_rows(cluster, options.calls),
+            *(loop_rows(cluster, options.loop_calls) if options.loop_calls else ()),
+        ):
+            rows.append(result)
+            print(json.dumps(result), file=sys.stderr)
+    document = json.dumps({"bench": "scheduler-core", "rows": rows}, indent=1)
+    if options.json == "-":
+        print(document)
+    else:
+        Path(options.json).write_text(document + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
