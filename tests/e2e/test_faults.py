@@ -8,6 +8,7 @@ the pod runs, and the pods and the streams agree: see ``tests.support.checker``.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from itertools import count
 
 import anyio
@@ -115,11 +116,21 @@ async def run_into(cluster: Cluster, point: Point, harm: Callable[[], Awaitable[
     raise Unavailable(peer="trap", detail=f"{point.name} never happened")
 
 
-async def settled(cluster: Cluster, name: str) -> list[str]:
-    """Problems that remain once the pod runs; ``Unavailable`` when it never does."""
+async def settled(cluster: Cluster, name: str, *, replaced: bool = False) -> list[str]:
+    """Problems that remain once the pod runs; ``Unavailable`` when it never does.
+
+    A pod that reaches kubelet while no plugin serves the resource is rejected by kubelet itself and
+    stays ``Failed``. With ``replaced`` it is replaced then, as its controller would do.
+    """
 
     async def runs() -> bool:
-        return await cluster.pod_is(name, "Running")
+        pod = await cluster.pod(name)
+        if replaced and pod.status.phase == "Failed":
+            assert pod.status.reason == "UnexpectedAdmissionError", pod.status
+            await cluster.delete_pod(name)
+            await cluster.until(f"{name} is gone", partial(cluster.pod_is_gone, name))
+            await cluster.create_pod(small_pod(name))
+        return pod.status.phase == "Running"
 
     await cluster.until(f"pod {name} runs", runs, limit_s=40)
 
@@ -151,7 +162,7 @@ async def test_killed(cluster: Cluster, point: Point, victim: str) -> None:
         await cluster.nats.start()
     else:
         cluster.processes[victim].start()
-    assert await settled(cluster, name) == []
+    assert await settled(cluster, name, replaced=victim == AGENT) == []
     await cluster.delete_pod(name)
     if victim != "nats":
         await cluster.ready(victim)
