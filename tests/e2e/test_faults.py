@@ -132,7 +132,11 @@ async def settled(cluster: Cluster, name: str, *, replaced: bool = False) -> lis
             await cluster.create_pod(small_pod(name))
         return pod.status.phase == "Running"
 
-    await cluster.until(f"pod {name} runs", runs, limit_s=40)
+    try:
+        await cluster.until(f"pod {name} runs", runs, limit_s=40)
+    except Unavailable as error:
+        story = await cluster.story_of(name)
+        raise AssertionError(f"{error}; {story}") from error
 
     problems: list[str] = ["not looked yet"]
 
