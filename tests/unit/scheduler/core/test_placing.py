@@ -324,6 +324,19 @@ def test_two_vendors_in_one_container() -> None:
     assert placed(table, request) == [["x", "n-ascend-0", "n-ascend-1"]]
 
 
+def test_next_container_sees_what_the_one_before_took() -> None:
+    table = table_of(device("x"), device("y", index=1))
+    small = tuple(container(ask(mib=100), name=name) for name in "abc")
+    assert placed(table, pod(*small)) == [["x"], ["y"], ["x"]]
+    assert placed(table, pod(*small, device=("binpack",))) == [["x"], ["x"], ["x"]]
+
+
+def test_pod_that_asks_for_nothing_gets_nothing() -> None:
+    table = table_of(device("x"))
+    assert pick(table, pod(), "n") == Placement(node="n", containers=())
+    assert isinstance(pick(table, pod(), "other"), NodeRefusal)
+
+
 # --- pick ----------------------------------------------------------------------------------------
 
 

@@ -269,6 +269,23 @@ def test_explanation_ends_with_the_step_that_fails() -> None:
     assert told.refusal.code == "ExclusiveDeviceAllocateConflict"
 
 
+def test_explanation_where_devices_lack_is_about_that_step_alone() -> None:
+    table = table_of(devices("n", 2))
+    request = pod(container(ask(mib=50_000), name="a"), container(ask(vendor="ascend"), name="b"))
+    told = explain(table, request, "n")
+    assert [(step.container, step.vendor, step.devices) for step in told.steps] == [
+        ("b", "ascend", ())
+    ]
+    assert told.refusal is not None
+    assert told.refusal.code == "NodeUnregistered"
+
+
+def test_explanation_leaves_other_vendors_devices_out() -> None:
+    table = table_of(devices("n", 1), devices("n", 1, vendor="ascend"))
+    (step,) = explain(table, pod(ask()), "n").steps
+    assert [device.uuid for device in step.devices] == ["n-nvidia-0"]
+
+
 def test_explanation_of_an_unknown_node_says_so() -> None:
     told = explain(DeviceTable(), pod(ask()), "n")
     assert (told.fits, told.steps) == (False, ())

@@ -168,6 +168,7 @@ def test_removing_what_is_not_there_changes_nothing() -> None:
     table.upsert_node(devices("n", 1))
     version = table.version
     table.remove_node("m")
+    table.remove_node("n", "ascend")
     assert not table.set_health("n", "other", healthy=False)
     assert not table.set_health("m", "other", healthy=False)
     assert not table.set_node_alive("n", "ascend", alive=False)
@@ -187,6 +188,30 @@ def test_health_and_heartbeat_say_whether_they_changed_anything() -> None:
     place = table.place("n")
     assert place is not None
     assert not place.block.alive[:, place.column].any(), "an update does not prove a heartbeat"
+
+
+def test_one_vendor_of_several_can_leave() -> None:
+    table = DeviceTable()
+    for vendor in ("nvidia", "ascend"):
+        table.upsert_node(devices("n", 2, vendor=vendor))
+    table.book("n", [held(share("n-ascend-0", vendor="ascend"))])
+    table.remove_node("n", "ascend")
+    assert sorted(uuid for _, uuid, _ in table.usages()) == [
+        "n-ascend-0",
+        "n-nvidia-0",
+        "n-nvidia-1",
+    ]
+    table.check()
+
+
+def test_links_to_unknown_devices_and_to_itself_are_ignored() -> None:
+    table = DeviceTable()
+    links = (("x", "y", 5), ("x", "other", 7), ("y", "y", 9))
+    table.upsert_node(node_devices("n", [device("x"), device("y", index=1)], links=links))
+    place = table.place("n")
+    assert place is not None
+    matrix = table.link_classes[place.block.links[place.column]].matrix
+    assert matrix.tolist() == [[0, 5], [5, 0]]
 
 
 def test_device_named_alike_on_two_nodes_is_two_devices() -> None:

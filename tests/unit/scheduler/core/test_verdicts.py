@@ -72,6 +72,30 @@ def test_answer_follows_bookings_of_one_node_among_many() -> None:
     assert len(set(verdicts.prioritize(request, names))) == 1
 
 
+def test_nodes_that_need_the_second_attempt_are_feasible_and_scored_like_others() -> None:
+    table = table_of(6)
+    for i in (1, 4):
+        table.book(f"n{i}", [held(share(f"n{i}-nvidia-0", 20_000))])
+    table.upsert_node(devices("n5", 1))
+    verdicts, names = Verdicts(table), [f"n{i}" for i in range(6)]
+    small = container(ask(mib=10_000), name="small")
+    large = container(ask(mib=40_000), name="large")
+    init = container(ask(2, mib=100), name="init", kind="init")
+    for request in (pod(small, large), pod(init, small, large)):
+        filtered = verdicts.filter(request, names)
+        assert filtered.feasible == ["n0", "n1", "n2", "n3", "n4"]
+        scores = verdicts.prioritize(request, names)
+        assert scores[1] == scores[4] > scores[0] == scores[2] == scores[3] > scores[5] == 0
+
+
+def test_nothing_that_fits_is_nothing_to_score() -> None:
+    verdicts = Verdicts(table_of(2))
+    request = pod(container(ask(3), name="i", kind="init"), container(ask(), name="a"))
+    assert verdicts.prioritize(request, ["n0", "n1"]) == [0.0, 0.0]
+    request = pod(container(ask(mib=50_000), name="i", kind="init"), container(ask(), name="a"))
+    assert verdicts.prioritize(request, ["n0", "n1"]) == [0.0, 0.0]
+
+
 def test_answer_follows_nodes_that_come_and_go() -> None:
     table = table_of(40)
     verdicts = Verdicts(table)

@@ -32,6 +32,8 @@ from hami_scheduler.core.table import DeviceTable
 
 Counts = NDArray[np.signedinteger]
 
+NOBODY: Final = -2
+"""Number of a vendor that no device ever had."""
 NO_CONSTRAINT: Final = DeviceSelector()
 
 
@@ -260,9 +262,7 @@ def devices_of(view: View, vendor: str) -> Bools:
     number = view.table.vendors.find(vendor)
 
     def make() -> Bools:
-        if number is None:
-            return np.zeros((block.width, block.count), np.bool_)
-        mine: Bools = block.vendor[:, : block.count] == number
+        mine: Bools = block.vendor[:, : block.count] == (NOBODY if number is None else number)
         return mine & block.known[:, : block.count]
 
     return view.bools(block.derived(("vendor", number), make))
@@ -270,11 +270,15 @@ def devices_of(view: View, vendor: str) -> Bools:
 
 def known_devices(view: View, vendor: str) -> Ints:
     """How many registered devices of the vendor each node has."""
-    totals = view.block.totals.get(view.table.vendors.number(vendor))
-    if totals is None:
-        return np.zeros(view.count, np.int64)
-    line: Ints = totals[DEVICES]
-    return line[: view.count] if view.columns is None else line[view.columns]
+    totals = totals_of(view, vendor)
+    return np.zeros(view.count, np.int64) if totals is None else totals[DEVICES]
+
+
+def totals_of(view: View, vendor: str) -> Ints | None:
+    """The vendor's sums per node (rows as in ``block``); ``None`` where it has no device at all."""
+    number = view.table.vendors.find(vendor)
+    totals = None if number is None else view.block.totals.get(number)
+    return None if totals is None else view.ints(totals)
 
 
 def _selected(view: View, step: Step) -> Bools:

@@ -33,7 +33,7 @@ from hami_scheduler.core.block import (
     Floats,
     Ints,
 )
-from hami_scheduler.core.fit import Held, Plan, View, devices_of
+from hami_scheduler.core.fit import Held, Plan, View, devices_of, totals_of
 
 HIGHEST = 100.0
 
@@ -53,12 +53,10 @@ def needs_choices(view: View, plan: Plan) -> bool:
 def _is_uniform(view: View, vendor: str) -> bool:
     """Whether the devices of each node have equally much physical memory."""
     block = view.block
-    totals = block.totals.get(view.table.vendors.number(vendor))
 
     def make() -> bool:
-        return totals is None or bool(
-            (totals[LEAST_MIB, : block.count] == totals[MOST_MIB, : block.count]).all()
-        )
+        totals = totals_of(View(view.table, block), vendor)
+        return totals is None or bool((totals[LEAST_MIB] == totals[MOST_MIB]).all())
 
     return block.derived(("uniform", vendor), make)
 
@@ -71,10 +69,9 @@ def score(view: View, plan: Plan, fits: Bools, peak: Held | None = None) -> Floa
     total = np.zeros(view.count)
     terms = 0
     for vendor in dict.fromkeys(step.request.vendor for step in plan.steps):
-        totals = view.block.totals.get(view.table.vendors.number(vendor))
-        if totals is None:
+        mine = totals_of(view, vendor)
+        if mine is None:
             return np.zeros(view.count)
-        mine = totals[:, : view.count] if view.columns is None else totals[:, view.columns]
         slots, core, mib = _booked(view, plan, peak, vendor, mine)
         asked = [step.request for step in plan.steps if step.request.vendor == vendor]
         parts = [(slots, USED_SLOTS, SLOTS)]
@@ -86,8 +83,6 @@ def score(view: View, plan: Plan, fits: Bools, peak: Held | None = None) -> Floa
             ceiling = np.maximum(mine[capacity], 1)
             total += np.minimum((mine[used] + booked) / ceiling, 1.0)
             terms += 1
-    if not terms:
-        return np.where(fits, HIGHEST, 0.0)
     fill = HIGHEST * (total / terms)
     return np.where(fits, fill if plan.policy.node == "binpack" else HIGHEST - fill, 0.0)
 

@@ -176,7 +176,9 @@ class DeviceTable:
         place = self._places.get(node)
         if place is None:
             return
-        gone = None if vendor is None else self.vendors.number(vendor)
+        gone = None if vendor is None else self.vendors.find(vendor)
+        if vendor is not None and gone is None:
+            return
         for number in list(place.alive):
             if gone is None or number == gone:
                 del place.alive[number]
