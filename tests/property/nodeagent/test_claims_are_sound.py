@@ -131,7 +131,7 @@ def scenes(draw: st.DrawFn) -> tuple[View, list[ListedPod] | None, list[Request]
     return seen, listing, requests, confirmed
 
 
-@settings(max_examples=1500)
+@settings(max_examples=600)
 @given(scenes())
 def test_decision_is_total_and_gives_only_what_the_ledger_records(
     scene: tuple[View, list[ListedPod] | None, list[Request], Confirmed],
@@ -163,7 +163,7 @@ def test_decision_is_total_and_gives_only_what_the_ledger_records(
     assert not set(seen.faulty) & {share.uuid for share in decision.own}
 
 
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(scenes())
 def test_decision_looks_at_nothing_but_its_arguments(
     scene: tuple[View, list[ListedPod] | None, list[Request], Confirmed],
