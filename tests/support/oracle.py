@@ -65,12 +65,12 @@ class OracleNode:
 
 
 STAGES = (
-    "NodeAgentSilent",
-    "CardNotHealth",
-    "CardCordoned",
     "CardTypeMismatch",
     "ModeNotFit",
     "CardUuidMismatch",
+    "NodeAgentSilent",
+    "CardNotHealth",
+    "CardCordoned",
     "CardTimeSlicingExhausted",
     "ExclusiveDeviceAllocateConflict",  # somebody holds it, or it is not idle under mutex
     "CardInsufficientMemory",
@@ -230,12 +230,12 @@ class Oracle:
         want_mib = wants.memory_mib_on(device.memory_mib)
         for stage, passes in enumerate(
             (
-                node.alive.get(here.vendor, False),
-                here.healthy,
-                not device.cordoned,
                 step.selector.accepts_type(device.type),
                 not step.selector.modes or device.mode in step.selector.modes,
                 step.selector.accepts_uuid(here.uuid),
+                node.alive.get(here.vendor, False),
+                here.healthy,
+                not device.cordoned,
             )
         ):
             if not passes:

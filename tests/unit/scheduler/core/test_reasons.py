@@ -208,15 +208,15 @@ def test_many_reasons_stay_under_one_kibibyte_and_the_largest_classes_are_told()
             device(f"GPU-{i:036}", type="A100"),
             device(f"x{i}", type="T4"),
             device(f"x{i}", mode="mig", type="A100"),
-            device(f"x{i}", healthy=False),
-            device(f"x{i}", cordoned=True),
+            device(f"x{i}", healthy=False, type="A100"),
+            device(f"x{i}", cordoned=True, type="A100"),
             device(f"x{i}", slots=0, type="A100"),
             device(f"x{i}", memory_mib=500, type="A100"),
             device(f"x{i}", memory_mib=5_000, type="A100"),
             device(f"x{i}", type="A100"),
         )
         some = kinds[i % len(kinds)]
-        table.upsert_node(node_devices(node, [some, device(f"y{i}", index=1, cordoned=True)]))
+        table.upsert_node(node_devices(node, [some, device(f"y{i}", index=1, type="T4")]))
         if i % 10:
             table.upsert_node(devices(node, 1, vendor="ascend"))
     filtered = Verdicts(table).filter(request, table.nodes())

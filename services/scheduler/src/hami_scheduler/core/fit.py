@@ -38,14 +38,18 @@ NO_CONSTRAINT: Final = DeviceSelector()
 
 
 class Stage(IntEnum):
-    """Constraints on one device, in the order in which they are looked at."""
+    """Constraints on one device, in the order in which they are looked at.
 
-    AGENT = 0
-    HEALTH = 1
-    CORDON = 2
-    TYPE = 3
-    MODE = 4
-    UUID = 5
+    What the pod wants of the device itself comes first: to a pod that names one device, the state
+    of the others is no reason.
+    """
+
+    TYPE = 0
+    MODE = 1
+    UUID = 2
+    AGENT = 3
+    HEALTH = 4
+    CORDON = 5
     SLOT = 6
     HELD = 7
     MEMORY = 8
@@ -231,9 +235,6 @@ class Scene(NamedTuple):
 def _static(view: View, step: Step) -> Iterator[tuple[Stage, Bools]]:
     """Constraints that usage does not touch, over the whole block."""
     block, table, selector = view.block, view.table, step.selector
-    yield Stage.AGENT, block.alive[:, : block.count]
-    yield Stage.HEALTH, block.healthy[:, : block.count]
-    yield Stage.CORDON, ~block.cordoned[:, : block.count]
     if selector.allow_types or selector.deny_types:
         accepted = np.array([selector.accepts_type(word) for word in table.types.words])
         yield Stage.TYPE, accepted[block.type[:, : block.count]]
@@ -242,6 +243,9 @@ def _static(view: View, step: Step) -> Iterator[tuple[Stage, Bools]]:
         yield Stage.MODE, accepted[block.mode[:, : block.count]]
     if selector.allow_uuids or selector.deny_uuids:
         yield Stage.UUID, _accepted_uuids(view, selector)
+    yield Stage.AGENT, block.alive[:, : block.count]
+    yield Stage.HEALTH, block.healthy[:, : block.count]
+    yield Stage.CORDON, ~block.cordoned[:, : block.count]
 
 
 def _accepted_uuids(view: View, selector: DeviceSelector) -> Bools:

@@ -366,7 +366,7 @@ def _fact(plan: Plan, reason: Reason, best: Measure | None) -> str:
             f"{best.wanted} devices wanted, at most {best.free} fit on a node {where}"
             f"; others {CODE_BY_STAGE[stage]}"
         )
-    if stage <= Stage.UUID:
+    if stage <= Stage.CORDON:
         return _fact_of_kind(step, stage)
     match stage:
         case Stage.SLOT:
