@@ -110,10 +110,12 @@ async def test_states_are_written_again_after_all_data_on_the_bus_was_lost(plane
     async with plane.agent():
         record = await plane.place("web", Ask(shares=((1, 1111),)))
         await plane.until_state(record.pod_uid, "running")
+        generation = plane.bus.generation
         await plane.nats.stop()
         await plane.nats.wipe()
         await plane.nats.start()
-        await plane.bus.wait_connected(after=plane.bus.generation)
+        with anyio.fail_after(10):
+            await plane.bus.wait_connected(after=generation)
         await ensure_bus(plane.bus)
         await plane.reserve(record)
         await plane.until_state(record.pod_uid, "running")
