@@ -63,7 +63,7 @@ class FakeDriver:
 
 
 class Bench:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, heartbeat_s: float = 0.02) -> None:
         self.driver = FakeDriver()
         self.mismatches = 0
         rules = HealthRules(failures_to_condemn=1, probes_to_recover=1, recover_s=0.0)
@@ -73,7 +73,7 @@ class Bench:
             discovery_retry_s=0.02,
             probe_s=0.02,
             devices_poll_s=0.05,
-            heartbeat_s=0.02,
+            heartbeat_s=heartbeat_s,
             health=rules,
         )
         self.source = VendorDevices(
@@ -239,6 +239,7 @@ async def test_canonical_devices_reach_the_picture_and_the_disk(tmp_path: Path) 
 
 async def test_heartbeats_go_on_while_the_bus_is_away(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
+    bench.site.picture.note_served("nvidia", served=True)
     async with background() as group:
         group.start_soon(
             lambda: beat(site=bench.site, publisher=MemoryPublisher(bench.bus), vendors=("nvidia",))
@@ -253,6 +254,24 @@ async def test_heartbeats_go_on_while_the_bus_is_away(tmp_path: Path) -> None:
     beats = [decode(one.data, Heartbeat, what="beat") for one in bench.bus.published]
     assert [one.seq for one in beats] == sorted(one.seq for one in beats)
     assert {one.vendors for one in beats} == {("nvidia",)}
+
+
+async def test_heartbeat_tells_at_once_that_kubelet_lost_the_plugin(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, heartbeat_s=3600)
+    bench.site.picture.note_served("nvidia", served=True)
+    async with background() as group:
+        group.start_soon(
+            lambda: beat(site=bench.site, publisher=MemoryPublisher(bench.bus), vendors=("nvidia",))
+        )
+        await until(lambda: len(bench.bus.published) == 1)
+        bench.site.picture.note_change()
+        bench.site.picture.note_served("nvidia", served=False)
+        await until(lambda: len(bench.bus.published) == 2)
+    beats = [decode(one.data, Heartbeat, what="beat") for one in bench.bus.published]
+    assert [(one.vendors, one.unserved) for one in beats] == [
+        (("nvidia",), ()),
+        ((), ("nvidia",)),
+    ]
 
 
 async def test_driver_is_let_go(tmp_path: Path) -> None:

@@ -52,6 +52,25 @@ def test_agent_that_was_silent_before_we_became_deaf_stays_silent() -> None:
     assert listening.silent() == [("n", "nvidia")]
 
 
+def test_vendor_that_its_agent_cannot_serve_is_unusable_at_once() -> None:
+    listening = inventory()
+    unserved = Heartbeat(node="n", boot_id="1", seq=2, time_s=0, unserved=("nvidia",))
+    assert not listening.hear(unserved, now_s=1)
+    assert listening.silent() == [("n", "nvidia")]
+    assert listening.tick(now_s=2) == []
+    assert listening.hear(heartbeat(), now_s=3)
+    assert listening.silent() == []
+
+
+def test_devices_that_appear_while_unserved_are_unusable_until_served() -> None:
+    listening = Inventory(DeviceTable(), heartbeat_timeout_s=15)
+    listening.hear(Heartbeat(node="n", boot_id="1", seq=2, time_s=0, unserved=("nvidia",)), now_s=0)
+    listening.put(devices(), revision=1, now_s=1)
+    assert listening.silent() == [("n", "nvidia")]
+    assert listening.hear(heartbeat(), now_s=2)
+    assert listening.silent() == []
+
+
 def test_end_of_silence_is_told_once() -> None:
     listening = inventory()
     assert not listening.hear(heartbeat(), now_s=5)

@@ -151,7 +151,9 @@ def test_text_of_what_others_hold(booked: Share, request_: PodRequest, want: str
 def test_silent_agent_has_its_own_text() -> None:
     table = table_of(devices("n", 1))
     table.set_node_alive("n", "nvidia", alive=False)
-    assert texts(table, pod(ask())) == {"NodeAgentSilent: the node's agent is silent"}
+    assert texts(table, pod(ask())) == {
+        "NodeAgentSilent: the node's agent is silent or not registered with kubelet"
+    }
 
 
 def test_container_and_vendor_are_named_only_where_there_are_several() -> None:

@@ -66,6 +66,10 @@ class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seq: int
     time_s: float
     vendors: tuple[str, ...] = ()
+    """Vendors whose devices kubelet can give to containers now."""
+    unserved: tuple[str, ...] = ()
+    """Vendors this agent is responsible for and cannot serve now: their plugin is not registered
+    with kubelet, which would reject a pod that asks for them."""
 
 
 class DeviceFault(Struct, frozen=True, kw_only=True, omit_defaults=True):

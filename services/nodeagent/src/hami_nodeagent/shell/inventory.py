@@ -386,18 +386,25 @@ class Reporter:
 
 
 async def beat(*, site: Site, publisher: Publisher, vendors: tuple[str, ...]) -> None:
-    """Send heartbeats for ever. Sent even without devices: the agent itself is alive."""
+    """Send heartbeats for ever, at once when kubelet takes or loses a vendor's plugin.
+
+    Sent even without devices: the agent itself is alive.
+    """
     while True:
+        served = site.picture.served
         heartbeat = Heartbeat(
             node=site.node,
             boot_id=site.sequence.boot_id,
             seq=site.sequence.next(),
             time_s=site.clock.now_s(),
-            vendors=vendors,
+            vendors=tuple(vendor for vendor in vendors if vendor in served),
+            unserved=tuple(vendor for vendor in vendors if vendor not in served),
         )
         try:
             await publisher.publish(subjects.heartbeat(site.node), encode(heartbeat))
             site.metrics.heartbeats.inc()
         except HamiError as error:
             _log.debug("heartbeat not sent", extra={"problem": str(error)})
-        await site.clock.sleep(site.settings.heartbeat_s)
+        with anyio.move_on_after(site.settings.heartbeat_s):
+            while site.picture.served == served:
+                await site.picture.changed.wait()

@@ -83,7 +83,11 @@ class PluginKeeper:
                 async with self._served() as own:
                     await self._register()
                     backoff.reset()
-                    reason = await self._watch(run, own)
+                    self._picture.note_served(self._plugin.vendor, served=True)
+                    try:
+                        reason = await self._watch(run, own)
+                    finally:
+                        self._picture.note_served(self._plugin.vendor, served=False)
                 _log.info(
                     "registering anew", extra={"resource": self._plugin.resource, "reason": reason}
                 )

@@ -29,6 +29,8 @@ class Picture:
         self.grants = grants or GrantBook()
         self.canonical_by_vendor: dict[str, NodeDevices] = {}
         self.faulty_by_vendor: dict[str, frozenset[str]] = {}
+        self.served: frozenset[str] = frozenset()
+        """Vendors whose plugin is registered with kubelet."""
         self.failures_by_uid: dict[str, Failure] = {}
         """Allocations found wrong by this agent."""
         self.view = View(
@@ -70,6 +72,13 @@ class Picture:
         }
         self.note_change()
         return True
+
+    def note_served(self, vendor: str, *, served: bool) -> None:
+        """Kubelet has taken the vendor's plugin, or has it no longer."""
+        now = self.served | {vendor} if served else self.served - {vendor}
+        if now != self.served:
+            self.served = now
+            self.note_change()
 
     def set_faulty(self, vendor: str, faulty: frozenset[str]) -> None:
         """Devices of a vendor that must not be used, as this node sees it."""

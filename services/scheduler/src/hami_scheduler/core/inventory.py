@@ -30,6 +30,8 @@ class Inventory:
         self._order: dict[_Served, _Order] = {}
         self._alive_until_s: dict[_Served, float] = {}
         self._dead: set[_Served] = set()
+        self._unserved: set[_Served] = set()
+        """What agents said they cannot serve, also of devices that are not known yet."""
         self._faults: dict[_Served, dict[str, DeviceFault]] = {}
         self._stale: set[_Served] = set()
 
@@ -45,6 +47,8 @@ class Inventory:
         self._table.upsert_node(devices, revision=revision)
         if served not in self._alive_until_s:
             self._alive_until_s[served] = now_s + self._timeout_s
+            if served in self._unserved:
+                self._dead.add(served)
         if served in self._dead:
             self._table.set_node_alive(*served, alive=False)
         faults = self._faults.get(served, {})
@@ -94,15 +98,23 @@ class Inventory:
     def hear(self, heartbeat: Heartbeat, *, now_s: float) -> bool:
         """The agent of a node is alive and serves the vendors that it names.
 
-        Whether one of them had fallen silent, so that its devices can be used again.
+        Vendors that it names as unserved are unusable at once: kubelet would reject their pods.
+        Whether one could not be used before, so that its devices can be used again.
         """
         returned = False
         for vendor in heartbeat.vendors:
             served = (heartbeat.node, vendor)
+            self._unserved.discard(served)
             if served in self._devices:
                 returned = returned or served in self._dead
                 self._alive_until_s[served] = now_s + self._timeout_s
                 self._set_alive(served, alive=True)
+        for vendor in heartbeat.unserved:
+            served = (heartbeat.node, vendor)
+            self._unserved.add(served)
+            if served in self._devices:
+                self._alive_until_s[served] = now_s
+                self._set_alive(served, alive=False)
         return returned
 
     def deaf(self, *, now_s: float) -> None:

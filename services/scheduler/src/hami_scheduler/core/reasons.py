@@ -393,7 +393,7 @@ def _fact_of_kind(step: Step, stage: Stage) -> str:
     selector = step.selector
     match stage:
         case Stage.AGENT:
-            return "the node's agent is silent"
+            return "the node's agent is silent or not registered with kubelet"
         case Stage.HEALTH:
             return "no device is healthy"
         case Stage.CORDON:

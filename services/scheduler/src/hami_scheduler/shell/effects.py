@@ -349,22 +349,25 @@ class Effects:
         """Put a committed allocation back into the ledger; returns what was done, in one word."""
         signed = step.signed
         node, uid = signed.placement.node, signed.pod_uid
-        is_view_fresh = False
+        is_view_fresh = is_started = False
         async with self.planning(node):
             for _ in range(self._settings.fence_tries):
                 pod = self._state.pods.get(uid)
                 if pod is None or pod.is_finished or pod.node != node:
                     return "obsolete"
-                plan = self._state.ledger.plan_restore(
-                    signed, now_s=self._now_s(), must=step.must or pod.is_started
-                )
+                plan = self._state.ledger.plan_restore(signed, now_s=self._now_s(), must=is_started)
                 if plan is None:
                     return "present"
                 if isinstance(plan, NodeRefusal):
                     if is_view_fresh:
                         await self._share_lost(step, plan)
                         return "share-lost"
-                    # No fence guards a refusal: our feed may lag behind the pod that we saw.
+                    # No fence guards a refusal, nor a pod that wins over arithmetic: our feed may
+                    # lag behind the pod that we saw, and the pod may have ended since.
+                    fresh = await self.get_pod(signed.namespace, signed.pod)
+                    if fresh is None or fresh.uid != uid or fresh.is_finished or fresh.node != node:
+                        return "obsolete"
+                    is_started = fresh.is_started
                     await self.read_node(node)
                     is_view_fresh = True
                     continue
@@ -372,7 +375,6 @@ class Effects:
                     await self.append(plan, traceparent=pod.traceparent)
                 except Conflict:
                     await self.read_node(node)
-                    is_view_fresh = True
                     continue
                 break
             else:
