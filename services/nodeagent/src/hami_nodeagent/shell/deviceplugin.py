@@ -81,6 +81,7 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         """All ids with their health, now and whenever that changes."""
         del request, context
         self.stream_count += 1
+        self._picture.note_served(self.vendor, served=True)
         sent: Splits | None = None
         try:
             while True:
@@ -93,6 +94,8 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
                 await changed.wait()
         finally:
             self.stream_count -= 1
+            # The first sign that kubelet died is the end of its stream.
+            self._picture.note_served(self.vendor, served=self.stream_count > 0)
 
     async def GetPreferredAllocation(  # noqa: N802 - the protocol's name
         self,

@@ -83,11 +83,7 @@ class PluginKeeper:
                 async with self._served() as own:
                     await self._register()
                     backoff.reset()
-                    self._picture.note_served(self._plugin.vendor, served=True)
-                    try:
-                        reason = await self._watch(run, own)
-                    finally:
-                        self._picture.note_served(self._plugin.vendor, served=False)
+                    reason = await self._watch(run, own)
                 _log.info(
                     "registering anew", extra={"resource": self._plugin.resource, "reason": reason}
                 )
