@@ -233,7 +233,7 @@ class Cluster:
         for name in ("webhook", "registry", *self.schedulers, *self.agents):
             await self.ready(name)
         await self._register_webhook()
-        await self._wait_for(self._nodes_offer_devices, "kubelet")
+        await self._wait_for(self.nodes_offer_devices, "kubelet")
         self._bus = await nats.connect(self.nats.url, name="harness", max_reconnect_attempts=-1)
         self.timings_s["cluster_ready"] = anyio.current_time() - begun
 
@@ -325,7 +325,8 @@ class Cluster:
                     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations", document
                 )
 
-    async def _nodes_offer_devices(self) -> bool:
+    async def nodes_offer_devices(self) -> bool:
+        """Whether kubelet of every node announces devices to give."""
         nodes = (await self.request("GET", "/api/v1/nodes"))["items"]
         ready = {
             node["metadata"]["name"]
