@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 GENERATORS: tuple[tuple[str, str], ...] = (
     ("kubelet protobufs, from proto/", "tools/gen_kubeletapi.py"),
+    ("tables of codes and states in docs/runbook/, from the code", "tools/gen_codes.py"),
     ("payload tables in docs/wire.md, from the message Structs", "tools/gen_wire.py"),
     ("the registry's OpenAPI document, from its operations", "tools/gen_openapi.py"),
 )

@@ -137,7 +137,10 @@ class PodSource:
             version = _node_decoder.decode(raw).status.node_info.kubelet_version
         except msgspec.DecodeError:
             version = ""
-        self._picture.view.lists_active_only = _version(version) >= _FIRST_ACTIVE_ONLY
+        active_only = _version(version) >= _FIRST_ACTIVE_ONLY
+        if active_only == self._picture.view.lists_active_only:
+            return
+        self._picture.view.lists_active_only = active_only
         _log.info(
             "kubelet version read",
             extra={"version": version, "active_only": self._picture.view.lists_active_only},

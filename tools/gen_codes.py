@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the tables of docs/runbook/refusals.md from the code; ``--check`` only compares.
+
+Also fails when a refusal code of the scheduler is not explained there.
+"""
+
+import ast
+import inspect
+import sys
+from pathlib import Path
+from typing import get_args
+
+from hami_nodeagent.core.claims import Code
+from hami_scheduler.core.reasons import RefusalCode
+from hami_scheduler.core.states import TRANSITIONS
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "runbook" / "refusals.md"
+END = "<!-- end of generated part -->"
+
+
+def agent_codes() -> str:
+    """Codes of the node agent with their docstrings."""
+    body = ast.parse(inspect.getsource(Code)).body[0]
+    if not isinstance(body, ast.ClassDef):
+        raise TypeError(Code)
+    rows = ["| code | what it means |", "| --- | --- |"]
+    for name, text in zip(body.body[1:-1], body.body[2:], strict=True):
+        if isinstance(name, ast.Assign) and isinstance(text, ast.Expr):
+            target, value = name.targets[0], text.value
+            if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
+                words = " ".join(str(value.value).split())
+                rows.append(f"| `{Code[target.id].value}` | {words} |")
+    if len(rows) != len(Code) + 2:
+        raise ValueError("a code of the agent has no docstring")
+    return "\n".join(rows)
+
+
+def transitions() -> str:
+    """Every change of state, who writes it and why."""
+    rows = ["| from | to | written by | meaning |", "| --- | --- | --- | --- |"]
+    rows += [f"| {a} | {b} | {t.writer} | {t.meaning} |" for (a, b), t in TRANSITIONS.items()]
+    return "\n".join(rows)
+
+
+def replaced(text: str, name: str, table: str) -> str:
+    """``text`` with the table between its markers."""
+    begin = f"<!-- generated: {name} -->"
+    head, _, rest = text.partition(begin)
+    _, _, tail = rest.partition(END)
+    return f"{head}{begin}\n\n{table}\n\n{END}{tail}"
+
+
+def main() -> int:
+    """Write, or with ``--check`` compare; the exit code."""
+    text = TARGET.read_text()
+    missing = [code for code in get_args(RefusalCode) if f"`{code}`" not in text]
+    if missing:
+        print(f"{TARGET.name} does not explain {', '.join(missing)}", file=sys.stderr)
+        return 1
+    wanted = replaced(text, "agent codes", agent_codes())
+    wanted = replaced(wanted, "transitions", transitions())
+    if "--check" in sys.argv[1:]:
+        return 0 if wanted == text else 1
+    TARGET.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
