@@ -41,6 +41,7 @@ from hami_common.signing import Signer, Verifier
 from hami_sim.certs import CertificateAuthority
 from hami_sim.hardware import profile as hardware
 from hami_sim.hardware.control import SimulatedControl
+from hami_sim.hardware.fake_nvml import STATE_VARIABLE, FakeNvml
 from hami_sim.natsd import NatsServer
 from hami_sim.process import Process
 from hami_sim.tap import Tap
@@ -78,6 +79,9 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
     """How many containers may share a device."""
     injection: str = "env"
     """How agents inject devices: ``env``, ``devices`` or ``cdi``."""
+    nvml_library: str = ""
+    """A fake ``libnvidia-ml.so.1``: agents then find their devices through NVML, through the real
+    binding, instead of reading the hardware profile."""
     taps: bool = False
     settings: Mapping[str, Mapping[str, str]] = {}
     """Further ``--set`` settings by service word.
@@ -128,6 +132,14 @@ class Cluster:
             for node in spec.nodes
         }
         """What befalls each node's devices, by node."""
+        self.nvml = {
+            node.name: FakeNvml(
+                directory / f"{node.name}.nvml", hardware.load(node.profile), node.name
+            )
+            for node in spec.nodes
+            if spec.nvml_library
+        }
+        """The same where the devices are found through NVML."""
         self._session: aiohttp.ClientSession | None = None
         self._token = ""
         self._bus: NatsClient | None = None
@@ -184,16 +196,27 @@ class Cluster:
         path.write_text(yaml.safe_dump(config))
         return path
 
-    def _add(self, name: str, module: str, arguments: Sequence[str]) -> None:
+    def _add(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.processes[name] = Process(
             name,
             [sys.executable, "-m", module, *arguments],
             log=self.directory / "logs" / f"{name}.log",
-            env={"PYTHONUNBUFFERED": "1"},
+            env={"PYTHONUNBUFFERED": "1", **(env or {})},
         )
 
     async def _add_service(
-        self, name: str, module: str, service: str, settings: Mapping[str, str]
+        self,
+        name: str,
+        module: str,
+        service: str,
+        settings: Mapping[str, str],
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.ports.setdefault(name, free_port())
         effective = {
@@ -207,7 +230,7 @@ class Cluster:
         arguments = [
             part for key, value in effective.items() for part in ("--set", f"{key}={value}")
         ]
-        self._add(name, module, arguments)
+        self._add(name, module, arguments, env)
 
     async def start(self) -> None:
         """Bring everything up.
@@ -307,10 +330,18 @@ class Cluster:
                     "state_dir": str(self.directory / "agents" / node.name),
                     "trusted_keys_dir": str(trusted),
                     "injection": self.spec.injection,
-                    "drivers.nvidia.simulated_profile": str(hardware.path_of(node.profile)),
-                    "drivers.nvidia.simulated_control": str(self.hardware[node.name].path),
+                    **self._driver_settings(node),
                 },
+                {STATE_VARIABLE: str(self.directory / f"{node.name}.nvml")},
             )
+
+    def _driver_settings(self, node: NodeSpec) -> dict[str, str]:
+        if self.spec.nvml_library:
+            return {"drivers.nvidia.library_path": self.spec.nvml_library}
+        return {
+            "drivers.nvidia.simulated_profile": str(hardware.path_of(node.profile)),
+            "drivers.nvidia.simulated_control": str(self.hardware[node.name].path),
+        }
 
     async def _register_webhook(self) -> None:
         arguments = [
