@@ -108,3 +108,9 @@ test *args:
 [no-exit-message]
 demo *args:
     @python -m hami_sim.demo "$@"
+
+# measure: bench scheduler [--nodes 100,1000,5000] [--json -]
+[group('test')]
+[no-exit-message]
+bench name *args:
+    @shift; python -m "tests.bench.{{ name }}" "$@"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long the scheduler's core takes to answer, next to the same answers from plain loops.
 
-Run as ``python -m tests.bench.scheduler_core --nodes 100,1000,5000 --json -``. One document with
+Run as ``python -m tests.bench.scheduler --nodes 100,1000,5000 --json -``. One document with
 ``rows``; each has ``nodes``, ``devices``, ``shares``, ``mix``, ``verb`` (filter, prioritize, bind),
 ``layer`` (core or plain-loop), ``plans``, ``p50_ms``, ``p99_ms``, ``cpu_p50_ms``, ``per_s``,
 ``rss_mib``. ``plans`` is ``new`` where every call is about a pod of a new shape, so that nothing
