@@ -13,6 +13,7 @@ people, so it prints.
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from functools import partial
@@ -223,7 +224,9 @@ async def demo(*, once: bool, json_path: Path | None, directory: Path) -> int:
             say(f"registry API    {cluster.url('registry')}/v1/allocations")
             say(f"NATS            {cluster.nats.url}")
             say("stop with Ctrl-C")
-            await anyio.sleep_forever()
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for _ in signals:
+                    break
         return 0 if not problems else 1
 
 
