@@ -10,9 +10,11 @@ because they end in pod statuses.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 import grpc
@@ -24,7 +26,10 @@ from hami_common.kubeletapi import deviceplugin_grpc
 from hami_sim.kubelet.devices import CHECKPOINT, DeviceError, DeviceManager
 from hami_sim.kubelet.objects import is_extended
 
+T = TypeVar("T")
+
 VERSION = "v1beta1"
+CLOSING = "rpc error: code = Canceled desc = grpc: the client connection is closing"
 SOCKET = "kubelet.sock"
 DIAL_S = 10.0
 _MAX_SOCKET_PATH = 107
@@ -63,6 +68,23 @@ def check_socket_path(path: Path) -> None:
             f"{path}: a unix socket's path has at most {_MAX_SOCKET_PATH} bytes; use a shorter root"
         )
         raise ValueError(msg)
+
+
+async def _answer(call: Awaitable[T]) -> T:
+    """The plugin's answer; ``DeviceError`` when it refuses, or when its connection is closed.
+
+    gRPC cancels the waiting task when the channel is closed under a call. Nobody asked for that
+    cancellation, so it must not reach the loop that admits pods.
+    """
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise DeviceError(go_text(error)) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise DeviceError(CLOSING) from None
 
 
 class PluginClient:
@@ -114,10 +136,7 @@ class PluginClient:
                 )
             ]
         )
-        try:
-            response = await self._stub.GetPreferredAllocation(request)
-        except grpc.aio.AioRpcError as error:
-            raise DeviceError(go_text(error)) from error
+        response = await _answer(self._stub.GetPreferredAllocation(request))
         return (
             list(response.container_responses[0].deviceIDs) if response.container_responses else []
         )
@@ -127,20 +146,16 @@ class PluginClient:
         request = api.AllocateRequest(
             container_requests=[api.ContainerAllocateRequest(devices_ids=ids)]
         )
-        try:
-            response = await self._stub.Allocate(request)
-        except grpc.aio.AioRpcError as error:
-            raise DeviceError(go_text(error)) from error
+        response = await _answer(self._stub.Allocate(request))
         return list(response.container_responses)
 
     async def pre_start(self, ids: Sequence[str]) -> None:
         """Call PreStartContainer."""
-        try:
-            await self._stub.PreStartContainer(
+        await _answer(
+            self._stub.PreStartContainer(
                 api.PreStartContainerRequest(devices_ids=ids), timeout=self._prestart_timeout_s
             )
-        except grpc.aio.AioRpcError as error:
-            raise DeviceError(go_text(error)) from error
+        )
 
     async def close(self) -> None:
         """Close the connection; a watch ends first, for gRPC would cancel its task."""
