@@ -7,8 +7,6 @@ It never asks a service of ours, so a wrong table cannot hide. Memory in MiB.
 from collections import Counter
 from collections.abc import Iterable
 
-from nats.js.errors import NoKeysError
-
 from hami_common import annotations, subjects
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.codec import decode
@@ -26,12 +24,14 @@ EVENT_KINDS = (
 
 
 async def _latest(cluster: Cluster, bucket: str) -> dict[str, bytes]:
-    store = await cluster.bus.jetstream().key_value(bucket)
-    try:
-        keys = await store.keys()
-    except NoKeysError:
-        return {}
-    return {key: (await store.get(key)).value or b"" for key in keys}
+    """Newest value of each key, as the stream leader has it."""
+    stream = cluster.bus.jetstream()
+    name = subjects.stream_of(bucket)
+    info = await stream.stream_info(name, subjects_filter=subjects.kv_subject(bucket, ">"))
+    return {
+        subjects.key_of(bucket, subject): (await stream.get_last_msg(name, subject)).data or b""
+        for subject in info.state.subjects or {}
+    }
 
 
 async def ledger_of(cluster: Cluster) -> dict[str, AllocationRecord]:

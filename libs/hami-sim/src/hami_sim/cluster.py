@@ -519,12 +519,19 @@ class Cluster:
         return self._bus
 
     async def _history(self, bucket: str, key: str) -> list[tuple[int, bytes]]:
-        store = await self.bus.jetstream().key_value(bucket)
-        try:
-            entries = await store.history(key)
-        except nats.js.errors.NoKeysError:
-            return []
-        return [(entry.revision or 0, entry.value or b"") for entry in entries]
+        """Every stored value of a key with its sequence, oldest first, by the stream leader."""
+        stream, subject = subjects.stream_of(bucket), subjects.kv_subject(bucket, key)
+        found: list[tuple[int, bytes]] = []
+        sequence = 1
+        while True:
+            try:
+                message = await self.bus.jetstream().get_msg(
+                    stream, seq=sequence, subject=subject, next=True
+                )
+            except nats.js.errors.NotFoundError:
+                return found
+            found.append((message.seq or 0, message.data or b""))
+            sequence = (message.seq or 0) + 1
 
     async def ledger_of(self, node: str, uid: str) -> list[tuple[int, AllocationRecord]]:
         """All ledger records of a pod on a node with their sequences, oldest first."""
