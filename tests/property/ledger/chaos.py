@@ -1,0 +1,641 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random operations on a cluster with two schedulers, by everybody who acts on one.
+
+Each operation is what one actor does in one go: kube-scheduler asks a replica to bind, an agent
+reports a state, an operator resizes a share, users and kubelets change pods, nodes and replicas
+vanish and return, time passes. Many run at once. What is drawn depends on the seed and on what the
+cluster has become. Memory in MiB, compute in percent of one device.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import msgspec
+
+from hami_common import annotations, subjects
+from hami_common import limits as limits_file
+from hami_common.errors import Conflict, NotFound, Unavailable
+from hami_common.events import codec
+from hami_common.events.allocation import AllocationRecord, ReportedState, StateRecord
+from hami_common.events.inventory import NodeDevices
+from hami_common.model.device import Device
+from hami_common.model.placement import Placement, Share
+from hami_common.ports import Entry, Expect
+from hami_common.signing import SignedPlacement
+from hami_scheduler.core.reasons import NodeRefusal
+from hami_scheduler.core.repair import Holding
+from hami_scheduler.core.stimuli import Accepted, Append, RecordSeen, StateSeen
+from hami_scheduler.shell.extender_wire import BindArgs
+from hami_sim.apiserver.errors import Obj
+from tests.support.ledger_world import LedgerWorld, Replica
+
+SLOTS = ("alpha", "beta")
+WORKERS = 8
+WAITING = 14
+"""About twice as many pods as wait for a node at any time."""
+CROWD = 40
+"""Assigned pods below which pods end less often."""
+RESIZABLE = frozenset({"bound", "prepared", "running"})
+NEXT: dict[str | None, ReportedState] = {None: "bound", "bound": "prepared", "prepared": "running"}
+FINISHED = ("Succeeded", "Failed")
+
+
+def cluster_nodes() -> list[NodeDevices]:
+    """Six nodes, unlike each other, small enough to be full most of the time."""
+    return [
+        _node("n0", count=4, memory_mib=16_000, slots=4),
+        _node("n1.rack-7.example", count=8, memory_mib=80_000, slots=10),
+        _node("n2", count=2, memory_mib=24_000, slots=10, scaling=1.5, cores=150),
+        _node("n3", count=4, memory_mib=40_000, slots=16),
+        _node("n4", count=1, memory_mib=140_000, slots=20),
+        _node("n5.rack-7.example", count=6, memory_mib=24_000, slots=2),
+    ]
+
+
+def _node(
+    node: str, *, count: int, memory_mib: int, slots: int, scaling: float = 1.0, cores: int = 100
+) -> NodeDevices:
+    return NodeDevices(
+        node=node,
+        vendor="nvidia",
+        boot_id="1750000000000-a",
+        seq=1,
+        time_s=0.0,
+        config_generation=1,
+        devices=tuple(
+            Device(
+                uuid=f"GPU-{node}-{index}",
+                vendor="nvidia",
+                index=index,
+                type="NVIDIA A100" if index % 2 else "NVIDIA H100",
+                memory_mib=memory_mib,
+                capacity_mib=int(memory_mib * scaling),
+                capacity_core_pct=cores,
+                slots=slots,
+                numa=index // 2,
+            )
+            for index in range(count)
+        ),
+    )
+
+
+class Chaos:
+    """Draws operations and carries them out."""
+
+    def __init__(self, world: LedgerWorld, rng: random.Random) -> None:
+        self.world = world
+        self.done: Counter[str] = Counter()
+        """Operations by kind."""
+        self.outcomes: Counter[str] = Counter()
+        self._rng = rng
+        self._pods = 0
+        self._resizes = 0
+        self._tried: dict[str, str] = {}
+        """Node that a pod was last meant for."""
+        self._verified: dict[str, SignedPlacement] = {}
+        self.operations: list[tuple[Callable[[], Awaitable[None]], float]] = [
+            (self.bind, 34.0),
+            (self.bind_by_both, 4.0),
+            (self.abandon_bind, 3.0),
+            (self.report_state, 28.0),
+            (self.resize, 6.0),
+            (self.end_pod, 18.0),
+            (self.touch_pod, 3.0),
+            (self.let_time_pass, 4.0),
+            (self.repeat_record, 1.5),
+            (self.repeat_state, 1.0),
+            (self.arm_trouble, 2.0),
+            (self.break_device, 0.8),
+            (self.break_reserved_device, 0.5),
+            (self.lose_or_return_node, 0.5),
+            (self.bind_past_us, 0.3),
+            (self.take_label, 0.2),
+            (self.replace_replica, 0.08),
+            (self.cut_link, 0.2),
+            (self.break_feed, 0.03),
+            (self.end_watches, 0.05),
+            (self.forget_history, 0.02),
+        ]
+
+    async def run(self, count: int) -> None:
+        """Carry out ``count`` operations, several at a time."""
+        left = count
+        kinds = [kind for kind, _ in self.operations]
+        weights = [weight for _, weight in self.operations]
+
+        async def work() -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                kind = self._rng.choices(kinds, weights)[0]
+                self.done[kind.__name__] += 1
+                await kind()
+
+        async with anyio.create_task_group() as group:
+            for _ in range(WORKERS):
+                group.start_soon(work)
+
+    # --- kube-scheduler --------------------------------------------------------------------------
+
+    async def bind(self) -> None:
+        await self._bind(self._waiting_pod(), self._replica())
+
+    async def bind_by_both(self) -> None:
+        """Two kube-schedulers took up the same pod."""
+        pod = self._waiting_pod()
+        async with anyio.create_task_group() as group:
+            for slot in SLOTS:
+                group.start_soon(self._bind, pod, self.world.replicas[slot])
+
+    async def abandon_bind(self) -> None:
+        """The caller hangs up at some point."""
+        scope = anyio.CancelScope()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._bind, self._waiting_pod(), self._replica(), scope)
+            for _ in range(self._rng.randrange(40)):
+                await anyio.lowlevel.checkpoint()
+            scope.cancel()
+
+    async def _bind(
+        self, pod: Obj, replica: Replica, scope: anyio.CancelScope | None = None
+    ) -> None:
+        meta = pod["metadata"]
+        if meta["uid"] not in self._tried or self._rng.random() < 0.5:
+            self._tried[meta["uid"]] = self._rng.choice(list(self.world.devices))
+        args = BindArgs(
+            pod_name=meta["name"],
+            pod_namespace=meta["namespace"],
+            pod_uid=meta["uid"],
+            node=self._tried[meta["uid"]],
+        )
+
+        async def ask() -> None:
+            self.outcomes[f"bind {await replica.bind(args, scope=scope)}"] += 1
+
+        if any(link.state == "hanging" for link in replica.links):
+            self.world.leave(ask)  # the caller loses patience
+            for _ in range(50):
+                await anyio.lowlevel.checkpoint()
+        else:
+            await ask()
+
+    def _waiting_pod(self) -> Obj:
+        waiting = [
+            pod
+            for pod in self.world.kube.pods()
+            if not pod["spec"].get("nodeName") and pod["status"]["phase"] not in FINISHED
+        ]
+        if not waiting or self._rng.randrange(WAITING) >= len(waiting):
+            return self._new_pod()
+        return self._rng.choice(waiting)
+
+    def _new_pod(self) -> Obj:
+        self._pods += 1
+        rng = self._rng
+        name = f"p{self._pods}"
+        if self._pods > 1 and rng.random() < 0.2:
+            old = f"p{rng.randrange(max(1, self._pods - 100), self._pods)}"
+            name = name if self.world.kube.pod("default", old) else old
+        containers = [self._container(f"c{i}") for i in range(rng.choice((1, 1, 1, 2, 3)))]
+        inits = [self._container(f"i{i}") for i in range(rng.choice((0, 0, 0, 1, 2)))]
+        for init in inits:
+            if rng.random() < 0.4:
+                init["restartPolicy"] = "Always"
+        marks = {}
+        if rng.random() < 0.3:
+            marks["hami.io/gpu-scheduler-policy"] = rng.choice(("binpack", "spread", "numa"))
+        if rng.random() < 0.15:
+            marks["nvidia.com/use-gputype"] = rng.choice(("A100", "H100"))
+        return self.world.kube.add_pod(
+            {
+                "metadata": {
+                    "name": name,
+                    "namespace": "default",
+                    "uid": f"uid-{self._pods}",
+                    "labels": {annotations.MANAGED_LABEL: "true"},
+                    "annotations": marks,
+                },
+                "spec": {
+                    "schedulerName": "hami-scheduler",
+                    "containers": containers,
+                    "initContainers": inits,
+                },
+            }
+        )
+
+    def _container(self, name: str) -> Obj:
+        rng = self._rng
+        limits: dict[str, str] = {}
+        shape = rng.random()
+        if shape < 0.9:
+            limits["nvidia.com/gpu"] = rng.choice(("1", "1", "1", "1", "1", "1", "2", "3"))
+        if shape < 0.6:
+            limits["nvidia.com/gpumem"] = str(rng.randrange(500, 9_000, 250))
+            limits["nvidia.com/gpucores"] = str(rng.choice((0, 0, 5, 10, 30)))
+        elif shape < 0.8:
+            limits["nvidia.com/gpumem-percentage"] = str(rng.choice((5, 10, 15, 25, 50)))
+        elif shape < 0.85:
+            limits["nvidia.com/gpucores"] = "100"
+        return {"name": name, "image": "x", "resources": {"limits": limits}}
+
+    # --- agents ----------------------------------------------------------------------------------
+
+    async def report_state(self) -> None:
+        """The agent of a node reports the next state of one of its pods, if it may."""
+        pod = self._assigned_pod()
+        if pod is None or pod["spec"]["nodeName"] in self.world.silent:
+            self.outcomes["state nothing-to-do"] += 1
+            return
+        try:
+            self.outcomes[f"state {await self._report(pod)}"] += 1
+        except Conflict:
+            self.outcomes["state conflict"] += 1
+        except Unavailable:
+            self.outcomes["state unavailable"] += 1
+
+    async def _report(self, pod: Obj) -> str:
+        meta, node = pod["metadata"], pod["spec"]["nodeName"]
+        signed = self._signed(pod)
+        if signed is None:
+            return "no-allocation"
+        key = subjects.allocation_key(node, meta["uid"])
+        stored = await self.world.records.get(key)
+        if stored is None:
+            return "no-record"
+        record = codec.decode(stored.value, AllocationRecord, what=key)
+        if record.op == "release" or record.allocation_id != signed.allocation_id:
+            return "other-record"
+        before = await self.world.states.get(key)
+        now: ReportedState | None = None
+        if before is not None:
+            state = codec.decode(before.value, StateRecord, what=key)
+            now = state.state if state.allocation_id == record.allocation_id else None
+        following = NEXT.get(now)
+        if now != "failed" and self._rng.random() < 0.04:
+            following = "failed"
+        if following is None:
+            return "nothing-to-do"
+        state = StateRecord(
+            state=following,
+            allocation_id=record.allocation_id,
+            node=node,
+            pod_uid=meta["uid"],
+            namespace=meta["namespace"],
+            pod=meta["name"],
+            ledger_seq=stored.revision,
+            time_s=self.world.clock.now_s(),
+            writer=f"agent-{node}",
+        )
+        expect = Expect(
+            subject=subjects.kv_subject(subjects.STATE_BUCKET, key),
+            sequence=0 if before is None else before.revision,
+        )
+        await self.world.states.append(key, codec.encode(state), expect=expect)
+        if following == "running":
+            await self.world.kube.set_status(pod, phase="Running")
+        return following
+
+    def _assigned_pod(self) -> Obj | None:
+        found = [
+            pod
+            for pod in self.world.kube.pods()
+            if pod["spec"].get("nodeName") and pod["status"]["phase"] not in FINISHED
+        ]
+        return self._rng.choice(found) if found else None
+
+    def _signed(self, pod: Obj) -> SignedPlacement | None:
+        text = pod["metadata"].get("annotations", {}).get(annotations.ALLOCATION)
+        if text is None:
+            return None
+        signed = self._verified.get(text)
+        if signed is None:
+            signed = self._verified[text] = self.world.verifier.verify(
+                text, pod_uid=pod["metadata"]["uid"], node=pod["spec"]["nodeName"]
+            )
+        return signed
+
+    # --- an operator who resizes shares ----------------------------------------------------------
+
+    async def resize(self) -> None:
+        """Change one share of a bound pod, in the ledger and then in the pod's annotation."""
+        replica = self._replica()
+        ledger = replica.scheduler.state.ledger
+        holdings = [
+            holding
+            for holding in ledger.holdings()
+            if ledger.state_of(holding.record.node, holding.record.pod_uid) in RESIZABLE
+        ]
+        if not holdings or not replica.scheduler.state.is_complete:
+            self.outcomes["resize nothing-to-do"] += 1
+            return
+        holding = self._rng.choice(holdings)
+        self._resizes += 1
+        plan = ledger.plan_resize(
+            holding,
+            self._resized(holding),
+            now_s=self.world.clock.now_s(),
+            reason=f"resize {self._resizes}",
+        )
+        if isinstance(plan, NodeRefusal):
+            self.outcomes["resize no-fit"] += 1
+            return
+        seq = await self._store_resize(plan)
+        if seq == 0:
+            self.outcomes["resize conflict"] += 1
+            return
+        replica.scheduler.state.tell(Accepted(append=plan, seq=seq, now_s=self.world.clock.now_s()))
+        self.outcomes[f"resize {await self._carry_to_pod(plan.key, plan.record)}"] += 1
+
+    def _resized(self, holding: Holding) -> Placement:
+        record = holding.record
+        containers = list(record.containers)
+        at = self._rng.randrange(len(containers))
+        factor = self._rng.choice((0.25, 0.5, 0.75, 1.25, 1.5, 2.0))
+
+        def other(share: Share) -> Share:
+            core_pct = share.core_pct
+            if not share.exclusive:
+                core_pct = min(90, int(core_pct * factor))
+            return msgspec.structs.replace(
+                share, memory_mib=max(1, int(share.memory_mib * factor)), core_pct=core_pct
+            )
+
+        containers[at] = msgspec.structs.replace(
+            containers[at], shares=tuple(other(share) for share in containers[at].shares)
+        )
+        return Placement(node=record.node, containers=tuple(containers))
+
+    async def _store_resize(self, plan: Append) -> int:
+        """Sequence of the stored record; 0 when it lost the race and never will be stored.
+
+        An append with an unknown outcome is sent again as it was: either it is accepted now, and
+        the first one never can be, or the fence has moved, and the key tells by whom.
+        """
+        while True:
+            try:
+                return await self.world.records.append(
+                    plan.key, codec.encode(plan.record), expect=plan.expect
+                )
+            except Unavailable:
+                continue
+            except Conflict:
+                break
+        found = await self._insist(lambda: self.world.records.get(plan.key))
+        if found is None:
+            return 0
+        record = codec.decode(found.value, AllocationRecord, what=plan.key)
+        return found.revision if record.reason == plan.record.reason else 0
+
+    async def _carry_to_pod(self, key: str, resized: AllocationRecord) -> str:
+        """Sign into the pod what the ledger holds for it now, unless that is there.
+
+        The record is read after the pod and written on the pod's version, so the last of several
+        operators leaves the newest record there.
+        """
+        namespace, name = resized.namespace, resized.pod
+        while True:
+            pod = self.world.kube.pod(namespace, name)
+            if pod is None or pod["metadata"]["uid"] != resized.pod_uid:
+                return "pod-gone"
+            found = await self._insist(lambda: self.world.records.get(key))
+            if found is None:
+                return "released"
+            record = codec.decode(found.value, AllocationRecord, what=key)
+            there = self._signed(pod)
+            if there is None or record.op == "release":
+                return "released"
+            if (there.allocation_id, there.placement.containers) == (
+                record.allocation_id,
+                record.containers,
+            ):
+                return "done"
+            change = {
+                "metadata": {
+                    "uid": record.pod_uid,
+                    "resourceVersion": pod["metadata"]["resourceVersion"],
+                    "annotations": self._marks(record, found.revision),
+                }
+            }
+            await self.world.troubles.pause()
+            path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+            try:
+                await self.world.kube.patch(path, msgspec.json.encode(change))
+            except Conflict:
+                continue
+            except NotFound:
+                return "pod-gone"
+
+    def _marks(self, record: AllocationRecord, seq: int) -> dict[str, str]:
+        """Annotations of a pod that holds this record."""
+        signed = SignedPlacement(
+            pod_uid=record.pod_uid,
+            namespace=record.namespace,
+            pod=record.pod,
+            allocation_id=record.allocation_id,
+            ledger_seq=seq,
+            placement=Placement(node=record.node, containers=record.containers),
+        )
+        marks = {annotations.ALLOCATION: self.world.signer.sign(signed)}
+        for container in record.containers:
+            marks[annotations.limits(container.name)] = limits_file.encode(
+                limits_file.limits_of(container, allocation_id=record.allocation_id)
+            )
+        return marks
+
+    async def _insist(self, ask: Callable[[], Awaitable[Entry | None]]) -> Entry | None:
+        while True:
+            try:
+                return await ask()
+            except Unavailable:
+                continue
+
+    # --- users and kubelets ----------------------------------------------------------------------
+
+    async def end_pod(self) -> None:
+        """A pod finishes, is deleted with grace or by force, or leaves at the end of its grace."""
+        rng, kube = self._rng, self.world.kube
+        pods = kube.pods()
+        if not pods:
+            self.outcomes["end nothing-to-do"] += 1
+            return
+        assigned = [pod for pod in pods if pod["spec"].get("nodeName")]
+        if len(assigned) < rng.randrange(CROWD):
+            self.outcomes["end put-off"] += 1
+            return
+        waiting = len(pods) - len(assigned)
+        pod = rng.choice(pods) if waiting > WAITING / 2 or not assigned else rng.choice(assigned)
+        await self._end(pod)
+
+    async def _end(self, pod: Obj) -> None:
+        rng, kube = self._rng, self.world.kube
+        finished = pod["status"]["phase"] in FINISHED
+        leaving = "deletionTimestamp" in pod["metadata"]
+        way = rng.random()
+        if finished or leaving or way < 0.3:
+            self.outcomes["end removed"] += 1
+            await kube.remove_pod(pod, grace_s=0)
+        elif pod["spec"].get("nodeName") and way < 0.6:
+            self.outcomes["end finished"] += 1
+            await kube.set_status(pod, phase=rng.choice(FINISHED))
+        else:
+            self.outcomes["end deleted"] += 1
+            await kube.remove_pod(pod, grace_s=30)
+
+    async def touch_pod(self) -> None:
+        """Somebody writes to a pod, so that its resourceVersion moves."""
+        pods = self.world.kube.pods()
+        if pods:
+            stamp = str(self._rng.randrange(1_000_000))
+            await self._patch(self._rng.choice(pods), {"annotations": {"example.com/x": stamp}})
+
+    async def take_label(self) -> None:
+        """Somebody removes our label from an assigned pod."""
+        pod = self._assigned_pod()
+        if pod is not None:
+            await self._patch(pod, {"labels": {annotations.MANAGED_LABEL: None}})
+
+    async def _patch(self, pod: Obj, metadata: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+        change = {"metadata": {"uid": meta["uid"], **metadata}}
+        try:
+            await self.world.kube.patch(path, msgspec.json.encode(change))
+        except (NotFound, Conflict):
+            self.outcomes["patch too-late"] += 1
+
+    async def bind_past_us(self) -> None:
+        """Another scheduler assigns one of our pods, without any allocation."""
+        meta = self._waiting_pod()["metadata"]
+        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/binding"
+        node = self._rng.choice(list(self.world.devices))
+        body = {"metadata": {"name": meta["name"]}, "target": {"kind": "Node", "name": node}}
+        try:
+            await self.world.kube.create(path, msgspec.json.encode(body))
+        except (NotFound, Conflict):
+            self.outcomes["patch too-late"] += 1
+
+    # --- the bus, nodes, replicas, time ----------------------------------------------------------
+
+    async def repeat_record(self) -> None:
+        """A ledger record is delivered once more to a replica that has folded it."""
+        replica = self._replica()
+        ledger = replica.scheduler.state.ledger
+        entry = self._some_acked(subjects.ALLOC_BUCKET)
+        if entry is None:
+            return
+        record = codec.decode(entry.value, AllocationRecord, what=entry.key)
+        if entry.revision <= ledger.fence(record.node) and ledger.story(
+            record.node, record.pod_uid
+        ):
+            now_s = self.world.clock.now_s()
+            replica.scheduler.state.tell(RecordSeen(seq=entry.revision, record=record, now_s=now_s))
+            self.outcomes["repeat record"] += 1
+
+    async def repeat_state(self) -> None:
+        """A state is delivered early, late or once more."""
+        replica = self._replica()
+        entry = self._some_acked(subjects.STATE_BUCKET)
+        if entry is None:
+            return
+        state = codec.decode(entry.value, StateRecord, what=entry.key)
+        if replica.scheduler.state.ledger.story(state.node, state.pod_uid):
+            now_s = self.world.clock.now_s()
+            replica.scheduler.state.tell(StateSeen(seq=entry.revision, state=state, now_s=now_s))
+            self.outcomes["repeat state"] += 1
+
+    def _some_acked(self, bucket: str) -> Entry | None:
+        acked = self.world.acked[bucket]
+        if not acked:
+            return None
+        newest = next(reversed(acked))
+        return acked.get(self._rng.randrange(max(0, newest - 300), newest + 1))
+
+    async def arm_trouble(self) -> None:
+        """The next write of anybody meets a trouble for certain."""
+        self.world.troubles.armed = self._rng.choice(("lost", "answer-lost", "late"))
+
+    async def let_time_pass(self) -> None:
+        await self.world.pass_time(self._rng.uniform(0.3, 3.0))
+
+    async def break_device(self) -> None:
+        """A device fails or is good again."""
+        node = self._rng.choice(list(self.world.devices))
+        device = self._rng.choice(self.world.devices[node].devices)
+        await self.world.tell_fault(node, device.uuid, healthy=self._rng.random() < 0.85)
+
+    async def break_reserved_device(self) -> None:
+        """A device fails that a pod was promised; the pod is tried once more on that node."""
+        ledger = self._replica().scheduler.state.ledger
+        promised = [holding.record for holding in ledger.reserved()]
+        if not promised:
+            return
+        record = self._rng.choice(promised)
+        pod = self.world.kube.pod(record.namespace, record.pod)
+        uuids = [share.uuid for container in record.containers for share in container.shares]
+        await self.world.tell_fault(record.node, self._rng.choice(uuids), healthy=False)
+        if pod is not None and pod["metadata"]["uid"] == record.pod_uid:
+            self._tried[record.pod_uid] = record.node
+            await self._bind(pod, self._replica())
+
+    async def lose_or_return_node(self) -> None:
+        """A node falls silent, perhaps leaves the inventory too; or it returns."""
+        world = self.world
+        try:
+            if world.silent and self._rng.random() < 0.6:
+                node = self._rng.choice(sorted(world.silent))
+                await world.show_devices(node)
+                world.silent.discard(node)
+            elif not world.silent:
+                node = self._rng.choice(list(world.devices))
+                world.silent.add(node)
+                if self._rng.random() < 0.6:
+                    await world.hide_devices(node)
+        except Unavailable:
+            self.outcomes["inventory unavailable"] += 1
+
+    async def replace_replica(self) -> None:
+        """A scheduler dies wherever it stands, and another takes its place."""
+        slot = self._rng.choice(SLOTS)
+        if self.world.replicas[slot].is_killed:
+            return
+        await self.world.replace(slot)
+        self.outcomes["replica replaced"] += 1
+
+    async def cut_link(self) -> None:
+        """A replica loses bus or API server, or is stopped without knowing of it, for a while."""
+        if any(link.state != "up" for r in self.world.replicas.values() for link in r.links):
+            return  # the other one goes on
+        links = self._replica().links
+        if self._rng.random() < 0.5:
+            for link in links:
+                link.become("hanging")
+        else:
+            self._rng.choice(links).become("down")
+        for _ in range(self._rng.choice((1, 5, 30))):
+            await self.world.pass_time(1.0)
+            for _ in range(50):
+                await anyio.lowlevel.checkpoint()
+        for link in links:
+            link.become("up")
+
+    def mend(self) -> None:
+        """Make every link good, and let everything arrive."""
+        self.world.troubles.calm = True
+        for replica in self.world.replicas.values():
+            for link in replica.links:
+                link.become("up")
+
+    async def break_feed(self) -> None:
+        self._replica().break_feeds()
+
+    async def end_watches(self) -> None:
+        self.world.kube.end_watches()
+
+    async def forget_history(self) -> None:
+        self.world.kube.forget_history()
+
+    def _replica(self) -> Replica:
+        return self.world.replicas[self._rng.choice(SLOTS)]

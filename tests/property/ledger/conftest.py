@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters with two schedulers, on the in-memory bus and on a real nats-server."""
+
+import logging
+import os
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+
+from hami_sim.natsd import NatsServer
+from tests.property.ledger.chaos import SLOTS, cluster_nodes
+from tests.property.ledger.drive import Drive
+from tests.support.ledger_outside import MemoryOutside, nats_outside
+from tests.support.ledger_troubles import SteppedClock
+from tests.support.ledger_world import OTHERS, ledger_world
+
+OPERATIONS = int(os.environ.get("HAMI_PROPERTY_OPS", "100000"))
+SEED = int(os.environ.get("HAMI_PROPERTY_SEED", "34"))
+
+OpenDrive = Callable[[int], AbstractAsyncContextManager[Drive]]
+"""Opens a cluster for a seed."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet_logs() -> Iterator[None]:
+    """Refusals and troubles are what these tests are made of: thousands of warnings."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@asynccontextmanager
+async def memory_drive(seed: int) -> AsyncIterator[Drive]:
+    clock = SteppedClock()
+    async with ledger_world(
+        MemoryOutside(clock), clock=clock, nodes=cluster_nodes(), rng=random.Random(seed)
+    ) as world:
+        yield Drive(world, seed)
+
+
+@pytest.fixture
+def nats_drive(nats_server: NatsServer) -> OpenDrive:
+    @asynccontextmanager
+    async def opened(seed: int) -> AsyncIterator[Drive]:
+        async with (
+            nats_outside(nats_server, (OTHERS, *SLOTS)) as outside,
+            ledger_world(
+                outside, clock=SteppedClock(), nodes=cluster_nodes(), rng=random.Random(seed)
+            ) as world,
+        ):
+            yield Drive(world, seed)
+
+    return opened

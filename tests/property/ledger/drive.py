@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drives a cluster through rounds of random operations, each ended by a rest and a judgement.
+
+In a rest nothing goes wrong any more and time passes until leases have ended and ledger and pods
+were compared; then everything must agree. Seconds of the clock that the test moves, unless said
+otherwise.
+"""
+
+import random
+import time
+from collections import Counter
+
+import anyio
+
+from tests.property.ledger.chaos import SLOTS, Chaos
+from tests.property.ledger.judge import Judge
+from tests.support.ledger_world import LEASE_S, RECONCILE_S, LedgerWorld
+
+ROUND = 2_000
+"""Operations between two rests."""
+STEP_S = 5.0
+REST_S = LEASE_S + RECONCILE_S
+"""In this time every lease ends and every replica compares ledger and pods once."""
+LONGEST_REST_S = 10 * REST_S
+TURN_S = 0.02
+"""Loop time that each step leaves to everybody else."""
+
+
+class Drive:
+    """A cluster, what happens to it, and who judges it."""
+
+    def __init__(self, world: LedgerWorld, seed: int) -> None:
+        random.seed(seed)  # spreads the schedulers' own pauses between two attempts
+        self.world = world
+        self.seed = seed
+        self.chaos = Chaos(world, world.rng)
+        self.judge = Judge(world, random.Random(seed))
+        self._began_s = time.monotonic()
+
+    async def start(self) -> None:
+        """Start a scheduler in each slot."""
+        for slot in SLOTS:
+            await self.world.start(slot)
+        await self.rest()
+
+    async def run(self, operations: int) -> None:
+        """Carry out the operations in rounds, and judge after each."""
+        left = operations
+        while left > 0:
+            self.world.troubles.calm = False
+            await self.chaos.run(min(left, ROUND))
+            left -= ROUND
+            await self.rest()
+
+    async def rest(self) -> None:
+        """Let everything settle; fails when something was or is wrong."""
+        self.chaos.mend()
+        rested_s = 0.0
+        differences = ["nothing was compared"]
+        while differences and rested_s < LONGEST_REST_S:
+            await self.world.pass_time(STEP_S)
+            await anyio.sleep(TURN_S)
+            rested_s += STEP_S
+            if rested_s >= REST_S and not self.world.troubles.under_way:
+                await self.judge.absorb()
+                differences = self.judge.differences() + await self.judge.event_differences()
+        found = "\n  ".join(self.judge.problems + differences)
+        assert not found, (
+            f"seed {self.seed}, after {self.chaos.done.total()} operations:\n  {found}"
+        )
+
+    def report(self) -> str:
+        """What was done, for people."""
+        took_s = time.monotonic() - self._began_s
+        count = self.chaos.done.total()
+        metrics: Counter[str] = Counter()
+        for replica in self.world.all_replicas:
+            for name in ("fence_conflicts", "binding_conflicts", "lost_acks", "releases"):
+                metrics[name] += int(replica.value(f"hami_scheduler_{name}_total"))
+        parts = {
+            "operations": self.chaos.done,
+            "outcomes": self.chaos.outcomes,
+            "troubles": self.world.troubles.met,
+            "schedulers": metrics,
+            "stored": self.judge.stored,
+            "events": self.judge.events,
+        }
+        lines = [f"{count} operations in {took_s:.1f} s, {count / took_s:.0f} per second"]
+        lines += [
+            f"{name}: " + ", ".join(f"{what} {n}" for what, n in counts.most_common())
+            for name, counts in parts.items()
+        ]
+        return "\n".join(lines)
