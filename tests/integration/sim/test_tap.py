@@ -129,3 +129,16 @@ async def test_cut_breaks_connections_until_healed(echo_and_tap: tuple[Echo, Tap
     async with await anyio.connect_tcp(HOST, tap.port) as again:
         await again.send(b"b")
         assert await again.receive() == b"got:b"
+
+
+async def test_action_that_cuts_its_own_connection_runs_to_its_end(
+    echo_and_tap: tuple[Echo, Tap],
+) -> None:
+    _, tap = echo_and_tap
+    for number in range(40):
+        trap = tap.arm(Trap(b"x", "up", tap.cut, deliver=number % 2 == 0))
+        async with await anyio.connect_tcp(HOST, tap.port) as client:
+            await client.send(b"x")
+            with anyio.fail_after(5):
+                await trap.sprung.wait()
+        await tap.heal()

@@ -43,6 +43,12 @@ class Trap:
         self.skip = skip
         self.sprung = anyio.Event()
 
+    async def spring(self) -> None:
+        """Run the action to its end, also when it breaks the very connection that sprang it."""
+        with anyio.CancelScope(shield=True):
+            await self.action()
+        self.sprung.set()
+
 
 class Tap:
     """One proxy in front of one server; see ``run_tap``."""
@@ -114,13 +120,11 @@ class Tap:
                 seen = tail + chunk
                 trap = self._match(seen, direction, len(tail))
                 if trap is not None and not trap.deliver:
-                    await trap.action()
-                    trap.sprung.set()
+                    await trap.spring()
                     break
                 await sink.send(chunk)
                 if trap is not None:
-                    await trap.action()
-                    trap.sprung.set()
+                    await trap.spring()
                 longest = max((len(t.pattern) for t in self._traps), default=1)
                 tail = seen[-(longest - 1) :] if longest > 1 else b""
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
