@@ -120,6 +120,10 @@ class Chaos:
             (self.forget_history, 0.02),
         ]
 
+    def leave_out(self, name: str) -> None:
+        """Draw the operation of this name no more."""
+        self.operations = [(kind, n) for kind, n in self.operations if kind.__name__ != name]
+
     async def run(self, count: int) -> None:
         """Carry out ``count`` operations, several at a time."""
         left = count

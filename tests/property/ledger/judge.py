@@ -72,15 +72,15 @@ class Judge:
             for node, devices in world.devices.items()
             for device in devices.devices
         }
-        self._knows_sequences = True
         self.begin_again()
 
-    def begin_again(self, *, knows_sequences: bool = True) -> None:
+    def begin_again(self, *, settled: bool = True) -> None:
         """Read streams that begin anew, their sequences too.
 
-        ``knows_sequences``: no agent can name a sequence of the streams before.
+        ``settled``: nothing was under way, so that no agent names a sequence of the streams before,
+        and no Binding arrives for a record that they held.
         """
-        self._knows_sequences = knows_sequences
+        self._is_settled = settled
         self.stored.clear()
         self.events.clear()
         self._read: dict[str, int] = dict.fromkeys(KINDS, 0)
@@ -196,7 +196,7 @@ class Judge:
         if state.code == "share-lost":
             self._say(f"{key}: the share of {state.allocation_id} was lost: {state.reason}")
         known = self._log.get(state.ledger_seq)
-        if self._knows_sequences and (
+        if self._is_settled and (
             known is None
             or known[0] != key
             or known[1].allocation_id != state.allocation_id
@@ -212,7 +212,7 @@ class Judge:
         """Every Binding took effect under a reservation that nobody had released."""
         fresh = self._world.assigned[self._assigned_judged :]
         self._assigned_judged += len(fresh)
-        if not fresh:
+        if not fresh or not self._is_settled:
             return
         by_key: dict[str, list[tuple[int, AllocationRecord]]] = defaultdict(list)
         for seq, (key, record) in self._log.items():

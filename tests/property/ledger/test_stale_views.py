@@ -198,3 +198,34 @@ async def test_running_pod_wins_back_a_share_that_was_given_away(case: Case) -> 
     await case.compare()
     assert sorted(case.holders()) == ["first", "second"]
     assert case.beta.value("hami_scheduler_over_bookings_total") > 0
+
+
+async def test_rebuild_believes_the_list_although_the_pod_watch_lags(case: Case) -> None:
+    pod = case.add_pod("a", memory_mib=8_000)
+    await case.settle()
+    case.beta.kube.news.become("hanging")
+    assert await case.bind(case.alpha, pod) == "bound"
+    await case.settle()
+    await case.drive.world.stop("alpha")
+    await case.drive.world.wipe()
+    case.drive.judge.begin_again()
+    await case.compare()
+    assert case.beta.scheduler.state.is_complete
+    assert case.holders() == ["a"]
+    case.beta.kube.news.become("up")
+    await case.drive.rest()
+
+
+async def test_rebuild_is_not_done_before_every_waiting_pod_was_moved(case: Case) -> None:
+    case.add_pod("a", memory_mib=8_000)
+    await case.settle()
+    await case.drive.world.stop("alpha")
+    case.beta.kube.lost_patches = 1
+    await case.drive.world.wipe()
+    case.drive.judge.begin_again()
+    await case.compare()
+    assert case.beta.kube.lost_patches == 0
+    assert case.beta.scheduler.state.is_complete
+    pod = case.drive.world.kube.pod("default", "a")
+    assert pod is not None
+    assert pod["metadata"]["annotations"][annotations.FENCE].startswith("rebuilt-")

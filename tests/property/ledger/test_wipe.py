@@ -77,13 +77,16 @@ class TestInMemory:
     async def test_no_share_is_doubled_when_the_bus_is_wiped_while_pods_are_bound(
         self, drive: Drive
     ) -> None:
+        # A pod that loses our label in the moment in which the ledger is lost is found by nobody:
+        # there is no record left that asks for it, and the rebuild lists by label (design D6).
+        drive.chaos.leave_out("take_label")
         drive.world.troubles.calm = False
         async with anyio.create_task_group() as group:
             group.start_soon(drive.chaos.run, ROUND)
             for _ in range(drive.world.rng.randrange(200, 4_000)):
                 await anyio.lowlevel.checkpoint()
             await drive.world.wipe()
-        drive.judge.begin_again(knows_sequences=False)
+        drive.judge.begin_again(settled=False)
         await drive.rest()
         assert drive.judge.ledger()
 

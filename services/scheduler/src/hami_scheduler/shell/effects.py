@@ -221,10 +221,13 @@ class Effects:
                 raw = b""
         if raw:
             return self._facts(raw)
-        # Another pod has the name now, or the API server gave up on too many writers.
-        pod = await self.get_pod(record.namespace, record.pod)
-        if pod is not None and pod.uid == record.pod_uid:
-            raise Unavailable(peer="API server", detail=f"pod {pod.name} kept changing")
+        return await self._after_lost_patch(record.namespace, record.pod, record.pod_uid)
+
+    async def _after_lost_patch(self, namespace: str, name: str, uid: str) -> PodFacts | None:
+        """Another pod has the name now, or the API server gave up on too many writers."""
+        pod = await self.get_pod(namespace, name)
+        if pod is not None and pod.uid == uid:
+            raise Unavailable(peer="API server", detail=f"pod {name} kept changing")
         return pod
 
     async def fence_waiting(self, pod: PodFacts, *, stamp: str) -> PodFacts | None:
@@ -235,9 +238,13 @@ class Effects:
                     pod.path(),
                     binding.fence_document(uid=pod.uid, allocation_id=stamp, ledger_seq=0),
                 )
-            except (NotFound, Conflict):
+            except NotFound:
                 return None
-        return self._facts(raw)
+            except Conflict:
+                raw = b""
+        if raw:
+            return self._facts(raw)
+        return await self._after_lost_patch(pod.namespace, pod.name, pod.uid)
 
     async def list_pods(self) -> list[PodFacts]:
         """All managed pods, as the API server has them now."""
@@ -353,7 +360,11 @@ class Effects:
         async with self.planning(node):
             for _ in range(self._settings.fence_tries):
                 pod = self._state.pods.get(uid)
-                if pod is None or pod.is_finished or pod.node != node:
+                if not _runs(pod, uid, node):
+                    # Our watch may lag behind the list that showed the pod; a rebuild that takes
+                    # its word would hand the share out again.
+                    pod = await self.get_pod(signed.namespace, signed.pod)
+                if pod is None or not _runs(pod, uid, node):
                     return "obsolete"
                 plan = self._state.ledger.plan_restore(signed, now_s=self._now_s(), must=is_started)
                 if plan is None:
@@ -365,7 +376,7 @@ class Effects:
                     # No fence guards a refusal, nor a pod that wins over arithmetic: our feed may
                     # lag behind the pod that we saw, and the pod may have ended since.
                     fresh = await self.get_pod(signed.namespace, signed.pod)
-                    if fresh is None or fresh.uid != uid or fresh.is_finished or fresh.node != node:
+                    if fresh is None or not _runs(fresh, uid, node):
                         return "obsolete"
                     is_started = fresh.is_started
                     await self.read_node(node)
@@ -536,6 +547,11 @@ class Effects:
             time_s=time_s,
             traceparent=traceparent,
         )
+
+
+def _runs(pod: PodFacts | None, uid: str, node: str) -> bool:
+    """Whether this is the pod, assigned to the node and not finished."""
+    return pod is not None and pod.uid == uid and pod.node == node and not pod.is_finished
 
 
 def _fields(record: AllocationRecord, **more: object) -> dict[str, object]:
