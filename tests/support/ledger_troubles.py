@@ -365,7 +365,7 @@ class TroubledKube:
         self.news = Link()
         """Stops what watches tell while calls go through."""
         self.lost_patches = 0
-        """How many of the next patches of pods the server gives up on, because others keep writing."""
+        """How many of the next patches of pods fail, because others keep writing."""
 
     async def get(self, path: str) -> bytes:
         raw: bytes = await self._troubles.read(
