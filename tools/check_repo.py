@@ -23,8 +23,8 @@ _HOSTS = [
     ("yarnpkg", "com"),
     ("crates", "io"),
     ("proxy.golang", "org"),
-    ("repo1.maven", "org"),
-    ("repo.maven.apache", "org"),
+    ("repo1", "maven.org"),
+    ("repo", "maven.apache.org"),
     ("deb.debian", "org"),
 ]
 HOST = re.compile("|".join(re.escape(".".join(parts)) for parts in _HOSTS), re.IGNORECASE)
