@@ -75,7 +75,7 @@ class Drive:
         count = self.chaos.done.total()
         metrics: Counter[str] = Counter()
         for replica in self.world.all_replicas:
-            for name in ("fence_conflicts", "binding_conflicts", "lost_acks", "releases"):
+            for name in ("fence_conflicts", "binding_conflicts", "lost_acks"):
                 metrics[name] += int(replica.value(f"hami_scheduler_{name}_total"))
         parts = {
             "operations": self.chaos.done,

@@ -8,8 +8,8 @@ late, repeated and reordered delivery. Judged from pods and streams alone, see `
 They run in five parts of 20,000 against the in-memory bus, on an event loop whose time stands still
 while anybody has work: such a run depends on its seed alone and can be repeated exactly. A fifth of
 the number runs against a real nats-server as well, because only there are the events that must
-equal the accepted appends. Measured on two shared cores: 1,080 to 1,350 operations per second in
-memory (15 to 19 s for a part, 85 s for all five), 390 to 630 with the server (32 to 51 s).
+equal the accepted appends. Measured on two shared cores: 990 to 1,460 operations per second in
+memory (14 to 20 s for a part, 85 s for all five), 390 to 630 with the server (32 to 51 s).
 HAMI_PROPERTY_OPS sets another total, HAMI_PROPERTY_SEED another seed.
 """
 
