@@ -41,6 +41,8 @@ CROWD = 40
 RESIZABLE = frozenset({"bound", "prepared", "running"})
 NEXT: dict[str | None, ReportedState] = {None: "bound", "bound": "prepared", "prepared": "running"}
 FINISHED = ("Succeeded", "Failed")
+OVERDUE = 1.5
+"""Mean intervals after which an operation that chance has left out so far is carried out."""
 
 
 def cluster_nodes() -> list[NodeDevices]:
@@ -127,20 +129,27 @@ class Chaos:
     async def run(self, count: int) -> None:
         """Carry out ``count`` operations, several at a time."""
         left = count
-        kinds = [kind for kind, _ in self.operations]
-        weights = [weight for _, weight in self.operations]
 
         async def work() -> None:
             nonlocal left
             while left > 0:
                 left -= 1
-                kind = self._rng.choices(kinds, weights)[0]
+                kind = self._draw()
                 self.done[kind.__name__] += 1
                 await kind()
 
         async with anyio.create_task_group() as group:
             for _ in range(WORKERS):
                 group.start_soon(work)
+
+    def _draw(self) -> Callable[[], Awaitable[None]]:
+        """By weight; but what never came in one and a half of its mean intervals comes now."""
+        weights = [weight for _, weight in self.operations]
+        done, total = self.done.total(), sum(weights)
+        for kind, weight in self.operations:
+            if not self.done[kind.__name__] and done > OVERDUE * total / weight:
+                return kind
+        return self._rng.choices([kind for kind, _ in self.operations], weights)[0]
 
     # --- kube-scheduler --------------------------------------------------------------------------
 
