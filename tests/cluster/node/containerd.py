@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs Debian's containerd for the real node: its configuration, its start, its images.
+
+All state is below the node's directory. Containers get an address on a bridge without a gateway, so
+no route, no address and no firewall rule of this machine changes. Obeys: containerd configuration
+version 2 (containerd 1.6 and 1.7), CNI 0.4.0.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import anyio
+
+from hami_sim.process import Process
+from tests.cluster.node.image import PAUSE, find_busybox, write_images
+from tests.cluster.node.space import Space
+
+PLUGIN_DIRECTORIES = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
+_START_S = 30.0
+_CDI_SINCE = (1, 7)
+
+
+def version() -> tuple[int, ...]:
+    """Version of this machine's containerd."""
+    told = subprocess.run(["containerd", "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"\s(\d+)\.(\d+)\.(\d+)", told.stdout.replace("v", " "))
+    return tuple(int(part) for part in found.groups()) if found else (0, 0, 0)
+
+
+def find_network_plugins() -> Path | None:
+    """Where the CNI plugins are (Debian: package containernetworking-plugins)."""
+    return next((path for path in PLUGIN_DIRECTORIES if (path / "bridge").exists()), None)
+
+
+class Containerd:
+    """The container runtime of one node."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._root = space.directory / "containerd"
+        self._state = space.directory / "run"
+        self.socket = self._state / "containerd.sock"
+        self.bridge = f"hm{space.cgroup[-8:]}"
+        self.cdi_directory = space.directory / "cdi"
+        self.has_cdi = version() >= _CDI_SINCE
+        self.process: Process | None = None
+
+    async def start(self) -> None:
+        """Start it, and wait until it answers and has the images."""
+        self._configure()
+        self.process = Process(
+            "containerd",
+            self._space.command(["containerd", "--config", self._root / "config.toml"]),
+            log=self._space.directory / "logs" / "containerd.log",
+        )
+        self.process.start()
+        with anyio.fail_after(_START_S):
+            while not await self._ctr("version"):
+                if not self.process.is_running():
+                    raise RuntimeError(self.process.tail())
+                await anyio.sleep(0.05)
+            images = self._root / "images.tar"
+            if not images.exists():
+                busybox = find_busybox()
+                assert busybox is not None
+                write_images(busybox, images)
+                if not await self._ctr("images", "import", str(images)):
+                    raise RuntimeError(self.process.tail())
+
+    async def stop(self) -> None:
+        """End it; containers go on."""
+        if self.process is not None:
+            await self.process.kill()
+
+    def forget_state(self) -> None:
+        """Lose what does not outlive a reboot."""
+        shutil.rmtree(self._state, ignore_errors=True)
+
+    def remove_bridge(self) -> None:
+        """Remove the node's bridge from this machine."""
+        subprocess.run(["ip", "link", "delete", self.bridge], capture_output=True, check=False)
+
+    async def _ctr(self, *arguments: str) -> bool:
+        command = ["ctr", "--address", str(self.socket), "--namespace", "k8s.io", *arguments]
+        done = await anyio.run_process(self._space.look_command(command), check=False)
+        return done.returncode == 0
+
+    def _configure(self) -> None:
+        network = self._root / "network"
+        for path in (network, self._state, self.cdi_directory):
+            path.mkdir(parents=True, exist_ok=True)
+        plugins = find_network_plugins()
+        (network / "10-node.conflist").write_text(
+            json.dumps(
+                {
+                    "cniVersion": "0.4.0",
+                    "name": self.bridge,
+                    "plugins": [
+                        {
+                            "type": "bridge",
+                            "bridge": self.bridge,
+                            "isGateway": False,
+                            "ipMasq": False,
+                            "ipam": {
+                                "type": "host-local",
+                                "dataDir": str(self._state / "addresses"),
+                                "ranges": [[{"subnet": "198.18.0.0/16"}]],
+                            },
+                        }
+                    ],
+                }
+            )
+        )
+        cdi = f'enable_cdi = true\ncdi_spec_dirs = ["{self.cdi_directory}"]' if self.has_cdi else ""
+        (self._root / "config.toml").write_text(
+            f"""
+version = 2
+root = "{self._root}"
+state = "{self._state}"
+oom_score = 0
+[grpc]
+address = "{self.socket}"
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{PAUSE}"
+netns_mounts_under_state_dir = true
+restrict_oom_score_adj = true
+disable_apparmor = true
+{cdi}
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "{plugins}"
+conf_dir = "{network}"
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = "overlayfs"
+default_runtime_name = "runc"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+SystemdCgroup = false
+[plugins."io.containerd.internal.v1.opt"]
+path = "{self._root}/opt"
+"""
+        )

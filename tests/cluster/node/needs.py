@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says what this machine lacks for a real node."""
+
+import os
+import shutil
+
+from tests.cluster.node.containerd import find_network_plugins
+from tests.cluster.node.image import find_busybox
+from tests.cluster.node.space import CGROUPS
+
+PROGRAMS = ("containerd", "ctr", "containerd-shim-runc-v2", "runc", "unshare", "nsenter", "ip")
+INSTALL = (
+    "apt-get install containerd runc containernetworking-plugins busybox-static iproute2 util-linux"
+)
+
+
+def lacking() -> str:
+    """The reason why no real node can run here; empty when it can."""
+    if os.geteuid() != 0:
+        return "a real node needs root"
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if find_network_plugins() is None:
+        missing.append("CNI plugins")
+    if find_busybox() is None:
+        missing.append("static busybox")
+    if missing:
+        return f"a real node needs {', '.join(missing)} ({INSTALL})"
+    if not os.access(CGROUPS, os.W_OK):
+        return "a real node needs writable cgroups"
+    return ""

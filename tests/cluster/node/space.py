@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives the real node a machine of its own inside this one: mounts, process namespace, cgroups.
+
+Everything of the node (kubelet, containerd, shims, containers) lives in one process namespace. Its
+end is the node's power switch: the kernel kills all, and all mounts vanish with the mount
+namespace. In it the node's own directories stand at kubelet's usual places, because kubelet's
+device plugin directory is fixed. The network is this machine's. Needs root.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import uuid4
+
+import anyio
+
+from hami_sim.process import dying_with_parent
+
+CGROUPS = Path("/sys/fs/cgroup")
+KUBELET_DIRECTORY = Path("/var/lib/kubelet")
+_START_S = 20.0
+_END_S = 20.0
+_HOLD = """
+trap '' CHLD
+set -e
+mkdir -p /var/lib/kubelet
+mount --bind "$1/kubelet" /var/lib/kubelet
+mount --make-rshared /var/lib/kubelet
+mount --bind "$1/log" /var/log
+mount --bind "$1/boot_id" /proc/sys/kernel/random/boot_id
+# Kubelet sets these for the whole machine; here it writes to files instead.
+for name in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops \
+    kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
+    copy="$1/sysctl/$name"
+    mkdir -p "${copy%/*}"
+    cat "/proc/sys/$name" > "$copy"
+    mount --bind "$copy" "/proc/sys/$name"
+done
+: > "$1/up"
+exec sleep infinity
+"""
+
+# Runs as the child of nsenter, then becomes the program: it dies with nsenter, which dies with us.
+_DIE_WITH_NSENTER = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+)
+
+
+class Space:
+    """The namespaces of one node; ``start`` again after ``kill`` is a reboot."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.cgroup = f"hami-{uuid4().hex[:8]}"
+        self._holder: subprocess.Popen[bytes] | None = None
+        self._init_pid = 0
+        for name in ("kubelet", "log", "logs"):
+            (directory / name).mkdir(parents=True, exist_ok=True)
+
+    @property
+    def kubelet_directory(self) -> Path:
+        """Kubelet's root directory as it is seen from outside."""
+        return self.directory / "kubelet"
+
+    async def start(self) -> None:
+        """Make the namespaces, with another boot id, and the node's cgroups."""
+        (self.directory / "boot_id").write_text(f"{uuid4()}\n")
+        mark = self.directory / "up"
+        mark.unlink(missing_ok=True)
+        unshare = shutil.which("unshare") or "unshare"
+        shell = shutil.which("sh") or "/bin/sh"
+        argv = [
+            *(unshare, "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"),
+            *("--mount-proc", shell, "-c", _HOLD, "node", str(self.directory)),
+        ]
+        with (self.directory / "logs" / "space.log").open("ab") as log:
+            self._holder = subprocess.Popen(
+                dying_with_parent(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        with anyio.fail_after(_START_S):
+            while not mark.exists():
+                if self._holder.poll() is not None:
+                    text = (self.directory / "logs" / "space.log").read_text(errors="replace")
+                    msg = f"the node's namespaces cannot be made: {text[-500:]}"
+                    raise RuntimeError(msg)
+                await anyio.sleep(0.01)
+        children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children").read_text()
+        self._init_pid = int(children.split()[0])
+        for directory in self._cgroups():
+            directory.mkdir(exist_ok=True)
+
+    def command(self, argv: Sequence[str | Path]) -> list[str]:
+        """Command line that runs ``argv`` as a process of the node, killed with its runner."""
+        program = shutil.which(str(argv[0])) or str(argv[0])
+        return [
+            *(shutil.which("nsenter") or "nsenter", "-t", str(self._init_pid), "-m", "-p", "--"),
+            *(sys.executable, "-I", "-S", "-c", _DIE_WITH_NSENTER, program, *map(str, argv[1:])),
+        ]
+
+    def look_command(self, argv: Sequence[str | Path]) -> list[str]:
+        """Command line that runs ``argv`` with the node's mounts but as a process of ours."""
+        program = shutil.which(str(argv[0])) or str(argv[0])
+        nsenter = shutil.which("nsenter") or "nsenter"
+        return [nsenter, "-t", str(self._init_pid), "-m", "--", program, *map(str, argv[1:])]
+
+    async def kill(self) -> None:
+        """Cut the power: every process of the node ends, its mounts and cgroups are gone."""
+        if self._holder is None:
+            return
+        if self._holder.poll() is None:
+            self._holder.send_signal(signal.SIGKILL)
+        with anyio.move_on_after(_END_S, shield=True):
+            while self._holder.poll() is None or _lives(self._init_pid):
+                await anyio.sleep(0.01)
+        self._holder = None
+        for directory in self._cgroups():
+            _remove_cgroup(directory)
+
+    def _cgroups(self) -> list[Path]:
+        """This node's cgroup in every hierarchy: one for version 2, one per controller before."""
+        if (CGROUPS / "cgroup.controllers").exists():
+            return [CGROUPS / self.cgroup]
+        roots = {root.resolve() for root in CGROUPS.iterdir() if (root / "cgroup.procs").exists()}
+        return [root / self.cgroup for root in sorted(roots)]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def _remove_cgroup(root: Path) -> None:
+    """Remove a cgroup with all below it; killed members leave it a moment after their end."""
+    deadline_s = time.monotonic() + _END_S
+    while root.exists():
+        for directory, _, _ in os.walk(root, topdown=False):
+            try:
+                Path(directory).rmdir()
+            except OSError:
+                continue
+        if time.monotonic() > deadline_s:
+            break
+        if root.exists():
+            time.sleep(0.05)
