@@ -8,7 +8,6 @@ version 2 (containerd 1.6 and 1.7), CNI 0.4.0.
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -19,6 +18,10 @@ from tests.cluster.node.image import PAUSE, find_busybox, write_images
 from tests.cluster.node.space import Space
 
 PLUGIN_DIRECTORIES = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
+STATE = "/run/containerd"
+"""In the node's own /run, which no reboot outlives."""
+SOCKET = f"{STATE}/containerd.sock"
+CDI_DIRECTORY = "/run/cdi"
 _START_S = 30.0
 _CDI_SINCE = (1, 7)
 
@@ -41,10 +44,7 @@ class Containerd:
     def __init__(self, space: Space) -> None:
         self._space = space
         self._root = space.directory / "containerd"
-        self._state = space.directory / "run"
-        self.socket = self._state / "containerd.sock"
         self.bridge = f"hm{space.cgroup[-8:]}"
-        self.cdi_directory = space.directory / "cdi"
         self.has_cdi = version() >= _CDI_SINCE
         self.process: Process | None = None
 
@@ -75,23 +75,18 @@ class Containerd:
         if self.process is not None:
             await self.process.kill()
 
-    def forget_state(self) -> None:
-        """Lose what does not outlive a reboot."""
-        shutil.rmtree(self._state, ignore_errors=True)
-
     def remove_bridge(self) -> None:
         """Remove the node's bridge from this machine."""
         subprocess.run(["ip", "link", "delete", self.bridge], capture_output=True, check=False)
 
     async def _ctr(self, *arguments: str) -> bool:
-        command = ["ctr", "--address", str(self.socket), "--namespace", "k8s.io", *arguments]
+        command = ["ctr", "--address", SOCKET, "--namespace", "k8s.io", *arguments]
         done = await anyio.run_process(self._space.look_command(command), check=False)
         return done.returncode == 0
 
     def _configure(self) -> None:
         network = self._root / "network"
-        for path in (network, self._state, self.cdi_directory):
-            path.mkdir(parents=True, exist_ok=True)
+        network.mkdir(parents=True, exist_ok=True)
         plugins = find_network_plugins()
         (network / "10-node.conflist").write_text(
             json.dumps(
@@ -106,7 +101,7 @@ class Containerd:
                             "ipMasq": False,
                             "ipam": {
                                 "type": "host-local",
-                                "dataDir": str(self._state / "addresses"),
+                                "dataDir": f"{STATE}/addresses",
                                 "ranges": [[{"subnet": "198.18.0.0/16"}]],
                             },
                         }
@@ -114,15 +109,15 @@ class Containerd:
                 }
             )
         )
-        cdi = f'enable_cdi = true\ncdi_spec_dirs = ["{self.cdi_directory}"]' if self.has_cdi else ""
+        cdi = f'enable_cdi = true\ncdi_spec_dirs = ["{CDI_DIRECTORY}"]' if self.has_cdi else ""
         (self._root / "config.toml").write_text(
             f"""
 version = 2
 root = "{self._root}"
-state = "{self._state}"
+state = "{STATE}"
 oom_score = 0
 [grpc]
-address = "{self.socket}"
+address = "{SOCKET}"
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{PAUSE}"
 netns_mounts_under_state_dir = true

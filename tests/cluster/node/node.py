@@ -26,7 +26,7 @@ import yaml
 from msgspec import Struct
 
 from hami_sim.process import Process
-from tests.cluster.node.containerd import Containerd
+from tests.cluster.node.containerd import SOCKET, Containerd
 from tests.cluster.node.space import Space
 
 START_S = 60.0
@@ -47,6 +47,8 @@ class NodeSpec(Struct, frozen=True, kw_only=True):
     configuration: Mapping[str, Any] = {}
     """Further fields of KubeletConfiguration."""
     labels: Mapping[str, str] = {}
+    devices: tuple[str, ...] = ()
+    """Names of device nodes in the node's /dev; no driver is behind them."""
 
 
 class RealNode:
@@ -56,7 +58,7 @@ class RealNode:
         self.spec = spec
         self.name = spec.name
         self.directory = directory
-        self.space = Space(directory)
+        self.space = Space(directory, devices=spec.devices)
         self.containerd = Containerd(self.space)
         self.kubelet: Process | None = None
         self.port = 0
@@ -130,7 +132,6 @@ class RealNode:
         for process in (self.kubelet, self.containerd.process):
             if process is not None:
                 await process.kill()
-        self.containerd.forget_state()
         self.containerd.remove_bridge()
 
     async def reboot(self) -> None:
@@ -152,9 +153,7 @@ class RealNode:
     def container_pids(self) -> dict[str, int]:
         """Process ids, as the node counts them, of running containers by container id."""
         listed = subprocess.run(
-            self.space.look_command(
-                ["ctr", "-a", self.containerd.socket, "-n", "k8s.io", "task", "ls"]
-            ),
+            self.space.look_command(["ctr", "-a", SOCKET, "-n", "k8s.io", "task", "ls"]),
             capture_output=True,
             text=True,
             check=True,
@@ -174,7 +173,7 @@ class RealNode:
             "port": self.port,
             "healthzPort": 0,
             "authentication": authentication,
-            "containerRuntimeEndpoint": f"unix://{self.containerd.socket}",
+            "containerRuntimeEndpoint": f"unix://{SOCKET}",
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{self.space.cgroup}",
             "failSwapOn": False,

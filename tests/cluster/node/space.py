@@ -22,6 +22,8 @@ import anyio
 from hami_sim.process import dying_with_parent
 
 CGROUPS = Path("/sys/fs/cgroup")
+DEVICE_MAJOR = 240
+"""Of the pretended device nodes: set aside for local use, so no driver answers."""
 KUBELET_DIRECTORY = Path("/var/lib/kubelet")
 _START_S = 20.0
 _END_S = 20.0
@@ -32,6 +34,23 @@ mkdir -p /var/lib/kubelet
 mount --bind "$1/kubelet" /var/lib/kubelet
 mount --make-rshared /var/lib/kubelet
 mount --bind "$1/log" /var/log
+mount -t tmpfs -o mode=755 run /run
+# A /dev of its own, with the device nodes of the hardware that the node pretends to have.
+dev="$1/dev"
+mkdir -p "$dev"
+mount -t tmpfs -o mode=755,nosuid dev "$dev"
+cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/kmsg "$dev"
+mkdir "$dev/pts" "$dev/shm"
+mount --bind /dev/pts "$dev/pts"
+mount --bind /dev/shm "$dev/shm"
+ln -s pts/ptmx "$dev/ptmx"
+ln -s /proc/self/fd "$dev/fd"
+minor=0
+for name in $2; do
+    mknod -m 666 "$dev/$name" c "$3" "$minor"
+    minor=$((minor + 1))
+done
+mount --rbind "$dev" /dev
 mount --bind "$1/boot_id" /proc/sys/kernel/random/boot_id
 # Kubelet sets these for the whole machine; here it writes to files instead.
 for name in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops \
@@ -54,8 +73,10 @@ _DIE_WITH_NSENTER = (
 class Space:
     """The namespaces of one node; ``start`` again after ``kill`` is a reboot."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, devices: Sequence[str] = ()) -> None:
+        """Keep all below ``directory``; ``devices`` are names in /dev, without a driver behind."""
         self.directory = directory
+        self._devices = tuple(devices)
         self.cgroup = f"hami-{uuid4().hex[:8]}"
         self._holder: subprocess.Popen[bytes] | None = None
         self._init_pid = 0
@@ -77,6 +98,8 @@ class Space:
         argv = [
             *(unshare, "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"),
             *("--mount-proc", shell, "-c", _HOLD, "node", str(self.directory)),
+            " ".join(self._devices),
+            str(DEVICE_MAJOR),
         ]
         with (self.directory / "logs" / "space.log").open("ab") as log:
             self._holder = subprocess.Popen(
