@@ -7,12 +7,13 @@ knows nothing of the protocol; a pattern is matched on the byte stream of one co
 direction, also across read boundaries. ``up`` is from client to server, ``down`` the way back.
 """
 
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Literal
 
 import anyio
-from anyio.abc import SocketAttribute, SocketStream, TaskStatus
+from anyio.abc import ByteStream, SocketAttribute, SocketStream, TaskStatus
 
 Direction = Literal["up", "down"]
 HOST = "127.0.0.1"
@@ -53,11 +54,15 @@ class Trap:
 class Tap:
     """One proxy in front of one server; see ``run_tap``."""
 
-    def __init__(self, target_port: int) -> None:
-        """Forward to ``target_port`` on loopback."""
+    def __init__(self, target_port: int, *, tls: ssl.SSLContext | None = None) -> None:
+        """Forward to ``target_port`` on loopback, which speaks TLS when ``tls`` is given.
+
+        Clients speak plain text either way, so that patterns match.
+        """
         self._target_port = target_port
+        self._tls = tls
         self._traps: list[Trap] = []
-        self._streams: set[SocketStream] = set()
+        self._streams: set[ByteStream] = set()
         self._is_cut = False
         self.port = 0
 
@@ -93,11 +98,14 @@ class Tap:
         async with client:
             if self._is_cut:
                 return
+            target = self._target_port
             try:
-                server = await anyio.connect_tcp(HOST, self._target_port)
-            except OSError:
+                server = await self._connect()
+            except (OSError, anyio.BrokenResourceError):
                 return
             async with server:
+                if self._is_cut or target != self._target_port:
+                    return  # cut or retargeted while the connection was being made
                 self._streams |= {client, server}
                 try:
                     async with anyio.create_task_group() as group:
@@ -106,10 +114,20 @@ class Tap:
                 finally:
                     self._streams -= {client, server}
 
+    async def _connect(self) -> ByteStream:
+        if self._tls is None:
+            return await anyio.connect_tcp(HOST, self._target_port)
+        return await anyio.connect_tcp(
+            HOST,
+            self._target_port,
+            ssl_context=self._tls,
+            tls_standard_compatible=False,
+        )
+
     async def _pump(
         self,
-        source: SocketStream,
-        sink: SocketStream,
+        source: ByteStream,
+        sink: ByteStream,
         direction: Direction,
         scope: anyio.CancelScope,
     ) -> None:
