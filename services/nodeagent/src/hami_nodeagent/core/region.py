@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the bytes of a usage region, trusting nothing in them.
+
+The layout is that of ``native/libvgpu/src/region.h`` (checked against it by a test); the file is
+written by the processes of one container, so by a tenant. Offsets and counts are used only where
+they agree with the size of the file and with the layout's own limits; texts from the file are only
+compared, never shown. Whatever the bytes are, the answer is a ``Region`` or a ``Refused``: nothing
+is raised. Sizes in bytes, times in nanoseconds of CLOCK_MONOTONIC.
+"""
+
+import struct
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+MAGIC = 0x31494D4148204756
+LAYOUT = 1
+FILE_NAME = "region-1"
+SLOTS_MAX = 2048
+DEVICES_MAX = 64
+LINE = 64
+UUID_BYTES = 64
+
+# Fields of each C structure in order: (name, format of the struct module). Words of 16 bytes are
+# two of 8; ``x`` is padding.
+HEADER = (
+    ("magic", "Q"),
+    ("layout", "I"),
+    ("header_bytes", "I"),
+    ("file_bytes", "Q"),
+    ("device_count", "I"),
+    ("slot_count", "I"),
+    ("devices_offset", "Q"),
+    ("slots_offset", "Q"),
+    ("shares_offset", "Q"),
+    ("checksum", "I"),
+    ("slots_seen", "I"),
+)
+SHARE = (
+    ("share", "Q"),
+    ("share_high", "Q"),
+    ("intent_version", "Q"),
+    ("intent_bytes", "Q"),
+    ("intent_tag", "I"),
+    ("reserved", "I"),
+    ("context_bytes", "Q"),
+    ("module_bytes", "Q"),
+    ("", "8x"),
+)
+SLOT = (
+    ("owner", "I"),
+    ("owner_namespace", "I"),
+    ("owner_start", "Q"),
+    ("last_launch_ns", "Q"),
+    ("launches", "Q"),
+    ("refusals", "Q"),
+    ("device_time_ns", "Q"),
+    ("waited_ns", "Q"),
+    ("reserved", "Q"),
+)
+DEVICE = (
+    ("total", "Q"),
+    ("total_high", "Q"),
+    ("over_since_ns", "Q"),
+    ("reserved0", "40x"),
+    ("paid_until_ns", "Q"),
+    ("budget_futex", "I"),
+    ("reserved1", "I"),
+    ("drawn_ns", "Q"),
+    ("reserved2", "40x"),
+    ("uuid", "64s"),
+)
+
+Reason = Literal[
+    "missing", "unreadable", "not-a-file", "size", "magic", "layout", "header", "checksum"
+]
+
+
+def layout_of(fields: tuple[tuple[str, str], ...]) -> struct.Struct:
+    """The packed, little-endian form of a C structure."""
+    return struct.Struct("<" + "".join(code for _, code in fields))
+
+
+def offsets_of(fields: tuple[tuple[str, str], ...]) -> dict[str, int]:
+    """Offset of each named field."""
+    offsets, at = {}, 0
+    for name, code in fields:
+        if name:
+            offsets[name] = at
+        at += struct.calcsize("<" + code)
+    return offsets
+
+
+_HEADER, _SHARE, _SLOT, _DEVICE = (layout_of(f) for f in (HEADER, SHARE, SLOT, DEVICE))
+_CHECKED_BYTES = offsets_of(HEADER)["checksum"]
+_LOW_48 = (1 << 48) - 1
+_FNV_BASIS, _FNV_PRIME, _U32 = 2166136261, 16777619, (1 << 32) - 1
+SIZE_MAX = LINE + DEVICES_MAX * _DEVICE.size + SLOTS_MAX * LINE * (1 + DEVICES_MAX)
+"""No region of this layout is larger."""
+
+
+class Refused(Struct, frozen=True, kw_only=True):
+    """The bytes are no region that may be shown."""
+
+    reason: Reason
+
+
+class ProcessUse(Struct, frozen=True, kw_only=True):
+    """What one process says of itself."""
+
+    pid: int
+    """In the namespace below."""
+    pid_namespace: int
+    start_ticks: int
+    last_launch_ns: int
+    launches: int
+    refusals: int
+    device_time_ns: int
+    waited_ns: int
+
+
+class DeviceUse(Struct, frozen=True, kw_only=True):
+    """What all processes together say they use of one device."""
+
+    used_bytes: int = 0
+    context_bytes: int = 0
+    module_bytes: int = 0
+    over_since_ns: int = 0
+    """0, or since when more is used than a lowered limit allows."""
+
+
+class Region(Struct, frozen=True, kw_only=True):
+    """Content of a region."""
+
+    devices: Mapping[str, DeviceUse]
+    """By UUID as the file has it."""
+    processes: tuple[ProcessUse, ...]
+
+    @property
+    def last_launch_ns(self) -> int:
+        """Newest launch of any process; 0 before the first."""
+        return max((process.last_launch_ns for process in self.processes), default=0)
+
+
+def checksum(header: bytes) -> int:
+    """FNV-1a over the part of the header that never changes."""
+    value = _FNV_BASIS
+    for byte in header[:_CHECKED_BYTES]:
+        value = (value ^ byte) * _FNV_PRIME & _U32
+    return value
+
+
+def parse(data: bytes) -> Region | Refused:
+    """The region that ``data`` (the whole file) holds."""
+    if len(data) < _HEADER.size or len(data) > SIZE_MAX:
+        return Refused(reason="size")
+    (
+        magic,
+        layout,
+        header_bytes,
+        file_bytes,
+        device_count,
+        slot_count,
+        devices_at,
+        slots_at,
+        shares_at,
+        told_checksum,
+        slots_seen,
+    ) = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        return Refused(reason="magic")
+    if layout != LAYOUT:
+        return Refused(reason="layout")
+    parts = (
+        (devices_at, device_count * _DEVICE.size),
+        (slots_at, slot_count * _SLOT.size),
+        (shares_at, slot_count * device_count * _SHARE.size),
+    )
+    if (
+        header_bytes != _HEADER.size
+        or file_bytes != len(data)
+        or not 1 <= device_count <= DEVICES_MAX
+        or not 1 <= slot_count <= SLOTS_MAX
+        or any(at % LINE or at < LINE or at + size > len(data) for at, size in parts)
+    ):
+        return Refused(reason="header")
+    if told_checksum != checksum(data):
+        return Refused(reason="checksum")
+    slots = min(slots_seen, slot_count)
+    owned = [
+        (number, slot)
+        for number, slot in enumerate(
+            _SLOT.iter_unpack(data[slots_at : slots_at + slots * _SLOT.size])
+        )
+        if slot[0]
+    ]
+    return Region(
+        devices=_devices(data, devices_at, shares_at, device_count, [n for n, _ in owned]),
+        processes=tuple(_process(slot) for _, slot in owned),
+    )
+
+
+def _process(slot: tuple[int, ...]) -> ProcessUse:
+    return ProcessUse(
+        pid=slot[0],
+        pid_namespace=slot[1],
+        start_ticks=slot[2],
+        last_launch_ns=slot[3],
+        launches=slot[4],
+        refusals=slot[5],
+        device_time_ns=slot[6],
+        waited_ns=slot[7],
+    )
+
+
+def _devices(
+    data: bytes, devices_at: int, shares_at: int, count: int, owned: list[int]
+) -> dict[str, DeviceUse]:
+    devices: dict[str, DeviceUse] = {}
+    for device in range(count):
+        fields = _DEVICE.unpack_from(data, devices_at + device * _DEVICE.size)
+        used = context = module = 0
+        for slot in owned:
+            share = _SHARE.unpack_from(data, shares_at + (slot * count + device) * _SHARE.size)
+            used += share[0] & _LOW_48
+            context += share[6]
+            module += share[7]
+        uuid = fields[-1].partition(b"\0")[0].decode("ascii", errors="replace")
+        devices.setdefault(
+            uuid,
+            DeviceUse(
+                used_bytes=used,
+                context_bytes=context,
+                module_bytes=module,
+                over_since_ns=fields[2],
+            ),
+        )
+    return devices

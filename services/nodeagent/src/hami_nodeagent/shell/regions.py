@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads usage regions from pods' volumes: open, read once, close (design D8).
+
+A region is never mapped here, because a mapping that stays open keeps kubelet from unmounting the
+volume. The volume belongs to the tenant, who may put anything under the name: a link, a pipe, a
+device, a file of any size. So the name is first looked at without opening what it names, and at
+most one region's bytes are read. Calls block for as long as a read from memory takes.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+from hami_nodeagent.core.region import FILE_NAME, SIZE_MAX, Refused, Region, parse
+
+_EMPTY_DIR = "kubernetes.io~empty-dir"
+
+
+def region_path(pods_dir: Path, pod_uid: str, volume: str) -> Path:
+    """Where kubelet keeps the volume of this name, below its directory of pods."""
+    return pods_dir / pod_uid / "volumes" / _EMPTY_DIR / volume / FILE_NAME
+
+
+def read_region(path: Path) -> Region | Refused:
+    """The region at ``path``; raises nothing."""
+    try:
+        handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return Refused(reason="missing")
+    except (OSError, ValueError):  # ValueError: a name with a NUL
+        return Refused(reason="unreadable")
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            return Refused(reason="not-a-file")
+        if found.st_size > SIZE_MAX:
+            return Refused(reason="size")
+        # The file itself, whatever the name stands for by now.
+        reading = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            data = os.pread(reading, found.st_size + 1, 0)
+        finally:
+            os.close(reading)
+    except OSError:
+        return Refused(reason="unreadable")
+    finally:
+        os.close(handle)
+    return parse(data)

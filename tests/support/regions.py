@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds usage regions byte by byte, as the library would leave them."""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hami_nodeagent.core import region
+
+HEADER, SHARE, SLOT, DEVICE = (
+    region.layout_of(fields) for fields in (region.HEADER, region.SHARE, region.SLOT, region.DEVICE)
+)
+
+
+@dataclass
+class Used:
+    """What one process uses of one device."""
+
+    used: int
+    leased: int = 0
+    context: int = 0
+    module: int = 0
+
+
+@dataclass
+class Process:
+    pid: int
+    shares: Sequence[Used] = ()
+    namespace: int = 1
+    start: int = 1
+    last_launch_ns: int = 0
+    launches: int = 0
+    refusals: int = 0
+    device_time_ns: int = 0
+    waited_ns: int = 0
+    slot: int | None = None
+
+
+@dataclass
+class Built:
+    """A region; ``data`` makes the bytes, with fields of the header replaced as asked."""
+
+    uuids: Sequence[str] = ("GPU-0",)
+    processes: Sequence[Process] = ()
+    slots: int = 8
+    over_since_ns: Mapping[int, int] = field(default_factory=dict)
+
+    def data(self, *, is_sealed: bool = True, **header: Any) -> bytes:
+        devices_at = region.LINE
+        slots_at = devices_at + len(self.uuids) * DEVICE.size
+        shares_at = slots_at + self.slots * SLOT.size
+        size = shares_at + self.slots * len(self.uuids) * SHARE.size
+        fields = {
+            "magic": region.MAGIC,
+            "layout": region.LAYOUT,
+            "header_bytes": HEADER.size,
+            "file_bytes": size,
+            "device_count": len(self.uuids),
+            "slot_count": self.slots,
+            "devices_offset": devices_at,
+            "slots_offset": slots_at,
+            "shares_offset": shares_at,
+            "checksum": 0,
+            "slots_seen": self.slots,
+        } | header
+        data = bytearray(size)
+        HEADER.pack_into(data, 0, *fields.values())
+        if is_sealed and "checksum" not in header:
+            seal(data)
+        for n, uuid in enumerate(self.uuids):
+            DEVICE.pack_into(
+                data,
+                devices_at + n * DEVICE.size,
+                *(0, 0, self.over_since_ns.get(n, 0), 0, 0, 0, 0, uuid.encode()),
+            )
+        for n, process in enumerate(self.processes):
+            slot = n if process.slot is None else process.slot
+            SLOT.pack_into(
+                data,
+                slots_at + slot * SLOT.size,
+                *(process.pid, process.namespace, process.start, process.last_launch_ns),
+                *(process.launches, process.refusals, process.device_time_ns),
+                *(process.waited_ns, 0),
+            )
+            for device, share in enumerate(process.shares):
+                at = shares_at + (slot * len(self.uuids) + device) * SHARE.size
+                words = (share.used | 7 << 48, share.leased | 9 << 48)
+                SHARE.pack_into(data, at, *words, 0, 0, 0, 0, share.context, share.module)
+        return bytes(data)
+
+
+def seal(data: bytearray) -> None:
+    """Write the checksum that belongs to the header."""
+    at = region.offsets_of(region.HEADER)["checksum"]
+    struct.pack_into("<I", data, at, region.checksum(bytes(data[:at])))

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes that a tenant wrote: understood, or refused with the reason, never an exception."""
+
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hami_nodeagent.core import region
+from hami_nodeagent.core.region import DeviceUse, Refused, Region, parse
+from tests.support.regions import Built, Process, Used, seal
+
+HEADER_FILE = Path(__file__).parents[4] / "native" / "libvgpu" / "src" / "region.h"
+GIB = 1 << 30
+
+_C_NAMES = {
+    "region_header": region.HEADER,
+    "region_share": region.SHARE,
+    "region_slot": region.SLOT,
+    "region_device": region.DEVICE,
+}
+_C_CONSTANTS = {
+    "REGION_MAGIC": region.MAGIC,
+    "REGION_LAYOUT": region.LAYOUT,
+    "REGION_SLOTS": region.SLOTS_MAX,
+    "REGION_DEVICES_MAX": region.DEVICES_MAX,
+    "REGION_LINE": region.LINE,
+    "REGION_UUID": region.UUID_BYTES,
+}
+
+
+def test_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
+    lines = ["#include <stdio.h>", "#include <string.h>", f'#include "{HEADER_FILE}"']
+    lines.append("int main(void) {")
+    for name, fields in _C_NAMES.items():
+        lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
+        lines.extend(
+            f'printf("{name}.{field} %zu\\n", offsetof(struct {name}, {field}));'
+            for field in region.offsets_of(fields)
+            if not field.startswith(("share_", "owner_", "total_"))
+        )
+    lines.extend(f'printf("{name} %llu\\n", 0ULL + {name});' for name in _C_CONSTANTS)
+    lines.append('printf("name %s\\n", REGION_FILE_NAME);')
+    # The words of 16 bytes: which bits of which half are what.
+    lines += [
+        "union region_share_word s = {0}; s.used = ~0ULL; unsigned long long h[2];",
+        'memcpy(h, &s, 16); printf("used %llu %llu\\n", h[0], h[1]);',
+        "union region_owner o = {0}; o.pid = 1; o.pid_namespace = 2; o.start_ticks = 3;",
+        'memcpy(h, &o, 16); printf("owner %llu %llu\\n", h[0], h[1]);',
+        "return 0; }",
+    ]
+    source, program = tmp_path / "layout.c", tmp_path / "layout"
+    source.write_text("\n".join(lines))
+    subprocess.run(["cc", "-std=gnu11", "-o", program, source], check=True)
+    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    found = dict(line.split(" ", 1) for line in printed.splitlines())
+    wanted = {name: str(value) for name, value in _C_CONSTANTS.items()}
+    for name, fields in _C_NAMES.items():
+        wanted[name] = str(region.layout_of(fields).size)
+        for field, offset in region.offsets_of(fields).items():
+            if not field.startswith(("share_", "owner_", "total_")):
+                wanted[f"{name}.{field}"] = str(offset)
+    wanted["name"] = region.FILE_NAME
+    wanted["used"] = f"{(1 << 48) - 1} 0"
+    wanted["owner"] = f"{1 | 2 << 32} 3"
+    assert found == wanted
+
+
+def test_use_of_all_processes_is_added_up_by_device() -> None:
+    data = Built(
+        uuids=("GPU-a", "GPU-b"),
+        processes=(
+            Process(7, (Used(GIB, 2 * GIB, context=5, module=6), Used(10)), last_launch_ns=3),
+            Process(8, (Used(1), Used(20, context=1)), last_launch_ns=9, launches=4, slot=5),
+        ),
+        over_since_ns={1: 99},
+    ).data()
+    found = parse(data)
+    assert isinstance(found, Region)
+    assert found.devices == {
+        "GPU-a": DeviceUse(used_bytes=GIB + 1, context_bytes=5, module_bytes=6),
+        "GPU-b": DeviceUse(used_bytes=30, context_bytes=1, over_since_ns=99),
+    }
+    assert [(one.pid, one.launches) for one in found.processes] == [(7, 0), (8, 4)]
+    assert found.last_launch_ns == 9
+
+
+def test_slots_without_an_owner_count_nothing() -> None:
+    free = Process(0, (Used(GIB),), last_launch_ns=5)
+    found = parse(Built(processes=(free,)).data())
+    assert found == Region(devices={"GPU-0": DeviceUse()}, processes=())
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ({"magic": 0}, "magic"),
+        ({"layout": 2}, "layout"),
+        ({"header_bytes": 128}, "header"),
+        ({"file_bytes": 1}, "header"),
+        ({"device_count": 0}, "header"),
+        ({"device_count": 65}, "header"),
+        ({"slot_count": 0}, "header"),
+        ({"slot_count": 2049}, "header"),
+        ({"devices_offset": 0}, "header"),
+        ({"devices_offset": 65}, "header"),
+        ({"slots_offset": 2**64 - 64}, "header"),
+        ({"shares_offset": 2**63}, "header"),
+        ({"checksum": 1}, "checksum"),
+    ],
+)
+def test_header_that_does_not_hold_is_refused(header: dict[str, int], reason: str) -> None:
+    assert parse(Built().data(**header)) == Refused(reason=reason)  # type: ignore[arg-type]  # table of words
+
+
+def test_count_of_slots_beyond_the_file_is_not_believed() -> None:
+    data = Built(processes=(Process(1, (Used(5),)),)).data(slots_seen=2**32 - 1)
+    found = parse(data)
+    assert isinstance(found, Region)
+    assert found.devices["GPU-0"].used_bytes == 5
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 100])
+def test_truncated_region_is_refused(size: int) -> None:
+    outcome = parse(Built().data()[:size])
+    assert isinstance(outcome, Refused)
+    assert isinstance(parse(bytes(region.SIZE_MAX + 1)), Refused)
+
+
+def test_no_bytes_raise() -> None:
+    """Random damage, half of it under a checksum that fits, so that it reaches every part."""
+    chance = random.Random(20261121)
+    good = Built(
+        uuids=("GPU-a", "GPU-b"),
+        processes=[Process(n + 1, (Used(n), Used(n))) for n in range(4)],
+        slots=4,
+    ).data()
+    understood = 0
+    for number in range(50_000):
+        data = bytearray(good)
+        for _ in range(chance.randint(1, 6)):
+            at = chance.randrange(64) if chance.random() < 0.7 else chance.randrange(len(data))
+            data[at] = chance.choice((0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)))
+        if chance.random() < 0.1:
+            del data[chance.randrange(len(data)) :]
+        if number % 2 and len(data) >= region.LINE:
+            seal(data)
+        understood += isinstance(parse(bytes(data)), Region)
+    assert 1_000 < understood < 49_000
