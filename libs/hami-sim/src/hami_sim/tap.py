@@ -96,15 +96,15 @@ class Tap:
     async def handle(self, client: SocketStream) -> None:
         """One connection from a client."""
         async with client:
-            if self._is_cut:
-                return
             target = self._target_port
+            if not self._leads_to(target):
+                return
             try:
                 server = await self._connect()
             except (OSError, anyio.BrokenResourceError):
                 return
             async with server:
-                if self._is_cut or target != self._target_port:
+                if not self._leads_to(target):
                     return  # cut or retargeted while the connection was being made
                 self._streams |= {client, server}
                 try:
@@ -113,6 +113,9 @@ class Tap:
                         group.start_soon(self._pump, server, client, "down", group.cancel_scope)
                 finally:
                     self._streams -= {client, server}
+
+    def _leads_to(self, port: int) -> bool:
+        return not self._is_cut and port == self._target_port
 
     async def _connect(self) -> ByteStream:
         if self._tls is None:
