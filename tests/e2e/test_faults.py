@@ -2,9 +2,9 @@
 """A failure at every point of the reserve, bind and allocate path never loses or doubles a share.
 
 Each case lets one pod run into a trap: at one exact point of an exchange (request sent or
-delivered, answer lost or delivered) a part is killed with SIGKILL and started again, the scheduler
-is stopped and goes on after another one took over, or the scheduler is cut from NATS. Afterwards
-the pod runs, and the pods and the streams agree: see ``tests.support.checker``.
+delivered, answer lost or delivered) a part is killed with SIGKILL and started again, or the
+scheduler is cut from NATS. Afterwards the pod runs, and the pods and the streams agree: see
+``tests.support.checker``. For schedulers that are stopped and go on see ``test_freeze``.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -170,25 +170,6 @@ async def test_killed(cluster: Cluster, point: Point, victim: str) -> None:
     await cluster.delete_pod(name)
     if victim != "nats":
         await cluster.ready(victim)
-
-
-@pytest.mark.parametrize("point", POINTS, ids=IDS)
-async def test_scheduler_stopped_and_continued(cluster: Cluster, point: Point) -> None:
-    """The stalled scheduler wakes up when another one has taken over, lease and all."""
-
-    async def harm() -> None:
-        cluster.processes["scheduler"].freeze()
-
-    name = await run_into(cluster, point, harm)
-    await cluster.taps["extender"].retarget(cluster.ports["scheduler-1"])
-    try:
-        assert await settled(cluster, name) == []
-        await anyio.sleep(2)
-    finally:
-        cluster.processes["scheduler"].thaw()
-        await cluster.taps["extender"].retarget(cluster.ports["scheduler"])
-    assert await settled(cluster, name) == []
-    await cluster.delete_pod(name)
 
 
 @pytest.mark.parametrize("point", POINTS, ids=IDS)
