@@ -5,6 +5,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.etcd.io/etcd/server/v3/etcdmain"
-	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
@@ -37,7 +37,7 @@ func main() {
 		"kube-controller-manager": command(controllermanager.NewControllerManagerCommand),
 		"kube-scheduler":          command(func() *cobra.Command { return scheduler.NewSchedulerCommand() }),
 		"kubectl":                 runKubectl,
-		"kubelet":                 command(func() *cobra.Command { return kubelet.NewKubeletCommand(genericapiserver.SetupSignalContext()) }),
+		"kubelet":                 command(func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) }),
 	}
 	args := append([]string{filepath.Base(os.Args[0])}, os.Args[1:]...)
 	if _, known := components[args[0]]; !known {
