@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole cluster in processes on this machine.
 
-Real nats-server, real services, simulated Kubernetes and hardware.
+Real nats-server, real services, simulated hardware and kubelets, and a simulated or a real control
+plane (see ``hami_sim.planes``).
 
 The demo and the end-to-end tests use it. Every part is a process of its own, so that tests can
-kill, freeze and restart it: ``nats``, ``apiserver``, ``kube-scheduler``, ``kubelet`` (simulated),
-``webhook``, ``scheduler``, ``registry`` and one ``agent-<node>`` per node (ours). With ``taps`` a
-proxy stands before each service's NATS and API connection and before the scheduler, so that a
-failure can hit one exact point of an exchange. What it reports is read back from NATS, the API and
-the processes. Times in seconds.
+kill, freeze and restart it: ``nats``, ``apiserver``, ``kube-scheduler``, ``kubelet``, ``webhook``,
+``scheduler``, ``registry`` and one ``agent-<node>`` per node. With ``taps`` a proxy stands before
+each service's NATS and API connection and before the scheduler, so that a failure can hit one exact
+point of an exchange. What it reports is read back from NATS, the API and the processes. Times in
+seconds.
 """
 
 import json
 import logging
 import os
-import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -42,11 +43,13 @@ from hami_sim.certs import CertificateAuthority
 from hami_sim.hardware import profile as hardware
 from hami_sim.hardware.control import SimulatedControl
 from hami_sim.hardware.fake_nvml import STATE_VARIABLE, FakeNvml
+from hami_sim.kubernetes.controlplane import free_port
+from hami_sim.kubernetes.pki import HOST
 from hami_sim.natsd import NatsServer
+from hami_sim.planes import PlaneName, answers, make_plane
 from hami_sim.process import Process
 from hami_sim.tap import Tap
 
-HOST = "127.0.0.1"
 START_S = 60.0
 _POLL_S = 0.05
 SYSTEM_NAMESPACE = "hami-system"
@@ -93,6 +96,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
     """First pause of kube-scheduler before it tries a pod again."""
     schedulers: int = 1
     """Scheduler replicas, all active; kube-scheduler calls the first, ``scheduler``."""
+    plane: PlaneName | None = None
+    """Control plane; ``None`` leaves the choice to ``HAMI_PLANE``, else it is the simulated one."""
 
 
 class ContainerSeen(Struct, frozen=True, kw_only=True):
@@ -102,14 +107,6 @@ class ContainerSeen(Struct, frozen=True, kw_only=True):
     pid: int | None
     stdout: str
     devices: tuple[Mapping[str, Any], ...]
-
-
-def free_port() -> int:
-    """A TCP port on loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Cluster:
@@ -140,6 +137,7 @@ class Cluster:
             if spec.nvml_library
         }
         """The same where the devices are found through NVML."""
+        self.plane = make_plane(spec.plane, directory)
         self._session: aiohttp.ClientSession | None = None
         self._token = ""
         self._bus: NatsClient | None = None
@@ -149,7 +147,7 @@ class Cluster:
     @property
     def kubeconfig(self) -> Path:
         """The administrator's kubeconfig."""
-        return self.directory / "admin.kubeconfig"
+        return self.plane.kubeconfig
 
     def verifier(self) -> Verifier:
         """Verifier of the cluster's allocation annotations."""
@@ -157,8 +155,8 @@ class Cluster:
 
     @property
     def api_url(self) -> str:
-        """Base URL of the simulated API server."""
-        return f"http://{HOST}:{self.ports['apiserver']}"
+        """Base URL of the API server."""
+        return self.plane.url
 
     def url(self, service: str) -> str:
         """Base URL of a service's plain HTTP port."""
@@ -174,8 +172,8 @@ class Cluster:
         """Names of the agent processes."""
         return [f"agent-{node.name}" for node in self.spec.nodes]
 
-    async def _make_tap(self, name: str, port: int) -> int:
-        tap = Tap(port)
+    async def _make_tap(self, name: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
+        tap = Tap(port, tls=tls)
         await self._group.start(tap.serve)
         self.taps[name] = tap
         return tap.port
@@ -186,15 +184,12 @@ class Cluster:
             port = await self._make_tap(f"{service}-nats", port)
         return f"nats://{HOST}:{port}"
 
-    async def _kubeconfig_for(self, service: str) -> Path:
-        if not self.spec.taps:
-            return self.kubeconfig
-        port = await self._make_tap(f"{service}-api", self.ports["apiserver"])
-        config = yaml.safe_load(self.kubeconfig.read_text())
-        config["clusters"][0]["cluster"]["server"] = f"http://{HOST}:{port}"
-        path = self.directory / f"{service}.kubeconfig"
-        path.write_text(yaml.safe_dump(config))
-        return path
+    async def _kubeconfig_for(self, service: str, name: str) -> Path:
+        server = ""
+        if self.spec.taps:
+            port = await self._make_tap(f"{name}-api", self.plane.port, tls=self.plane.tls())
+            server = f"http://{HOST}:{port}"
+        return await self.plane.login(service, name, server=server)
 
     def _add(
         self,
@@ -221,7 +216,7 @@ class Cluster:
         self.ports.setdefault(name, free_port())
         effective = {
             "nats_urls": await self._nats_url_for(name),
-            "kubeconfig": str(await self._kubeconfig_for(name)),
+            "kubeconfig": str(await self._kubeconfig_for(service, name)),
             "http_port": str(self.ports[name]),
             "grace_s": "5",
             **settings,
@@ -238,23 +233,19 @@ class Cluster:
         Returns when each part is ready and the nodes offer their devices.
         """
         begun = anyio.current_time()
-        self.ports["apiserver"] = free_port()
-        arguments = ["--port", str(self.ports["apiserver"]), "--kubeconfig", str(self.kubeconfig)]
-        self._add(
-            "apiserver",
-            "hami_sim.apiserver",
-            [*arguments, "--data", str(self.directory / "etcd.journal")],
-        )
-        self.processes["apiserver"].start()
+        try:
+            await self.plane.start()
+        finally:
+            self.processes.update(self.plane.processes)
         await self.nats.start()
-        await self._wait_for(partial(self._answers, f"{self.api_url}/readyz"), "apiserver")
-        self._token = yaml.safe_load(self.kubeconfig.read_text())["users"][0]["user"]["token"]
+        self._token = self.plane.access().token
         self.timings_s["kubernetes_and_nats"] = anyio.current_time() - begun
         await self._add_all()
         for process in self.processes.values():
             process.start()
         for name in ("webhook", "registry", *self.schedulers, *self.agents):
             await self.ready(name)
+        await self._wait_for(self.plane.is_scheduler_ready, "kube-scheduler")
         await self._register_webhook()
         await self._wait_for(self.nodes_offer_devices, "kubelet")
         self._bus = await nats.connect(self.nats.url, name="harness", max_reconnect_attempts=-1)
@@ -283,7 +274,7 @@ class Cluster:
                 "tls_port": str(self.ports["webhook-tls"]),
                 "tls_cert_file": str(certificate),
                 "tls_key_file": str(key),
-                "policy.trusted_users": json.dumps(["kubernetes-admin", "system:admin", "admin"]),
+                **self.plane.webhook_settings,
             },
         )
         await self._add_service(
@@ -295,23 +286,20 @@ class Cluster:
         extender_port = self.ports["scheduler"]
         if self.spec.taps:
             extender_port = await self._make_tap("extender", extender_port)
-        self._add(
-            "kube-scheduler",
-            "hami_sim.kubescheduler",
-            [
-                "--kubeconfig",
-                str(self.kubeconfig),
-                "--extender-url",
-                f"http://{HOST}:{extender_port}",
-                *("--initial-backoff-s", f"{self.spec.backoff_s:g}"),
-            ],
+        await self.plane.add_scheduler(
+            f"http://{HOST}:{extender_port}", backoff_s=self.spec.backoff_s
         )
+        self.processes.update(self.plane.processes)
         kubelet_root = self.directory / "kubelet"
         self._add(
             "kubelet",
             "hami_sim.kubelet",
             [
-                *("--kubeconfig", str(self.kubeconfig), "--root", str(kubelet_root)),
+                *(
+                    "--kubeconfig",
+                    self.plane.kubelet_login([node.name for node in self.spec.nodes]),
+                ),
+                *("--root", str(kubelet_root)),
                 *("--node", ",".join(node.name for node in self.spec.nodes)),
                 *("--cpu", self.spec.node_cpu, "--owner-pid", str(os.getpid())),
                 "--kill-on-exit",
@@ -374,14 +362,12 @@ class Cluster:
             *self.schedulers,
             "registry",
             *self.agents,
-            "kubelet",
-            "apiserver",
         ]
         async with anyio.create_task_group() as group:
-            for name in order[:-2]:
+            for name in order:
                 if name in self.processes:
                     group.start_soon(self.processes[name].stop)
-        for name in order[-2:]:
+        for name in ("kubelet", *self.plane.stop_order):
             if name in self.processes:
                 await self.processes[name].stop()
         if self._session is not None:
@@ -393,11 +379,7 @@ class Cluster:
     # ---------------------------------------------------------------- waiting
 
     async def _answers(self, url: str) -> bool:
-        try:
-            async with self.session.get(url) as response:
-                return response.status == 200  # noqa: PLR2004 - HTTP OK
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            return False
+        return await answers(self.session, url)
 
     async def _wait_for(self, condition: Callable[[], Awaitable[bool]], name: str) -> None:
         process = self.processes.get(name)
@@ -430,7 +412,10 @@ class Cluster:
     def session(self) -> aiohttp.ClientSession:
         """The harness's own HTTP session."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20))
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=20),
+                connector=aiohttp.TCPConnector(ssl=self.plane.access().ssl_context()),
+            )
         return self._session
 
     async def request(
@@ -442,7 +427,9 @@ class Cluster:
         content_type: str = "application/json",
     ) -> Document:
         """One call of the Kubernetes API as the administrator."""
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content_type}
+        headers = {"Content-Type": content_type}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
         data = json.dumps(body) if body is not None else None
         async with self.session.request(
             method, f"{self.api_url}{path}", data=data, headers=headers

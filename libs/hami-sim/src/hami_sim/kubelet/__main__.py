@@ -26,7 +26,9 @@ from hami_sim.kubelet.settings import KubeletSettings
 def _arguments() -> argparse.Namespace:
     defaults = KubeletSettings()
     parser = argparse.ArgumentParser(prog="python -m hami_sim.kubelet", description=__doc__)
-    parser.add_argument("--kubeconfig", type=Path, help="how to reach the API server")
+    parser.add_argument(
+        "--kubeconfig", help="how to reach the API server; {node} stands for the node's name"
+    )
     parser.add_argument("--node", default="", help="names of the nodes, separated by commas")
     parser.add_argument("--root", type=Path, required=True, help="directory for sockets and pods")
     parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE")
@@ -78,9 +80,11 @@ async def _run(arguments: argparse.Namespace) -> None:
     if arguments.cleanup:
         await clean_up(root)
         return
-    access = Access.from_kubeconfig(arguments.kubeconfig)
     settings = _settings(arguments)
-    kubelets = [SimKubelet(name, root, access, settings) for name in arguments.node.split(",")]
+    kubelets = []
+    for name in arguments.node.split(","):
+        access = Access.from_kubeconfig(Path(arguments.kubeconfig.replace("{node}", name)))
+        kubelets.append(SimKubelet(name, root, access, settings))
     async with anyio.create_task_group() as tasks:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             for kubelet in kubelets:

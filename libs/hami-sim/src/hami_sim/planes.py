@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two control planes a cluster can stand on: the simulated one and the real one.
+
+Both offer the same: processes to start and kill, logins for our services and for kubelets, and a
+kube-scheduler that calls our extender. Nothing above this module asks which one it has, except to
+choose it. On the real one our services log in as their service accounts, under the shipped roles,
+and kubelets as nodes.
+"""
+
+import os
+import ssl
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+import aiohttp
+import anyio
+import yaml
+
+from hami_common.errors import Unavailable
+from hami_sim.apiserver.client import Access
+from hami_sim.kubernetes import ControlPlane, Programs, programs
+from hami_sim.kubernetes.controlplane import free_port
+from hami_sim.kubernetes.pki import HOST
+from hami_sim.process import Process
+
+PlaneName = Literal["sim", "real"]
+VARIABLE: Final = "HAMI_PLANE"
+"""Names the plane where nobody chose one."""
+APISERVER: Final = "apiserver"
+SCHEDULER: Final = "kube-scheduler"
+START_S: Final = 60.0
+_POLL_S: Final = 0.05
+_OK: Final = 200
+
+
+class Plane(Protocol):
+    """What a cluster needs of Kubernetes."""
+
+    processes: dict[str, Process]
+    """``apiserver``, ``kube-scheduler`` once it was added, and what else the plane runs."""
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """Base URL of the API server."""
+        ...
+
+    @property
+    def port(self) -> int:
+        """Port of the API server."""
+        ...
+
+    @property
+    def stop_order(self) -> Sequence[str]:
+        """Processes without kube-scheduler, those that others need last."""
+        ...
+
+    @property
+    def webhook_settings(self) -> Mapping[str, str]:
+        """Settings of the webhook for who the scheduler is here."""
+        ...
+
+    def access(self) -> Access:
+        """How the administrator reaches the API server."""
+        ...
+
+    def tls(self) -> ssl.SSLContext | None:
+        """What a proxy needs to talk to the API server; nothing for plain text."""
+        ...
+
+    async def start(self) -> None:
+        """Start the API server and what it needs, and wait until pods can be created."""
+        ...
+
+    async def login(self, service: str, name: str, *, server: str = "") -> Path:
+        """Kubeconfig for the process ``name`` of a service, of another address if given."""
+        ...
+
+    def kubelet_login(self, nodes: Sequence[str]) -> str:
+        """Kubeconfig for kubelets; ``{node}`` in the path stands for the node's name."""
+        ...
+
+    async def add_scheduler(self, extender_url: str, *, backoff_s: float) -> None:
+        """Set up kube-scheduler."""
+        ...
+
+    async def is_scheduler_ready(self) -> bool:
+        """Whether kube-scheduler works."""
+        ...
+
+
+class SimulatedPlane:
+    """The simulated API server and scheduler; everybody is the administrator."""
+
+    def __init__(self, directory: Path) -> None:
+        """Keep everything below ``directory``."""
+        self._directory = directory
+        self.port = free_port()
+        self.processes: dict[str, Process] = {}
+        self.stop_order: Sequence[str] = (APISERVER,)
+        users = '["kubernetes-admin", "system:admin", "admin"]'
+        self.webhook_settings: Mapping[str, str] = {"policy.trusted_users": users}
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
+        return self._directory / "admin.kubeconfig"
+
+    @property
+    def url(self) -> str:
+        """Base URL of the API server."""
+        return f"http://{HOST}:{self.port}"
+
+    def access(self) -> Access:
+        """How the administrator reaches the API server."""
+        return Access.from_kubeconfig(self.kubeconfig)
+
+    def tls(self) -> None:
+        """It speaks plain text."""
+
+    def _add(self, name: str, module: str, arguments: Sequence[str]) -> None:
+        self.processes[name] = Process(
+            name,
+            [sys.executable, "-m", module, *arguments],
+            log=self._directory / "logs" / f"{name}.log",
+            env={"PYTHONUNBUFFERED": "1"},
+        )
+
+    async def start(self) -> None:
+        """Start the API server."""
+        arguments = ["--port", str(self.port), "--kubeconfig", str(self.kubeconfig)]
+        journal = self._directory / "etcd.journal"
+        self._add(APISERVER, "hami_sim.apiserver", [*arguments, "--data", str(journal)])
+        process = self.processes[APISERVER]
+        process.start()
+        async with aiohttp.ClientSession() as session:
+            with anyio.move_on_after(START_S):
+                while process.is_running():
+                    if await answers(session, f"{self.url}/readyz"):
+                        return
+                    await anyio.sleep(_POLL_S)
+        raise Unavailable(peer=APISERVER, detail=f"did not start; {process.tail()}")
+
+    async def login(self, service: str, name: str, *, server: str = "") -> Path:
+        """The administrator's kubeconfig, of another address if given."""
+        del service
+        if not server:
+            return self.kubeconfig
+        config = yaml.safe_load(self.kubeconfig.read_text())
+        config["clusters"][0]["cluster"]["server"] = server
+        path = self._directory / f"{name}.kubeconfig"
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    def kubelet_login(self, nodes: Sequence[str]) -> str:
+        """The administrator's kubeconfig."""
+        del nodes
+        return str(self.kubeconfig)
+
+    async def add_scheduler(self, extender_url: str, *, backoff_s: float) -> None:
+        """Set up the simulated kube-scheduler."""
+        arguments = ["--kubeconfig", str(self.kubeconfig), "--extender-url", extender_url]
+        arguments += ["--initial-backoff-s", f"{backoff_s:g}"]
+        self._add(SCHEDULER, "hami_sim.kubescheduler", arguments)
+
+    async def is_scheduler_ready(self) -> bool:
+        """Nobody waits for it: pods do."""
+        return True
+
+
+class RealPlane:
+    """etcd, kube-apiserver, kube-controller-manager and kube-scheduler."""
+
+    def __init__(self, directory: Path) -> None:
+        """Keep everything below ``directory``; the programs are found by the environment."""
+        self._control = ControlPlane(directory / "kubernetes", Programs.from_environment())
+        self.processes: dict[str, Process] = {}
+        self.stop_order: Sequence[str] = (programs.CONTROLLERS, APISERVER, programs.ETCD)
+        self.webhook_settings: Mapping[str, str] = {}
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
+        return self._control.kubeconfig
+
+    @property
+    def url(self) -> str:
+        """Base URL of the API server."""
+        return self._control.url
+
+    @property
+    def port(self) -> int:
+        """Port of the API server."""
+        return self._control.ports[programs.APISERVER]
+
+    def access(self) -> Access:
+        """How the administrator reaches the API server."""
+        return self._control.access()
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Trust the cluster's authority."""
+        return ssl.create_default_context(cadata=self._control.pki.ca_pem)
+
+    async def start(self) -> None:
+        """Start all but kube-scheduler and make our services' accounts."""
+        try:
+            await self._control.start()
+        finally:
+            self._take_processes()
+        await self._control.install_accounts()
+
+    def _take_processes(self) -> None:
+        self.processes.update(
+            (APISERVER if name == programs.APISERVER else name, process)
+            for name, process in self._control.processes.items()
+        )
+
+    async def login(self, service: str, name: str, *, server: str = "") -> Path:
+        """Kubeconfig of the service's account."""
+        account = f"hami-{service}"
+        return await self._control.kubeconfig_for_account(account, name=name, server=server)
+
+    def kubelet_login(self, nodes: Sequence[str]) -> str:
+        """One kubeconfig per node, as kubelet has it."""
+        paths = {node: self._control.kubeconfig_for_node(node) for node in nodes}
+        node, path = next(iter(paths.items()))
+        return str(path.with_name(path.name.replace(node, "{node}")))
+
+    async def add_scheduler(self, extender_url: str, *, backoff_s: float) -> None:
+        """Set up kube-scheduler, under the account of the pod it shares with our scheduler."""
+        login = await self._control.kubeconfig_for_account("hami-scheduler", name=SCHEDULER)
+        self._control.add_scheduler(login, extender_url=extender_url, backoff_s=backoff_s)
+        self._take_processes()
+
+    async def is_scheduler_ready(self) -> bool:
+        """Whether kube-scheduler has its caches."""
+        return await self._control.is_scheduler_ready()
+
+
+def chosen(name: PlaneName | None) -> PlaneName:
+    """The plane that is meant: the one named, else the environment's, else the simulated one."""
+    wanted = name or os.environ.get(VARIABLE) or "sim"
+    if wanted == "real":
+        return "real"
+    if wanted == "sim":
+        return "sim"
+    msg = f"{VARIABLE}={wanted}: want sim or real"
+    raise ValueError(msg)
+
+
+def make_plane(name: PlaneName | None, directory: Path) -> Plane:
+    """The plane for a cluster in ``directory``; nothing runs yet."""
+    return RealPlane(directory) if chosen(name) == "real" else SimulatedPlane(directory)
+
+
+async def answers(session: aiohttp.ClientSession, url: str) -> bool:
+    """Whether a server answers a GET with OK."""
+    try:
+        async with session.get(url) as response:
+            return response.status == _OK
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return False
