@@ -28,6 +28,9 @@ RESULTS = ROOT / ".cache" / "test-results"
 JUST = str(Path(sys.executable).parent / "just")
 TIERS = ("unit", "property", "contract", "integration", "e2e")
 
+SIDE_BY_SIDE = ("unit", "property")
+"""Tiers whose tests need nothing but a processor: one worker per core."""
+
 PYTEST_NO_TESTS = 5
 PYTEST_RAN = (0, 1)
 """Exit codes of a pytest run that reached its end: all passed, or some failed."""
@@ -111,6 +114,8 @@ def _run_tier(name: str) -> Outcome:
     report.unlink(missing_ok=True)
     started_s = time.monotonic()
     command = [*_pytest(), "--quiet", "--tb=short", f"--junit-xml={report}", str(folder)]
+    if name in SIDE_BY_SIDE:
+        command += ["--numprocesses", "auto", "--dist", "worksteal"]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
     outcome = count(name, report) if report.exists() else Outcome(name=name)
     outcome.seconds = time.monotonic() - started_s
