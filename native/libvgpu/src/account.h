@@ -3,7 +3,8 @@
  * Memory accounting of one process within its container: charge first, refund on failure.
  *
  * Decides whether an allocation fits. Must not know CUDA. Safe from any thread; never blocks, never exits, takes no lock
- * in shared memory. `device` is the index in the limits (the order of /etc/hami/limits), bytes are exact.
+ * in shared memory. `device` is the index in the limits: the order of /etc/hami/limits, or the CUDA ordinal where the
+ * limits come from the environment. Bytes are exact. Protocol: docs/adr/0008-limiter.md; use: docs/limiter-memory.md.
  */
 #ifndef VGPU_ACCOUNT_H
 #define VGPU_ACCOUNT_H
@@ -11,24 +12,42 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Map the region, claim a slot, start the watcher: at the first call that needs it, again in a forked child.
+#include "region.h"
+
+/* Map the region, claim a slot, start the watcher: at the first call that needs it, again in a forked child. Every
+   function below does this by itself where it has to; a call at cuInit makes the time of it known.
    When no region can be mapped the process is held to its limits on a private one, and said so once. */
 void account_attach(void);
 
-/* Give everything back; at exit of the process. */
+/* Give everything back; at exit of the process. A later call attaches anew. */
 void account_detach(void);
 
 /* Devices that have limits; 0: nothing is limited in this container. */
 uint32_t account_device_count(void);
 
+/* true: the limits came from the environment, devices are numbered by CUDA ordinal and have no UUID. */
+bool account_by_ordinal(void);
+
 /* Index of the device with this text UUID ("GPU-...", "MIG-..."), -1 if the container has no limits for it. */
 int account_device_of_uuid(const char *uuid);
+
+/* Index of the device with this CUDA ordinal where account_by_ordinal(), else -1. */
+int account_device_of_ordinal(int ordinal);
+
+/* Text UUID; "" where the device is known by ordinal only or out of range. */
+const char *account_uuid(int device);
 
 /* Bytes; UINT64_MAX: unlimited. As last read from the file, which is at most one second old. */
 uint64_t account_limit(int device);
 
 /* Percent of device time 1..100; 100: unlimited. */
 uint32_t account_core_pct(int device);
+
+/* 0 (highest) .. 7; 1 when nothing says otherwise. */
+uint32_t account_priority(void);
+
+enum account_core_policy { ACCOUNT_CORE_DEFAULT = 0, ACCOUNT_CORE_FORCE = 1, ACCOUNT_CORE_DISABLE = 2 };
+enum account_core_policy account_core_policy(void);
 
 /* true: charged; false: it does not fit, nothing changed. `device` -1 or unlimited devices are always charged. */
 bool account_charge(int device, uint64_t bytes);
@@ -40,8 +59,29 @@ void account_charge_anyway(int device, uint64_t bytes);
 /* Bytes used by all live processes of the container. */
 uint64_t account_used(int device);
 
+/* Bytes used by this process. */
+uint64_t account_own_used(int device);
+
+/* Use exceeds the limit, because it shrank or because of account_charge_anyway. */
+bool account_is_over(int device);
+
+/* Processes that hold a slot, the dead not yet found included. */
+uint32_t account_processes(void);
+
 /* Parts of the own use, for people. */
 void account_note_context(int device, int64_t delta);
 void account_note_module(int device, int64_t delta);
+
+/* Lines of the region, for the compute budget and its figures. NULL: no such device. The own slot line is never NULL
+   (without a slot in the region it is private memory). Valid until the next account_attach or account_detach. */
+struct region_device *account_region_device(int device);
+struct region_slot *account_own_slot(void);
+
+/* Number of this process image among its ancestors: another one after each fork. One load and no more. Tables of
+   pointers, handles and budgets that were filled under another number belong to the parent and must start empty. */
+uint32_t account_incarnation(void);
+
+/* Refunds of more than was used, in this process. 0 unless a caller is wrong. */
+uint64_t account_errors(void);
 
 #endif
