@@ -366,11 +366,15 @@ class _Life:
             raise FieldError(f"failed to read {kind.lower()} {name}: {error}") from error
         return decode_data(obj, is_secret=kind == "secret")
 
-    async def issue_token(
-        self, namespace: str, account: str, audience: str, length_s: int
-    ) -> bytes:
-        """Ask the API server for a service account token."""
-        spec: Obj = {"expirationSeconds": length_s, "audiences": [audience] if audience else []}
+    async def issue_token(self, pod: Obj, account: str, audience: str, length_s: int) -> bytes:
+        """Ask the API server for a service account token that is good while the pod exists."""
+        namespace, name = key_of(pod)
+        bound = {"kind": "Pod", "apiVersion": "v1", "name": name, "uid": uid_of(pod)}
+        spec: Obj = {
+            "expirationSeconds": length_s,
+            "audiences": [audience] if audience else [],
+            "boundObjectRef": bound,
+        }
         request: Obj = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",

@@ -80,10 +80,8 @@ class Node(Protocol):
         """Read a ConfigMap or Secret."""
         ...
 
-    async def issue_token(
-        self, namespace: str, account: str, audience: str, length_s: int
-    ) -> bytes:
-        """Get a service account token."""
+    async def issue_token(self, pod: Obj, account: str, audience: str, length_s: int) -> bytes:
+        """Get a service account token that is bound to the pod."""
         ...
 
     def facts(self) -> NodeFacts:

@@ -37,8 +37,8 @@ _BLOCK: Final = 512
 
 Fetch = Callable[[str, str, str], Awaitable[Mapping[str, bytes] | None]]
 """(kind, namespace, name) → data of a ConfigMap or Secret, None when there is none."""
-IssueToken = Callable[[str, str, str, int], Awaitable[bytes]]
-"""(namespace, service account, audience, seconds) → token."""
+IssueToken = Callable[[Obj, str, str, int], Awaitable[bytes]]
+"""(pod, service account, audience, seconds) → token."""
 
 
 class VolumeError(Exception):
@@ -181,7 +181,7 @@ class Volumes:
         issued_s, token = self._tokens.get(audience, (0.0, b""))
         if not token or self._now_s() - issued_s > length_s * 0.8:
             account = pod["spec"].get("serviceAccountName") or "default"
-            token = await self._issue_token(key_of(pod)[0], account, audience, length_s)
+            token = await self._issue_token(pod, account, audience, length_s)
             self._tokens[audience] = (self._now_s(), token)
         return {source["path"]: atomicwriter.File(token, mode)}
 
