@@ -8,9 +8,11 @@ from typing import Any
 
 from hami_nodeagent.core import region
 
-HEADER, SHARE, SLOT, DEVICE = (
-    region.layout_of(fields) for fields in (region.HEADER, region.SHARE, region.SLOT, region.DEVICE)
+HEADER, CONTROL = region.layout_of(region.HEADER), region.layout_of(region.CONTROL)
+SHARE, SLOT, DEVICE = (
+    region.layout_of(fields) for fields in (region.SHARE, region.SLOT, region.DEVICE)
 )
+HEADER_BYTES = HEADER.size + CONTROL.size
 
 
 @dataclass
@@ -18,7 +20,6 @@ class Used:
     """What one process uses of one device."""
 
     used: int
-    leased: int = 0
     context: int = 0
     module: int = 0
 
@@ -44,17 +45,19 @@ class Built:
     uuids: Sequence[str] = ("GPU-0",)
     processes: Sequence[Process] = ()
     slots: int = 8
+    counters: tuple[int, int] = (0, 0)
+    """Reclaimed, errors."""
     over_since_ns: Mapping[int, int] = field(default_factory=dict)
 
     def data(self, *, is_sealed: bool = True, **header: Any) -> bytes:
-        devices_at = region.LINE
+        devices_at = HEADER_BYTES
         slots_at = devices_at + len(self.uuids) * DEVICE.size
         shares_at = slots_at + self.slots * SLOT.size
         size = shares_at + self.slots * len(self.uuids) * SHARE.size
         fields = {
             "magic": region.MAGIC,
             "layout": region.LAYOUT,
-            "header_bytes": HEADER.size,
+            "header_bytes": HEADER_BYTES,
             "file_bytes": size,
             "device_count": len(self.uuids),
             "slot_count": self.slots,
@@ -68,11 +71,12 @@ class Built:
         HEADER.pack_into(data, 0, *fields.values())
         if is_sealed and "checksum" not in header:
             seal(data)
+        CONTROL.pack_into(data, HEADER.size, *self.counters)
         for n, uuid in enumerate(self.uuids):
             DEVICE.pack_into(
                 data,
                 devices_at + n * DEVICE.size,
-                *(0, 0, self.over_since_ns.get(n, 0), 0, 0, 0, 0, uuid.encode()),
+                *(self.over_since_ns.get(n, 0), uuid.encode()),
             )
         for n, process in enumerate(self.processes):
             slot = n if process.slot is None else process.slot
@@ -81,12 +85,11 @@ class Built:
                 slots_at + slot * SLOT.size,
                 *(process.pid, process.namespace, process.start, process.last_launch_ns),
                 *(process.launches, process.refusals, process.device_time_ns),
-                *(process.waited_ns, 0),
+                process.waited_ns,
             )
             for device, share in enumerate(process.shares):
                 at = shares_at + (slot * len(self.uuids) + device) * SHARE.size
-                words = (share.used | 7 << 48, share.leased | 9 << 48)
-                SHARE.pack_into(data, at, *words, 0, 0, 0, 0, share.context, share.module)
+                SHARE.pack_into(data, at, share.used | 7 << 48, share.context, share.module)
         return bytes(data)
 
 

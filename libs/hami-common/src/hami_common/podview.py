@@ -123,6 +123,8 @@ class ContainerStatusView(Struct, frozen=True, kw_only=True, rename="camel"):
     started: bool | None = None
     ready: bool = False
     restart_count: int = 0
+    container_id: str = field(default="", name="containerID")
+    """``<runtime>://<id>``; empty before the first start."""
     state: ContainerStateView | None = None
 
 
@@ -144,6 +146,7 @@ class PodStatusView(Struct, frozen=True, kw_only=True, rename="camel"):
     conditions: list[ConditionView] | None = None
     container_statuses: list[ContainerStatusView] | None = None
     init_container_statuses: list[ContainerStatusView] | None = None
+    ephemeral_container_statuses: list[ContainerStatusView] | None = None
 
 
 class PodView(Struct, frozen=True, kw_only=True):

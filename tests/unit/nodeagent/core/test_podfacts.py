@@ -173,6 +173,30 @@ def test_volumes_of_the_webhook_are_seen_per_container() -> None:
         ],
     )
     assert found.limits_mounted == {"a"}
-    assert found.region_mounted == {"b"}
+    assert found.region_volumes == {"b": "r"}
     assert found.traceparent == "00-1-2-03"
     assert found.title == "default/web"
+
+
+def test_containers_are_known_by_the_id_of_their_runtime() -> None:
+    found = facts(
+        containers=[{"name": "main"}, {"name": "new"}],
+        ephemeralContainers=[{"name": "debug", "targetContainerName": "main"}, {"name": "shell"}],
+        status={
+            "initContainerStatuses": [{"name": "init", "containerID": "containerd://11"}],
+            "containerStatuses": [
+                {"name": "main", "containerID": "containerd://22"},
+                {"name": "new"},
+            ],
+            "ephemeralContainerStatuses": [
+                {"name": "debug", "containerID": "containerd://33"},
+                {"name": "shell", "containerID": "containerd://44"},
+            ],
+        },
+    )
+    assert found.container_by_id == {
+        "containerd://11": "init",
+        "containerd://22": "main",
+        "containerd://33": "main",
+        "containerd://44": "shell",
+    }

@@ -226,7 +226,7 @@ def refused_start(outcome: Refuse | None) -> str:
 async def test_each_injection_mode_reaches_the_runtime(
     tmp_path: Path, mode: str, nodes: int, cdi: list[str], visible: str
 ) -> None:
-    pod = Given("pod", region_mounted=frozenset({"main"}))
+    pod = Given("pod", region_volumes={"main": "hami-region-main"})
     mounts = (BindMount(host_path="/opt/hami/libvgpu.so", container_path="/usr/lib/libvgpu.so"),)
     desk = Desk(tmp_path, pod, injection=mode, library_mounts=mounts, library_log_level="1")
     canonical = desk.site.picture.canonical_by_vendor["nvidia"]

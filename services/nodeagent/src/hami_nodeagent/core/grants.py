@@ -38,6 +38,9 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kubelet: str = ""
     """Kubelet's run in which the call was answered."""
     time_s: float = 0.0
+    library: str = ""
+    """File name of the limiter that was mounted, empty when none was: kubelet repeats the answer
+    whenever it starts the container again, so the file must stay as long as the grant."""
     adopted: bool = False
     """Learnt from kubelet's list after this agent lost its own book."""
 

@@ -55,8 +55,11 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """Why there is none although the annotation is present; empty when it is absent."""
     limits_mounted: frozenset[str] = frozenset()
     """Containers whose limits file travels with the pod, because it passed our webhook."""
-    region_mounted: frozenset[str] = frozenset()
-    """Containers whose usage region travels with the pod."""
+    region_volumes: Mapping[str, str] = {}
+    """Container → volume of the pod that holds its usage region, where one travels with it."""
+    container_by_id: Mapping[str, str] = {}
+    """Runtime's container id, as in the status → container. An ephemeral container that targets
+    another one counts as that one."""
     traceparent: str = ""
 
     @property
@@ -89,8 +92,9 @@ def facts_of(
         ),
         signed=signed,
         annotation_problem=problem,
-        limits_mounted=_mounting(pod, DIRECTORY),
-        region_mounted=_mounting(pod, REGION_DIRECTORY),
+        limits_mounted=frozenset(_mounting(pod, DIRECTORY)),
+        region_volumes=_mounting(pod, REGION_DIRECTORY),
+        container_by_id=_container_by_id(pod),
         traceparent=pod.annotations().get(annotations.TRACEPARENT, ""),
     )
 
@@ -119,6 +123,17 @@ def _asks(pod: PodView, resources: Collection[str]) -> dict[str, tuple[Ask, ...]
     return {resource: tuple(found) for resource, found in asks.items()}
 
 
+def _container_by_id(pod: PodView) -> dict[str, str]:
+    ephemeral = pod.spec.ephemeral_containers or []
+    target_by_name = {one.name: one.target_container_name or one.name for one in ephemeral}
+    statuses = [*_container_statuses(pod.status), *(pod.status.ephemeral_container_statuses or [])]
+    return {
+        status.container_id: target_by_name.get(status.name, status.name)
+        for status in statuses
+        if status.container_id
+    }
+
+
 def _container_statuses(status: PodStatusView) -> list[ContainerStatusView]:
     return [*(status.init_container_statuses or []), *(status.container_statuses or [])]
 
@@ -137,9 +152,11 @@ def _has_started(status: ContainerStatusView) -> bool:
     return ran or status.restart_count > 0
 
 
-def _mounting(pod: PodView, path: str) -> frozenset[str]:
-    return frozenset(
-        container.name
+def _mounting(pod: PodView, path: str) -> dict[str, str]:
+    """Containers that mount a volume at ``path``, with the volume's name."""
+    return {
+        container.name: mount.name
         for _, container in pod.containers_in_order()
-        if any(mount.mount_path.rstrip("/") == path for mount in container.volume_mounts or [])
-    )
+        for mount in container.volume_mounts or []
+        if mount.mount_path.rstrip("/") == path
+    }

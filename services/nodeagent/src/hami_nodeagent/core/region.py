@@ -22,8 +22,8 @@ DEVICES_MAX = 64
 LINE = 64
 UUID_BYTES = 64
 
-# Fields of each C structure in order: (name, format of the struct module). Words of 16 bytes are
-# two of 8; ``x`` is padding.
+# The C structures in order: (name, format of the struct module) of each field that is read here,
+# ``x`` for what lies between. Words of 16 bytes are two of 8.
 HEADER = (
     ("magic", "Q"),
     ("layout", "I"),
@@ -37,40 +37,25 @@ HEADER = (
     ("checksum", "I"),
     ("slots_seen", "I"),
 )
+CONTROL = (("", "8x"), ("reclaimed", "Q"), ("errors", "Q"), ("", "40x"))
 SHARE = (
     ("share", "Q"),
-    ("share_high", "Q"),
-    ("intent_version", "Q"),
-    ("intent_bytes", "Q"),
-    ("intent_tag", "I"),
-    ("reserved", "I"),
+    ("", "40x"),
     ("context_bytes", "Q"),
     ("module_bytes", "Q"),
-    ("", "8x"),
 )
 SLOT = (
     ("owner", "I"),
     ("owner_namespace", "I"),
-    ("owner_start", "Q"),
+    ("owner_high", "Q"),
     ("last_launch_ns", "Q"),
     ("launches", "Q"),
     ("refusals", "Q"),
     ("device_time_ns", "Q"),
     ("waited_ns", "Q"),
-    ("reserved", "Q"),
+    ("", "8x"),
 )
-DEVICE = (
-    ("total", "Q"),
-    ("total_high", "Q"),
-    ("over_since_ns", "Q"),
-    ("reserved0", "40x"),
-    ("paid_until_ns", "Q"),
-    ("budget_futex", "I"),
-    ("reserved1", "I"),
-    ("drawn_ns", "Q"),
-    ("reserved2", "40x"),
-    ("uuid", "64s"),
-)
+DEVICE = (("", "16x"), ("over_since_ns", "Q"), ("", "104x"), ("uuid", "64s"))
 
 Reason = Literal[
     "missing", "unreadable", "not-a-file", "size", "magic", "layout", "header", "checksum"
@@ -92,11 +77,13 @@ def offsets_of(fields: tuple[tuple[str, str], ...]) -> dict[str, int]:
     return offsets
 
 
-_HEADER, _SHARE, _SLOT, _DEVICE = (layout_of(f) for f in (HEADER, SHARE, SLOT, DEVICE))
+_HEADER, _CONTROL = layout_of(HEADER), layout_of(CONTROL)
+_SHARE, _SLOT, _DEVICE = layout_of(SHARE), layout_of(SLOT), layout_of(DEVICE)
+_HEADER_BYTES = _HEADER.size + _CONTROL.size
 _CHECKED_BYTES = offsets_of(HEADER)["checksum"]
 _LOW_48 = (1 << 48) - 1
 _FNV_BASIS, _FNV_PRIME, _U32 = 2166136261, 16777619, (1 << 32) - 1
-SIZE_MAX = LINE + DEVICES_MAX * _DEVICE.size + SLOTS_MAX * LINE * (1 + DEVICES_MAX)
+SIZE_MAX = _HEADER_BYTES + DEVICES_MAX * _DEVICE.size + SLOTS_MAX * LINE * (1 + DEVICES_MAX)
 """No region of this layout is larger."""
 
 
@@ -136,6 +123,10 @@ class Region(Struct, frozen=True, kw_only=True):
     devices: Mapping[str, DeviceUse]
     """By UUID as the file has it."""
     processes: tuple[ProcessUse, ...]
+    reclaimed: int = 0
+    """Processes that ended without giving back what they used, cleaned up by others."""
+    errors: int = 0
+    """Refunds of more than was used: a bug of the library, or a write by the tenant."""
 
     @property
     def last_launch_ns(self) -> int:
@@ -153,7 +144,7 @@ def checksum(header: bytes) -> int:
 
 def parse(data: bytes) -> Region | Refused:
     """The region that ``data`` (the whole file) holds."""
-    if len(data) < _HEADER.size or len(data) > SIZE_MAX:
+    if len(data) < _HEADER_BYTES or len(data) > SIZE_MAX:
         return Refused(reason="size")
     (
         magic,
@@ -178,15 +169,16 @@ def parse(data: bytes) -> Region | Refused:
         (shares_at, slot_count * device_count * _SHARE.size),
     )
     if (
-        header_bytes != _HEADER.size
+        header_bytes != _HEADER_BYTES
         or file_bytes != len(data)
         or not 1 <= device_count <= DEVICES_MAX
         or not 1 <= slot_count <= SLOTS_MAX
-        or any(at % LINE or at < LINE or at + size > len(data) for at, size in parts)
+        or any(at % LINE or at < _HEADER_BYTES or at + size > len(data) for at, size in parts)
     ):
         return Refused(reason="header")
     if told_checksum != checksum(data):
         return Refused(reason="checksum")
+    reclaimed, errors = _CONTROL.unpack_from(data, _HEADER.size)
     slots = min(slots_seen, slot_count)
     owned = [
         (number, slot)
@@ -198,6 +190,8 @@ def parse(data: bytes) -> Region | Refused:
     return Region(
         devices=_devices(data, devices_at, shares_at, device_count, [n for n, _ in owned]),
         processes=tuple(_process(slot) for _, slot in owned),
+        reclaimed=reclaimed,
+        errors=errors,
     )
 
 
@@ -205,7 +199,7 @@ def _process(slot: tuple[int, ...]) -> ProcessUse:
     return ProcessUse(
         pid=slot[0],
         pid_namespace=slot[1],
-        start_ticks=slot[2],
+        start_ticks=slot[2] & _LOW_48,
         last_launch_ns=slot[3],
         launches=slot[4],
         refusals=slot[5],
@@ -219,21 +213,21 @@ def _devices(
 ) -> dict[str, DeviceUse]:
     devices: dict[str, DeviceUse] = {}
     for device in range(count):
-        fields = _DEVICE.unpack_from(data, devices_at + device * _DEVICE.size)
+        over_since_ns, name = _DEVICE.unpack_from(data, devices_at + device * _DEVICE.size)
         used = context = module = 0
         for slot in owned:
             share = _SHARE.unpack_from(data, shares_at + (slot * count + device) * _SHARE.size)
             used += share[0] & _LOW_48
-            context += share[6]
-            module += share[7]
-        uuid = fields[-1].partition(b"\0")[0].decode("ascii", errors="replace")
+            context += share[1]
+            module += share[2]
+        uuid = name.partition(b"\0")[0].decode("ascii", errors="replace")
         devices.setdefault(
             uuid,
             DeviceUse(
                 used_bytes=used,
                 context_bytes=context,
                 module_bytes=module,
-                over_since_ns=fields[2],
+                over_since_ns=over_since_ns,
             ),
         )
     return devices

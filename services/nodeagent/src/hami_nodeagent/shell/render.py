@@ -64,7 +64,7 @@ class Renderer:
         )
         return RenderContext(
             mode=settings.injection,
-            region_file=(limits.REGION_FILE if claim.container in claim.pod.region_mounted else ""),
+            region_file=(limits.REGION_FILE if claim.container in claim.pod.region_volumes else ""),
             memory_oversubscribed=any(
                 device.capacity_mib > device.memory_mib for device in claim.devices
             ),

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells from a process's cgroup which pod and container it belongs to.
+
+The text is that of ``/proc/<pid>/cgroup`` on the host (cgroups(7)): one line per hierarchy for
+version 1, one line ``0::<path>`` for version 2. Kubelet names the pod's group ``pod<uid>``
+(cgroupfs driver) or ``kubepods-…-pod<uid with _>.slice`` (systemd driver); the runtime's group for
+the container lies directly below it. A reader with a cgroup namespace of its own sees paths that
+begin with ``..``. The first group of a pod on the path counts, because groups below it may have
+been made by the tenant.
+"""
+
+import re
+
+from msgspec import Struct
+
+_POD = re.compile(
+    r"(?:.*-)?pod(?P<uid>[0-9a-fA-F]{8}(?:[-_][0-9a-fA-F]{4}){3}[-_][0-9a-fA-F]{12}|[0-9a-f]{32})"
+    r"(?:\.slice)?"
+)
+_CONTAINER = re.compile(r"(?:[a-z0-9-]+-)?(?P<id>[0-9a-f]{32,64})(?:\.scope)?")
+
+
+class CgroupOwner(Struct, frozen=True, kw_only=True):
+    """A pod, and the container in it."""
+
+    pod_uid: str
+    container_id: str = ""
+    """Without the runtime's scheme; empty when the group is the pod's own."""
+
+
+def owner_of(text: str) -> CgroupOwner | None:
+    """Who owns the process; ``None`` for processes of the host."""
+    for line in text.splitlines():
+        parts = line.split(":", 2)
+        owner = _owner_on(parts[-1]) if len(parts) == 3 else None  # noqa: PLR2004 - id:names:path
+        if owner is not None:
+            return owner
+    return None
+
+
+def _owner_on(path: str) -> CgroupOwner | None:
+    groups = path.split("/")
+    for number, group in enumerate(groups):
+        pod = _POD.fullmatch(group)
+        if pod is None:
+            continue
+        below = groups[number + 1] if number + 1 < len(groups) else ""
+        container = _CONTAINER.fullmatch(below)
+        return CgroupOwner(
+            pod_uid=pod["uid"].replace("_", "-").lower(),
+            container_id=container["id"] if container is not None else "",
+        )
+    return None

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists which containers hold which shares of this node's devices now, and who holds them to it.
+
+A container holds a share while its grant stands, its pod is alive and the ledger's newest record of
+the pod names the share: the record's figures count, so a resized share counts with its new size.
+Containers that hold only whole devices are not limited at all (design D33). Memory in MiB, compute
+in percent of one device (0: no limit).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from hami_common.events.allocation import AllocationRecord
+from hami_common.model.device import Device
+from hami_common.model.placement import Share
+from hami_nodeagent.core.claims import Entry
+from hami_nodeagent.core.grants import GrantBook
+from hami_nodeagent.core.podbook import PodBook
+
+Enforcement = Literal["libvgpu", "none"]
+LIMITED_VENDORS = frozenset({"nvidia"})
+"""Vendors whose shares the in-container library enforces."""
+
+
+class Holder(Struct, frozen=True, kw_only=True):
+    """One container's share of one device."""
+
+    pod_uid: str
+    namespace: str
+    pod: str
+    container: str
+    vendor: str
+    uuid: str
+    number: int
+    """Position of the device as the container sees it."""
+    limit_mib: int
+    core_pct: int = 0
+    is_whole: bool = False
+    priority: int | None = None
+    allocation_id: str = ""
+    volume: str = ""
+    """Name of the pod's volume that holds the usage region; empty when there is none."""
+
+
+def is_whole(share: Share, device: Device | None) -> bool:
+    """Whether the share is the whole device, so that nothing is to be limited."""
+    return share.exclusive and device is not None and share.memory_mib >= device.memory_mib
+
+
+def needs_library(shares: Sequence[Share], devices: Sequence[Device]) -> bool:
+    """Whether a container with these shares of one vendor must be held to them from inside."""
+    return any(
+        share.vendor in LIMITED_VENDORS and not is_whole(share, device)
+        for share, device in zip(shares, devices, strict=True)
+    )
+
+
+def enforcement_of(record: AllocationRecord, grants: GrantBook) -> Enforcement:
+    """What the state record says: whether any container of the pod was given the library."""
+    given = any(grant.library for grant in grants.of_pod(record.pod_uid))
+    return "libvgpu" if given else "none"
+
+
+def holders_of(
+    entries_by_uid: Mapping[str, Entry],
+    pods: PodBook,
+    grants: GrantBook,
+    devices_by_uuid: Mapping[str, Device],
+) -> tuple[Holder, ...]:
+    """All holders, in order of namespace, pod, container and device."""
+    found: list[Holder] = []
+    for grant in grants:
+        entry, pod = entries_by_uid.get(grant.pod_uid), pods.find(grant.pod_uid)
+        if pod is None or entry is None or entry.record.op == "release":
+            continue
+        if not pods.is_alive(grant.pod_uid):
+            continue
+        for container in entry.record.containers:
+            if container.name != grant.container:
+                continue
+            own = [share for share in container.shares if share.vendor == grant.vendor]
+            found.extend(
+                Holder(
+                    pod_uid=grant.pod_uid,
+                    namespace=grant.namespace,
+                    pod=grant.pod,
+                    container=grant.container,
+                    vendor=share.vendor,
+                    uuid=share.uuid,
+                    number=number,
+                    limit_mib=share.memory_mib,
+                    core_pct=share.core_pct,
+                    is_whole=is_whole(share, devices_by_uuid.get(share.uuid)),
+                    priority=container.priority,
+                    allocation_id=entry.record.allocation_id,
+                    volume=pod.region_volumes.get(container.name, ""),
+                )
+                for number, share in enumerate(own)
+            )
+    return tuple(sorted(found, key=lambda one: (one.namespace, one.pod, one.container, one.number)))

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who holds which share now."""
+
+from collections.abc import Collection
+from typing import Any
+
+from msgspec.structs import replace
+
+from hami_common.model.placement import Share
+from hami_nodeagent.core.grants import GrantBook
+from hami_nodeagent.core.holders import Holder, enforcement_of, holders_of, is_whole, needs_library
+from hami_nodeagent.core.podbook import PodBook
+from tests.unit.nodeagent.core.builders import GPU, NPU, Given, device
+
+DEVICES = {one.uuid: one for one in (device(0), device(1), device(0, vendor="ascend"))}
+WHOLE = Share(vendor="nvidia", uuid="nvidia-0", memory_mib=1000, core_pct=100, exclusive=True)
+
+
+def holders(*pods: Given, grants: GrantBook, gone: Collection[str] = ()) -> tuple[Holder, ...]:
+    book = PodBook()
+    for pod in pods:
+        book.put(pod.facts, revision=1, now_s=0)
+    for uid in gone:
+        book.end(uid, now_s=0)
+    return holders_of({pod.uid: pod.entry for pod in pods}, book, grants, DEVICES)
+
+
+def with_shares(pod: Given, *shares: Share) -> Given:
+    container = replace(pod.record.containers[0], shares=shares, priority=2)
+    record = replace(pod.record, op="resize", containers=(container,))
+    pod.record, pod.entry = record, replace(pod.entry, record=record)
+    return pod
+
+
+def test_every_device_of_a_granted_container_is_held() -> None:
+    pod = Given("pod", ("main", "app", {GPU: 2, NPU: 1}), region_volumes={"main": "region"})
+    grants = GrantBook([pod.grant("main", "a", "b"), pod.grant("main", "c", resource=NPU)])
+    found = holders(pod, grants=grants)
+    assert [(one.uuid, one.number, one.limit_mib, one.volume) for one in found] == [
+        ("nvidia-0", 0, 10, "region"),
+        ("ascend-0", 0, 10, "region"),
+        ("nvidia-1", 1, 10, "region"),
+    ]
+
+
+def test_newest_record_counts() -> None:
+    pod = with_shares(Given("pod"), Share(vendor="nvidia", uuid="nvidia-1", memory_mib=77))
+    (found,) = holders(pod, grants=GrantBook([pod.grant("main", "a")]))
+    assert (found.uuid, found.limit_mib, found.priority) == ("nvidia-1", 77, 2)
+
+
+def test_nothing_is_held_without_grant_record_or_living_pod() -> None:
+    pod = Given("pod")
+    grants = GrantBook([pod.grant("main", "a")])
+    assert len(holders(pod, grants=grants)) == 1
+    assert holders(pod, grants=GrantBook()) == ()
+    assert holders(pod, grants=grants, gone=[pod.uid]) == ()
+    assert holders(Given("other"), grants=grants) == ()
+    finished = Given("pod", finished=True)
+    assert holders(finished, grants=grants) == ()
+    released = Given("pod")
+    released.entry = replace(
+        released.entry, record=replace(released.record, op="release", containers=())
+    )
+    assert holders(released, grants=grants) == ()
+
+
+def test_whole_devices_are_recognised_by_what_they_have() -> None:
+    assert is_whole(WHOLE, DEVICES["nvidia-0"])
+    assert not is_whole(replace(WHOLE, memory_mib=999), DEVICES["nvidia-0"])
+    assert not is_whole(replace(WHOLE, exclusive=False), DEVICES["nvidia-0"])
+    assert not is_whole(WHOLE, None)
+    pod = with_shares(Given("pod"), WHOLE)
+    (found,) = holders(pod, grants=GrantBook([pod.grant("main", "a")]))
+    assert found.is_whole
+
+
+def test_library_is_needed_for_any_share_that_is_not_whole() -> None:
+    part = replace(WHOLE, uuid="nvidia-1", exclusive=False)
+    both = (DEVICES["nvidia-0"], DEVICES["nvidia-1"])
+    assert not needs_library([WHOLE], both[:1])
+    assert needs_library([WHOLE, part], both)
+    npu = Share(vendor="ascend", uuid="ascend-0", memory_mib=1)
+    assert not needs_library([npu], [DEVICES["ascend-0"]])
+
+
+def test_enforcement_is_what_was_mounted() -> None:
+    pod = Given("pod", ("a", "app", {GPU: 1}), ("b", "app", {GPU: 1}))
+    kinds: list[Any] = []
+    for library in ("", "libvgpu-1.so"):
+        grants = GrantBook([pod.grant("a", "x"), pod.grant("b", "y", library=library)])
+        kinds.append(enforcement_of(pod.record, grants))
+    assert kinds == ["none", "libvgpu"]
