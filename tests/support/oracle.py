@@ -452,29 +452,41 @@ class Oracle:
         placement = self.pick(request, name)
         if placement is None:
             return 0.0
-        booked = booked_by_device(placement.containers)
         total, terms = 0.0, 0
         for vendor in dict.fromkeys(s.request.vendor for s in self.steps(request)):
-            asked = [s.request for s in self.steps(request) if s.request.vendor == vendor]
+            steps = [s for s in self.steps(request) if s.request.vendor == vendor]
             mine = [d for d in self.nodes[name].registered(vendor) if d.device is not None]
-            held = [booked.get(d.uuid, NOTHING) for d in mine]
+            least_mib = min(d.device.memory_mib for d in mine if d.device)
+
+            def all_of(some: list[Step], least_mib: int = least_mib) -> tuple[int, int, int]:
+                return (
+                    sum(s.request.count for s in some),
+                    sum(s.request.count * s.request.core_pct for s in some),
+                    sum(s.request.count * s.request.memory_mib_on(least_mib) for s in some),
+                )
+
+            moments = [
+                all_of([other for other in steps[:i] if other.kind != "init"] + [step])
+                for i, step in enumerate(steps)
+            ]
+            slots, core_pct, mib = (max(amounts) for amounts in zip(*moments, strict=True))
             parts = [
                 (
-                    sum(d.used_slots() for d in mine) + sum(h.slots for h in held),
+                    sum(d.used_slots() for d in mine) + slots,
                     sum(d.device.slots for d in mine if d.device),
                 )
             ]
-            if any(r.memory_mib or r.memory_pct for r in asked):
+            if any(s.request.memory_mib or s.request.memory_pct for s in steps):
                 parts.append(
                     (
-                        sum(d.used_mib() for d in mine) + sum(h.memory_mib for h in held),
+                        sum(d.used_mib() for d in mine) + mib,
                         sum(d.device.capacity_mib for d in mine if d.device),
                     )
                 )
-            if any(r.core_pct for r in asked):
+            if any(s.request.core_pct for s in steps):
                 parts.append(
                     (
-                        sum(d.used_core() for d in mine) + sum(h.core_pct for h in held),
+                        sum(d.used_core() for d in mine) + core_pct,
                         sum(d.device.capacity_core_pct for d in mine if d.device),
                     )
                 )

@@ -81,7 +81,7 @@ class Pair:
         assert texts.keys() == codes.keys()
         if len(classes) <= CLASSES_SHOWN:
             assert all(texts[node].startswith(code) for node, code in codes.items())
-        assert self.verdicts.prioritize(request, ASKED) == [
+        assert self.verdicts.prioritize(request, ASKED).scores.tolist() == [
             self.oracle.score(request, node) for node in ASKED
         ]
         for node in ASKED:

@@ -1,53 +1,104 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding many names at once gives what looking each up gives."""
+"""Finding many names at once gives what looking each up gives; what is written back is JSON."""
 
+import json
 import random
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
-from hami_scheduler.core.names import ABSENT, NameIndex
+from hami_common.errors import WireInvalid
+from hami_scheduler.core.names import ABSENT, NameIndex, NodeNames
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
-def looked_up(codes: dict[str, int], names: list[str]) -> list[int]:
-    return [codes.get(name, ABSENT) for name in names]
+def text_of(names: Sequence[str]) -> bytes:
+    """The array as Go writes it, without the opening bracket."""
+    return json.dumps(names, separators=(",", ":"), ensure_ascii=False).encode()[1:]
+
+
+def agree(codes: dict[str, int], names: Sequence[str]) -> NodeNames:
+    """Text and strings are found alike, and written back alike; returns what was read of text."""
+    index = NameIndex(codes)
+    want = [codes.get(name, ABSENT) for name in names]
+    read, listed = NodeNames(text_of(names)), NodeNames.of(names)
+    assert index.find(read).tolist() == index.find(listed).tolist() == want
+    chance = random.Random(len(names))
+    mask = np.array([chance.random() < 0.6 for _ in names], np.bool_)
+    some = [name for name, chosen in zip(names, mask.tolist(), strict=True) if chosen]
+    for nodes in (read, listed):
+        assert len(nodes) == len(names)
+        assert [nodes.string(i) for i in range(len(names))] == list(names)
+        assert json.loads(nodes.json()) == list(names)
+        assert nodes.several(np.flatnonzero(mask)) == some
+        part = nodes.part(mask)
+        assert json.loads(part.json()) == list(part.strings()) == some
+        wrapped = nodes.wrapped(np.flatnonzero(mask), b"<", b">;")
+        assert wrapped.decode() == "".join(
+            f"<{json.dumps(name, ensure_ascii=False)}>;" for name in some
+        )
+    return read
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 500, 3000])
-@pytest.mark.parametrize("length", [1, 7, 8, 9, 45])
+@pytest.mark.parametrize("length", [1, 5, 6, 7, 8, 9, 45])
 def test_names_of_one_length_in_any_order(count: int, length: int) -> None:
     chance = random.Random(count * 100 + length)
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-    codes = {"".join(chance.choices(letters, k=length)): number for number in range(max(1, count))}
-    index = NameIndex(codes)
-    names = list(codes) + ["".join(chance.choices(letters, k=length)) for _ in range(count)]
+    codes = {"".join(chance.choices(LETTERS, k=length)): number for number in range(max(1, count))}
+    names = list(codes) + ["".join(chance.choices(LETTERS, k=length)) for _ in range(count // 50)]
     chance.shuffle(names)
-    assert index.find(names).tolist() == looked_up(codes, names)
+    agree(codes, names)
 
 
-def test_numbered_names_that_differ_in_one_letter() -> None:
+def test_numbered_names_are_found_without_making_strings() -> None:
     codes = {f"gpu-node-{i:05d}.zone-a": i for i in range(5000)}
     names = [*codes, "gpu-node-99999.zone-a", "gpu-node-00000.zone-b"]
     random.Random(1).shuffle(names)
-    assert NameIndex(codes).find(names).tolist() == looked_up(codes, names)
+    assert agree(codes, names).rows is not None
 
 
-@pytest.mark.parametrize("other", ["n-100000", "n", "", "é-000", "n-00€"])
+@pytest.mark.parametrize(
+    "other", ["n-100000", "n", "", "é-000", "n-00€", 'n-0"0', "n-0\\0", "n],[n"]
+)
 def test_names_of_other_lengths_and_letters(other: str) -> None:
-    codes = {f"n-{i:03d}": i for i in range(200)} | {other: 7, "ö": 8}
-    index = NameIndex(codes)
-    for names in (list(codes), [name for name in codes if len(name) == 5], [other] * 200):
-        assert index.find(names).tolist() == looked_up(codes, names)
+    codes = {f"n-{i:05d}": i for i in range(200)} | {other: 7, "ö": 8}
+    for names in (list(codes), [name for name in codes if len(name) == 7], [other] * 200):
+        agree(codes, names)
+
+
+@pytest.mark.parametrize("odd", ['n-0"000', "n-0\\000", "é-0000", "n-\x00000"])
+def test_odd_names_as_long_as_the_others_are_not_confused(odd: str) -> None:
+    codes = {f"n-{i:05d}": i for i in range(200)}
+    names = [*codes, odd]
+    agree(codes, names)
+    agree(codes | {odd: 999}, names)
 
 
 def test_lengths_that_only_add_up_alike_are_not_confused() -> None:
-    codes = {f"{i:04d}": i for i in range(100)}
-    names = [f"{i:03d}" if i % 2 else f"{i:05d}" for i in range(100)]
-    assert NameIndex(codes).find(names).tolist() == [ABSENT] * 100
-    swapped = ["000", "10002", *list(codes)[2:]]
-    assert NameIndex(codes).find(swapped).tolist() == looked_up(codes, swapped)
+    codes = {f"{i:08d}": i for i in range(100)}
+    agree(codes, [f"{i:07d}" if i % 2 else f"{i:09d}" for i in range(100)])
+    agree(codes, ["0000000", "100000002", *list(codes)[2:]])
+
+
+def test_text_that_only_looks_like_a_matrix_is_refused() -> None:
+    names = [f"n-{i:05d}" for i in range(100)]
+    index = NameIndex({name: i for i, name in enumerate(names)})
+    good = text_of(names)
+    for bad in (
+        good.replace(b'"n-00050",', b'"n-00050"x'),
+        good.replace(b'"n-00050",', b'["n-0005"]'),
+        good.replace(b'"n-00050",', b"1234567890"),
+        good.replace(b'"n-00050",', b'"n-\xff0050",'),
+        good[:-1] + b",",
+    ):
+        assert len(bad) == len(good)
+        with pytest.raises(WireInvalid, match=r"ExtenderArgs"):
+            index.find(NodeNames(bad))
 
 
 def test_empty_index_finds_nothing_and_one_without_ascii_still_finds() -> None:
-    assert NameIndex({}).find(["a"] * 100).tolist() == [ABSENT] * 100
-    assert NameIndex({"é": 3}).find(["é"] * 100).tolist() == [3] * 100
-    assert NameIndex({"": 4}).find([""] * 100).tolist() == [4] * 100
+    agree({}, ["a"] * 100)
+    agree({"é": 3}, ["é"] * 100)
+    agree({"": 4}, [""] * 100)

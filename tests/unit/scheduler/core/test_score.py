@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Node scores are 0..100, after the pod is placed, over what it asks for; chance never chooses."""
 
+import numpy as np
 import pytest
 
 from hami_common.model.request import PodRequest
@@ -22,7 +23,8 @@ from tests.support.builders import (
 
 def scores(table: DeviceTable, request: PodRequest) -> dict[str, float]:
     names = table.nodes()
-    return dict(zip(names, Verdicts(table).prioritize(request, names), strict=True))
+    scored = Verdicts(table).prioritize(request, names)
+    return dict(zip(names, scored.scores.tolist(), strict=True))
 
 
 def two_nodes() -> DeviceTable:
@@ -64,7 +66,7 @@ def test_node_that_does_not_fit_scores_nothing() -> None:
     table = two_nodes()
     request = pod(ask(2, mib=30_000))
     assert scores(table, request)["busy"] == 0
-    assert Verdicts(table).prioritize(request, ["busy", "unknown", "idle"])[1] == 0
+    assert Verdicts(table).prioritize(request, ["busy", "unknown", "idle"]).scores[1] == 0
 
 
 def test_pod_is_counted_at_its_peak() -> None:
@@ -76,7 +78,18 @@ def test_pod_is_counted_at_its_peak() -> None:
     assert scores(table, pod(app, app))["n"] == pytest.approx(100 * (2 / 10 + 0.5) / 2)
 
 
-def test_percentage_is_of_the_device_that_is_taken() -> None:
+def test_pod_is_counted_at_its_busiest_moment() -> None:
+    table = DeviceTable()
+    table.upsert_node(devices("n", 2))
+    init = container(ask(2, mib=30_000), name="i", kind="init")
+    sidecar = container(ask(mib=5_000), name="s", kind="sidecar")
+    app = container(ask(mib=10_000), name="a")
+    assert scores(table, pod(init, sidecar, app))["n"] == pytest.approx(100 * (2 / 20 + 0.75) / 2)
+    late = scores(table, pod(sidecar, init, app))["n"]
+    assert late == pytest.approx(100 * (3 / 20 + 65 / 80) / 2)
+
+
+def test_percentage_is_counted_as_of_the_smallest_device() -> None:
     table = DeviceTable()
     big, small = device("b", memory_mib=80_000), device("s", index=1, memory_mib=20_000)
     table.upsert_node(node_devices("n", [big, small]))
@@ -100,11 +113,17 @@ def test_equal_nodes_score_equally() -> None:
     assert len(set(scores(table, pod(ask(2, pct=30, core=10))).values())) == 1
 
 
+def given(scores: list[float], names: list[str]) -> list[int]:
+    ranks = np.array([sorted(names).index(name) for name in names], np.int64)
+    found: list[int] = priorities(np.array(scores), ranks, highest=10).tolist()
+    return found
+
+
 def test_best_node_alone_gets_the_highest_priority() -> None:
-    assert priorities([50.0, 50.2, 0.0, 25.0], ["a", "b", "c", "d"], highest=10) == [8, 10, 0, 4]
+    assert given([50.0, 50.2, 0.0, 25.0], ["a", "b", "c", "d"]) == [8, 10, 0, 4]
 
 
 def test_first_by_name_wins_among_equals() -> None:
-    assert priorities([1.0, 1.0, 1.0], ["c", "a", "b"], highest=10) == [9, 10, 9]
-    assert priorities([0.0, 0.0], ["b", "a"], highest=10) == [0, 10]
-    assert priorities([], [], highest=10) == []
+    assert given([1.0, 1.0, 1.0], ["c", "a", "b"]) == [9, 10, 9]
+    assert given([0.0, 0.0], ["b", "a"]) == [0, 10]
+    assert given([], []) == []

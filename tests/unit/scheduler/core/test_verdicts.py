@@ -47,14 +47,14 @@ def test_unknown_nodes_are_refused_and_names_may_repeat() -> None:
 def test_no_nodes_named_is_no_nodes_answered() -> None:
     verdicts = Verdicts(table_of(2))
     assert verdicts.filter(pod(ask()), []).feasible == []
-    assert verdicts.prioritize(pod(ask()), []) == []
+    assert verdicts.prioritize(pod(ask()), []).scores.tolist() == []
     assert Verdicts(DeviceTable()).filter(pod(ask()), ["n"]).feasible == []
 
 
 def test_pod_that_asks_for_nothing_fits_everywhere() -> None:
     verdicts = Verdicts(table_of(1))
     assert verdicts.filter(pod(), ["n0", "x"]).feasible == ["n0", "x"]
-    assert verdicts.prioritize(pod(), ["n0", "x"]) == [0.0, 0.0]
+    assert verdicts.prioritize(pod(), ["n0", "x"]).scores.tolist() == [0.0, 0.0]
 
 
 def test_answer_follows_bookings_of_one_node_among_many() -> None:
@@ -66,10 +66,10 @@ def test_answer_follows_bookings_of_one_node_among_many() -> None:
     taken = [held(share("n7-nvidia-0", 20_000))]
     table.book("n7", taken)
     assert set(verdicts.filter(request, names).refused()) == {"n7"}
-    assert verdicts.prioritize(request, names)[names.index("n7")] == 0
+    assert verdicts.prioritize(request, names).scores[names.index("n7")] == 0
     table.unbook("n7", taken)
     assert len(verdicts.filter(request, names).feasible) == 40
-    assert len(set(verdicts.prioritize(request, names))) == 1
+    assert len(set(verdicts.prioritize(request, names).scores)) == 1
 
 
 def test_nodes_that_need_the_second_attempt_are_feasible_and_scored_like_others() -> None:
@@ -84,16 +84,16 @@ def test_nodes_that_need_the_second_attempt_are_feasible_and_scored_like_others(
     for request in (pod(small, large), pod(init, small, large)):
         filtered = verdicts.filter(request, names)
         assert filtered.feasible == ["n0", "n1", "n2", "n3", "n4"]
-        scores = verdicts.prioritize(request, names)
+        scores = verdicts.prioritize(request, names).scores
         assert scores[1] == scores[4] > scores[0] == scores[2] == scores[3] > scores[5] == 0
 
 
 def test_nothing_that_fits_is_nothing_to_score() -> None:
     verdicts = Verdicts(table_of(2))
     request = pod(container(ask(3), name="i", kind="init"), container(ask(), name="a"))
-    assert verdicts.prioritize(request, ["n0", "n1"]) == [0.0, 0.0]
+    assert verdicts.prioritize(request, ["n0", "n1"]).scores.tolist() == [0.0, 0.0]
     request = pod(container(ask(mib=50_000), name="i", kind="init"), container(ask(), name="a"))
-    assert verdicts.prioritize(request, ["n0", "n1"]) == [0.0, 0.0]
+    assert verdicts.prioritize(request, ["n0", "n1"]).scores.tolist() == [0.0, 0.0]
 
 
 def test_answer_follows_nodes_that_come_and_go() -> None:
@@ -104,10 +104,10 @@ def test_answer_follows_nodes_that_come_and_go() -> None:
     assert verdicts.filter(request, names).refused_count == 5
     table.upsert_node(devices("n44", 2))
     assert set(verdicts.filter(request, names).refused()) == {"n40", "n41", "n42", "n43"}
-    assert sum(score > 0 for score in verdicts.prioritize(request, names)) == 41
+    assert sum(score > 0 for score in verdicts.prioritize(request, names).scores) == 41
     table.remove_node("n3")
     assert "n3" in verdicts.filter(request, names).refused()
-    assert sum(score > 0 for score in verdicts.prioritize(request, names)) == 40
+    assert sum(score > 0 for score in verdicts.prioritize(request, names).scores) == 40
 
 
 def test_list_of_names_that_the_caller_changes_is_read_again() -> None:

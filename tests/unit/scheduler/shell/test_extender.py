@@ -27,6 +27,10 @@ async def world_with_nodes() -> World:
     return world
 
 
+def scores(priorities: list[builders.Obj]) -> dict[str, int]:
+    return {entry["Host"]: entry["Score"] for entry in priorities}
+
+
 async def raw(s: Running, verb: str, body: bytes) -> bytes:
     handler = s.scheduler.extender.routes()["POST", f"/{verb}"]
     request = Request(method="POST", path=f"/{verb}", query={}, headers={}, body=body, params={})
@@ -132,14 +136,14 @@ async def test_prioritize_prefers_the_fuller_node_for_binpack_and_the_emptier_fo
     world = await world_with_nodes()
     async with world.scheduler() as s:
         names = ["small", "big"]
-        pack = await s.prioritize(builders.pod("a", mem_mib=4000), names)
+        pack = scores(await s.prioritize(builders.pod("a", mem_mib=4000), names))
         spread_pod = builders.pod("a", mem_mib=4000, annotated={annotations.NODE_POLICY: "spread"})
-        spread = await s.prioritize(spread_pod, names)
+        spread = scores(await s.prioritize(spread_pod, names))
         await s.scheduler.drain(limit_s=1)
-    assert [entry["Host"] for entry in pack] == names
-    assert pack[0]["Score"] == 10 > pack[1]["Score"]
-    assert spread[1]["Score"] == 10 > spread[0]["Score"]
-    assert all(0 <= entry["Score"] <= 10 for entry in pack + spread)
+    assert pack.keys() == spread.keys() == set(names)
+    assert pack["small"] == 10 > pack["big"]
+    assert spread["big"] == 10 > spread["small"]
+    assert all(0 <= score <= 10 for score in (*pack.values(), *spread.values()))
     (first, _) = world.decisions("prioritize")
     assert [score.node for score in first.feasible] == ["small", "big"]
 

@@ -29,8 +29,8 @@ NO_VENDOR: Final = -1
 NO_NUMA: Final = -1
 
 # Rows of a vendor's totals, see Block.totals.
-USED_SLOTS, SLOTS, USED_CORE, CORE, USED_MIB, MIB, DEVICES, LEAST_MIB, MOST_MIB = range(9)
-_TOTALS: Final = 9
+USED_SLOTS, SLOTS, USED_CORE, CORE, USED_MIB, MIB, DEVICES, LEAST_MIB = range(8)
+_TOTALS: Final = 8
 _MOST_DERIVED: Final = 64
 
 _MATRICES: Final[dict[str, Any]] = {
@@ -299,8 +299,7 @@ class Block:
                 self.capacity_mib,
             )
         ]
-        least, most = (memory.min(), memory.max()) if memory.size else (0, 0)
-        return np.array([*sums, mask.sum(), least, most], np.int64)
+        return np.array([*sums, mask.sum(), memory.min() if memory.size else 0], np.int64)
 
     def book(
         self, row: int, column: int, *, mib: int, core: int, slots: int, exclusive: int

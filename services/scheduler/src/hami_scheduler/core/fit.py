@@ -12,7 +12,7 @@ Feasibility is the conjunction of the masks, a reason is the first mask that is 
 same masks, so filter, bind and explain cannot disagree (design D14).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -77,11 +77,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     policy: PlacementPolicy
 
     @property
-    def has_init(self) -> bool:
-        """Whether a container ends before the others start."""
-        return any(step.kind == "init" for step in self.steps)
-
-    @property
     def mutex(self) -> bool:
         """Whether only idle devices will do."""
         return "mutex" in self.policy.device
@@ -138,17 +133,6 @@ class View:
         """Node name of the column at ``place``."""
         return self.block.names[self.column(place)]
 
-    def name_ranks(self) -> Columns:
-        """Place of each column's node name in the order of names."""
-        block = self.block
-
-        def make() -> Columns:
-            ranks = np.empty(block.count, np.intp)
-            ranks[sorted(range(block.count), key=block.names.__getitem__)] = np.arange(block.count)
-            return ranks
-
-        return self.ids(block.derived("name ranks", make))
-
     def bools(self, matrix: Bools) -> Bools:
         """The columns' part of a matrix."""
         return matrix[:, : self.count] if self.columns is None else matrix[:, self.columns]
@@ -171,7 +155,7 @@ class View:
 
 
 class Held:
-    """What containers of the pod that is being placed hold: running now, or at the peak."""
+    """What running containers of the pod that is being placed hold."""
 
     def __init__(self, width: int, count: int) -> None:
         """Nothing yet."""
@@ -190,12 +174,6 @@ class Held:
         other.fullness = self.fullness[:, places]
         return other
 
-    def put(self, part: "Held", places: Columns) -> None:
-        """What is held on the nodes at ``places``."""
-        self.mib[:, places], self.core[:, places] = part.mib, part.core
-        self.slots[:, places], self.exclusive[:, places] = part.slots, part.exclusive
-        self.fullness[:, places] = part.fullness
-
     def add(self, chosen: Bools, mib: Ints | int, step: Step, fuller: Floats) -> None:
         """One share on each chosen device, which makes it ``fuller``."""
         at = np.nonzero(chosen)
@@ -206,21 +184,6 @@ class Held:
             self.core[at] += step.request.core_pct
         if step.request.exclusive:
             self.exclusive[at] = True
-
-    def raise_to(self, other: "Held") -> None:
-        """Raise each amount to ``other``'s where that is higher."""
-        np.maximum(self.mib, other.mib, out=self.mib)
-        np.maximum(self.core, other.core, out=self.core)
-        np.maximum(self.slots, other.slots, out=self.slots)
-
-    def raise_with(self, running: "Held", chosen: Bools, mib: Ints | int, step: Step) -> None:
-        """Raise to what is held while the step's container runs beside ``running``."""
-        np.maximum(self.mib, running.mib + chosen * mib, out=self.mib)
-        np.maximum(self.slots, running.slots + chosen, out=self.slots)
-        core = running.core
-        if step.request.core_pct:
-            core = core + chosen * np.int32(step.request.core_pct)
-        np.maximum(self.core, core, out=self.core)
 
 
 class Scene(NamedTuple):
@@ -368,6 +331,29 @@ def passes(scene: Scene, step: Step) -> Bools:
     return passing
 
 
+def has_room(view: View, steps: Sequence[Step]) -> Bools:
+    """Devices of one vendor that would take all of a pod's ``steps`` for it, none exclusive."""
+    block = view.block
+    running_mib: Ints | int = 0
+    mib: Ints | int = 0
+    running_core = core = running_slots = slots = 0
+    for step in steps:
+        request = step.request
+        with_mib = running_mib + wanted_mib(view, request)
+        mib = np.maximum(mib, with_mib)
+        # a share without compute books none, but wants some to be left
+        core = max(core, running_core + max(1, request.core_pct))
+        slots = max(slots, running_slots + 1)
+        if step.kind != "init":
+            running_mib, running_slots = with_mib, running_slots + 1
+            running_core += request.core_pct
+    passing = _selected(view, steps[0]) & view.bools(block.unheld)
+    passing &= view.shorts(block.used_slots) <= view.shorts(block.slots) - np.int32(slots)
+    passing &= view.ints(block.free_mib) >= mib
+    passing &= view.shorts(block.free_core) >= core
+    return passing
+
+
 def reached(scene: Scene, step: Step) -> Shorts:
     """Per device the constraint that stops it, ``FITS`` where none does; -1 for other vendors."""
     view = scene.view
@@ -390,15 +376,20 @@ def count_of(mask: Bools) -> Counts:
     return counts
 
 
+def has_count(mask: Bools, wanted: int) -> Bools:
+    """Nodes with at least so many devices set."""
+    if wanted > 1:
+        return count_of(mask) >= wanted
+    some: Bools = np.logical_or.reduce(mask, axis=0)
+    return some
+
+
 def has_enough(view: View, step: Step, passing: Bools) -> Bools:
     """Nodes with as many passing devices as the step wants, on one NUMA node if it says so."""
     wanted = step.request.count
     if wanted > 1 and step.selector.numa_bind:
-        passing = passing & (beside_counts(view, passing) >= wanted)
-    elif wanted > 1:
-        return count_of(passing) >= wanted
-    enough: Bools = np.logical_or.reduce(passing, axis=0)
-    return enough
+        return has_count(passing & (beside_counts(view, passing) >= wanted), 1)
+    return has_count(passing, wanted)
 
 
 def _numa_nodes(view: View) -> list[int]:

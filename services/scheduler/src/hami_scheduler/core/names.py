@@ -1,33 +1,128 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds thousands of node names at once.
+"""The node names of one request: finds thousands at once, and writes them back without making them.
 
-A filter call brings the names of all nodes as fresh strings in any order. Looking each up in a
-mapping costs a hash of the text and several cache misses, which is most of a cheap decision. Names
-of one cluster mostly have one length, so they are read as rows of one byte matrix: hashed, found in
-a table and compared with the true name, all rows at once. What that does not find is looked up one
-by one, so the answer is always that of the mapping. Knows nothing but names and numbers.
+kube-scheduler names every node in every call, in any order, as a JSON array. Making strings of them
+and looking each up costs more than a cheap decision. Names of one cluster mostly have one length;
+then the array's text is a matrix of bytes with one name per row, and that is how it is read: hashed
+where names differ, found in a table and compared with the true names, byte for byte, all rows at
+once. Whatever is not found so is decoded and looked up one by one, so the answer is always that of
+the mapping. Knows nothing but names and numbers.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress, repeat
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hami_scheduler.core.block import Ints
+from hami_common.errors import WireInvalid
+from hami_scheduler.core.block import Bools, Columns, Ints
 
+Bytes = NDArray[np.uint8]
 _Words = NDArray[np.uint64]
 
 ABSENT: Final = -1
 _WORD_BYTES: Final = 8
 _LEAST_WORTH_IT: Final = 64
 """Fewer names than this are looked up one by one."""
-_SPARSE_BITS: Final = 4
+_SPARSE_BITS: Final = 5
 """The table has this many times (as a power of two) more places than names."""
-_LINE_END: Final = ord("\n")
+_QUOTE: Final = ord('"')
+_MARKS: Final = 3
+"""Two quotes and a comma around each name."""
 _ODD: Final = np.uint64(0x9E37_79B9_7F4A_7C15)
+_FOLD: Final = np.uint64(29)
+
+_decoder = msgspec.json.Decoder(list[str])
+_encoder = msgspec.json.Encoder()
+
+
+class NodeNames:
+    """Names in the order of the request: as JSON text, as a matrix of it, or as strings."""
+
+    __slots__ = ("_names", "rows", "text")
+
+    def __init__(self, text: bytes, names: Sequence[str] | None = None) -> None:
+        """``text`` is the JSON array without its opening bracket; ``names`` the same, decoded."""
+        self.text = text
+        self.rows: Bytes | None = None
+        """One name with its quotes and what follows them per row, once that is known to be so."""
+        self._names = names
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> "NodeNames":
+        """The names of a list."""
+        return cls(b"", list(names))
+
+    def __len__(self) -> int:
+        return len(self.strings()) if self.rows is None else len(self.rows)
+
+    def strings(self) -> Sequence[str]:
+        """All names; ``WireInvalid`` when the text is no array of strings."""
+        if self._names is None:
+            try:
+                self._names = _decoder.decode(b"[" + self.text)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                problem = str(error).replace("`$", "`$.NodeNames")
+                raise WireInvalid(what="ExtenderArgs", problem=problem) from error
+        return self._names
+
+    def places(self) -> Columns:
+        """The place of every name."""
+        return np.arange(len(self))
+
+    def string(self, place: int) -> str:
+        """One name."""
+        if self._names is None and self.rows is not None:
+            return bytes(self.rows[place, 1 : 1 - _MARKS]).decode()
+        return self.strings()[place]
+
+    def several(self, places: Columns) -> list[str]:
+        """The names at ``places``."""
+        if self._names is None and self.rows is not None:
+            text, stride = self.rows.take(places, axis=0).tobytes().decode(), self.rows.shape[1]
+            return [text[i + 1 : i - _MARKS + 1 + stride] for i in range(0, len(text), stride)]
+        names = self.strings()
+        return [names[place] for place in places.tolist()]
+
+    def some(self, mask: Bools) -> list[str]:
+        """The names where ``mask`` is set."""
+        return list(compress(self.strings(), mask))
+
+    def part(self, mask: Bools) -> "NodeNames":
+        """The same as ``some``, without making strings where that can be avoided."""
+        if mask.all():
+            return self
+        if self.rows is None:
+            return NodeNames.of(self.some(mask))
+        rows = self.rows.take(np.flatnonzero(mask), axis=0)
+        if not len(rows):
+            return NodeNames.of(())
+        rows[:, -1] = ord(",")
+        rows[-1, -1] = ord("]")
+        part = NodeNames(rows.tobytes())
+        part.rows = rows
+        return part
+
+    def json(self) -> bytes:
+        """The names as a JSON array."""
+        return b"[" + self.text if self.text else _encoder.encode(self._names)
+
+    def wrapped(self, places: Columns, before: bytes, after: bytes) -> bytes:
+        """The names at ``places`` as JSON strings, each between ``before`` and ``after``."""
+        if self.rows is None:
+            names = self.strings()
+            quoted = [_encoder.encode(names[place]) for place in places.tolist()]
+            return before + (after + before).join(quoted) + after if quoted else b""
+        start, end = len(before), len(before) + self.rows.shape[1] - 1
+        lines = np.empty((len(places), end + len(after)), np.uint8)
+        lines[:, :start] = np.frombuffer(before, np.uint8)
+        lines[:, start:end] = self.rows.take(places, axis=0)[:, :-1]
+        lines[:, end:] = np.frombuffer(after, np.uint8)
+        return lines.tobytes()
 
 
 class NameIndex:
@@ -36,56 +131,97 @@ class NameIndex:
     def __init__(self, codes: Mapping[str, int]) -> None:
         """Index ``codes``, which the caller does not change as long as it asks."""
         self._codes = codes
-        lengths = Counter(map(len, codes))
-        self._length = max(lengths, key=lambda length: (lengths[length], length), default=0)
-        names = [name for name in codes if len(name) == self._length]
-        words = self._words(names)
-        if words is None:
-            self._length, words = 0, np.zeros((0, 0), np.uint64)
-            names = []
-        self._columns = words
+        plain = [name for name in codes if _is_plain(name)]
+        lengths = Counter(map(len, plain))
+        length = max(lengths, key=lambda length: (lengths[length], length), default=0)
+        self._stride = length + _MARKS
+        self._is_even = self._stride > _WORD_BYTES
+        if not self._is_even:
+            return
+        names = [name for name in plain if len(name) == length]
+        text = "".join(f'"{name}",' for name in names).encode()
+        self._known = np.frombuffer(text, np.uint8).reshape(len(names), self._stride)
+        self._windows = _windows(self._known)
         self._values = np.fromiter(map(codes.__getitem__, names), np.int64, len(names))
-        self._bits = max(1, len(names)).bit_length() + _SPARSE_BITS
-        self._rows = np.zeros(1 << self._bits, np.int32)
-        self._rows[self._places(words)] = np.arange(len(names), dtype=np.int32)
+        self._shift = np.uint64(64 - max(1, len(names)).bit_length() - _SPARSE_BITS)
+        self._keys = self._keys_of(text, len(names))
+        spots = self._spots(self._keys)
+        self._rows = np.zeros(1 << (64 - int(self._shift)), np.int32)
+        self._rows[spots] = np.arange(len(names), dtype=np.int32)
+        beside = np.flatnonzero(self._rows[spots] != np.arange(len(names)))
+        self._beside = dict(zip(self._keys[beside].tolist(), beside.tolist(), strict=True))
 
-    def find(self, names: Sequence[str]) -> Ints:
+    def find(self, names: NodeNames) -> Ints:
         """The number of each name, ``ABSENT`` where it has none."""
-        words = None
-        if len(names) >= _LEAST_WORTH_IT and len(self._values):
-            words = self._words(names)
-        if words is None:
-            return np.fromiter(map(self._codes.get, names, repeat(ABSENT)), np.int64, len(names))
-        rows = self._rows[self._places(words)]
-        found = self._values[rows]
-        same = np.ones(len(names), np.bool_)
-        for known, asked in zip(self._columns, words, strict=True):
-            same &= known[rows] == asked
-        for i in np.flatnonzero(~same).tolist():
-            found[i] = self._codes.get(names[i], ABSENT)
+        found = self._find_rows(names) if names.text and self._is_even else None
+        if found is None:
+            strings = names.strings()
+            return np.fromiter(
+                map(self._codes.get, strings, repeat(ABSENT)), np.int64, len(strings)
+            )
         return found
 
-    def _words(self, names: Sequence[str]) -> _Words | None:
-        """The names as 64-bit words, one row per word; ``None`` where a length differs."""
-        length, count = self._length, len(names)
-        text = ("\n".join(names) + "\n").encode()
-        if not length or len(text) != count * (length + 1):
+    def _find_rows(self, names: NodeNames) -> Ints | None:
+        """All at once; ``None`` when the text is no matrix of names."""
+        text = names.text
+        count, rest = divmod(len(text), self._stride)
+        if rest or count < _LEAST_WORTH_IT:
             return None
-        rows = np.frombuffer(text, np.uint8).reshape(count, length + 1)
-        ends = rows == _LINE_END
-        if not ends[:, length].all() or np.count_nonzero(ends) != count:
-            return None
-        width = -(-length // _WORD_BYTES)
-        padded = np.zeros((count, width * _WORD_BYTES), np.uint8)
-        padded[:, :length] = rows[:, :length]
-        return np.ascontiguousarray(padded.view(np.uint64).T)
+        keys = self._keys_of(text, count)
+        rows = self._rows[self._spots(keys)]
+        for i in np.flatnonzero(self._keys[rows] != keys).tolist():
+            rows[i] = self._beside.get(int(keys[i]), 0)
+        asked = np.frombuffer(text, np.uint8).reshape(count, self._stride)
+        found = self._values[rows]
+        known = self._known.take(rows, axis=0)
+        known[-1, -1] = ord("]")
+        if known.tobytes() != text:
+            for i in np.flatnonzero((known != asked).any(axis=1)).tolist():
+                name = _name_of(asked[i], mark="]" if i == count - 1 else ",")
+                if name is None:
+                    return None
+                found[i] = self._codes.get(name, ABSENT)
+        names.rows = asked
+        return found
 
-    def _places(self, words: _Words) -> NDArray[np.intp]:
+    def _keys_of(self, text: bytes, count: int) -> _Words:
+        """A number for each name, of all bytes in which known names differ."""
+        keys = np.zeros(count, np.uint64)
+        for offset in self._windows:
+            keys ^= np.ndarray((count,), np.uint64, text, offset, (self._stride,))
+            keys *= _ODD
+            keys ^= keys >> _FOLD
+        keys *= _ODD
+        return keys
+
+    def _spots(self, keys: _Words) -> NDArray[np.intp]:
         """Where in the table each name belongs."""
-        mixed = np.zeros(words.shape[1], np.uint64)
-        for word in words:
-            mixed ^= word
-            mixed *= _ODD
-            mixed ^= mixed >> np.uint64(29)
-        mixed *= _ODD
-        return (mixed >> np.uint64(64 - self._bits)).astype(np.intp)
+        return (keys >> self._shift).view(np.intp)
+
+
+def _windows(rows: Bytes) -> list[int]:
+    """Where to read eight bytes so that together they hold every column in which rows differ.
+
+    What follows the closing quote is never read: it is another byte in the last row of a text.
+    """
+    last = rows.shape[1] - 1 - _WORD_BYTES
+    windows: list[int] = []
+    for column in np.flatnonzero((rows != rows[0]).any(axis=0)).tolist():
+        if not windows or column >= windows[-1] + _WORD_BYTES:
+            windows.append(min(column, last))
+    return windows
+
+
+def _is_plain(name: str) -> bool:
+    """Whether JSON writes the name as it is, a byte for each letter."""
+    return name.isascii() and _encoder.encode(name) == f'"{name}"'.encode()
+
+
+def _name_of(row: Bytes, *, mark: str) -> str | None:
+    """The name that a row of the matrix holds; ``None`` when it is not plainly one."""
+    text = bytes(row)
+    inside = text[1 : 1 - _MARKS]
+    if text != b'"%b"%b' % (inside, mark.encode()) or not inside.isascii():
+        return None
+    name = inside.decode()
+    return name if _is_plain(name) else None

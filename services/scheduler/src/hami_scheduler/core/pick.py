@@ -38,7 +38,7 @@ def pick(
 def _pick(table: DeviceTable, request: PodRequest, node: str) -> Placement | NodeRefusal:
     found = table.place(node)
     if found is None:
-        return unregistered(request)
+        return unregistered(request, node)
     plan = compile_request(request)
     view = View(table, found.block, np.array([found.column], np.intp))
     outcome = place(view, plan, choose=True)

@@ -26,7 +26,9 @@ from hami_scheduler.core.fit import (
     Step,
     View,
     added_fullness,
+    has_count,
     has_enough,
+    has_room,
     known_devices,
     passes,
     wanted_mib,
@@ -86,8 +88,6 @@ class Outcome:
         """Step that stops the node, in the first attempt; -1 where the pod fits."""
         self.chosen: dict[int, Bools] = {}
         """By step: the devices taken. Of all steps only if choices were asked for."""
-        self.peak: Held | None = None
-        """What the pod would book; only if choices were asked for."""
         self._shape = view.block.width, view.count
 
     def part(self, places: Columns, view: View) -> "Outcome":
@@ -95,35 +95,30 @@ class Outcome:
         other = Outcome(view.part(places))
         other.fits, other.failed = self.fits[places], self.failed[places]
         other.chosen = {step: chosen[:, places] for step, chosen in self.chosen.items()}
-        other.peak = None if self.peak is None else self.peak.part(places)
         return other
 
     def put(self, part: "Outcome", places: Columns) -> None:
         """Take over what was found for the nodes at ``places``."""
-        if len(places) == len(self.fits):
-            self.fits, self.failed = part.fits, part.failed
-            self.chosen, self.peak = part.chosen, part.peak
-            return
         self.fits[places], self.failed[places] = part.fits, part.failed
         for step, chosen in part.chosen.items():
             mine = self.chosen.setdefault(step, np.zeros(self._shape, np.bool_))
             mine[:, places] = chosen
-        if part.peak is not None:
-            if self.peak is None:
-                self.peak = Held(*self._shape)
-            self.peak.put(part.peak, places)
 
 
 def place(view: View, plan: Plan, *, choose: bool) -> Outcome:
     """Place ``plan`` on every node of ``view``.
 
-    A node with too few devices for some step is out at once. Without ``choose`` the last step's
-    devices are left open: feasibility does not depend on them.
+    A node with too few devices for some step is out at once. Without ``choose`` it is left open
+    which devices the last step takes, and what any takes where every choice leads to a placement:
+    feasibility does not depend on them.
     """
     outcome = Outcome(view)
-    lacking = lacking_step(view, plan)
-    outcome.failed[:] = lacking
-    places = np.flatnonzero(lacking < 0)
+    outcome.failed[:] = lacking_step(view, plan)
+    open_ = outcome.failed < 0
+    if not choose and len(plan.steps) > 1:
+        outcome.fits = open_ & roomy(view, plan)
+        open_ &= ~outcome.fits
+    places = np.flatnonzero(open_)
     for number, way in enumerate(attempts(plan)):
         if not len(places):
             break
@@ -137,6 +132,23 @@ def place(view: View, plan: Plan, *, choose: bool) -> Outcome:
         outcome.put(found, places)
         places = places[~found.fits]
     return outcome
+
+
+def roomy(view: View, plan: Plan) -> Bools:
+    """Nodes on which the pod fits whatever devices its steps take.
+
+    There each vendor has as many devices as its largest step wants, each with room for all of the
+    pod's steps together. Says nothing of other nodes, nor of plans with constraints on how devices
+    are combined.
+    """
+    everywhere = np.ones(view.count, np.bool_)
+    if plan.mutex or any(s.request.exclusive or s.selector.numa_bind for s in plan.steps):
+        return ~everywhere
+    for vendor in dict.fromkeys(step.request.vendor for step in plan.steps):
+        steps = [step for step in plan.steps if step.request.vendor == vendor]
+        wide = has_count(has_room(view, steps), max(step.request.count for step in steps))
+        everywhere &= wide
+    return everywhere
 
 
 def lacking_step(view: View, plan: Plan) -> Shorts:
@@ -153,8 +165,6 @@ class Walk:
     def __init__(self, view: View, plan: Plan, keys: Sequence[DevicePolicy]) -> None:
         """Nothing is held; devices that fit will be ordered by ``keys``."""
         self.scene = Scene(view, plan)
-        self.peak: Held | None = None
-        """What the pod books if it ends here."""
         self._keys = keys
 
     def take(self, step: Step, *, passing: Bools, fits: Bools) -> Bools:
@@ -164,17 +174,11 @@ class Walk:
         chosen = choose_devices(
             self.scene, step, self._keys, passing=passing, fits=fits, added=added
         )
-        mib = wanted_mib(view, step.request)
-        if running is None or self.peak is None:
-            running = Held(view.block.width, view.count)
-            self.peak = Held(view.block.width, view.count) if plan.has_init else running
-            self.scene = Scene(view, plan, running)
-        if step.kind == "init":
-            self.peak.raise_with(running, chosen, mib, step)
-        else:
-            running.add(chosen, mib, step, added)
-            if self.peak is not running:
-                self.peak.raise_to(running)
+        if step.kind != "init":
+            if running is None:
+                running = Held(view.block.width, view.count)
+                self.scene = Scene(view, plan, running)
+            running.add(chosen, wanted_mib(view, step.request), step, added)
         return chosen
 
 
@@ -193,5 +197,4 @@ def _place(view: View, plan: Plan, way: Attempt, *, choose: bool) -> Outcome:
         if not choose and (step.kind == "init" or position == len(way.order)):
             continue  # what it takes makes no difference to the steps after it
         outcome.chosen[number] = walk.take(step, passing=passing, fits=outcome.fits)
-    outcome.peak = walk.peak
     return outcome

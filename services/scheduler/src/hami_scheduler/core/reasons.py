@@ -11,17 +11,15 @@ Everything is read from the constraints of ``fit``, looked at one by one, on the
 Memory in MiB, compute in percent of one device.
 """
 
-from collections.abc import Iterable
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from hami_common.events.decision import NODES_LISTED, RefusalClass
 from hami_common.model.request import PodRequest
-from hami_scheduler.core.block import Ints, Shorts
+from hami_scheduler.core.block import Bools, Columns, Ints, Shorts
 from hami_scheduler.core.fit import (
     Counts,
     Plan,
@@ -102,7 +100,6 @@ CLASSES_SHOWN: Final = 6
 TEXT_BYTES: Final = 140
 _NAME_SHOWN: Final = 45
 _WORDS_SHOWN: Final = 40
-_LAST: Final = np.iinfo(np.intp).max
 
 
 class NodeRefusal(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -160,124 +157,217 @@ class Reason(NamedTuple):
     """One of the constants below."""
 
 
-NO_DEVICES, TOO_FEW, NONE_FIT, SOME_FIT = range(4)
-
-
 class Measure(NamedTuple):
-    """Best value of a class, how far it is from what is wanted, and where it is."""
+    """Best value of a class, and where it is."""
 
-    missing: int
     wanted: int
     free: int
     node: str
 
 
+NO_DEVICES, TOO_FEW, NONE_FIT, SOME_FIT = range(4)
+_KINDS: Final = 4
+_STAGES: Final = 16
+
+
+def _word(step: int, stage: int, kind: int) -> int:
+    """A reason as one number."""
+    return (step * _STAGES + stage + 1) * _KINDS + kind
+
+
+def _reason(word: int) -> Reason:
+    """The reason that a number stands for."""
+    rest, kind = divmod(word, _KINDS)
+    step, stage = divmod(rest, _STAGES)
+    return Reason(step, stage - 1, kind)
+
+
+class Causes(NamedTuple):
+    """Why each of some nodes does not fit, as lines: a reason's number, and its best value."""
+
+    word: Ints
+    missing: Ints
+    """How far the best value is from what is wanted."""
+    wanted: Ints
+    free: Ints
+
+    @classmethod
+    def none(cls, count: int) -> "Causes":
+        """Lines to be filled."""
+        return cls(*(np.zeros(count, np.int64) for _ in range(4)))
+
+    @classmethod
+    def unregistered(cls, count: int) -> "Causes":
+        """Nodes of which no device is known."""
+        found = cls.none(count)
+        found.word[:] = _word(0, -1, NO_DEVICES)
+        return found
+
+    def part(self, places: Columns | Bools) -> "Causes":
+        """Some of the nodes."""
+        return Causes(*(line[places] for line in self))
+
+    def put(self, found: "Causes", places: Columns) -> None:
+        """Take over what was found for the nodes at ``places``."""
+        for line, new in zip(self, found, strict=True):
+            line[places] = new
+
+    def resized(self, count: int) -> "Causes":
+        """Lines for so many nodes."""
+        if len(self.word) >= count:
+            return Causes(*(line[:count] for line in self))
+        longer = Causes.none(count)
+        longer.put(self, np.arange(len(self.word)))
+        return longer
+
+
+def causes(view: View, plan: Plan, failed: Shorts) -> Causes:
+    """Why the nodes of ``view`` do not fit; ``failed`` is the step that stops each."""
+    found = Causes.none(view.count)
+    for number in _distinct(failed):
+        places = np.flatnonzero(failed == number)
+        part = view if len(places) == view.count else view.part(places)
+        found.put(_causes_at(part, plan, number), places)
+    return found
+
+
+def _causes_at(view: View, plan: Plan, number: int) -> Causes:
+    """Of nodes that all fail at one step, most often for lack of devices or all alike."""
+    step = plan.steps[number]
+    known = known_devices(view, step.request.vendor)
+    found = _counted(step, known)
+    found.word[:] = np.where(known == 0, _word(number, -1, NO_DEVICES), _word(number, -1, TOO_FEW))
+    placed = np.flatnonzero(known >= step.request.count)
+    if len(placed):
+        part = view if len(placed) == view.count else view.part(placed)
+        found.put(_causes_placed(part, plan, number), placed)
+    return found
+
+
+def _causes_placed(view: View, plan: Plan, number: int) -> Causes:
+    """Of nodes that have enough devices for the step, but not enough that fit."""
+    step, scene = plan.steps[number], _scene_before(view, plan, number)
+    stages = reached(scene, step)
+    fitting = count_of(stages == Stage.FITS)
+    found = _counted(step, fitting)
+    stage = np.where(stages == Stage.FITS, -1, stages).max(axis=0)
+    for one in _distinct(stage):
+        found.word[stage == one] = _word(number, one, SOME_FIT)
+        mine = np.flatnonzero((stage == one) & (fitting == 0))
+        if len(mine):
+            at = scene if len(mine) == view.count else _part(scene, mine)
+            best = _measured(at, step, stages[:, mine], Stage(one))
+            best.word[:] = _word(number, one, NONE_FIT)
+            found.put(best, mine)
+    return found
+
+
+def _counted(step: Step, have: Ints | Counts) -> Causes:
+    """What is missing of the number of devices."""
+    found = Causes.none(len(have))
+    found.wanted[:], found.free[:] = step.request.count, have
+    np.subtract(found.wanted, found.free, out=found.missing)
+    return found
+
+
+def _measured(scene: Scene, step: Step, stages: Shorts, stage: Stage) -> Causes:
+    """The best value of each node, of what ``stage`` is about."""
+    wanted, free = _amounts(scene, step, stages, stage)
+    missing = np.where(stages == stage, wanted - free, np.iinfo(np.int64).max)
+    best = missing.argmin(axis=0), np.arange(missing.shape[1])
+    return Causes(np.zeros(len(best[1]), np.int64), missing[best], wanted[best], free[best])
+
+
+class Named(Protocol):
+    """Nodes of a request, by their place in it."""
+
+    def name(self, place: int) -> str:
+        """The name at a place."""
+        ...
+
+    def first(self, places: Columns, count: int) -> Columns:
+        """The first ``count`` of ``places`` in the order of names."""
+        ...
+
+
 class Refusals:
     """The refused nodes of one decision, by class."""
 
-    def __init__(self, request: PodRequest, plan: Plan) -> None:
+    def __init__(self, request: PodRequest, plan: Plan, named: Named) -> None:
         """None yet."""
         self._request = request
         self._plan = plan
-        self._nodes: dict[Reason, list[str]] = {}
-        self._measures: dict[Reason, Measure] = {}
-        self._texts: dict[Reason, NodeRefusal] | None = None
+        self._named = named
+        self._found: dict[Reason, list[tuple[Columns, Causes]]] = {}
 
-    def __len__(self) -> int:
-        return sum(map(len, self._nodes.values()))
+    def add(self, places: Columns, found: Causes) -> None:
+        """Nodes at ``places`` of the request do not fit."""
+        for word in _distinct(found.word):
+            mine = np.flatnonzero(found.word == word)
+            whole = len(mine) == len(places)
+            self._found.setdefault(_reason(word), []).append(
+                (places, found) if whole else (places[mine], found.part(mine))
+            )
 
-    def add_unregistered(self, names: Iterable[str]) -> None:
-        """Nodes of which no device is known."""
-        self._nodes.setdefault(Reason(0, -1, NO_DEVICES), []).extend(names)
+    def _by_size(self) -> list[tuple[Reason, Columns]]:
+        """Each class with its nodes, the largest first."""
+        classes = [
+            (reason, np.concatenate([places for places, _ in parts]))
+            for reason, parts in self._found.items()
+        ]
+        return sorted(classes, key=lambda some: (-len(some[1]), some[0]))
 
-    def add(self, view: View, failed: Shorts) -> None:
-        """Nodes of ``view``, none of which fits; ``failed`` is the step that stops each."""
-        for number in _distinct(failed):
-            places = np.flatnonzero(failed == number)
-            whole = len(places) == view.count
-            self._add_step(view if whole else view.part(places), number)
-
-    def _add_step(self, view: View, number: int) -> None:
-        """Nodes that all fail at one step, most often for lack of devices or all alike."""
-        step = self._plan.steps[number]
-        known = known_devices(view, step.request.vendor)
-        kind = np.where(known == 0, NO_DEVICES, TOO_FEW)
-        stage = np.full(view.count, -1, np.int32)
-        placed = np.flatnonzero(known >= step.request.count)
-        if len(placed):
-            part = view if len(placed) == view.count else view.part(placed)
-            scene = _scene_before(part, self._plan, number)
-            stages = reached(scene, step)
-            fits = stages == Stage.FITS
-            kind[placed] = np.where(fits.any(axis=0), SOME_FIT, NONE_FIT)
-            stage[placed] = np.where(fits, -1, stages).max(axis=0)
-            for word in _distinct((stage * 4 + kind)[placed]):
-                reason = Reason(number, word // 4, word % 4)
-                mine = np.flatnonzero((stage * 4 + kind)[placed] == word)
-                self._note(part, reason, mine)
-                at = scene if len(mine) == part.count else _part(scene, mine)
-                self._measure(reason, _measure(at, step, stages[:, mine], reason))
-        for lack in (NO_DEVICES, TOO_FEW):
-            mine = np.flatnonzero(kind == lack)
-            if len(mine):
-                reason = Reason(number, -1, lack)
-                self._note(view, reason, mine)
-                if lack == TOO_FEW:
-                    self._measure(reason, _measure_known(view.part(mine), step, known[mine]))
-
-    def _note(self, view: View, reason: Reason, places: NDArray[np.intp]) -> None:
-        names = view.names()
-        mine = names if len(places) == len(names) else [names[i] for i in places]
-        self._nodes.setdefault(reason, []).extend(mine)
-
-    def _measure(self, reason: Reason, measure: Measure) -> None:
-        before = self._measures.get(reason)
-        self._measures[reason] = measure if before is None else min(before, measure)
-
-    def shown(self) -> dict[Reason, NodeRefusal]:
-        """The text of each class; the smallest classes share one when there are many."""
-        if self._texts is None:
-            by_size = sorted(self._nodes, key=lambda reason: (-len(self._nodes[reason]), reason))
-            several = len(by_size) > CLASSES_SHOWN
-            shown = by_size[: CLASSES_SHOWN - 1] if several else by_size
-            self._texts = {reason: self._refusal(reason) for reason in shown}
-            if several:
-                rest = NodeRefusal(
-                    code="OtherReasons",
-                    text=f"OtherReasons: {len(by_size) - len(shown)} more, see hamictl explain",
-                )
-                self._texts.update((reason, rest) for reason in by_size[len(shown) :])
-        return self._texts
-
-    def by_node(self) -> dict[str, str]:
-        """The text of each refused node."""
-        texts: dict[str, str] = {}
-        for reason, refusal in self.shown().items():
-            texts.update(dict.fromkeys(self._nodes[reason], refusal.text))
-        return texts
+    def groups(self) -> list[tuple[NodeRefusal, Columns]]:
+        """The refused nodes by text; the smallest classes share one when there are many."""
+        classes = self._by_size()
+        several = len(classes) > CLASSES_SHOWN
+        shown = classes[: CLASSES_SHOWN - 1] if several else classes
+        groups = [(self._refusal(reason), places) for reason, places in shown]
+        if several:
+            rest = NodeRefusal(
+                code="OtherReasons",
+                text=f"OtherReasons: {len(classes) - len(shown)} more, see hamictl explain",
+            )
+            groups.append((rest, np.concatenate([places for _, places in classes[len(shown) :]])))
+        return groups
 
     def classes(self) -> tuple[RefusalClass, ...]:
         """The classes, largest first, each exactly as it is: nothing is merged here."""
-        return tuple(
-            RefusalClass(
-                code=(refusal := self._refusal(reason)).code,
-                text=refusal.text,
-                count=len(nodes),
-                nodes=tuple(sorted(nodes)[:NODES_LISTED]),
+        found: list[RefusalClass] = []
+        for reason, places in self._by_size():
+            refusal = self._refusal(reason)
+            some = self._named.first(places, NODES_LISTED).tolist()
+            found.append(
+                RefusalClass(
+                    code=refusal.code,
+                    text=refusal.text,
+                    count=len(places),
+                    nodes=tuple(map(self._named.name, some)),
+                )
             )
-            for reason, nodes in sorted(
-                self._nodes.items(), key=lambda item: (-len(item[1]), item[0])
-            )
-        )
+        return tuple(found)
 
     def _refusal(self, reason: Reason) -> NodeRefusal:
-        code = _code(reason)
-        prefix = _prefix(self._request, self._plan, reason.step)
-        fact = _fact(self._plan, reason, self._measures.get(reason))
-        return NodeRefusal(code=code, text=_clip(f"{code}: {prefix}{fact}", TEXT_BYTES))
+        """The text of a class: the first by name of the nodes that come closest is named."""
+        parts = self._found[reason]
+        places = np.concatenate([places for places, _ in parts])
+        least = np.concatenate([found.missing for _, found in parts])
+        at = self._named.first(places[least == least.min()], 1)[0]
+        best = next(found.part(places == at) for places, found in parts if (places == at).any())
+        return _refusal(self._request, self._plan, reason, best, self._named.name(int(at)))
 
 
-def _distinct(line: Shorts) -> list[int]:
+def _refusal(
+    request: PodRequest, plan: Plan, reason: Reason, best: Causes, node: str
+) -> NodeRefusal:
+    """What is said of nodes with one reason, of which ``node`` has the best value."""
+    code = _code(reason)
+    fact = _fact(plan, reason, Measure(int(best.wanted[0]), int(best.free[0]), node))
+    prefix = _prefix(request, plan, reason.step)
+    return NodeRefusal(code=code, text=_clip(f"{code}: {prefix}{fact}", TEXT_BYTES))
+
+
+def _distinct(line: Shorts | Ints) -> list[int]:
     """The different values, in order; most often there is one."""
     first = int(line[0])
     return [first] if (line == first).all() else np.unique(line).tolist()
@@ -292,7 +382,7 @@ def _scene_before(view: View, plan: Plan, number: int) -> Scene:
     return walk.scene
 
 
-def _part(scene: Scene, places: NDArray[np.intp]) -> Scene:
+def _part(scene: Scene, places: Columns) -> Scene:
     """The scene on some of its nodes."""
     running = scene.running
     return Scene(
@@ -332,30 +422,9 @@ def _amounts(scene: Scene, step: Step, stages: Shorts, stage: Stage) -> tuple[In
     return np.broadcast_to(np.asarray(wanted, np.int64), stages.shape), free.astype(np.int64)
 
 
-def _measure(scene: Scene, step: Step, stages: Shorts, reason: Reason) -> Measure:
-    """The best value among the nodes of ``scene``, all of one class; by name among equals."""
-    view, ranks = scene.view, scene.view.name_ranks()
-    if reason.kind == SOME_FIT:
-        return _measure_known(view, step, count_of(stages == Stage.FITS))
-    wanted_by, free_by = _amounts(scene, step, stages, Stage(reason.stage))
-    missing = np.where(stages == reason.stage, wanted_by - free_by, np.iinfo(np.int64).max)
-    per_node = missing.min(axis=0)
-    least = int(per_node.min())
-    at = int(np.where(per_node == least, ranks, _LAST).argmin())
-    row = int(missing[:, at].argmin())
-    return Measure(least, int(wanted_by[row, at]), int(free_by[row, at]), view.name(at))
-
-
-def _measure_known(view: View, step: Step, have: Counts | Ints) -> Measure:
-    """The most devices that a node of ``view`` has, or has fitting; by name among equals."""
-    wanted, best = step.request.count, int(have.max())
-    at = int(np.where(have == best, view.name_ranks(), _LAST).argmin())
-    return Measure(wanted - best, wanted, best, view.name(at))
-
-
-def _fact(plan: Plan, reason: Reason, best: Measure | None) -> str:
+def _fact(plan: Plan, reason: Reason, best: Measure) -> str:
     """What is wanted and what is there."""
-    if reason.kind == NO_DEVICES or best is None:
+    if reason.kind == NO_DEVICES:
         return "no device of this kind is registered on the node"
     step, where = plan.steps[reason.step], f"({_clip(best.node, _NAME_SHOWN)})"
     if reason.kind == TOO_FEW:
@@ -431,18 +500,16 @@ def _clip(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 2] + ".."
 
 
-def unregistered(request: PodRequest) -> NodeRefusal:
+def unregistered(request: PodRequest, node: str) -> NodeRefusal:
     """The refusal of a node of which no device is known."""
-    refusals = Refusals(request, compile_request(request))
-    refusals.add_unregistered([""])
-    return next(iter(refusals.shown().values()))
+    found = Causes.unregistered(1)
+    return _refusal(request, compile_request(request), _reason(int(found.word[0])), found, node)
 
 
 def refusal_of(view: View, request: PodRequest, plan: Plan, outcome: Outcome) -> NodeRefusal:
     """Why the one node of ``view`` does not take the pod."""
-    refusals = Refusals(request, plan)
-    refusals.add(view, outcome.failed)
-    return next(iter(refusals.shown().values()))
+    found = causes(view, plan, outcome.failed)
+    return _refusal(request, plan, _reason(int(found.word[0])), found, view.name(0))
 
 
 def explain(table: DeviceTable, request: PodRequest, node: str) -> NodeExplanation:
@@ -453,7 +520,7 @@ def explain(table: DeviceTable, request: PodRequest, node: str) -> NodeExplanati
     """
     found = table.place(node)
     if found is None:
-        return NodeExplanation(node=node, fits=False, refusal=unregistered(request))
+        return NodeExplanation(node=node, fits=False, refusal=unregistered(request, node))
     plan = compile_request(request)
     view = View(table, found.block, np.array([found.column], np.intp))
     lacking = int(lacking_step(view, plan)[0])

@@ -25,10 +25,11 @@ from hami_common.errors import InvariantBroken
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device, Link
 from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
-from hami_scheduler.core.block import NO_NUMA, Block, Cell
+from hami_scheduler.core.block import NO_NUMA, Block, Cell, Ints
 from hami_scheduler.core.links import LinkClass
 
 COLUMN_BITS: Final = 32
+COLUMN_MASK: Final = (1 << COLUMN_BITS) - 1
 _LAST: Final = 2**31 - 1
 _ALLOCATOR_HINT_BYTES: Final = 16 << 20
 
@@ -100,6 +101,7 @@ class DeviceTable:
         self.link_classes: list[LinkClass] = []
         self._link_numbers: dict[tuple[tuple[int, ...], bytes], int] = {}
         self._places: dict[str, Place] = {}
+        self._ranks: tuple[int, list[Ints]] = (-1, [])
         self._nodes_by_uuid: dict[str, tuple[str, ...]] = {}
         self._block_by_width: dict[int, Block] = {}
 
@@ -118,6 +120,17 @@ class DeviceTable:
     def place(self, node: str) -> Place | None:
         """Where ``node`` stands."""
         return self._places.get(node)
+
+    def name_ranks(self, block: Block) -> Ints:
+        """By column of ``block``: the node's place in the order of all names."""
+        version, ranks = self._ranks
+        if version != self.places_version:
+            ranks = [np.zeros(some.count, np.int64) for some in self.blocks]
+            for rank, node in enumerate(sorted(self.codes)):
+                code = self.codes[node]
+                ranks[code >> COLUMN_BITS][code & COLUMN_MASK] = rank
+            self._ranks = (self.places_version, ranks)
+        return ranks[self.blocks.index(block)]
 
     def nodes_with(self, uuid: str) -> tuple[str, ...]:
         """Nodes that have a device with this UUID: one, unless a vendor repeats itself."""

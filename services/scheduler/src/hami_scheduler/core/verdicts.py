@@ -2,32 +2,33 @@
 """Answers of filter and prioritize: which of the named nodes fit, how well, and why not.
 
 Per plan (pods of one template have equal plans) the answer for every node is kept and brought up to
-date by placing the plan again on just the columns that changed since. All feasible nodes are
-returned. Scores are 0..100. Reads the table, changes nothing.
+date by placing the plan again on just the columns that changed since. The same is done for the
+reasons of nodes that do not fit and for scores. All feasible nodes are returned. Scores are 0..100.
+Reads the table, changes nothing.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import compress
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hami_common.events.decision import RefusalClass
 from hami_common.model.request import PodRequest
-from hami_scheduler.core.block import Block, Bools, Floats, Ints, Shorts
+from hami_scheduler.core.block import Block, Bools, Columns, Floats, Ints, Shorts
 from hami_scheduler.core.fit import Plan, View, compile_request
-from hami_scheduler.core.names import NameIndex
+from hami_scheduler.core.names import NameIndex, NodeNames
 from hami_scheduler.core.placing import place
-from hami_scheduler.core.reasons import Refusals
-from hami_scheduler.core.score import needs_choices, score
-from hami_scheduler.core.table import COLUMN_BITS, DeviceTable
+from hami_scheduler.core.reasons import Causes, NodeRefusal, Refusals, causes
+from hami_scheduler.core.score import priorities, score
+from hami_scheduler.core.table import COLUMN_BITS, COLUMN_MASK, DeviceTable
 
 T = TypeVar("T", bound=np.generic)
 
 PLANS_KEPT: Final = 128
-_COLUMN_MASK: Final = (1 << COLUMN_BITS) - 1
+LISTS_KEPT: Final = 4
+"""A filter's list comes back as the next filter's, its answer as that of prioritize."""
 _PART_WORTH_IT: Final = 4
 """Columns are placed again one by one while fewer than one in this many changed."""
 
@@ -35,36 +36,135 @@ _PART_WORTH_IT: Final = 4
 class _Kept:
     """What is known of one plan on one block."""
 
-    __slots__ = ("failed", "fits", "scores", "scores_version", "version")
+    __slots__ = (
+        "causes",
+        "causes_version",
+        "failed",
+        "fits",
+        "scores",
+        "scores_version",
+        "version",
+    )
 
     def __init__(self) -> None:
         self.version = -1
         self.fits: Bools = np.zeros(0, np.bool_)
         self.failed: Shorts = np.zeros(0, np.int32)
+        self.causes_version = -1
+        self.causes = Causes.none(0)
         self.scores_version = -1
         self.scores: Floats = np.zeros(0)
+
+
+class _Part(NamedTuple):
+    """The named nodes of one block."""
+
+    block: Block
+    places: Columns | slice
+    """Which of the names."""
+    columns: Columns
+
+
+class Located:
+    """Named nodes, and where they stand in the table."""
+
+    def __init__(self, table: DeviceTable, names: NodeNames, codes: Ints) -> None:
+        """``codes`` as in ``DeviceTable.codes``, -1 for a node that is not registered."""
+        self.names = names
+        self.codes = codes
+        self.unregistered = np.flatnonzero(codes < 0)
+        self.parts = _parts(table, codes)
+        self._table = table
+        self._ranks: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def ranks(self) -> Ints:
+        """Each node's place in the order of names, those that are not registered last."""
+        if self._ranks is None:
+            self._ranks = np.zeros(len(self.codes), np.int64)
+            for part in self.parts:
+                self._ranks[part.places] = self._table.name_ranks(part.block)[part.columns]
+            others = sorted(self.unregistered.tolist(), key=self.names.string)
+            self._ranks[others] = np.arange(len(others)) + len(self._table)
+        return self._ranks
+
+    def first(self, places: Columns, count: int) -> Columns:
+        """The first ``count`` of ``places`` in the order of names."""
+        ranks = self.ranks()[places]
+        if len(places) > count:
+            some = np.argpartition(ranks, count - 1)[:count]
+            places, ranks = places[some], ranks[some]
+        return places[np.argsort(ranks, kind="stable")]
+
+    def name(self, place: int) -> str:
+        """The name at a place."""
+        return self.names.string(place)
 
 
 class Filtered:
     """Answer of filter."""
 
-    def __init__(self, feasible: list[str], refusals: Refusals) -> None:
-        """``feasible`` in the order in which the nodes were named."""
-        self.feasible = feasible
+    def __init__(self, located: Located, left: NodeNames, refusals: Refusals) -> None:
+        """``left`` are the nodes that fit."""
+        self.nodes = located.names
+        self.left = left
+        """Nodes that fit, in the order in which they were named."""
         self._refusals = refusals
+
+    @property
+    def feasible(self) -> list[str]:
+        """Names of the nodes that fit, in the order in which they were named."""
+        return list(self.left.strings())
 
     @property
     def refused_count(self) -> int:
         """How many nodes do not fit."""
-        return len(self._refusals)
+        return len(self.nodes) - len(self.left)
 
     def refused(self) -> dict[str, str]:
         """Text by refused node: the same for all nodes of a class."""
-        return self._refusals.by_node()
+        return {
+            self.nodes.string(place): refusal.text
+            for refusal, places in self.groups()
+            for place in places.tolist()
+        }
+
+    def groups(self) -> list[tuple[NodeRefusal, Columns]]:
+        """The refused nodes by text, as places in the order in which they were named."""
+        return self._refusals.groups()
 
     def classes(self) -> tuple[RefusalClass, ...]:
         """The refused nodes by class, largest first, for the recorded decision."""
         return self._refusals.classes()
+
+
+class Scored:
+    """Answer of prioritize."""
+
+    def __init__(self, located: Located, scores: Floats) -> None:
+        """``scores`` in the order in which the nodes were named, 0 where the pod does not fit."""
+        self.nodes = located.names
+        self.scores = scores
+        self._located = located
+
+    def best(self, count: int) -> list[tuple[str, float]]:
+        """The best nodes and their scores, best first, by name among equals."""
+        places = np.arange(len(self.scores))
+        if len(places) > count:
+            least = np.partition(self.scores, len(places) - count)[len(places) - count]
+            above = np.flatnonzero(self.scores > least)
+            equal = self._located.first(np.flatnonzero(self.scores == least), count - len(above))
+            places = np.concatenate([above, equal])
+        found = zip(self.nodes.several(places), self.scores[places].tolist(), strict=True)
+        return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+
+    def priorities(self, *, highest: int) -> list[tuple[int, Columns]]:
+        """Whole numbers 0..``highest``, see ``score.priorities``, each with the nodes given it."""
+        given = priorities(self.scores, self._located.ranks(), highest=highest)
+        groups = ((number, np.flatnonzero(given == number)) for number in range(highest + 1))
+        return [(number, places) for number, places in groups if len(places)]
 
 
 class Verdicts:
@@ -75,74 +175,63 @@ class Verdicts:
         self._table = table
         self._kept: OrderedDict[Plan, dict[int, _Kept]] = OrderedDict()
         self._index = NameIndex(table.codes)
-        self._names: list[str] = []
-        self._codes: Ints = np.zeros(0, np.int64)
-        self._codes_version = -1
+        self._located: list[Located] = []
+        self._places_version = -1
 
-    def filter(self, request: PodRequest, names: Sequence[str]) -> Filtered:
+    def filter(self, request: PodRequest, names: NodeNames | Sequence[str]) -> Filtered:
         """Which of the nodes fit the whole pod."""
         plan = compile_request(request)
-        refusals = Refusals(request, plan)
+        located = self._locate(names)
+        fits = np.zeros(len(located), np.bool_)
+        refusals = Refusals(request, plan, located)
         if not plan.steps:
-            return Filtered(list(names), refusals)
-        codes = self._codes_of(names)
-        fits = np.zeros(len(codes), np.bool_)
-        refused: list[tuple[View, Shorts]] = []
-        for block, mine, columns in self._parts(codes):
-            kept = self._placed(plan, block)
-            fits[mine] = fitting = kept.fits[columns]
+            return Filtered(located, located.names, refusals)
+        for part in located.parts:
+            fits[part.places] = fitting = self._placed(plan, part.block).fits[part.columns]
             if not fitting.all():
-                failing = np.zeros(block.count, np.bool_)
-                failing[columns[~fitting]] = True
-                places = None if failing.all() else np.flatnonzero(failing)
-                failed = kept.failed if places is None else kept.failed[places]
-                refused.append((View(self._table, block, places), failed))
-        for view, failed in refused:
-            refusals.add(view, failed)
-        if (codes < 0).any():
-            refusals.add_unregistered(compress(names, codes < 0))
-        feasible = list(names) if fits.all() else list(compress(names, fits))
-        return Filtered(feasible, refusals)
+                failing = np.flatnonzero(~fitting)
+                places = failing if isinstance(part.places, slice) else part.places[failing]
+                found = self._caused(plan, part.block).causes.part(part.columns[failing])
+                refusals.add(places, found)
+        if len(located.unregistered):
+            refusals.add(located.unregistered, Causes.unregistered(len(located.unregistered)))
+        left = located.names.part(fits)
+        if left.text and left is not located.names:
+            self._keep(Located(self._table, left, located.codes[fits]))
+        return Filtered(located, left, refusals)
 
-    def prioritize(self, request: PodRequest, names: Sequence[str]) -> list[float]:
+    def prioritize(self, request: PodRequest, names: NodeNames | Sequence[str]) -> Scored:
         """Score of each node, in the order named; 0 where the pod does not fit."""
         plan = compile_request(request)
-        if not plan.steps:
-            return [0.0] * len(names)
-        codes = self._codes_of(names)
-        scores = np.zeros(len(codes))
-        for block, mine, columns in self._parts(codes):
-            scores[mine] = self._scored(plan, block).scores[columns]
-        result: list[float] = scores.tolist()
-        return result
+        located = self._locate(names)
+        scores = np.zeros(len(located))
+        if plan.steps:
+            for part in located.parts:
+                scores[part.places] = self._scored(plan, part.block).scores[part.columns]
+        return Scored(located, scores)
 
-    def _codes_of(self, names: Sequence[str]) -> Ints:
-        """Where each named node stands, -1 for a node that is not registered."""
+    def _locate(self, names: NodeNames | Sequence[str]) -> Located:
+        """Where each named node stands."""
         version = self._table.places_version
-        if version != self._codes_version:
+        if version != self._places_version:
             self._index = NameIndex(self._table.codes)
-            self._codes_version = version
-            self._names = []
-        if self._names != names:
-            self._codes = self._index.find(names)
-            self._names = list(names)
-        return self._codes
+            self._places_version = version
+            self._located.clear()
+        if not isinstance(names, NodeNames):
+            names = NodeNames.of(names)
+        elif names.text:
+            for known in self._located:
+                if known.names.text == names.text:
+                    names.rows = known.names.rows
+                    return known
+        located = Located(self._table, names, self._index.find(names))
+        if names.text:
+            self._keep(located)
+        return located
 
-    def _parts(self, codes: Ints) -> list[tuple[Block, slice | NDArray[np.intp], NDArray[np.intp]]]:
-        """(block, which of the codes are its, their columns)."""
-        blocks = self._table.blocks
-        parts: list[tuple[Block, slice | NDArray[np.intp], NDArray[np.intp]]] = []
-        if not len(codes):
-            return parts
-        numbers = codes >> COLUMN_BITS
-        least, most = int(numbers.min()), int(numbers.max())
-        if least == most >= 0:
-            return [(blocks[least], slice(None), codes & _COLUMN_MASK)]
-        for number in range(max(0, least), most + 1):
-            mine = np.flatnonzero(numbers == number)
-            if len(mine):
-                parts.append((blocks[number], mine, codes[mine] & _COLUMN_MASK))
-        return parts
+    def _keep(self, located: Located) -> None:
+        self._located.insert(0, located)
+        del self._located[LISTS_KEPT:]
 
     def _of(self, plan: Plan, block: Block) -> _Kept:
         by_width = self._kept.get(plan)
@@ -159,19 +248,26 @@ class Verdicts:
         kept = self._of(plan, block)
         if kept.version == block.version:
             return kept
-        whole = View(self._table, block)
-        # Scores that depend on which devices are taken cost little where these are found anyway.
-        both = needs_choices(whole, plan)
-        changed = _stale(block, min(kept.version, kept.scores_version) if both else kept.version)
-        view = whole if changed is None else whole.part(changed)
-        outcome = place(view, plan, choose=both)
+        changed = _stale(block, kept.version)
+        outcome = place(View(self._table, block, changed), plan, choose=False)
         kept.fits = _merged(kept.fits, outcome.fits, block, changed)
         kept.failed = _merged(kept.failed, outcome.failed, block, changed)
         kept.version = block.version
-        if both:
-            scores = score(view, plan, outcome.fits, outcome.peak)
-            kept.scores = _merged(kept.scores, scores, block, changed)
-            kept.scores_version = block.version
+        return kept
+
+    def _caused(self, plan: Plan, block: Block) -> _Kept:
+        """``causes`` of every column that does not fit, up to date."""
+        kept = self._placed(plan, block)
+        if kept.causes_version == block.version:
+            return kept
+        changed = _stale(block, kept.causes_version)
+        columns = np.arange(block.count) if changed is None else changed
+        columns = columns[~kept.fits[columns]]
+        view = View(self._table, block, None if len(columns) == block.count else columns)
+        found = causes(view, plan, kept.failed[columns])
+        kept.causes = kept.causes.resized(block.count)
+        kept.causes.put(found, columns)
+        kept.causes_version = block.version
         return kept
 
     def _scored(self, plan: Plan, block: Block) -> _Kept:
@@ -180,15 +276,30 @@ class Verdicts:
         if kept.scores_version == block.version:
             return kept
         changed = _stale(block, kept.scores_version)
-        whole = View(self._table, block)
-        view = whole if changed is None else whole.part(changed)
-        scores = score(view, plan, kept.fits if changed is None else kept.fits[changed])
+        fits = kept.fits if changed is None else kept.fits[changed]
+        scores = score(View(self._table, block, changed), plan, fits)
         kept.scores = _merged(kept.scores, scores, block, changed)
         kept.scores_version = block.version
         return kept
 
 
-def _stale(block: Block, version: int) -> NDArray[np.intp] | None:
+def _parts(table: DeviceTable, codes: Ints) -> list[_Part]:
+    blocks = table.blocks
+    if not len(codes):
+        return []
+    numbers = codes >> COLUMN_BITS
+    least, most = int(numbers.min()), int(numbers.max())
+    if least == most >= 0:
+        return [_Part(blocks[least], slice(None), codes & COLUMN_MASK)]
+    parts: list[_Part] = []
+    for number in range(max(0, least), most + 1):
+        mine = np.flatnonzero(numbers == number)
+        if len(mine):
+            parts.append(_Part(blocks[number], mine, codes[mine] & COLUMN_MASK))
+    return parts
+
+
+def _stale(block: Block, version: int) -> Columns | None:
     """Columns to work out again; ``None`` for all."""
     if version < 0:
         return None
@@ -198,9 +309,7 @@ def _stale(block: Block, version: int) -> NDArray[np.intp] | None:
     return changed[changed < block.count]
 
 
-def _merged(
-    line: NDArray[T], new: NDArray[T], block: Block, changed: NDArray[np.intp] | None
-) -> NDArray[T]:
+def _merged(line: NDArray[T], new: NDArray[T], block: Block, changed: Columns | None) -> NDArray[T]:
     """The line for the block's present columns, ``new`` where they ``changed``."""
     if changed is None:
         return new

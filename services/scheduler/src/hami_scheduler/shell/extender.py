@@ -9,10 +9,8 @@ Obeys k8s.io/kube-scheduler/extender/v1 (v1.34). Milliseconds only where the nam
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from heapq import nsmallest
-from operator import neg
 from time import perf_counter
 from typing import Literal
 
@@ -27,8 +25,8 @@ from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.runtime.telemetry import Tracing, current_traceparent, log_context
 from hami_scheduler.core import snapshot
 from hami_scheduler.core.inventory import Inventory
+from hami_scheduler.core.names import NodeNames
 from hami_scheduler.core.podfacts import PodReader
-from hami_scheduler.core.score import priorities
 from hami_scheduler.core.verdicts import Verdicts
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
@@ -99,10 +97,10 @@ class Extender:
             # No event in the cluster and no preemption can help: only the user can.
             self._failed("filter", "invalid", pod, error, begin)
             return wire.encode_filter(
-                candidates, [], {}, unresolvable=dict.fromkeys(names, str(error))
+                candidates, NodeNames.of(()), unresolvable=[(str(error), names.places())]
             )
         if request is None:
-            return wire.encode_filter(candidates, names, {})
+            return wire.encode_filter(candidates, names)
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
         filtered = self._verdicts.filter(request, names)
         classes = filtered.classes()
@@ -111,14 +109,15 @@ class Extender:
         self._decided(
             replace(
                 self._record("filter", pod),
-                verdict="feasible" if filtered.feasible else "refused",
+                verdict="feasible" if len(filtered.left) else "refused",
                 nodes_considered=len(names),
-                nodes_feasible=len(filtered.feasible),
+                nodes_feasible=len(filtered.left),
                 refusals=classes,
             ),
             begin,
         )
-        return wire.encode_filter(candidates, filtered.feasible, filtered.refused())
+        failed = [(refusal.text, places) for refusal, places in filtered.groups()]
+        return wire.encode_filter(candidates, filtered.left, failed)
 
     # --- prioritize ------------------------------------------------------------------------------
 
@@ -127,37 +126,38 @@ class Extender:
         begin = perf_counter()
         pod, candidates = wire.decode_args(request.body)
         with self._span("prioritize", pod), log_context(**_named(pod)):
-            scores = self._prioritize(pod, candidates.names, begin)
-        body = wire.encode_priorities(zip(candidates.names, scores, strict=True))
+            body = self._prioritize(pod, candidates.names, begin)
         self._metrics.verb_seconds.labels(verb="prioritize").observe(perf_counter() - begin)
         return Response(body=body)
 
-    def _prioritize(self, pod: PodView, names: Sequence[str], begin: float) -> Sequence[int]:
-        nothing = [0] * len(names)
+    def _prioritize(self, pod: PodView, names: NodeNames, begin: float) -> bytes:
+        nothing = [(0, names.places())]
         try:
             request = self._reader.request_of(pod)
             self._state.require_complete()
         except RequestInvalid as error:
             self._failed("prioritize", "invalid", pod, error, begin)
-            return nothing
+            return wire.encode_priorities(names, nothing)
         except Unavailable as error:
             self._failed("prioritize", "unavailable", pod, error, begin)
-            return nothing
+            return wire.encode_priorities(names, nothing)
         if request is None:
-            return nothing
-        scores = self._verdicts.prioritize(request, names)
-        best = nsmallest(NODES_LISTED, zip(map(neg, scores), names, strict=True))
+            return wire.encode_priorities(names, nothing)
+        scored = self._verdicts.prioritize(request, names)
         self._decided(
             replace(
                 self._record("prioritize", pod),
                 verdict="feasible",
                 nodes_considered=len(names),
                 nodes_feasible=len(names),
-                feasible=tuple(NodeScore(node=name, score=round(-lost, 3)) for lost, name in best),
+                feasible=tuple(
+                    NodeScore(node=node, score=round(score, 3))
+                    for node, score in scored.best(NODES_LISTED)
+                ),
             ),
             begin,
         )
-        return priorities(scores, names, highest=wire.MAX_PRIORITY)
+        return wire.encode_priorities(names, scored.priorities(highest=wire.MAX_PRIORITY))
 
     # --- bind ------------------------------------------------------------------------------------
 

@@ -7,8 +7,7 @@ skipped without being built. Nodes that come as whole objects are kept as raw by
 Knows nothing of devices or decisions.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +15,8 @@ from msgspec import Raw, Struct
 
 from hami_common.errors import WireInvalid
 from hami_common.podview import PodView
+from hami_scheduler.core.block import Columns
+from hami_scheduler.core.names import NodeNames
 
 T = TypeVar("T")
 
@@ -37,6 +38,11 @@ class ExtenderArgs(Struct, frozen=True, kw_only=True, rename="pascal"):
     node_names: list[str] | None = None
 
 
+class _ArgsWithoutNames(Struct, frozen=True, kw_only=True, rename="pascal"):
+    pod: PodView
+    node_names: Raw = Raw(b"")
+
+
 class BindArgs(Struct, frozen=True, kw_only=True, rename="pascal"):
     """Body of bind."""
 
@@ -54,42 +60,38 @@ class _NodeName(Struct, frozen=True, kw_only=True):
     metadata: _NodeMetadata = _NodeMetadata()
 
 
-class _FilterReply(Struct, frozen=True, kw_only=True, rename="pascal"):
-    nodes: NodeItems | None
-    node_names: Sequence[str] | None
-    failed_nodes: Mapping[str, str]
-    failed_and_unresolvable_nodes: Mapping[str, str]
-    error: str
-
-
-class _HostPriority(Struct, frozen=True, kw_only=True, rename="pascal"):
-    host: str
-    score: int
-
-
 class _BindReply(Struct, frozen=True, kw_only=True, rename="pascal"):
     error: str
 
 
 _args_decoder = msgspec.json.Decoder(ExtenderArgs)
+_shortened_decoder = msgspec.json.Decoder(_ArgsWithoutNames)
 _bind_decoder = msgspec.json.Decoder(BindArgs)
 _name_decoder = msgspec.json.Decoder(_NodeName)
 _encoder = msgspec.json.Encoder()
+_NAMES_BEGIN = b'"NodeNames":['
+_NAMES_STAND_IN = b'"@"'
 
 
 class Candidates(Struct, frozen=True, kw_only=True):
     """The nodes of one request, in the order in which they came."""
 
-    names: Sequence[str]
+    names: NodeNames
     raw_by_name: Mapping[str, Raw] | None = None
     """Whole node objects, when the caller sent such and so expects them back."""
 
 
 def decode_args(body: bytes) -> tuple[PodView, Candidates]:
-    """Pod and candidate nodes of a filter or prioritize call, else ``WireInvalid``."""
+    """Pod and candidate nodes of a filter or prioritize call, else ``WireInvalid``.
+
+    Names are not decoded here: in a large cluster they are nearly the whole body.
+    """
+    shortened = _without_names(body)
+    if shortened is not None:
+        return shortened
     args = _decode(_args_decoder, body, what="ExtenderArgs")
     if args.node_names is not None:
-        return args.pod, Candidates(names=args.node_names)
+        return args.pod, Candidates(names=NodeNames.of(args.node_names))
     if args.nodes is None:
         raise WireInvalid(
             what="ExtenderArgs",
@@ -101,7 +103,28 @@ def decode_args(body: bytes) -> tuple[PodView, Candidates]:
         if not name:
             raise WireInvalid(what="ExtenderArgs.Nodes.items[]", problem="has no metadata.name")
         raw_by_name[name] = item
-    return args.pod, Candidates(names=list(raw_by_name), raw_by_name=raw_by_name)
+    return args.pod, Candidates(names=NodeNames.of(raw_by_name), raw_by_name=raw_by_name)
+
+
+def _without_names(body: bytes) -> tuple[PodView, Candidates] | None:
+    """The same from a body as Go writes it, with the text of the names cut out.
+
+    ``None`` when what was cut is not certainly the whole value of the document's own NodeNames: a
+    stand-in takes its place, and must be found there.
+    """
+    begin = body.find(_NAMES_BEGIN)
+    end = body.find(b"]", begin) + 1
+    if begin < 0 or not end:
+        return None
+    start = begin + len(_NAMES_BEGIN)
+    rest = body[: start - 1] + _NAMES_STAND_IN + body[end:]
+    try:
+        args = _shortened_decoder.decode(rest)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if bytes(args.node_names) != _NAMES_STAND_IN:
+        return None
+    return args.pod, Candidates(names=NodeNames(body[start:end]))
 
 
 def decode_bind(body: bytes) -> BindArgs:
@@ -120,45 +143,51 @@ def decode_bind(body: bytes) -> BindArgs:
 
 def encode_filter(
     candidates: Candidates,
-    feasible: Sequence[str],
-    failed: Mapping[str, str],
+    left: NodeNames,
+    failed: Iterable[tuple[str, Columns]] = (),
     *,
-    unresolvable: Mapping[str, str] = MappingProxyType({}),
+    unresolvable: Iterable[tuple[str, Columns]] = (),
 ) -> bytes:
     """Reply to filter, in the form the request had: names for names, objects for objects.
 
-    ``unresolvable`` are nodes that no preemption can make fit.
+    ``failed`` are the nodes that do not fit, by text, as places among the candidates;
+    ``unresolvable`` are those that no preemption can make fit.
     """
     raw_by_name = candidates.raw_by_name
-    return _encoder.encode(
-        _FilterReply(
-            nodes=None
-            if raw_by_name is None
-            else NodeItems(items=[raw_by_name[name] for name in feasible]),
-            node_names=feasible if raw_by_name is None else None,
-            failed_nodes=failed,
-            failed_and_unresolvable_nodes=dict(unresolvable),
-            error="",
-        )
+    nodes = names = b"null"
+    if raw_by_name is None:
+        names = left.json()
+    else:
+        nodes = _encoder.encode(NodeItems(items=[raw_by_name[name] for name in left.strings()]))
+    return (
+        b'{"Nodes":%b,"NodeNames":%b,"FailedNodes":%b,"FailedAndUnresolvableNodes":%b,"Error":""}'
+        % (nodes, names, _texts(candidates, failed), _texts(candidates, unresolvable))
     )
+
+
+def _texts(candidates: Candidates, groups: Iterable[tuple[str, Columns]]) -> bytes:
+    """A JSON object from the nodes at some places to their texts."""
+    parts = [
+        candidates.names.wrapped(places, b"", b":%b," % _encoder.encode(text))
+        for text, places in groups
+    ]
+    return b"{%b}" % b"".join(parts)[:-1]
 
 
 def encode_filter_error(error: str) -> bytes:
     """Reply to filter when no verdict was possible; kube-scheduler tries the pod again later."""
-    return _encoder.encode(
-        _FilterReply(
-            nodes=None,
-            node_names=None,
-            failed_nodes={},
-            failed_and_unresolvable_nodes={},
-            error=error,
-        )
+    return (
+        b'{"Nodes":null,"NodeNames":null,"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":%b}'
+        % _encoder.encode(error)
     )
 
 
-def encode_priorities(scores: Iterable[tuple[str, int]]) -> bytes:
-    """Reply to prioritize: (node, 0..``MAX_PRIORITY``)."""
-    return _encoder.encode([_HostPriority(host=node, score=score) for node, score in scores])
+def encode_priorities(names: NodeNames, groups: Iterable[tuple[int, Columns]]) -> bytes:
+    """Reply to prioritize: numbers 0..``MAX_PRIORITY``, each with the places of its nodes."""
+    parts = [
+        names.wrapped(places, b'{"Host":', b',"Score":%d},' % number) for number, places in groups
+    ]
+    return b"[%b]" % b"".join(parts)[:-1]
 
 
 def encode_bind(error: str = "") -> bytes:

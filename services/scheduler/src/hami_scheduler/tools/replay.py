@@ -106,10 +106,10 @@ def _answers(
     verdicts: Verdicts, request: PodRequest, names: Sequence[str]
 ) -> tuple[NodeVerdict, ...]:
     filtered = verdicts.filter(request, names)
-    scores = zip(verdicts.prioritize(request, filtered.feasible), filtered.feasible, strict=True)
-    best = sorted(scores, key=lambda pair: (-pair[0], pair[1]))
+    scored = verdicts.prioritize(request, filtered.left)
+    best = scored.best(len(filtered.left))
     return (
-        *(NodeVerdict(node=name, score=round(score, 3)) for score, name in best),
+        *(NodeVerdict(node=name, score=round(score, 3)) for name, score in best),
         *(
             NodeVerdict(node=name, refusal=text)
             for name, text in sorted(filtered.refused().items())
