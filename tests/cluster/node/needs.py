@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says what this machine lacks for a real node."""
+"""Says what this machine lacks for a real node, and skips, or fails where one is required."""
 
 import os
 import shutil
 
+import pytest
+
+from hami_sim.kubernetes import Programs, ProgramsMissing
+from hami_sim.kubernetes.programs import ALL
 from tests.cluster.node.containerd import find_network_plugins
 from tests.cluster.node.image import find_busybox
 from tests.cluster.node.space import CGROUPS
@@ -28,3 +32,24 @@ def lacking() -> str:
     if not os.access(CGROUPS, os.W_OK):
         return "a real node needs writable cgroups"
     return ""
+
+
+def programs_or_skip() -> Programs:
+    """Kubernetes' programs, on a machine that can run a node; skips with the reason otherwise.
+
+    With ``HAMI_REQUIRE_CLUSTER=1`` it fails instead.
+    """
+    reason = lacking()
+    if not reason:
+        try:
+            programs = Programs.from_environment()
+        except ProgramsMissing as error:
+            reason = str(error)
+        else:
+            missing = programs.missing(ALL)
+            if not missing:
+                return programs
+            reason = f"{programs.directory} lacks {', '.join(missing)}"
+    if os.environ.get("HAMI_REQUIRE_CLUSTER") == "1":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)

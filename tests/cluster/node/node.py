@@ -83,7 +83,7 @@ class RealNode:
 
     async def start_kubelet(self) -> None:
         """Start kubelet; returns when it listens."""
-        before = _inode(self.plugin_directory / "kubelet.sock")
+        before = _identity(self.plugin_directory / "kubelet.sock")
         if self.kubelet is None:
             self.port = _free_port()
         self._configure()
@@ -109,7 +109,7 @@ class RealNode:
         self.kubelet.start()
         with anyio.fail_after(START_S):
             while not (
-                _inode(self.plugin_directory / "kubelet.sock") not in (0, before)
+                _identity(self.plugin_directory / "kubelet.sock") not in ((0, 0), before)
                 and _answers(self.pod_resources_socket)
             ):
                 if not self.kubelet.is_running():
@@ -194,6 +194,12 @@ class RealNode:
         (self.directory / "kubelet.yaml").write_text(yaml.safe_dump(configuration))
 
 
+def base() -> Path | None:
+    """Where the directory of a node is made best: in memory, if this machine has such a place."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() else None
+
+
 @asynccontextmanager
 async def run_node(spec: NodeSpec, directory: Path) -> AsyncIterator[RealNode]:
     """A node that is up on entry and gone, without a trace, on exit."""
@@ -226,11 +232,13 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _inode(path: Path) -> int:
+def _identity(path: Path) -> tuple[int, int]:
+    """Another one after the file was made anew, zeros when there is none."""
     try:
-        return path.stat().st_ino
+        status = path.stat()
     except OSError:
-        return 0
+        return 0, 0
+    return status.st_ino, status.st_mtime_ns
 
 
 def _answers(path: Path) -> bool:

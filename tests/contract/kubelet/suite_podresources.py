@@ -153,7 +153,7 @@ class PodLifeContract:
         pod = await node.run(
             [
                 asks(
-                    script=f"echo x > /info/name || echo refused; cat /info/name; {SLEEP}",
+                    script=f"echo x > /info/name || echo refused; cat /info/name; echo; {SLEEP}",
                     volumeMounts=[{"name": "info", "mountPath": "/info"}],
                 )
             ],

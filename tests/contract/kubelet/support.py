@@ -21,7 +21,7 @@ from hami_sim.apiserver.client import KubeClient, StatusError
 from tests.contract.kubelet.plugin import TestPlugin
 
 Obj = dict[str, Any]
-WAIT_S = 15.0
+WAIT_S = 60.0
 POLL_S = 0.02
 SLEEP = "exec sleep 1000"
 
@@ -157,6 +157,12 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         """Which ids PodResources says a container holds."""
         found = (await self.listed()).get(pod)
         return ids_in(found, resource, container) if found is not None else set()
+
+
+def identity(socket: Path) -> tuple[int, int]:
+    """Another one after the socket was made anew; file systems use inode numbers again."""
+    status = socket.stat()
+    return status.st_ino, status.st_mtime_ns
 
 
 def ids_in(pod: podresources.PodResources, resource: str, container: str = "main") -> set[str]:
