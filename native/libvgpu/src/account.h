@@ -68,6 +68,17 @@ bool account_is_over(int device);
 /* Processes that hold a slot, the dead not yet found included. */
 uint32_t account_processes(void);
 
+/* Live processes of the container that hold memory on `device`, at most `capacity` of them; how many there are. Pids as
+   the caller's pid namespace knows them; processes of other pid namespaces are left out. */
+struct account_process {
+    uint32_t pid;
+    uint64_t used_bytes;
+};
+uint32_t account_list(int device, struct account_process *processes, uint32_t capacity);
+
+/* true: allocations of this device that the card has no room for may be put in managed memory (oversubscription). */
+bool account_may_spill(int device);
+
 /* Parts of the own use, for people. */
 void account_note_context(int device, int64_t delta);
 void account_note_module(int device, int64_t delta);

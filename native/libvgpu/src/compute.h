@@ -30,6 +30,10 @@ struct compute_ticket {
     void *sample;
 };
 
+/* One load. false: no device of this process has a compute limit and there is no priority to respect, so the launch
+   hooks call neither function below. Follows changes of limits and priority within a second of their being read. */
+bool compute_is_wanted(void);
+
 /* Wait until the launch may go. Cheap when the device has no compute limit and no priority to respect. */
 void compute_before(int device, CUstream stream, const struct compute_work *work, struct compute_ticket *ticket);
 
