@@ -154,6 +154,7 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         refusal = self._allocator.check_start(self.resource, list(request.devices_ids))
         if refusal is not None:
             await self._refuse(context, refusal, self._clock.monotonic_s())
+        self._metrics.starts.labels(resource=self.resource).inc()
         return api.PreStartContainerResponse()
 
     def _request(self, ids: Sequence[str]) -> Request:

@@ -36,6 +36,9 @@ class Metrics:
         self.refusals = counter(
             "refusals", "Calls of kubelet that were refused, by stable code.", "resource", "code"
         )
+        self.starts = counter(
+            "starts", "Containers that were allowed to start with what they hold.", "resource"
+        )
         self.waits = counter(
             "waits", "Calls of kubelet that had to wait for news, by the last reason.", "code"
         )
