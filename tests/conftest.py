@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share: tier by directory, asyncio backend, leak check, Hypothesis profile."""
+"""What all tests share: tier by directory, control plane, asyncio, leak check, Hypothesis profile."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.cluster import build
+from tests.cluster.needs import is_required
 from tests.support.leaks import leaks_since, snapshot
 from tests.support.natsd import nats_server
 
@@ -25,6 +28,31 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("ci")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the caller choose the control plane of clusters."""
+    parser.addoption(
+        "--plane",
+        choices=("sim", "real"),
+        default=os.environ.get("HAMI_PLANE") or "sim",
+        help="control plane of the end-to-end tests",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell fixtures and child processes which control plane is meant, and where the real one is.
+
+    It is built only where it is required: that takes minutes.
+    """
+    plane = config.getoption("--plane")
+    os.environ["HAMI_PLANE"] = plane
+    try:
+        found = build.build() if plane == "real" or is_required() else build.find()
+    except build.BuildFailed as error:
+        pytest.exit(f"no real control plane: {error}", returncode=3)
+    if found is not None:
+        os.environ[build.VARIABLE] = str(found)
 
 
 def tier_of(path: Path) -> str | None:

@@ -3,9 +3,10 @@
 
 import pytest
 
-from hami_sim.apiserver.client import APPLY, JSON_PATCH, STRATEGIC, KubeClient, path_of
+from hami_sim.apiserver.client import APPLY, JSON_PATCH, STRATEGIC, Access, KubeClient, path_of
 from tests.contract.kubeapi.support import (
     Cluster,
+    Obj,
     a_node,
     config_map,
     container,
@@ -51,7 +52,7 @@ class ObjectsContract:
         assert all(name.startswith("job-") and len(name) == 9 for name in names)
 
     async def test_create_refuses_a_resource_version(self, cluster: Cluster) -> None:
-        with refused(400, "BadRequest", "resourceVersion should not be set"):
+        with refused(500, "", "resourceVersion should not be set"):
             await cluster.client.create(
                 "configmaps", config_map("a", resourceVersion="5"), cluster.namespace
             )
@@ -153,15 +154,38 @@ class ObjectsContract:
         with refused(409, "Conflict"):
             await cluster.client.patch("configmaps", "a", patch, namespace=cluster.namespace)
 
-    async def test_patch_with_a_foreign_uid_conflicts(self, cluster: Cluster) -> None:
-        await cluster.client.create("configmaps", config_map("a"), cluster.namespace)
-        with refused(409, "Conflict", "UID in precondition"):
+    @pytest.mark.parametrize(
+        ("resource", "made"), [("configmaps", config_map("a")), ("pods", pod("a"))]
+    )
+    async def test_patch_with_a_foreign_uid_is_invalid(
+        self, cluster: Cluster, resource: str, made: Obj
+    ) -> None:
+        await cluster.client.create(resource, made, cluster.namespace)
+        with refused(422, "Invalid", "metadata.uid: Invalid value"):
             await cluster.client.patch(
-                "configmaps",
+                resource,
                 "a",
                 {"metadata": {"uid": "someone-else", "annotations": {"x": "1"}}},
                 namespace=cluster.namespace,
             )
+
+    async def test_status_patch_with_a_foreign_uid_is_invalid(self, cluster: Cluster) -> None:
+        await cluster.client.create("pods", pod("a"), cluster.namespace)
+        with refused(422, "Invalid", "metadata.uid: Invalid value"):
+            await cluster.client.patch(
+                "pods",
+                "a",
+                {"metadata": {"uid": "someone-else"}, "status": {"phase": "Running"}},
+                namespace=cluster.namespace,
+                kind=STRATEGIC,
+                subresource="status",
+            )
+
+    async def test_replace_with_a_foreign_uid_conflicts(self, cluster: Cluster) -> None:
+        made = await cluster.client.create("configmaps", config_map("a"), cluster.namespace)
+        made["metadata"]["uid"] = "someone-else"
+        with refused(409, "Conflict", "UID in precondition: someone-else"):
+            await cluster.client.replace("configmaps", made)
 
     async def test_json_patch_applies_all_operations_or_none(self, cluster: Cluster) -> None:
         made = config_map("a", {"k": "1"}, annotations={"x": "1"})
@@ -277,8 +301,11 @@ class ObjectsContract:
     async def test_delete_preconditions_hold_or_conflict(self, cluster: Cluster) -> None:
         made = await cluster.client.create("configmaps", config_map("a"), cluster.namespace)
         wrong = {"preconditions": {"uid": "someone-else"}}
-        with refused(409, "Conflict", "Precondition failed: UID in precondition: someone-else"):
+        with refused(409, "Conflict", "the UID in the precondition (someone-else) does not match"):
             await cluster.client.delete("configmaps", "a", cluster.namespace, body=wrong)
+        stale = {"preconditions": {"resourceVersion": "1"}}
+        with refused(409, "Conflict", "the ResourceVersion in the precondition (1) does not match"):
+            await cluster.client.delete("configmaps", "a", cluster.namespace, body=stale)
         right = {"preconditions": {"uid": made["metadata"]["uid"]}}
         await cluster.client.delete("configmaps", "a", cluster.namespace, body=right)
         assert not await exists(cluster.client, "configmaps", "a", cluster.namespace)
@@ -395,9 +422,9 @@ class ObjectsContract:
             assert patched["status"]["capacity"]["example.com/thing"] == "1k"
 
     async def test_requests_without_a_known_token_are_unauthorized(self, cluster: Cluster) -> None:
-        reply = await cluster.client.raw(
-            "GET", "/api/v1/pods", headers={"Authorization": "Bearer not-a-token"}
-        )
+        access = Access(url=cluster.access.url, ca_pem=cluster.access.ca_pem, token="not-a-token")
+        async with KubeClient(access) as client:
+            reply = await client.raw("GET", "/api/v1/pods")
         assert reply.code == 401
         assert reply.json["reason"] == "Unauthorized"
 

@@ -189,7 +189,9 @@ class Operations:
         obj = self.decode(call, body)
         metadata = obj["metadata"]
         if metadata.get("resourceVersion"):
-            raise errors.bad_request("resourceVersion should not be set on objects to be created")
+            # kube-apiserver has no reason of its own for this one, hence the code.
+            why = "resourceVersion should not be set on objects to be created"
+            raise errors.ApiError(500, why, reason="")
         if call.name and metadata.setdefault("name", call.name) != call.name:
             raise self._name_mismatch(metadata["name"], call.name)
         self._check_namespace_open(call, metadata.get("name", ""))
@@ -325,7 +327,7 @@ class Operations:
                 ],
             )
         shown = self.full(call.resource, wanted)
-        return await self.update(call, lambda _current: clone(shown)), False
+        return await self.update(call, lambda _current: clone(shown), replaces=True), False
 
     @staticmethod
     def _name_mismatch(found: str, wanted: str) -> errors.ApiError:
@@ -333,21 +335,27 @@ class Operations:
             f"the name of the object ({found}) does not match the name on the URL ({wanted})"
         )
 
-    async def update(self, call: Call, produce: Produce) -> Stored:
-        """Change an object by a function of its current state, retrying lost races."""
+    async def update(self, call: Call, produce: Produce, *, replaces: bool = False) -> Stored:
+        """Change an object by a function of its current state, retrying lost races.
+
+        With ``replaces`` the function gives a whole object of the client's: its UID is then a
+        precondition, while a patch that names another UID tries to change what never changes.
+        """
         for _ in range(_ATTEMPTS):
             current = self.get(call)
-            stored = await self._update_once(call, current, produce)
+            stored = await self._update_once(call, current, produce, replaces=replaces)
             if stored is not None:
                 return stored
         raise errors.modified(call.resource.plural, call.name, group=call.resource.group)
 
-    async def _update_once(self, call: Call, current: Stored, produce: Produce) -> Stored | None:
+    async def _update_once(
+        self, call: Call, current: Stored, produce: Produce, *, replaces: bool
+    ) -> Stored | None:
         """Try one update; None means that the object moved meanwhile."""
         rules = rules_for(call.key)
         old = current.obj
         obj = self.decode(call, produce(clone(self.full(call.resource, old))))
-        self._check_preconditions(call, obj["metadata"], current)
+        self._check_preconditions(call, obj["metadata"], current, replaces=replaces)
         rules.default(obj)
         attributes = self._attributes(call, "UPDATE", obj=obj, old=old, name=call.name)
         obj = await self._mutate(call, attributes)
@@ -398,7 +406,9 @@ class Operations:
             return self.store.remove(call.key, call.namespace, call.name)
         return stored
 
-    def _check_preconditions(self, call: Call, metadata: Obj, current: Stored) -> None:
+    def _check_preconditions(
+        self, call: Call, metadata: Obj, current: Stored, *, replaces: bool
+    ) -> None:
         resource = call.resource
         wanted = metadata.get("resourceVersion")
         if wanted and wanted != current.obj["metadata"]["resourceVersion"]:
@@ -407,6 +417,9 @@ class Operations:
             raise self._name_mismatch(metadata["name"], call.name)
         uid, held = metadata.get("uid"), current.obj["metadata"]["uid"]
         if uid and uid != held:
+            if not replaces:
+                cause = errors.bad_value("metadata.uid", uid, "field is immutable")
+                self._refuse_invalid(call, call.name, [cause])
             raise errors.conflict(
                 resource.plural,
                 call.name,
@@ -436,18 +449,22 @@ class Operations:
 
     def _check_delete(self, call: Call, options: DeleteOptions, current: Stored) -> None:
         metadata = current.obj["metadata"]
-        for what, wanted, held in (
-            ("UID", options.uid, metadata["uid"]),
-            ("ResourceVersion", options.resource_version, metadata["resourceVersion"]),
+        for what, wanted, held, happened in (
+            ("UID", options.uid, metadata["uid"], "deleted and then recreated"),
+            (
+                "ResourceVersion",
+                options.resource_version,
+                metadata["resourceVersion"],
+                "modified",
+            ),
         ):
             if wanted is not None and wanted != held:
                 why = (
-                    f"Precondition failed: {what} in precondition: {wanted}, {what} in object "
-                    f"meta: {held}"
+                    f"the {what} in the precondition ({wanted}) does not match the {what} in "
+                    f"record ({held}). The object might have been {happened}"
                 )
-                raise errors.conflict(
-                    call.resource.plural, call.name, why, group=call.resource.group
-                )
+                # Named by kind, not by resource: so says kube-apiserver.
+                raise errors.conflict(call.resource.kind, call.name, why, group=call.resource.group)
         if call.key == "namespaces" and call.name in ("default", "kube-system", "kube-public"):
             raise errors.forbidden("namespaces", call.name, "this namespace may not be deleted")
 

@@ -62,6 +62,8 @@ LIST_TIMEOUTS = 6
 """A list of all pods may take this many times as long as any other answer."""
 
 PODS = "/api/v1/pods"
+UNPROCESSABLE = 422
+"""Status of a write that is invalid as such, whatever the object's version."""
 MANAGED = f"{annotations.MANAGED_LABEL}=true"
 """Selects the pods that the webhook prepared."""
 
@@ -212,39 +214,38 @@ class Effects:
         document = binding.fence_document(
             uid=record.pod_uid, allocation_id=record.allocation_id, ledger_seq=holding.revision
         )
-        with self._api():
-            try:
-                raw = await self._ports.kube.patch(pod_path(record.namespace, record.pod), document)
-            except NotFound:
-                return None
-            except Conflict:
-                raw = b""
-        if raw:
-            return self._facts(raw)
-        return await self._after_lost_patch(record.namespace, record.pod, record.pod_uid)
-
-    async def _after_lost_patch(self, namespace: str, name: str, uid: str) -> PodFacts | None:
-        """Another pod has the name now, or the API server gave up on too many writers."""
-        pod = await self.get_pod(namespace, name)
-        if pod is not None and pod.uid == uid:
-            raise Unavailable(peer="API server", detail=f"pod {name} kept changing")
-        return pod
+        return await self._patch_pod(record.namespace, record.pod, record.pod_uid, document)
 
     async def fence_waiting(self, pod: PodFacts, *, stamp: str) -> PodFacts | None:
         """Make every Binding of an unassigned pod prepared so far impossible (after a wipe)."""
-        with self._api():
-            try:
-                raw = await self._ports.kube.patch(
-                    pod.path(),
-                    binding.fence_document(uid=pod.uid, allocation_id=stamp, ledger_seq=0),
-                )
-            except NotFound:
-                return None
-            except Conflict:
-                raw = b""
-        if raw:
+        document = binding.fence_document(uid=pod.uid, allocation_id=stamp, ledger_seq=0)
+        return await self._patch_pod(pod.namespace, pod.name, pod.uid, document)
+
+    async def _patch_pod(
+        self, namespace: str, name: str, uid: str, document: bytes
+    ) -> PodFacts | None:
+        """Patch the pod with this uid; returns who has the name after that.
+
+        ``document`` names the uid. A pod that came later under the name is left alone: to the API
+        server the patch then tries to change a uid, which it calls invalid.
+        """
+        try:
+            with self._api():
+                raw = await self._ports.kube.patch(pod_path(namespace, name), document)
+        except NotFound:
+            return None
+        except Conflict as error:
+            problem = error.detail
+        except Denied as error:
+            if error.status != UNPROCESSABLE:
+                raise
+            problem = error.detail
+        else:
             return self._facts(raw)
-        return await self._after_lost_patch(pod.namespace, pod.name, pod.uid)
+        pod = await self.get_pod(namespace, name)
+        if pod is not None and pod.uid == uid:
+            raise Unavailable(peer="API server", detail=f"pod {name} cannot be patched: {problem}")
+        return pod
 
     async def list_pods(self) -> list[PodFacts]:
         """All managed pods, as the API server has them now."""
@@ -463,11 +464,11 @@ class Effects:
             return "present"
         # The pod is there and our label is not: its share stays taken, and we want to see it end.
         _log.warning("label of a pod with a share was removed", extra=_fields(record))
-        with self._api():
-            await self._ports.kube.patch(
-                pod_path(record.namespace, record.pod),
-                binding.label_document(uid=record.pod_uid),
-            )
+        document = binding.label_document(uid=record.pod_uid)
+        pod = await self._patch_pod(record.namespace, record.pod, record.pod_uid, document)
+        if pod is None or pod.uid != record.pod_uid:
+            await self.release(holding, "pod-gone")
+            return "gone"
         return "relabelled"
 
     # --- chores ----------------------------------------------------------------------------------
