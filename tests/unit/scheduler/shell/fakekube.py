@@ -116,7 +116,8 @@ class FakeKube:
         old = self._known(path)
         uid = changes.get("metadata", {}).get("uid")
         if uid and uid != old["metadata"]["uid"]:
-            raise Conflict(what=path, detail="Precondition failed: UID in precondition")
+            detail = f'metadata.uid: Invalid value: "{uid}": field is immutable'
+            raise Denied(peer="fake API", detail=detail, status=422)
         new = copy.deepcopy(old)
         _merge(new, changes)
         if new != old:

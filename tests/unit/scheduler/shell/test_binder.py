@@ -328,6 +328,33 @@ async def test_append_stored_while_bus_goes_away_is_given_back_after_its_lease()
         assert s.value("hami_scheduler_reservations_examined_total", finding="free") == 1
 
 
+async def test_pod_recreated_under_the_fence_gives_the_share_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = await world_with(builders.pod("a"))
+    async with world.scheduler() as s:
+
+        async def cut() -> None:
+            world.bus.set_available(available=False)
+            raise Unavailable(peer="NATS", detail="answer lost")
+
+        s.seen.after[APPEND] = cut
+        assert "unavailable" in await s.bind(world.kube.pod("a"), "n1")
+        patch = world.kube.patch
+
+        async def recreate_first(path: str, body: bytes, **more: str) -> bytes:
+            monkeypatch.undo()
+            world.kube.remove(path)
+            world.add_pod(builders.pod("a", uid="second"))
+            return await patch(path, body, **more)
+
+        monkeypatch.setattr(world.kube, "patch", recreate_first)
+        world.bus.set_available(available=True)
+        await settle(world, s)
+        assert world.live() == []
+        assert s.value("hami_scheduler_reservations_examined_total", finding="gone") == 1
+
+
 async def test_retry_after_a_stored_append_takes_the_same_reservation_over() -> None:
     world = await world_with(builders.pod("a"))
     async with world.scheduler() as s:
