@@ -3,7 +3,8 @@
  * Holding launches to the container's share of device time, and to its priority.
  *
  * Decides when a launch may go. Must not know how hooks are found. Called by the launch hooks around the driver's call.
- * Nothing here is done while the stream is captured. Times in nanoseconds of CLOCK_MONOTONIC.
+ * Nothing here is done while the stream is captured. Times in nanoseconds of CLOCK_MONOTONIC. What it promises:
+ * docs/limiter-compute.md.
  */
 #ifndef VGPU_COMPUTE_H
 #define VGPU_COMPUTE_H
@@ -12,6 +13,23 @@
 #include <stdint.h>
 
 #include "cuda_abi.h"
+
+/* The driver's own functions. All of them must be there; a limit without them charges estimates that nothing corrects,
+   so compute_use_driver() refuses and says so. */
+struct compute_driver {
+    CUresult (*context_current)(CUcontext *context);                                 /* cuCtxGetCurrent */
+    CUresult (*event_create)(CUevent *event, unsigned int flags);                    /* cuEventCreate */
+    CUresult (*event_destroy)(CUevent event);                                        /* cuEventDestroy_v2 */
+    CUresult (*event_record)(CUevent event, CUstream stream);                        /* cuEventRecord */
+    CUresult (*event_query)(CUevent event);                                          /* cuEventQuery */
+    CUresult (*event_elapsed)(float *ms, CUevent from, CUevent to);                  /* cuEventElapsedTime */
+    CUresult (*stream_is_capturing)(CUstream stream, CUstreamCaptureStatus *status); /* cuStreamIsCapturing */
+    /* cuThreadExchangeStreamCaptureMode; may be NULL. Events must be asked about while another stream is captured. */
+    CUresult (*exchange_capture_mode)(int *mode);
+};
+
+/* Before the first launch; `driver` is copied. */
+void compute_use_driver(const struct compute_driver *driver);
 
 /* What is launched, as far as its duration depends on it. */
 struct compute_work {
@@ -30,11 +48,9 @@ struct compute_ticket {
     void *sample;
 };
 
-/* One load. false: no device of this process has a compute limit and there is no priority to respect, so the launch
-   hooks call neither function below. Follows changes of limits and priority within a second of their being read. */
-bool compute_is_wanted(void);
-
-/* Wait until the launch may go. Cheap when the device has no compute limit and no priority to respect. */
+/* Wait until the launch may go. Cheap when the device has no compute limit and no priority to respect. `stream` as the
+   driver's function without suffix would take it: CU_STREAM_PER_THREAD in the place of NULL for the _ptsz forms.
+   `device` as in account.h; nothing is done for -1. */
 void compute_before(int device, CUstream stream, const struct compute_work *work, struct compute_ticket *ticket);
 
 /* After the driver's call; `launched` false gives the estimate back. */
@@ -42,5 +58,14 @@ void compute_after(CUstream stream, const struct compute_work *work, struct comp
 
 /* The process forgets a function or graph (module unload, graph destroy). */
 void compute_forget(const void *function);
+
+/* A context is about to end (destroy, last release or reset of a primary one): its events go with it. NULL: all. */
+void compute_context_end(CUcontext context);
+
+/* Look at what has been measured meanwhile; after a call that waited for the device. Never waits. */
+void compute_settle(int device);
+
+/* Limits may have changed: those who wait compute anew. Called by whoever reads the limits again. */
+void compute_limits_changed(void);
 
 #endif

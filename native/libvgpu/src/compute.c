@@ -1,0 +1,573 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The compute limit on the driver, the clock and the region; what is decided, compute_core.c decides.
+ *
+ * A launch costs a look-up and one atomic subtraction of private memory as long as the process has device time in hand. When
+ * it has not, it draws a quantum and sleeps until that may be spent; one thread of the process does so at a time.
+ * Sampled launches stand between two events, which later launches ask about; nothing ever waits for the device.
+ * Locks taken here, per device, private to the process: `turn` (held while sleeping) before `lock` (short; the driver's event
+ * functions are called under it). Both are words that a forked child does not inherit: it starts with fresh ones.
+ * Called with hooks active: yes; the driver is called through struct compute_driver only.
+ */
+#include "compute.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "account.h"
+#include "compute_core.h"
+#include "platform.h"
+#include "priority.h"
+
+enum {
+    SAMPLES_MAX = 64,
+    LOOKED_AT_MAX = 8,        /* unfinished samples asked about in one go */
+    CAPTURE_CHECKED = 4096,   /* launches that are checked for capture after one was seen */
+    CAPTURE_MODE_RELAXED = 2, /* CU_STREAM_CAPTURE_MODE_RELAXED */
+    ROSTER_BITS = 16
+};
+
+#define RECHECK_NS (500 * BUDGET_NS_PER_MS)         /* a waiter looks at its limit at least so often */
+#define RECHECK_UNKNOWN_NS (BUDGET_NS_PER_MS / 2)   /* and, doubling, for the duration of an unknown function */
+#define RECHECK_PRIORITY_NS (50 * BUDGET_NS_PER_MS) /* and for the page */
+#define ROSTER_ROUND_NS (2 * BUDGET_PERIOD_NS)
+/* Under a higher priority's eye a process queues no more than this ahead of the device. */
+#define PACED_NS (20 * BUDGET_NS_PER_MS)
+
+struct sample {
+    struct core_sample core;
+    struct sample *next;
+    CUcontext context; /* whose events these are; NULL: none made */
+    CUevent start;
+    CUevent end;
+    bool failed;
+};
+
+/* One device of this process image; never freed, abandoned in a forked child. */
+struct state {
+    struct core_device core;
+    struct region_device *line;
+    struct region_slot *slot;
+    const struct priority_device *page;
+    uint32_t level;
+    int device;
+    int32_t capture_checks;
+    uint32_t turn;
+    uint32_t lock;
+    /* Under lock. */
+    struct sample *running; /* oldest first */
+    struct sample *running_last;
+    struct sample *free;
+    struct sample *base; /* its start is the zero of the present series of overlap samples */
+    bool base_ended;
+    uint64_t told_ns; /* of core.charged_ns, to the region */
+    uint32_t roster_round;
+    struct sample samples[SAMPLES_MAX];
+};
+
+static struct compute_driver the_driver;
+static bool has_driver;
+static struct state *states[REGION_DEVICES_MAX];
+static uint32_t states_incarnation;
+static uint32_t states_lock; /* incarnation << 2 | lock state, so that a child is not held up by its parent's threads */
+static const struct priority_page *the_page;
+
+static void acquire(uint32_t *word, uint32_t free_value)
+{
+    uint32_t seen = free_value;
+    if (__atomic_compare_exchange_n(word, &seen, free_value | 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) return;
+    while ((seen = __atomic_exchange_n(word, free_value | 2, __ATOMIC_ACQUIRE)) != free_value)
+        platform_futex_wait(word, free_value | 2, RECHECK_NS);
+}
+
+static bool try_acquire(uint32_t *word)
+{
+    uint32_t seen = 0;
+    return __atomic_compare_exchange_n(word, &seen, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+}
+
+static void release(uint32_t *word, uint32_t free_value)
+{
+    if (__atomic_exchange_n(word, free_value, __ATOMIC_RELEASE) == (free_value | 2)) platform_futex_wake(word);
+}
+
+void compute_use_driver(const struct compute_driver *driver)
+{
+    bool complete = driver->context_current != NULL && driver->event_create != NULL && driver->event_destroy != NULL &&
+                    driver->event_record != NULL && driver->event_query != NULL && driver->event_elapsed != NULL &&
+                    driver->stream_is_capturing != NULL;
+    if (!complete) platform_say(PLATFORM_ERROR, "the driver lacks event functions: the compute limit cannot be kept");
+    the_driver = *driver;
+    __atomic_store_n(&has_driver, complete, __ATOMIC_RELEASE);
+}
+
+static struct state *make_state(int device)
+{
+    struct state *state = aligned_alloc(64, (sizeof *state + 63) / 64 * 64);
+    struct region_device *line = account_region_device(device);
+    if (state == NULL || line == NULL) {
+        free(state);
+        return NULL;
+    }
+    memset(state, 0, sizeof *state);
+    core_init(&state->core, &line->paid_until_ns);
+    state->line = line;
+    state->slot = account_own_slot();
+    state->device = device;
+    state->level = account_priority();
+    state->page = priority_device(the_page, account_uuid(device));
+    for (size_t i = 0; i < SAMPLES_MAX; i++) {
+        state->samples[i].next = state->free;
+        state->free = &state->samples[i];
+    }
+    return state;
+}
+
+static struct state *first_state(int device)
+{
+    if (device < 0 || device >= (int)REGION_DEVICES_MAX || !__atomic_load_n(&has_driver, __ATOMIC_ACQUIRE)) return NULL;
+    account_attach();
+    uint32_t incarnation = account_incarnation();
+    uint32_t held = __atomic_load_n(&states_lock, __ATOMIC_RELAXED);
+    if (held >> 2 != incarnation) /* the parent's: only the one thread that forked is here */
+        __atomic_compare_exchange_n(&states_lock, &held, incarnation << 2, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    acquire(&states_lock, incarnation << 2);
+    if (states_incarnation != incarnation) {
+        memset(states, 0, sizeof states);
+        __atomic_store_n(&states_incarnation, incarnation, __ATOMIC_RELEASE);
+    }
+    if (the_page == NULL) the_page = priority_open(PRIORITY_PATH);
+    struct state *state = states[device];
+    if (state == NULL) {
+        state = make_state(device);
+        __atomic_store_n(&states[device], state, __ATOMIC_RELEASE);
+    }
+    release(&states_lock, incarnation << 2);
+    return state;
+}
+
+static inline struct state *state_of(int device)
+{
+    if ((unsigned int)device < REGION_DEVICES_MAX) {
+        struct state *state = __atomic_load_n(&states[device], __ATOMIC_ACQUIRE);
+        if (state != NULL && __atomic_load_n(&states_incarnation, __ATOMIC_RELAXED) == account_incarnation())
+            return state;
+    }
+    return first_state(device);
+}
+
+/* How many processes share the budget: each enters itself once per round into {round, last round's count, count}. */
+static uint32_t siblings(struct state *state, uint64_t now)
+{
+    uint64_t *roster = &state->line->reserved2[0];
+    uint32_t round = (uint32_t)(now / ROSTER_ROUND_NS);
+    uint64_t seen = __atomic_load_n(roster, __ATOMIC_RELAXED);
+    uint64_t count_mask = (1u << ROSTER_BITS) - 1;
+    while (state->roster_round != round || (uint32_t)(seen >> 2 * ROSTER_BITS) != round) {
+        uint32_t seen_round = (uint32_t)(seen >> 2 * ROSTER_BITS);
+        uint64_t before = seen_round == round       ? (seen >> ROSTER_BITS) & count_mask
+                          : seen_round + 1 == round ? seen & count_mask
+                                                    : 0;
+        uint64_t count = seen_round == round ? (seen & count_mask) : 0;
+        uint64_t next =
+            (uint64_t)round << 2 * ROSTER_BITS | before << ROSTER_BITS | (count < count_mask ? count + 1 : count);
+        if (__atomic_compare_exchange_n(roster, &seen, next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+            state->roster_round = round;
+            seen = next;
+        }
+    }
+    uint32_t before = (uint32_t)((seen >> ROSTER_BITS) & count_mask);
+    uint32_t count = (uint32_t)(seen & count_mask);
+    uint32_t found = before > count ? before : count;
+    return found < 1 ? 1 : found < REGION_SLOTS ? found : REGION_SLOTS;
+}
+
+static struct core_terms terms_of(struct state *state, uint64_t now)
+{
+    struct priority_view view;
+    bool told = state->page != NULL && priority_read(state->page, now, &view);
+    enum account_core_policy policy = account_core_policy();
+    struct core_terms terms = {.tenants = told ? view.active_tenants : 0};
+    uint32_t pct = policy == ACCOUNT_CORE_DISABLE ? 100 : account_core_pct(state->device);
+    if (policy == ACCOUNT_CORE_DEFAULT && terms.tenants == 1) pct = 100;
+    bool paced = state->page != NULL && state->level > 0;
+    bool whole = pct >= 100;
+    terms.budget.pct = pct >= 1 && pct <= 100 ? pct : 100;
+    terms.budget.siblings = siblings(state, now);
+    terms.budget.enforced = !whole || paced;
+    terms.budget.period_ns = paced ? PACED_NS : BUDGET_PERIOD_NS;
+    terms.budget.burst_ns = paced ? PACED_NS : BUDGET_BURST_NS;
+    terms.budget.lead_ns = whole ? PACED_NS : 0;
+    return terms;
+}
+
+/* Nothing may be recorded into or waited for on a captured stream; one that cannot be asked counts as captured. */
+static bool is_captured(CUstream stream)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return the_driver.stream_is_capturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* A capture elsewhere in the process may forbid asking about events, except to threads that say they know. */
+static int relax_capture(void)
+{
+    int mode = CAPTURE_MODE_RELAXED;
+    if (the_driver.exchange_capture_mode == NULL || the_driver.exchange_capture_mode(&mode) != CUDA_SUCCESS) return -1;
+    return mode;
+}
+
+static void restore_capture(int mode)
+{
+    if (mode >= 0) the_driver.exchange_capture_mode(&mode);
+}
+
+static void put_sample(struct state *state, struct sample *sample)
+{
+    if (sample == state->base) {
+        state->base_ended = true;
+        return;
+    }
+    sample->next = state->free;
+    state->free = sample;
+}
+
+static void end_series(struct state *state)
+{
+    if (state->base == NULL || !state->base_ended || state->core.overlap_running > 0 ||
+        __atomic_load_n(&state->core.overlap_left, __ATOMIC_RELAXED) > 0)
+        return;
+    struct sample *base = state->base;
+    state->base = NULL;
+    put_sample(state, base);
+}
+
+static int64_t nanoseconds(float ms)
+{
+    return ms > -1e9f && ms < 1e9f ? (int64_t)((double)ms * 1e6) : 0;
+}
+
+static void read_sample(struct state *state, struct sample *sample, const struct core_terms *terms)
+{
+    float length = 0;
+    float offset = 0;
+    bool good = !sample->failed && the_driver.event_elapsed(&length, sample->start, sample->end) == CUDA_SUCCESS;
+    if (good && sample->core.overlap && sample != state->base)
+        good = state->base != NULL && state->base->context == sample->context &&
+               the_driver.event_elapsed(&offset, state->base->start, sample->start) == CUDA_SUCCESS;
+    if (good)
+        core_ended(&state->core, &sample->core, nanoseconds(offset), nanoseconds(offset) + nanoseconds(length), terms);
+    else
+        core_lost(&state->core, &sample->core);
+}
+
+/* Under lock. Take in the samples that have ended. */
+static void harvest(struct state *state, uint64_t now, const struct core_terms *terms)
+{
+    if (state->running == NULL) return;
+    int mode = relax_capture();
+    struct sample **link = &state->running;
+    struct sample *before = NULL;
+    int unfinished = 0;
+    while (*link != NULL && unfinished < LOOKED_AT_MAX) {
+        struct sample *sample = *link;
+        CUresult ended = sample->failed ? CUDA_ERROR_UNKNOWN : the_driver.event_query(sample->end);
+        if (ended == CUDA_ERROR_NOT_READY) {
+            if (unfinished++ == 0 && the_driver.event_query(sample->start) == CUDA_SUCCESS)
+                core_runs(&state->core, &sample->core, now, terms);
+            before = sample;
+            link = &sample->next;
+            continue;
+        }
+        *link = sample->next;
+        if (state->running_last == sample) state->running_last = before;
+        sample->failed = ended != CUDA_SUCCESS;
+        read_sample(state, sample, terms);
+        put_sample(state, sample);
+    }
+    end_series(state);
+    restore_capture(mode);
+}
+
+static void tell_region(struct state *state, uint64_t now)
+{
+    uint64_t fresh = state->core.charged_ns - state->told_ns;
+    if (fresh == 0) return;
+    state->told_ns = state->core.charged_ns;
+    __atomic_fetch_add(&state->line->drawn_ns, fresh, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&state->slot->device_time_ns, fresh, __ATOMIC_RELAXED);
+    __atomic_store_n(&state->slot->last_launch_ns, now, __ATOMIC_RELAXED);
+}
+
+/* Sleep while a higher priority is active. */
+static void give_way(struct state *state)
+{
+    for (;;) {
+        struct priority_view view;
+        uint64_t now = platform_now_ns();
+        if (!priority_read(state->page, now, &view) || view.highest_active >= state->level) return;
+        uint64_t rest = view.lease_until_ns - now;
+        platform_futex_wait((uint32_t *)(uintptr_t)&state->page->sequence, view.sequence,
+                            rest < RECHECK_PRIORITY_NS ? rest : RECHECK_PRIORITY_NS);
+    }
+}
+
+/* Draw until the launch may go; returns its cost. */
+static void admit(struct state *state, struct estimate *estimate, struct core_admission *admission)
+{
+    bool asking = false;
+    uint64_t step = RECHECK_UNKNOWN_NS;
+    for (;;) {
+        uint32_t wakes = __atomic_load_n(&state->line->budget_futex, __ATOMIC_ACQUIRE);
+        acquire(&state->lock, 0);
+        uint64_t now = platform_now_ns();
+        struct core_terms terms = terms_of(state, now);
+        harvest(state, now, &terms);
+        if (asking && admission->unknown && estimate->samples > 0) {
+            core_withdraw(&state->core, now, &terms, admission, estimate);
+            asking = false;
+        }
+        uint64_t due = asking ? core_ask(&state->core, now, &terms, admission)
+                              : core_begin(&state->core, now, &terms, estimate, admission);
+        tell_region(state, now);
+        release(&state->lock, 0);
+        if (due == 0) return;
+        asking = true;
+        uint64_t longest = RECHECK_NS;
+        if (admission->unknown) {
+            longest = step;
+            step = step < RECHECK_NS ? 2 * step : step;
+        }
+        platform_futex_wait(&state->line->budget_futex, wakes, due - now < longest ? due - now : longest);
+    }
+}
+
+static struct sample *take_sample(struct state *state, CUcontext context)
+{
+    struct sample **link = &state->free;
+    while (*link != NULL && (*link)->context != context && (*link)->context != NULL)
+        link = &(*link)->next;
+    if (*link == NULL) link = &state->free;
+    struct sample *sample = *link;
+    if (sample != NULL) *link = sample->next;
+    return sample;
+}
+
+static bool make_events(struct sample *sample, CUcontext context)
+{
+    if (sample->context == context) return true;
+    if (sample->context != NULL) {
+        the_driver.event_destroy(sample->start);
+        the_driver.event_destroy(sample->end);
+        sample->context = NULL;
+    }
+    if (the_driver.event_create(&sample->start, 0) != CUDA_SUCCESS) return false;
+    if (the_driver.event_create(&sample->end, 0) != CUDA_SUCCESS) {
+        the_driver.event_destroy(sample->start);
+        return false;
+    }
+    sample->context = context;
+    return true;
+}
+
+/* Put the first event before the launch. Without one the launch goes unmeasured. */
+static void begin_sample(struct state *state, CUstream stream, struct estimate *estimate, bool unknown,
+                         struct compute_ticket *ticket)
+{
+    CUcontext context = NULL;
+    if (the_driver.context_current(&context) != CUDA_SUCCESS || context == NULL) return;
+    uint64_t now = platform_now_ns();
+    struct core_terms terms = terms_of(state, now);
+    acquire(&state->lock, 0);
+    harvest(state, now, &terms);
+    if (core_wants_overlap(&state->core, now, stream)) end_series(state);
+    struct sample *sample = take_sample(state, context);
+    int mode = relax_capture();
+    bool good = sample != NULL && make_events(sample, context);
+    restore_capture(mode);
+    if (sample != NULL && !good) put_sample(state, sample);
+    release(&state->lock, 0);
+    if (!good) return;
+    sample->failed = the_driver.event_record(sample->start, stream) != CUDA_SUCCESS;
+    sample->core.estimate = estimate;
+    sample->core.first = unknown;
+    ticket->sampled = true;
+    ticket->sample = sample;
+}
+
+static void count_launch(struct state *state)
+{
+    uint64_t *launches = &state->slot->launches;
+    __atomic_store_n(launches, __atomic_load_n(launches, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
+}
+
+static bool is_known_captured(struct state *state, CUstream stream)
+{
+    int32_t checks = __atomic_load_n(&state->capture_checks, __ATOMIC_RELAXED);
+    if (checks <= 0) return false;
+    bool captured = is_captured(stream);
+    __atomic_store_n(&state->capture_checks, captured ? CAPTURE_CHECKED : checks - 1, __ATOMIC_RELAXED);
+    return captured;
+}
+
+/* The launch has no time in hand, is unknown, or is to be sampled. */
+static __attribute__((noinline)) void slow_path(struct state *state, CUstream stream, const struct compute_work *work,
+                                                struct compute_ticket *ticket, bool paid, bool sampled)
+{
+    if (is_captured(stream)) {
+        if (paid) core_cancel(&state->core, ticket->estimate_ns);
+        __atomic_store_n(&state->capture_checks, CAPTURE_CHECKED, __ATOMIC_RELAXED);
+        ticket->limited = false;
+        return;
+    }
+    uint64_t shape = estimate_shape(work->blocks, work->threads_per_block, work->graph);
+    bool unknown = false;
+    struct estimate *estimate;
+    if (!paid) {
+        struct core_admission admission;
+        uint64_t began = platform_now_ns();
+        acquire(&state->turn, 0);
+        if (priority_may_block(state->page, state->level)) give_way(state);
+        acquire(&state->lock, 0);
+        estimate = estimate_add(&state->core.estimates, work->function, shape);
+        release(&state->lock, 0);
+        admit(state, estimate, &admission);
+        release(&state->turn, 0);
+        __atomic_fetch_add(&state->slot->waited_ns, platform_now_ns() - began, __ATOMIC_RELAXED);
+        ticket->estimate_ns = (uint64_t)admission.cost_ns;
+        unknown = admission.unknown;
+        sampled = unknown || estimate_is_sampled(&state->core.estimates, estimate);
+    } else
+        estimate = estimate_find(&state->core.estimates, work->function, shape);
+    if (estimate != NULL && (sampled || __atomic_load_n(&state->core.overlap_left, __ATOMIC_RELAXED) > 0))
+        begin_sample(state, stream, estimate, unknown, ticket);
+}
+
+void compute_before(int device, CUstream stream, const struct compute_work *work, struct compute_ticket *ticket)
+{
+    ticket->device = device;
+    ticket->limited = false;
+    ticket->sampled = false;
+    ticket->sample = NULL;
+    ticket->estimate_ns = 0;
+    struct state *state = state_of(device);
+    if (state == NULL) return;
+    count_launch(state);
+    bool paced = state->page != NULL && state->level > 0;
+    if (account_core_pct(device) >= 100 && !paced) return;
+    if (is_known_captured(state, stream)) return;
+    ticket->limited = true;
+    if (__atomic_load_n(&state->core.stream, __ATOMIC_RELAXED) != stream &&
+        __atomic_load_n(&state->core.several_streams, __ATOMIC_RELAXED) == 0)
+        __atomic_store_n(&state->core.several_streams, 1, __ATOMIC_RELAXED);
+    uint64_t shape = estimate_shape(work->blocks, work->threads_per_block, work->graph);
+    struct estimate *estimate = estimate_find(&state->core.estimates, work->function, shape);
+    bool paid = false;
+    bool sampled = false;
+    if (estimate != NULL && __atomic_load_n(&estimate->samples, __ATOMIC_RELAXED) > 0 &&
+        !priority_may_block(state->page, state->level)) {
+        ticket->estimate_ns = __atomic_load_n(&estimate->charge_ns, __ATOMIC_RELAXED);
+        paid = core_spend(&state->core, ticket->estimate_ns);
+        if (paid) {
+            sampled = estimate_is_sampled(&state->core.estimates, estimate);
+            if (!sampled && __atomic_load_n(&state->core.overlap_left, __ATOMIC_RELAXED) <= 0) return;
+        }
+    }
+    slow_path(state, stream, work, ticket, paid, sampled);
+}
+
+/* The second event, and the sample is under way; or the launch failed and nothing was. */
+static __attribute__((noinline)) void end_sample(struct state *state, CUstream stream, struct compute_ticket *ticket,
+                                                 bool launched)
+{
+    struct sample *sample = ticket->sample;
+    if (launched && the_driver.event_record(sample->end, stream) != CUDA_SUCCESS) sample->failed = true;
+    acquire(&state->lock, 0);
+    struct estimate *estimate = sample->core.estimate;
+    if (launched) {
+        core_sampled(&state->core, &sample->core, estimate, ticket->estimate_ns, sample->core.first, stream);
+        if (sample->core.overlap && state->base == NULL) {
+            state->base = sample;
+            state->base_ended = false;
+        }
+        sample->next = NULL;
+        if (state->running == NULL)
+            state->running = sample;
+        else
+            state->running_last->next = sample;
+        state->running_last = sample;
+    } else {
+        if (sample->core.first) estimate_unknown_cancel(estimate, ticket->estimate_ns);
+        put_sample(state, sample);
+    }
+    release(&state->lock, 0);
+}
+
+void compute_after(CUstream stream, const struct compute_work *work, struct compute_ticket *ticket, bool launched)
+{
+    (void)work;
+    if (!ticket->limited || (launched && !ticket->sampled)) return;
+    struct state *state = state_of(ticket->device);
+    if (state == NULL) return;
+    if (ticket->sampled) end_sample(state, stream, ticket, launched);
+    if (!launched) core_cancel(&state->core, ticket->estimate_ns);
+}
+
+/* Every device that this process image has used. */
+static struct state *existing(int device)
+{
+    if (device < 0 || device >= (int)REGION_DEVICES_MAX) return NULL;
+    struct state *state = __atomic_load_n(&states[device], __ATOMIC_ACQUIRE);
+    return state != NULL && __atomic_load_n(&states_incarnation, __ATOMIC_RELAXED) == account_incarnation() ? state
+                                                                                                            : NULL;
+}
+
+void compute_forget(const void *function)
+{
+    for (int device = 0; device < (int)REGION_DEVICES_MAX; device++) {
+        struct state *state = existing(device);
+        if (state == NULL) continue;
+        acquire(&state->lock, 0);
+        estimate_forget(&state->core.estimates, function);
+        release(&state->lock, 0);
+    }
+}
+
+/* Events must not be touched once their context is gone; destroying them before is left to the driver. */
+void compute_context_end(CUcontext context)
+{
+    for (int device = 0; device < (int)REGION_DEVICES_MAX; device++) {
+        struct state *state = existing(device);
+        if (state == NULL) continue;
+        acquire(&state->lock, 0);
+        for (struct sample *sample = state->running; sample != NULL; sample = sample->next)
+            if (context == NULL || sample->context == context) {
+                sample->failed = true;
+                sample->context = NULL;
+            }
+        for (struct sample *sample = state->free; sample != NULL; sample = sample->next)
+            if (context == NULL || sample->context == context) sample->context = NULL;
+        if (state->base != NULL && (context == NULL || state->base->context == context)) state->base->context = NULL;
+        release(&state->lock, 0);
+    }
+}
+
+void compute_settle(int device)
+{
+    struct state *state = existing(device);
+    if (state == NULL || __atomic_load_n(&state->running, __ATOMIC_RELAXED) == NULL || !try_acquire(&state->lock))
+        return;
+    uint64_t now = platform_now_ns();
+    struct core_terms terms = terms_of(state, now);
+    harvest(state, now, &terms);
+    release(&state->lock, 0);
+}
+
+void compute_limits_changed(void)
+{
+    for (int device = 0; device < (int)REGION_DEVICES_MAX; device++) {
+        struct state *state = existing(device);
+        if (state == NULL) continue;
+        __atomic_fetch_add(&state->line->budget_futex, 1, __ATOMIC_RELEASE);
+        platform_futex_wake(&state->line->budget_futex);
+    }
+}

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The compute limit of one process on one device, without clock, driver or sleep.
+ *
+ * Decides what a launch costs, whether it may go, and how measured times correct what was charged. compute.c feeds it from
+ * the driver and the clock, the simulation in tests/compute from virtual time. Nanoseconds.
+ * A process draws a quantum from the budget and spends it privately. What a completed sample shows to have been charged
+ * too little or too much is owed at the next draw, so that the budget is right in the long run, however long a launch was.
+ * What counts is the time in which at least one kernel of the process runs (overlapping streams are counted once).
+ * Locks taken here: none. core_spend() and core_cancel() may be called by any thread; all else under the caller's lock.
+ */
+#ifndef VGPU_COMPUTE_CORE_H
+#define VGPU_COMPUTE_CORE_H
+
+#include "budget.h"
+#include "estimate.h"
+
+#define CORE_OVERLAP_EVERY_NS (100 * BUDGET_NS_PER_MS)
+
+struct core_device {
+    int64_t credit_ns; /* drawn and not spent; below 0 for a moment */
+    const void *stream;
+    uint32_t several_streams; /* launches on another stream than `stream` were seen */
+    int32_t overlap_left;     /* launches still to be sampled for the overlap */
+    /* Under the lock. */
+    struct budget budget;
+    int64_t owed_ns;
+    uint32_t overlap; /* see estimate_overlap() */
+    uint32_t overlap_running;
+    uint32_t overlap_count;
+    uint64_t overlap_since_ns;
+    struct estimate_interval intervals[ESTIMATE_OVERLAP_SAMPLES];
+    uint64_t charged_ns; /* device time charged so far */
+    struct estimates estimates;
+};
+
+/* The terms of a moment, and who else is there. */
+struct core_terms {
+    struct budget_terms budget;
+    uint32_t tenants; /* on the device, this one included; 0: not known */
+};
+
+/* A launch that wants to go. */
+struct core_admission {
+    struct budget_draw draw;
+    int64_t cost_ns;
+    bool unknown;
+};
+
+/* A launch between two events. */
+struct core_sample {
+    struct estimate *estimate;
+    uint32_t generation;
+    bool first; /* charged by estimate_unknown() */
+    bool overlap;
+    uint64_t charged_ns;
+    uint64_t running_since_ns;
+    const void *stream;
+};
+
+void core_init(struct core_device *device, uint64_t *word);
+
+/* Take the cost from what was drawn, if it is there. */
+static inline bool core_spend(struct core_device *device, uint64_t cost_ns)
+{
+    int64_t before = __atomic_fetch_sub(&device->credit_ns, (int64_t)cost_ns, __ATOMIC_RELAXED);
+    if (before >= (int64_t)cost_ns) return true;
+    __atomic_fetch_add(&device->credit_ns, (int64_t)cost_ns, __ATOMIC_RELAXED);
+    return false;
+}
+
+/* A launch did not happen. */
+static inline void core_cancel(struct core_device *device, uint64_t cost_ns)
+{
+    __atomic_fetch_add(&device->credit_ns, (int64_t)cost_ns, __ATOMIC_RELAXED);
+}
+
+/* Charge a launch. Returns 0 if it goes, else the time to wait until before core_ask() is called. */
+uint64_t core_begin(struct core_device *device, uint64_t now_ns, const struct core_terms *terms,
+                    struct estimate *estimate, struct core_admission *admission);
+
+/* The same launch again, after a wait or when limits may have changed. */
+uint64_t core_ask(struct core_device *device, uint64_t now_ns, const struct core_terms *terms,
+                  struct core_admission *admission);
+
+/* An unknown launch that waited has become known meanwhile: give its draw back; core_begin() starts anew. */
+void core_withdraw(struct core_device *device, uint64_t now_ns, const struct core_terms *terms,
+                   struct core_admission *admission, struct estimate *estimate);
+
+/* Whether a new series of samples on all streams begins with this launch; called now and then. */
+bool core_wants_overlap(struct core_device *device, uint64_t now_ns, const void *stream);
+
+/* A sampled launch was issued. */
+void core_sampled(struct core_device *device, struct core_sample *sample, struct estimate *estimate,
+                  uint64_t charged_ns, bool first, const void *stream);
+
+/* It runs, and is seen to run at this time. */
+void core_runs(struct core_device *device, struct core_sample *sample, uint64_t now_ns, const struct core_terms *terms);
+
+/* It ended, start and end on a clock common to all samples of one series. Or its times are not to be had. */
+void core_ended(struct core_device *device, struct core_sample *sample, int64_t start_ns, int64_t end_ns,
+                const struct core_terms *terms);
+void core_lost(struct core_device *device, struct core_sample *sample);
+
+#endif

@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Estimates of device time; see estimate.h. Locks taken here: none. Called with hooks active: no. */
+#include "estimate.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { UNKNOWN_GROWTH_BITS = 2, UNKNOWN_GROWTH_STEPS = 6, MEAN_WEIGHT = 256, OVERLAP_ONE = 1024 };
+
+static uint64_t quarter_log2(uint64_t value)
+{
+    if (value < 4) return value;
+    uint64_t top = 63 - (uint64_t)__builtin_clzll(value);
+    return top * 4 + ((value >> (top - 2)) & 3);
+}
+
+uint64_t estimate_shape(uint64_t blocks, uint32_t threads_per_block, bool graph)
+{
+    return graph ? 1 : quarter_log2(blocks) << 16 | quarter_log2(threads_per_block) << 1;
+}
+
+static size_t bucket_of(const void *function, uint64_t shape)
+{
+    uint64_t mixed = ((uint64_t)(uintptr_t)function >> 4) ^ (shape << 20);
+    mixed *= UINT64_C(0x9e3779b97f4a7c15);
+    return (size_t)(mixed >> 54);
+}
+
+_Static_assert(ESTIMATE_BUCKETS == 1 << (64 - 54), "bucket_of");
+
+struct estimate *estimate_find(const struct estimates *all, const void *function, uint64_t shape)
+{
+    struct estimate *entry = __atomic_load_n(&all->buckets[bucket_of(function, shape)], __ATOMIC_ACQUIRE);
+    while (entry != NULL && (__atomic_load_n(&entry->function, __ATOMIC_RELAXED) != function ||
+                             __atomic_load_n(&entry->shape, __ATOMIC_RELAXED) != shape))
+        entry = entry->next;
+    return entry;
+}
+
+/* Entries stay in their chain for good, so that readers need no lock; a free one is taken again. */
+static void reset(struct estimate *entry, const void *function, uint64_t shape)
+{
+    __atomic_store_n(&entry->charge_ns, ESTIMATE_UNKNOWN_NS, __ATOMIC_RELAXED);
+    __atomic_store_n(&entry->samples, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&entry->until_sample, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&entry->every, 1, __ATOMIC_RELAXED);
+    entry->generation++;
+    entry->unknown_launches = 0;
+    entry->unknown_charged_ns = 0;
+    entry->mean_ns = 0;
+    __atomic_store_n(&entry->shape, shape, __ATOMIC_RELAXED);
+    __atomic_store_n(&entry->function, function, __ATOMIC_RELAXED);
+}
+
+struct estimate *estimate_add(struct estimates *all, const void *function, uint64_t shape)
+{
+    struct estimate *entry = estimate_find(all, function, shape);
+    if (entry != NULL) return entry;
+    struct estimate **head = &all->buckets[bucket_of(function, shape)];
+    for (entry = *head; entry != NULL && entry->function != NULL; entry = entry->next)
+        continue;
+    if (entry == NULL && all->entries < ESTIMATE_ENTRIES_MAX)
+        entry = aligned_alloc(64, (sizeof *entry + 63) / 64 * 64);
+    else if (entry != NULL) {
+        reset(entry, function, shape);
+        return entry;
+    }
+    if (entry == NULL) {
+        if (all->crowd.every == 0) reset(&all->crowd, all, 0);
+        return &all->crowd;
+    }
+    memset(entry, 0, sizeof *entry);
+    reset(entry, function, shape);
+    entry->next = *head;
+    all->entries++;
+    __atomic_store_n(head, entry, __ATOMIC_RELEASE);
+    return entry;
+}
+
+void estimate_forget(struct estimates *all, const void *function)
+{
+    for (size_t i = 0; i < ESTIMATE_BUCKETS; i++)
+        for (struct estimate *entry = all->buckets[i]; entry != NULL; entry = entry->next)
+            if (entry->function == function) {
+                __atomic_store_n(&entry->function, NULL, __ATOMIC_RELAXED);
+                entry->generation++;
+            }
+}
+
+uint64_t estimate_unknown(struct estimate *estimate)
+{
+    uint32_t steps = estimate->unknown_launches;
+    uint64_t charge = ESTIMATE_UNKNOWN_NS
+                      << UNKNOWN_GROWTH_BITS * (steps < UNKNOWN_GROWTH_STEPS ? steps : UNKNOWN_GROWTH_STEPS);
+    estimate->unknown_launches++;
+    estimate->unknown_charged_ns += charge;
+    return charge;
+}
+
+void estimate_unknown_cancel(struct estimate *estimate, uint64_t charged_ns)
+{
+    if (estimate->samples > 0 || estimate->unknown_launches == 0 || estimate->unknown_charged_ns < charged_ns) return;
+    estimate->unknown_launches--;
+    estimate->unknown_charged_ns -= charged_ns;
+}
+
+int64_t estimate_unknown_owed(struct estimate *estimate)
+{
+    uint64_t worth = estimate->charge_ns * estimate->unknown_launches;
+    int64_t owed = (int64_t)worth - (int64_t)estimate->unknown_charged_ns;
+    estimate->unknown_launches = 0;
+    estimate->unknown_charged_ns = 0;
+    return owed;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a;
+    uint64_t y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Elapsed times up to here count as undisturbed. */
+static uint64_t trim_limit(uint64_t low)
+{
+    uint64_t quarter = low / 4;
+    return low + (quarter > ESTIMATE_TRIM_NS ? quarter : ESTIMATE_TRIM_NS);
+}
+
+static uint64_t estimate_of(struct estimate *estimate, size_t count, uint32_t tenants, uint64_t *limit)
+{
+    uint64_t sorted[ESTIMATE_SAMPLES];
+    memcpy(sorted, estimate->elapsed_ns, count * sizeof sorted[0]);
+    qsort(sorted, count, sizeof sorted[0], by_value);
+    *limit = tenants == 1 ? UINT64_MAX : trim_limit(sorted[0]);
+    uint64_t sum = 0;
+    size_t used = 0;
+    while (used < count && sorted[used] <= *limit)
+        sum += sorted[used++];
+    uint64_t charge = sum / used;
+    uint64_t least = estimate->mean_ns / (tenants > 0 ? tenants : 2);
+    return charge > least ? charge : least;
+}
+
+static uint32_t next_random(uint32_t *state)
+{
+    uint32_t x = __atomic_load_n(state, __ATOMIC_RELAXED);
+    x = x != 0 ? x : 2463534242u;
+    x ^= x << 13;
+    x ^= x >> 17;
+    x ^= x << 5;
+    __atomic_store_n(state, x, __ATOMIC_RELAXED);
+    return x;
+}
+
+bool estimate_is_sampled(struct estimates *all, struct estimate *estimate)
+{
+    int32_t left = __atomic_load_n(&estimate->until_sample, __ATOMIC_RELAXED) - 1;
+    bool sampled = left <= 0;
+    if (sampled) {
+        /* Irregular steps, so that no pattern of launches can step over the sampled ones. */
+        uint32_t every = __atomic_load_n(&estimate->every, __ATOMIC_RELAXED);
+        left = every <= 1 ? 1 : (int32_t)(1 + next_random(&all->random) % (2 * every - 1));
+    }
+    __atomic_store_n(&estimate->until_sample, left, __ATOMIC_RELAXED);
+    return sampled;
+}
+
+/* The first samples of a function follow each other, later ones lie ESTIMATE_SPACING_NS apart. */
+static void plan(struct estimate *estimate)
+{
+    uint64_t every = ESTIMATE_SPACING_NS / (estimate->charge_ns > 0 ? estimate->charge_ns : 1);
+    every = every < 1 ? 1 : every > ESTIMATE_SAMPLED_EVERY_MAX ? ESTIMATE_SAMPLED_EVERY_MAX : every;
+    if (every > estimate->samples / 2 + 1) every = estimate->samples / 2 + 1;
+    __atomic_store_n(&estimate->every, (uint32_t)every, __ATOMIC_RELAXED);
+}
+
+uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t tenants, uint32_t overlap)
+{
+    uint64_t elapsed = (elapsed_ns < ESTIMATE_MAX_NS ? elapsed_ns : ESTIMATE_MAX_NS) * overlap / OVERLAP_ONE;
+    uint32_t seen = estimate->samples;
+    estimate->elapsed_ns[seen % ESTIMATE_SAMPLES] = elapsed;
+    uint32_t weight = seen + 1 < MEAN_WEIGHT ? seen + 1 : MEAN_WEIGHT;
+    estimate->mean_ns =
+        (uint64_t)((int64_t)estimate->mean_ns + ((int64_t)elapsed - (int64_t)estimate->mean_ns) / (int64_t)weight);
+    seen++;
+    if (seen == UINT32_MAX) seen = UINT32_MAX / ESTIMATE_SAMPLES * ESTIMATE_SAMPLES;
+    uint64_t limit;
+    uint64_t charge = estimate_of(estimate, seen < ESTIMATE_SAMPLES ? seen : ESTIMATE_SAMPLES, tenants, &limit);
+    __atomic_store_n(&estimate->charge_ns, charge > 0 ? charge : 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&estimate->samples, seen, __ATOMIC_RELAXED);
+    plan(estimate);
+    return elapsed <= limit ? elapsed : charge;
+}
+
+static int by_start(const void *a, const void *b)
+{
+    const struct estimate_interval *x = a;
+    const struct estimate_interval *y = b;
+    return (x->start_ns > y->start_ns) - (x->start_ns < y->start_ns);
+}
+
+/* The time in which every stream was being sampled: before its first and after its last sample, a stream may have run
+   launches that nobody measured. */
+static void common_window(const struct estimate_interval *intervals, size_t count, int64_t *from, int64_t *to)
+{
+    *from = INT64_MIN;
+    *to = INT64_MAX;
+    for (size_t i = 0; i < count; i++) {
+        int64_t first = intervals[i].start_ns;
+        int64_t last = intervals[i].end_ns;
+        for (size_t j = 0; j < count; j++)
+            if (intervals[j].stream == intervals[i].stream) {
+                first = intervals[j].start_ns < first ? intervals[j].start_ns : first;
+                last = intervals[j].end_ns > last ? intervals[j].end_ns : last;
+            }
+        *from = first > *from ? first : *from;
+        *to = last < *to ? last : *to;
+    }
+}
+
+uint32_t estimate_overlap(struct estimate_interval *intervals, size_t count)
+{
+    int64_t from;
+    int64_t to;
+    common_window(intervals, count, &from, &to);
+    if (from >= to) {
+        from = INT64_MIN;
+        to = INT64_MAX;
+    }
+    qsort(intervals, count, sizeof intervals[0], by_start);
+    int64_t sum = 0;
+    int64_t busy = 0;
+    int64_t reached = from;
+    for (size_t i = 0; i < count; i++) {
+        int64_t start = intervals[i].start_ns > from ? intervals[i].start_ns : from;
+        int64_t end = intervals[i].end_ns < to ? intervals[i].end_ns : to;
+        if (end <= start) continue;
+        sum += end - start;
+        start = start > reached ? start : reached;
+        if (end > start) busy += end - start;
+        reached = end > reached ? end : reached;
+    }
+    return sum > 0 ? (uint32_t)(busy * OVERLAP_ONE / sum) : OVERLAP_ONE;
+}

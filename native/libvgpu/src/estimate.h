@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How long work keeps the device: estimates per function and shape from sampled elapsed times.
+ *
+ * Decides what a launch is charged and which launches are sampled. Pure: no clock, no driver. Nanoseconds of device time.
+ * An elapsed time between two events holds the neighbours' time slices too, so of the last samples only those near the
+ * shortest count; where the agent says that nobody else is on the device, all count. The other way round a function whose
+ * duration varies must not hide behind its shortest run: an estimate never falls below the mean elapsed time divided by
+ * the number of tenants.
+ * Locks taken here: none. Looking up and reading are free of locks; every change is made by one caller at a time.
+ */
+#ifndef VGPU_ESTIMATE_H
+#define VGPU_ESTIMATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    ESTIMATE_SAMPLES = 32,
+    ESTIMATE_BUCKETS = 1024,
+    ESTIMATE_ENTRIES_MAX = 32768,
+    ESTIMATE_SAMPLED_EVERY_MAX = 256,
+    ESTIMATE_OVERLAP_SAMPLES = 48
+};
+
+/* Charged for the first launch of an unknown function; each further one before the first result is charged 4 times more. */
+#define ESTIMATE_UNKNOWN_NS UINT64_C(50000)
+/* Sampled so often that about this much device time lies between two samples of one function. */
+#define ESTIMATE_SPACING_NS UINT64_C(500000)
+/* Elapsed times this far above the shortest are taken for interrupted by a neighbour: less than a time slice. */
+#define ESTIMATE_TRIM_NS UINT64_C(500000)
+#define ESTIMATE_MAX_NS UINT64_C(3600000000000)
+
+struct estimate {
+    /* Read by every launch. */
+    const void *function; /* NULL: free */
+    uint64_t shape;
+    struct estimate *next;
+    uint64_t charge_ns;
+    uint32_t samples; /* 0: unknown; saturates */
+    int32_t until_sample;
+    uint32_t every;
+    uint32_t generation; /* changes when the entry is given to another function */
+    /* Under the owner's lock. */
+    uint32_t unknown_launches;
+    uint64_t unknown_charged_ns;
+    uint64_t mean_ns;
+    uint64_t elapsed_ns[ESTIMATE_SAMPLES];
+};
+
+/* All estimates of one process on one device. */
+struct estimates {
+    struct estimate *buckets[ESTIMATE_BUCKETS];
+    struct estimate crowd; /* stands for all functions beyond ESTIMATE_ENTRIES_MAX */
+    uint32_t entries;
+    uint32_t random;
+};
+
+/* The part of `blocks` and `threads` that an estimate is kept for: steps of a quarter of a power of two. */
+uint64_t estimate_shape(uint64_t blocks, uint32_t threads_per_block, bool graph);
+
+/* NULL if unknown; free of locks. */
+struct estimate *estimate_find(const struct estimates *all, const void *function, uint64_t shape);
+
+/* Find or add; never NULL. */
+struct estimate *estimate_add(struct estimates *all, const void *function, uint64_t shape);
+
+void estimate_forget(struct estimates *all, const void *function);
+
+/* What the next launch of unknown work is charged; counts it. */
+uint64_t estimate_unknown(struct estimate *estimate);
+
+/* It was not made after all. */
+void estimate_unknown_cancel(struct estimate *estimate, uint64_t charged_ns);
+
+/* Whether this launch is one to sample; counts it. Free of locks, inexact when threads race, which does no harm. */
+bool estimate_is_sampled(struct estimates *all, struct estimate *estimate);
+
+/* Take a sample: elapsed time, tenants on the device (1: alone, 0: not known), overlap of own streams in 1/1024 (1024:
+   none). Returns the device time that the sampled launch is worth. */
+uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t tenants, uint32_t overlap);
+
+/* After the first sample: by how much the launches before it were charged too little. */
+int64_t estimate_unknown_owed(struct estimate *estimate);
+
+/* Part of the elapsed times that was device time, in 1/1024, from samples of consecutive launches on several streams:
+   1024 where none overlapped. Sorts the samples. */
+struct estimate_interval {
+    int64_t start_ns;
+    int64_t end_ns;
+    const void *stream;
+};
+uint32_t estimate_overlap(struct estimate_interval *intervals, size_t count);
+
+#endif

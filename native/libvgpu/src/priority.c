@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The agent's page of activity; see priority.h. Locks taken here: none. Called with hooks active: no. */
+#include "priority.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { READ_TRIES = 64 };
+
+const struct priority_page *priority_open(const char *path)
+{
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (file < 0) return NULL;
+    struct stat status;
+    void *mapped = MAP_FAILED;
+    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) &&
+        (uint64_t)status.st_size >= sizeof(struct priority_page))
+        mapped = mmap(NULL, sizeof(struct priority_page), PROT_READ, MAP_SHARED, file, 0);
+    close(file);
+    if (mapped == MAP_FAILED) return NULL;
+    const struct priority_page *page = mapped;
+    if (page->magic == PRIORITY_MAGIC && page->layout == PRIORITY_LAYOUT &&
+        page->device_bytes == sizeof(struct priority_device) && page->device_count <= PRIORITY_DEVICES)
+        return page;
+    munmap(mapped, sizeof(struct priority_page));
+    return NULL;
+}
+
+void priority_close(const struct priority_page *page)
+{
+    if (page != NULL) munmap((void *)(uintptr_t)page, sizeof *page);
+}
+
+const struct priority_device *priority_device(const struct priority_page *page, const char *uuid)
+{
+    if (page == NULL || uuid[0] == '\0') return NULL;
+    for (uint32_t i = 0; i < PRIORITY_DEVICES; i++)
+        if (strncmp(page->devices[i].uuid, uuid, PRIORITY_UUID) == 0) return &page->devices[i];
+    return NULL;
+}
+
+bool priority_read(const struct priority_device *device, uint64_t now_ns, struct priority_view *view)
+{
+    for (int i = 0; i < READ_TRIES; i++) {
+        uint32_t sequence = __atomic_load_n(&device->sequence, __ATOMIC_ACQUIRE);
+        view->highest_active = __atomic_load_n(&device->highest_active, __ATOMIC_RELAXED);
+        view->active_tenants = __atomic_load_n(&device->active_tenants, __ATOMIC_RELAXED);
+        view->lease_until_ns = __atomic_load_n(&device->lease_until_ns, __ATOMIC_RELAXED);
+        view->sequence = sequence;
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if ((sequence & 1) == 0 && __atomic_load_n(&device->sequence, __ATOMIC_RELAXED) == sequence)
+            return view->lease_until_ns > now_ns;
+    }
+    /* A writer that died half way leaves the sequence odd: nothing is known any more. */
+    return false;
+}

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The page through which the node's agent tells all containers who is active on a device, and at which priority.
+ *
+ * One file for the node, written by the agent alone, in place, and mounted into every container that may not write it.
+ * Level 0 is the highest, 7 the lowest. A process of a lower level waits while a higher level is active and the lease
+ * runs; an agent or tenant that dies stops blocking when the lease ends. Times are CLOCK_MONOTONIC nanoseconds, which
+ * all containers of a node share.
+ * The agent writes a device so: `sequence` odd, fields, `sequence` even, FUTEX_WAKE on `sequence` (not private).
+ * Processes announce themselves in the region: `launches` of their slot changes with every launch, `last_launch_ns` with
+ * every quantum of device time they draw.
+ * Locks taken here: none.
+ */
+#ifndef VGPU_PRIORITY_H
+#define VGPU_PRIORITY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define PRIORITY_MAGIC UINT64_C(0x315052494d414856) /* "VHAMIRP1" as bytes */
+#define PRIORITY_LAYOUT 1u
+#ifndef PRIORITY_PATH
+#define PRIORITY_PATH "/run/hami-priority/page-1"
+#endif
+#define PRIORITY_DEVICES 64u
+#define PRIORITY_UUID 64u
+#define PRIORITY_LOWEST 7u
+#define PRIORITY_NOBODY 255u
+
+struct priority_device {
+    char uuid[PRIORITY_UUID]; /* text, zero-terminated; empty: unused */
+    uint32_t sequence;        /* odd while being written */
+    uint32_t highest_active;  /* 0..7, PRIORITY_NOBODY */
+    uint64_t lease_until_ns;  /* the device's other fields are true until then */
+    uint32_t active_tenants;  /* containers that have worked lately; 0: not known */
+    uint32_t reserved[11];
+};
+
+struct priority_page {
+    uint64_t magic;
+    uint32_t layout;
+    uint32_t device_bytes;
+    uint32_t device_count;
+    uint32_t reserved[11];
+    struct priority_device devices[PRIORITY_DEVICES];
+};
+
+_Static_assert(sizeof(struct priority_device) == 128, "device");
+_Static_assert(offsetof(struct priority_device, sequence) == 64, "sequence");
+_Static_assert(offsetof(struct priority_device, lease_until_ns) == 72, "lease");
+_Static_assert(offsetof(struct priority_page, devices) == 64, "page");
+
+/* What one process reads of it. */
+struct priority_view {
+    uint32_t highest_active;
+    uint32_t active_tenants;
+    uint64_t lease_until_ns;
+    uint32_t sequence;
+};
+
+/* Map the page, read-only. NULL: there is none, or it is not of this layout. */
+const struct priority_page *priority_open(const char *path);
+void priority_close(const struct priority_page *page);
+
+/* NULL: not in the page. */
+const struct priority_device *priority_device(const struct priority_page *page, const char *uuid);
+
+/* What holds now. False: the lease has run out, nothing is known. */
+bool priority_read(const struct priority_device *device, uint64_t now_ns, struct priority_view *view);
+
+/* Cheap and without a clock: whether a launch at `level` must look closer. */
+static inline bool priority_may_block(const struct priority_device *device, uint32_t level)
+{
+    return device != NULL && __atomic_load_n(&device->highest_active, __ATOMIC_RELAXED) < level;
+}
+
+#endif
