@@ -118,6 +118,7 @@ class Plane:
             "state_dir": str(self.directory / "state"),
             "trusted_keys_dir": str(self.keys),
             "injection": "env",
+            "enforcement": "none",
             "start_timeout_s": 10.0,
             "check_s": 0.5,
             "devices_poll_s": 0.25,

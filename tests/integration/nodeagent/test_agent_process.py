@@ -30,6 +30,7 @@ def write_config(plane: Plane, path: Path) -> None:
                 f'state_dir = "{settings.state_dir}"',
                 f'trusted_keys_dir = "{settings.trusted_keys_dir}"',
                 'injection = "env"',
+                'enforcement = "none"',
                 "start_timeout_s = 10",
                 "[drivers.nvidia]",
                 f'simulated_profile = "{settings.drivers.nvidia.simulated_profile}"',

@@ -318,6 +318,7 @@ class Cluster:
                     "state_dir": str(self.directory / "agents" / node.name),
                     "trusted_keys_dir": str(trusted),
                     "injection": self.spec.injection,
+                    "enforcement": "none",
                     **self._driver_settings(node),
                 },
                 {STATE_VARIABLE: str(self.directory / f"{node.name}.nvml")},

@@ -42,6 +42,7 @@ from hami_nodeagent.shell.feed import LedgerFeed
 from hami_nodeagent.shell.inventory import Reporter, VendorDevices, beat
 from hami_nodeagent.shell.keys import TrustedKeys
 from hami_nodeagent.shell.kubelet import PluginKeeper
+from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.metrics import Metrics
 from hami_nodeagent.shell.picture import Picture
 from hami_nodeagent.shell.podresources import PodResources, PodsPage
@@ -96,11 +97,13 @@ class _Parts:
         self.keys = TrustedKeys(Path(settings.trusted_keys_dir))
         self.kubelet = PodResources(site=self.site, fallback=_fallback(settings))
         self.keeper = GrantKeeper(self.site)
+        self.limiter = Limiter(self.site)
         self.allocator = Allocator(
             site=self.site,
             kubelet=self.kubelet,
             renderer=Renderer(catalog, settings),
             keeper=self.keeper,
+            limiter=self.limiter,
         )
         self.recorder: EventRecorder | None = None
         """Set once the API server was reached."""
@@ -128,6 +131,7 @@ async def serve_agent(
                 await group.start(source.discover)
                 group.start_soon(source.probe)
                 group.start_soon(source.wait_faults)
+            await parts.limiter.current()
             async with background() as plugins:
                 _serve_kubelet(plugins, parts)
                 group.start_soon(_with_kube, parts)
@@ -192,6 +196,7 @@ async def _follow_pods(parts: _Parts, kube: KubeApi) -> None:
         pods=pods,
         keys=parts.keys,
         keeper=parts.keeper,
+        limiter=parts.limiter,
         vendor_by_resource=parts.vendor_by_resource,
     )
     async with anyio.create_task_group() as group:

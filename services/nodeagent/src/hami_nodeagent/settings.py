@@ -10,8 +10,9 @@ from typing import Literal
 from msgspec import Struct
 
 from hami_common.runtime.settings import ServiceSettings
-from hami_common.vendors.protocol import BindMount, InjectionMode
+from hami_common.vendors.protocol import InjectionMode
 from hami_nodeagent.core.health import HealthRules
+from hami_nodeagent.core.holders import Enforcement
 
 
 class NvidiaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,9 +71,20 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
 
     injection: InjectionMode = "cdi"
     """How devices enter containers: ``cdi``, ``devices`` or ``env`` (design D10)."""
-    library_mounts: tuple[BindMount, ...] = ()
-    """The in-container limiter and its preload file; not given to containers that hold only whole
-    devices (design D33)."""
+    enforcement: Enforcement = "libvgpu"
+    """What holds containers to their shares: ``libvgpu``, without which no share is given, or
+    ``none``. Containers that hold only whole devices are never limited (design D33)."""
+    library: str = "/usr/lib/hami/libvgpu.so"
+    """The in-container library that came with this agent."""
+    library_dir: str = "/var/lib/hami/libvgpu"
+    """Where it is put on the host, mounted into the agent under the same path (design D26)."""
+    library_keep_s: float = 3600.0
+    """How long a version that nothing needs is kept."""
+    host_proc: str = "/proc"
+    """The host's ``/proc``: the agent must see all processes to know which versions are in use and
+    whose processes use the devices."""
+    pods_dir: str = "/var/lib/kubelet/pods"
+    """Kubelet's directory of pods, where their volumes are."""
     library_log_level: str = ""
     """``LIBCUDA_LOG_LEVEL`` in containers; empty leaves it unset."""
     core_policy: Literal["", "default", "force", "disable"] = ""

@@ -48,6 +48,7 @@ def make_site(directory: Path, **settings: Any) -> Site:
             **{
                 "pod_resources_socket": str(directory / "none.sock"),
                 "allocate_wait_s": 0.2,
+                "enforcement": "none",
                 "report_retry_s": 0.01,
                 **settings,
             },
@@ -57,6 +58,23 @@ def make_site(directory: Path, **settings: Any) -> Site:
         checkpoint=Checkpoint(directory),
         sequence=Numbers(clock),
     )
+
+
+def fake_library(directory: Path, content: bytes = b"one") -> Path:
+    """A file that passes for the in-container library."""
+    path = directory / "libvgpu.so"
+    path.write_bytes(b"\x7fELF" + content)
+    return path
+
+
+def enforcing(directory: Path, **more: Any) -> dict[str, Any]:
+    """Settings of a node that enforces shares with such a library."""
+    return {
+        "enforcement": "libvgpu",
+        "library": str(fake_library(directory)),
+        "library_dir": str(directory / "host"),
+        **more,
+    }
 
 
 def know(site: Site, *pods: Given) -> None:

@@ -11,14 +11,21 @@ from hami_common.kubeletapi import deviceplugin as api
 from hami_common.limits import decode as decode_limits
 from hami_common.runtime.tasks import background
 from hami_common.vendors.catalog import Catalog
-from hami_common.vendors.protocol import BindMount
 from hami_nodeagent.core.claims import Claim, Refuse
 from hami_nodeagent.core.reporting import Failure
 from hami_nodeagent.shell.allocate import Allocator, GrantKeeper
+from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.render import Renderer
 from hami_nodeagent.shell.site import Site
 from tests.unit.nodeagent.core.builders import GPU, Given, request
-from tests.unit.nodeagent.shell.support import FakeKubelet, FakePods, know, make_site, until
+from tests.unit.nodeagent.shell.support import (
+    FakeKubelet,
+    FakePods,
+    enforcing,
+    know,
+    make_site,
+    until,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -50,6 +57,7 @@ class Desk:
             kubelet=self.kubelet,  # type: ignore[arg-type]  # a stand-in with the one method used
             renderer=Renderer(Catalog.from_settings(), self.site.settings),
             keeper=GrantKeeper(self.site),
+            limiter=Limiter(self.site),
         )
         self.allocator.pods = self.pods
         self.allocator.states = self.states
@@ -227,8 +235,7 @@ async def test_each_injection_mode_reaches_the_runtime(
     tmp_path: Path, mode: str, nodes: int, cdi: list[str], visible: str
 ) -> None:
     pod = Given("pod", region_volumes={"main": "hami-region-main"})
-    mounts = (BindMount(host_path="/opt/hami/libvgpu.so", container_path="/usr/lib/libvgpu.so"),)
-    desk = Desk(tmp_path, pod, injection=mode, library_mounts=mounts, library_log_level="1")
+    desk = Desk(tmp_path, pod, injection=mode, library_log_level="1")
     canonical = desk.site.picture.canonical_by_vendor["nvidia"]
     with_minor = tuple(replace(one, minor=one.index) for one in canonical.devices)
     desk.site.picture.set_canonical(replace(canonical, devices=with_minor))
@@ -240,7 +247,48 @@ async def test_each_injection_mode_reaches_the_runtime(
     assert [one.name for one in response.cdi_devices] == cdi
     assert response.envs["NVIDIA_VISIBLE_DEVICES"] == visible
     assert response.envs["CUDA_DEVICE_MEMORY_SHARED_CACHE"] == "/run/hami/region"
-    assert [mount.host_path for mount in response.mounts] == ["/opt/hami/libvgpu.so"]
+    assert list(response.mounts) == []
+
+
+async def test_share_comes_with_the_library_that_holds_it(tmp_path: Path) -> None:
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod, **enforcing(tmp_path))
+    know(desk.site, pod)
+    outcome = await desk.ask("nvidia-0-0")
+    assert not isinstance(outcome, Refuse)
+    mounts = {mount.container_path: mount for mount in outcome[1][0].mounts}
+    assert set(mounts) == {"/usr/local/vgpu/libvgpu.so", "/etc/ld.so.preload"}
+    assert all(mount.read_only for mount in mounts.values())
+    preload = Path(mounts["/etc/ld.so.preload"].host_path).read_text()
+    assert preload == "/usr/local/vgpu/libvgpu.so\n"
+    library = Path(mounts["/usr/local/vgpu/libvgpu.so"].host_path)
+    assert library.read_bytes() == Path(desk.site.settings.library).read_bytes()
+    (grant,) = desk.site.checkpoint.load_grants()
+    assert grant.library == library.name
+
+
+async def test_share_is_refused_where_the_library_is_missing(tmp_path: Path) -> None:
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod, **enforcing(tmp_path, library=str(tmp_path / "nowhere.so")))
+    know(desk.site, pod)
+    outcome = await desk.ask("nvidia-0-0")
+    assert isinstance(outcome, Refuse)
+    assert outcome.code == "limiter-missing"
+    assert "nowhere.so cannot be read" in outcome.text
+    assert "set library" in outcome.text
+    assert len(desk.site.picture.grants) == 0
+
+
+async def test_library_that_vanished_from_the_host_is_put_there_again(tmp_path: Path) -> None:
+    pods = Given("a"), Given("b")
+    desk = Desk(tmp_path, pods[0], **enforcing(tmp_path))
+    know(desk.site, *pods)
+    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+    (installed,) = (tmp_path / "host").glob("libvgpu-*")
+    installed.unlink()
+    desk.kubelet.pods = [pods[1].listed()]
+    assert not isinstance(await desk.ask("nvidia-0-1"), Refuse)
+    assert installed.is_file()
 
 
 async def test_whole_devices_are_not_intercepted(tmp_path: Path) -> None:
@@ -250,12 +298,15 @@ async def test_whole_devices_are_not_intercepted(tmp_path: Path) -> None:
         shares, shares=(replace(shares.shares[0], exclusive=True, memory_mib=1000, core_pct=100),)
     )
     pod.entry = replace(pod.entry, record=replace(pod.record, op="resize", containers=(whole,)))
-    mounts = (BindMount(host_path="/opt/hami/libvgpu.so", container_path="/usr/lib/libvgpu.so"),)
-    desk = Desk(tmp_path, pod, library_mounts=mounts)
+    desk = Desk(tmp_path, pod, **enforcing(tmp_path))
     know(desk.site, pod)
     outcome = await desk.ask("nvidia-0-0")
     assert not isinstance(outcome, Refuse)
-    assert list(outcome[1][0].mounts) == []
+    response = outcome[1][0]
+    assert list(response.mounts) == []
+    assert [name for name in response.envs if name.startswith(("CUDA_", "GPU_"))] == []
+    (grant,) = desk.site.picture.grants
+    assert grant.library == ""
 
 
 async def test_two_calls_at_once_cannot_take_the_same_container(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hami_nodeagent.core.claims import ListedPod
 from hami_nodeagent.shell.allocate import GrantKeeper
 from hami_nodeagent.shell.check import SelfCheck
 from hami_nodeagent.shell.keys import TrustedKeys
+from hami_nodeagent.shell.limiter import Limiter
 from tests.unit.nodeagent.core.builders import GPU, Given
 from tests.unit.nodeagent.shell.support import FakeKubelet, FakePods, know, make_site
 
@@ -28,6 +29,7 @@ class Bench:
             pods=self.pods,  # type: ignore[arg-type]  # as above
             keys=TrustedKeys(self.keys_directory),
             keeper=GrantKeeper(self.site),
+            limiter=Limiter(self.site),
             vendor_by_resource={GPU: "nvidia"},
         )
 

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from hami_common.errors import RequestInvalid
 from hami_common.model.device import Device
-from hami_common.model.placement import ContainerShares
+from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import DeviceRequest, DeviceSelector
 from hami_common.podview import ContainerView
 from hami_common.units import INT32_MAX, parse_count, parse_percent
@@ -92,6 +92,29 @@ class NvidiaSettings(
 
 def _words(value: str) -> tuple[str, ...]:
     return tuple(word for word in (part.strip() for part in value.split(",")) if word)
+
+
+def _limits_env(
+    shares: ContainerShares, own: Sequence[Share], context: RenderContext
+) -> dict[str, str]:
+    """What the in-container limiter, and tools that know its names, read."""
+    env: dict[str, str] = {}
+    for i, share in enumerate(own):
+        env[f"CUDA_DEVICE_MEMORY_LIMIT_{i}"] = f"{share.memory_mib}m"
+        env[f"CUDA_DEVICE_SM_LIMIT_{i}"] = str(share.core_pct)
+    if own:
+        env["CUDA_DEVICE_SM_LIMIT"] = str(own[0].core_pct)
+    if context.region_file:
+        env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = context.region_file
+    if context.memory_oversubscribed:
+        env["CUDA_OVERSUBSCRIBE"] = "true"
+    if context.library_log_level:
+        env["LIBCUDA_LOG_LEVEL"] = context.library_log_level
+    if context.core_policy:
+        env["GPU_CORE_UTILIZATION_POLICY"] = context.core_policy
+    if shares.priority is not None:
+        env["CUDA_TASK_PRIORITY"] = str(shares.priority)
+    return env
 
 
 class Nvidia:
@@ -343,22 +366,7 @@ class Nvidia:
         """
         uuids = [device.uuid for device in devices]
         own = [share for share in shares.shares if share.vendor == NAME]
-        env: dict[str, str] = {}
-        for i, share in enumerate(own):
-            env[f"CUDA_DEVICE_MEMORY_LIMIT_{i}"] = f"{share.memory_mib}m"
-            env[f"CUDA_DEVICE_SM_LIMIT_{i}"] = str(share.core_pct)
-        if own:
-            env["CUDA_DEVICE_SM_LIMIT"] = str(own[0].core_pct)
-        if context.region_file:
-            env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = context.region_file
-        if context.memory_oversubscribed:
-            env["CUDA_OVERSUBSCRIBE"] = "true"
-        if context.library_log_level:
-            env["LIBCUDA_LOG_LEVEL"] = context.library_log_level
-        if context.core_policy:
-            env["GPU_CORE_UTILIZATION_POLICY"] = context.core_policy
-        if shares.priority is not None:
-            env["CUDA_TASK_PRIORITY"] = str(shares.priority)
+        env = _limits_env(shares, own, context) if context.is_limited else {}
         nodes: tuple[DeviceNode, ...] = ()
         cdi: tuple[str, ...] = ()
         if context.mode == "cdi":

@@ -87,6 +87,8 @@ class RenderContext(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Node settings that rendering depends on."""
 
     mode: InjectionMode = "cdi"
+    is_limited: bool = True
+    """False for a container that holds only whole devices: it is told no limits (design D33)."""
     region_file: str = ""
     """Path of the usage region inside the container, empty when there is none."""
     memory_oversubscribed: bool = False

@@ -110,6 +110,8 @@ class Code(StrEnum):
     """A container starts with ids that no Allocate call was answered for."""
     REQUEST_INVALID = "request-invalid"
     """The call itself is malformed."""
+    LIMITER_MISSING = "limiter-missing"
+    """The library that would hold the container to its share cannot be installed on this node."""
     HOST_FAILED = "host-failed"
     """The agent could not write what it must keep on this host."""
     INTERNAL = "internal"
@@ -303,7 +305,9 @@ def decide_all(
     return tuple(claims)
 
 
-def grant_of(claim: Claim, request: Request, view: View, *, time_s: float = 0.0) -> Grant:
+def grant_of(
+    claim: Claim, request: Request, view: View, *, time_s: float = 0.0, library: str = ""
+) -> Grant:
     """The grant that stands for an answered claim."""
     return Grant(
         pod_uid=claim.pod.uid,
@@ -318,6 +322,7 @@ def grant_of(claim: Claim, request: Request, view: View, *, time_s: float = 0.0)
         uuids=tuple(share.uuid for share in claim.own),
         kubelet=view.kubelet,
         time_s=time_s,
+        library=library,
     )
 
 

@@ -33,7 +33,10 @@ from hami_nodeagent.core.claims import (
     grant_of,
 )
 from hami_nodeagent.core.grants import Grant
+from hami_nodeagent.core.holders import needs_library
 from hami_nodeagent.core.podfacts import PodFacts
+from hami_nodeagent.shell.install import Installed
+from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.podresources import PodResources
 from hami_nodeagent.shell.render import Renderer
 from hami_nodeagent.shell.site import Site
@@ -96,7 +99,9 @@ class Allocator:
         kubelet: PodResources,
         renderer: Renderer,
         keeper: GrantKeeper,
+        limiter: Limiter,
     ) -> None:
+        self._limiter = limiter
         self._picture = site.picture
         self._kubelet = kubelet
         self._renderer = renderer
@@ -113,7 +118,8 @@ class Allocator:
         self, requests: Sequence[Request]
     ) -> tuple[tuple[Claim, ...], list[api.ContainerAllocateResponse]] | Refuse:
         """Answer one ``Allocate`` call."""
-        granted = await self._claim(requests)
+        installed = await self._limiter.current()
+        granted = await self._claim(requests, installed)
         if isinstance(granted, Refuse):
             return granted
         claims, grants = granted
@@ -124,6 +130,7 @@ class Allocator:
                     claim,
                     vendor=request.vendor,
                     limits_directory=await self._limits_directory(claim, grant),
+                    library_mounts=installed.mounts if installed and grant.library else (),
                 )
                 for claim, grant, request in zip(claims, grants, requests, strict=True)
             ]
@@ -182,7 +189,7 @@ class Allocator:
         )
 
     async def _claim(
-        self, requests: Sequence[Request]
+        self, requests: Sequence[Request], installed: Installed | None
     ) -> tuple[tuple[Claim, ...], list[Grant]] | Refuse:
         deadline_s = self._clock.monotonic_s() + self._settings.allocate_wait_s
         while True:
@@ -196,7 +203,7 @@ class Allocator:
                 # From here to the entry nothing is awaited.
                 decision = decide_all(self._picture.view, listing, requests, confirmed)
             if isinstance(decision, tuple):
-                return decision, self._enter(decision, requests)
+                return self._enter(decision, requests, installed)
             if isinstance(decision, Refuse):
                 return decision
             if not await self._news(changed, deadline_s):
@@ -231,14 +238,29 @@ class Allocator:
         name = (wanted.confirm.namespace, wanted.confirm.name)
         return replace(confirmed, names=confirmed.names | {name})
 
-    def _enter(self, claims: Sequence[Claim], requests: Sequence[Request]) -> list[Grant]:
-        grants = [
-            grant_of(claim, request, self._picture.view, time_s=self._clock.now_s())
-            for claim, request in zip(claims, requests, strict=True)
-        ]
+    def _enter(
+        self,
+        claims: tuple[Claim, ...],
+        requests: Sequence[Request],
+        installed: Installed | None,
+    ) -> tuple[tuple[Claim, ...], list[Grant]] | Refuse:
+        grants = []
+        for claim, request in zip(claims, requests, strict=True):
+            is_limited = self._limiter.is_wanted and needs_library(claim.own, claim.devices)
+            if is_limited and installed is None:
+                return Refuse(code=Code.LIMITER_MISSING, text=self._limiter.problem)
+            grants.append(
+                grant_of(
+                    claim,
+                    request,
+                    self._picture.view,
+                    time_s=self._clock.now_s(),
+                    library=installed.library.name if is_limited and installed else "",
+                )
+            )
         for grant in grants:
             self._picture.grants.add(grant)
-        return grants
+        return claims, grants
 
     async def _list(self, deadline_s: float) -> Sequence[ListedPod] | None:
         left_s = max(0.1, deadline_s - self._clock.monotonic_s())

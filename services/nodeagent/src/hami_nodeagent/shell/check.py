@@ -4,8 +4,8 @@
 A mismatch that two lists in a row show fails the allocations concerned: two containers then run
 with each other's devices. Containers that kubelet holds ids for and that we know nothing of, after
 our book was lost, are adopted if a live ledger record names them. What belongs to pods that are
-over is dropped: grants, limits files, records of releases. Also the place where slow changes are
-noticed: trusted keys, and kubelet's version.
+over is dropped: grants, limits files, records of releases, old versions of the library. Also the
+place where slow changes are noticed: trusted keys, and kubelet's version.
 """
 
 import logging
@@ -20,6 +20,7 @@ from hami_nodeagent.core.podfacts import PodFacts
 from hami_nodeagent.core.reporting import Failure
 from hami_nodeagent.shell.allocate import GrantKeeper
 from hami_nodeagent.shell.keys import TrustedKeys
+from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.podresources import PodResources
 from hami_nodeagent.shell.pods import PodSource
 from hami_nodeagent.shell.site import Site
@@ -42,6 +43,7 @@ class SelfCheck:
         pods: PodSource,
         keys: TrustedKeys,
         keeper: GrantKeeper,
+        limiter: Limiter,
         vendor_by_resource: Mapping[str, str],
     ) -> None:
         self._site = site
@@ -50,6 +52,7 @@ class SelfCheck:
         self._pods = pods
         self._keys = keys
         self._keeper = keeper
+        self._limiter = limiter
         self._vendor_by_resource = vendor_by_resource
         self._version_run = ""
         self._version_reads = 0
@@ -218,6 +221,8 @@ class SelfCheck:
         await anyio.to_thread.run_sync(
             self._site.checkpoint.remove_limits, lambda uid: bool(picture.grants.of_pod(uid))
         )
+
+        await self._limiter.collect()
 
     async def _save(self) -> None:
         try:

@@ -48,6 +48,9 @@ class Metrics:
             "kubelet_registrations", "Registrations with kubelet.", "resource", "outcome"
         )
         self.splits = gauge("splits", "Device ids announced to kubelet.", "resource", "health")
+        self.limiter_installed = gauge(
+            "limiter_installed", "1 while the in-container library is on the host."
+        )
         self.grants = gauge("grants", "Containers that hold devices.")
         self.mismatches = counter(
             "mismatches", "Containers that hold ids granted to another container."

@@ -5,6 +5,7 @@ The vendor says what the container must see; here its plan becomes protobuf. Uni
 vendor's. A container whose pod did not pass our webhook gets its limits file from the host.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hami_common import limits
@@ -12,6 +13,7 @@ from hami_common.kubeletapi import deviceplugin as api
 from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.protocol import BindMount, RenderContext
 from hami_nodeagent.core.claims import Claim
+from hami_nodeagent.core.holders import needs_library
 from hami_nodeagent.settings import Settings
 
 
@@ -23,11 +25,16 @@ class Renderer:
         self._settings = settings
 
     def render(
-        self, claim: Claim, *, vendor: str, limits_directory: Path | None
+        self,
+        claim: Claim,
+        *,
+        vendor: str,
+        limits_directory: Path | None,
+        library_mounts: Sequence[BindMount] = (),
     ) -> api.ContainerAllocateResponse:
         """The answer for one container and vendor."""
         edits = self._catalog.vendor(vendor).render(
-            claim.shares, claim.devices, self._context(claim)
+            claim.shares, claim.devices, self._context(claim, library_mounts)
         )
         mounts = [*edits.mounts]
         if limits_directory is not None:
@@ -56,19 +63,16 @@ class Renderer:
             cdi_devices=[api.CDIDevice(name=name) for name in edits.cdi_devices],
         )
 
-    def _context(self, claim: Claim) -> RenderContext:
+    def _context(self, claim: Claim, library_mounts: Sequence[BindMount]) -> RenderContext:
         settings = self._settings
-        has_whole_devices = all(
-            share.exclusive and share.memory_mib >= device.memory_mib
-            for share, device in zip(claim.own, claim.devices, strict=True)
-        )
         return RenderContext(
             mode=settings.injection,
+            is_limited=needs_library(claim.own, claim.devices),
             region_file=(limits.REGION_FILE if claim.container in claim.pod.region_volumes else ""),
             memory_oversubscribed=any(
                 device.capacity_mib > device.memory_mib for device in claim.devices
             ),
             library_log_level=settings.library_log_level,
             core_policy=settings.core_policy,
-            library_mounts=() if has_whole_devices else settings.library_mounts,
+            library_mounts=tuple(library_mounts),
         )

@@ -23,6 +23,7 @@ from hami_common.ports import Entry as Stored
 from hami_common.runtime.kubeio import EventRecorder, ObjectRef
 from hami_common.runtime.tasks import Backoff
 from hami_nodeagent.core.claims import Entry
+from hami_nodeagent.core.holders import enforcement_of
 from hami_nodeagent.core.reporting import Step, next_step
 from hami_nodeagent.shell.site import Site
 
@@ -146,6 +147,11 @@ class States:
             code=step.code,
             reason=step.reason,
             containers=step.containers,
+            enforcement=(
+                enforcement_of(record, self._picture.grants)
+                if step.state in {"prepared", "running"}
+                else ""
+            ),
         )
         pod = self._picture.pods.find(record.pod_uid)
         headers = event_headers(

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the in-container library ready for ``Allocate``, and old versions until nobody needs them.
+
+With ``enforcement = "libvgpu"`` a share is given only together with the library: where it cannot be
+installed the call is refused with the reason, because a share without it would be a whole device.
+``enforcement = "none"`` is the operator's explicit word that nothing is limited on this node.
+"""
+
+import logging
+from pathlib import Path
+
+import anyio.to_thread
+
+from hami_nodeagent.core.grants import Grant
+from hami_nodeagent.shell.install import Installed, Installer, InstallFailed
+from hami_nodeagent.shell.site import Site
+
+COLLECT_S = 60.0
+"""How often old versions are looked for: it reads what every process maps."""
+
+_log = logging.getLogger(__name__)
+
+
+class Limiter:
+    """The library on this node."""
+
+    def __init__(self, site: Site) -> None:
+        settings = site.settings
+        self._site = site
+        self._installer = Installer(
+            Path(settings.library), Path(settings.library_dir), proc=Path(settings.host_proc)
+        )
+        self._installed: Installed | None = None
+        self._collected_s: float | None = None
+        self.problem = ""
+        """Why no share can be given now; empty when all is well."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether shares are enforced on this node."""
+        return self._site.settings.enforcement == "libvgpu"
+
+    async def current(self) -> Installed | None:
+        """The version for containers that start now; ``None``, with ``problem``, without one."""
+        if not self.is_wanted:
+            return None
+        try:
+            self._installed = await anyio.to_thread.run_sync(self._ensure)
+        except InstallFailed as error:
+            if self.problem != error.problem:
+                _log.error("limiter not installed", extra={"problem": error.problem})
+            self._installed = None
+            self.problem = error.problem
+        else:
+            self.problem = ""
+        self._site.metrics.limiter_installed.set(self._installed is not None)
+        return self._installed
+
+    async def collect(self) -> None:
+        """Remove versions that no grant, no process and no new container needs."""
+        now_s = self._site.clock.monotonic_s()
+        if self._collected_s is not None and now_s - self._collected_s < COLLECT_S:
+            return
+        self._collected_s = now_s
+        current = await self.current()
+        grants = tuple(self._site.picture.grants)
+        if current is None or any(_is_unknown(grant) for grant in grants):
+            return
+        keep = {current.library.name, *(grant.library for grant in grants)}
+        unused_for_s, time_s = self._site.settings.library_keep_s, self._site.clock.now_s()
+        removed = await anyio.to_thread.run_sync(
+            lambda: self._installer.collect(keep=keep, unused_for_s=unused_for_s, now_s=time_s)
+        )
+        for name in removed:
+            _log.info("limiter version removed", extra={"file": name})
+
+    def _ensure(self) -> Installed:
+        if self._installed is not None and self._installer.is_there(self._installed):
+            return self._installed
+        return self._installer.install()
+
+
+def _is_unknown(grant: Grant) -> bool:
+    """Kubelet may repeat an answer of which we do not know which version it named."""
+    return grant.adopted and not grant.library
