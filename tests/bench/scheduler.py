@@ -1,68 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the scheduler's core takes to answer, next to the same answers from plain loops.
+"""How long the scheduler takes to answer, next to the same answers from plain loops.
 
-Run as ``python -m tests.bench.scheduler --nodes 100,1000,5000 --json -``. One document with
-``rows``; each has ``nodes``, ``devices``, ``shares``, ``mix``, ``verb`` (filter, prioritize, bind),
-``layer`` (core or plain-loop), ``plans``, ``p50_ms``, ``p99_ms``, ``cpu_p50_ms``, ``per_s``,
-``rss_mib``. ``plans`` is ``new`` where every call is about a pod of a new shape, so that nothing
-kept from before helps, and ``kept`` where pods of one template arrive and one is booked between two
-calls. ``cpu_p50_ms`` is the median processor time of one call: on a shared machine it tells more
-than the wall clock. Node names are fresh strings in random order in each call, as a decoded request
-has them. ``bind`` is the choice of devices on one node.
+Run as ``./dev bench scheduler --nodes 100,1000,5000 --json -``. One document with ``rows``; each
+has ``nodes``, ``devices``, ``shares``, ``mix``, ``verb`` (filter, prioritize, bind), ``layer``,
+``plans``, ``p50_ms``, ``p99_ms``, ``cpu_p50_ms``, ``per_s``, ``rss_mib``.
+
+``layer`` is ``core`` (from the text of the node names to the text of the answer, in one process),
+``http`` (the service's own server and handlers in a process of their own that also holds a pod and
+a ledger record for each share; timed by the client), ``echo`` (the same request to a handler on
+that server that decodes it and answers with its names; asked in turn with ``http``) or
+``plain-loop`` (the same verdicts over plain objects).
+
+``plans`` is ``new`` where every call is about a pod of a new shape, so that nothing kept from
+before helps, and ``kept`` where pods of one template arrive and, in ``core``, one is booked between
+two calls. ``cpu_p50_ms`` is the median processor time of one call: on a shared machine it tells
+more than the wall clock. Nodes are named in another order in each call. ``bind`` is the choice of
+devices on one node.
 """
 
 import argparse
 import gc
 import json
+import platform
 import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from resource import getpagesize
 
-from hami_common.events.inventory import NodeDevices
-from hami_common.model.placement import ContainerShares
 from hami_common.model.request import ContainerRequest, PodRequest
+from hami_scheduler.core.names import NodeNames
 from hami_scheduler.core.pick import pick
 from hami_scheduler.core.table import DeviceTable
 from hami_scheduler.core.verdicts import Verdicts
+from hami_scheduler.shell import extender_wire as wire
+from tests.bench.scheduler_cluster import MEMORY_MIB, SIZES_MIB, booking, inventory, name_of
+from tests.bench.scheduler_server import asked_server
 from tests.support import builders
 from tests.support.oracle import Oracle
-
-DEVICES = 8
-MEMORY_MIB = 81_559
-PAIR_STRENGTH, FAR_STRENGTH = 300, 10
-
-
-def inventory(number: int) -> Iterator[NodeDevices]:
-    """One node: eight linked devices of one vendor, on every tenth node half of them another's."""
-    node = name_of(number)
-    vendors = {"nvidia": DEVICES} if number % 10 else {"nvidia": 4, "ascend": 4}
-    for vendor, count in vendors.items():
-        devices = [
-            builders.device(
-                f"{vendor}-{number}-{i}",
-                vendor=vendor,
-                index=i,
-                memory_mib=MEMORY_MIB,
-                numa=i * 2 // DEVICES,
-            )
-            for i in range(count)
-        ]
-        links = [
-            (a.uuid, b.uuid, PAIR_STRENGTH if i // 2 == j // 2 else FAR_STRENGTH)
-            for i, a in enumerate(devices)
-            for j, b in enumerate(devices[:i])
-        ]
-        yield builders.node_devices(node, devices, vendor=vendor, links=links)
-
-
-def name_of(number: int) -> str:
-    """A node name of 45 characters, as clouds make them."""
-    return f"gke-accelerators-pool-{number:06d}.zone-a.internal.x"
 
 
 def one(seed: int) -> PodRequest:
@@ -139,24 +117,23 @@ def build(nodes: int, seed: int) -> Cluster:
             cluster.oracle.upsert_node(message)
             cluster.uuids += [(message.node, message.vendor, d.uuid) for d in message.devices]
     for node, vendor, uuid in cluster.uuids:
-        shares = booking(vendor, uuid, chance.choice((8_192, 16_384, 40_960)))
+        shares = booking(vendor, uuid, chance.choice(SIZES_MIB))
         cluster.table.book(node, shares)
         cluster.oracle.book(node, shares)
         cluster.shares += 1
     return cluster
 
 
-def booking(vendor: str, uuid: str, memory_mib: int) -> tuple[ContainerShares, ...]:
-    """What a running pod holds."""
-    return (builders.held(builders.share(uuid, memory_mib, 10, vendor=vendor)),)
-
-
-def fresh_names(cluster: Cluster, chance: random.Random) -> list[str]:
-    """The names as a request that was just decoded has them: new strings, in any order."""
-    order = list(cluster.names)
+def names_text(names: Sequence[str], chance: random.Random) -> bytes:
+    """The names in any order, as a JSON array in kube-scheduler's request."""
+    order = list(names)
     chance.shuffle(order)
-    names: list[str] = json.loads(json.dumps(order))
-    return names
+    return json.dumps(order, separators=(",", ":")).encode()
+
+
+def named(text: bytes) -> wire.Candidates:
+    """The names as they are cut out of a request."""
+    return wire.Candidates(names=NodeNames(bytes(bytearray(text[1:]))))
 
 
 def measure(
@@ -184,6 +161,7 @@ def row(
     layer: str,
     plans: str,
     times: tuple[list[float], list[float]],
+    memory_mib: int | None = None,
 ) -> dict[str, object]:
     """One line of the result."""
     wall, processor = (sorted(some) for some in times)
@@ -199,9 +177,9 @@ def row(
         "calls": len(wall),
         "p50_ms": round(p50, 4),
         "p99_ms": round(wall[min(len(wall) - 1, int(len(wall) * 0.99))], 4),
-        "cpu_p50_ms": round(statistics.median(processor), 4),
+        "cpu_p50_ms": round(statistics.median(processor), 4) if processor else None,
         "per_s": round(1e3 / p50, 1),
-        "rss_mib": rss_mib(),
+        "rss_mib": rss_mib() if memory_mib is None else memory_mib,
     }
 
 
@@ -255,14 +233,28 @@ class _Calling:
 
     def filter(self, number: int) -> Callable[[], object]:
         """Which nodes, and why not the others."""
-        wanted, names = self.request(number), fresh_names(self.cluster, self.chance)
-        return lambda: self.verdicts.filter(wanted, names).refused()
+        wanted = self.request(number)
+        candidates = named(names_text(self.cluster.names, self.chance))
+        return lambda: self.filtered(wanted, candidates)
+
+    def filtered(self, wanted: PodRequest, candidates: wire.Candidates) -> bytes:
+        """The answer of filter."""
+        filtered = self.verdicts.filter(wanted, candidates.names)
+        failed = [(refusal.text, places) for refusal, places in filtered.groups()]
+        return wire.encode_filter(candidates, filtered.left, failed)
 
     def prioritize(self, number: int) -> Callable[[], object]:
         """How good the nodes are that the filter of the same pod returned."""
-        wanted, names = self.request(number), fresh_names(self.cluster, self.chance)
-        feasible: list[str] = json.loads(json.dumps(self.verdicts.filter(wanted, names).feasible))
-        return lambda: self.verdicts.prioritize(wanted, feasible)
+        wanted = self.request(number)
+        candidates = named(names_text(self.cluster.names, self.chance))
+        self.filtered(wanted, candidates)
+        names = named(self.verdicts.filter(wanted, candidates.names).left.json()).names
+        return lambda: self.prioritized(wanted, names)
+
+    def prioritized(self, wanted: PodRequest, names: NodeNames) -> bytes:
+        """The answer of prioritize."""
+        scored = self.verdicts.prioritize(wanted, names)
+        return wire.encode_priorities(names, scored.priorities(highest=wire.MAX_PRIORITY))
 
     def bind(self, number: int) -> Callable[[], object]:
         """Which devices of one node."""
@@ -301,12 +293,46 @@ def loop_rows(cluster: Cluster, calls: int) -> Iterator[dict[str, object]]:
             )
 
 
+def http_rows(cluster: Cluster, calls: int) -> Iterator[dict[str, object]]:
+    """The service over HTTP, and on the same server a handler that only decodes and answers."""
+    chance = random.Random(9)
+    with asked_server(cluster.nodes) as server:
+        for mix in server.mixes:
+            for plans in ("new", "kept"):
+                times: dict[tuple[str, str], list[float]] = {}
+                for number in range(-3, calls):
+                    pod = server.pod(mix, number + 10 if plans == "new" else 0)
+                    text, answer = names_text(cluster.names, chance), b""
+                    for verb in ("filter", "prioritize"):
+                        body = b'{"Pod":%b,"Nodes":null,"NodeNames":%b}' % (pod, text)
+                        for layer in ("echo", "http"):
+                            path = "/echo" if layer == "echo" else f"/{verb}"
+                            spent_ms, answer = server.ask(path, body)
+                            if number >= 0:
+                                times.setdefault((verb, layer), []).append(spent_ms)
+                        if verb == "filter":
+                            text = json.dumps(
+                                json.loads(answer)["NodeNames"], separators=(",", ":")
+                            ).encode()
+                for (verb, layer), spent in times.items():
+                    yield row(
+                        cluster,
+                        mix=mix,
+                        verb=verb,
+                        layer=layer,
+                        plans=plans,
+                        times=(spent, []),
+                        memory_mib=server.rss_mib(),
+                    )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--nodes", default="100,1000,5000", help="numbers of nodes")
     parser.add_argument("--calls", type=int, default=100, help="calls per row")
     parser.add_argument("--loop-calls", type=int, default=1, help="calls per row of plain loops")
+    parser.add_argument("--http-calls", type=int, default=50, help="calls per row over HTTP")
     parser.add_argument("--json", default="-", help="where to write the document")
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
@@ -317,14 +343,22 @@ def main() -> None:
         for result in (
             *core_rows(cluster, options.calls),
             *(loop_rows(cluster, options.loop_calls) if options.loop_calls else ()),
+            *(http_rows(cluster, options.http_calls) if options.http_calls else ()),
         ):
             rows.append(result)
             print(json.dumps(result), file=sys.stderr)
-    document = json.dumps({"bench": "scheduler-core", "rows": rows}, indent=1)
+    document = json.dumps({"bench": "scheduler", "machine": machine(), "rows": rows}, indent=1)
     if options.json == "-":
         print(document)
     else:
         Path(options.json).write_text(document + "\n", encoding="utf-8")
+
+
+def machine() -> str:
+    """The processor, in words."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(models)} x {models[0] if models else platform.machine()}"
 
 
 if __name__ == "__main__":

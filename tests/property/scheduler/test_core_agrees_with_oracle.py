@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The columns decide as the plain loops do, on any table, request and policy, after any event."""
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hami_common.model.placement import ContainerShares, Placement
 from hami_common.model.request import PodRequest
+from hami_scheduler.core import verdicts as verdicts_module
 from hami_scheduler.core.pick import pick, satisfies
 from hami_scheduler.core.reasons import CLASSES_SHOWN, NodeExplanation, explain
 from hami_scheduler.core.table import DeviceTable
@@ -132,6 +136,14 @@ def test_core_and_oracle_agree_on_any_cluster(data: st.DataObject) -> None:
     pair.table.check()
     for _ in range(2):
         pair.agree(data.draw(clusters.pods()))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def columns_are_worked_out_one_by_one() -> Iterator[None]:
+    """However few nodes there are: by default so few are always worked out all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verdicts_module, "PART_WORTH_IT", 1)
+        yield
 
 
 @settings(max_examples=50)

@@ -29,7 +29,7 @@ T = TypeVar("T", bound=np.generic)
 PLANS_KEPT: Final = 128
 LISTS_KEPT: Final = 4
 """A filter's list comes back as the next filter's, its answer as that of prioritize."""
-_PART_WORTH_IT: Final = 4
+PART_WORTH_IT: Final = 4
 """Columns are placed again one by one while fewer than one in this many changed."""
 
 
@@ -263,10 +263,10 @@ class Verdicts:
         changed = _stale(block, kept.causes_version)
         columns = np.arange(block.count) if changed is None else changed
         columns = columns[~kept.fits[columns]]
-        view = View(self._table, block, None if len(columns) == block.count else columns)
-        found = causes(view, plan, kept.failed[columns])
         kept.causes = kept.causes.resized(block.count)
-        kept.causes.put(found, columns)
+        if len(columns):
+            view = View(self._table, block, None if len(columns) == block.count else columns)
+            kept.causes.put(causes(view, plan, kept.failed[columns]), columns)
         kept.causes_version = block.version
         return kept
 
@@ -304,7 +304,7 @@ def _stale(block: Block, version: int) -> Columns | None:
     if version < 0:
         return None
     changed = block.changed_since(version)
-    if changed is None or len(changed) * _PART_WORTH_IT > block.count:
+    if changed is None or len(changed) * PART_WORTH_IT > block.count:
         return None
     return changed[changed < block.count]
 
