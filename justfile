@@ -114,3 +114,9 @@ demo *args:
 [no-exit-message]
 bench name *args:
     @shift; python -m "tests.bench.{{ name }}" "$@"
+
+# a real control plane on this machine: up | down | status | build [--dir DIR]
+[group('test')]
+[no-exit-message]
+cluster *args:
+    @python -m tests.cluster "$@"

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``./dev cluster``: a real control plane on this machine, for people.
+
+    ./dev cluster up [--dir DIR] [--extender-url URL]   start it, print its kubeconfig
+    ./dev cluster status [--dir DIR] [--json]           versions and health; exit 1 when not well
+    ./dev cluster down [--dir DIR]                      end what `up` started, and nothing else
+    ./dev cluster build                                 only build the programs, print the place
+
+State is kept below DIR, by default in the user's cache; objects survive `down` and `up`. One
+process holds all others and writes ``state.json``; `down` ends that process only if it is the one
+that wrote the file, told by its start time. `up` on a running cluster prints what runs. These are
+commands for people, so they print.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+
+from hami_common.errors import HamiError
+from hami_sim.kubernetes import ControlPlane, Programs, run_control_plane
+from hami_sim.kubernetes.programs import SCHEDULER, VARIABLE
+from tests.cluster import build
+
+STATE = "state.json"
+UP_S = 240.0
+DOWN_S = 60.0
+_POLL_S = 0.2
+_SAME_START_S = 1.0
+
+Document = dict[str, Any]
+
+
+def say(text: str) -> None:
+    """Print for the person at the terminal."""
+    print(text, flush=True)
+
+
+class Held:
+    """The directory of one cluster and the process that holds it."""
+
+    def __init__(self, directory: Path) -> None:
+        """Look into ``directory``."""
+        self.directory = directory
+
+    @property
+    def log(self) -> Path:
+        """What the holding process prints."""
+        return self.directory / "cluster.log"
+
+    def state(self) -> Document | None:
+        """What the holding process wrote, if it still runs."""
+        try:
+            state: Document = json.loads((self.directory / STATE).read_text(encoding="utf-8"))
+            started_s = psutil.Process(state["pid"]).create_time()
+        except (FileNotFoundError, ValueError, KeyError, psutil.NoSuchProcess):
+            return None
+        return state if abs(started_s - state["started_s"]) < _SAME_START_S else None
+
+    @contextmanager
+    def one_at_a_time(self) -> Iterator[None]:
+        """Let commands on one directory wait for each other."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with (self.directory / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def up(held: Held, extender_url: str) -> int:
+    """Start the cluster unless it runs; the exit code."""
+    with held.one_at_a_time():
+        state = held.state()
+        if state is None:
+            state = _start(held, extender_url)
+        if state is None:
+            return 1
+    say(f"API server  {state['url']}")
+    say(f"kubectl     {state['kubectl']} --kubeconfig {state['kubeconfig']} get nodes")
+    say(f"KUBECONFIG  {state['kubeconfig']}")
+    return 0
+
+
+def _start(held: Held, extender_url: str) -> Document | None:
+    programs = build.build()
+    (held.directory / STATE).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "tests.cluster", "hold", "--dir", str(held.directory)]
+    if extender_url:
+        command += ["--extender-url", extender_url]
+    with held.log.open("ab") as log:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, VARIABLE: str(programs)},
+        )
+    deadline = time.monotonic() + UP_S
+    while time.monotonic() < deadline:
+        state = held.state()
+        if state is not None:
+            return state
+        if child.poll() is not None:
+            break
+        time.sleep(_POLL_S)
+    else:
+        child.terminate()
+    tail = held.log.read_text(errors="replace").splitlines()[-25:]
+    say("the cluster did not start:\n" + "\n".join(tail))
+    return None
+
+
+async def hold(held: Held, extender_url: str) -> None:
+    """Be the process that holds the cluster, until SIGTERM."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with run_control_plane(held.directory, Programs.from_environment()) as plane:
+            await plane.install_accounts()
+            login = await plane.kubeconfig_for_account("hami-scheduler", name=SCHEDULER)
+            plane.add_scheduler(login, extender_url=extender_url).start()
+            await plane.until("the scheduler is ready", plane.is_scheduler_ready, SCHEDULER)
+            _write_state(held, plane)
+            async for _ in signals:
+                break
+            (held.directory / STATE).unlink(missing_ok=True)
+
+
+def _write_state(held: Held, plane: ControlPlane) -> None:
+    mine = psutil.Process()
+    state = {
+        "pid": mine.pid,
+        "started_s": mine.create_time(),
+        "url": plane.url,
+        "kubeconfig": str(plane.kubeconfig),
+        "kubectl": plane.programs.path("kubectl"),
+        "programs": str(plane.programs.directory),
+        "ports": plane.ports,
+        "pids": {name: process.pid for name, process in plane.processes.items()},
+    }
+    unfinished = held.directory / f"{STATE}.new"
+    unfinished.write_text(json.dumps(state, indent=2), encoding="utf-8")
+    unfinished.replace(held.directory / STATE)
+
+
+def down(held: Held) -> int:
+    """End the cluster if it runs; the exit code."""
+    with held.one_at_a_time():
+        state = held.state()
+        if state is None:
+            say("no cluster runs there")
+            return 0
+        process = psutil.Process(state["pid"])
+        process.terminate()
+        try:
+            process.wait(timeout=DOWN_S)
+        except psutil.TimeoutExpired:
+            say(f"process {state['pid']} did not end in {DOWN_S:g} s; see {held.log}")
+            return 1
+    say("stopped")
+    return 0
+
+
+def status(held: Held, *, as_json: bool) -> int:
+    """Tell what runs and whether it is well; the exit code."""
+    state = held.state()
+    if state is None:
+        say(json.dumps({"running": False}) if as_json else "no cluster runs there")
+        return 1
+    plane = ControlPlane(held.directory, Programs(Path(state["programs"])))
+    plane.ports.update(state["ports"])
+    versions = plane.programs.versions()
+
+    async def look() -> dict[str, bool]:
+        return {name: await plane.is_healthy(name) for name in state["pids"]}
+
+    healthy = anyio.run(look)
+    if as_json:
+        document = {"running": True, **state, "versions": versions, "healthy": healthy}
+        say(json.dumps(document, indent=2))
+    else:
+        say(f"{state['url']}   KUBECONFIG {state['kubeconfig']}")
+        for name, is_well in healthy.items():
+            word = "healthy" if is_well else "NOT HEALTHY"
+            say(f"{name:<24} {versions.get(name, ''):<10} pid {state['pids'][name]:<8} {word}")
+    return 0 if all(healthy.values()) else 1
+
+
+def default_directory() -> Path:
+    """Where the cluster is kept when nobody says otherwise."""
+    return build.cache().parent / "cluster"
+
+
+def main() -> int:
+    """Run one command; the exit code."""
+    parser = argparse.ArgumentParser(prog="cluster", description="A real control plane.")
+    parser.add_argument("command", choices=("up", "down", "status", "build", "hold"))
+    parser.add_argument("--dir", type=Path, default=default_directory(), metavar="DIR")
+    parser.add_argument("--extender-url", default="", help="our scheduler, for kube-scheduler")
+    parser.add_argument("--json", action="store_true", help="status as one JSON document")
+    options = parser.parse_args()
+    held = Held(options.dir.resolve())
+    try:
+        match options.command:
+            case "up":
+                return up(held, options.extender_url)
+            case "down":
+                return down(held)
+            case "status":
+                return status(held, as_json=options.json)
+            case "build":
+                say(str(build.build()))
+                return 0
+            case _:
+                anyio.run(hold, held, options.extender_url)
+                return 0
+    except (HamiError, build.BuildFailed) as error:
+        print(f"cluster: {error}", file=sys.stderr, flush=True)
+        return 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
