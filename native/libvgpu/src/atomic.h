@@ -55,6 +55,16 @@ static inline bool atomic_swap16(void *address, atomic_wide expected, atomic_wid
 #endif
 }
 
+/* Half by half: good enough as the expectation of a swap, which fails if the halves do not belong together. */
+static inline atomic_wide atomic_guess16(const void *address)
+{
+    ATOMIC_STEP();
+    uint64_t low = __atomic_load_n((const uint64_t *)address, __ATOMIC_ACQUIRE);
+    ATOMIC_STEP();
+    uint64_t high = __atomic_load_n((const uint64_t *)address + 1, __ATOMIC_ACQUIRE);
+    return ((atomic_wide)high << 64) | low;
+}
+
 /* Both halves as they were at one instant; writes the line. For slow paths. */
 static inline atomic_wide atomic_load16(void *address)
 {
@@ -65,15 +75,6 @@ static inline atomic_wide atomic_load16(void *address)
         atomic_wide seen = ((atomic_wide)high << 64) | low;
         if (atomic_swap16(address, seen, seen)) return seen;
     }
-}
-
-/* Half by half: good enough as the expectation of a swap, which fails if the halves do not belong together. */
-static inline atomic_wide atomic_guess16(const void *address)
-{
-    ATOMIC_STEP();
-    uint64_t low = __atomic_load_n((const uint64_t *)address, __ATOMIC_ACQUIRE);
-    uint64_t high = __atomic_load_n((const uint64_t *)address + 1, __ATOMIC_ACQUIRE);
-    return ((atomic_wide)high << 64) | low;
 }
 
 static inline uint64_t atomic_load8(const uint64_t *address)

@@ -33,6 +33,10 @@ enum platform_level { PLATFORM_ERROR = 0, PLATFORM_NOTICE = 2, PLATFORM_INFO = 3
 void platform_set_level(int level);
 __attribute__((format(printf, 2, 3))) void platform_say(enum platform_level level, const char *format, ...);
 
+/* System calls at which a thread cannot be cancelled, so that nothing held here is held for ever. errno as usual. */
+int platform_open(const char *path, int flags, unsigned mode);
+void platform_close(int file);
+
 /* Whole small file into `buffer`, zero-terminated; bytes read, or -errno. -EFBIG if it does not fit. */
 long platform_read_file(const char *path, char *buffer, size_t size);
 

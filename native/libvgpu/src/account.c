@@ -1,0 +1,496 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "account.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "account_lease.h"
+#include "fork.h"
+#include "limits.h"
+#include "platform.h"
+#include "process.h"
+#include "slot.h"
+#include "watch.h"
+
+#define MIB UINT64_C(1048576)
+#define CHUNK_MAX (64 * MIB)
+#define CHUNK_STEP UINT64_C(65536)
+#define CHUNKS_OF_LIMIT 16u /* slack of all processes together: at most this part of a limit, once per process */
+#define RECLAIM_PERIOD_NS UINT64_C(1000000000)
+
+#define READ(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
+#define WRITE(field, value) __atomic_store_n(&(field), (value), __ATOMIC_RELAXED)
+
+/* Read by every thread without the lock, written with it. */
+static uint32_t device_count;
+static uint64_t limit_bytes[REGION_DEVICES_MAX];
+static uint32_t core_pct[REGION_DEVICES_MAX];
+static uint32_t priority = 1;
+static uint32_t core_policy;
+static uint32_t by_ordinal;
+static uint64_t errors;
+static struct region_share *own_shares[REGION_DEVICES_MAX];
+static struct region_slot unslotted;
+static struct region_slot *own_slot = &unslotted;
+static struct region *region; /* into `regions`; the last one mapped */
+
+/* Under the lock of fork.h, which is free in a child. */
+static struct region regions[2];
+static struct limits limits;
+static struct limits_stamp stamp;
+static union region_owner self;
+static uint32_t slot = REGION_NO_SLOT;
+static uint64_t turn_after_ns;
+static uint64_t used_last_tick[REGION_DEVICES_MAX];
+static bool sees_everybody = true;
+static bool broken_said;
+
+extern char **environ;
+
+static bool is_attached(void)
+{
+    return __atomic_load_n(&__atomic_load_n(&fork_words, __ATOMIC_ACQUIRE)->attached, __ATOMIC_ACQUIRE) != 0;
+}
+
+static void publish_limits(void)
+{
+    for (uint32_t i = 0; i < limits.device_count; i++) {
+        WRITE(limit_bytes[i], limits.memory_bytes[i]);
+        WRITE(core_pct[i], limits.core_pct[i]);
+    }
+    WRITE(priority, limits.priority);
+    WRITE(core_policy, limits.core_policy);
+    WRITE(by_ordinal, limits.source == LIMITS_ENVIRONMENT);
+}
+
+static void read_limits(void)
+{
+    char problem[256] = "";
+    struct limits from_environment;
+    struct limits fresh;
+    const char *const *environment = (const char *const *)environ;
+    bool readable = limits_from_environment(environment, &from_environment, problem, sizeof problem);
+    platform_set_level(from_environment.log_level);
+    switch (limits_read(LIMITS_PATH, &fresh, &stamp, problem, sizeof problem)) {
+    case LIMITS_ABSENT:
+        if (!readable) platform_say(PLATFORM_ERROR, "%s", problem);
+        limits = from_environment;
+        return;
+    case LIMITS_READ:
+        if (limits.source == LIMITS_FILE && limits_update(&limits, &fresh)) return;
+        limits = fresh;
+        return;
+    case LIMITS_BROKEN:
+        if (limits.source == LIMITS_FILE) return; /* of the parent, good when it read them */
+        platform_say(PLATFORM_ERROR, "%s; nothing can be allocated", problem);
+        limits_refuse(&limits);
+        return;
+    }
+}
+
+/* A region other than the last one into the free half, so that a fork in the middle sees the old one or the new one. */
+static struct region *free_region(void)
+{
+    return READ(region) == &regions[0] ? &regions[1] : &regions[0];
+}
+
+static bool map_private(const struct region_want *want)
+{
+    struct region *fresh = free_region();
+    if (!region_open_private(want, fresh)) return false;
+    WRITE(region, fresh);
+    return true;
+}
+
+static bool is_for_limits(const struct region *mapped)
+{
+    if (mapped->device_count != limits.device_count) return false;
+    for (uint32_t i = 0; i < limits.device_count; i++)
+        if (strncmp(mapped->devices[i].uuid, limits.uuid[i], REGION_UUID) != 0) return false;
+    return true;
+}
+
+static bool map_region(void)
+{
+    struct region_want want = {.device_count = limits.device_count, .uuids = (const char (*)[REGION_UUID])limits.uuid};
+    struct region *mapped = READ(region);
+    if (mapped && is_for_limits(mapped)) return true; /* inherited, or kept when this process detached */
+    if (limits.source == LIMITS_REFUSED) return map_private(&want);
+    char path[4096] = LIMITS_REGION_PATH;
+    if (limits.source == LIMITS_ENVIRONMENT) {
+        const char *named = getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
+        int length =
+            snprintf(path, sizeof path, "%s" REGION_NAME_SUFFIX, named && *named ? named : LIMITS_REGION_PATH_DEFAULT);
+        if (length >= (int)sizeof path) path[0] = '\0';
+    }
+    char problem[256];
+    struct region *fresh = free_region();
+    if (region_open(path, &want, fresh, problem, sizeof problem)) {
+        WRITE(region, fresh);
+        return true;
+    }
+    platform_say(PLATFORM_ERROR, "cannot share accounts with other processes, limits hold for this one alone: %s",
+                 problem);
+    return map_private(&want);
+}
+
+static bool take_slot(void)
+{
+    slot = slot_claim(READ(region), &self);
+    if (slot != REGION_NO_SLOT) return true;
+    platform_say(PLATFORM_ERROR, "more than %u processes use the GPU, limits hold for this one alone", REGION_SLOTS);
+    struct region_want want = {.device_count = limits.device_count, .uuids = (const char (*)[REGION_UUID])limits.uuid};
+    if (!map_private(&want)) return false;
+    slot = slot_claim(READ(region), &self);
+    return slot != REGION_NO_SLOT;
+}
+
+static void attach_locked(void)
+{
+    if (is_attached()) return;
+    self = process_self();
+    read_limits();
+    uint32_t count = limits.device_count;
+    WRITE(device_count, 0);
+    if (count && map_region() && take_slot()) {
+        struct region *mapped = READ(region);
+        for (uint32_t i = 0; i < count; i++) {
+            WRITE(own_shares[i], lease_share(mapped, i, slot));
+            used_last_tick[i] = UINT64_MAX;
+        }
+        WRITE(own_slot, &mapped->slots[slot]);
+    } else if (count) {
+        /* Not even memory for a private region: nothing can be counted, so nothing is granted. */
+        for (uint32_t i = 0; i < count; i++)
+            WRITE(own_shares[i], NULL);
+        WRITE(own_slot, &unslotted);
+        slot = REGION_NO_SLOT;
+    }
+    publish_limits();
+    WRITE(device_count, count);
+    __atomic_store_n(&fork_words->attached, 1, __ATOMIC_RELEASE);
+    if (count && !watch_start()) platform_say(PLATFORM_NOTICE, "no thread to follow changes of the limits");
+}
+
+void account_attach(void)
+{
+    if (is_attached()) return;
+    int saved = errno;
+    (void)fork_incarnation();
+    fork_lock();
+    attach_locked();
+    fork_unlock();
+    errno = saved;
+}
+
+void account_detach(void)
+{
+    if (!is_attached()) return;
+    int saved = errno;
+    fork_lock();
+    if (is_attached()) {
+        __atomic_store_n(&fork_words->attached, 0, __ATOMIC_RELEASE);
+        if (slot != REGION_NO_SLOT) slot_release(READ(region), slot, &self);
+        slot = REGION_NO_SLOT;
+    }
+    fork_unlock();
+    errno = saved;
+}
+
+/* Slack that goes with a raise: little enough that all processes together leave most of the limit to whoever asks. */
+static uint64_t chunk_for(uint64_t limit)
+{
+    uint64_t chunk = limit == LIMITS_UNLIMITED ? CHUNK_MAX : limit / CHUNKS_OF_LIMIT / (lease_slots(READ(region)) + 1);
+    if (chunk > CHUNK_MAX) chunk = CHUNK_MAX;
+    return chunk / CHUNK_STEP * CHUNK_STEP;
+}
+
+static bool request(int device, uint64_t bytes, bool anyway)
+{
+    account_attach();
+    fork_lock();
+    attach_locked(); /* detached since */
+    bool granted = true;
+    bool counts = device >= 0 && (uint32_t)device < READ(device_count) && bytes;
+    uint64_t limit = counts ? READ(limit_bytes[device]) : LIMITS_UNLIMITED;
+    if (counts && slot == REGION_NO_SLOT) {
+        granted = anyway || limit == LIMITS_UNLIMITED;
+    } else if (counts) {
+        if (!__atomic_load_n(&fork_words->watching, __ATOMIC_RELAXED)) (void)account_tick();
+        uint64_t asked = anyway ? LIMITS_UNLIMITED : limit;
+        uint64_t chunk = anyway ? 0 : chunk_for(limit);
+        granted = lease_request(READ(region), (uint32_t)device, slot, bytes, asked, chunk) == LEASE_GRANTED;
+        if (!granted && asked == LIMITS_UNLIMITED) {
+            granted = true; /* more than can be counted, and more than any driver will give */
+            __atomic_fetch_add(&errors, 1, __ATOMIC_RELAXED);
+        }
+    }
+    fork_unlock();
+    return granted;
+}
+
+/* Without the lock while it reads /proc, so that other threads of the process go on. */
+static bool reclaim_for_charge(void)
+{
+    fork_lock();
+    struct region *mapped = READ(region);
+    union region_owner me = self;
+    uint32_t mine = slot;
+    fork_unlock();
+    return mapped && slot_reclaim(mapped, &me, mine).reclaimed != 0;
+}
+
+static __attribute__((noinline)) bool charge_slowly(int device, uint64_t bytes)
+{
+    int saved = errno;
+    bool granted = request(device, bytes, false);
+    /* Who is alive when it is looked for was so when the request was refused. */
+    while (!granted && reclaim_for_charge())
+        granted = request(device, bytes, false);
+    if (!granted) atomic_add8(&READ(own_slot)->refusals, 1);
+    errno = saved;
+    return granted;
+}
+
+bool account_charge(int device, uint64_t bytes)
+{
+    if (is_attached() && (uint32_t)device < READ(device_count)) {
+        struct region_share *share = READ(own_shares[device]);
+        if (share && lease_charge(share, bytes)) return true;
+    } else if (device < 0) {
+        return true;
+    }
+    return charge_slowly(device, bytes);
+}
+
+void account_charge_anyway(int device, uint64_t bytes)
+{
+    int saved = errno;
+    struct region_share *share = NULL;
+    if (is_attached() && (uint32_t)device < READ(device_count)) share = READ(own_shares[device]);
+    if (device >= 0 && !(share && lease_charge(share, bytes))) (void)request(device, bytes, true);
+    errno = saved;
+}
+
+void account_refund(int device, uint64_t bytes)
+{
+    if (!is_attached() || (uint32_t)device >= READ(device_count))
+        return; /* a child gives nothing back that its parent was charged for */
+    struct region_share *share = READ(own_shares[device]);
+    if (share && lease_refund(share, bytes) != bytes) {
+        __atomic_fetch_add(&errors, 1, __ATOMIC_RELAXED);
+        atomic_add8(&READ(region)->control->errors, 1);
+    }
+}
+
+static bool is_device(int device)
+{
+    account_attach();
+    return device >= 0 && (uint32_t)device < READ(device_count);
+}
+
+uint32_t account_device_count(void)
+{
+    account_attach();
+    return READ(device_count);
+}
+
+bool account_by_ordinal(void)
+{
+    account_attach();
+    return READ(by_ordinal);
+}
+
+int account_device_of_uuid(const char *uuid)
+{
+    uint32_t count = account_device_count();
+    if (limits.source == LIMITS_REFUSED) return 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (*limits.uuid[i] && strcmp(limits.uuid[i], uuid) == 0) return (int)i;
+    return -1;
+}
+
+int account_device_of_ordinal(int ordinal)
+{
+    return is_device(ordinal) && READ(by_ordinal) ? ordinal : -1;
+}
+
+const char *account_uuid(int device)
+{
+    return is_device(device) ? limits.uuid[device] : "";
+}
+
+uint64_t account_limit(int device)
+{
+    return is_device(device) ? READ(limit_bytes[device]) : LIMITS_UNLIMITED;
+}
+
+uint32_t account_core_pct(int device)
+{
+    return is_device(device) ? READ(core_pct[device]) : 100;
+}
+
+uint32_t account_priority(void)
+{
+    account_attach();
+    return READ(priority);
+}
+
+enum account_core_policy account_core_policy(void)
+{
+    account_attach();
+    return (enum account_core_policy)READ(core_policy);
+}
+
+uint64_t account_used(int device)
+{
+    return is_device(device) && READ(own_shares[device]) ? lease_used(READ(region), (uint32_t)device) : 0;
+}
+
+uint64_t account_own_used(int device)
+{
+    if (!is_device(device) || !READ(own_shares[device])) return 0;
+    union region_share_word word = {.low = atomic_load8(&READ(own_shares[device])->share.low)};
+    return word.used;
+}
+
+bool account_is_over(int device)
+{
+    return account_used(device) > account_limit(device);
+}
+
+uint32_t account_processes(void)
+{
+    return account_device_count() && READ(own_shares[0]) ? slot_count_taken(READ(region)) : 1;
+}
+
+static void note(int device, int64_t delta, size_t field)
+{
+    if (!is_device(device) || !READ(own_shares[device])) return;
+    atomic_add8((uint64_t *)(void *)((char *)READ(own_shares[device]) + field), (uint64_t)delta);
+}
+
+void account_note_context(int device, int64_t delta)
+{
+    note(device, delta, offsetof(struct region_share, context_bytes));
+}
+
+void account_note_module(int device, int64_t delta)
+{
+    note(device, delta, offsetof(struct region_share, module_bytes));
+}
+
+struct region_device *account_region_device(int device)
+{
+    return is_device(device) && READ(region) ? &READ(region)->devices[device] : NULL;
+}
+
+struct region_slot *account_own_slot(void)
+{
+    account_attach();
+    return READ(own_slot);
+}
+
+uint32_t account_incarnation(void)
+{
+    return fork_incarnation();
+}
+
+uint64_t account_errors(void)
+{
+    return READ(errors);
+}
+
+/* The first good file after a broken one: everything anew at the next call, on the region of all. */
+static void begin_anew(void)
+{
+    __atomic_store_n(&fork_words->attached, 0, __ATOMIC_RELEASE);
+    if (slot != REGION_NO_SLOT) slot_release(READ(region), slot, &self);
+    slot = REGION_NO_SLOT;
+    limits.source = LIMITS_NONE;
+    WRITE(region, NULL);
+}
+
+/* Limits that fell take the slack of everybody, so that each further charge is compared with the new one. */
+static bool follow_limits(void)
+{
+    static struct limits fresh;
+    uint64_t before[REGION_DEVICES_MAX];
+    char problem[256] = "";
+    if ((limits.source != LIMITS_FILE && limits.source != LIMITS_REFUSED) || !limits_changed(LIMITS_PATH, &stamp))
+        return false;
+    memcpy(before, limits.memory_bytes, sizeof before);
+    bool good = limits_read(LIMITS_PATH, &fresh, &stamp, problem, sizeof problem) == LIMITS_READ;
+    if (good && limits.source == LIMITS_REFUSED) {
+        begin_anew();
+        return false;
+    }
+    if (!good || !limits_update(&limits, &fresh)) {
+        if (!broken_said)
+            platform_say(PLATFORM_ERROR, "new limits not taken, the last good ones hold: %s",
+                         *problem ? problem : "they are about other devices");
+        broken_said = true;
+        return false;
+    }
+    broken_said = false;
+    publish_limits();
+    struct region *mapped = READ(region);
+    for (uint32_t i = 0; i < limits.device_count && slot != REGION_NO_SLOT; i++) {
+        if (limits.memory_bytes[i] >= before[i]) continue;
+        uint32_t slots = lease_slots(mapped);
+        for (uint32_t other = 0; other < slots; other++)
+            lease_revoke(mapped, i, other);
+    }
+    return true;
+}
+
+static void mark_over(uint64_t now_ns)
+{
+    struct region *mapped = READ(region);
+    for (uint32_t i = 0; i < limits.device_count; i++) {
+        uint64_t *since = &mapped->devices[i].over_since_ns;
+        uint64_t seen = atomic_load8(since);
+        bool over = lease_used(mapped, i) > limits.memory_bytes[i];
+        if (over != (seen != 0)) (void)atomic_swap8(since, seen, over ? now_ns : 0);
+    }
+}
+
+/* Once a second one process looks for the dead; the word goes on if that one is killed. Who cannot judge all owners
+   does not keep the others from it. */
+static bool is_my_turn(uint64_t now_ns)
+{
+    if (now_ns < turn_after_ns) return false;
+    turn_after_ns = now_ns + RECLAIM_PERIOD_NS;
+    if (!sees_everybody) return true;
+    uint64_t *after = &READ(region)->control->reclaim_after_ns;
+    uint64_t seen = atomic_load8(after);
+    if (seen > now_ns && seen - now_ns <= RECLAIM_PERIOD_NS) {
+        turn_after_ns = seen;
+        return false;
+    }
+    return atomic_swap8(after, seen, now_ns + RECLAIM_PERIOD_NS);
+}
+
+static void trim_own(void)
+{
+    for (uint32_t i = 0; i < limits.device_count; i++) {
+        union region_share_word word = {.low = atomic_load8(&READ(own_shares[i])->share.low)};
+        if (word.used == used_last_tick[i]) lease_trim(READ(region), i, slot, chunk_for(limits.memory_bytes[i]));
+        used_last_tick[i] = word.used;
+    }
+}
+
+bool account_tick(void)
+{
+    if (!is_attached()) return false;
+    uint64_t now_ns = platform_now_ns();
+    bool changed = follow_limits();
+    if (slot == REGION_NO_SLOT) return is_attached();
+    bool turn = is_my_turn(now_ns);
+    if (turn) sees_everybody = slot_reclaim(READ(region), &self, slot).unknown == 0;
+    if (turn || changed) mark_over(now_ns);
+    trim_own();
+    return true;
+}

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "account_lease.h"
+
+#define VERSION_MASK UINT64_C(0x7fffffff) /* of a share word */
+
+static uint64_t version_of(union region_share_word word)
+{
+    return (uint64_t)word.version_low | (uint64_t)word.version_high << 16;
+}
+
+static union region_share_word with_version(union region_share_word word, uint64_t version)
+{
+    word.version_low = version & 0xffff;
+    word.version_high = (version >> 16) & 0x7fff;
+    return word;
+}
+
+/*
+ * Complete the raise that `total` names. Done exactly once, because the share word must have the version before `tag`
+ * and then has `tag`. An intent of another version means that its owner has gone on, thus that this one is done.
+ */
+static void complete(const struct region *region, uint32_t device, union region_total_word total)
+{
+    if (total.slot >= region->slot_count) return;
+    struct region_share *share = lease_share(region, device, (uint32_t)total.slot);
+    if (atomic_load8(&share->intent_version) != total.version || total.version == 0) return;
+    uint64_t lease = atomic_load8(&share->intent_lease);
+    uint64_t use = atomic_load8(&share->intent_use);
+    uint64_t tag = atomic_load8(&share->intent_tag);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    if (atomic_load8(&share->intent_version) != total.version) return;
+    for (;;) {
+        union region_share_word seen = {.word = atomic_guess16(&share->share)};
+        if (version_of(seen) != ((tag - 1) & VERSION_MASK)) return;
+        union region_share_word next = with_version(seen, tag);
+        next.used = (seen.used + use) & LEASE_BYTES_MAX;
+        next.leased = (seen.leased + lease) & LEASE_BYTES_MAX;
+        if (lease > use) next.tight = 0;
+        if (atomic_swap16(&share->share, seen.word, next.word)) return;
+    }
+}
+
+void lease_complete(const struct region *region, uint32_t device)
+{
+    union region_total_word total = {.word = atomic_guess16(&region->devices[device].total)};
+    complete(region, device, total);
+}
+
+static bool swap_total(const struct region *region, uint32_t device, union region_total_word seen, uint64_t sum,
+                       uint64_t slot)
+{
+    union region_total_word next = {.total = sum};
+    next.version = seen.version + 1;
+    next.slot = slot & REGION_NO_SLOT;
+    return atomic_swap16(&region->devices[device].total, seen.word, next.word);
+}
+
+/*
+ * Announce and do a raise on top of `seen`, whose operation is complete: the new total is `sum`. false: somebody else
+ * was faster, nothing has happened.
+ */
+static bool raise_to(const struct region *region, uint32_t device, uint32_t slot, union region_total_word seen,
+                     uint64_t sum, uint64_t use, uint64_t lease)
+{
+    struct region_share *share = lease_share(region, device, slot);
+    union region_total_word next = {.total = sum};
+    next.version = seen.version + 1;
+    next.slot = slot & REGION_NO_SLOT;
+    union region_share_word own = {.word = atomic_guess16(&share->share)};
+    atomic_store8(&share->intent_version, 0);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    atomic_store8(&share->intent_lease, lease);
+    atomic_store8(&share->intent_use, use);
+    atomic_store8(&share->intent_tag, (version_of(own) + 1) & VERSION_MASK);
+    atomic_store8(&share->intent_version, next.version);
+    if (!atomic_swap16(&region->devices[device].total, seen.word, next.word)) return false;
+    complete(region, device, next);
+    return true;
+}
+
+static uint64_t sum_of_leases(const struct region *region, uint32_t device)
+{
+    uint64_t sum = 0;
+    uint32_t slots = lease_slots(region);
+    for (uint32_t i = 0; i < slots; i++) {
+        union region_share_word seen = {.high = atomic_load8(&lease_share(region, device, i)->share.high)};
+        sum += seen.leased;
+    }
+    return sum;
+}
+
+void lease_revoke(const struct region *region, uint32_t device, uint32_t slot)
+{
+    struct region_share *share = lease_share(region, device, slot);
+    for (;;) {
+        union region_share_word seen = {.word = atomic_guess16(&share->share)};
+        union region_share_word next = seen;
+        next.leased = seen.used;
+        next.tight = 1;
+        if (seen.used == 0 && seen.leased == 0) return; /* only a raise can make it more */
+        if (next.word == seen.word || atomic_swap16(&share->share, seen.word, next.word)) return;
+    }
+}
+
+void lease_trim(const struct region *region, uint32_t device, uint32_t slot, uint64_t keep)
+{
+    struct region_share *share = lease_share(region, device, slot);
+    union region_share_word seen = {.word = atomic_guess16(&share->share)};
+    union region_share_word next = seen;
+    if (seen.leased < seen.used || seen.leased - seen.used <= keep) return;
+    next.leased = (seen.used + keep) & LEASE_BYTES_MAX;
+    (void)atomic_swap16(&share->share, seen.word, next.word); /* in vain: in use, so not to be trimmed */
+}
+
+static bool fits(uint64_t sum, uint64_t bytes, uint64_t limit)
+{
+    return limit == UINT64_MAX || (bytes <= limit && sum <= limit - bytes);
+}
+
+/*
+ * Three attempts, each dearer than the one before: with the total as it stands; with the total counted again (leases
+ * were given back); with the slack of everybody revoked.
+ *
+ * The last one refuses rightly: its window begins when W is read and its operation completed, and W is the same at its
+ * end, so no lease grew in between. Each slot, once tight, can only shrink. When all are tight (one instant), the use of
+ * all is at least what the second round then adds up.
+ */
+enum lease_answer lease_request(const struct region *region, uint32_t device, uint32_t slot, uint64_t bytes,
+                                uint64_t limit, uint64_t chunk)
+{
+    if (!fits(0, bytes, limit) || bytes > LEASE_BYTES_MAX / 2) return LEASE_REFUSED;
+    if (chunk > LEASE_BYTES_MAX / 4) chunk = LEASE_BYTES_MAX / 4;
+    struct region_device *line = &region->devices[device];
+    struct region_share *share = lease_share(region, device, slot);
+    bool counted = false;
+    for (;;) {
+        if (lease_charge(share, bytes)) return LEASE_GRANTED;
+        union region_share_word own = {.high = atomic_load8(&share->share.high)};
+        if (own.leased > LEASE_BYTES_MAX - bytes - chunk) return LEASE_REFUSED; /* more than any device has */
+        union region_total_word seen = {.word = atomic_guess16(&line->total)};
+        complete(region, device, seen);
+        if (fits(seen.total, bytes, limit)) {
+            uint64_t lease = fits(seen.total, bytes + chunk, limit) ? bytes + chunk : bytes;
+            if (raise_to(region, device, slot, seen, seen.total + lease, bytes, lease)) return LEASE_GRANTED;
+            continue;
+        }
+        if (!counted) {
+            uint64_t sum = sum_of_leases(region, device);
+            if (sum == seen.total || swap_total(region, device, seen, sum, REGION_NO_SLOT)) counted = true;
+            continue;
+        }
+        uint32_t slots = lease_slots(region);
+        for (uint32_t i = 0; i < slots; i++)
+            lease_revoke(region, device, i);
+        uint64_t sum = sum_of_leases(region, device);
+        if (fits(sum, bytes, limit)) {
+            if (raise_to(region, device, slot, seen, sum + bytes, bytes, bytes)) return LEASE_GRANTED;
+            continue;
+        }
+        if (atomic_load8(&line->total.high) == seen.high) /* no two words have the same version */
+            return LEASE_REFUSED;
+    }
+}
+
+void lease_empty(const struct region *region, uint32_t device, uint32_t slot, const union region_owner *owner)
+{
+    struct region_share *share = lease_share(region, device, slot);
+    /* A raise that the owner has announced is done first; after that nobody can begin another one for it. */
+    lease_complete(region, device);
+    for (;;) {
+        union region_share_word seen = {.word = atomic_load16(&share->share)};
+        if (seen.used == 0 && seen.leased == 0) return;
+        /* Read before this look at the owner, so it is the owner's; whoever came since has changed the version. */
+        if (atomic_load16(&region->slots[slot].owner) != owner->word) return;
+        union region_share_word next = with_version((union region_share_word){.word = 0}, version_of(seen) + 1);
+        if (atomic_swap16(&share->share, seen.word, next.word)) return;
+    }
+}
+
+uint64_t lease_used(const struct region *region, uint32_t device)
+{
+    uint64_t sum = 0;
+    uint32_t slots = lease_slots(region);
+    for (uint32_t i = 0; i < slots; i++) {
+        union region_share_word seen = {.low = atomic_load8(&lease_share(region, device, i)->share.low)};
+        sum += seen.used;
+    }
+    return sum;
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The lease protocol of docs/adr/0008-limiter.md on one device of a mapped region.
+ *
+ * Decides what is granted. Knows no limit but the one it is given, no process but slots, no time. Every function may be
+ * called by any number of processes at once and be killed at any instant; only a raise wants its slot's other threads
+ * kept out, because a slot has one intent.
+ */
+#ifndef VGPU_ACCOUNT_LEASE_H
+#define VGPU_ACCOUNT_LEASE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "atomic.h"
+#include "region.h"
+
+#define LEASE_BYTES_MAX ((UINT64_C(1) << 48) - 1)
+
+static inline struct region_share *lease_share(const struct region *region, uint32_t device, uint32_t slot)
+{
+    return &region->shares[(uint64_t)device * region->slot_count + slot];
+}
+
+/* Charge within the lease. false: the lease is too small. */
+static inline bool lease_charge(struct region_share *share, uint64_t bytes)
+{
+    for (;;) {
+        union region_share_word seen = {.word = atomic_guess16(&share->share)};
+        if (bytes > seen.leased || seen.used > seen.leased - bytes) return false;
+        union region_share_word next = seen;
+        next.low = seen.low + bytes; /* stays within 48 bits, as leased does */
+        if (atomic_swap16(&share->share, seen.word, next.word)) return true;
+    }
+}
+
+/* Give back `bytes`, at most what is used; what was given back. */
+static inline uint64_t lease_refund(struct region_share *share, uint64_t bytes)
+{
+    for (;;) {
+        union region_share_word seen = {.word = atomic_guess16(&share->share)};
+        uint64_t back = bytes <= seen.used ? bytes : seen.used;
+        union region_share_word next = seen;
+        next.low = seen.low - back;
+        if (seen.tight) next.leased = next.used;
+        if (atomic_swap16(&share->share, seen.word, next.word)) return back;
+    }
+}
+
+/* How many slots anybody ever had; what a vandal wrote there reaches no further than the file. */
+static inline uint32_t lease_slots(const struct region *region)
+{
+    uint32_t seen = atomic_load4(region->slots_seen);
+    return seen <= region->slot_count ? seen : region->slot_count;
+}
+
+enum lease_answer {
+    LEASE_GRANTED,
+    LEASE_REFUSED, /* at one instant of the call the use of all slots and `bytes` together exceeded the limit */
+};
+
+/* Charge `bytes`, with up to `chunk` more of lease if there is room, raising the lease of `slot`. `limit` UINT64_MAX
+   grants always. Revokes the slack of everybody before it refuses. */
+enum lease_answer lease_request(const struct region *region, uint32_t device, uint32_t slot, uint64_t bytes,
+                                uint64_t limit, uint64_t chunk);
+
+/* Take away all slack of one slot, so that every further charge of it must raise. */
+void lease_revoke(const struct region *region, uint32_t device, uint32_t slot);
+
+/* Give back slack of the own slot above `keep`. */
+void lease_trim(const struct region *region, uint32_t device, uint32_t slot, uint64_t keep);
+
+/* Finish what the last raise of the device has begun. */
+void lease_complete(const struct region *region, uint32_t device);
+
+/* Empty the share of a slot whose owner word is `owner` (a dead one, or 0: nobody). */
+void lease_empty(const struct region *region, uint32_t device, uint32_t slot, const union region_owner *owner);
+
+/* Bytes used by all slots. */
+uint64_t lease_used(const struct region *region, uint32_t device);
+
+#endif

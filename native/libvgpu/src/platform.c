@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "platform.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define NS_PER_S UINT64_C(1000000000)
+#define STACK_BYTES (256u * 1024u)
+
+static void *(*resolver)(const char *);
+static int said_level = 1;
+
+void platform_use_resolver(void *(*resolve)(const char *))
+{
+    __atomic_store_n(&resolver, resolve, __ATOMIC_RELEASE);
+}
+
+/* Bound only when something else in the process brings them; the oldest version is exported by every glibc. */
+#if defined(__x86_64__)
+#define OLDEST "GLIBC_2.2.5"
+#define OLDEST_STACK_SIZE "GLIBC_2.2.5"
+#elif defined(__aarch64__)
+#define OLDEST "GLIBC_2.17"
+#define OLDEST_STACK_SIZE "GLIBC_2.17"
+#endif
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) && defined(OLDEST)
+#define OLDEST_BINDING(name, version) __asm__(".symver " #name ", " #name "@" version);
+OLDEST_BINDING(pthread_create, OLDEST)
+OLDEST_BINDING(pthread_attr_setstacksize, OLDEST_STACK_SIZE)
+#endif
+#pragma weak pthread_create
+#pragma weak pthread_attr_setstacksize
+
+void *platform_resolve(const char *name)
+{
+    void *(*resolve)(const char *) = __atomic_load_n(&resolver, __ATOMIC_ACQUIRE);
+    if (resolve) {
+        void *found = resolve(name);
+        if (found) return found;
+    }
+    if (strcmp(name, "pthread_create") == 0) return (void *)&pthread_create;
+    if (strcmp(name, "pthread_attr_setstacksize") == 0) return (void *)&pthread_attr_setstacksize;
+    return NULL;
+}
+
+bool platform_thread(void *(*body)(void *), void *argument)
+{
+    int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = NULL;
+    int (*set_stack_size)(pthread_attr_t *, size_t) = NULL;
+    void *found = platform_resolve("pthread_create");
+    memcpy(&create, &found, sizeof create);
+    found = platform_resolve("pthread_attr_setstacksize");
+    memcpy(&set_stack_size, &found, sizeof set_stack_size);
+    if (!create) return false;
+    /* libc leaves out of the full set what it needs itself (setuid in a process with threads). */
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    if (sigprocmask(SIG_SETMASK, &all, &before) != 0) return false;
+    pthread_attr_t attributes;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    if (set_stack_size) set_stack_size(&attributes, STACK_BYTES);
+    int failed = create(&thread, &attributes, body, argument);
+    if (failed) { /* a program with much thread-local memory needs the stack of its choice */
+        pthread_attr_destroy(&attributes);
+        pthread_attr_init(&attributes);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        failed = create(&thread, &attributes, body, argument);
+    }
+    pthread_attr_destroy(&attributes);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return failed == 0;
+}
+
+uint64_t platform_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
+}
+
+static struct timespec timespec_of(uint64_t duration_ns)
+{
+    return (struct timespec){.tv_sec = (time_t)(duration_ns / NS_PER_S), .tv_nsec = (long)(duration_ns % NS_PER_S)};
+}
+
+void platform_sleep_ns(uint64_t duration_ns)
+{
+    int saved = errno;
+    struct timespec left = timespec_of(duration_ns);
+    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+    }
+    errno = saved;
+}
+
+void platform_futex_wait(uint32_t *word, uint32_t expected, uint64_t duration_ns)
+{
+    int saved = errno;
+    struct timespec limit = timespec_of(duration_ns);
+    syscall(SYS_futex, word, FUTEX_WAIT, expected, &limit, NULL, 0);
+    errno = saved;
+}
+
+void platform_futex_wake(uint32_t *word)
+{
+    int saved = errno;
+    syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+    errno = saved;
+}
+
+void platform_set_level(int level)
+{
+    __atomic_store_n(&said_level, level, __ATOMIC_RELAXED);
+}
+
+void platform_say(enum platform_level level, const char *format, ...)
+{
+    if (level != PLATFORM_ERROR && (int)level > __atomic_load_n(&said_level, __ATOMIC_RELAXED)) return;
+    int saved = errno;
+    char line[512] = "hami: ";
+    size_t length = strlen(line);
+    va_list arguments;
+    va_start(arguments, format);
+    int wrote = vsnprintf(line + length, sizeof line - length - 1, format, arguments);
+    va_end(arguments);
+    if (wrote > 0) {
+        length += (size_t)wrote;
+        if (length > sizeof line - 2) length = sizeof line - 2;
+        line[length++] = '\n';
+        if (syscall(SYS_write, STDERR_FILENO, line, length) < 0) {
+            /* nobody listens */
+        }
+    }
+    errno = saved;
+}
+
+int platform_open(const char *path, int flags, unsigned mode)
+{
+    return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+}
+
+void platform_close(int file)
+{
+    int saved = errno;
+    syscall(SYS_close, file);
+    errno = saved;
+}
+
+long platform_read_file(const char *path, char *buffer, size_t size)
+{
+    int saved = errno;
+    long result = 0;
+    int file = platform_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
+    if (file < 0) {
+        result = -errno;
+        errno = saved;
+        return result;
+    }
+    size_t length = 0;
+    for (;;) {
+        long got = syscall(SYS_read, file, buffer + length, size - length);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) {
+            result = -errno;
+            break;
+        }
+        if (got == 0) {
+            result = (long)length;
+            buffer[length] = '\0';
+            break;
+        }
+        length += (size_t)got;
+        if (length == size) {
+            result = -EFBIG;
+            break;
+        }
+    }
+    platform_close(file);
+    errno = saved;
+    return result;
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The one thread of the limiter: in a process that uses CUDA, and in no other.
+ *
+ * Looks four times a second whether the limits have changed and once a second for the dead. All signals blocked; ends by
+ * itself when the process has detached.
+ */
+#ifndef VGPU_WATCH_H
+#define VGPU_WATCH_H
+
+#include <stdbool.h>
+
+#define WATCH_PERIOD_NS 250000000ull
+
+/* Start the thread if none runs in this process; with the lock of fork.h held. false: there can be none. */
+bool watch_start(void);
+
+/* For account.c: one look, with the lock held; false: nothing to watch any more. */
+bool account_tick(void);
+
+#endif
