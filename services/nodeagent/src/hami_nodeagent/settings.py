@@ -54,6 +54,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Health and metrics; 0 lets the kernel choose."""
     device_plugin_dir: str = "/var/lib/kubelet/device-plugins"
     """Where kubelet listens for plugins and where plugins put their sockets."""
+    plugin_socket_dir: str = ""
+    """Where to serve the plugin proxy, which serves kubelet (``hami_nodeagent plugin-proxy``), so
+    that a restart of the agent costs no pod; empty: serve kubelet directly."""
     pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     """Kubelet's PodResources socket: which pods it has, and their device ids."""
     state_dir: str = "/var/lib/hami/agent"

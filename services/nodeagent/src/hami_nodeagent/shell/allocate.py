@@ -115,9 +115,15 @@ class Allocator:
         """Set once the bus was reached."""
 
     async def allocate(
-        self, requests: Sequence[Request]
+        self, requests: Sequence[Request], *, repeated_after_s: float | None = None
     ) -> tuple[tuple[Claim, ...], list[api.ContainerAllocateResponse]] | Refuse:
-        """Answer one ``Allocate`` call."""
+        """Answer one ``Allocate`` call.
+
+        ``repeated_after_s``: so long ago a first try began and then broke off, perhaps after its
+        grants were stored. Kubelet has not heard of those, so they count for nothing.
+        """
+        if repeated_after_s is not None:
+            self._forget_tries(requests, since_s=self._clock.now_s() - repeated_after_s)
         installed = await self._limiter.current()
         granted = await self._claim(requests, installed)
         if isinstance(granted, Refuse):
@@ -144,6 +150,12 @@ class Allocator:
             )
         self._picture.note_change()
         return claims, responses
+
+    def _forget_tries(self, requests: Sequence[Request], *, since_s: float) -> None:
+        for request in requests:
+            for grant in self._picture.grants.of_ids(request.resource, request.ids):
+                if grant.time_s >= since_s:
+                    self._picture.grants.remove(grant)
 
     async def prefer(
         self, request: Request, *, available: Sequence[str], must: Sequence[str]

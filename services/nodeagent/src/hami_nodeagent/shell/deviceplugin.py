@@ -19,6 +19,7 @@ from hami_common.runtime.telemetry import Tracing, log_context
 from hami_nodeagent.core.claims import Claim, Code, Refuse, Request
 from hami_nodeagent.core.splits import Splits
 from hami_nodeagent.shell.allocate import Allocator
+from hami_nodeagent.shell.pluginproxy import REPEATED_S
 from hami_nodeagent.shell.site import Site
 
 HEALTHY = "Healthy"
@@ -129,8 +130,12 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         """Give the waiting container its shares, or refuse with the reason."""
         begun_s = self._clock.monotonic_s()
         requests = [self._request(one.devices_ids) for one in request.container_requests]
+        metadata = dict(context.invocation_metadata() or ())
+        age_s = float(metadata[REPEATED_S]) if REPEATED_S in metadata else None
         try:
-            outcome = self._malformed(requests) or await self._allocator.allocate(requests)
+            outcome = self._malformed(requests) or await self._allocator.allocate(
+                requests, repeated_after_s=age_s
+            )
         except Exception:  # noqa: BLE001 - the top of a call; logged, answered INTERNAL
             _log.exception("Allocate failed")
             outcome = Refuse(code=Code.INTERNAL, text="internal error, see the agent's log")

@@ -7,6 +7,9 @@ it removes all plugin sockets first), when our own socket vanished, or when kube
 ListAndWatch stream although it took our registration. The old server is stopped before the next
 starts, because kubelet drops whatever is registered when an old stream ends.
 
+Where a plugin proxy stands between, the plugin is served to the proxy, which serves kubelet; an
+agent that finds kubelet's stream still held there does not register again.
+
 Before it registers, a plugin looks whether kubelet already has healthy ids of its resource that are
 not ours: then another plugin owns the resource, and to take it away would break that one's pods.
 Outside document: k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1. Seconds throughout.
@@ -26,6 +29,7 @@ from hami_common.kubeletapi import deviceplugin as api
 from hami_common.kubeletapi import deviceplugin_grpc
 from hami_common.runtime.tasks import Backoff, finish_within
 from hami_nodeagent.shell.deviceplugin import DevicePlugin
+from hami_nodeagent.shell.pluginproxy import STREAMS, identity, make_socket_directory
 from hami_nodeagent.shell.podresources import PodResources
 from hami_nodeagent.shell.site import Site
 
@@ -42,15 +46,6 @@ _log = logging.getLogger(__name__)
 _CLIENT_OPTIONS = [("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0)]
 
 
-def identity(socket: Path) -> str:
-    """Names this very socket; another one after it was created anew, empty when there is none."""
-    try:
-        stat = socket.stat()
-    except OSError:
-        return ""
-    return f"{stat.st_dev:x}-{stat.st_ino:x}-{stat.st_mtime_ns:x}"
-
-
 class PluginKeeper:
     """One plugin's life with kubelet."""
 
@@ -65,6 +60,12 @@ class PluginKeeper:
         self._plugin = plugin
         self._kubelet = directory / KUBELET_SOCKET
         self._socket = directory / f"hami-{plugin.vendor}.sock"
+        """What kubelet dials."""
+        self._own = self._socket
+        """What we serve: the same, or what the proxy dials."""
+        if site.settings.plugin_socket_dir:
+            agent_dir = make_socket_directory(site.settings.plugin_socket_dir)
+            self._own = agent_dir / self._socket.name
         self._picture = site.picture
         self._pod_resources = pod_resources
         self._clock = site.clock
@@ -80,10 +81,13 @@ class PluginKeeper:
             run = await self._wait_kubelet()
             self._meet(run)
             try:
-                async with self._served() as own:
-                    await self._register()
+                async with self._served() as is_known:
+                    if is_known:
+                        self._count("kept")
+                    else:
+                        await self._register()
                     backoff.reset()
-                    reason = await self._watch(run, own)
+                    reason = await self._watch(run)
                 _log.info(
                     "registering anew", extra={"resource": self._plugin.resource, "reason": reason}
                 )
@@ -125,35 +129,38 @@ class PluginKeeper:
         self._picture.note_change()
 
     @asynccontextmanager
-    async def _served(self) -> AsyncIterator[str]:
-        """Serve on our socket and prove it by a call; yields the socket's identity."""
+    async def _served(self) -> AsyncIterator[bool]:
+        """Serve, and prove it by a call on kubelet's way; yields whether kubelet knows us still."""
         server = grpc.aio.server()
         deviceplugin_grpc.add_DevicePluginServicer_to_server(self._plugin, server)
         try:
-            self._socket.unlink(missing_ok=True)
-            server.add_insecure_port(f"unix:{self._socket}")
+            self._own.unlink(missing_ok=True)
+            server.add_insecure_port(f"unix:{self._own}")
             await server.start()
         except (RuntimeError, OSError) as error:
-            raise Unavailable(peer=str(self._socket), detail=str(error)) from error
-        own = identity(self._socket)
+            raise Unavailable(peer=str(self._own), detail=str(error)) from error
+        own = identity(self._own)
         try:
-            await self._dial_own()
-            yield own
+            yield await self._dial_own()
         finally:
             with finish_within(STOP_S + 1.0):
                 await server.stop(grace=0 if self._plugin.stream_count else None)
-            if identity(self._socket) == own:
-                self._socket.unlink(missing_ok=True)
+            if identity(self._own) == own:
+                self._own.unlink(missing_ok=True)
 
-    async def _dial_own(self) -> None:
+    async def _dial_own(self) -> bool:
+        """Call ourselves as kubelet would; whether the proxy says that kubelet listens to us."""
         async with grpc.aio.insecure_channel(
             f"unix:{self._socket}", options=_CLIENT_OPTIONS
         ) as channel:
             stub = deviceplugin_grpc.DevicePluginStub(channel)
+            call = stub.GetDevicePluginOptions(api.Empty(), timeout=DIAL_S, wait_for_ready=True)
             try:
-                await stub.GetDevicePluginOptions(api.Empty(), timeout=DIAL_S, wait_for_ready=True)
+                await call
+                trailing = dict(await call.trailing_metadata())
             except grpc.aio.AioRpcError as error:
                 raise Unavailable(peer=str(self._socket), detail=str(error.details())) from error
+        return str(trailing.get(STREAMS, "0")) != "0"
 
     async def _register(self) -> None:
         await self._refuse_foreign()
@@ -191,8 +198,9 @@ class PluginKeeper:
                 f"example id {foreign[0]!r}; remove that plugin or give our resource another name",
             )
 
-    async def _watch(self, run: str, own: str) -> str:
+    async def _watch(self, run: str) -> str:
         """Return, with the reason, once a new cycle is needed."""
+        own = identity(self._socket)
         silent_since_s = self._clock.monotonic_s()
         while True:
             await anyio.sleep(self._poll_s)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin proxy: kubelet keeps its plugin, and its calls get answers, when agents restart."""
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import anyio
+import grpc.aio
+import pytest
+
+from hami_common.kubeletapi import deviceplugin
+from hami_sim.process import Process
+from tests.integration.nodeagent.plane import RESOURCE, SHOW, Ask, Plane, until
+
+pytestmark = pytest.mark.anyio
+
+IDS = 128
+FLAGS = ("hold_s=4", "call_wait_s=15")
+
+
+class Pair:
+    """Agent and proxy as processes."""
+
+    def __init__(self, plane: Plane) -> None:
+        self.plane = plane
+        sockets = plane.directory / "plugins"
+        settings = plane.settings()
+        nvidia = settings.drivers.nvidia
+        self.proxy = self._process(
+            "plugin-proxy",
+            "plugin-proxy",
+            f"device_plugin_dir={settings.device_plugin_dir}",
+            f"plugin_socket_dir={sockets}",
+            *FLAGS,
+        )
+        self.agent = self._process(
+            "agent",
+            "",
+            f"node_name={settings.node_name}",
+            f"nats_urls={settings.nats_urls[0]}",
+            f"kubeconfig={settings.kubeconfig}",
+            f"device_plugin_dir={settings.device_plugin_dir}",
+            f"plugin_socket_dir={sockets}",
+            f"pod_resources_socket={settings.pod_resources_socket}",
+            f"state_dir={settings.state_dir}",
+            f"trusted_keys_dir={settings.trusted_keys_dir}",
+            "http_port=0",
+            "injection=env",
+            "enforcement=none",
+            f"drivers.nvidia.simulated_profile={nvidia.simulated_profile}",
+        )
+
+    def _process(self, name: str, word: str, *values: str) -> Process:
+        flags = [part for value in values for part in ("--set", value)]
+        words: Sequence[str] = [word] if word else []
+        return Process(
+            name,
+            [sys.executable, "-m", "hami_nodeagent", *words, *flags],
+            log=Path(self.plane.directory / f"{name}.log"),
+        )
+
+    async def lines(self, text: str) -> int:
+        """How often the agent logged ``text``."""
+        return self.agent.log.read_text().count(text)
+
+
+@pytest.fixture
+async def pair(plane: Plane) -> AsyncIterator[Pair]:
+    """Both run, and kubelet offers every id."""
+    built = Pair(plane)
+    built.proxy.start()
+    built.agent.start()
+    try:
+        await plane.offered(IDS)
+        yield built
+    finally:
+        await built.agent.stop()
+        await built.proxy.stop()
+
+
+async def test_pods_go_through_the_proxy_with_their_own_shares(pair: Pair) -> None:
+    plane = pair.plane
+    for number in range(4):
+        await plane.place(f"pod-{number}", Ask(shares=((number, 1000 + number),)))
+    for number in range(4):
+        await plane.until_phase(f"pod-{number}", "Running")
+
+
+async def test_pod_that_comes_while_the_agent_is_dead_runs_once_it_is_back(pair: Pair) -> None:
+    plane = pair.plane
+    await pair.agent.kill()
+    await plane.place("web", Ask(shares=((1, 1000),), command=SHOW))
+    with anyio.move_on_after(1):
+        await plane.until_phase("web", "Failed")
+        pytest.fail("kubelet rejected the pod")
+    pair.agent.start()
+    await plane.until_phase("web", "Running")
+
+
+async def test_restarted_agent_does_not_register_again(pair: Pair) -> None:
+    plane = pair.plane
+
+    async def registered() -> bool:
+        return await pair.lines("registered with kubelet") == 1
+
+    await until(registered)
+    await pair.agent.kill()
+    pair.agent.start()
+
+    async def ready() -> bool:
+        return await pair.lines('"message":"ready"') == 2
+
+    await until(ready)
+    await plane.offered(IDS)
+    await plane.place("web", Ask(shares=((2, 500),)))
+    await plane.until_phase("web", "Running")
+    assert await registered()
+
+
+async def test_kubelet_is_told_when_the_agent_stays_away(pair: Pair) -> None:
+    await pair.agent.stop()
+    await pair.plane.offered(0)
+    pair.agent.start()
+    await pair.plane.offered(IDS)
+
+
+async def test_killed_proxy_is_replaced_and_kubelet_finds_the_plugin_again(pair: Pair) -> None:
+    await pair.proxy.kill()
+    await pair.plane.offered(0)
+    pair.proxy.start()
+    await pair.plane.offered(IDS)
+    await pair.plane.place("web", Ask(shares=((0, 500),)))
+    await pair.plane.until_phase("web", "Running")
+
+
+async def test_refusals_of_the_agent_arrive_as_they_are(pair: Pair) -> None:
+    async with pair.plane.plugin() as plugin:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await plugin.Allocate(
+                deviceplugin.AllocateRequest(
+                    container_requests=[
+                        deviceplugin.ContainerAllocateRequest(devices_ids=["no-such-id"])
+                    ]
+                )
+            )
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"never announced for {RESOURCE}" in str(refused.value.details())
