@@ -66,6 +66,11 @@ IDS_BY_RESOURCE = {
     for resource, vendor in VENDOR_BY_RESOURCE.items()
 }
 PODS = 64
+OWN = tuple(
+    ModelPod(f"own-{i}", "kube-system", f"own-{i}", (ModelContainer("main", "app", {}),))
+    for i in range(PODS // 8)
+)
+"""Pods of kubelet's own, whose mirrors the API server refuses."""
 KINDS: tuple[tuple[ContainerKind, ...], ...] = (
     ("app",),
     ("app",),
@@ -323,11 +328,14 @@ def play(
     restart_at: int | None = None,
     die_after_calls: int | None = None,
     forced: Literal["no", "lasting", "any"] = "lasting",
+    unseen: Literal["no", "own", "vanished"] = "no",
 ) -> Agent:
     """One round: admit all pods in a shuffled order. Returns the agent for inspection.
 
     ``forced``: which predecessors are deleted without waiting for kubelet: it goes on listing them
-    until it hears of it, which is just before it hears of the pod that took the name.
+    until it hears of it, which is just before it hears of the pod that took the name. ``unseen``:
+    among the pods are some that the API server never shows (kubelet's own, from files), or that
+    were deleted by force before kubelet admitted them.
     """
     rng = random.Random(seed)
     kubelet = ModelKubelet(ids_by_resource=IDS_BY_RESOURCE, rng=rng, active_only=active_only)
@@ -340,18 +348,12 @@ def play(
             agent.cluster.sync_statuses()
     assert agent.refused == {}
     agent.hear(rng.randrange(4 * len(world.predecessors)))
-    bound = list(world.pods)
-    rng.shuffle(bound)
-    for pod in bound:
-        if (old := world.predecessors.get(pod.uid)) is not None:
-            if not is_forced(old, forced):
-                kubelet.remove(old)
-                agent.cluster.kubelet_writes.append((old.uid, True))
-                agent.cluster.sync_statuses()
-            agent.cluster.delete(world.facts[old.uid])
-        agent.bind(pod)
+    bind_all(world, agent, rng, forced=forced)
     order = list(world.pods)
     rng.shuffle(order)
+    if unseen == "vanished":
+        for pod in order[::4]:
+            agent.cluster.delete(world.facts[pod.uid])
     for position, pod in enumerate(order):
         if position == restart_at:
             kubelet.restart(agent.answer)
@@ -359,6 +361,8 @@ def play(
             kubelet.die_after_calls = kubelet.calls + die_after_calls
         if (old := world.predecessors.get(pod.uid)) is not None:
             kubelet.remove(old)
+        if unseen == "own" and position % 8 == 0:
+            kubelet.admit(OWN[position // 8], agent.answer)
         try:
             admitted = kubelet.admit(pod, agent.answer)
         except KubeletDied:
@@ -366,6 +370,20 @@ def play(
             admitted = pod.uid not in kubelet.refused
         agent.cluster.kubelet_writes.append((pod.uid, not admitted))
     return agent
+
+
+def bind_all(world: World, agent: Agent, rng: random.Random, *, forced: str) -> None:
+    """Bind all pods in a shuffled order, each after its predecessor was deleted."""
+    bound = list(world.pods)
+    rng.shuffle(bound)
+    for pod in bound:
+        if (old := world.predecessors.get(pod.uid)) is not None:
+            if not is_forced(old, forced):
+                agent.kubelet.remove(old)
+                agent.cluster.kubelet_writes.append((old.uid, True))
+                agent.cluster.sync_statuses()
+            agent.cluster.delete(world.facts[old.uid])
+        agent.bind(pod)
 
 
 def is_forced(old: ModelPod, forced: str) -> bool:
@@ -427,6 +445,26 @@ def test_pods_deleted_by_force_may_be_refused_but_get_nothing_wrong(worlds: list
         assert agent.wrong == []
         refused += len(agent.refused)
     assert refused < 0.3 * 100 * PODS
+
+
+@pytest.mark.timeout(120)
+def test_pods_of_kubelets_own_block_nobody(worlds: list[World]) -> None:
+    for seed in range(50):
+        agent = play(worlds[seed % len(worlds)], seed, unseen="own", forced="no")
+        assert agent.wrong == []
+        assert agent.refused == {}
+
+
+@pytest.mark.timeout(120)
+def test_pods_that_vanished_before_admission_may_be_refused_but_get_nothing_wrong(
+    worlds: list[World],
+) -> None:
+    refused = 0
+    for seed in range(50):
+        agent = play(worlds[seed % len(worlds)], seed, unseen="vanished", forced="no")
+        assert agent.wrong == []
+        refused += len(agent.refused)
+    assert 0.1 * 50 * PODS < refused < 0.3 * 50 * PODS
 
 
 @pytest.mark.timeout(120)

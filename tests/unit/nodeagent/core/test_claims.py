@@ -92,15 +92,43 @@ def test_gpu_only_init_container_needs_no_listed_container() -> None:
     assert code_of(decide(served, [pod.listed()], request("b")), Wait) == "no-pending-container"
 
 
-def test_listed_pod_that_nobody_told_us_of_is_waited_for_unless_it_settled() -> None:
+def test_listed_pod_that_nobody_told_us_of_has_all_pods_read() -> None:
     pod, stranger = Given("pod"), Given("stranger")
     listing = [pod.listed(), stranger.listed()]
-    decision = decide(view(pod), listing, request())
+    decision = decide(view(pod), listing, request(), Confirmed())
     assert code_of(decision, Wait) == "pod-unknown"
     assert isinstance(decision, Wait)
+    assert decision.confirm_all
     assert "default/stranger" in decision.text
+
+
+def test_pod_of_kubelets_own_does_not_block_the_one_that_is_admitted() -> None:
+    """A pod from a file on the node, whose mirror the API server refused."""
+    pod, stranger = Given("pod"), Given("stranger")
+    listing = [pod.listed(), stranger.listed()]
+    everything = Confirmed(everything=True)
+    assert claimed(decide(view(pod), listing, request(), everything)) == (pod.uid, "main")
+    alone = decide(view(), [stranger.listed()], request(), everything)
+    assert code_of(alone, Wait) == "pod-unknown"
+    two = decide(
+        view(pod, Given("other")), [*listing, Given("other").listed()], request(), everything
+    )
+    assert code_of(two, Wait) == "ambiguous"
+
+
+def test_unknown_pod_is_meant_rather_than_one_that_was_admitted_before() -> None:
+    """Kubelet lost its checkpoint, and a pod was deleted before we heard of it."""
+    pod, stranger = Given("pod"), Given("stranger")
+    listing = [pod.listed(), stranger.listed()]
+    facts = replace(pod.facts, admitted=True)
+    admitted = view(pod, pods_by_name={("default", "pod"): (facts,)})
+    decision = decide(admitted, listing, request(), Confirmed(everything=True))
+    assert code_of(decision, Wait) == "pod-unknown"
+    old = view(pod, lists_active_only=False)
+    decision = decide(old, listing, request(), Confirmed(everything=True))
+    assert code_of(decision, Wait) == "pod-unknown"
     settled = [pod.listed(), stranger.listed(settled=True)]
-    assert claimed(decide(view(pod), settled, request())) == (pod.uid, "main")
+    assert claimed(decide(admitted, settled, request())) == (pod.uid, "main")
 
 
 def test_two_waiting_pods_are_ambiguous_even_with_equal_shares() -> None:

@@ -46,6 +46,10 @@ the API server, begun after kubelet's list was taken, shows this pod; no younger
 then. Where rank 0 is empty or leaves doubt, the pod that kubelet means may be one that we do not
 see yet, so there all pods of the node are read.
 
+A listed pod that a read of all pods does not show either is one of kubelet's own (from a file; its
+mirror may be missing or refused), or was deleted before we heard of it. Then the call may be for
+it, unless exactly one pod of rank 0 has no sign of admission yet: by 1. that one is being admitted.
+
 ``Wait`` means that news may settle the matter (watch, ledger feed, keys); the caller waits a
 bounded time and then refuses with the same code. A record is accepted only if the pod's signed
 annotation verifies and names the record's allocation. While the bus is away the last known records
@@ -254,14 +258,16 @@ def decide(
     if not view.lists_active_only and not confirmed.everything:
         return _CONFIRM_ALL
     candidates, unknown = _candidates(view, listing, request)
-    if unknown:
-        return Wait(
-            code=Code.POD_UNKNOWN,
-            text=f"kubelet lists {_names(unknown)}, which the API server has not shown us yet",
-        )
+    stranger = Wait(
+        code=Code.POD_UNKNOWN,
+        text=f"kubelet lists {_names(unknown)}, which the API server has not shown us yet",
+        confirm_all=not confirmed.everything,
+    )
+    if unknown and not confirmed.everything:
+        return stranger
     fitting = [fit for one in candidates if (fit := _of_count(one, len(request.ids))) is not None]
     if not fitting:
-        return _nobody(candidates, request)
+        return stranger if unknown else _nobody(candidates, request)
     best = min(candidate.rank for candidate in fitting)
     chosen = [candidate for candidate in fitting if candidate.rank == best]
     if len({candidate.pod.uid for candidate in chosen}) > 1:
@@ -270,6 +276,8 @@ def decide(
             text="more than one pod waits for "
             f"{request.resource}: {_names([one.pod.title for one in chosen])}",
         )
+    if unknown and not (view.lists_active_only and best == _WAITING and not chosen[0].pod.admitted):
+        return stranger
     if best != _WAITING and not confirmed.everything:
         return _CONFIRM_ALL
     if not confirmed.covers(chosen[0].pod):
