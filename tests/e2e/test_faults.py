@@ -116,23 +116,10 @@ async def run_into(cluster: Cluster, point: Point, harm: Callable[[], Awaitable[
     raise Unavailable(peer="trap", detail=f"{point.name} never happened")
 
 
-async def settled(cluster: Cluster, name: str, *, replaced: bool = False) -> list[str]:
-    """Problems that remain once the pod runs; ``Unavailable`` when it never does.
-
-    A pod that reaches kubelet while no plugin serves the resource is rejected by kubelet itself and
-    stays ``Failed``. With ``replaced`` it is replaced then, as its controller would do.
-    """
-
-    async def runs() -> bool:
-        pod = await cluster.pod(name)
-        if replaced and pod.status.phase == "Failed":
-            assert pod.status.reason == "UnexpectedAdmissionError", pod.status
-            await cluster.delete_pod(name)
-            await cluster.until(f"{name} is gone", partial(cluster.pod_is_gone, name))
-            await cluster.create_pod(small_pod(name))
-        return pod.status.phase == "Running"
-
+async def settled(cluster: Cluster, name: str) -> list[str]:
+    """Problems that remain once the pod runs; ``AssertionError`` when it never does."""
     try:
+        runs = partial(cluster.pod_is, name, "Running")
         await cluster.until(f"pod {name} runs", runs, limit_s=40)
     except Unavailable as error:
         story = await cluster.story_of(name)
@@ -166,7 +153,7 @@ async def test_killed(cluster: Cluster, point: Point, victim: str) -> None:
         await cluster.nats.start()
     else:
         cluster.processes[victim].start()
-    assert await settled(cluster, name, replaced=victim == AGENT) == []
+    assert await settled(cluster, name) == []
     await cluster.delete_pod(name)
     if victim != "nats":
         await cluster.ready(victim)

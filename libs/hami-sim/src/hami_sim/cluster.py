@@ -172,6 +172,11 @@ class Cluster:
         """Names of the agent processes."""
         return [f"agent-{node.name}" for node in self.spec.nodes]
 
+    @property
+    def plugin_proxies(self) -> list[str]:
+        """Names of the processes that hold kubelet's connections for the agents."""
+        return [f"plugin-proxy-{node.name}" for node in self.spec.nodes]
+
     async def _make_tap(self, name: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
         tap = Tap(port, tls=tls)
         await self._group.start(tap.serve)
@@ -314,6 +319,7 @@ class Cluster:
                 {
                     "node_name": node.name,
                     "device_plugin_dir": str(root / "device-plugins"),
+                    "plugin_socket_dir": str(self.directory / "plugins" / node.name),
                     "pod_resources_socket": str(root / "pod-resources" / "kubelet.sock"),
                     "state_dir": str(self.directory / "agents" / node.name),
                     "trusted_keys_dir": str(trusted),
@@ -322,6 +328,15 @@ class Cluster:
                     **self._driver_settings(node),
                 },
                 {STATE_VARIABLE: str(self.directory / f"{node.name}.nvml")},
+            )
+            self._add(
+                f"plugin-proxy-{node.name}",
+                "hami_nodeagent",
+                [
+                    "plugin-proxy",
+                    *("--set", f"device_plugin_dir={root / 'device-plugins'}"),
+                    *("--set", f"plugin_socket_dir={self.directory / 'plugins' / node.name}"),
+                ],
             )
 
     def _driver_settings(self, node: NodeSpec) -> dict[str, str]:
@@ -363,6 +378,7 @@ class Cluster:
             *self.schedulers,
             "registry",
             *self.agents,
+            *self.plugin_proxies,
         ]
         async with anyio.create_task_group() as group:
             for name in order:

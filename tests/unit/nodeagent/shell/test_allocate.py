@@ -97,6 +97,32 @@ async def test_grant_is_taken_back_when_the_disk_refuses_it(tmp_path: Path) -> N
     assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
 
 
+async def test_answer_that_never_arrived_is_given_again(tmp_path: Path) -> None:
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod)
+    know(desk.site, pod)
+    first = await desk.ask("nvidia-0-0")
+    assert not isinstance(first, Refuse)
+    again = await desk.allocator.allocate([request("nvidia-0-0")], repeated_after_s=60.0)
+    assert not isinstance(again, Refuse)
+    assert again[1] == first[1]
+    assert len(desk.site.picture.grants) == 1
+
+
+async def test_repeated_call_leaves_older_grants_of_the_same_ids_alone(tmp_path: Path) -> None:
+    """Kubelet gives the ids of a finished init container to the next one."""
+    pod = Given("pod", ("init", "init", {GPU: 1}), ("main", "app", {GPU: 1}))
+    desk = Desk(tmp_path, pod)
+    know(desk.site, pod)
+    first = await desk.ask("nvidia-0-0")
+    assert not isinstance(first, Refuse)
+    assert first[0][0].container == "init"
+    again = await desk.allocator.allocate([request("nvidia-0-0")], repeated_after_s=0.0)
+    assert not isinstance(again, Refuse)
+    assert again[0][0].container == "main"
+    assert len(desk.site.picture.grants) == 2
+
+
 async def test_news_ends_the_wait_at_once(tmp_path: Path) -> None:
     pod = Given("pod")
     desk = Desk(tmp_path, pod, allocate_wait_s=30.0)
