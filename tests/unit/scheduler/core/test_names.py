@@ -39,6 +39,10 @@ def agree(codes: dict[str, int], names: Sequence[str]) -> NodeNames:
         assert wrapped.decode() == "".join(
             f"<{json.dumps(name, ensure_ascii=False)}>;" for name in some
         )
+        numbers = np.array([i % 3 for i in range(len(names))], np.int64)
+        assert nodes.labelled(b"<", numbers, [b"0", b"1", b"2"]).decode() == "".join(
+            f"<{json.dumps(name, ensure_ascii=False)}{i % 3}" for i, name in enumerate(names)
+        )
     return read
 
 

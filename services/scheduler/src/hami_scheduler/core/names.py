@@ -28,7 +28,7 @@ ABSENT: Final = -1
 _WORD_BYTES: Final = 8
 _LEAST_WORTH_IT: Final = 64
 """Fewer names than this are looked up one by one."""
-_SPARSE_BITS: Final = 5
+_SPARSE_BITS: Final = 3
 """The table has this many times (as a power of two) more places than names."""
 _QUOTE: Final = ord('"')
 _MARKS: Final = 3
@@ -73,6 +73,10 @@ class NodeNames:
     def places(self) -> Columns:
         """The place of every name."""
         return np.arange(len(self))
+
+    def nothing(self) -> Ints:
+        """Number 0 for every name."""
+        return np.zeros(len(self), np.int64)
 
     def string(self, place: int) -> str:
         """One name."""
@@ -124,6 +128,23 @@ class NodeNames:
         lines[:, end:] = np.frombuffer(after, np.uint8)
         return lines.tobytes()
 
+    def labelled(self, before: bytes, numbers: Ints, labels: Sequence[bytes]) -> bytes:
+        """Every name as a JSON string, between ``before`` and the label of its number.
+
+        Labels are equally long.
+        """
+        if self.rows is None:
+            quoted = map(_encoder.encode, self.strings())
+            tails = map(labels.__getitem__, numbers.tolist())
+            return b"".join(before + name + tail for name, tail in zip(quoted, tails, strict=True))
+        start, end = len(before), len(before) + self.rows.shape[1] - 1
+        tails_of = np.frombuffer(b"".join(labels), np.uint8).reshape(len(labels), -1)
+        lines = np.empty((len(numbers), end + tails_of.shape[1]), np.uint8)
+        lines[:, :start] = np.frombuffer(before, np.uint8)
+        lines[:, start:end] = self.rows[:, :-1]
+        lines[:, end:] = tails_of.take(numbers, axis=0)
+        return lines.tobytes()
+
 
 class NameIndex:
     """A snapshot of a mapping from names to numbers."""
@@ -169,8 +190,8 @@ class NameIndex:
             return None
         keys = self._keys_of(text, count)
         rows = self._rows[self._spots(keys)]
-        for i in np.flatnonzero(self._keys[rows] != keys).tolist():
-            rows[i] = self._beside.get(int(keys[i]), 0)
+        beside = np.flatnonzero(self._keys[rows] != keys)
+        rows[beside] = [self._beside.get(key, 0) for key in keys[beside].tolist()]
         asked = np.frombuffer(text, np.uint8).reshape(count, self._stride)
         found = self._values[rows]
         known = self._known.take(rows, axis=0)

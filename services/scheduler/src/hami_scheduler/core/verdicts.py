@@ -160,11 +160,9 @@ class Scored:
         found = zip(self.nodes.several(places), self.scores[places].tolist(), strict=True)
         return sorted(found, key=lambda pair: (-pair[1], pair[0]))
 
-    def priorities(self, *, highest: int) -> list[tuple[int, Columns]]:
-        """Whole numbers 0..``highest``, see ``score.priorities``, each with the nodes given it."""
-        given = priorities(self.scores, self._located.ranks(), highest=highest)
-        groups = ((number, np.flatnonzero(given == number)) for number in range(highest + 1))
-        return [(number, places) for number, places in groups if len(places)]
+    def priorities(self, *, highest: int) -> Ints:
+        """Whole numbers 0..``highest``, see ``score.priorities``."""
+        return priorities(self.scores, self._located.ranks(), highest=highest)
 
 
 class Verdicts:

@@ -19,7 +19,8 @@ from opentelemetry.trace import get_current_span
 
 from hami_common import annotations as keys
 from hami_common.errors import HamiError, RequestInvalid, Unavailable
-from hami_common.events.decision import NODES_LISTED, DecisionRecord, NodeScore
+from hami_common.events.decision import DecisionRecord, NodeScore
+from hami_common.model.request import PodRequest
 from hami_common.podview import PodView
 from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.runtime.telemetry import Tracing, current_traceparent, log_context
@@ -34,6 +35,9 @@ from hami_scheduler.shell.binder import Binder, Refused
 from hami_scheduler.shell.decisions import Decisions
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.state import State
+
+BEST_LISTED = 16
+"""Nodes that a recorded prioritize names: kube-scheduler takes one of the first."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,12 +62,14 @@ class Extender:
         self._inventory = inventory
         self._verdicts = Verdicts(state.table)
         self._reader = reader
+        self._decoder = wire.ArgsDecoder()
         self._binder = binder
         self._decisions = decisions
         self._settings = settings
         self._metrics = metrics
         self._tracing = tracing
         self._writer = decisions.writer
+        self._parsed: tuple[PodView, PodRequest | None] | None = None
 
     def routes(self) -> Mapping[tuple[str, str], Handler]:
         """Handlers by method and path."""
@@ -79,7 +85,7 @@ class Extender:
     async def filter(self, request: Request) -> Response:
         """Every node that fits, and why the others do not."""
         begin = perf_counter()
-        pod, candidates = wire.decode_args(request.body)
+        pod, candidates = self._decoder.decode(request.body)
         with self._span("filter", pod), log_context(**_named(pod)):
             try:
                 body = await self._filter(pod, candidates, begin)
@@ -92,7 +98,7 @@ class Extender:
     async def _filter(self, pod: PodView, candidates: wire.Candidates, begin: float) -> bytes:
         names = candidates.names
         try:
-            request = self._reader.request_of(pod)
+            request = self._request_of(pod)
         except RequestInvalid as error:
             # No event in the cluster and no preemption can help: only the user can.
             self._failed("filter", "invalid", pod, error, begin)
@@ -119,30 +125,35 @@ class Extender:
         failed = [(refusal.text, places) for refusal, places in filtered.groups()]
         return wire.encode_filter(candidates, filtered.left, failed)
 
+    def _request_of(self, pod: PodView) -> PodRequest | None:
+        """What the pod asks for; prioritize is called about the pod of the last filter."""
+        if self._parsed is None or self._parsed[0] is not pod:
+            self._parsed = (pod, self._reader.request_of(pod))
+        return self._parsed[1]
+
     # --- prioritize ------------------------------------------------------------------------------
 
     async def prioritize(self, request: Request) -> Response:
         """A score 0..10 for every node; all 0 where no opinion is possible."""
         begin = perf_counter()
-        pod, candidates = wire.decode_args(request.body)
+        pod, candidates = self._decoder.decode(request.body)
         with self._span("prioritize", pod), log_context(**_named(pod)):
             body = self._prioritize(pod, candidates.names, begin)
         self._metrics.verb_seconds.labels(verb="prioritize").observe(perf_counter() - begin)
         return Response(body=body)
 
     def _prioritize(self, pod: PodView, names: NodeNames, begin: float) -> bytes:
-        nothing = [(0, names.places())]
         try:
-            request = self._reader.request_of(pod)
+            request = self._request_of(pod)
             self._state.require_complete()
         except RequestInvalid as error:
             self._failed("prioritize", "invalid", pod, error, begin)
-            return wire.encode_priorities(names, nothing)
+            return wire.encode_priorities(names, names.nothing())
         except Unavailable as error:
             self._failed("prioritize", "unavailable", pod, error, begin)
-            return wire.encode_priorities(names, nothing)
+            return wire.encode_priorities(names, names.nothing())
         if request is None:
-            return wire.encode_priorities(names, nothing)
+            return wire.encode_priorities(names, names.nothing())
         scored = self._verdicts.prioritize(request, names)
         self._decided(
             replace(
@@ -152,7 +163,7 @@ class Extender:
                 nodes_feasible=len(names),
                 feasible=tuple(
                     NodeScore(node=node, score=round(score, 3))
-                    for node, score in scored.best(NODES_LISTED)
+                    for node, score in scored.best(BEST_LISTED)
                 ),
             ),
             begin,

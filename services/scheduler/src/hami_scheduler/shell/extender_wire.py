@@ -15,7 +15,7 @@ from msgspec import Raw, Struct
 
 from hami_common.errors import WireInvalid
 from hami_common.podview import PodView
-from hami_scheduler.core.block import Columns
+from hami_scheduler.core.block import Columns, Ints
 from hami_scheduler.core.names import NodeNames
 
 T = TypeVar("T")
@@ -66,6 +66,7 @@ class _BindReply(Struct, frozen=True, kw_only=True, rename="pascal"):
 
 _args_decoder = msgspec.json.Decoder(ExtenderArgs)
 _shortened_decoder = msgspec.json.Decoder(_ArgsWithoutNames)
+_SCORES = [b',"Score":%2d},' % number for number in range(MAX_PRIORITY + 1)]
 _bind_decoder = msgspec.json.Decoder(BindArgs)
 _name_decoder = msgspec.json.Decoder(_NodeName)
 _encoder = msgspec.json.Encoder()
@@ -81,14 +82,47 @@ class Candidates(Struct, frozen=True, kw_only=True):
     """Whole node objects, when the caller sent such and so expects them back."""
 
 
-def decode_args(body: bytes) -> tuple[PodView, Candidates]:
-    """Pod and candidate nodes of a filter or prioritize call, else ``WireInvalid``.
+class ArgsDecoder:
+    """Reads filter and prioritize calls, which come in pairs about one pod."""
 
-    Names are not decoded here: in a large cluster they are nearly the whole body.
-    """
-    shortened = _without_names(body)
-    if shortened is not None:
-        return shortened
+    def __init__(self) -> None:
+        """Nothing was read yet."""
+        self._last: tuple[bytes, PodView] | None = None
+
+    def decode(self, body: bytes) -> tuple[PodView, Candidates]:
+        """Pod and candidate nodes of a filter or prioritize call, else ``WireInvalid``.
+
+        Names are not decoded here: in a large cluster they are nearly the whole body. The pod of
+        the last call is given back as the same object when it comes again byte for byte.
+        """
+        return self._without_names(body) or _decode_whole(body)
+
+    def _without_names(self, body: bytes) -> tuple[PodView, Candidates] | None:
+        """What a body says that is as Go writes it, with the text of the names cut out.
+
+        ``None`` when what was cut is not certainly the whole value of the document's own NodeNames:
+        a stand-in takes its place, and must be found there.
+        """
+        begin = body.find(_NAMES_BEGIN)
+        end = body.find(b"]", begin) + 1
+        if begin < 0 or not end:
+            return None
+        start = begin + len(_NAMES_BEGIN)
+        rest = body[: start - 1] + _NAMES_STAND_IN + body[end:]
+        candidates = Candidates(names=NodeNames(body[start:end]))
+        if self._last is not None and self._last[0] == rest:
+            return self._last[1], candidates
+        try:
+            args = _shortened_decoder.decode(rest)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        if bytes(args.node_names) != _NAMES_STAND_IN:
+            return None
+        self._last = (rest, args.pod)
+        return args.pod, candidates
+
+
+def _decode_whole(body: bytes) -> tuple[PodView, Candidates]:
     args = _decode(_args_decoder, body, what="ExtenderArgs")
     if args.node_names is not None:
         return args.pod, Candidates(names=NodeNames.of(args.node_names))
@@ -104,27 +138,6 @@ def decode_args(body: bytes) -> tuple[PodView, Candidates]:
             raise WireInvalid(what="ExtenderArgs.Nodes.items[]", problem="has no metadata.name")
         raw_by_name[name] = item
     return args.pod, Candidates(names=NodeNames.of(raw_by_name), raw_by_name=raw_by_name)
-
-
-def _without_names(body: bytes) -> tuple[PodView, Candidates] | None:
-    """The same from a body as Go writes it, with the text of the names cut out.
-
-    ``None`` when what was cut is not certainly the whole value of the document's own NodeNames: a
-    stand-in takes its place, and must be found there.
-    """
-    begin = body.find(_NAMES_BEGIN)
-    end = body.find(b"]", begin) + 1
-    if begin < 0 or not end:
-        return None
-    start = begin + len(_NAMES_BEGIN)
-    rest = body[: start - 1] + _NAMES_STAND_IN + body[end:]
-    try:
-        args = _shortened_decoder.decode(rest)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    if bytes(args.node_names) != _NAMES_STAND_IN:
-        return None
-    return args.pod, Candidates(names=NodeNames(body[start:end]))
 
 
 def decode_bind(body: bytes) -> BindArgs:
@@ -182,12 +195,9 @@ def encode_filter_error(error: str) -> bytes:
     )
 
 
-def encode_priorities(names: NodeNames, groups: Iterable[tuple[int, Columns]]) -> bytes:
-    """Reply to prioritize: numbers 0..``MAX_PRIORITY``, each with the places of its nodes."""
-    parts = [
-        names.wrapped(places, b'{"Host":', b',"Score":%d},' % number) for number, places in groups
-    ]
-    return b"[%b]" % b"".join(parts)[:-1]
+def encode_priorities(names: NodeNames, priorities: Ints) -> bytes:
+    """Reply to prioritize: a number 0..``MAX_PRIORITY`` for each name."""
+    return b"[%b]" % names.labelled(b'{"Host":', priorities, _SCORES)[:-1]
 
 
 def encode_bind(error: str = "") -> bytes:
