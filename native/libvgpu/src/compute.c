@@ -21,16 +21,14 @@
 
 enum {
     SAMPLES_MAX = 64,
-    LOOKED_AT_MAX = 8,        /* unfinished samples asked about in one go */
-    CAPTURE_CHECKED = 4096,   /* launches that are checked for capture after one was seen */
-    CAPTURE_MODE_RELAXED = 2, /* CU_STREAM_CAPTURE_MODE_RELAXED */
-    ROSTER_BITS = 16
+    LOOKED_AT_MAX = 8,       /* unfinished samples asked about in one go */
+    CAPTURE_CHECKED = 4096,  /* launches that are checked for capture after one was seen */
+    CAPTURE_MODE_RELAXED = 2 /* CU_STREAM_CAPTURE_MODE_RELAXED */
 };
 
 #define RECHECK_NS (500 * BUDGET_NS_PER_MS)         /* a waiter looks at its limit at least so often */
 #define RECHECK_UNKNOWN_NS (BUDGET_NS_PER_MS / 2)   /* and, doubling, for the duration of an unknown function */
 #define RECHECK_PRIORITY_NS (50 * BUDGET_NS_PER_MS) /* and for the page */
-#define ROSTER_ROUND_NS (2 * BUDGET_PERIOD_NS)
 /* Under a higher priority's eye a process queues no more than this ahead of the device. */
 #define PACED_NS (20 * BUDGET_NS_PER_MS)
 
@@ -156,32 +154,6 @@ static inline struct state *state_of(int device)
     return first_state(device);
 }
 
-/* How many processes share the budget: each enters itself once per round into {round, last round's count, count}. */
-static uint32_t siblings(struct state *state, uint64_t now)
-{
-    uint64_t *roster = &state->line->reserved2[0];
-    uint32_t round = (uint32_t)(now / ROSTER_ROUND_NS);
-    uint64_t seen = __atomic_load_n(roster, __ATOMIC_RELAXED);
-    uint64_t count_mask = (1u << ROSTER_BITS) - 1;
-    while (state->roster_round != round || (uint32_t)(seen >> 2 * ROSTER_BITS) != round) {
-        uint32_t seen_round = (uint32_t)(seen >> 2 * ROSTER_BITS);
-        uint64_t before = seen_round == round       ? (seen >> ROSTER_BITS) & count_mask
-                          : seen_round + 1 == round ? seen & count_mask
-                                                    : 0;
-        uint64_t count = seen_round == round ? (seen & count_mask) : 0;
-        uint64_t next =
-            (uint64_t)round << 2 * ROSTER_BITS | before << ROSTER_BITS | (count < count_mask ? count + 1 : count);
-        if (__atomic_compare_exchange_n(roster, &seen, next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-            state->roster_round = round;
-            seen = next;
-        }
-    }
-    uint32_t before = (uint32_t)((seen >> ROSTER_BITS) & count_mask);
-    uint32_t count = (uint32_t)(seen & count_mask);
-    uint32_t found = before > count ? before : count;
-    return found < 1 ? 1 : found < REGION_SLOTS ? found : REGION_SLOTS;
-}
-
 static struct core_terms terms_of(struct state *state, uint64_t now)
 {
     struct priority_view view;
@@ -193,7 +165,7 @@ static struct core_terms terms_of(struct state *state, uint64_t now)
     bool paced = state->page != NULL && state->level > 0;
     bool whole = pct >= 100;
     terms.budget.pct = pct >= 1 && pct <= 100 ? pct : 100;
-    terms.budget.siblings = siblings(state, now);
+    terms.budget.siblings = core_siblings(&state->line->reserved2[0], &state->roster_round, now);
     terms.budget.enforced = !whole || paced;
     terms.budget.period_ns = paced ? PACED_NS : BUDGET_PERIOD_NS;
     terms.budget.burst_ns = paced ? PACED_NS : BUDGET_BURST_NS;

@@ -4,7 +4,9 @@
 
 #include <string.h>
 
-enum { OVERLAP_ONE = 1024, CREDIT_QUANTA_MAX = 2 };
+enum { OVERLAP_ONE = 1024, CREDIT_QUANTA_MAX = 2, ROSTER_BITS = 16 };
+
+#define ROSTER_COUNT UINT64_C(0xffff)
 
 void core_init(struct core_device *device, uint64_t *word)
 {
@@ -12,6 +14,32 @@ void core_init(struct core_device *device, uint64_t *word)
     device->budget.word = word;
     device->budget.own_pct = 100;
     device->overlap = OVERLAP_ONE;
+}
+
+uint32_t core_siblings(uint64_t *roster, uint32_t *own_round, uint64_t now_ns)
+{
+    uint32_t round = (uint32_t)(now_ns / CORE_ROSTER_ROUND_NS);
+    uint64_t seen = __atomic_load_n(roster, __ATOMIC_RELAXED);
+    while (*own_round != round || (uint32_t)(seen >> 2 * ROSTER_BITS) != round) {
+        uint32_t seen_round = (uint32_t)(seen >> 2 * ROSTER_BITS);
+        uint64_t before = 0;
+        uint64_t count = 0;
+        if (seen_round == round) {
+            before = (seen >> ROSTER_BITS) & ROSTER_COUNT;
+            count = seen & ROSTER_COUNT;
+        } else if (seen_round + 1 == round)
+            before = seen & ROSTER_COUNT;
+        count += count < ROSTER_COUNT ? 1 : 0;
+        uint64_t next = (uint64_t)round << 2 * ROSTER_BITS | before << ROSTER_BITS | count;
+        if (__atomic_compare_exchange_n(roster, &seen, next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+            *own_round = round;
+            seen = next;
+        }
+    }
+    uint32_t before = (uint32_t)((seen >> ROSTER_BITS) & ROSTER_COUNT);
+    uint32_t count = (uint32_t)(seen & ROSTER_COUNT);
+    uint32_t found = before > count ? before : count;
+    return found > 0 ? found : 1;
 }
 
 static int64_t settle(struct core_device *device)
@@ -45,7 +73,11 @@ uint64_t core_begin(struct core_device *device, uint64_t now_ns, const struct co
     if (credit >= (int64_t)cost && core_spend(device, cost)) return 0;
     int64_t needed = (int64_t)cost - credit;
     int64_t quantum = (int64_t)budget_quantum(&terms->budget);
+    bool wanders = terms->tenants != 1 && cost >= CORE_LONG_NS;
+    if (wanders) quantum = quantum / 2 + (int64_t)(estimate_random(&device->estimates) % (uint64_t)quantum);
     int64_t amount = needed > quantum ? needed : quantum;
+    admission->waits = false;
+    admission->shift_ns = wanders ? estimate_random(&device->estimates) % CORE_SHIFT_NS : 0;
     budget_draw(&device->budget, now_ns, &terms->budget, (uint64_t)amount, &admission->draw);
     device->charged_ns += (uint64_t)amount;
     return core_ask(device, now_ns, terms, admission);
@@ -55,6 +87,8 @@ uint64_t core_ask(struct core_device *device, uint64_t now_ns, const struct core
                   struct core_admission *admission)
 {
     uint64_t due = budget_due(&admission->draw, now_ns, &terms->budget);
+    if (due > now_ns && terms->budget.enforced) admission->waits = true;
+    if (admission->waits) due += admission->shift_ns;
     if (due > now_ns) return due;
     int64_t left = (int64_t)admission->draw.device_ns - admission->cost_ns;
     __atomic_fetch_add(&device->credit_ns, left, __ATOMIC_RELAXED);

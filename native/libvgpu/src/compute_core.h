@@ -15,6 +15,9 @@
 #include "budget.h"
 #include "estimate.h"
 
+#define CORE_ROSTER_ROUND_NS (2 * BUDGET_PERIOD_NS)
+#define CORE_LONG_NS BUDGET_NS_PER_MS
+#define CORE_SHIFT_NS (40 * BUDGET_NS_PER_MS)
 #define CORE_OVERLAP_EVERY_NS (100 * BUDGET_NS_PER_MS)
 
 struct core_device {
@@ -43,8 +46,10 @@ struct core_terms {
 /* A launch that wants to go. */
 struct core_admission {
     struct budget_draw draw;
+    uint64_t shift_ns;
     int64_t cost_ns;
     bool unknown;
+    bool waits;
 };
 
 /* A launch between two events. */
@@ -57,6 +62,10 @@ struct core_sample {
     uint64_t running_since_ns;
     const void *stream;
 };
+
+/* How many processes share the budget. Each enters itself once per round into the shared word `roster` = {round, the last
+   round's count, this one's}; the dead are forgotten with their round. `own_round` is the caller's memory. */
+uint32_t core_siblings(uint64_t *roster, uint32_t *own_round, uint64_t now_ns);
 
 void core_init(struct core_device *device, uint64_t *word);
 

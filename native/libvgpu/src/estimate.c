@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { UNKNOWN_GROWTH_BITS = 2, UNKNOWN_GROWTH_STEPS = 6, MEAN_WEIGHT = 256, OVERLAP_ONE = 1024 };
+enum { UNKNOWN_GROWTH_BITS = 2, UNKNOWN_GROWTH_STEPS = 6, MEAN_WEIGHT = 256, LOW_WEIGHT = 64, OVERLAP_ONE = 1024 };
 
 static uint64_t quarter_log2(uint64_t value)
 {
@@ -48,6 +48,7 @@ static void reset(struct estimate *entry, const void *function, uint64_t shape)
     entry->unknown_launches = 0;
     entry->unknown_charged_ns = 0;
     entry->mean_ns = 0;
+    entry->low_ns = 0;
     __atomic_store_n(&entry->shape, shape, __ATOMIC_RELAXED);
     __atomic_store_n(&entry->function, function, __ATOMIC_RELAXED);
 }
@@ -113,13 +114,6 @@ int64_t estimate_unknown_owed(struct estimate *estimate)
     return owed;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a;
-    uint64_t y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
 /* Elapsed times up to here count as undisturbed. */
 static uint64_t trim_limit(uint64_t low)
 {
@@ -127,29 +121,42 @@ static uint64_t trim_limit(uint64_t low)
     return low + (quarter > ESTIMATE_TRIM_NS ? quarter : ESTIMATE_TRIM_NS);
 }
 
+/* The shortest of the last samples, but what was shorter before is forgotten slowly: beside a busy neighbour a long kernel
+   is undisturbed only now and then. */
+static void remember_shortest(struct estimate *estimate, size_t count)
+{
+    uint64_t low = estimate->elapsed_ns[0];
+    for (size_t i = 1; i < count; i++)
+        low = estimate->elapsed_ns[i] < low ? estimate->elapsed_ns[i] : low;
+    if (estimate->low_ns == 0 || low <= estimate->low_ns)
+        estimate->low_ns = low;
+    else
+        estimate->low_ns += (low - estimate->low_ns + LOW_WEIGHT - 1) / LOW_WEIGHT;
+}
+
 static uint64_t estimate_of(struct estimate *estimate, size_t count, uint32_t tenants, uint64_t *limit)
 {
-    uint64_t sorted[ESTIMATE_SAMPLES];
-    memcpy(sorted, estimate->elapsed_ns, count * sizeof sorted[0]);
-    qsort(sorted, count, sizeof sorted[0], by_value);
-    *limit = tenants == 1 ? UINT64_MAX : trim_limit(sorted[0]);
+    *limit = tenants == 1 ? UINT64_MAX : trim_limit(estimate->low_ns);
     uint64_t sum = 0;
     size_t used = 0;
-    while (used < count && sorted[used] <= *limit)
-        sum += sorted[used++];
-    uint64_t charge = sum / used;
+    for (size_t i = 0; i < count; i++)
+        if (estimate->elapsed_ns[i] <= *limit) {
+            sum += estimate->elapsed_ns[i];
+            used++;
+        }
+    uint64_t charge = used > 0 ? sum / used : estimate->low_ns;
     uint64_t least = estimate->mean_ns / (tenants > 0 ? tenants : 2);
     return charge > least ? charge : least;
 }
 
-static uint32_t next_random(uint32_t *state)
+uint32_t estimate_random(struct estimates *all)
 {
-    uint32_t x = __atomic_load_n(state, __ATOMIC_RELAXED);
+    uint32_t x = __atomic_load_n(&all->random, __ATOMIC_RELAXED);
     x = x != 0 ? x : 2463534242u;
     x ^= x << 13;
     x ^= x >> 17;
     x ^= x << 5;
-    __atomic_store_n(state, x, __ATOMIC_RELAXED);
+    __atomic_store_n(&all->random, x, __ATOMIC_RELAXED);
     return x;
 }
 
@@ -160,7 +167,7 @@ bool estimate_is_sampled(struct estimates *all, struct estimate *estimate)
     if (sampled) {
         /* Irregular steps, so that no pattern of launches can step over the sampled ones. */
         uint32_t every = __atomic_load_n(&estimate->every, __ATOMIC_RELAXED);
-        left = every <= 1 ? 1 : (int32_t)(1 + next_random(&all->random) % (2 * every - 1));
+        left = every <= 1 ? 1 : (int32_t)(1 + estimate_random(all) % (2 * every - 1));
     }
     __atomic_store_n(&estimate->until_sample, left, __ATOMIC_RELAXED);
     return sampled;
@@ -180,13 +187,16 @@ uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_
     uint64_t elapsed = (elapsed_ns < ESTIMATE_MAX_NS ? elapsed_ns : ESTIMATE_MAX_NS) * overlap / OVERLAP_ONE;
     uint32_t seen = estimate->samples;
     estimate->elapsed_ns[seen % ESTIMATE_SAMPLES] = elapsed;
-    uint32_t weight = seen + 1 < MEAN_WEIGHT ? seen + 1 : MEAN_WEIGHT;
+    uint32_t longest = estimate->every == 1 ? ESTIMATE_SAMPLES : MEAN_WEIGHT;
+    uint32_t weight = seen + 1 < longest ? seen + 1 : longest;
     estimate->mean_ns =
         (uint64_t)((int64_t)estimate->mean_ns + ((int64_t)elapsed - (int64_t)estimate->mean_ns) / (int64_t)weight);
     seen++;
     if (seen == UINT32_MAX) seen = UINT32_MAX / ESTIMATE_SAMPLES * ESTIMATE_SAMPLES;
+    size_t count = seen < ESTIMATE_SAMPLES ? seen : ESTIMATE_SAMPLES;
+    remember_shortest(estimate, count);
     uint64_t limit;
-    uint64_t charge = estimate_of(estimate, seen < ESTIMATE_SAMPLES ? seen : ESTIMATE_SAMPLES, tenants, &limit);
+    uint64_t charge = estimate_of(estimate, count, tenants, &limit);
     __atomic_store_n(&estimate->charge_ns, charge > 0 ? charge : 1, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->samples, seen, __ATOMIC_RELAXED);
     plan(estimate);

@@ -45,7 +45,8 @@ struct estimate {
     /* Under the owner's lock. */
     uint32_t unknown_launches;
     uint64_t unknown_charged_ns;
-    uint64_t mean_ns;
+    uint64_t mean_ns; /* of elapsed times, neighbours included */
+    uint64_t low_ns;
     uint64_t elapsed_ns[ESTIMATE_SAMPLES];
 };
 
@@ -70,6 +71,9 @@ void estimate_forget(struct estimates *all, const void *function);
 
 /* What the next launch of unknown work is charged; counts it. */
 uint64_t estimate_unknown(struct estimate *estimate);
+
+/* Any number; not for secrets. */
+uint32_t estimate_random(struct estimates *all);
 
 /* It was not made after all. */
 void estimate_unknown_cancel(struct estimate *estimate, uint64_t charged_ns);
