@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share: tier by directory, control plane, asyncio, leak check, Hypothesis profile."""
+"""What all tests share: tier by directory, control plane, asyncio, leak check, Hypothesis."""
 
 import os
 from collections.abc import Iterator

@@ -3,17 +3,23 @@
 
     ./dev test                     all gates, then all tiers
     ./dev test unit contract       these tiers, no gates
+    ./dev test e2e --plane real    the end-to-end tests on a real control plane, built if needed
     ./dev test tests/unit/x.py -k name   anything else goes to pytest as it is
     ./dev check                    the gates alone
 
 A gate is a recipe of the justfile's group "gate". A tier is one pytest run over tests/<tier>; all
-run, also after a failure, and the exit code is 1 when anything failed. The last line counts tests,
-with failed gates among the failures.
+run, also after a failure, and the exit code is 1 when anything failed. Without arguments the
+end-to-end tests run on both control planes: on the real one if it has been built, or must be
+because HAMI_REQUIRE_CLUSTER=1; else the summary says why not. It also names the versions of what
+was tested on. The last line counts tests, with failed gates among the failures.
 """
 
 import argparse
 import json
 import os
+import platform
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +27,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree as ET
+
+from hami_sim.kubernetes import Programs
+from hami_sim.natsd import find_nats_server
+from tests.cluster import build
+from tests.cluster.needs import REQUIRED, is_required
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
@@ -30,6 +41,12 @@ TIERS = ("unit", "property", "contract", "integration", "e2e")
 
 SIDE_BY_SIDE = ("unit", "property")
 """Tiers whose tests need nothing but a processor: one worker per core."""
+
+REAL = "e2e-real"
+"""The end-to-end tests once more, on the real control plane."""
+RUNTIME = ("containerd", "runc")
+VERSION = re.compile(r"v?\d+\.\d+\.\d+[\w.+~-]*")
+VERSION_S = 60
 
 PYTEST_NO_TESTS = 5
 PYTEST_RAN = (0, 1)
@@ -52,6 +69,7 @@ def main(arguments: list[str]) -> int:
     """Run what ``arguments`` ask for; returns the exit code."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--gates", action="store_true")
+    parser.add_argument("--plane", choices=("sim", "real"))
     options, rest = parser.parse_known_args(arguments)
     if options.gates:
         outcomes = _run_gates()
@@ -59,12 +77,17 @@ def main(arguments: list[str]) -> int:
         return 1 if any(outcome.failed for outcome in outcomes) else 0
     unknown = [argument for argument in rest if argument not in TIERS]
     if unknown:
-        return subprocess.run([*_pytest(), *rest], cwd=ROOT, check=False).returncode
+        plane = ["--plane", options.plane] if options.plane else []
+        return subprocess.run([*_pytest(), *plane, *rest], cwd=ROOT, check=False).returncode
+    problem = _provide_cluster(required=options.plane == "real" or is_required())
     gates = [] if rest else _run_gates()
-    tiers = [_run_tier(name) for name in (rest or TIERS)]
+    tiers = [_run_tier(name, plane=options.plane or "sim") for name in (rest or TIERS)]
+    if not rest and options.plane is None:
+        tiers.append(_run_real(problem))
     _print_table(gates, "gate")
     _print_table(tiers, "tier")
     _print_skips(tiers)
+    _print_versions()
     failed = sum(outcome.failed for outcome in gates + tiers)
     passed = sum(outcome.passed for outcome in tiers)
     skipped = sum(outcome.skipped for outcome in tiers)
@@ -104,8 +127,30 @@ def _run_gate(name: str) -> Outcome:
     return Outcome(name=name, passed=int(is_good), failed=int(not is_good), seconds=seconds)
 
 
-def _run_tier(name: str) -> Outcome:
-    folder = TESTS / name
+def _provide_cluster(*, required: bool) -> str:
+    """Tell all children where the real control plane's programs are; else the reason why not."""
+    try:
+        found = build.build() if required else build.find()
+    except build.BuildFailed as error:
+        return f"the real control plane could not be built: {error}"
+    if found is None:
+        return f"the real control plane is not built; ./dev cluster build, or {REQUIRED}=1"
+    os.environ[build.VARIABLE] = str(found)
+    return ""
+
+
+def _run_real(problem: str) -> Outcome:
+    if not problem:
+        return _run_tier("e2e", plane="real")
+    if is_required():
+        print(f"{REAL}: {problem}", flush=True)
+        return Outcome(name=REAL, failed=1)
+    return Outcome(name=REAL, skipped=1, skip_reasons=Counter({problem: 1}))
+
+
+def _run_tier(folder_name: str, *, plane: str) -> Outcome:
+    folder = TESTS / folder_name
+    name = REAL if (folder_name, plane) == ("e2e", "real") else folder_name
     if not folder.is_dir():
         return Outcome(name=name)
     print(f"\n--- {name}", flush=True)
@@ -113,7 +158,10 @@ def _run_tier(name: str) -> Outcome:
     report = RESULTS / f"{name}.xml"
     report.unlink(missing_ok=True)
     started_s = time.monotonic()
-    command = [*_pytest(), "--quiet", "--tb=short", f"--junit-xml={report}", str(folder)]
+    command = [*_pytest(), "--quiet", "--tb=short", f"--junit-xml={report}"]
+    command += [f"--plane={plane}", str(folder)]
+    if name == "e2e":
+        command += ["-m", "not real"]  # they belong to the other run
     if name in SIDE_BY_SIDE:
         command += ["--numprocesses", "auto", "--dist", "worksteal"]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
@@ -165,6 +213,24 @@ def _print_skips(outcomes: list[Outcome]) -> None:
         for reason, times in sorted(outcome.skip_reasons.items()):
             print(f"skipped in {outcome.name}: {times} × {reason}")
     print()
+
+
+def _print_versions() -> None:
+    versions = {"python": platform.python_version(), "nats-server": _version(find_nats_server())}
+    assets = os.environ.get(build.VARIABLE)
+    if assets:
+        versions |= Programs(Path(assets)).versions()
+    versions |= {name: _version(path) for name in RUNTIME if (path := shutil.which(name))}
+    told = ", ".join(f"{name} {version}" for name, version in versions.items())
+    print(f"versions: {told}\n")
+
+
+def _version(program: str | Path) -> str:
+    told = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=False
+    )
+    found = VERSION.search(told.stdout + told.stderr)
+    return found[0] if found else "unknown"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clusters for the end-to-end tests: started once per module, because a start costs seconds."""
 
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -23,6 +24,46 @@ TAPPED = ClusterSpec(
         "scheduler": {"lease_s": "1.0", "fence_delay_s": "0.5", "tick_s": "0.2", "retry_s": "0.1"},
     },
 )
+
+
+ON_REAL_PLANE = {
+    "test_killed": {
+        "bind-delivered-scheduler",
+        "reserve-delivered-scheduler",
+        "binding-delivered-scheduler",
+        "binding-answer-lost-scheduler",
+        "bound-not-sent-scheduler",
+        "filter-asked-registry",
+        "bind-asked-webhook",
+        "pod-on-its-way-to-the-agent-agent-gpu-a.example",
+        "reserve-acknowledgement-lost-nats",
+        "prepared-not-sent-nats",
+    },
+    "test_scheduler_cut_from_nats": {"reserve-not-sent", "binding-delivered"},
+    "test_api_server_killed": {"binding-delivered", "pod-on-its-way-to-the-agent"},
+    "test_stopped_for_a_minute_at_every_point": set(),
+    "test_stopped_scheduler_for_a_minute_in_the_middle_of_a_burst": set(),
+}
+"""Failures that also strike on the real control plane: each part dies, answers are lost.
+
+The rest of the matrix is about our own exchanges, which are the same on both planes, and would cost
+minutes.
+"""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose what is worth its time on the real control plane."""
+    if os.environ["HAMI_PLANE"] != "real":
+        return
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        name, _, case = item.name.partition("[")
+        chosen = ON_REAL_PLANE.get(name)
+        (kept if chosen is None or case.rstrip("]") in chosen else left).append(item)
+    if left:
+        items[:] = kept
+        config.hook.pytest_deselected(items=left)
 
 
 @pytest.fixture(scope="module")

@@ -90,6 +90,7 @@ POINTS = (
     ),
 )
 IDS = [point.name.replace(" ", "-") for point in POINTS]
+API_POINTS = [point for point in POINTS if point.tap.endswith("-api")]
 
 
 @pytest.fixture
@@ -167,6 +168,17 @@ async def test_scheduler_cut_from_nats(cluster: Cluster, point: Point) -> None:
     name = await run_into(cluster, point, harm)
     await anyio.sleep(2)
     await cluster.taps["scheduler-nats"].heal()
+    assert await settled(cluster, name) == []
+    await cluster.delete_pod(name)
+
+
+@pytest.mark.parametrize(
+    "point", API_POINTS, ids=[IDS[POINTS.index(point)] for point in API_POINTS]
+)
+async def test_api_server_killed(cluster: Cluster, point: Point) -> None:
+    name = await run_into(cluster, point, cluster.processes["apiserver"].kill)
+    cluster.processes["apiserver"].start()
+    await cluster.until("the API server answers", cluster.api_answers, limit_s=60)
     assert await settled(cluster, name) == []
     await cluster.delete_pod(name)
 

@@ -413,6 +413,10 @@ class Cluster:
         """Wait until a service (again) answers that it is ready."""
         await self._wait_for(partial(self._answers, f"{self.url(name)}/readyz"), name)
 
+    async def api_answers(self) -> bool:
+        """Whether the API server says that it is ready."""
+        return await self._answers(f"{self.api_url}/readyz")
+
     async def until(
         self, what: str, condition: Callable[[], Awaitable[bool]], *, limit_s: float = 30.0
     ) -> None:
