@@ -44,7 +44,7 @@ static union region_owner self;
 static uint32_t slot = REGION_NO_SLOT;
 static uint64_t turn_after_ns;
 static uint64_t used_last_tick[REGION_DEVICES_MAX];
-static bool sees_everybody = true;
+static uint32_t sees_everybody = 1;
 static bool broken_said;
 
 extern char **environ;
@@ -210,6 +210,8 @@ static uint64_t chunk_for(uint64_t limit)
 static bool request(int device, uint64_t bytes, bool anyway)
 {
     account_attach();
+    if (!__atomic_load_n(&fork_words->watching, __ATOMIC_RELAXED))
+        (void)account_tick(); /* no thread could be started: then whoever asks for memory looks */
     fork_lock();
     attach_locked(); /* detached since */
     bool granted = true;
@@ -352,8 +354,7 @@ uint64_t account_used(int device)
 uint64_t account_own_used(int device)
 {
     if (!is_device(device) || !READ(own_shares[device])) return 0;
-    union region_share_word word = {.low = atomic_load8(&READ(own_shares[device])->share.low)};
-    return word.used;
+    return lease_used_by(READ(own_shares[device]));
 }
 
 bool account_is_over(int device)
@@ -446,13 +447,12 @@ static bool follow_limits(void)
     return true;
 }
 
-static void mark_over(uint64_t now_ns)
+static void mark_over(const struct region *mapped, uint64_t now_ns)
 {
-    struct region *mapped = READ(region);
-    for (uint32_t i = 0; i < limits.device_count; i++) {
+    for (uint32_t i = 0; i < mapped->device_count; i++) {
         uint64_t *since = &mapped->devices[i].over_since_ns;
         uint64_t seen = atomic_load8(since);
-        bool over = lease_used(mapped, i) > limits.memory_bytes[i];
+        bool over = lease_used(mapped, i) > READ(limit_bytes[i]);
         if (over != (seen != 0)) (void)atomic_swap8(since, seen, over ? now_ns : 0);
     }
 }
@@ -463,7 +463,7 @@ static bool is_my_turn(uint64_t now_ns)
 {
     if (now_ns < turn_after_ns) return false;
     turn_after_ns = now_ns + RECLAIM_PERIOD_NS;
-    if (!sees_everybody) return true;
+    if (!READ(sees_everybody)) return true;
     uint64_t *after = &READ(region)->control->reclaim_after_ns;
     uint64_t seen = atomic_load8(after);
     if (seen > now_ns && seen - now_ns <= RECLAIM_PERIOD_NS) {
@@ -476,21 +476,29 @@ static bool is_my_turn(uint64_t now_ns)
 static void trim_own(void)
 {
     for (uint32_t i = 0; i < limits.device_count; i++) {
-        union region_share_word word = {.low = atomic_load8(&READ(own_shares[i])->share.low)};
-        if (word.used == used_last_tick[i]) lease_trim(READ(region), i, slot, chunk_for(limits.memory_bytes[i]));
-        used_last_tick[i] = word.used;
+        uint64_t used = lease_used_by(READ(own_shares[i]));
+        if (used == used_last_tick[i]) lease_trim(READ(region), i, slot, chunk_for(limits.memory_bytes[i]));
+        used_last_tick[i] = used;
     }
 }
 
 bool account_tick(void)
 {
-    if (!is_attached()) return false;
     uint64_t now_ns = platform_now_ns();
-    bool changed = follow_limits();
-    if (slot == REGION_NO_SLOT) return is_attached();
-    bool turn = is_my_turn(now_ns);
-    if (turn) sees_everybody = slot_reclaim(READ(region), &self, slot).unknown == 0;
-    if (turn || changed) mark_over(now_ns);
-    trim_own();
-    return true;
+    fork_lock();
+    bool attached = is_attached();
+    bool changed = attached && follow_limits();
+    attached = attached && is_attached();
+    bool slotted = attached && slot != REGION_NO_SLOT;
+    bool turn = slotted && is_my_turn(now_ns);
+    if (slotted) trim_own();
+    struct region *mapped = READ(region);
+    union region_owner me = self;
+    uint32_t mine = slot;
+    if (!attached) __atomic_store_n(&fork_words->watching, 0, __ATOMIC_RELAXED);
+    fork_unlock();
+    /* Without the lock: reads /proc and every slot. Regions are never unmapped. */
+    if (turn) WRITE(sees_everybody, slot_reclaim(mapped, &me, mine).unknown == 0);
+    if (turn || (slotted && changed)) mark_over(mapped, now_ns);
+    return attached;
 }

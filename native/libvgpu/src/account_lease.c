@@ -1,17 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "account_lease.h"
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+/* A line that changes under every look is in use; then any recent value is as good. */
+#define READS_AT_MOST 100
 #define VERSION_MASK UINT64_C(0x7fffffff) /* of a share word */
 
 static uint64_t version_of(union region_share_word word)
 {
-    return (uint64_t)word.version_low | (uint64_t)word.version_high << 16;
+    return (uint64_t)word.version_low | (uint64_t)word.version_high << 15;
+}
+
+/* What a vandal wrote may not make it wrap. */
+static uint64_t used_of(union region_share_word word)
+{
+    return word.leased >= word.slack ? word.leased - word.slack : 0;
+}
+
+uint64_t lease_used_by(const struct region_share *share)
+{
+    union region_share_word seen = {.low = atomic_load8(&share->share.low)};
+    for (int attempt = 0;; attempt++) {
+        seen.high = atomic_load8(&share->share.high);
+        uint64_t again = atomic_load8(&share->share.low);
+        if (again == seen.low || attempt == READS_AT_MOST) return used_of(seen);
+        seen.low = again;
+    }
+}
+
+uint64_t lease_refund_slowly(struct region_share *share, uint64_t bytes)
+{
+    for (;;) {
+        union region_share_word seen = {.word = atomic_guess16(&share->share)};
+        uint64_t used = used_of(seen);
+        uint64_t back = bytes <= used ? bytes : used;
+        union region_share_word next = seen;
+        if (seen.tight)
+            next.leased = (used - back) & LEASE_BYTES_MAX;
+        else
+            next.slack = (seen.leased - (used - back)) & LEASE_BYTES_MAX;
+        if (atomic_swap16(&share->share, seen.word, next.word)) return back;
+    }
 }
 
 static union region_share_word with_version(union region_share_word word, uint64_t version)
 {
-    word.version_low = version & 0xffff;
-    word.version_high = (version >> 16) & 0x7fff;
+    word.version_low = version & 0x7fff;
+    word.version_high = (version >> 15) & 0xffff;
     return word;
 }
 
@@ -33,7 +71,7 @@ static void complete(const struct region *region, uint32_t device, union region_
         union region_share_word seen = {.word = atomic_guess16(&share->share)};
         if (version_of(seen) != ((tag - 1) & VERSION_MASK)) return;
         union region_share_word next = with_version(seen, tag);
-        next.used = (seen.used + use) & LEASE_BYTES_MAX;
+        next.slack = (seen.slack + (lease - use)) & LEASE_BYTES_MAX;
         next.leased = (seen.leased + lease) & LEASE_BYTES_MAX;
         if (lease > use) next.tight = 0;
         if (atomic_swap16(&share->share, seen.word, next.word)) return;
@@ -95,9 +133,10 @@ void lease_revoke(const struct region *region, uint32_t device, uint32_t slot)
     for (;;) {
         union region_share_word seen = {.word = atomic_guess16(&share->share)};
         union region_share_word next = seen;
-        next.leased = seen.used;
+        next.leased = used_of(seen) & LEASE_BYTES_MAX;
+        next.slack = 0;
         next.tight = 1;
-        if (seen.used == 0 && seen.leased == 0) return; /* only a raise can make it more */
+        if (seen.leased == 0) return; /* only a raise can make it more */
         if (next.word == seen.word || atomic_swap16(&share->share, seen.word, next.word)) return;
     }
 }
@@ -107,8 +146,9 @@ void lease_trim(const struct region *region, uint32_t device, uint32_t slot, uin
     struct region_share *share = lease_share(region, device, slot);
     union region_share_word seen = {.word = atomic_guess16(&share->share)};
     union region_share_word next = seen;
-    if (seen.leased < seen.used || seen.leased - seen.used <= keep) return;
-    next.leased = (seen.used + keep) & LEASE_BYTES_MAX;
+    if (seen.slack <= keep) return;
+    next.leased = (used_of(seen) + keep) & LEASE_BYTES_MAX;
+    next.slack = keep & LEASE_BYTES_MAX;
     (void)atomic_swap16(&share->share, seen.word, next.word); /* in vain: in use, so not to be trimmed */
 }
 
@@ -169,7 +209,7 @@ void lease_empty(const struct region *region, uint32_t device, uint32_t slot, co
     lease_complete(region, device);
     for (;;) {
         union region_share_word seen = {.word = atomic_load16(&share->share)};
-        if (seen.used == 0 && seen.leased == 0) return;
+        if (seen.slack == 0 && seen.leased == 0) return;
         /* Read before this look at the owner, so it is the owner's; whoever came since has changed the version. */
         if (atomic_load16(&region->slots[slot].owner) != owner->word) return;
         union region_share_word next = with_version((union region_share_word){.word = 0}, version_of(seen) + 1);
@@ -177,13 +217,33 @@ void lease_empty(const struct region *region, uint32_t device, uint32_t slot, co
     }
 }
 
-uint64_t lease_used(const struct region *region, uint32_t device)
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+/* The same with one load per line: every processor with AVX reads 16 aligned bytes in one piece. On an older one a line
+   that changes right now may count with its lease of a moment before, which is a figure of that moment. */
+static uint64_t sum_of_used(const struct region_share *share, uint32_t slots)
+{
+    const __m128i mask = _mm_set1_epi64x((long long)LEASE_BYTES_MAX);
+    __m128i sums = _mm_setzero_si128();
+    for (uint32_t i = 0; i < slots; i++) {
+        __m128i word;
+        __asm__ __volatile__("movdqa %1, %0" : "=x"(word) : "m"(share[i].share));
+        sums = _mm_add_epi64(sums, _mm_and_si128(word, mask));
+    }
+    uint64_t slack = (uint64_t)_mm_cvtsi128_si64(sums);
+    uint64_t leased = (uint64_t)_mm_cvtsi128_si64(_mm_unpackhi_epi64(sums, sums));
+    return leased >= slack ? leased - slack : 0;
+}
+#else
+static uint64_t sum_of_used(const struct region_share *share, uint32_t slots)
 {
     uint64_t sum = 0;
-    uint32_t slots = lease_slots(region);
-    for (uint32_t i = 0; i < slots; i++) {
-        union region_share_word seen = {.low = atomic_load8(&lease_share(region, device, i)->share.low)};
-        sum += seen.used;
-    }
+    for (uint32_t i = 0; i < slots; i++)
+        sum += lease_used_by(&share[i]);
     return sum;
+}
+#endif
+
+uint64_t lease_used(const struct region *region, uint32_t device)
+{
+    return sum_of_used(lease_share(region, device, 0), lease_slots(region));
 }

@@ -22,28 +22,29 @@ static inline struct region_share *lease_share(const struct region *region, uint
     return &region->shares[(uint64_t)device * region->slot_count + slot];
 }
 
-/* Charge within the lease. false: the lease is too small. */
+/* Charge within the lease. false: the lease is too small. What others did to the lease in between does not matter as
+   long as the slack is there. */
 static inline bool lease_charge(struct region_share *share, uint64_t bytes)
 {
     for (;;) {
-        union region_share_word seen = {.word = atomic_guess16(&share->share)};
-        if (bytes > seen.leased || seen.used > seen.leased - bytes) return false;
-        union region_share_word next = seen;
-        next.low = seen.low + bytes; /* stays within 48 bits, as leased does */
-        if (atomic_swap16(&share->share, seen.word, next.word)) return true;
+        union region_share_word seen = {.low = atomic_load8(&share->share.low)};
+        if (bytes > seen.slack) return false;
+        if (atomic_swap8(&share->share.low, seen.low, seen.low - bytes)) return true;
     }
 }
+
+uint64_t lease_refund_slowly(struct region_share *share, uint64_t bytes);
 
 /* Give back `bytes`, at most what is used; what was given back. */
 static inline uint64_t lease_refund(struct region_share *share, uint64_t bytes)
 {
     for (;;) {
-        union region_share_word seen = {.word = atomic_guess16(&share->share)};
-        uint64_t back = bytes <= seen.used ? bytes : seen.used;
-        union region_share_word next = seen;
-        next.low = seen.low - back;
-        if (seen.tight) next.leased = next.used;
-        if (atomic_swap16(&share->share, seen.word, next.word)) return back;
+        union region_share_word seen = {.low = atomic_load8(&share->share.low)};
+        seen.high = atomic_load8(&share->share.high);
+        /* Every change of the lease changes the low half too, but for refunds of a tight one. */
+        if (seen.tight || seen.leased < seen.slack || bytes > seen.leased - seen.slack)
+            return lease_refund_slowly(share, bytes);
+        if (atomic_swap8(&share->share.low, seen.low, seen.low + bytes)) return bytes;
     }
 }
 
@@ -76,7 +77,8 @@ void lease_complete(const struct region *region, uint32_t device);
 /* Empty the share of a slot whose owner word is `owner` (a dead one, or 0: nobody). */
 void lease_empty(const struct region *region, uint32_t device, uint32_t slot, const union region_owner *owner);
 
-/* Bytes used by all slots. */
+/* Bytes used by one slot, by all slots. */
+uint64_t lease_used_by(const struct region_share *share);
 uint64_t lease_used(const struct region *region, uint32_t device);
 
 #endif

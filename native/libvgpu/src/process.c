@@ -149,9 +149,20 @@ static uint32_t inner_namespace_count;
 
 static bool is_inner(uint32_t pid_namespace)
 {
-    for (uint32_t i = 0; i < inner_namespace_count; i++)
-        if (inner_namespaces[i] == pid_namespace) return true;
+    uint32_t count = __atomic_load_n(&inner_namespace_count, __ATOMIC_ACQUIRE);
+    for (uint32_t i = 0; i < count; i++)
+        if (__atomic_load_n(&inner_namespaces[i], __ATOMIC_RELAXED) == pid_namespace) return true;
     return false;
+}
+
+static void know_inner(uint32_t pid_namespace)
+{
+    if (pid_namespace == 0 || is_inner(pid_namespace)) return;
+    /* Two threads may write one place: then one of the two is learned at the next look. */
+    uint32_t count = __atomic_load_n(&inner_namespace_count, __ATOMIC_ACQUIRE);
+    if (count >= NAMESPACES_KNOWN) return;
+    __atomic_store_n(&inner_namespaces[count], pid_namespace, __ATOMIC_RELAXED);
+    __atomic_store_n(&inner_namespace_count, count + 1, __ATOMIC_RELEASE);
 }
 
 /* Last number on the NSpid line: the pid in the innermost namespace; 0: no such line. `depth` counts the numbers. */
@@ -204,8 +215,7 @@ void process_life_inner(const union region_owner *self, const union region_owner
         if (depth < 2) continue;
         snprintf(path, sizeof path, "/proc/%u/ns/pid", pid);
         uint32_t pid_namespace = (uint32_t)namespace_of(path);
-        if (pid_namespace && !is_inner(pid_namespace) && inner_namespace_count < NAMESPACES_KNOWN)
-            inner_namespaces[inner_namespace_count++] = pid_namespace;
+        know_inner(pid_namespace);
         struct process_stat stat;
         if (!read_stat(pid, &stat)) continue;
         for (size_t i = 0; i < count; i++)

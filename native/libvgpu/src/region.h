@@ -52,17 +52,19 @@ struct region_control {
     uint64_t reserved[5];
 };
 
-/* {used, leased, version, tight}: see the protocol. Changed only by 16-byte compare-and-swap. */
+/* {slack, leased, version, tight}: see the protocol. Used is `leased - slack`. The lease changes by 16-byte
+   compare-and-swap only; charges and refunds within it swap the low half, which says by itself whether they fit. Who
+   reads both halves reads `low` again: if it is the same, they belong together. */
 union region_share_word {
     struct {
-        uint64_t used : 48;
-        uint64_t version_low : 16;
+        uint64_t slack : 48;
+        uint64_t tight : 1; /* memory is short: slack is 0, and what is refunded leaves the lease as well */
+        uint64_t version_low : 15;
         uint64_t leased : 48;
-        uint64_t version_high : 15;
-        uint64_t tight : 1; /* memory is short: what is refunded leaves the lease as well */
+        uint64_t version_high : 16;
     };
     struct {
-        uint64_t low; /* used and half of the version: one 8-byte load is enough to read `used` */
+        uint64_t low;
         uint64_t high;
     };
     unsigned __int128 word;
@@ -74,7 +76,7 @@ struct region_share {
     /* Intent of a raise: what W.version it makes; 0 while the other three are being written. */
     uint64_t intent_version;
     uint64_t intent_lease; /* added to `leased` */
-    uint64_t intent_use;   /* added to `used`, at most intent_lease */
+    uint64_t intent_use;   /* the part of it that is used at once; the rest is slack */
     uint64_t intent_tag;   /* version that the share word then has */
     /* For people and metrics, by the owner only: parts of `used`. */
     uint64_t context_bytes;

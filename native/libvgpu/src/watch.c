@@ -11,13 +11,9 @@ static void *watch(void *unused)
 {
     (void)unused;
     prctl(PR_SET_NAME, "hami-watch", 0L, 0L, 0L);
-    for (bool going = true; going;) {
+    do
         platform_sleep_ns(WATCH_PERIOD_NS);
-        fork_lock();
-        going = account_tick();
-        if (!going) __atomic_store_n(&fork_words->watching, 0, __ATOMIC_RELAXED);
-        fork_unlock();
-    }
+    while (account_tick());
     return NULL;
 }
 

@@ -15,7 +15,7 @@
 /* Start the thread if none runs in this process; with the lock of fork.h held. false: there can be none. */
 bool watch_start(void);
 
-/* For account.c: one look, with the lock held; false: nothing to watch any more. */
+/* In account.c: one look; false: nothing to watch any more, and `watching` is 0 again. */
 bool account_tick(void);
 
 #endif
