@@ -149,6 +149,11 @@ def admission_event(namespace: str, pod: str) -> str:
     return f"{EVENT_PREFIX}.admission.{escape(namespace)}.{escape(pod.rstrip('-.') or 'unnamed')}"
 
 
+def breach_event(node: str, pod_uid: str) -> str:
+    """Subject of a breach by a process of this pod; an empty uid stands for the host itself."""
+    return f"{EVENT_PREFIX}.breach.{escape(node)}.{escape(pod_uid or 'host')}"
+
+
 def dead_letter(service: str, subject: str) -> str:
     """Where ``service`` keeps a message from ``subject`` that does not decode."""
     return f"{DEAD_LETTER_PREFIX}.{escape(service)}.{subject.replace('$', '').replace(' ', '_')}"

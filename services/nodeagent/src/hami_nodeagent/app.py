@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 
 from hami_common import subjects
 from hami_common.errors import SettingsInvalid, Unavailable
-from hami_common.ports import KubeApi
+from hami_common.ports import KubeApi, Publisher
 from hami_common.runtime import kubeio
 from hami_common.runtime.httpd import HttpApp, serve
 from hami_common.runtime.kubeio import EventRecorder
@@ -35,6 +35,7 @@ from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.drivers import Driver, build_driver
 from hami_nodeagent.settings import NvidiaSettings, Settings
 from hami_nodeagent.shell.allocate import Allocator, GrantKeeper
+from hami_nodeagent.shell.breaches import BreachTeller
 from hami_nodeagent.shell.check import SelfCheck
 from hami_nodeagent.shell.checkpoint import Checkpoint
 from hami_nodeagent.shell.deviceplugin import DevicePlugin
@@ -51,6 +52,7 @@ from hami_nodeagent.shell.render import Renderer
 from hami_nodeagent.shell.sequence import Sequence
 from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.states import States
+from hami_nodeagent.shell.usage import UsageWatch
 
 SERVICE = "nodeagent"
 _CLOSE_S = 3.0
@@ -87,9 +89,10 @@ class _Parts:
             sequence=Sequence(context.clock),
         )
         catalog = Catalog.from_settings(settings.vendors)
+        drivers = _drivers(settings)
         self.sources = tuple(
             VendorDevices(site=self.site, driver=driver, on_mismatch=context.stop)
-            for driver in _drivers(settings)
+            for driver in drivers
         )
         self.vendor_by_resource = {
             catalog.vendor(source.vendor).resources.count: source.vendor for source in self.sources
@@ -106,7 +109,20 @@ class _Parts:
             limiter=self.limiter,
         )
         self.recorder: EventRecorder | None = None
+        self.kube: KubeApi | None = None
         """Set once the API server was reached."""
+        self.publisher: Publisher | None = None
+        """Set once the bus was reached."""
+        self.usage = UsageWatch(
+            site=self.site,
+            drivers=drivers,
+            teller=BreachTeller(
+                site=self.site,
+                events=lambda: self.recorder,
+                publisher=lambda: self.publisher,
+                kube=lambda: self.kube,
+            ),
+        )
         self.kube_ready = anyio.Event()
         self.bus_ready = anyio.Event()
 
@@ -136,7 +152,7 @@ async def serve_agent(
                 _serve_kubelet(plugins, parts)
                 group.start_soon(_with_kube, parts)
                 group.start_soon(_with_bus, parts)
-                group.start_soon(_become_ready, parts, port, task_status)
+                group.start_soon(_become_ready, group, parts, port, task_status)
                 await context.stopping.wait()
     finally:
         with finish_within(_CLOSE_S):
@@ -158,9 +174,12 @@ def _serve_kubelet(group: TaskGroup, parts: _Parts) -> None:
         group.start_soon(keeper.run, name=f"plugin {resource}")
 
 
-async def _become_ready(parts: _Parts, port: int, task_status: TaskStatus[int]) -> None:
+async def _become_ready(
+    group: TaskGroup, parts: _Parts, port: int, task_status: TaskStatus[int]
+) -> None:
     await parts.kube_ready.wait()
     await parts.bus_ready.wait()
+    group.start_soon(parts.usage.run)
     parts.context.ready.set()
     _log.info("ready", extra={"node": parts.site.node, "port": port})
     task_status.started(port)
@@ -186,6 +205,7 @@ async def _with_kube(parts: _Parts) -> None:
 
 async def _follow_pods(parts: _Parts, kube: KubeApi) -> None:
     site = parts.site
+    parts.kube = kube
     parts.recorder = EventRecorder(
         kube, component="hami-nodeagent", clock=site.clock, instance=site.node
     )
@@ -228,7 +248,7 @@ async def _with_bus(parts: _Parts) -> None:
 
 async def _use_bus(parts: _Parts, bus: Bus) -> None:
     site = parts.site
-    publisher = NatsPublisher(bus)
+    publisher = parts.publisher = NatsPublisher(bus)
     feed = LedgerFeed(site=site, feed=RepublishedFeed(bus, site.node), publisher=publisher)
     states = States(
         site=site,

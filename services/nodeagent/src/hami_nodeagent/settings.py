@@ -9,8 +9,11 @@ from typing import Literal
 
 from msgspec import Struct
 
+from hami_common.events.breach import BreachAction
 from hami_common.runtime.settings import ServiceSettings
 from hami_common.vendors.protocol import InjectionMode
+from hami_nodeagent.core.breach import BreachRules
+from hami_nodeagent.core.cgroups import OwnersBy
 from hami_nodeagent.core.health import HealthRules
 from hami_nodeagent.core.holders import Enforcement
 
@@ -43,6 +46,19 @@ class DriversSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Node half of each vendor."""
 
     nvidia: NvidiaSettings = NvidiaSettings()
+
+
+class UsageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How use is watched, and what follows from a breach (design D27)."""
+
+    look_s: float = 3.0
+    """How often regions, devices and processes are looked at."""
+    breach: BreachRules = BreachRules()
+    action: BreachAction = "event"
+    """``event`` tells about a breach; ``evict`` also evicts the pod, for which the agent needs the
+    right to create ``pods/eviction``."""
+    owners: OwnersBy = "cgroup"
+    """How the pod of a process is found; ``namespace`` is for the simulated kubelet."""
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,5 +148,6 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     devices_poll_s: float = 5.0
     """How often the registry's canonical devices are read; four times a second while an answer to
     a new report is awaited."""
+    usage: UsageSettings = UsageSettings()
     health: HealthRules = HealthRules()
     drivers: DriversSettings = DriversSettings()

@@ -467,6 +467,7 @@ def test_refusal_codes_are_words_that_never_change() -> None:
         "internal",
         "ledger-mismatch",
         "ledger-unknown",
+        "limiter-missing",
         "list-unavailable",
         "no-allocation",
         "no-pending-container",

@@ -17,14 +17,13 @@ the caller's clock.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hami_common.events.breach import BreachKind
 from hami_nodeagent.core.holders import Holder
 
-Kind = Literal["memory", "compute", "foreign"]
 _FULL_PCT = 100
 
 
@@ -69,7 +68,7 @@ class Process(Struct, frozen=True, kw_only=True):
 class Breach(Struct, frozen=True, kw_only=True):
     """One breach."""
 
-    kind: Kind
+    kind: BreachKind
     uuid: str
     processes: tuple[Process, ...]
     pod_uid: str = ""
@@ -259,7 +258,7 @@ def _holder_of(process: Process, holders: Sequence[Holder]) -> Holder | None:
     return of_pod[0] if len(of_pod) == 1 and not process.container else None
 
 
-def _breach(kind: Kind, holder: Holder, processes: tuple[Process, ...]) -> Breach:
+def _breach(kind: BreachKind, holder: Holder, processes: tuple[Process, ...]) -> Breach:
     return Breach(
         kind=kind,
         uuid=holder.uuid,

@@ -10,8 +10,12 @@ been made by the tenant.
 """
 
 import re
+from typing import Literal
 
 from msgspec import Struct
+
+OwnersBy = Literal["cgroup", "namespace"]
+"""What tells the container of a process; see ``shell.owners``."""
 
 _POD = re.compile(
     r"(?:.*-)?pod(?P<uid>[0-9a-fA-F]{8}(?:[-_][0-9a-fA-F]{4}){3}[-_][0-9a-fA-F]{12}|[0-9a-f]{32})"

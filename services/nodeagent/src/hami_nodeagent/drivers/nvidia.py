@@ -297,14 +297,25 @@ def _processes(
     running = _ask_or(None, "read processes", pynvml.nvmlDeviceGetComputeRunningProcesses, raw)
     if running is None:
         return None
+    drawing = _ask_or(
+        (), "read processes that draw", pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, raw
+    )
+    # Who does both is in both lists, with the same memory.
+    bytes_by_pid: dict[int, int | None] = {}
+    for process in (*running, *drawing):
+        bytes_by_pid[process.pid] = _larger(bytes_by_pid.get(process.pid), process.usedGpuMemory)
     return tuple(
         ProcessUsage(
-            pid=process.pid,
-            used_mib=None if process.usedGpuMemory is None else process.usedGpuMemory >> _MIB_SHIFT,
-            core_pct=core_pct_by_pid.get(process.pid),
+            pid=pid,
+            used_mib=None if used_bytes is None else used_bytes >> _MIB_SHIFT,
+            core_pct=core_pct_by_pid.get(pid),
         )
-        for process in running
+        for pid, used_bytes in bytes_by_pid.items()
     )
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    return max((n for n in (one, other) if n is not None), default=None)
 
 
 def _process_samples(raw: pynvml.c_nvmlDevice_t, since_us: int) -> Sequence["_ProcessSample"]:

@@ -48,6 +48,17 @@ class Metrics:
             "kubelet_registrations", "Registrations with kubelet.", "resource", "outcome"
         )
         self.splits = gauge("splits", "Device ids announced to kubelet.", "resource", "health")
+        self.breaches = counter(
+            "breaches", "Uses of a device beyond a share, or without one.", "kind"
+        )
+        self.evictions = counter("evictions", "Pods evicted because of a breach.")
+        self.regions_refused = counter(
+            "regions_refused", "Reads of usage regions that hold no valid region.", "reason"
+        )
+        self.unknown_processes = gauge(
+            "unknown_processes",
+            "Processes on devices that /proc does not show: the agent needs the host's PIDs.",
+        )
         self.limiter_installed = gauge(
             "limiter_installed", "1 while the in-container library is on the host."
         )

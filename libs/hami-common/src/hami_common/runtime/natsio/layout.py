@@ -55,6 +55,7 @@ def stream_configs(limits: BusLimits) -> list[dict[str, Any]]:
         "subjects": [
             f"{subjects.EVENT_PREFIX}.decision.>",
             f"{subjects.EVENT_PREFIX}.admission.>",
+            f"{subjects.EVENT_PREFIX}.breach.>",
         ],
         "sources": [
             {

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Joins shares, usage regions and the driver's view into one row per container and device.
+
+The region says what the processes of a container say of themselves, exact to the byte; the driver
+says what it sees, in MiB. The region's figure is shown where there is one; a container that is not
+limited (a whole device, or a node without enforcement) has only the driver's. A container that
+never used its device has zeros. Counters add up what processes counted over their lives, so that
+they do not fall when a process ends. Sizes in bytes, times in seconds unless the name says so.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from hami_nodeagent.core.breach import Process
+from hami_nodeagent.core.holders import Holder
+from hami_nodeagent.core.region import DeviceUse, Region
+
+_MIB_SHIFT = 20
+_NS = 1e-9
+ContainerKey = tuple[str, str]
+"""(pod uid, container)."""
+
+
+class Counted(Struct, frozen=True, kw_only=True):
+    """What the processes of a container counted so far, ended ones included."""
+
+    launches: int = 0
+    waited_ns: int = 0
+    refusals: int = 0
+    device_time_ns: int = 0
+
+    def plus(self, other: "Counted") -> "Counted":
+        """Both together."""
+        return Counted(
+            launches=self.launches + other.launches,
+            waited_ns=self.waited_ns + other.waited_ns,
+            refusals=self.refusals + other.refusals,
+            device_time_ns=self.device_time_ns + other.device_time_ns,
+        )
+
+    def since(self, earlier: "Counted") -> "Counted":
+        """What was added; a figure that fell was reset or tampered with and adds nothing."""
+        return Counted(
+            launches=max(0, self.launches - earlier.launches),
+            waited_ns=max(0, self.waited_ns - earlier.waited_ns),
+            refusals=max(0, self.refusals - earlier.refusals),
+            device_time_ns=max(0, self.device_time_ns - earlier.device_time_ns),
+        )
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One container on one device."""
+
+    holder: Holder
+    used_bytes: int = 0
+    context_bytes: int = 0
+    module_bytes: int = 0
+    driver_bytes: int = 0
+    """What the driver sees the container's processes use."""
+    core_pct: int = 0
+    """The driver's last sample of the container's part of the device."""
+    is_over: bool = False
+    """More is used than the limit allows since it was lowered."""
+
+
+class ContainerRow(Struct, frozen=True, kw_only=True):
+    """What is known of a container as a whole."""
+
+    holder: Holder
+    """Its first share: names the container."""
+    counted: Counted = Counted()
+    processes: int = 0
+    idle_s: float | None = None
+    """Since its last launch; ``None`` before the first."""
+
+
+class Counters:
+    """Remembers what each process had counted when it was last seen."""
+
+    def __init__(self) -> None:
+        self._total: dict[ContainerKey, Counted] = {}
+        self._seen: dict[ContainerKey, dict[tuple[int, int, int], Counted]] = {}
+
+    def add(self, key: ContainerKey, region: Region | None) -> Counted:
+        """Count what is new in the region; the total so far."""
+        total = self._total.get(key, Counted())
+        if region is not None:
+            seen = self._seen.get(key, {})
+            now: dict[tuple[int, int, int], Counted] = {}
+            for process in region.processes:
+                name = (process.pid, process.pid_namespace, process.start_ticks)
+                now[name] = Counted(
+                    launches=process.launches,
+                    waited_ns=process.waited_ns,
+                    refusals=process.refusals,
+                    device_time_ns=process.device_time_ns,
+                )
+                total = total.plus(now[name].since(seen.get(name, Counted())))
+            self._seen[key] = now
+            self._total[key] = total
+        return total
+
+    def keep_only(self, keys: frozenset[ContainerKey]) -> None:
+        """Forget containers that are over."""
+        for book in (self._total, self._seen):
+            for key in [key for key in book if key not in keys]:
+                del book[key]
+
+
+def rows_of(
+    holders: Sequence[Holder],
+    region_by_container: Mapping[ContainerKey, Region],
+    processes_by_uuid: Mapping[str, Sequence[Process]],
+) -> tuple[Row, ...]:
+    """One row per holder."""
+    rows = []
+    for holder in holders:
+        key = (holder.pod_uid, holder.container)
+        own = [
+            process
+            for process in processes_by_uuid.get(holder.uuid, ())
+            if (process.pod_uid, process.container) == key
+        ]
+        driver_bytes = sum(process.used_mib for process in own) << _MIB_SHIFT
+        region = region_by_container.get(key)
+        used = region.devices.get(holder.uuid) if region is not None else None
+        if used is None:
+            used = DeviceUse(used_bytes=driver_bytes)
+        rows.append(
+            Row(
+                holder=holder,
+                used_bytes=used.used_bytes,
+                context_bytes=used.context_bytes,
+                module_bytes=used.module_bytes,
+                driver_bytes=driver_bytes,
+                core_pct=sum(process.core_pct for process in own),
+                is_over=used.over_since_ns > 0,
+            )
+        )
+    return tuple(rows)
+
+
+def containers_of(
+    holders: Sequence[Holder],
+    region_by_container: Mapping[ContainerKey, Region],
+    counters: Counters,
+    *,
+    now_ns: int,
+) -> tuple[ContainerRow, ...]:
+    """One row per container; ``now_ns`` by CLOCK_MONOTONIC, as the regions."""
+    first: dict[ContainerKey, Holder] = {}
+    for holder in holders:
+        first.setdefault((holder.pod_uid, holder.container), holder)
+    counters.keep_only(frozenset(first))
+    rows = []
+    for key, holder in first.items():
+        region = region_by_container.get(key)
+        last_ns = region.last_launch_ns if region is not None else 0
+        rows.append(
+            ContainerRow(
+                holder=holder,
+                counted=counters.add(key, region),
+                processes=len(region.processes) if region is not None else 0,
+                idle_s=max(0, now_ns - last_ns) * _NS if last_ns else None,
+            )
+        )
+    return tuple(rows)

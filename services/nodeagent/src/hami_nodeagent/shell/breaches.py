@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells about breaches and, where the operator wants it, evicts the pod (design D27).
+
+A breach is told as a Kubernetes Event on the pod (on the node for processes of the host), as a
+message on the bus (docs/wire.md) and as a log line. What the bus does not take is kept, up to a
+bound, and sent at a later look. An eviction goes through the API server, so that disruption budgets
+and grace periods hold, names the pod by uid, and is asked for again until it is accepted.
+"""
+
+import json
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from hami_common import subjects
+from hami_common.errors import HamiError, NotFound
+from hami_common.events.breach import BreachProcess, BreachRecord
+from hami_common.events.codec import encode, event_headers
+from hami_common.ports import KubeApi, Publisher
+from hami_common.runtime.kubeio import EventRecorder, ObjectRef
+from hami_nodeagent.core.breach import Breach, Outcome
+from hami_nodeagent.core.podfacts import PodFacts
+from hami_nodeagent.shell.site import Site
+
+REASON = "LimitBreached"
+PENDING_MAX = 256
+"""Messages kept while the bus is away; older ones are dropped."""
+
+_log = logging.getLogger(__name__)
+
+
+class BreachTeller:
+    """Tells what a look showed."""
+
+    def __init__(
+        self,
+        *,
+        site: Site,
+        events: Callable[[], EventRecorder | None],
+        publisher: Callable[[], Publisher | None],
+        kube: Callable[[], KubeApi | None],
+    ) -> None:
+        """The peers are asked for at each use: each may not have been reached yet."""
+        self._site = site
+        self._events = events
+        self._publisher = publisher
+        self._kube = kube
+        self._pending: OrderedDict[str, BreachRecord] = OrderedDict()
+        self._to_evict: dict[str, PodFacts] = {}
+
+    def pod_of(self, breach: Breach) -> PodFacts | None:
+        """The pod whose process it is."""
+        return self._site.picture.pods.find(breach.pod_uid) if breach.pod_uid else None
+
+    async def tell(self, outcome: Outcome, vendor: str) -> None:
+        """Tell what is to be told; peers that are away are tried again at the next look."""
+        for breach in outcome.tell:
+            await self._tell(breach, vendor, is_new=breach in outcome.new)
+        for breach in outcome.ended:
+            extra = {"pod_uid": breach.pod_uid, "kind": breach.kind, "device": breach.uuid}
+            _log.info("breach ended", extra=extra)
+        self._drop_evictions(outcome.going)
+        await self._send()
+        await self._evict()
+
+    async def _tell(self, breach: Breach, vendor: str, *, is_new: bool) -> None:
+        pod = self.pod_of(breach)
+        evicts = self._site.settings.usage.action == "evict" and pod is not None
+        title = pod.title if pod is not None else breach.pod_uid
+        _log.warning("breach", extra={"pod": title, "kind": breach.kind, "text": breach.text})
+        if is_new:
+            self._site.metrics.breaches.labels(kind=breach.kind).inc()
+        recorder = self._events()
+        if recorder is not None:
+            await recorder.record(
+                self._regarding(pod), reason=REASON, message=breach.text, kind="Warning"
+            )
+        if evicts and pod is not None:
+            self._to_evict[pod.uid] = pod
+        record = self._record(breach, vendor, pod, evicts=evicts)
+        self._pending[secrets.token_hex(16)] = record
+        while len(self._pending) > PENDING_MAX:
+            self._pending.popitem(last=False)
+
+    def _regarding(self, pod: PodFacts | None) -> ObjectRef:
+        if pod is None:
+            return ObjectRef(kind="Node", name=self._site.node, uid=self._site.node)
+        return ObjectRef(kind="Pod", namespace=pod.namespace, name=pod.name, uid=pod.uid)
+
+    def _record(
+        self, breach: Breach, vendor: str, pod: PodFacts | None, *, evicts: bool
+    ) -> BreachRecord:
+        holder = breach.holder
+        return BreachRecord(
+            kind=breach.kind,
+            node=self._site.node,
+            vendor=vendor,
+            uuid=breach.uuid,
+            boot_id=self._site.sequence.boot_id,
+            seq=self._site.sequence.next(),
+            time_s=self._site.clock.now_s(),
+            namespace=pod.namespace if pod is not None else "",
+            pod=pod.name if pod is not None else "",
+            pod_uid=breach.pod_uid,
+            container=breach.container,
+            allocation_id=holder.allocation_id if holder is not None else "",
+            limit_mib=holder.limit_mib if holder is not None else 0,
+            used_mib=breach.used_mib,
+            limit_core_pct=holder.core_pct if holder is not None else 0,
+            core_pct=breach.core_pct,
+            processes=tuple(
+                BreachProcess(
+                    pid=one.pid,
+                    command=one.command,
+                    used_mib=one.used_mib,
+                    core_pct=one.core_pct,
+                )
+                for one in breach.processes
+            ),
+            action="evict" if evicts else "event",
+        )
+
+    async def _send(self) -> None:
+        publisher = self._publisher()
+        if publisher is None:
+            return
+        for event_id, record in list(self._pending.items()):
+            headers = event_headers(
+                event_id=event_id,
+                event_type=f"io.hami.breach.{record.kind}.v1",
+                source=f"/nodeagent/{record.node}",
+                time_s=record.time_s,
+            )
+            try:
+                await publisher.publish_stored(
+                    subjects.breach_event(record.node, record.pod_uid),
+                    encode(record),
+                    headers=headers,
+                    message_id=event_id,
+                )
+            except HamiError as error:
+                _log.debug("breach not published", extra={"problem": str(error)})
+                return
+            del self._pending[event_id]
+
+    def _drop_evictions(self, going: Sequence[Breach]) -> None:
+        """A breach that ended before its pod could be evicted is no reason any more."""
+        still = {breach.pod_uid for breach in going}
+        for uid in [uid for uid in self._to_evict if uid not in still]:
+            del self._to_evict[uid]
+
+    async def _evict(self) -> None:
+        kube = self._kube()
+        if kube is None:
+            return
+        for pod in list(self._to_evict.values()):
+            try:
+                await kube.create(
+                    f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction", _eviction(pod)
+                )
+            except NotFound:
+                _log.info("pod to evict is gone", extra={"pod": pod.title})
+            except HamiError as error:
+                _log.warning("not evicted", extra={"pod": pod.title, "problem": str(error)})
+                continue
+            else:
+                self._site.metrics.evictions.inc()
+                _log.warning("evicted", extra={"pod": pod.title})
+            del self._to_evict[pod.uid]
+
+
+def _eviction(pod: PodFacts) -> bytes:
+    return json.dumps(
+        {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        }
+    ).encode()

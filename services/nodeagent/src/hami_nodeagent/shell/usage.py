@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks at all usage every few seconds: regions, driver, processes; feeds metrics and breaches.
+
+One look reads each container's region, asks each driver, and finds the owners of the processes it
+names. A driver that does not answer leaves its devices out of the look: their breaches stand as
+they were. Nothing here may raise for what tenants or drivers do; a bug ends the agent. Times in
+seconds; regions count in nanoseconds of CLOCK_MONOTONIC, which all containers of a host share.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import anyio.to_thread
+
+from hami_nodeagent.core.breach import BreachBook, Outcome, Process
+from hami_nodeagent.core.holders import Holder, holders_of
+from hami_nodeagent.core.region import Region
+from hami_nodeagent.core.usage import ContainerKey, Counters, containers_of, rows_of
+from hami_nodeagent.drivers import Driver
+from hami_nodeagent.drivers.errors import DriverError
+from hami_nodeagent.drivers.protocol import DeviceUsage
+from hami_nodeagent.shell.breaches import BreachTeller
+from hami_nodeagent.shell.owners import ContainerName, Owner, find_owners
+from hami_nodeagent.shell.regions import read_region, region_path
+from hami_nodeagent.shell.site import Site
+from hami_nodeagent.shell.usagemetrics import Look, UsageMetrics
+
+_NS_PER_S = 1e9
+
+_log = logging.getLogger(__name__)
+
+
+class UsageWatch:
+    """The periodic look of one agent."""
+
+    def __init__(self, *, site: Site, drivers: Sequence[Driver], teller: BreachTeller) -> None:
+        settings = site.settings
+        self._site = site
+        self._picture = site.picture
+        self._teller = teller
+        self._drivers = tuple(drivers)
+        self._pods_dir = Path(settings.pods_dir)
+        self._proc = Path(settings.host_proc)
+        self._book_by_vendor = {
+            driver.vendor: BreachBook(
+                settings.usage.breach, is_core_forced=settings.core_policy == "force"
+            )
+            for driver in drivers
+        }
+        self._going_by_vendor: dict[str, Outcome] = {}
+        self._processes_by_uuid: Mapping[str, Sequence[Process]] = {}
+        self._counters = Counters()
+        self.metrics = UsageMetrics(site.node)
+        site.metrics.registry.register(self.metrics)
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            await self.look()
+            await self._site.clock.sleep(self._site.settings.usage.look_s)
+
+    async def look(self) -> None:
+        """Look once."""
+        holders = self._holders()
+        region_by_container = await anyio.to_thread.run_sync(self._read_regions, holders)
+        # Show what the regions say before a driver is asked, which may take its time.
+        self._show(holders, region_by_container, self._processes_by_uuid, ())
+        processes_by_uuid: dict[str, Sequence[Process]] = {}
+        usages: list[DeviceUsage] = []
+        for driver in self._drivers:
+            try:
+                of_vendor = await driver.usage()
+            except DriverError as error:
+                _log.debug("usage not read", extra={"problem": str(error)})
+                continue
+            usages.extend(of_vendor)
+            processes = await self._processes(of_vendor)
+            processes_by_uuid |= processes
+            # The grants may have changed while the driver was asked.
+            outcome = self._book_by_vendor[driver.vendor].look(
+                self._holders(), processes, now_s=self._site.clock.monotonic_s()
+            )
+            self._going_by_vendor[driver.vendor] = outcome
+            await self._teller.tell(outcome, driver.vendor)
+        self._processes_by_uuid = processes_by_uuid
+        self._show(self._holders(), region_by_container, processes_by_uuid, usages)
+
+    def _holders(self) -> tuple[Holder, ...]:
+        return holders_of(
+            self._picture.entries_by_uid,
+            self._picture.pods,
+            self._picture.grants,
+            self._picture.view.devices_by_uuid,
+        )
+
+    def _read_regions(self, holders: Sequence[Holder]) -> dict[ContainerKey, Region]:
+        regions: dict[ContainerKey, Region] = {}
+        volumes = {(one.pod_uid, one.container): one.volume for one in holders if one.volume}
+        for key, volume in volumes.items():
+            found = read_region(region_path(self._pods_dir, key[0], volume))
+            if isinstance(found, Region):
+                regions[key] = found
+            elif found.reason != "missing":
+                self._site.metrics.regions_refused.labels(reason=found.reason).inc()
+        return regions
+
+    async def _processes(self, usages: Sequence[DeviceUsage]) -> dict[str, tuple[Process, ...]]:
+        """Processes with owners, by device; devices whose processes are not known are left out."""
+        pids = {one.pid for usage in usages for one in usage.processes or ()}
+        containers: dict[str, ContainerName] = {
+            container_id: (pod.uid, container)
+            for pod in self._picture.pods
+            for container_id, container in pod.container_by_id.items()
+        }
+        owners: Mapping[int, Owner] = {}
+        if pids:
+            owners = await anyio.to_thread.run_sync(
+                lambda: find_owners(
+                    self._proc, pids, containers, by=self._site.settings.usage.owners
+                )
+            )
+        self._site.metrics.unknown_processes.set(len(pids - owners.keys()))
+        return {
+            usage.uuid: tuple(
+                Process(
+                    pid=one.pid,
+                    command=owners[one.pid].command,
+                    pod_uid=owners[one.pid].pod_uid,
+                    container=owners[one.pid].container,
+                    used_mib=one.used_mib or 0,
+                    core_pct=one.core_pct or 0,
+                )
+                for one in usage.processes
+                if one.pid in owners
+            )
+            for usage in usages
+            if usage.processes is not None
+        }
+
+    def _show(
+        self,
+        holders: Sequence[Holder],
+        region_by_container: Mapping[ContainerKey, Region],
+        processes_by_uuid: Mapping[str, Sequence[Process]],
+        usages: Sequence[DeviceUsage],
+    ) -> None:
+        last = self.metrics.look
+        now_ns = int(self._site.clock.monotonic_s() * _NS_PER_S)
+        devices = self._picture.view.devices_by_uuid
+        breaches = []
+        for outcome in self._going_by_vendor.values():
+            for breach in outcome.going:
+                pod = self._teller.pod_of(breach)
+                names = (pod.namespace, pod.name) if pod is not None else ("", "")
+                breaches.append((breach, *names))
+        self.metrics.look = Look(
+            rows=rows_of(holders, region_by_container, processes_by_uuid),
+            containers=containers_of(holders, region_by_container, self._counters, now_ns=now_ns),
+            devices=[(devices[one.uuid], one) for one in usages if one.uuid in devices]
+            or last.devices,
+            breaches=breaches,
+        )

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One row per container and device, whatever is known of it."""
+
+from typing import Any
+
+from hami_nodeagent.core.breach import Process
+from hami_nodeagent.core.region import DeviceUse, ProcessUse, Region
+from hami_nodeagent.core.usage import Counted, Counters, containers_of, rows_of
+from tests.unit.nodeagent.core.test_breach import GPU, holder, process
+
+KEY = ("uid-a", "main")
+
+
+def used(pid: int = 1, **more: Any) -> ProcessUse:
+    given: dict[str, int] = {
+        "pid_namespace": 1,
+        "start_ticks": 1,
+        "last_launch_ns": 0,
+        "launches": 0,
+        "refusals": 0,
+        "device_time_ns": 0,
+        "waited_ns": 0,
+        **more,
+    }
+    return ProcessUse(pid=pid, **given)
+
+
+def region(*processes: ProcessUse, **devices: DeviceUse) -> Region:
+    return Region(devices={GPU: devices.get("gpu", DeviceUse())}, processes=processes)
+
+
+def test_region_is_shown_before_the_drivers_figure() -> None:
+    use = DeviceUse(used_bytes=5, context_bytes=2, module_bytes=1, over_since_ns=9)
+    seen: list[Process] = [process(used_mib=3, core_pct=40), process("b", used_mib=9)]
+    (row,) = rows_of([holder()], {KEY: region(gpu=use)}, {GPU: seen})
+    assert (row.used_bytes, row.context_bytes, row.module_bytes) == (5, 2, 1)
+    assert (row.driver_bytes, row.core_pct, row.is_over) == (3 << 20, 40, True)
+
+
+def test_whole_device_has_the_drivers_figure_and_an_idle_one_zeros() -> None:
+    whole, idle = holder(is_whole=True), holder("b", uuid="GPU-1")
+    first, second = rows_of([whole, idle], {}, {GPU: [process(used_mib=3)]})
+    assert (first.used_bytes, first.driver_bytes) == (3 << 20, 3 << 20)
+    assert (second.used_bytes, second.core_pct, second.is_over) == (0, 0, False)
+
+
+def test_counters_do_not_fall_when_processes_end_or_lie() -> None:
+    counters = Counters()
+    assert counters.add(KEY, None) == Counted()
+    assert counters.add(KEY, region(used(1, launches=5), used(2, launches=2))).launches == 7
+    assert counters.add(KEY, region(used(1, launches=6))).launches == 8
+    assert counters.add(KEY, region(used(1, launches=1))).launches == 8
+    assert counters.add(KEY, region(used(1, launches=4, start_ticks=2))).launches == 12
+    assert counters.add(KEY, None).launches == 12
+    counters.keep_only(frozenset())
+    assert counters.add(KEY, None) == Counted()
+
+
+def test_container_with_several_devices_is_one() -> None:
+    two = [holder(), holder(uuid="GPU-1", number=1)]
+    (row,) = containers_of(
+        two, {KEY: region(used(last_launch_ns=10**9), used(2))}, Counters(), now_ns=3 * 10**9
+    )
+    assert (row.processes, row.idle_s) == (2, 2.0)
+    (unused,) = containers_of(two, {}, Counters(), now_ns=0)
+    assert (unused.processes, unused.idle_s, unused.counted) == (0, None, Counted())
