@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 
-from hami_sim.kubernetes import Programs, ProgramsMissing
+from hami_sim.kubernetes import Programs
 from hami_sim.kubernetes.programs import ALL
+from tests.cluster.needs import control_plane_or_skip, is_required
 from tests.cluster.node.containerd import find_network_plugins
 from tests.cluster.node.image import find_busybox
 from tests.cluster.node.space import CGROUPS
@@ -37,19 +38,14 @@ def lacking() -> str:
 def programs_or_skip() -> Programs:
     """Kubernetes' programs, on a machine that can run a node; skips with the reason otherwise.
 
-    With ``HAMI_REQUIRE_CLUSTER=1`` it fails instead.
+    Where a control plane is required, so is a node: then it fails instead.
     """
+    programs = control_plane_or_skip()
     reason = lacking()
-    if not reason:
-        try:
-            programs = Programs.from_environment()
-        except ProgramsMissing as error:
-            reason = str(error)
-        else:
-            missing = programs.missing(ALL)
-            if not missing:
-                return programs
-            reason = f"{programs.directory} lacks {', '.join(missing)}"
-    if os.environ.get("HAMI_REQUIRE_CLUSTER") == "1":
+    if not reason and (missing := programs.missing(ALL)):
+        reason = f"{programs.directory} lacks {', '.join(missing)}"
+    if reason and is_required():
         pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)
+    if reason:
+        pytest.skip(reason)
+    return programs

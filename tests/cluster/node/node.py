@@ -139,6 +139,16 @@ class RealNode:
         await self.cut_power()
         await self.start()
 
+    def add_static_pod(self, pod: Mapping[str, Any]) -> None:
+        """Give kubelet a pod that no API server knows of before."""
+        fresh = self.directory / f"{pod['metadata']['name']}.yaml"
+        fresh.write_text(yaml.safe_dump(pod))
+        fresh.replace(self.static_pods / fresh.name)
+
+    def remove_static_pod(self, name: str) -> None:
+        """Take such a pod away again."""
+        (self.static_pods / f"{name}.yaml").unlink()
+
     def log(self, pod: str, container: str, *, namespace: str = "default") -> str:
         """What the newest run of a container printed; empty before it did."""
         pods = sorted((self.directory / "log" / "pods").glob(f"{namespace}_{pod}_*"), key=_changed)

@@ -1,0 +1,434 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole system on a real node: kubelet, containerd and runc under the real control plane.
+
+One cluster serves all tests, in their order. What a container has is read from inside it: its
+environment, its limits file, the device nodes it may open. Shares differ by pod, so that each tells
+whose it is. Times and memory in seconds and MiB.
+"""
+
+import re
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from msgspec import Struct
+
+from hami_common import annotations, limits
+from hami_common.events.allocation import AllocationRecord
+from hami_common.podview import PodView
+from hami_sim.apiserver.client import Access, KubeClient
+from hami_sim.cluster import ClusterSpec, NodeSpec
+from tests.cluster.node.cluster import KUBELET_TAP, NodeCluster, run_node_cluster
+from tests.cluster.node.image import APP
+from tests.cluster.node.needs import programs_or_skip
+from tests.cluster.node.node import base
+from tests.cluster.node.space import DEVICE_MAJOR
+from tests.support.checker import event_differences, ledger_of, problems_of
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.real,
+    pytest.mark.shares_cluster,
+    pytest.mark.timeout(400),
+]
+
+NODE = "real-gpu"
+AGENT = f"agent-{NODE}"
+PODS = "/api/v1/namespaces/default/pods"
+LIMIT_S = 180.0
+"""Longest wait for a crowd of pods; 30 s on two idle cores."""
+CPU_MILLI = 25
+FIRST_MIB = 1000
+SPEC = ClusterSpec(
+    nodes=(NodeSpec(name=NODE, profile="8xA100-40"),),
+    slots=16,
+    injection="devices",
+    backoff_s=0.2,
+    settings={"nodeagent": {"check_s": "1"}, "scheduler": {"reconcile_s": "5"}},
+)
+TELL = (
+    "env; echo ---; cat /etc/hami/limits; echo ---; "
+    "for n in /dev/nvidia[0-9]*; do echo $n; done; echo ---; "
+    "trap 'exit 0' TERM; sleep 100000 & wait $!"
+)
+FOLLOW = (
+    "trap 'exit 0' TERM; while :; do cmp -s /etc/hami/limits /tmp/seen || "
+    "{ cp /etc/hami/limits /tmp/seen; cat /tmp/seen; echo ---; }; sleep 0.05; done"
+)
+
+
+def share(
+    name: str, memory_mib: int, *, script: str = TELL, cpu_milli: int = CPU_MILLI, **more: Any
+) -> dict[str, Any]:
+    wanted = {
+        "nvidia.com/gpu": "1",
+        "nvidia.com/gpumem": str(memory_mib),
+        "cpu": f"{cpu_milli}m",
+        "memory": "16Mi",
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "containers": [
+                {
+                    "name": "main",
+                    "image": APP,
+                    "command": ["sh", "-c", script],
+                    "resources": {"limits": wanted},
+                }
+            ],
+            **more,
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NodeCluster]:
+    programs = programs_or_skip()
+    with tempfile.TemporaryDirectory(prefix="hn-", dir=base()) as disk:
+        async with run_node_cluster(
+            SPEC, programs, tmp_path_factory.mktemp("real"), Path(disk)
+        ) as cluster:
+            yield cluster
+
+
+class Told(Struct, frozen=True, kw_only=True):
+    """What a container found around itself."""
+
+    env: dict[str, str]
+    limits: limits.Limits
+    nodes: tuple[str, ...]
+
+
+def told_of(text: str) -> Told:
+    environment, file, nodes, *_ = text.split("---\n")
+    return Told(
+        env=dict(line.partition("=")[::2] for line in environment.splitlines()),
+        limits=limits.decode(file),
+        nodes=tuple(nodes.split()),
+    )
+
+
+async def told_by(cluster: NodeCluster, name: str) -> Told:
+    async def has_spoken() -> bool:
+        return (await cluster.container_log(name, "main")).count("---\n") >= 3
+
+    await cluster.until(f"{name} tells what it has", has_spoken, limit_s=LIMIT_S)
+    return told_of(await cluster.container_log(name, "main"))
+
+
+async def records_of(cluster: NodeCluster) -> dict[str, AllocationRecord]:
+    """The newest ledger record of each pod, by name."""
+    return {record.pod: record for record in (await ledger_of(cluster)).values()}
+
+
+async def has_its_own(cluster: NodeCluster, names: Sequence[str]) -> list[str]:
+    """Where a container's file, environment or devices are not those of its own record."""
+    records = await records_of(cluster)
+    minors = cluster.minors()
+    wrong = []
+    for name in names:
+        told = await told_by(cluster, name)
+        [shares] = records[name].containers
+        [own] = shares.shares
+        expected = (
+            limits.limits_of(shares, allocation_id=records[name].allocation_id),
+            own.uuid,
+            f"{own.memory_mib}m",
+            (f"/dev/nvidia{minors[own.uuid]}",),
+        )
+        found = (
+            told.limits,
+            told.env["NVIDIA_VISIBLE_DEVICES"],
+            told.env["CUDA_DEVICE_MEMORY_LIMIT_0"],
+            told.nodes,
+        )
+        if found != expected:
+            wrong.append(f"{name} has {found}, its record says {expected}")
+    return wrong
+
+
+async def in_phase(cluster: NodeCluster, phase: str) -> list[PodView]:
+    return [pod for pod in await cluster.pods() if pod.status.phase == phase]
+
+
+async def all_run(cluster: NodeCluster, names: Sequence[str]) -> None:
+    async def run() -> bool:
+        running = {pod.metadata.name for pod in await in_phase(cluster, "Running")}
+        return running >= set(names)
+
+    await cluster.until(f"{len(names)} pods run", run, limit_s=LIMIT_S)
+
+
+async def sound(cluster: NodeCluster) -> list[str]:
+    """Problems left once the parts had time to agree."""
+    problems = ["not looked yet"]
+    with anyio.move_on_after(30):
+        while problems:
+            problems = await problems_of(cluster, cluster.verifier(), namespace="default")
+            problems += await event_differences(cluster)
+            if problems:
+                await anyio.sleep(0.2)
+    return problems
+
+
+async def runs(cluster: NodeCluster) -> dict[str, tuple[str, int]]:
+    """(container id, restarts) of each pod's container."""
+    documents = (await cluster.request("GET", PODS))["items"]
+    return {
+        document["metadata"]["name"]: (status["containerID"], status["restartCount"])
+        for document in documents
+        for status in document["status"].get("containerStatuses") or ()
+    }
+
+
+async def quantiles(cluster: NodeCluster, name: str) -> tuple[int, int, float]:
+    """(how many, how many within 100 ms, mean in seconds) of a histogram of the agent."""
+    count = await cluster.metric(AGENT, f"{name}_count")
+    fast = await cluster.metric(AGENT, f"{name}_bucket", labels='.*le="0.1".*')
+    total_s = await cluster.metric(AGENT, f"{name}_sum")
+    return int(count), int(fast), total_s / count
+
+
+TOTAL, FITTING = 64, 51
+"""A fifth of the pods do not fit beside what the scheduler does not see."""
+CROWD = tuple(f"crowd-{i}" for i in range(TOTAL))
+
+
+@pytest.fixture(scope="module")
+async def crowd(cluster: NodeCluster) -> tuple[str, ...]:
+    """64 pods created at once, of which kubelet takes 51: the names of those.
+
+    A pod that stands in a file of kubelet's, in a namespace that does not exist, takes CPU which no
+    scheduler knows of, because the API server refuses its mirror.
+    """
+    hidden_milli = await cluster.cpu_milli() - FITTING * CPU_MILLI - CPU_MILLI // 2
+    cluster.node.add_static_pod(hidden("filler", hidden_milli))
+
+    async def hidden_runs() -> bool:
+        return "up" in cluster.node.log(f"filler-{NODE}", "main", namespace="nowhere")
+
+    await cluster.until("the hidden pod runs", hidden_runs, limit_s=LIMIT_S)
+    async with anyio.create_task_group() as group:
+        for i, name in enumerate(CROWD):
+            group.start_soon(cluster.create_pod, share(name, FIRST_MIB + 10 * i))
+
+    async def settled() -> bool:
+        phases = [pod.status.phase for pod in await cluster.pods()]
+        return phases.count("Running") + phases.count("Failed") == TOTAL
+
+    await cluster.until("kubelet has judged all pods", settled, limit_s=LIMIT_S)
+    cluster.node.remove_static_pod("filler")
+    return tuple(pod.metadata.name for pod in await in_phase(cluster, "Running"))
+
+
+def hidden(name: str, cpu_milli: int) -> dict[str, Any]:
+    container = {
+        "name": "main",
+        "image": APP,
+        "command": ["sh", "-c", "echo up; exec sleep 100000"],
+        "resources": {"requests": {"cpu": f"{cpu_milli}m"}},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "nowhere"},
+        "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]},
+    }
+
+
+async def test_pods_rejected_for_cpu_neither_lose_nor_double_a_share(
+    cluster: NodeCluster,
+    crowd: tuple[str, ...],
+    record_testsuite_property: Callable[[str, object], None],
+) -> None:
+    rejected = await in_phase(cluster, "Failed")
+    assert len(rejected) == TOTAL - FITTING
+    assert {pod.status.reason for pod in rejected} == {"OutOfcpu"}
+    assert await has_its_own(cluster, crowd) == []
+    assert await sound(cluster) == []
+    records = await records_of(cluster)
+    assert {records[pod.metadata.name].op for pod in rejected} == {"release"}
+
+    async def grants_match() -> bool:
+        return await cluster.metric(AGENT, "hami_nodeagent_grants") == FITTING
+
+    await cluster.until("the agent holds no grant of a rejected pod", grants_match)
+    for name in ("podresources_list", "allocate"):
+        count, fast, mean_s = await quantiles(cluster, f"hami_nodeagent_{name}_seconds")
+        record_testsuite_property(
+            name, f"{fast} of {count} within 100 ms, mean {1000 * mean_s:.1f} ms"
+        )
+        assert count >= TOTAL
+
+
+async def test_rejected_pods_are_replaced_once_there_is_room(
+    cluster: NodeCluster, crowd: tuple[str, ...]
+) -> None:
+    names = []
+    for pod in await in_phase(cluster, "Failed"):
+        await cluster.delete_pod(pod.metadata.name)
+        names.append(f"again-{pod.metadata.name}")
+        await cluster.create_pod(share(names[-1], 3000 + len(names)))
+    await all_run(cluster, names)
+    assert await has_its_own(cluster, [*crowd, *names]) == []
+    assert await sound(cluster) == []
+
+
+async def test_container_may_open_its_own_device_and_no_other(
+    cluster: NodeCluster, crowd: tuple[str, ...]
+) -> None:
+    """No driver answers behind the nodes, so what is allowed ends in ENXIO, the rest in EPERM."""
+    minors = cluster.minors()
+    script = (
+        f"for n in {' '.join(map(str, sorted(minors.values())))}; do "
+        f"mknod /tmp/$n c {DEVICE_MAJOR} $n; (: < /tmp/$n) 2>&1; done; echo ---; sleep 100000"
+    )
+    await cluster.create_pod(share("opens", 1234, script=script))
+
+    async def has_tried() -> bool:
+        return "---" in await cluster.container_log("opens", "main")
+
+    await cluster.until("the container has tried all", has_tried, limit_s=LIMIT_S)
+    tried = (await cluster.container_log("opens", "main")).splitlines()
+    allowed = {line.split("/tmp/")[1][0] for line in tried if "No such device" in line}
+    refused = {line.split("/tmp/")[1][0] for line in tried if "not permitted" in line}
+    [own] = (await records_of(cluster))["opens"].containers[0].shares
+    assert allowed == {str(minors[own.uuid])}
+    assert refused == {str(minor) for minor in minors.values()} - allowed
+
+
+async def test_changed_limits_reach_a_running_container(
+    cluster: NodeCluster,
+    crowd: tuple[str, ...],
+    record_testsuite_property: Callable[[str, object], None],
+) -> None:
+    await cluster.create_pod(share("follows", 2000, script=FOLLOW))
+    key = annotations.limits("main")
+    # Nobody else may write limits.
+    login = await cluster.plane.login("scheduler", "limits-writer")
+    took_s = []
+    before_s = time.monotonic()
+    for memory_mib in (2000, 1500, 1750):
+        if memory_mib != 2000:
+            text = (await cluster.pod("follows")).annotations()[key]
+            changed = re.sub(r"memory_mib=\d+", f"memory_mib={memory_mib}", text)
+            before_s = time.monotonic()
+            patch = {"metadata": {"annotations": {key: changed}}}
+            async with KubeClient(Access.from_kubeconfig(login)) as client:
+                await client.patch("pods", "follows", patch, namespace="default")
+
+        async def seen(wanted: str = f"memory_mib={memory_mib}\n") -> bool:
+            return wanted in await cluster.container_log("follows", "main")
+
+        await cluster.until(f"the container reads {memory_mib}", seen, limit_s=LIMIT_S)
+        took_s.append(time.monotonic() - before_s)
+    record_testsuite_property("annotation_to_file_s", " ".join(f"{one:.2f}" for one in took_s[1:]))
+
+
+async def test_killed_agent_disturbs_no_container(
+    cluster: NodeCluster, crowd: tuple[str, ...]
+) -> None:
+    before = await runs(cluster)
+    pids = cluster.node.container_pids()
+    assert len(before) >= 30
+    await cluster.processes[AGENT].kill()
+    await cluster.create_pod(share("meanwhile", 1111))
+
+    async def is_bound() -> bool:
+        return (await cluster.pod("meanwhile")).spec.node_name == NODE
+
+    await cluster.until("a pod is bound while there is no agent", is_bound)
+    cluster.processes[AGENT].start()
+    await all_run(cluster, ["meanwhile"])
+    after = await runs(cluster)
+    assert {name: after[name] for name in before} == before
+    assert pids.items() <= cluster.node.container_pids().items()
+    assert await has_its_own(cluster, ["meanwhile"]) == []
+    assert await sound(cluster) == []
+
+
+async def test_restarted_kubelet_kills_no_container(
+    cluster: NodeCluster, crowd: tuple[str, ...]
+) -> None:
+    before = await runs(cluster)
+    pids = cluster.node.container_pids()
+    await cluster.node.restart_kubelet()
+    await cluster.registered()
+    await cluster.create_pod(share("after-kubelet", 1112))
+    await all_run(cluster, [*crowd, "after-kubelet"])
+    after = await runs(cluster)
+    assert {name: after[name] for name in before} == before
+    assert pids.items() <= cluster.node.container_pids().items()
+    assert await has_its_own(cluster, ["after-kubelet"]) == []
+    assert await sound(cluster) == []
+
+
+async def test_pod_that_reaches_kubelet_without_the_plugin_is_rejected(
+    cluster: NodeCluster, crowd: tuple[str, ...]
+) -> None:
+    """Nothing places such a pod on purpose: it was bound in the moment in which the plugin died."""
+    await cluster.kill_plugin()
+
+    async def none_offered() -> bool:
+        return not await cluster.nodes_offer_devices()
+
+    await cluster.until("kubelet knows that the plugin is gone", none_offered, limit_s=60)
+    orphan = share("orphan", 1000)
+    orphan["metadata"]["labels"] = {"hami.io/webhook": "ignore"}
+    orphan["spec"]["schedulerName"] = "nobody"
+    await cluster.create_pod(orphan)
+    target = {"kind": "Node", "name": NODE}
+    await cluster.create(
+        f"{PODS}/orphan/binding", {"metadata": {"name": "orphan"}, "target": target}
+    )
+
+    async def failed() -> bool:
+        return await cluster.pod_is("orphan", "Failed")
+
+    await cluster.until("kubelet rejects the pod", failed, limit_s=60)
+    status = (await cluster.pod_document("orphan"))["status"]
+    assert status["reason"] == "UnexpectedAdmissionError"
+    assert status["message"] == (
+        "Pod was rejected: Allocate failed due to no healthy devices present; "
+        "cannot allocate unhealthy devices nvidia.com/gpu, which is unexpected"
+    )
+    assert "containerStatuses" not in status
+    await cluster.delete_pod("orphan")
+    await cluster.start_plugin()
+    assert await sound(cluster) == []
+
+
+async def test_pods_come_back_with_their_shares_after_a_reboot(
+    cluster: NodeCluster, crowd: tuple[str, ...]
+) -> None:
+    """The API server is reached after the agent has registered: what comes earlier is rejected."""
+    names = [pod.metadata.name for pod in await in_phase(cluster, "Running")]
+    before = await runs(cluster)
+    told = {name: await told_by(cluster, name) for name in crowd}
+    boot = await cluster.boot_id()
+    await cluster.kill_plugin()
+    await cluster.taps[KUBELET_TAP].cut()
+    await cluster.node.reboot()
+    await cluster.start_plugin()
+    await cluster.taps[KUBELET_TAP].heal()
+
+    async def came_back() -> bool:
+        after = await runs(cluster)
+        return all(after.get(name, before[name])[0] != before[name][0] for name in names)
+
+    await cluster.until("every container was started anew", came_back, limit_s=LIMIT_S)
+    await all_run(cluster, names)
+    assert await cluster.boot_id() != boot
+    assert {name: await told_by(cluster, name) for name in crowd} == told
+    assert await has_its_own(cluster, crowd) == []
+    assert await cluster.metric(AGENT, "hami_nodeagent_starts_total") >= len(names)
+    assert await sound(cluster) == []
