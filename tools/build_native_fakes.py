@@ -19,22 +19,41 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "native/libvgpu/tests/fakedrv"
+SYMBOLS = ROOT / "native/libvgpu/src/symbols.def"
 DEFAULT_OUT = ROOT / "build/native-fakes"
-LANGUAGE = ("-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-fPIC", "-pthread", "-fvisibility=hidden")
+LANGUAGE = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fPIC", "-pthread", "-fvisibility=hidden")
 WARNINGS = (
     *("-Wall", "-Wextra", "-Werror", "-Wstrict-prototypes", "-Wmissing-prototypes"),
     "-Wconversion",
 )
-LINK = ("-shared", "-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now")
+LINK = ("-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now")
+"""Symbolic: what cuGetProcAddress hands out is the driver's own function, whoever is preloaded."""
 FLAGS = (*LANGUAGE, *WARNINGS, *LINK)
 NVML = "libnvidia-ml.so.1"
-FILES_BY_LIBRARY = {NVML: ("nvml.c", "state.c")}
+CUDA = "libcuda.so.1"
+CUDA_PARTS = (
+    "driver",
+    "names",
+    "rest",
+    "blocks",
+    "memory",
+    "pool",
+    "vmm",
+    "work",
+    "module",
+    "graph",
+)
+FILES_BY_LIBRARY = {
+    NVML: ("nvml.c", "state.c", "card.c"),
+    CUDA: (*(f"{part}.c" for part in CUDA_PARTS), "state.c", "card.c"),
+}
 
 
 def digest(compiler: list[str]) -> str:
     """Name of the output directory: changes with every byte that goes into a build."""
     summary = hashlib.sha256(shlex.join([*compiler, *FLAGS, str(FILES_BY_LIBRARY)]).encode())
-    for path in sorted(SOURCES.glob("*.[ch]")):
+    inputs = (path for path in SOURCES.iterdir() if path.suffix in {".c", ".h", ".def"})
+    for path in (*sorted(inputs), SYMBOLS):
         summary.update(path.name.encode() + b"\0" + path.read_bytes())
     return summary.hexdigest()[:16]
 

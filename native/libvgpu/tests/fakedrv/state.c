@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LINE_MAX_BYTES = 1024, WORDS_MAX = 8 };
+enum { LINE_MAX_BYTES = 1024, WORDS_MAX = 8, CONTEXT_BYTES = 64 << 20, POOL_GRANULARITY = 2 << 20 };
 
 struct words {
     char *at[WORDS_MAX];
@@ -133,6 +133,18 @@ static bool add_link(char *value, struct fake_gpu *gpu)
            set_text(link->remote_bus_id, words.at[3]);
 }
 
+static bool add_mig(char *value, struct fake_gpu *gpu)
+{
+    struct words words = split(value);
+    if (words.count != 5 || gpu->mig_count == FAKE_MIGS_MAX) {
+        return false;
+    }
+    struct fake_mig *mig = &gpu->migs[gpu->mig_count++];
+    return set_text(mig->uuid, words.at[0]) && to_u32(words.at[1], &mig->gpu_instance) &&
+           to_u32(words.at[2], &mig->compute_instance) && to_u64(words.at[3], &mig->memory_total) &&
+           to_u32(words.at[4], &mig->sm_count);
+}
+
 static bool add_pair(char *value, struct fake_state *state)
 {
     struct words words = split(value);
@@ -224,6 +236,9 @@ static bool set_gpu_key(const char *key, char *value, struct fake_gpu *gpu)
     if (KEY("mig_current")) return to_u32(value, &gpu->mig_current);
     if (KEY("mig_pending")) return to_u32(value, &gpu->mig_pending);
     if (KEY("mig_max")) return to_u32(value, &gpu->mig_max);
+    if (KEY("context_bytes")) return to_u64(value, &gpu->context_bytes);
+    if (KEY("pool_granularity")) return to_u64(value, &gpu->pool_granularity) && gpu->pool_granularity > 0;
+    if (KEY("mig")) return add_mig(value, gpu);
     if (KEY("process")) return add_process(value, gpu);
     if (KEY("nvlink")) return add_link(value, gpu);
     return false;
@@ -267,7 +282,10 @@ static bool read_line(char *line, struct fake_state *state)
             number != state->gpu_count || number >= FAKE_GPUS_MAX) {
             return false;
         }
-        state->gpus[state->gpu_count++].numa = -1;
+        state->gpus[state->gpu_count].numa = -1;
+        state->gpus[state->gpu_count].context_bytes = CONTEXT_BYTES;
+        state->gpus[state->gpu_count].pool_granularity = POOL_GRANULARITY;
+        state->gpu_count++;
         return true;
     }
     char *equals = strchr(text, '=');

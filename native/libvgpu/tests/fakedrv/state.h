@@ -17,6 +17,8 @@
  *                  ecc_corrected ecc_uncorrected remapped_corrected remapped_uncorrected remapped_pending
  *                  remapped_failure retired_pending supported_events lost mig_capable mig_current mig_pending mig_max
  *                  process = PID BYTES SM MEM GI CI TIME_US
+ *                  context_bytes pool_granularity            what CUDA takes per context and by which pools grow
+ *                  mig = UUID GI CI BYTES SMS                an instance; CUDA sees instances when mig_current is 1
  *                  nvlink = LINK ACTIVE TYPE BUS_ID          TYPE as in NVML: 0 gpu, 2 switch
  * Units: bytes, percent, milliwatts, MHz, microseconds since the epoch.
  *
@@ -33,6 +35,7 @@ enum {
     FAKE_GPUS_MAX = 32,
     FAKE_PROCESSES_MAX = 128,
     FAKE_LINKS_MAX = 36,
+    FAKE_MIGS_MAX = 8,
     FAKE_FAULTS_MAX = 64,
     FAKE_EVENTS_MAX = 256,
     FAKE_CPU_WORDS = 16,
@@ -54,6 +57,15 @@ struct fake_link {
     bool active;
     unsigned int remote_type;
     char remote_bus_id[FAKE_TEXT];
+};
+
+/* A MIG instance: a device of its own to CUDA, known by its UUID. */
+struct fake_mig {
+    char uuid[FAKE_TEXT];
+    unsigned int gpu_instance;
+    unsigned int compute_instance;
+    unsigned long long memory_total;
+    unsigned int sm_count;
 };
 
 struct fake_gpu {
@@ -98,6 +110,10 @@ struct fake_gpu {
     unsigned int mig_current;
     unsigned int mig_pending;
     unsigned int mig_max;
+    struct fake_mig migs[FAKE_MIGS_MAX];
+    unsigned int mig_count;
+    unsigned long long context_bytes;
+    unsigned long long pool_granularity;
     struct fake_process processes[FAKE_PROCESSES_MAX];
     unsigned int process_count;
     struct fake_link links[FAKE_LINKS_MAX];

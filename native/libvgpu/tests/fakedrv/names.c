@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every name of versions.def: what cuGetProcAddress hands out, and a body for those that nothing else defines.
+ *
+ * Locks taken here: none. Called with hooks active: no.
+ */
+#include "fake.h"
+
+#include <string.h>
+
+#define BODY(symbol)                                                                                                   \
+    CUDA_API __attribute__((weak)) CUresult symbol(void);                                                              \
+    CUDA_API __attribute__((weak)) CUresult symbol(void)                                                               \
+    {                                                                                                                  \
+        ENTER();                                                                                                       \
+        return CUDA_ERROR_NOT_SUPPORTED;                                                                               \
+    }
+
+#define ONE(name, version, symbol) BODY(symbol)
+#define TWO(name, version, symbol, per_thread) BODY(symbol) BODY(per_thread)
+#define ALSO(name, version, symbol)
+#include "versions.def"
+
+struct form {
+    const char *name;
+    int version;
+    CUresult (*symbol)(void);
+    CUresult (*per_thread)(void);
+};
+
+static const struct form forms[] = {
+#define ONE(name, version, symbol) {#name, version, symbol, NULL},
+#define TWO(name, version, symbol, per_thread) {#name, version, symbol, per_thread},
+#define ALSO(name, version, symbol) {#name, version, symbol, NULL},
+#include "versions.def"
+};
+
+enum { FOUND = 0, NO_SYMBOL = 1, TOO_OLD = 2 };
+enum { FLAG_LEGACY = 1, FLAG_PER_THREAD = 2 };
+
+CUresult fake_find_symbol(const char *name, void **out, int version, uint64_t flags, int *status)
+{
+    const struct form *best = NULL;
+    bool exists = false;
+    if (name == NULL || out == NULL || flags > FLAG_PER_THREAD) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *out = NULL;
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        if (strcmp(forms[i].name, name) == 0 && forms[i].version <= fake.state.cuda_version) {
+            exists = true;
+            best = forms[i].version <= version ? &forms[i] : best;
+        }
+    }
+    if (status != NULL) {
+        *status = best != NULL ? FOUND : exists ? TOO_OLD : NO_SYMBOL;
+    }
+    if (best == NULL) {
+        return CUDA_ERROR_NOT_FOUND;
+    }
+    CUresult (*symbol)(void) =
+        (flags & FLAG_PER_THREAD) != 0 && best->per_thread != NULL ? best->per_thread : best->symbol;
+    memcpy(out, &symbol, sizeof symbol); /* a function pointer as an object pointer, as this interface wants it */
+    return CUDA_SUCCESS;
+}
