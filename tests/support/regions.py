@@ -88,8 +88,11 @@ class Built:
                 process.waited_ns,
             )
             for device, share in enumerate(process.shares):
-                at = shares_at + (slot * len(self.uuids) + device) * SHARE.size
-                SHARE.pack_into(data, at, share.used | 7 << 48, share.context, share.module)
+                at = shares_at + (device * self.slots + slot) * SHARE.size
+                slack, leased = 3, share.used + 3
+                SHARE.pack_into(
+                    data, at, slack | 7 << 48, leased | 9 << 48, share.context, share.module
+                )
         return bytes(data)
 
 

@@ -33,7 +33,7 @@ _C_CONSTANTS = {
 def named(fields: tuple[tuple[str, str], ...]) -> dict[str, int]:
     """Offsets of what C has a name for: the parts of a word are checked by their bits."""
     offsets = region.offsets_of(fields)
-    return {name: at for name, at in offsets.items() if not name.startswith("owner_")}
+    return {name: at for name, at in offsets.items() if not name.startswith(("owner_", "share_"))}
 
 
 def test_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
@@ -49,8 +49,9 @@ def test_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
     lines.append('printf("name %s\\n", REGION_FILE_NAME);')
     # The words of 16 bytes: which bits of which half are what.
     lines += [
-        "union region_share_word s = {0}; s.used = (1ULL << 48) - 1; unsigned long long h[2];",
-        'memcpy(h, &s, 16); printf("used %llu %llu\\n", h[0], h[1]);',
+        "union region_share_word s = {0}; s.slack = 5; s.leased = (1ULL << 48) - 1;",
+        "unsigned long long h[2];",
+        'memcpy(h, &s, 16); printf("share %llu %llu\\n", h[0], h[1]);',
         "union region_owner o = {0}; o.pid = 1; o.pid_namespace = 2; o.start_ticks = 3;",
         'memcpy(h, &o, 16); printf("owner %llu %llu\\n", h[0], h[1]);',
         "return 0; }",
@@ -66,7 +67,7 @@ def test_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
         for field, offset in named(fields).items():
             wanted[f"{name}.{field}"] = str(offset)
     wanted["name"] = region.FILE_NAME
-    wanted["used"] = f"{(1 << 48) - 1} 0"
+    wanted["share"] = f"5 {(1 << 48) - 1}"
     wanted["owner"] = f"{1 | 2 << 32} 3"
     assert found == wanted
 

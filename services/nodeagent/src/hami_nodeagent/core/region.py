@@ -40,7 +40,8 @@ HEADER = (
 CONTROL = (("", "8x"), ("reclaimed", "Q"), ("errors", "Q"), ("", "40x"))
 SHARE = (
     ("share", "Q"),
-    ("", "40x"),
+    ("share_high", "Q"),
+    ("", "32x"),
     ("context_bytes", "Q"),
     ("module_bytes", "Q"),
 )
@@ -188,7 +189,9 @@ def parse(data: bytes) -> Region | Refused:
         if slot[0]
     ]
     return Region(
-        devices=_devices(data, devices_at, shares_at, device_count, [n for n, _ in owned]),
+        devices=_devices(
+            data, devices_at, shares_at, (device_count, slot_count), [n for n, _ in owned]
+        ),
         processes=tuple(_process(slot) for _, slot in owned),
         reclaimed=reclaimed,
         errors=errors,
@@ -209,17 +212,19 @@ def _process(slot: tuple[int, ...]) -> ProcessUse:
 
 
 def _devices(
-    data: bytes, devices_at: int, shares_at: int, count: int, owned: list[int]
+    data: bytes, devices_at: int, shares_at: int, counts: tuple[int, int], owned: list[int]
 ) -> dict[str, DeviceUse]:
     devices: dict[str, DeviceUse] = {}
+    count, slot_count = counts
     for device in range(count):
         over_since_ns, name = _DEVICE.unpack_from(data, devices_at + device * _DEVICE.size)
         used = context = module = 0
         for slot in owned:
-            share = _SHARE.unpack_from(data, shares_at + (slot * count + device) * _SHARE.size)
-            used += share[0] & _LOW_48
-            context += share[1]
-            module += share[2]
+            share = _SHARE.unpack_from(data, shares_at + (device * slot_count + slot) * _SHARE.size)
+            slack, leased = share[0] & _LOW_48, share[1] & _LOW_48
+            used += max(leased - slack, 0)
+            context += share[2]
+            module += share[3]
         uuid = name.partition(b"\0")[0].decode("ascii", errors="replace")
         devices.setdefault(
             uuid,
