@@ -92,14 +92,25 @@ def test_gpu_only_init_container_needs_no_listed_container() -> None:
     assert code_of(decide(served, [pod.listed()], request("b")), Wait) == "no-pending-container"
 
 
-def test_listed_pod_that_nobody_told_us_of_has_all_pods_read() -> None:
+def test_listed_pod_that_nobody_told_us_of_is_read() -> None:
     pod, stranger = Given("pod"), Given("stranger")
     listing = [pod.listed(), stranger.listed()]
     decision = decide(view(pod), listing, request(), Confirmed())
     assert code_of(decision, Wait) == "pod-unknown"
     assert isinstance(decision, Wait)
-    assert decision.confirm_all
+    assert decision.confirm is not None
+    assert decision.confirm.title == "default/stranger"
     assert "default/stranger" in decision.text
+    read = Confirmed(names=frozenset({("default", "stranger"), ("default", "pod")}))
+    assert claimed(decide(view(pod), listing, request(), read)) == (pod.uid, "main")
+
+
+def test_many_pods_that_nobody_told_us_of_are_read_in_one_list() -> None:
+    listing = [Given(f"stranger-{i}").listed() for i in range(4)]
+    decision = decide(view(), listing, request(), Confirmed())
+    assert code_of(decision, Wait) == "pod-unknown"
+    assert isinstance(decision, Wait)
+    assert decision.confirm_all
 
 
 def test_pod_of_kubelets_own_does_not_block_the_one_that_is_admitted() -> None:

@@ -46,7 +46,7 @@ the API server, begun after kubelet's list was taken, shows this pod; no younger
 then. Where rank 0 is empty or leaves doubt, the pod that kubelet means may be one that we do not
 see yet, so there all pods of the node are read.
 
-A listed pod that a read of all pods does not show either is one of kubelet's own (from a file; its
+A listed pod that a read of its name does not show either is one of kubelet's own (from a file; its
 mirror may be missing or refused), or was deleted before we heard of it. Then the call may be for
 it, unless exactly one pod of rank 0 has no sign of admission yet: by 1. that one is being admitted.
 
@@ -229,6 +229,8 @@ class Refuse(Struct, frozen=True, kw_only=True):
 Decision = Claim | Wait | Refuse
 
 _WAITING, _PERHAPS, _AGAIN = range(3)
+_MOST_READS = 3
+"""More pods than this are read in one list."""
 
 
 class _Candidate(Struct, frozen=True, kw_only=True):
@@ -258,12 +260,9 @@ def decide(
     if not view.lists_active_only and not confirmed.everything:
         return _CONFIRM_ALL
     candidates, unknown = _candidates(view, listing, request)
-    stranger = Wait(
-        code=Code.POD_UNKNOWN,
-        text=f"kubelet lists {_names(unknown)}, which the API server has not shown us yet",
-        confirm_all=not confirmed.everything,
-    )
-    if unknown and not confirmed.everything:
+    unread = [] if confirmed.everything else [one for one in unknown if one not in confirmed.names]
+    stranger = _stranger(unknown, unread)
+    if unread:
         return stranger
     fitting = [fit for one in candidates if (fit := _of_count(one, len(request.ids))) is not None]
     if not fitting:
@@ -339,16 +338,16 @@ def grant_of(
 
 def _candidates(
     view: View, listing: Sequence[ListedPod], request: Request
-) -> tuple[list[_Candidate], list[str]]:
+) -> tuple[list[_Candidate], list[tuple[str, str]]]:
     """Pods with a container that lacks its devices, and listed pods that nobody told us of."""
     candidates: list[_Candidate] = []
-    unknown: list[str] = []
+    unknown: list[tuple[str, str]] = []
     for listed in listing:
         pods = view.pods_by_name.get((listed.namespace, listed.name), ())
         if listed.uid:
             pods = [pod for pod in pods if pod.uid == listed.uid]
         if not pods and not listed.settled:
-            unknown.append(f"{listed.namespace}/{listed.name}")
+            unknown.append((listed.namespace, listed.name))
         if len(pods) > 1:
             pods = _bearers(view, listed, pods)
         found = [one for pod in pods if (one := _candidate(view, listed, pod, request)) is not None]
@@ -360,6 +359,19 @@ def _candidates(
             replace(one, rank=_WAITING) if one.rank == _PERHAPS else one for one in candidates
         ]
     return candidates, unknown
+
+
+def _stranger(unknown: Sequence[tuple[str, str]], unread: Sequence[tuple[str, str]]) -> Wait:
+    """Kubelet lists pods that nobody told us of; first those not read yet are to be read."""
+    first = PodFacts(uid="", namespace=unread[0][0], name=unread[0][1]) if unread else None
+    is_many = len(unread) > _MOST_READS
+    return Wait(
+        code=Code.POD_UNKNOWN,
+        text=f"kubelet lists {_names(['/'.join(one) for one in unknown])}, "
+        "which the API server has not shown us yet",
+        confirm=None if is_many else first,
+        confirm_all=is_many,
+    )
 
 
 def _bearers(view: View, listed: ListedPod, pods: Sequence[PodFacts]) -> Sequence[PodFacts]:
