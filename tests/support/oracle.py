@@ -10,6 +10,7 @@ compute in percent.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from math import comb, prod
 
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
@@ -80,6 +81,9 @@ STAGES = (
     "NumaNotFit",
 )
 """Constraints in the order in which they are looked at."""
+
+MOST_CHOICES = 2048
+"""All choices of devices are tried where there are at most so many before the last step's."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,8 @@ class Oracle:
         mutex = "mutex" in request.policy.device
         used_slots = here.used_slots() + mine.slots
         free_mib = device.capacity_mib - here.used_mib() - mine.memory_mib
-        free_core = device.capacity_core_pct - here.used_core() - mine.core_pct
+        left_core = device.capacity_core_pct - here.used_core()
+        free_core = left_core - mine.core_pct
         want_mib = wants.memory_mib_on(device.memory_mib)
         for stage, passes in enumerate(
             (
@@ -248,8 +253,8 @@ class Oracle:
             return Verdict(here.uuid, 8, want_mib, free_mib)
         if wants.core_pct and free_core < wants.core_pct:
             return Verdict(here.uuid, 9, wants.core_pct, free_core)
-        if not wants.core_pct and device.capacity_core_pct and free_core <= 0:
-            return Verdict(here.uuid, 10, 1, free_core)
+        if not wants.core_pct and device.capacity_core_pct and left_core <= 0:
+            return Verdict(here.uuid, 10, 1, left_core)
         if wants.exclusive and used_slots:
             return Verdict(here.uuid, 11)
         return Verdict(here.uuid, None)
@@ -380,24 +385,29 @@ class Oracle:
             running = [share for c in beside for share in c.shares]
             chosen = self._choose(request, name, step, keys, fitting, running)
             chosen.sort(key=lambda here: (here.index, here.uuid))
-            shares = ContainerShares(
-                name=request.containers[step.container].name,
-                kind=request.containers[step.container].kind,
-                shares=tuple(
-                    Share(
-                        vendor=step.request.vendor,
-                        uuid=here.uuid,
-                        memory_mib=step.request.memory_mib_on(here.device.memory_mib),
-                        core_pct=step.request.core_pct,
-                        exclusive=step.request.exclusive,
-                    )
-                    for here in chosen
-                    if here.device is not None
-                ),
-            )
+            shares = self._shares(request, step, chosen)
             placed.append(shares)
             tried.shares.setdefault(number, []).append(shares)
         return tried
+
+    def _shares(
+        self, request: PodRequest, step: Step, chosen: list[OracleDevice]
+    ) -> ContainerShares:
+        return ContainerShares(
+            name=request.containers[step.container].name,
+            kind=request.containers[step.container].kind,
+            shares=tuple(
+                Share(
+                    vendor=step.request.vendor,
+                    uuid=here.uuid,
+                    memory_mib=step.request.memory_mib_on(here.device.memory_mib),
+                    core_pct=step.request.core_pct,
+                    exclusive=step.request.exclusive,
+                )
+                for here in chosen
+                if here.device is not None
+            ),
+        )
 
     def tried(self, request: PodRequest, name: str) -> Tried:
         """The attempt that succeeded, else the first; no attempt where a step lacks devices."""
@@ -406,7 +416,53 @@ class Oracle:
             if len(verdicts) < step.request.count:
                 return Tried(failed=number, verdicts=verdicts)
         found = [self._try(request, name, *attempt) for attempt in self.attempts(request)]
+        if self._is_searched(request, name):
+            found.append(self._search(request, name))
         return next((t for t in found if t.failed is None), found[0])
+
+    def _is_searched(self, request: PodRequest, name: str) -> bool:
+        """Whether there are few enough choices to try them all."""
+        width = 1
+        while width < len(self.nodes[name].devices):
+            width *= 2
+        for vendor in {step.request.vendor for step in self.steps(request)}:
+            steps = [step for step in self.steps(request) if step.request.vendor == vendor]
+            sizes = [s.request.count for s in steps[:-1] if s.kind != "init"]
+            if prod(comb(width, size) for size in sizes) > MOST_CHOICES:
+                return False
+        return True
+
+    def _search(self, request: PodRequest, name: str) -> Tried:
+        """The first of all choices that is a placement; vendors do not meet on a device."""
+        tried = Tried()
+        for vendor in dict.fromkeys(step.request.vendor for step in self.steps(request)):
+            numbers = [i for i, s in enumerate(self.steps(request)) if s.request.vendor == vendor]
+            shares = self._search_from(request, name, numbers, [])
+            if shares is None:
+                return Tried(failed=numbers[0])
+            tried.shares.update(
+                {number: [held] for number, held in zip(numbers, shares, strict=True)}
+            )
+        return tried
+
+    def _search_from(
+        self, request: PodRequest, name: str, numbers: list[int], placed: list[ContainerShares]
+    ) -> list[ContainerShares] | None:
+        if len(placed) == len(numbers):
+            return placed
+        number = numbers[len(placed)]
+        step = self.steps(request)[number]
+        beside = booked_by_device(c for c in placed if c.kind != "init")
+        verdicts = self.verdicts(request, name, step, beside)
+        fitting = [self.nodes[name].devices[v.uuid] for v in verdicts if v.code is None]
+        for some in combinations(fitting, step.request.count):
+            if step.selector.numa_bind and len({_numa(here) for here in some}) > 1:
+                continue
+            shares = self._shares(request, step, list(some))
+            found = self._search_from(request, name, numbers, [*placed, shares])
+            if found is not None or step.kind == "init":
+                return found
+        return None
 
     def pick(self, request: PodRequest, name: str) -> Placement | None:
         """The pod's shares on the node."""

@@ -72,7 +72,7 @@ def choose_devices(
         uneven = uneven_nodes(view, step.request.vendor) & fits
         if uneven.any():
             return _choose_linked(view, step, passing, order, uneven)
-    return _choose_first(view, step, passing, order)
+    return choose_first(view, step, passing, order)
 
 
 def _order(
@@ -106,10 +106,11 @@ def _numa_in_order(view: View) -> bool:
     return block.derived("numa in order", make)
 
 
-def _choose_first(
-    view: View, step: Step, passing: Bools, order: Sequence[Floats | Shorts]
-) -> Bools:
-    """The first devices in order; with NUMA binding all from the node of the first."""
+def choose_first(view: View, step: Step, passing: Bools, order: Sequence[Floats | Shorts]) -> Bools:
+    """The first devices in order; with NUMA binding all from the node of the first.
+
+    Each node has none passing, or enough.
+    """
     chosen = _first(passing, order)
     if step.request.count == 1:
         return chosen
@@ -170,8 +171,8 @@ def _choose_linked(
     The order decides between equals.
     """
     if step.request.count == 1:
-        return _choose_first(view, step, passing, [_links_of(view, passing, uneven), *order])
-    chosen = _choose_first(view, step, passing & ~uneven, order)
+        return choose_first(view, step, passing, [_links_of(view, passing, uneven), *order])
+    chosen = choose_first(view, step, passing & ~uneven, order)
     links = view.ids(view.block.links)
     vendor = view.table.vendors.number(step.request.vendor)
     for node in np.flatnonzero(uneven):

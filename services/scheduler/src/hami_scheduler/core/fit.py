@@ -4,7 +4,7 @@
 One step is one container's request to one vendor: ``count`` different devices out of those that
 pass every constraint, on top of what the pod's own running containers hold. Constraints in order:
 see ``Stage``. A share that is exclusive wants an idle device, and then nobody else gets it. A share
-without compute books none, and is refused where all compute is handed out. With ``numa_bind`` the
+without compute books none, and is refused where other pods hold all compute. With ``numa_bind`` the
 devices of one step come from one NUMA node; devices of unknown affinity count as one node.
 Percentages are of physical memory. Memory in MiB, compute in percent of one device.
 
@@ -297,6 +297,7 @@ def _dynamic(scene: Scene, step: Step) -> Iterator[tuple[Stage, Bools]]:
     view, plan, running = scene
     block, request = view.block, step.request
     free_mib, free_core = view.ints(block.free_mib), view.shorts(block.free_core)
+    left_core = free_core
     idle = view.bools(block.idle) if request.exclusive or plan.mutex else None
     if running is None:
         yield Stage.SLOT, view.bools(block.has_slot)
@@ -316,7 +317,7 @@ def _dynamic(scene: Scene, step: Step) -> Iterator[tuple[Stage, Bools]]:
     if request.core_pct:
         yield Stage.CORE, free_core >= request.core_pct
     else:
-        yield Stage.UNITS, (free_core > 0) | (view.shorts(block.capacity_core) == 0)
+        yield Stage.UNITS, (left_core > 0) | (view.shorts(block.capacity_core) == 0)
     if idle is not None and request.exclusive:
         yield Stage.IDLE, idle
 

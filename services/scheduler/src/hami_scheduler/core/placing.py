@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether and where a whole pod fits: one greedy placing, run on all nodes of a view at once.
+"""Whether and where a whole pod fits, on all nodes of a view at once.
 
 Containers are placed in kubelet's order, each on top of what runs beside it (booking rule of
 ``hami_common.model.placement``): an init container beside the sidecars before it, an application
 container beside all sidecars and the application containers placed before it.
 
-Run on all columns this gives feasibility (filter), on one column the devices (bind). Where placing
-in the policy's order fails and the pod has several steps, a second attempt places the largest
-application container first and on the fullest device that takes it, so that a wish to spread does
-not make a pod unschedulable that fits.
+Run on all columns this gives feasibility (filter), on one column the devices (bind). Three ways are
+tried, each on the nodes where the one before failed. First by the policy's preference, step by
+step. Then the largest application container first, each on the fullest device that takes it, so
+that a wish to spread does not make a pod unschedulable that fits. Last every choice there is, see
+``search``: within its bound, no pod is refused that fits.
 """
 
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from hami_scheduler.core.fit import (
     passes,
     wanted_mib,
 )
+from hami_scheduler.core.search import is_searchable, search
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
@@ -53,7 +55,7 @@ def order_keys(policy: PlacementPolicy) -> tuple[DevicePolicy, ...]:
 
 
 def attempts(plan: Plan) -> tuple[Attempt, ...]:
-    """The policy's way, then the tightest, which one step has no need of."""
+    """The policy's way, then the tightest; one step has no need of that."""
     numbers = tuple(range(len(plan.steps)))
     first = Attempt(order=numbers, keys=order_keys(plan.policy))
     if len(numbers) <= 1:
@@ -131,6 +133,13 @@ def place(view: View, plan: Plan, *, choose: bool) -> Outcome:
             found = found.part(np.flatnonzero(found.fits), part)
         outcome.put(found, places)
         places = places[~found.fits]
+    if len(places) and is_searchable(view.block.width, plan):
+        fits, chosen = search(view.part(places), plan)
+        if fits.any():
+            found = Outcome(view.part(places[fits]))
+            found.fits[:] = True
+            found.chosen = {number: devices[:, fits] for number, devices in chosen.items()}
+            outcome.put(found, places[fits])
     return outcome
 
 

@@ -11,6 +11,7 @@ Everything is read from the constraints of ``fit``, looked at one by one, on the
 Memory in MiB, compute in percent of one device.
 """
 
+from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -37,7 +38,6 @@ from hami_scheduler.core.fit import (
     wanted_mib,
 )
 from hami_scheduler.core.placing import (
-    Attempt,
     Outcome,
     Walk,
     attempts,
@@ -126,7 +126,7 @@ class DeviceVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StepExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One container's request to one vendor: how the node's devices answered, in placing order."""
+    """One container's request to one vendor: how the node's devices answered."""
 
     container: str
     vendor: str
@@ -409,9 +409,12 @@ def _amounts(scene: Scene, step: Step, stages: Shorts, stage: Stage) -> tuple[In
     if stage == Stage.MEMORY:
         wanted = wanted_mib(view, request)
         free = view.ints(block.free_mib) - (0 if running is None else running.mib)
-    elif stage in (Stage.CORE, Stage.UNITS):
-        wanted = max(1, request.core_pct)
+    elif stage == Stage.CORE:
+        wanted = request.core_pct
         free = view.shorts(block.free_core) - (0 if running is None else running.core)
+    elif stage == Stage.UNITS:
+        wanted = 1
+        free = view.shorts(block.free_core)
     elif stage == Stage.SLOT:
         wanted = 1
         free = view.shorts(block.slots) - view.shorts(block.used_slots)
@@ -515,45 +518,42 @@ def refusal_of(view: View, request: PodRequest, plan: Plan, outcome: Outcome) ->
 def explain(table: DeviceTable, request: PodRequest, node: str) -> NodeExplanation:
     """How each device of ``node`` answers each step, as the decision itself looks at them.
 
-    Where the pod fits, the steps are those of the attempt that succeeded; else those of the first.
-    Where the node has too few devices for a step, it is that step alone.
+    Where the pod does not fit, its steps are placed by preference up to the one that fails. Where
+    the node has too few devices for a step, it is that step alone.
     """
     found = table.place(node)
     if found is None:
         return NodeExplanation(node=node, fits=False, refusal=unregistered(request, node))
     plan = compile_request(request)
     view = View(table, found.block, np.array([found.column], np.intp))
+    outcome = place(view, plan, choose=True)
+    fits = bool(outcome.fits[0])
     lacking = int(lacking_step(view, plan)[0])
-    if lacking >= 0:
-        ways: tuple[Attempt, ...] = (Attempt(order=(lacking,), keys=()),)
-    else:
-        ways = attempts(plan)
-    told = [_tell(view, request, plan, way) for way in ways]
-    for fits, steps in told:
-        if fits:
-            return NodeExplanation(node=node, fits=True, steps=steps)
+    numbers = range(len(plan.steps)) if lacking < 0 else (lacking,)
     return NodeExplanation(
         node=node,
-        fits=False,
-        refusal=refusal_of(view, request, plan, place(view, plan, choose=False)),
-        steps=told[0][1],
+        fits=fits,
+        refusal=None if fits else refusal_of(view, request, plan, outcome),
+        steps=_tell(view, request, plan, numbers, outcome if fits else None),
     )
 
 
 def _tell(
-    view: View, request: PodRequest, plan: Plan, way: Attempt
-) -> tuple[bool, tuple[StepExplanation, ...]]:
-    walk = Walk(view, plan, way.keys)
+    view: View, request: PodRequest, plan: Plan, numbers: Iterable[int], placed: Outcome | None
+) -> tuple[StepExplanation, ...]:
+    """The steps one after another, with the devices that were taken: by preference if none were."""
+    walk = Walk(view, plan, attempts(plan)[0].keys)
     everywhere = np.ones(1, np.bool_)
+    uuids = view.block.uuids[view.column(0)]
     steps: list[StepExplanation] = []
-    for number in way.order:
+    for number in numbers:
         step = plan.steps[number]
-        scene, passing = walk.scene, passes(walk.scene, step)
+        passing = passes(walk.scene, step)
         enough = bool(has_enough(view, step, passing)[0])
-        verdicts = _verdicts(scene, step)
+        verdicts = _verdicts(walk.scene, step)
         if enough:
-            taken = walk.take(step, passing=passing, fits=everywhere)
-            uuids = view.block.uuids[view.column(0)]
+            offered = passing if placed is None else placed.chosen[number]
+            taken = walk.take(step, passing=offered, fits=everywhere)
             mine = {uuids[row] for row in np.flatnonzero(taken[:, 0])}
             verdicts = [replace(v, taken=True) if v.uuid in mine else v for v in verdicts]
         steps.append(
@@ -565,8 +565,8 @@ def _tell(
             )
         )
         if not enough:
-            return False, tuple(steps)
-    return True, tuple(steps)
+            break
+    return tuple(steps)
 
 
 def _verdicts(scene: Scene, step: Step) -> list[DeviceVerdict]:

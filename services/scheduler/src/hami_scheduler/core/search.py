@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tries every choice of devices for a pod's steps, on all nodes of a view at once.
+
+For nodes on which placing by preference failed though each step alone would fit. The first choice
+in the order of the node's devices that leads to a placement is taken, so the answer is exact: no
+node is refused that has one. Steps of different vendors do not meet on a device and are searched
+apart.
+
+The bound: a step whose devices matter to a later one multiplies the choices by the number of sets
+of its size on a node; where that passes ``CHOICES_TRIED`` for a vendor, nothing is tried. On nodes
+with up to 8 devices that leaves four containers with one device each, three with two, or two with
+any number; with up to 16 devices three with one device, or two with up to four. All nodes share the
+choices, so the cost is the number of choices times one pass over the columns, whatever is booked.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+from math import comb
+from typing import Final
+
+import numpy as np
+
+from hami_scheduler.core.block import Bools, Ints
+from hami_scheduler.core.choose import choose_first
+from hami_scheduler.core.fit import Held, Plan, Scene, Step, View, has_enough, passes, wanted_mib
+
+CHOICES_TRIED: Final = 2048
+
+
+def is_searchable(width: int, plan: Plan) -> bool:
+    """Whether every choice can be tried on nodes with up to ``width`` devices."""
+    for numbers in _by_vendor(plan):
+        choices = 1
+        for number in numbers[:-1]:
+            step = plan.steps[number]
+            if step.kind != "init":
+                choices *= comb(width, step.request.count)
+        if choices > CHOICES_TRIED:
+            return False
+    return len(plan.steps) > 1
+
+
+def _by_vendor(plan: Plan) -> list[list[int]]:
+    """The steps of each vendor, in kubelet's order."""
+    found: dict[str, list[int]] = {}
+    for number, step in enumerate(plan.steps):
+        found.setdefault(step.request.vendor, []).append(number)
+    return list(found.values())
+
+
+def search(view: View, plan: Plan) -> tuple[Bools, dict[int, Bools]]:
+    """(nodes on which the pod fits, the devices of each step there)."""
+    fits = np.ones(view.count, np.bool_)
+    for step in plan.steps:
+        fits &= has_enough(view, step, passes(Scene(view, plan), step))
+    chosen: dict[int, Bools] = {}
+    for numbers in _by_vendor(plan):
+        if not fits.any():
+            break
+        tree = _Tree(view, plan, numbers)
+        tree.grow(0, fits)
+        fits &= tree.solved
+        chosen.update(tree.chosen)
+    return fits, {number: devices & fits for number, devices in chosen.items()}
+
+
+class _Tree:
+    """All choices for the steps of one vendor."""
+
+    def __init__(self, view: View, plan: Plan, numbers: Sequence[int]) -> None:
+        self.solved: Bools = np.zeros(view.count, np.bool_)
+        self.chosen = {n: np.zeros((view.block.width, view.count), np.bool_) for n in numbers}
+        self._numbers = numbers
+        self._path: dict[int, Bools | tuple[int, ...]] = {}
+        self._held = Held(view.block.width, view.count)
+        self._scene = Scene(view, plan, self._held)
+
+    def grow(self, depth: int, open_: Bools) -> None:
+        """Go on from what is held now, on the nodes that are ``open_``."""
+        number = self._numbers[depth]
+        view, plan, _ = self._scene
+        step = plan.steps[number]
+        passing = passes(self._scene, step)
+        is_last = depth + 1 == len(self._numbers)
+        if is_last or step.kind == "init":
+            open_ = open_ & has_enough(view, step, passing)
+            if not open_.any():
+                return
+            self._path[number] = choose_first(view, step, passing & open_, ())
+            if is_last:
+                self._solve(open_)
+            else:
+                self.grow(depth + 1, open_)
+            return
+        mib = np.broadcast_to(wanted_mib(view, step.request), passing.shape)
+        rows = np.flatnonzero((passing & open_).any(axis=1)).tolist()
+        for some in combinations(rows, step.request.count):
+            here = self._takes(step, passing, some) & open_ & ~self.solved
+            if here.any():
+                self._path[number] = some
+                self._hold(step, some, mib, sign=1)
+                self.grow(depth + 1, here)
+                self._hold(step, some, mib, sign=-1)
+                if not (open_ & ~self.solved).any():
+                    return
+
+    def _takes(self, step: Step, passing: Bools, rows: Sequence[int]) -> Bools:
+        """Nodes on which the step can take just these devices."""
+        here: Bools = np.logical_and.reduce(passing[list(rows)], axis=0)
+        if step.selector.numa_bind and len(rows) > 1:
+            view = self._scene.view
+            numa = view.shorts(view.block.numa)[list(rows)]
+            here = here & (numa == numa[0]).all(axis=0)
+        return here
+
+    def _hold(self, step: Step, rows: Sequence[int], mib: Ints, *, sign: int) -> None:
+        """Take devices, or give them back; on nodes that do not count as well."""
+        for row in rows:
+            self._held.mib[row] += sign * mib[row]
+            self._held.core[row] += sign * step.request.core_pct
+            self._held.slots[row] += sign
+            if step.request.exclusive:
+                self._held.exclusive[row] = sign > 0
+
+    def _solve(self, nodes: Bools) -> None:
+        """Note what was chosen on the way here."""
+        for number, devices in self._path.items():
+            if isinstance(devices, tuple):
+                for row in devices:
+                    self.chosen[number][row, nodes] = True
+            else:
+                self.chosen[number][:, nodes] = devices[:, nodes]
+        self.solved |= nodes
