@@ -63,6 +63,8 @@ class Outcome:
     skipped: int = 0
     seconds: float = 0.0
     skip_reasons: Counter[str] = field(default_factory=Counter)
+    measured: dict[str, str] = field(default_factory=dict)
+    """What tests tell of themselves, by ``record_testsuite_property``."""
 
 
 def main(arguments: list[str]) -> int:
@@ -182,7 +184,10 @@ def count(name: str, report: Path) -> Outcome:
     """Counts of a JUnit file; a test that failed and then broke its teardown counts once."""
     outcome = Outcome(name=name)
     verdicts: dict[tuple[str, str], str] = {}
-    for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - pytest wrote the file
+    root = ET.parse(report).getroot()  # noqa: S314 - pytest wrote the file
+    for told in root.iterfind("testsuite/properties/property"):
+        outcome.measured[told.get("name", "")] = told.get("value", "")
+    for case in root.iter("testcase"):
         test = (case.get("classname", ""), case.get("name", ""))
         if case.find("failure") is not None or case.find("error") is not None:
             verdicts[test] = "failed"
@@ -212,6 +217,8 @@ def _print_skips(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         for reason, times in sorted(outcome.skip_reasons.items()):
             print(f"skipped in {outcome.name}: {times} × {reason}")
+        for name, value in outcome.measured.items():
+            print(f"measured in {outcome.name}: {name} {value}")
     print()
 
 

@@ -49,3 +49,10 @@ def test_skip_without_reason_is_told_as_such(tmp_path: Path) -> None:
 
 def test_every_gate_of_the_style_is_a_recipe() -> None:
     assert {"fmt-check", "lint", "types", "imports", "gen-check", "pins-check"} <= set(gate_names())
+
+
+def test_what_a_suite_tells_is_kept(tmp_path: Path) -> None:
+    told = '<properties><property name="burst" value="3.8 s"/></properties>'
+    outcome = count("e2e", report(tmp_path, told, case("a")))
+    assert outcome.measured == {"burst": "3.8 s"}
+    assert outcome.passed == 1

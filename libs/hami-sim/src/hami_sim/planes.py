@@ -16,10 +16,11 @@ from typing import Final, Literal, Protocol
 
 import aiohttp
 import anyio
+import msgspec
 import yaml
 
 from hami_common.errors import Unavailable
-from hami_sim.apiserver.client import Access
+from hami_sim.apiserver.client import Access, KubeClient
 from hami_sim.kubernetes import ControlPlane, Programs, programs
 from hami_sim.kubernetes.controlplane import free_port
 from hami_sim.kubernetes.pki import HOST
@@ -33,11 +34,14 @@ SCHEDULER: Final = "kube-scheduler"
 START_S: Final = 60.0
 _POLL_S: Final = 0.05
 _OK: Final = 200
+_FAILED: Final = 400
+WRITES: Final = frozenset({"create", "update", "patch", "delete"})
 
 
 class Plane(Protocol):
     """What a cluster needs of Kubernetes."""
 
+    name: PlaneName
     processes: dict[str, Process]
     """``apiserver``, ``kube-scheduler`` once it was added, and what else the plane runs."""
 
@@ -94,9 +98,15 @@ class Plane(Protocol):
         """Whether kube-scheduler works."""
         ...
 
+    async def write_agents(self) -> list[str]:
+        """User agent of every successful write so far that the API server's audit kept."""
+        ...
+
 
 class SimulatedPlane:
     """The simulated API server and scheduler; everybody is the administrator."""
+
+    name: PlaneName = "sim"
 
     def __init__(self, directory: Path) -> None:
         """Keep everything below ``directory``."""
@@ -173,9 +183,21 @@ class SimulatedPlane:
         """Nobody waits for it: pods do."""
         return True
 
+    async def write_agents(self) -> list[str]:
+        """Read the audit, which the simulated server keeps in memory."""
+        async with KubeClient(self.access()) as client:
+            entries = (await client.call("GET", "/hami-sim/audit"))["items"]
+        return [
+            str(entry.get("user_agent", ""))
+            for entry in entries
+            if entry["verb"] in WRITES and entry["code"] < _FAILED
+        ]
+
 
 class RealPlane:
     """etcd, kube-apiserver, kube-controller-manager and kube-scheduler."""
+
+    name: PlaneName = "real"
 
     def __init__(self, directory: Path) -> None:
         """Keep everything below ``directory``; the programs are found by the environment."""
@@ -241,6 +263,16 @@ class RealPlane:
     async def is_scheduler_ready(self) -> bool:
         """Whether kube-scheduler has its caches."""
         return await self._control.is_scheduler_ready()
+
+    async def write_agents(self) -> list[str]:
+        """Read the audit log."""
+        agents = []
+        for line in self._control.audit_log.read_bytes().splitlines():
+            entry = msgspec.json.decode(line)
+            code = (entry.get("responseStatus") or {}).get("code", 0)
+            if entry["verb"] in WRITES and code < _FAILED:
+                agents.append(str(entry.get("userAgent", "")))
+        return agents
 
 
 def chosen(name: PlaneName | None) -> PlaneName:

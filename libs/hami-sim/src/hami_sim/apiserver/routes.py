@@ -158,6 +158,8 @@ class Routes:
             raise errors.path_not_found()
         name = rest[1] if len(rest) > 1 else ""
         verb = _verb(request, named=bool(name))
+        if verb == "post" and len(rest) > 2:  # noqa: PLR2004 - a subresource is created
+            verb = "create"
         return (
             RequestInfo(
                 verb=verb,
