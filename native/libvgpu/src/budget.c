@@ -78,6 +78,30 @@ uint64_t budget_due(struct budget_draw *draw, uint64_t now_ns, const struct budg
     return start > terms->lead_ns ? start - terms->lead_ns : 0;
 }
 
+uint64_t budget_owe(struct budget *budget, uint64_t now_ns, const struct budget_terms *terms, uint64_t device_ns,
+                    uint64_t since_ns)
+{
+    if (!terms->enforced) return device_ns;
+    uint64_t cost = at_pct(device_ns, terms->pct);
+    uint64_t age = now_ns > since_ns ? now_ns - since_ns : 0;
+    /* What was queued before may lie one period ahead. */
+    uint64_t latest = now_ns - age + 2 * BUDGET_PERIOD_NS + at_pct(age, terms->pct);
+    uint64_t own = rescale(budget->own_until_ns, now_ns, valid_pct(budget->own_pct), terms->pct);
+    own = no_older(own, now_ns, terms->burst_ns);
+    budget->own_until_ns = own + cost < latest ? own + cost : own > latest ? own : latest;
+    budget->own_pct = terms->pct;
+    uint64_t seen = __atomic_load_n(budget->word, __ATOMIC_RELAXED);
+    uint64_t start;
+    uint64_t until;
+    do {
+        start = rescale(seen & ~PCT_MASK, now_ns, valid_pct(seen & PCT_MASK), terms->pct);
+        start = no_older(start, now_ns, terms->burst_ns);
+        until = start + cost < latest ? start + cost : start > latest ? start : latest;
+    } while (!__atomic_compare_exchange_n(budget->word, &seen, packed(until, terms->pct), true, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
+    return (until - start) * terms->pct / 100;
+}
+
 void budget_refund(struct budget *budget, uint64_t now_ns, const struct budget_terms *terms, uint64_t device_ns)
 {
     uint64_t value = at_pct(device_ns, terms->pct);

@@ -59,6 +59,11 @@ void budget_draw(struct budget *budget, uint64_t now_ns, const struct budget_ter
 /* When the quantum may be spent: a time not after now if at once. Rescales the wait when the limit has changed. */
 uint64_t budget_due(struct budget_draw *draw, uint64_t now_ns, const struct budget_terms *terms);
 
+/* Charge what was used without having been drawn, since `since_ns` at the earliest. No more than the device can have worked
+   since then is owed by all processes together. Returns what was charged. */
+uint64_t budget_owe(struct budget *budget, uint64_t now_ns, const struct budget_terms *terms, uint64_t device_ns,
+                    uint64_t since_ns);
+
 /* Give device time back that was drawn and is not needed. */
 void budget_refund(struct budget *budget, uint64_t now_ns, const struct budget_terms *terms, uint64_t device_ns);
 

@@ -20,7 +20,7 @@
 #include "priority.h"
 
 enum {
-    SAMPLES_MAX = 64,
+    SAMPLES_MAX = 256,
     LOOKED_AT_MAX = 8,       /* unfinished samples asked about in one go */
     CAPTURE_CHECKED = 4096,  /* launches that are checked for capture after one was seen */
     CAPTURE_MODE_RELAXED = 2 /* CU_STREAM_CAPTURE_MODE_RELAXED */
@@ -56,7 +56,7 @@ struct state {
     struct sample *running; /* oldest first */
     struct sample *running_last;
     struct sample *free;
-    struct sample *base; /* its start is the zero of the present series of overlap samples */
+    struct sample *base; /* its start is the zero of the present phase */
     bool base_ended;
     uint64_t told_ns; /* of core.charged_ns, to the region */
     uint32_t roster_round;
@@ -203,11 +203,10 @@ static void put_sample(struct state *state, struct sample *sample)
     state->free = sample;
 }
 
-static void end_series(struct state *state)
+/* The first sample of a phase stays until the last one has been measured from its start. */
+static void let_base_go(struct state *state)
 {
-    if (state->base == NULL || !state->base_ended || state->core.overlap_running > 0 ||
-        __atomic_load_n(&state->core.overlap_left, __ATOMIC_RELAXED) > 0)
-        return;
+    if (state->base == NULL || !state->base_ended || state->core.phase.open || state->core.phase.running > 0) return;
     struct sample *base = state->base;
     state->base = NULL;
     put_sample(state, base);
@@ -223,13 +222,13 @@ static void read_sample(struct state *state, struct sample *sample, const struct
     float length = 0;
     float offset = 0;
     bool good = !sample->failed && the_driver.event_elapsed(&length, sample->start, sample->end) == CUDA_SUCCESS;
-    if (good && sample->core.overlap && sample != state->base)
+    if (good && sample->core.in_phase && sample != state->base)
         good = state->base != NULL && state->base->context == sample->context &&
                the_driver.event_elapsed(&offset, state->base->start, sample->start) == CUDA_SUCCESS;
     if (good)
         core_ended(&state->core, &sample->core, nanoseconds(offset), nanoseconds(offset) + nanoseconds(length), terms);
     else
-        core_lost(&state->core, &sample->core);
+        core_lost(&state->core, &sample->core, terms);
 }
 
 /* Under lock. Take in the samples that have ended. */
@@ -256,7 +255,7 @@ static void harvest(struct state *state, uint64_t now, const struct core_terms *
         read_sample(state, sample, terms);
         put_sample(state, sample);
     }
-    end_series(state);
+    let_base_go(state);
     restore_capture(mode);
 }
 
@@ -313,6 +312,15 @@ static void admit(struct state *state, struct estimate *estimate, struct core_ad
     }
 }
 
+static bool begin_phase(struct state *state, const struct core_admission *admission, const void *stream)
+{
+    if (!admission->waits) return false;
+    acquire(&state->lock, 0);
+    bool begins = core_begin_phase(&state->core, platform_now_ns(), stream, admission);
+    release(&state->lock, 0);
+    return begins;
+}
+
 static struct sample *take_sample(struct state *state, CUcontext context)
 {
     struct sample **link = &state->free;
@@ -351,12 +359,12 @@ static void begin_sample(struct state *state, CUstream stream, struct estimate *
     struct core_terms terms = terms_of(state, now);
     acquire(&state->lock, 0);
     harvest(state, now, &terms);
-    if (core_wants_overlap(&state->core, now, stream)) end_series(state);
     struct sample *sample = take_sample(state, context);
     int mode = relax_capture();
     bool good = sample != NULL && make_events(sample, context);
     restore_capture(mode);
     if (sample != NULL && !good) put_sample(state, sample);
+    if (!good) core_missed(&state->core);
     release(&state->lock, 0);
     if (!good) return;
     sample->failed = the_driver.event_record(sample->start, stream) != CUDA_SUCCESS;
@@ -407,11 +415,11 @@ static __attribute__((noinline)) void slow_path(struct state *state, CUstream st
         __atomic_fetch_add(&state->slot->waited_ns, platform_now_ns() - began, __ATOMIC_RELAXED);
         ticket->estimate_ns = (uint64_t)admission.cost_ns;
         unknown = admission.unknown;
-        sampled = unknown || estimate_is_sampled(&state->core.estimates, estimate);
+        sampled =
+            estimate_is_sampled(&state->core.estimates, estimate) || unknown || begin_phase(state, &admission, stream);
     } else
         estimate = estimate_find(&state->core.estimates, work->function, shape);
-    if (estimate != NULL && (sampled || __atomic_load_n(&state->core.overlap_left, __ATOMIC_RELAXED) > 0))
-        begin_sample(state, stream, estimate, unknown, ticket);
+    if (estimate != NULL && sampled) begin_sample(state, stream, estimate, unknown, ticket);
 }
 
 void compute_before(int device, CUstream stream, const struct compute_work *work, struct compute_ticket *ticket)
@@ -437,11 +445,11 @@ void compute_before(int device, CUstream stream, const struct compute_work *work
     bool sampled = false;
     if (estimate != NULL && __atomic_load_n(&estimate->samples, __ATOMIC_RELAXED) > 0 &&
         !priority_may_block(state->page, state->level)) {
-        ticket->estimate_ns = __atomic_load_n(&estimate->charge_ns, __ATOMIC_RELAXED);
+        ticket->estimate_ns = core_cost(&state->core, __atomic_load_n(&estimate->charge_ns, __ATOMIC_RELAXED));
         paid = core_spend(&state->core, ticket->estimate_ns);
         if (paid) {
             sampled = estimate_is_sampled(&state->core.estimates, estimate);
-            if (!sampled && __atomic_load_n(&state->core.overlap_left, __ATOMIC_RELAXED) <= 0) return;
+            if (!sampled) return;
         }
     }
     slow_path(state, stream, work, ticket, paid, sampled);
@@ -456,8 +464,9 @@ static __attribute__((noinline)) void end_sample(struct state *state, CUstream s
     acquire(&state->lock, 0);
     struct estimate *estimate = sample->core.estimate;
     if (launched) {
-        core_sampled(&state->core, &sample->core, estimate, ticket->estimate_ns, sample->core.first, stream);
-        if (sample->core.overlap && state->base == NULL) {
+        core_sampled(&state->core, &sample->core, estimate, ticket->estimate_ns, sample->core.first, stream,
+                     platform_now_ns());
+        if (sample->core.in_phase && state->base == NULL) {
             state->base = sample;
             state->base_ended = false;
         }

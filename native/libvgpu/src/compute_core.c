@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { OVERLAP_ONE = 1024, CREDIT_QUANTA_MAX = 2, ROSTER_BITS = 16 };
+enum { CREDIT_QUANTA_MAX = 2, PHASE_COST_MIN_NS = 100000, OVERLAP_MIN = 16, ROSTER_BITS = 16 };
 
 #define ROSTER_COUNT UINT64_C(0xffff)
 
@@ -13,7 +13,8 @@ void core_init(struct core_device *device, uint64_t *word)
     memset(device, 0, sizeof *device);
     device->budget.word = word;
     device->budget.own_pct = 100;
-    device->overlap = OVERLAP_ONE;
+    device->overlap = CORE_OVERLAP_ONE;
+    device->owed_since_ns = UINT64_MAX;
 }
 
 uint32_t core_siblings(uint64_t *roster, uint32_t *own_round, uint64_t now_ns)
@@ -42,11 +43,16 @@ uint32_t core_siblings(uint64_t *roster, uint32_t *own_round, uint64_t now_ns)
     return found > 0 ? found : 1;
 }
 
-static int64_t settle(struct core_device *device)
+static int64_t settle(struct core_device *device, uint64_t now_ns, const struct core_terms *terms)
 {
     int64_t owed = device->owed_ns;
     device->owed_ns = 0;
-    if (owed != 0) __atomic_fetch_sub(&device->credit_ns, owed, __ATOMIC_RELAXED);
+    if (owed > 0)
+        device->charged_ns +=
+            budget_owe(&device->budget, now_ns, &terms->budget, (uint64_t)owed, device->owed_since_ns);
+    else if (owed < 0)
+        __atomic_fetch_sub(&device->credit_ns, owed, __ATOMIC_RELAXED);
+    device->owed_since_ns = UINT64_MAX;
     return __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED);
 }
 
@@ -63,12 +69,54 @@ static int64_t give_excess_back(struct core_device *device, uint64_t now_ns, con
     return quantum;
 }
 
+static uint32_t contenders(const struct core_terms *terms)
+{
+    uint32_t tenants = terms->tenants > 0 ? terms->tenants : 2;
+    return tenants + (terms->budget.siblings > 0 ? terms->budget.siblings - 1 : 0);
+}
+
+/* Overlap cannot be seen to be more than it is but by chance; neighbours and a slow host make it seem less. */
+static void learn_overlap(struct core_device *device, const struct core_terms *terms, uint32_t fresh)
+{
+    device->overlaps[device->phases++ % CORE_PHASES] = fresh;
+    uint32_t known = device->phases < CORE_PHASES ? device->phases : CORE_PHASES;
+    uint32_t best = fresh;
+    if (contenders(terms) > 1)
+        for (uint32_t i = 0; i < known; i++)
+            best = device->overlaps[i] < best ? device->overlaps[i] : best;
+    uint32_t overlap = device->phases == 1 ? best : (device->overlap + best) / 2;
+    __atomic_store_n(&device->overlap, overlap, __ATOMIC_RELAXED);
+}
+
+static void finish_phase(struct core_device *device, const struct core_terms *terms)
+{
+    struct core_phase *phase = &device->phase;
+    if (phase->open || phase->running > 0 || phase->charged_ns == 0) return;
+    uint64_t cost = phase->charged_ns * CORE_OVERLAP_ONE / device->overlap;
+    phase->charged_ns = 0;
+    if (phase->lost || cost < PHASE_COST_MIN_NS || phase->last_ns <= phase->first_ns) return;
+    uint64_t busy = (uint64_t)(phase->last_ns - phase->first_ns);
+    uint64_t overlap = busy >= cost ? CORE_OVERLAP_ONE : busy * CORE_OVERLAP_ONE / cost;
+    learn_overlap(device, terms, overlap > OVERLAP_MIN ? (uint32_t)overlap : OVERLAP_MIN);
+}
+
+/* The process is about to wait: what was launched since the last wait is a phase. */
+static void end_phase(struct core_device *device, const struct core_terms *terms, int64_t credit)
+{
+    struct core_phase *phase = &device->phase;
+    if (!phase->open) return;
+    phase->open = false;
+    phase->charged_ns = phase->credit_ns > credit && phase->based ? (uint64_t)(phase->credit_ns - credit) : 0;
+    finish_phase(device, terms);
+}
+
 uint64_t core_begin(struct core_device *device, uint64_t now_ns, const struct core_terms *terms,
                     struct estimate *estimate, struct core_admission *admission)
 {
-    int64_t credit = give_excess_back(device, now_ns, terms, settle(device));
+    int64_t credit = give_excess_back(device, now_ns, terms, settle(device, now_ns, terms));
+    admission->waits = false;
     admission->unknown = estimate->samples == 0;
-    uint64_t cost = admission->unknown ? estimate_unknown(estimate) : estimate->charge_ns;
+    uint64_t cost = admission->unknown ? estimate_unknown(estimate) : core_cost(device, estimate->charge_ns);
     admission->cost_ns = (int64_t)cost;
     if (credit >= (int64_t)cost && core_spend(device, cost)) return 0;
     int64_t needed = (int64_t)cost - credit;
@@ -76,7 +124,6 @@ uint64_t core_begin(struct core_device *device, uint64_t now_ns, const struct co
     bool wanders = terms->tenants != 1 && cost >= CORE_LONG_NS;
     if (wanders) quantum = quantum / 2 + (int64_t)(estimate_random(&device->estimates) % (uint64_t)quantum);
     int64_t amount = needed > quantum ? needed : quantum;
-    admission->waits = false;
     admission->shift_ns = wanders ? estimate_random(&device->estimates) % CORE_SHIFT_NS : 0;
     budget_draw(&device->budget, now_ns, &terms->budget, (uint64_t)amount, &admission->draw);
     device->charged_ns += (uint64_t)amount;
@@ -87,11 +134,15 @@ uint64_t core_ask(struct core_device *device, uint64_t now_ns, const struct core
                   struct core_admission *admission)
 {
     uint64_t due = budget_due(&admission->draw, now_ns, &terms->budget);
-    if (due > now_ns && terms->budget.enforced) admission->waits = true;
+    if (due > now_ns && terms->budget.enforced && !admission->waits) {
+        admission->waits = true;
+        end_phase(device, terms, __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED));
+    }
     if (admission->waits) due += admission->shift_ns;
     if (due > now_ns) return due;
     int64_t left = (int64_t)admission->draw.device_ns - admission->cost_ns;
     __atomic_fetch_add(&device->credit_ns, left, __ATOMIC_RELAXED);
+    device->phase.credit_ns += (int64_t)admission->draw.device_ns;
     return 0;
 }
 
@@ -102,85 +153,93 @@ void core_withdraw(struct core_device *device, uint64_t now_ns, const struct cor
     device->charged_ns -=
         admission->draw.device_ns < device->charged_ns ? admission->draw.device_ns : device->charged_ns;
     /* The launches before this one were settled with it, as if it had been made. */
-    device->owed_ns -= (int64_t)estimate->charge_ns - admission->cost_ns;
+    device->owed_ns -= (int64_t)core_cost(device, estimate->charge_ns) - admission->cost_ns;
 }
 
-bool core_wants_overlap(struct core_device *device, uint64_t now_ns, const void *stream)
+bool core_begin_phase(struct core_device *device, uint64_t now_ns, const void *stream,
+                      const struct core_admission *admission)
 {
-    bool several = __atomic_load_n(&device->several_streams, __ATOMIC_RELAXED) != 0;
-    bool under_way = device->overlap_running > 0 || __atomic_load_n(&device->overlap_left, __ATOMIC_RELAXED) > 0;
-    if (now_ns - device->overlap_since_ns < CORE_OVERLAP_EVERY_NS || (several && under_way)) return false;
-    device->overlap_since_ns = now_ns;
-    __atomic_store_n(&device->several_streams, 0, __ATOMIC_RELAXED);
+    struct core_phase *phase = &device->phase;
+    if (phase->open || phase->running > 0 || now_ns - device->phase_since_ns < CORE_PHASE_EVERY_NS) return false;
+    device->phase_since_ns = now_ns;
+    bool several = __atomic_exchange_n(&device->several_streams, 0, __ATOMIC_RELAXED) != 0;
     __atomic_store_n(&device->stream, stream, __ATOMIC_RELAXED);
     if (!several) {
-        device->overlap = OVERLAP_ONE;
+        __atomic_store_n(&device->overlap, CORE_OVERLAP_ONE, __ATOMIC_RELAXED);
+        device->phases = 0;
         return false;
     }
-    device->overlap_count = 0;
-    __atomic_store_n(&device->overlap_left, ESTIMATE_OVERLAP_SAMPLES, __ATOMIC_RELAXED);
+    *phase = (struct core_phase){.open = true};
+    phase->credit_ns = __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED) + admission->cost_ns;
     return true;
 }
 
 void core_sampled(struct core_device *device, struct core_sample *sample, struct estimate *estimate,
-                  uint64_t charged_ns, bool first, const void *stream)
+                  uint64_t charged_ns, bool first, const void *stream, uint64_t now_ns)
 {
     sample->estimate = estimate;
     sample->generation = estimate->generation;
     sample->charged_ns = charged_ns;
     sample->first = first;
+    sample->launched_ns = now_ns;
     sample->running_since_ns = 0;
     sample->stream = stream;
-    int32_t left = __atomic_load_n(&device->overlap_left, __ATOMIC_RELAXED);
-    sample->overlap = left > 0;
-    if (sample->overlap) {
-        __atomic_store_n(&device->overlap_left, left - 1, __ATOMIC_RELAXED);
-        device->overlap_running++;
+    struct core_phase *phase = &device->phase;
+    sample->in_phase = phase->open;
+    if (phase->open) {
+        phase->based = true;
+        phase->running++;
     }
+}
+
+void core_missed(struct core_device *device)
+{
+    if (device->phase.open) device->phase.lost = true;
+}
+
+static void owe(struct core_device *device, const struct core_sample *sample, int64_t owed)
+{
+    device->owed_ns += owed;
+    if (sample->launched_ns < device->owed_since_ns) device->owed_since_ns = sample->launched_ns;
 }
 
 void core_runs(struct core_device *device, struct core_sample *sample, uint64_t now_ns, const struct core_terms *terms)
 {
     if (sample->running_since_ns == 0) sample->running_since_ns = now_ns;
-    uint64_t elapsed = (now_ns - sample->running_since_ns) * device->overlap / OVERLAP_ONE;
-    uint64_t least = elapsed / (terms->tenants > 0 ? terms->tenants : 2);
+    uint64_t least = core_cost(device, (now_ns - sample->running_since_ns) / contenders(terms));
     if (sample->first || least <= sample->charged_ns) return;
-    device->owed_ns += (int64_t)(least - sample->charged_ns);
+    owe(device, sample, (int64_t)(least - sample->charged_ns));
     sample->charged_ns = least;
 }
 
-static void leave_series(struct core_device *device, const struct core_sample *sample)
+static void leave_phase(struct core_device *device, const struct core_sample *sample, const struct core_terms *terms)
 {
-    if (!sample->overlap) return;
-    device->overlap_running--;
-    if (device->overlap_running > 0 || __atomic_load_n(&device->overlap_left, __ATOMIC_RELAXED) > 0) return;
-    if (device->overlap_count > 1) {
-        uint32_t fresh = estimate_overlap(device->intervals, device->overlap_count);
-        device->overlap = device->overlap == OVERLAP_ONE ? fresh : (device->overlap + fresh) / 2;
-    }
-    device->overlap_count = 0;
+    if (!sample->in_phase) return;
+    device->phase.running--;
+    finish_phase(device, terms);
 }
 
-void core_lost(struct core_device *device, struct core_sample *sample)
+void core_lost(struct core_device *device, struct core_sample *sample, const struct core_terms *terms)
 {
-    leave_series(device, sample);
+    if (sample->in_phase) device->phase.lost = true;
+    leave_phase(device, sample, terms);
 }
 
 void core_ended(struct core_device *device, struct core_sample *sample, int64_t start_ns, int64_t end_ns,
                 const struct core_terms *terms)
 {
     struct estimate *estimate = sample->estimate;
-    if (sample->overlap && device->overlap_count < ESTIMATE_OVERLAP_SAMPLES) {
-        struct estimate_interval *interval = &device->intervals[device->overlap_count++];
-        interval->start_ns = start_ns;
-        interval->end_ns = end_ns;
-        interval->stream = sample->stream;
+    if (sample->in_phase) {
+        struct core_phase *phase = &device->phase;
+        bool only = phase->first_ns == 0 && phase->last_ns == 0;
+        phase->first_ns = only || start_ns < phase->first_ns ? start_ns : phase->first_ns;
+        phase->last_ns = only || end_ns > phase->last_ns ? end_ns : phase->last_ns;
     }
-    leave_series(device, sample);
+    leave_phase(device, sample, terms);
     if (sample->generation != estimate->generation) return;
     bool known = estimate->samples > 0;
     uint64_t elapsed = end_ns > start_ns ? (uint64_t)(end_ns - start_ns) : 0;
-    uint64_t worth = estimate_sample(estimate, elapsed, terms->tenants, device->overlap);
-    if (!known) device->owed_ns += estimate_unknown_owed(estimate);
-    if (!sample->first) device->owed_ns += (int64_t)worth - (int64_t)sample->charged_ns;
+    uint64_t worth = core_cost(device, estimate_sample(estimate, elapsed, contenders(terms)));
+    if (!known) owe(device, sample, estimate_unknown_owed(estimate, device->overlap));
+    if (!sample->first) owe(device, sample, (int64_t)worth - (int64_t)sample->charged_ns);
 }

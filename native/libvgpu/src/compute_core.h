@@ -18,22 +18,37 @@
 #define CORE_ROSTER_ROUND_NS (2 * BUDGET_PERIOD_NS)
 #define CORE_LONG_NS BUDGET_NS_PER_MS
 #define CORE_SHIFT_NS (40 * BUDGET_NS_PER_MS)
-#define CORE_OVERLAP_EVERY_NS (100 * BUDGET_NS_PER_MS)
+#define CORE_PHASE_EVERY_NS (100 * BUDGET_NS_PER_MS)
+
+enum { CORE_OVERLAP_ONE = 1024, CORE_PHASES = 4 };
+
+/* A stretch of launches between two waits, measured as a whole when the process uses several streams: how long the device
+   was busy with it, and how much was charged for it. */
+struct core_phase {
+    bool open;        /* launches belong to it */
+    bool based;       /* its first sample, the zero of its times, was issued */
+    bool lost;        /* a sample of it could not be read */
+    uint32_t running; /* samples under way */
+    int64_t first_ns;
+    int64_t last_ns;
+    int64_t credit_ns; /* at its begin, plus what was drawn since */
+    uint64_t charged_ns;
+};
 
 struct core_device {
     int64_t credit_ns; /* drawn and not spent; below 0 for a moment */
     const void *stream;
     uint32_t several_streams; /* launches on another stream than `stream` were seen */
-    int32_t overlap_left;     /* launches still to be sampled for the overlap */
+    uint32_t overlap;         /* device time per charged time in 1/1024; 1024 where nothing overlaps */
     /* Under the lock. */
     struct budget budget;
-    int64_t owed_ns;
-    uint32_t overlap; /* see estimate_overlap() */
-    uint32_t overlap_running;
-    uint32_t overlap_count;
-    uint64_t overlap_since_ns;
-    struct estimate_interval intervals[ESTIMATE_OVERLAP_SAMPLES];
+    int64_t owed_ns; /* charged too little so far; below 0: too much */
+    uint64_t owed_since_ns;
     uint64_t charged_ns; /* device time charged so far */
+    uint64_t phase_since_ns;
+    uint32_t overlaps[CORE_PHASES]; /* of the last phases measured */
+    uint32_t phases;
+    struct core_phase phase;
     struct estimates estimates;
 };
 
@@ -57,8 +72,9 @@ struct core_sample {
     struct estimate *estimate;
     uint32_t generation;
     bool first; /* charged by estimate_unknown() */
-    bool overlap;
+    bool in_phase;
     uint64_t charged_ns;
+    uint64_t launched_ns;
     uint64_t running_since_ns;
     const void *stream;
 };
@@ -96,19 +112,30 @@ uint64_t core_ask(struct core_device *device, uint64_t now_ns, const struct core
 void core_withdraw(struct core_device *device, uint64_t now_ns, const struct core_terms *terms,
                    struct core_admission *admission, struct estimate *estimate);
 
-/* Whether a new series of samples on all streams begins with this launch; called now and then. */
-bool core_wants_overlap(struct core_device *device, uint64_t now_ns, const void *stream);
+/* What a launch costs of which so much device time is expected. */
+static inline uint64_t core_cost(const struct core_device *device, uint64_t estimate_ns)
+{
+    uint64_t cost = estimate_ns * __atomic_load_n(&device->overlap, __ATOMIC_RELAXED) / CORE_OVERLAP_ONE;
+    return cost > 0 ? cost : 1;
+}
+
+/* After an admission that waited. True: that launch must be sampled, its start is the zero of the phase's times. */
+bool core_begin_phase(struct core_device *device, uint64_t now_ns, const void *stream,
+                      const struct core_admission *admission);
 
 /* A sampled launch was issued. */
 void core_sampled(struct core_device *device, struct core_sample *sample, struct estimate *estimate,
-                  uint64_t charged_ns, bool first, const void *stream);
+                  uint64_t charged_ns, bool first, const void *stream, uint64_t now_ns);
+
+/* A launch of the phase should have been sampled and could not be. */
+void core_missed(struct core_device *device);
 
 /* It runs, and is seen to run at this time. */
 void core_runs(struct core_device *device, struct core_sample *sample, uint64_t now_ns, const struct core_terms *terms);
 
-/* It ended, start and end on a clock common to all samples of one series. Or its times are not to be had. */
+/* It ended, start and end on a clock common to all samples of one phase. Or its times are not to be had. */
 void core_ended(struct core_device *device, struct core_sample *sample, int64_t start_ns, int64_t end_ns,
                 const struct core_terms *terms);
-void core_lost(struct core_device *device, struct core_sample *sample);
+void core_lost(struct core_device *device, struct core_sample *sample, const struct core_terms *terms);
 
 #endif

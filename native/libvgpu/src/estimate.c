@@ -5,7 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { UNKNOWN_GROWTH_BITS = 2, UNKNOWN_GROWTH_STEPS = 6, MEAN_WEIGHT = 256, LOW_WEIGHT = 64, OVERLAP_ONE = 1024 };
+enum {
+    UNKNOWN_GROWTH_BITS = 3,
+    UNKNOWN_GROWTH_STEPS = 5,
+    MEAN_WEIGHT = 256,
+    LOW_WEIGHT = 64,
+    STRANGE_IN_A_ROW = 8,
+    EARLY = 8
+};
 
 static uint64_t quarter_log2(uint64_t value)
 {
@@ -48,7 +55,10 @@ static void reset(struct estimate *entry, const void *function, uint64_t shape)
     entry->unknown_launches = 0;
     entry->unknown_charged_ns = 0;
     entry->mean_ns = 0;
+    entry->near_ns = 0;
     entry->low_ns = 0;
+    entry->strange = 0;
+    entry->taken = 0;
     __atomic_store_n(&entry->shape, shape, __ATOMIC_RELAXED);
     __atomic_store_n(&entry->function, function, __ATOMIC_RELAXED);
 }
@@ -105,9 +115,9 @@ void estimate_unknown_cancel(struct estimate *estimate, uint64_t charged_ns)
     estimate->unknown_charged_ns -= charged_ns;
 }
 
-int64_t estimate_unknown_owed(struct estimate *estimate)
+int64_t estimate_unknown_owed(struct estimate *estimate, uint32_t overlap)
 {
-    uint64_t worth = estimate->charge_ns * estimate->unknown_launches;
+    uint64_t worth = estimate->charge_ns * estimate->unknown_launches * overlap / 1024;
     int64_t owed = (int64_t)worth - (int64_t)estimate->unknown_charged_ns;
     estimate->unknown_launches = 0;
     estimate->unknown_charged_ns = 0;
@@ -134,19 +144,22 @@ static void remember_shortest(struct estimate *estimate, size_t count)
         estimate->low_ns += (low - estimate->low_ns + LOW_WEIGHT - 1) / LOW_WEIGHT;
 }
 
-static uint64_t estimate_of(struct estimate *estimate, size_t count, uint32_t tenants, uint64_t *limit)
+/* Short kernels are seldom met by a slice, long ones grow with the number of contenders: what is longer again and again
+   is no neighbour but other work under the same name. Then everything known of it is forgotten. */
+static void notice_change(struct estimate *estimate, uint64_t elapsed, uint32_t contenders)
 {
-    *limit = tenants == 1 ? UINT64_MAX : trim_limit(estimate->low_ns);
-    uint64_t sum = 0;
-    size_t used = 0;
-    for (size_t i = 0; i < count; i++)
-        if (estimate->elapsed_ns[i] <= *limit) {
-            sum += estimate->elapsed_ns[i];
-            used++;
-        }
-    uint64_t charge = used > 0 ? sum / used : estimate->low_ns;
-    uint64_t least = estimate->mean_ns / (tenants > 0 ? tenants : 2);
-    return charge > least ? charge : least;
+    uint64_t explained = trim_limit(estimate->low_ns);
+    if (estimate->low_ns > ESTIMATE_TRIM_NS) explained *= contenders;
+    estimate->strange = elapsed > explained ? estimate->strange + 1 : 0;
+    if (estimate->strange < STRANGE_IN_A_ROW) return;
+    estimate->strange = 0;
+    estimate->low_ns = 0;
+    estimate->taken = 0;
+}
+
+static void add_to_mean(uint64_t *mean, uint64_t value, uint32_t weight)
+{
+    *mean = (uint64_t)((int64_t)*mean + ((int64_t)value - (int64_t)*mean) / (int64_t)weight);
 }
 
 uint32_t estimate_random(struct estimates *all)
@@ -178,78 +191,30 @@ static void plan(struct estimate *estimate)
 {
     uint64_t every = ESTIMATE_SPACING_NS / (estimate->charge_ns > 0 ? estimate->charge_ns : 1);
     every = every < 1 ? 1 : every > ESTIMATE_SAMPLED_EVERY_MAX ? ESTIMATE_SAMPLED_EVERY_MAX : every;
-    if (every > estimate->samples / 2 + 1) every = estimate->samples / 2 + 1;
+    if (every > estimate->taken / 2 + 1) every = estimate->taken / 2 + 1;
+    if (estimate->strange > 0) every = 1;
     __atomic_store_n(&estimate->every, (uint32_t)every, __ATOMIC_RELAXED);
 }
 
-uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t tenants, uint32_t overlap)
+uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t contenders)
 {
-    uint64_t elapsed = (elapsed_ns < ESTIMATE_MAX_NS ? elapsed_ns : ESTIMATE_MAX_NS) * overlap / OVERLAP_ONE;
-    uint32_t seen = estimate->samples;
-    estimate->elapsed_ns[seen % ESTIMATE_SAMPLES] = elapsed;
-    uint32_t longest = estimate->every == 1 ? ESTIMATE_SAMPLES : MEAN_WEIGHT;
-    uint32_t weight = seen + 1 < longest ? seen + 1 : longest;
-    estimate->mean_ns =
-        (uint64_t)((int64_t)estimate->mean_ns + ((int64_t)elapsed - (int64_t)estimate->mean_ns) / (int64_t)weight);
-    seen++;
-    if (seen == UINT32_MAX) seen = UINT32_MAX / ESTIMATE_SAMPLES * ESTIMATE_SAMPLES;
-    size_t count = seen < ESTIMATE_SAMPLES ? seen : ESTIMATE_SAMPLES;
-    remember_shortest(estimate, count);
-    uint64_t limit;
-    uint64_t charge = estimate_of(estimate, count, tenants, &limit);
+    uint64_t elapsed = elapsed_ns < ESTIMATE_MAX_NS ? elapsed_ns : ESTIMATE_MAX_NS;
+    if (estimate->taken > 0 && contenders > 1) notice_change(estimate, elapsed, contenders);
+    estimate->elapsed_ns[estimate->taken % ESTIMATE_SAMPLES] = elapsed;
+    estimate->taken++;
+    if (estimate->taken == UINT32_MAX) estimate->taken = UINT32_MAX / ESTIMATE_SAMPLES * ESTIMATE_SAMPLES;
+    remember_shortest(estimate, estimate->taken < ESTIMATE_SAMPLES ? estimate->taken : ESTIMATE_SAMPLES);
+    uint32_t longest = estimate->low_ns > ESTIMATE_SPACING_NS ? ESTIMATE_SAMPLES : MEAN_WEIGHT;
+    uint32_t weight = estimate->taken < longest ? estimate->taken : longest;
+    add_to_mean(&estimate->mean_ns, elapsed, weight);
+    uint64_t limit = contenders == 1 ? UINT64_MAX : trim_limit(estimate->low_ns);
+    if (estimate->near_ns == 0 || estimate->near_ns > limit) estimate->near_ns = estimate->low_ns;
+    if (elapsed <= limit) add_to_mean(&estimate->near_ns, elapsed, weight);
+    uint64_t least = estimate->mean_ns / contenders;
+    uint64_t charge = estimate->near_ns > least ? estimate->near_ns : least;
     __atomic_store_n(&estimate->charge_ns, charge > 0 ? charge : 1, __ATOMIC_RELAXED);
-    __atomic_store_n(&estimate->samples, seen, __ATOMIC_RELAXED);
+    if (estimate->samples < UINT32_MAX) __atomic_store_n(&estimate->samples, estimate->samples + 1, __ATOMIC_RELAXED);
     plan(estimate);
+    if (charge == least && charge > estimate->near_ns) return elapsed / contenders;
     return elapsed <= limit ? elapsed : charge;
-}
-
-static int by_start(const void *a, const void *b)
-{
-    const struct estimate_interval *x = a;
-    const struct estimate_interval *y = b;
-    return (x->start_ns > y->start_ns) - (x->start_ns < y->start_ns);
-}
-
-/* The time in which every stream was being sampled: before its first and after its last sample, a stream may have run
-   launches that nobody measured. */
-static void common_window(const struct estimate_interval *intervals, size_t count, int64_t *from, int64_t *to)
-{
-    *from = INT64_MIN;
-    *to = INT64_MAX;
-    for (size_t i = 0; i < count; i++) {
-        int64_t first = intervals[i].start_ns;
-        int64_t last = intervals[i].end_ns;
-        for (size_t j = 0; j < count; j++)
-            if (intervals[j].stream == intervals[i].stream) {
-                first = intervals[j].start_ns < first ? intervals[j].start_ns : first;
-                last = intervals[j].end_ns > last ? intervals[j].end_ns : last;
-            }
-        *from = first > *from ? first : *from;
-        *to = last < *to ? last : *to;
-    }
-}
-
-uint32_t estimate_overlap(struct estimate_interval *intervals, size_t count)
-{
-    int64_t from;
-    int64_t to;
-    common_window(intervals, count, &from, &to);
-    if (from >= to) {
-        from = INT64_MIN;
-        to = INT64_MAX;
-    }
-    qsort(intervals, count, sizeof intervals[0], by_start);
-    int64_t sum = 0;
-    int64_t busy = 0;
-    int64_t reached = from;
-    for (size_t i = 0; i < count; i++) {
-        int64_t start = intervals[i].start_ns > from ? intervals[i].start_ns : from;
-        int64_t end = intervals[i].end_ns < to ? intervals[i].end_ns : to;
-        if (end <= start) continue;
-        sum += end - start;
-        start = start > reached ? start : reached;
-        if (end > start) busy += end - start;
-        reached = end > reached ? end : reached;
-    }
-    return sum > 0 ? (uint32_t)(busy * OVERLAP_ONE / sum) : OVERLAP_ONE;
 }

@@ -6,7 +6,7 @@
  * An elapsed time between two events holds the neighbours' time slices too, so of the last samples only those near the
  * shortest count; where the agent says that nobody else is on the device, all count. The other way round a function whose
  * duration varies must not hide behind its shortest run: an estimate never falls below the mean elapsed time divided by
- * the number of tenants.
+ * the number of contenders.
  * Locks taken here: none. Looking up and reading are free of locks; every change is made by one caller at a time.
  */
 #ifndef VGPU_ESTIMATE_H
@@ -16,18 +16,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum {
-    ESTIMATE_SAMPLES = 32,
-    ESTIMATE_BUCKETS = 1024,
-    ESTIMATE_ENTRIES_MAX = 32768,
-    ESTIMATE_SAMPLED_EVERY_MAX = 256,
-    ESTIMATE_OVERLAP_SAMPLES = 48
-};
+enum { ESTIMATE_SAMPLES = 32, ESTIMATE_BUCKETS = 1024, ESTIMATE_ENTRIES_MAX = 32768, ESTIMATE_SAMPLED_EVERY_MAX = 256 };
 
-/* Charged for the first launch of an unknown function; each further one before the first result is charged 4 times more. */
+/* Charged for the first launch of an unknown function; each further one before the first result costs 8 times more. */
 #define ESTIMATE_UNKNOWN_NS UINT64_C(50000)
 /* Sampled so often that about this much device time lies between two samples of one function. */
-#define ESTIMATE_SPACING_NS UINT64_C(500000)
+#define ESTIMATE_SPACING_NS UINT64_C(1000000)
 /* Elapsed times this far above the shortest are taken for interrupted by a neighbour: less than a time slice. */
 #define ESTIMATE_TRIM_NS UINT64_C(500000)
 #define ESTIMATE_MAX_NS UINT64_C(3600000000000)
@@ -46,7 +40,10 @@ struct estimate {
     uint32_t unknown_launches;
     uint64_t unknown_charged_ns;
     uint64_t mean_ns; /* of elapsed times, neighbours included */
+    uint64_t near_ns; /* mean of those near the shortest */
     uint64_t low_ns;
+    uint32_t taken;   /* samples since the last change */
+    uint32_t strange; /* consecutive samples that no neighbour explains */
     uint64_t elapsed_ns[ESTIMATE_SAMPLES];
 };
 
@@ -81,20 +78,11 @@ void estimate_unknown_cancel(struct estimate *estimate, uint64_t charged_ns);
 /* Whether this launch is one to sample; counts it. Free of locks, inexact when threads race, which does no harm. */
 bool estimate_is_sampled(struct estimates *all, struct estimate *estimate);
 
-/* Take a sample: elapsed time, tenants on the device (1: alone, 0: not known), overlap of own streams in 1/1024 (1024:
-   none). Returns the device time that the sampled launch is worth. */
-uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t tenants, uint32_t overlap);
+/* Take a sample. `contenders`: processes that may share the device by time slices, this one included; 1: none, all
+   elapsed time was ours. Returns the device time that the sampled launch is worth. */
+uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t contenders);
 
-/* After the first sample: by how much the launches before it were charged too little. */
-int64_t estimate_unknown_owed(struct estimate *estimate);
-
-/* Part of the elapsed times that was device time, in 1/1024, from samples of consecutive launches on several streams:
-   1024 where none overlapped. Sorts the samples. */
-struct estimate_interval {
-    int64_t start_ns;
-    int64_t end_ns;
-    const void *stream;
-};
-uint32_t estimate_overlap(struct estimate_interval *intervals, size_t count);
+/* After the first sample: by how much the launches before it were charged too little, `overlap` as in compute_core.h. */
+int64_t estimate_unknown_owed(struct estimate *estimate, uint32_t overlap);
 
 #endif

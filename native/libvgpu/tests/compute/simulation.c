@@ -10,7 +10,7 @@
  * Words on the command line, each `key=value`, in order; `tenant`, `process`, `thread` and `work` open what follows:
  *     sms seconds slice_us seed
  *     tenant  pct, pct2 and at_ms (limit from then on), limited (0: no limiter), page (tenants told by the agent, 0: none),
- *             level, paced
+ *             force (limited though alone), paced (held back for the sake of a higher priority)
  *     process start_ms, end_ms (killed)
  *     thread  launch_ns (host time of a launch), sync (launches between two waits for the device), pause_us after it
  *     work    us (duration), us2 and chance2 (permille of launches that take us2), jitter (permille), blocks, stream, us3 and
@@ -31,7 +31,7 @@ enum {
     WORKS = 16,
     STREAMS = 16,
     QUEUE = 1024,
-    SAMPLES = 64,
+    SAMPLES = 256,
     LOOKED_AT = 8,
     PROCESSES_IN_ALL = 64,
     STEP_MS = 100,
@@ -92,9 +92,9 @@ struct process {
 };
 
 struct tenant {
-    uint32_t pct, pct2, page, level;
+    uint32_t pct, pct2, page;
     uint64_t at_ms;
-    bool limited, paced;
+    bool limited, paced, force;
     uint64_t word, roster;
     uint64_t series[STEPS];
 };
@@ -132,7 +132,7 @@ static struct core_terms terms_of(struct process *process)
     struct tenant *tenant = &tenants[process->tenant];
     uint32_t pct = tenant->at_ms > 0 && now >= START + tenant->at_ms * MS ? tenant->pct2 : tenant->pct;
     struct core_terms terms = {.tenants = tenant->page};
-    if (tenant->page == 1) pct = 100;
+    if (tenant->page == 1 && !tenant->force) pct = 100;
     terms.budget.pct = pct;
     terms.budget.siblings = core_siblings(&tenant->roster, &process->roster_round, now);
     terms.budget.enforced = pct < 100 || tenant->paced;
@@ -189,17 +189,17 @@ static struct sample *begin_sample(struct process *process, struct estimate *est
 {
     struct core_terms terms = terms_of(process);
     harvest(process, &terms);
-    core_wants_overlap(&process->core, now, stream);
     for (uint32_t i = 0; i < SAMPLES; i++) {
         struct sample *sample = &process->samples[i];
         if (sample->launched != 0) continue;
         sample->launched = now;
         sample->start = NEVER;
         sample->end = NEVER;
-        core_sampled(&process->core, &sample->core, estimate, cost, unknown, stream);
+        core_sampled(&process->core, &sample->core, estimate, cost, unknown, stream, now);
         process->running[process->running_count++] = sample;
         return sample;
     }
+    core_missed(&process->core);
     return NULL;
 }
 
@@ -234,13 +234,16 @@ static const void *stream_name(const struct process *process, uint32_t stream)
 
 static void pass_turn(struct process *process)
 {
+    uint32_t had = (uint32_t)process->turn;
     process->turn = -1;
-    for (uint32_t i = 0; i < process->thread_count; i++)
-        if (process->threads[i].state == WANTS_TURN) {
-            process->turn = (int)i;
-            process->threads[i].wake = now;
+    for (uint32_t step = 1; step <= process->thread_count; step++) {
+        uint32_t next = (had + step) % process->thread_count;
+        if (process->threads[next].state == WANTS_TURN) {
+            process->turn = (int)next;
+            process->threads[next].wake = now;
             return;
         }
+    }
 }
 
 static void launch(struct process *process, uint32_t index)
@@ -261,8 +264,9 @@ static void launch(struct process *process, uint32_t index)
     if (core->stream != stream) core->several_streams = 1;
     uint64_t shape = estimate_shape(work->blocks, 256, work->graph);
     struct estimate *estimate = estimate_add(&core->estimates, work, shape);
-    uint64_t cost = estimate->charge_ns;
+    uint64_t cost = core_cost(core, estimate->charge_ns);
     bool unknown = false;
+    bool opens_phase = false;
     if (thread->state != READY || estimate->samples == 0 || !core_spend(core, cost)) {
         if (process->turn >= 0 && process->turn != (int)index) {
             thread->state = WANTS_TURN;
@@ -299,11 +303,12 @@ static void launch(struct process *process, uint32_t index)
         if (now - thread->began > process->longest_wait) process->longest_wait = now - thread->began;
         cost = (uint64_t)thread->admission.cost_ns;
         unknown = thread->admission.unknown;
+        opens_phase = thread->admission.waits && core_begin_phase(core, now, stream, &thread->admission);
         pass_turn(process);
     }
     bool sampled = estimate_is_sampled(&core->estimates, estimate);
     struct sample *sample = NULL;
-    if (unknown || sampled || core->overlap_left > 0) sample = begin_sample(process, estimate, cost, unknown, stream);
+    if (unknown || sampled || opens_phase) sample = begin_sample(process, estimate, cost, unknown, stream);
     enqueue(process, thread, work, sample);
 }
 
@@ -483,8 +488,8 @@ static bool set_value(const char *word)
     KEY(tenant, "pct2", tenant->pct2, small)
     KEY(tenant, "at_ms", tenant->at_ms, whole)
     KEY(tenant, "page", tenant->page, small)
-    KEY(tenant, "level", tenant->level, small)
     KEY(tenant, "limited", tenant->limited, whole != 0)
+    KEY(tenant, "force", tenant->force, whole != 0)
     KEY(tenant, "paced", tenant->paced, whole != 0)
     KEY(process, "start_ms", process->start_ms, whole)
     KEY(process, "end_ms", process->end_ms, whole)
