@@ -180,6 +180,8 @@ async def _become_ready(
     await parts.kube_ready.wait()
     await parts.bus_ready.wait()
     group.start_soon(parts.usage.run)
+    if parts.limiter.is_wanted:
+        group.start_soon(parts.limiter.priorities.run)
     parts.context.ready.set()
     _log.info("ready", extra={"node": parts.site.node, "port": port})
     task_status.started(port)

@@ -61,6 +61,23 @@ class UsageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How the pod of a process is found; ``namespace`` is for the simulated kubelet."""
 
 
+class PrioritySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How containers of a device learn who is active on it (design D31)."""
+
+    directory: str = "/run/hami-priority"
+    """Where the page is on the host, mounted into the agent under the same path."""
+    rivals_s: float = 0.025
+    """How often regions are looked at while containers of different priority share a device."""
+    neighbours_s: float = 0.1
+    """The same while containers of one priority share a device."""
+    idle_s: float = 0.5
+    """The same otherwise."""
+    hold_s: float = 0.3
+    """How long a container counts as active after its last launch."""
+    lease_s: float = 1.5
+    """How long what the page says holds when the agent stops saying it; above all periods."""
+
+
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything an operator may set, beyond what all services share."""
 
@@ -149,5 +166,6 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """How often the registry's canonical devices are read; four times a second while an answer to
     a new report is awaited."""
     usage: UsageSettings = UsageSettings()
+    priority: PrioritySettings = PrioritySettings()
     health: HealthRules = HealthRules()
     drivers: DriversSettings = DriversSettings()

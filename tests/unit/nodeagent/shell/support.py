@@ -13,7 +13,7 @@ from hami_common.events.inventory import NodeDevices
 from hami_common.runtime.clock import SystemClock
 from hami_nodeagent.core.claims import ListedPod
 from hami_nodeagent.core.podfacts import PodFacts
-from hami_nodeagent.settings import Settings
+from hami_nodeagent.settings import PrioritySettings, Settings
 from hami_nodeagent.shell.checkpoint import Checkpoint
 from hami_nodeagent.shell.metrics import Metrics
 from hami_nodeagent.shell.picture import Picture
@@ -73,6 +73,7 @@ def enforcing(directory: Path, **more: Any) -> dict[str, Any]:
         "enforcement": "libvgpu",
         "library": str(fake_library(directory)),
         "library_dir": str(directory / "host"),
+        "priority": PrioritySettings(directory=str(directory / "priority")),
         **more,
     }
 

@@ -283,7 +283,12 @@ async def test_share_comes_with_the_library_that_holds_it(tmp_path: Path) -> Non
     outcome = await desk.ask("nvidia-0-0")
     assert not isinstance(outcome, Refuse)
     mounts = {mount.container_path: mount for mount in outcome[1][0].mounts}
-    assert set(mounts) == {"/usr/local/vgpu/libvgpu.so", "/etc/ld.so.preload"}
+    assert set(mounts) == {
+        "/usr/local/vgpu/libvgpu.so",
+        "/etc/ld.so.preload",
+        "/run/hami-priority",
+    }
+    assert all(Path(mount.host_path).exists() for mount in mounts.values())
     assert all(mount.read_only for mount in mounts.values())
     preload = Path(mounts["/etc/ld.so.preload"].host_path).read_text()
     assert preload == "/usr/local/vgpu/libvgpu.so\n"

@@ -80,11 +80,11 @@ def offsets_of(fields: tuple[tuple[str, str], ...]) -> dict[str, int]:
 
 _HEADER, _CONTROL = layout_of(HEADER), layout_of(CONTROL)
 _SHARE, _SLOT, _DEVICE = layout_of(SHARE), layout_of(SLOT), layout_of(DEVICE)
-_HEADER_BYTES = _HEADER.size + _CONTROL.size
+HEADER_BYTES = _HEADER.size + _CONTROL.size
 _CHECKED_BYTES = offsets_of(HEADER)["checksum"]
 _LOW_48 = (1 << 48) - 1
 _FNV_BASIS, _FNV_PRIME, _U32 = 2166136261, 16777619, (1 << 32) - 1
-SIZE_MAX = _HEADER_BYTES + DEVICES_MAX * _DEVICE.size + SLOTS_MAX * LINE * (1 + DEVICES_MAX)
+SIZE_MAX = HEADER_BYTES + DEVICES_MAX * _DEVICE.size + SLOTS_MAX * LINE * (1 + DEVICES_MAX)
 """No region of this layout is larger."""
 
 
@@ -143,15 +143,31 @@ def checksum(header: bytes) -> int:
     return value
 
 
-def parse(data: bytes) -> Region | Refused:
-    """The region that ``data`` (the whole file) holds."""
-    if len(data) < _HEADER_BYTES or len(data) > SIZE_MAX:
+class Layout(Struct, frozen=True, kw_only=True):
+    """Where the parts of one region lie, checked against its size."""
+
+    device_count: int
+    slot_count: int
+    slots_seen: int
+    devices_at: int
+    slots_at: int
+    shares_at: int
+
+    @property
+    def slots_bytes(self) -> int:
+        """Length of the slots that were ever claimed."""
+        return min(self.slots_seen, self.slot_count) * _SLOT.size
+
+
+def parse_header(head: bytes, file_bytes: int) -> Layout | Refused:
+    """The layout that the first ``HEADER_BYTES`` of a file of this size describe."""
+    if len(head) < HEADER_BYTES or not HEADER_BYTES <= file_bytes <= SIZE_MAX:
         return Refused(reason="size")
     (
         magic,
         layout,
         header_bytes,
-        file_bytes,
+        told_bytes,
         device_count,
         slot_count,
         devices_at,
@@ -159,7 +175,7 @@ def parse(data: bytes) -> Region | Refused:
         shares_at,
         told_checksum,
         slots_seen,
-    ) = _HEADER.unpack_from(data)
+    ) = _HEADER.unpack_from(head)
     if magic != MAGIC:
         return Refused(reason="magic")
     if layout != LAYOUT:
@@ -170,32 +186,44 @@ def parse(data: bytes) -> Region | Refused:
         (shares_at, slot_count * device_count * _SHARE.size),
     )
     if (
-        header_bytes != _HEADER_BYTES
-        or file_bytes != len(data)
+        header_bytes != HEADER_BYTES
+        or told_bytes != file_bytes
         or not 1 <= device_count <= DEVICES_MAX
         or not 1 <= slot_count <= SLOTS_MAX
-        or any(at % LINE or at < _HEADER_BYTES or at + size > len(data) for at, size in parts)
+        or any(at % LINE or at < HEADER_BYTES or at + size > file_bytes for at, size in parts)
     ):
         return Refused(reason="header")
-    if told_checksum != checksum(data):
+    if told_checksum != checksum(head):
         return Refused(reason="checksum")
+    return Layout(
+        device_count=device_count,
+        slot_count=slot_count,
+        slots_seen=slots_seen,
+        devices_at=devices_at,
+        slots_at=slots_at,
+        shares_at=shares_at,
+    )
+
+
+def parse(data: bytes) -> Region | Refused:
+    """The region that ``data`` (the whole file) holds."""
+    layout = parse_header(data[:HEADER_BYTES], len(data))
+    if isinstance(layout, Refused):
+        return layout
     reclaimed, errors = _CONTROL.unpack_from(data, _HEADER.size)
-    slots = min(slots_seen, slot_count)
-    owned = [
-        (number, slot)
-        for number, slot in enumerate(
-            _SLOT.iter_unpack(data[slots_at : slots_at + slots * _SLOT.size])
-        )
-        if slot[0]
-    ]
+    slots = data[layout.slots_at : layout.slots_at + layout.slots_bytes]
+    owned = [(number, slot) for number, slot in enumerate(_SLOT.iter_unpack(slots)) if slot[0]]
     return Region(
-        devices=_devices(
-            data, devices_at, shares_at, (device_count, slot_count), [n for n, _ in owned]
-        ),
+        devices=_devices(data, layout, [number for number, _ in owned]),
         processes=tuple(_process(slot) for _, slot in owned),
         reclaimed=reclaimed,
         errors=errors,
     )
+
+
+def activity(slots: bytes) -> int:
+    """A number that changes whenever a process launches work; ``slots`` as ``Layout`` has them."""
+    return hash(tuple((slot[0], slot[3], slot[4]) for slot in _SLOT.iter_unpack(slots)))
 
 
 def _process(slot: tuple[int, ...]) -> ProcessUse:
@@ -211,16 +239,14 @@ def _process(slot: tuple[int, ...]) -> ProcessUse:
     )
 
 
-def _devices(
-    data: bytes, devices_at: int, shares_at: int, counts: tuple[int, int], owned: list[int]
-) -> dict[str, DeviceUse]:
+def _devices(data: bytes, layout: Layout, owned: list[int]) -> dict[str, DeviceUse]:
     devices: dict[str, DeviceUse] = {}
-    count, slot_count = counts
-    for device in range(count):
-        over_since_ns, name = _DEVICE.unpack_from(data, devices_at + device * _DEVICE.size)
+    for device in range(layout.device_count):
+        over_since_ns, name = _DEVICE.unpack_from(data, layout.devices_at + device * _DEVICE.size)
         used = context = module = 0
         for slot in owned:
-            share = _SHARE.unpack_from(data, shares_at + (device * slot_count + slot) * _SHARE.size)
+            line = device * layout.slot_count + slot
+            share = _SHARE.unpack_from(data, layout.shares_at + line * _SHARE.size)
             slack, leased = share[0] & _LOW_48, share[1] & _LOW_48
             used += max(leased - slack, 0)
             context += share[2]

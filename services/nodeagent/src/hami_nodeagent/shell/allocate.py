@@ -136,7 +136,7 @@ class Allocator:
                     claim,
                     vendor=request.vendor,
                     limits_directory=await self._limits_directory(claim, grant),
-                    library_mounts=installed.mounts if installed and grant.library else (),
+                    library_mounts=self._limiter.mounts(installed) if grant.library else (),
                 )
                 for claim, grant, request in zip(claims, grants, requests, strict=True)
             ]

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from hami_common.vendors.protocol import BindMount
 from hami_nodeagent.core.grants import Grant
 from hami_nodeagent.shell.install import Installed, Installer, InstallFailed
+from hami_nodeagent.shell.priority import PriorityKeeper
 from hami_nodeagent.shell.site import Site
 
 COLLECT_S = 60.0
@@ -26,6 +28,7 @@ class Limiter:
 
     def __init__(self, site: Site) -> None:
         settings = site.settings
+        self.priorities = PriorityKeeper(site)
         self._site = site
         self._installer = Installer(
             Path(settings.library), Path(settings.library_dir), proc=Path(settings.host_proc)
@@ -56,6 +59,12 @@ class Limiter:
         self._site.metrics.limiter_installed.set(self._installed is not None)
         return self._installed
 
+    def mounts(self, installed: Installed | None) -> tuple[BindMount, ...]:
+        """What a limited container is shown: the library, its preload file, the priorities."""
+        if installed is None:
+            return ()
+        return (*installed.mounts, *self.priorities.mounts)
+
     async def collect(self) -> None:
         """Remove versions that no grant, no process and no new container needs."""
         now_s = self._site.clock.monotonic_s()
@@ -75,6 +84,13 @@ class Limiter:
             _log.info("limiter version removed", extra={"file": name})
 
     def _ensure(self) -> Installed:
+        try:
+            self.priorities.ensure()
+        except OSError as error:
+            raise InstallFailed(
+                problem=f"{self._site.settings.priority.directory} is not writable on this node: "
+                f"{error.strerror or error}; mount it into the agent, or set priority.directory"
+            ) from error
         if self._installed is not None and self._installer.is_there(self._installed):
             return self._installed
         return self._installer.install()

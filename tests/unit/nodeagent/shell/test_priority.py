@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page that tells containers who is active: its layout, and that it is read as written."""
+
+import subprocess
+from pathlib import Path
+
+import anyio
+import pytest
+from msgspec.structs import replace
+
+from hami_common.runtime.tasks import background
+from hami_nodeagent.core.priorities import NOBODY, Standing
+from hami_nodeagent.settings import PrioritySettings
+from hami_nodeagent.shell import priority
+from hami_nodeagent.shell.priority import PriorityKeeper, PriorityPage
+from hami_nodeagent.shell.regions import region_path
+from tests.support.regions import Built, Process, Used
+from tests.unit.nodeagent.core.builders import Given
+from tests.unit.nodeagent.shell.support import know, make_site
+
+NATIVE = Path(__file__).parents[4] / "native" / "libvgpu" / "src"
+
+LAYOUT = """
+#include <stdio.h>
+#include "priority.h"
+int main(void) {
+    printf("%llu %u %u %u %u %zu %zu %zu %zu %zu %zu %s\\n", 0ULL + PRIORITY_MAGIC, PRIORITY_LAYOUT,
+           PRIORITY_DEVICES, PRIORITY_UUID, PRIORITY_NOBODY, sizeof(struct priority_device),
+           offsetof(struct priority_page, devices), offsetof(struct priority_device, sequence),
+           offsetof(struct priority_device, highest_active),
+           offsetof(struct priority_device, lease_until_ns),
+           offsetof(struct priority_device, active_tenants), PRIORITY_PATH);
+    printf("%zu %zu %zu\\n", sizeof(struct priority_page), offsetof(struct priority_page, layout),
+           offsetof(struct priority_page, device_count));
+    return 0;
+}
+"""
+
+# Prints "level tenants" of one device, then waits for the next change and prints it again.
+READER = """
+#include <linux/futex.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include "priority.h"
+int main(int argc, char **argv) {
+    const struct priority_page *page = argc == 4 ? priority_open(argv[1]) : NULL;
+    const struct priority_device *device = page ? priority_device(page, argv[2]) : NULL;
+    if (!device) return 1;
+    for (int i = 0; i < argv[3][0] - '0'; i++) {
+        struct priority_view view;
+        int told = priority_read(device, 5, &view);
+        printf("%d %u %u\\n", told, view.highest_active, view.active_tenants);
+        fflush(stdout);
+        if (i + 1 < argv[3][0] - '0')
+            syscall(SYS_futex, &device->sequence, FUTEX_WAIT, view.sequence, NULL, NULL, 0);
+    }
+    priority_close(page);
+    return 0;
+}
+"""
+
+
+def compiled(directory: Path, text: str, *more: str) -> Path:
+    source, program = directory / "program.c", directory / "program"
+    source.write_text(text)
+    sources = [source, *(NATIVE / name for name in more)]
+    command = ["cc", "-std=c11", "-D_GNU_SOURCE", f"-I{NATIVE}", "-o", str(program)]
+    subprocess.run([*command, *map(str, sources)], check=True)
+    return program
+
+
+def test_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
+    program = compiled(tmp_path, LAYOUT)
+    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    first, second = printed.splitlines()
+    assert first.split() == [
+        *map(str, (priority.MAGIC, priority.LAYOUT, priority.DEVICES_MAX, priority.UUID_BYTES)),
+        *map(str, (NOBODY, priority.DEVICE_BYTES, priority.HEADER_BYTES, priority.SEQUENCE_AT)),
+        *map(str, (priority.HIGHEST_AT, priority.LEASE_AT, priority.TENANTS_AT)),
+        f"{priority.CONTAINER_DIRECTORY}/{priority.FILE_NAME}",
+    ]
+    assert second.split() == [str(priority.SIZE), "8", "16"]
+
+
+def test_the_library_reads_what_was_written_and_is_woken(tmp_path: Path) -> None:
+    program = compiled(tmp_path, READER, "priority.c")
+    page = PriorityPage(tmp_path / "dir" / "page-1")
+    page.write({"GPU-a": Standing(), "GPU-b": Standing(highest_active=3)}, lease_until_ns=10)
+    reader = subprocess.Popen(
+        [program, tmp_path / "dir" / "page-1", "GPU-b", "3"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "1 3 0\n"
+        page.write({"GPU-b": Standing(highest_active=0, active_tenants=2)}, lease_until_ns=10)
+        assert reader.stdout.readline() == "1 0 2\n"
+        page.write({"GPU-b": Standing(highest_active=1, active_tenants=1)}, lease_until_ns=5)
+        assert reader.stdout.readline() == "0 1 1\n"
+        assert reader.wait(10) == 0
+    finally:
+        reader.kill()
+        reader.communicate()
+        page.close()
+
+
+def test_page_is_kept_over_restarts_and_remade_when_it_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "page-1"
+    first = PriorityPage(path)
+    first.write({"GPU-a": Standing()}, lease_until_ns=1)
+    first.close()
+    inode = path.stat().st_ino
+    again = PriorityPage(path)
+    again.write({"GPU-b": Standing(), "GPU-a": Standing()}, lease_until_ns=1)
+    again.close()
+    assert path.stat().st_ino == inode
+    data = path.read_bytes()
+    names = [data[64 + n * 128 :].partition(b"\0")[0] for n in range(3)]
+    assert names == [b"GPU-a", b"GPU-b", b""]
+    assert path.stat().st_mode & 0o777 == 0o644
+    path.write_bytes(b"something else")
+    PriorityPage(path).close()
+    assert path.stat().st_size == priority.SIZE
+    assert path.stat().st_ino != inode
+
+
+def test_more_devices_than_the_page_has_room_for_are_left_out(tmp_path: Path) -> None:
+    page = PriorityPage(tmp_path / "page-1")
+    standings = {f"GPU-{n}": Standing() for n in range(priority.DEVICES_MAX + 2)}
+    page.write({**standings, "x" * 64: Standing(), "": Standing()}, lease_until_ns=1)
+    assert page.is_current()
+    page.close()
+    (tmp_path / "page-1").rename(tmp_path / "moved")
+    assert not page.is_current()
+    data = (tmp_path / "moved").read_bytes()
+    assert data[-128:].startswith(b"GPU-63\0")
+
+
+@pytest.mark.anyio
+async def test_launches_of_a_pod_reach_the_page(tmp_path: Path) -> None:
+    site = make_site(
+        tmp_path / "state",
+        pods_dir=str(tmp_path / "pods"),
+        priority=PrioritySettings(directory=str(tmp_path / "page"), idle_s=0.01, hold_s=30.0),
+    )
+    pod = Given("pod", region_volumes={"main": "region"})
+    record = replace(pod.record, containers=(replace(pod.record.containers[0], priority=4),))
+    pod.entry = replace(pod.entry, record=record)
+    know(site, pod)
+    site.picture.grants.add(pod.grant("main", "a"))
+    path = region_path(tmp_path / "pods", pod.uid, "region")
+    path.parent.mkdir(parents=True)
+    keeper = PriorityKeeper(site)
+    assert keeper.mounts[0].container_path == "/run/hami-priority"
+    page = tmp_path / "page" / "page-1"
+    launches = 0
+
+    def is_told() -> bool:
+        if not page.exists() or page.stat().st_size < priority.SIZE:
+            return False
+        data = page.read_bytes()
+        at = priority.HEADER_BYTES
+        assert data[at : at + 9] in (b"nvidia-0\0", bytes(9))
+        level = data[at + priority.HIGHEST_AT]
+        return (level, data[at + priority.TENANTS_AT]) == (4, 1)
+
+    async with background() as group:
+        group.start_soon(keeper.run)
+        with anyio.fail_after(3):
+            while not is_told():
+                launches += 1
+                built = Built(processes=(Process(1, (Used(1),), launches=launches),))
+                path.with_name("fresh").write_bytes(built.data())
+                path.with_name("fresh").replace(path)
+                await anyio.sleep(0.01)
