@@ -14,6 +14,9 @@ enum {
     EARLY = 8
 };
 
+/* A slice of a driver's time-slicing, about. */
+#define SLICE_NS UINT64_C(2000000)
+
 static uint64_t quarter_log2(uint64_t value)
 {
     if (value < 4) return value;
@@ -211,10 +214,16 @@ uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_
     if (estimate->near_ns == 0 || estimate->near_ns > limit) estimate->near_ns = estimate->low_ns;
     if (elapsed <= limit) add_to_mean(&estimate->near_ns, elapsed, weight);
     uint64_t least = estimate->mean_ns / contenders;
-    uint64_t charge = estimate->near_ns > least ? estimate->near_ns : least;
+    /* Processes of a container that begin together see nothing but each other at first. */
+    bool early = estimate->taken < EARLY && contenders > 2;
+    if (early) {
+        uint64_t shared = 1 + elapsed / SLICE_NS;
+        least = estimate->mean_ns / (shared < contenders ? shared : contenders);
+    }
+    uint64_t charge = estimate->near_ns > least && !early ? estimate->near_ns : least;
     __atomic_store_n(&estimate->charge_ns, charge > 0 ? charge : 1, __ATOMIC_RELAXED);
     if (estimate->samples < UINT32_MAX) __atomic_store_n(&estimate->samples, estimate->samples + 1, __ATOMIC_RELAXED);
     plan(estimate);
     if (charge == least && charge > estimate->near_ns) return elapsed / contenders;
-    return elapsed <= limit ? elapsed : charge;
+    return elapsed <= limit && !early ? elapsed : charge;
 }
