@@ -236,7 +236,7 @@ class Oracle:
         for stage, passes in enumerate(
             (
                 step.selector.accepts_type(device.type),
-                not step.selector.modes or device.mode in step.selector.modes,
+                step.selector.accepts_mode(device.mode),
                 step.selector.accepts_uuid(here.uuid),
                 node.alive.get(here.vendor, False),
                 here.healthy,
@@ -331,10 +331,15 @@ class Oracle:
         if not topology:
             return groups[0][:count]
         rank = {here.uuid: place for place, here in enumerate(order)}
+
+        def fitting_of(some: list[OracleDevice]) -> list[OracleDevice]:
+            return next(group for group in groups if some[0] in group)
+
         return min(
             (list(some) for group in groups for some in combinations(group, count)),
             key=lambda some: (
                 -sum(link(a, b) for a, b in combinations(some, 2)),
+                sum(link(a, b) for a in some for b in fitting_of(some) if b not in some),
                 sorted((rank[here.uuid] for here in some), reverse=True),
             ),
         )

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which devices a pod gets: constraints, order of devices, booking of containers side by side."""
 
+from collections.abc import Callable
+
 import pytest
 
 from hami_common.model.device import Device
@@ -89,6 +91,20 @@ def test_pod_chooses_devices_by_type_mode_and_name(
     selector: DeviceSelector, want: str | None
 ) -> None:
     assert code(table_of(device("x")), pod(ask(), selector=selector)) == want
+
+
+def test_one_node_serves_shares_parts_and_whole_devices_side_by_side() -> None:
+    table = table_of(
+        device("m", mode="mig"), device("s", index=1), device("e", index=2), device("w", index=3)
+    )
+    table.book("n", [held(share("e", 40_000, 100, exclusive=True))])
+    table.book("n", [held(share("s", 1_000))])
+    assert placed(table, pod(ask())) == [["w"]]
+    assert placed(table, pod(ask(), device=("binpack",))) == [["s"]]
+    assert placed(table, pod(whole())) == [["w"]]
+    assert placed(table, pod(ask(), selector=DeviceSelector(modes=("mig",)))) == [["m"]]
+    assert code(table, pod(whole(2))) == "AllocatedCardsInsufficientRequest"
+    assert code(table_of(device("m", mode="mig")), pod(ask())) == "ModeNotFit"
 
 
 @pytest.mark.parametrize(
@@ -235,6 +251,64 @@ def test_one_device_leaves_the_best_sets_whole() -> None:
     table.book("n", [held(share("a", 40_000))])
     assert placed(table, pod(ask(), device=("topology-aware",))) == [["b"]]
     assert placed(table, pod(ask(), device=("binpack",))) == [["b"]]
+
+
+NVSWITCH, NVLINK, SAME_SWITCH, SAME_SOCKET, FAR = 1800, 400, 50, 30, 10
+
+
+def machine(link: Callable[[int, int], int], count: int = 8) -> DeviceTable:
+    """A node whose devices ``d0`` … are linked as ``link`` says, half of them on each socket."""
+    pairs = [(a, b) for a in range(count) for b in range(a)]
+    return table_of(
+        *(device(f"d{i}", index=i, numa=i * 2 // count) for i in range(count)),
+        links=tuple((f"d{a}", f"d{b}", link(a, b)) for a, b in pairs),
+    )
+
+
+MACHINES = {
+    "all on one switch": machine(lambda _a, _b: NVSWITCH),
+    "bridged pairs": machine(lambda a, b: NVLINK if a // 2 == b // 2 else FAR),
+    "two sockets": machine(lambda a, b: SAME_SOCKET if a // 4 == b // 4 else FAR),
+    "switches under sockets": machine(
+        lambda a, b: SAME_SWITCH if a // 2 == b // 2 else SAME_SOCKET if a // 4 == b // 4 else FAR
+    ),
+    "ring of four and pairs": machine(
+        lambda a, b: NVLINK if max(a, b) < 4 or a // 2 == b // 2 else FAR
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "busy", "count", "want"),
+    [
+        ("all on one switch", "", 4, "0123"),
+        ("all on one switch", "03", 4, "1245"),
+        ("bridged pairs", "0", 2, "23"),
+        ("bridged pairs", "024", 2, "67"),
+        ("bridged pairs", "0", 1, "1"),
+        ("bridged pairs", "0", 4, "2345"),
+        ("two sockets", "01", 4, "4567"),
+        ("two sockets", "0", 3, "123"),
+        ("two sockets", "0", 1, "1"),
+        ("switches under sockets", "0", 2, "23"),
+        ("switches under sockets", "0", 1, "1"),
+        ("switches under sockets", "0", 4, "4567"),
+        ("switches under sockets", "04", 3, "123"),
+        ("ring of four and pairs", "", 2, "45"),
+        ("ring of four and pairs", "", 4, "0123"),
+        ("ring of four and pairs", "4", 1, "5"),
+        ("ring of four and pairs", "46", 2, "01"),
+    ],
+)
+def test_known_machines_give_the_closest_devices_and_keep_the_rest_close(
+    kind: str, busy: str, count: int, want: str
+) -> None:
+    table = MACHINES[kind]
+    shares = [held(*(share(f"d{i}", 40_000) for i in busy))]
+    table.book("n", shares)
+    found = placed(table, pod(ask(count), device=("topology-aware", "binpack")))
+    table.unbook("n", shares)
+    assert found == [[f"d{i}" for i in want]]
 
 
 def test_even_links_leave_the_choice_to_the_chain() -> None:

@@ -12,6 +12,8 @@ from msgspec import Struct
 
 ContainerKind = Literal["init", "sidecar", "app"]
 NodePolicy = Literal["binpack", "spread"]
+PARTITION_MODES = frozenset({"mig"})
+"""Modes of devices that are divided in hardware: nobody uses the whole of such a device."""
 DevicePolicy = Literal["binpack", "spread", "numa", "mutex", "topology-aware"]
 
 
@@ -65,6 +67,7 @@ class DeviceSelector(Struct, frozen=True, kw_only=True, omit_defaults=True):
     allow_uuids: tuple[str, ...] = ()
     deny_uuids: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()
+    """How the device is shared; empty accepts every mode in which one request is one share."""
     numa_bind: bool = False
 
     def accepts_type(self, device_type: str) -> bool:
@@ -73,6 +76,13 @@ class DeviceSelector(Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.allow_types and not any(word.lower() in lowered for word in self.allow_types):
             return False
         return not any(word.lower() in lowered for word in self.deny_types)
+
+    def accepts_mode(self, mode: str) -> bool:
+        """Whether a device in ``mode`` can serve the pod.
+
+        A device that is divided in hardware serves only pods that say so.
+        """
+        return mode in self.modes if self.modes else mode not in PARTITION_MODES
 
     def accepts_uuid(self, uuid: str) -> bool:
         """Whether the device named ``uuid`` passes the UUID lists."""

@@ -5,8 +5,8 @@ Order of devices: the words ``binpack``, ``spread`` and ``numa`` of the policy's
 the other; then the lower NUMA node, then the vendor's enumeration. ``binpack`` is fullest first,
 ``spread`` emptiest first, with the share on the device; ``numa`` puts NUMA nodes first that can
 serve the whole step, then the lower one. ``topology-aware`` goes before all of these: several
-devices are the best-connected set, a single one is that whose links to the others that fit are
-weakest, so that the best sets stay whole. ``mutex`` is a constraint, see ``fit``.
+devices are the best-connected set, see ``links``; a single one is that whose links to the others
+that fit are weakest, so that the best sets stay whole. ``mutex`` is a constraint, see ``fit``.
 """
 
 from collections.abc import Sequence
@@ -186,15 +186,13 @@ def _choose_linked(
             parts = [fitting & (numa == number) for number in np.unique(numa[fitting])]
         else:
             parts = [fitting]
-        best = max(
-            (
-                link_class.best_set(part, rank, vendor, step.request.count)
-                for part in parts
-                if part.sum() >= step.request.count
-            ),
-            key=lambda found: found[:2],
-        )
-        chosen[:, node] = best[2]
+        wanted = step.request.count
+        found = [
+            link_class.best_set(part, rank, vendor, wanted)
+            for part in parts
+            if part.sum() >= wanted
+        ]
+        chosen[:, node] = max(found, key=lambda one: one[0])[1]
     return chosen
 
 

@@ -201,9 +201,8 @@ def _static(view: View, step: Step) -> Iterator[tuple[Stage, Bools]]:
     if selector.allow_types or selector.deny_types:
         accepted = np.array([selector.accepts_type(word) for word in table.types.words])
         yield Stage.TYPE, accepted[block.type[:, : block.count]]
-    if selector.modes:
-        accepted = np.array([word in selector.modes for word in table.modes.words])
-        yield Stage.MODE, accepted[block.mode[:, : block.count]]
+    accepted = np.array([selector.accepts_mode(word) for word in table.modes.words])
+    yield Stage.MODE, accepted[block.mode[:, : block.count]]
     if selector.allow_uuids or selector.deny_uuids:
         yield Stage.UUID, _accepted_uuids(view, selector)
     yield Stage.AGENT, block.alive[:, : block.count]

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the best-connected set among devices of one node, from the strengths of their links.
 
-A set's strength is the sum over its pairs; larger is closer. Up to ``EXACT_WIDTH`` devices the
-choice is exact: all sets of a size are listed once per link matrix, strongest first. Wider nodes
-grow a set from every start and keep the strongest. Nodes with equal matrices share one
-``LinkClass``. Devices are named by their cell position; knows nothing of capacity.
+A set's strength is the sum over its pairs; larger is closer. Among equally strong sets that one is
+best whose links to the other devices that fit are weakest: it leaves the strongest links whole. Up
+to ``EXACT_WIDTH`` devices the choice is exact: all sets of a size are listed once per link matrix,
+strongest first. Wider nodes grow a set from every start and keep the best. Nodes with equal
+matrices share one ``LinkClass``. Devices are named by their cell position; knows nothing of
+capacity, nor of what a link is made of: vendors put theirs (NVLink, PCIe, HCCS …) on one scale.
 """
 
 from itertools import combinations
@@ -17,6 +19,9 @@ from hami_scheduler.core.block import Bools, Ints
 
 EXACT_WIDTH: Final = 16
 _MOST_SETS: Final = comb(EXACT_WIDTH, EXACT_WIDTH // 2)
+
+Merit = tuple[int, int, int]
+"""Strength inside, strength that is cut (negative), place in the policy's order; more is better."""
 
 
 class LinkClass:
@@ -59,42 +64,42 @@ class LinkClass:
             self._sets[key] = (member_of, strengths[order])
         return self._sets[key]
 
-    def best_set(self, fits: Bools, rank: Ints, vendor: int, size: int) -> tuple[int, int, Bools]:
-        """(strength, preference, members) of the strongest set of ``size`` fitting devices.
+    def best_set(self, fits: Bools, rank: Ints, vendor: int, size: int) -> tuple[Merit, Bools]:
+        """The best set of ``size`` fitting devices, and how good it is.
 
         ``rank[d]`` is the device's place in the order that the policy prefers (0 first). Among sets
-        of equal strength the one wins whose last-ranked members come earliest; ``preference`` is
-        that as a number, larger first. At least ``size`` devices must fit.
+        that are equal otherwise the one wins whose last-ranked members come earliest. At least
+        ``size`` devices must fit.
         """
-        worth = np.zeros(self.width, np.object_)
-        worth[fits] = [-(1 << int(r)) for r in rank[fits]]
+        to_fitting = self.matrix @ fits
         listed = self.sets(vendor, size)
         if listed is None:
-            members = self._grown_set(fits, rank, size)
+            found = self._grown_sets(fits, rank, size)
         else:
             member_of, strengths = listed
             allowed = np.flatnonzero(~(member_of & ~fits).any(axis=1))
-            strongest = allowed[strengths[allowed] == strengths[allowed[0]]]
-            members = max((member_of[i] for i in strongest), key=lambda row: int(worth[row].sum()))
+            found = member_of[allowed[strengths[allowed] == strengths[allowed[0]]]]
+            touched = found @ to_fitting
+            found = found[touched == touched.min()]
+        return max(((self._merit(some, to_fitting, rank), some) for some in found), key=_first)
+
+    def _merit(self, members: Bools, to_fitting: Ints, rank: Ints) -> Merit:
         inside = np.flatnonzero(members)
         strength = int(self.matrix[np.ix_(inside, inside)].sum()) // 2
-        return strength, int(worth[members].sum()), members
+        cut = int(to_fitting[inside].sum()) - 2 * strength
+        return strength, -cut, -sum(1 << int(place) for place in rank[inside])
 
-    def _grown_set(self, fits: Bools, rank: Ints, size: int) -> Bools:
-        """The strongest of the sets that grow from each fitting device by the best next one."""
+    def _grown_sets(self, fits: Bools, rank: Ints, size: int) -> Bools:
+        """Sets that grow from each fitting device by the best next one."""
         order = [int(i) for i in np.argsort(rank, kind="stable") if fits[i]]
-        best: list[int] = []
-        best_strength = -1
-        for start in order:
-            grown = [start]
-            strength = 0
-            while len(grown) < size:
-                added = self.matrix[grown].sum(axis=0)
-                following = max((i for i in order if i not in grown), key=lambda i: int(added[i]))
-                strength += int(added[following])
-                grown.append(following)
-            if strength > best_strength:
-                best, best_strength = grown, strength
-        members = np.zeros(self.width, np.bool_)
-        members[best] = True
-        return members
+        found = np.zeros((len(order), self.width), np.bool_)
+        for members, start in zip(found, order, strict=True):
+            members[start] = True
+            for _ in range(size - 1):
+                added = self.matrix @ members
+                members[max((i for i in order if not members[i]), key=lambda i: int(added[i]))] = 1
+        return found
+
+
+def _first(pair: tuple[Merit, Bools]) -> Merit:
+    return pair[0]

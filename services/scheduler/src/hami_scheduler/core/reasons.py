@@ -474,6 +474,8 @@ def _fact_of_kind(step: Step, stage: Stage) -> str:
             lists = _lists(selector.allow_types, selector.deny_types)
             return f"no device is of a type wanted: {lists}"
         case Stage.MODE:
+            if not selector.modes:
+                return "every device is divided in hardware, and the pod does not ask for a part"
             return f"no device is in mode {_clip(' or '.join(selector.modes), _WORDS_SHOWN)}"
         case _:
             lists = _lists(selector.allow_uuids, selector.deny_uuids)
