@@ -109,6 +109,12 @@ test *args:
 demo *args:
     @python -m hami_sim.demo "$@"
 
+# build native: the limiter, its path is the last line [--variant release|debug|asan|ubsan|tsan]
+[group('build')]
+[no-exit-message]
+build name *args:
+    @shift; python -m "tools.build_{{ name }}" "$@"
+
 # measure: bench scheduler [--nodes 100,1000,5000] [--json -]
 [group('test')]
 [no-exit-message]

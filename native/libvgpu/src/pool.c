@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * See pool.h. Hooks: stream-ordered allocation and release, pools, and the calls at which pools give memory back.
+ *
+ * A request during stream capture becomes a node of a graph and is charged as such.
+ * Locks taken here: one for the pools' figures, for a few instructions; the driver is never called under it.
+ */
+#include "pool.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "context.h"
+#include "device.h"
+#include "hook.h"
+#include "launch_hooks.h"
+#include "memory.h"
+
+#define POOLS 255u
+
+struct pool {
+    _Atomic(CUmemoryPool) handle; /* NULL: free; written last */
+    _Atomic(int) device;          /* index in the limits, -1: host memory or a device without limits */
+    _Atomic(bool) destroyed;      /* by the application; lives on while memory of it is held */
+    uint64_t live;                /* requested and not freed, requests on their way included */
+    uint64_t charged;             /* >= live */
+};
+
+static struct pool pools[POOLS];
+static _Atomic(uint32_t) pools_locked;
+static _Atomic(bool) slack; /* some pool may have charged > reserved */
+
+static bool reserved_of(CUmemoryPool handle, uint64_t *bytes)
+{
+    cuuint64_t reserved = 0;
+    if (DRIVER(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) != CUDA_SUCCESS)
+        return false;
+    *bytes = reserved;
+    return true;
+}
+
+/* Number of the pool, entered with its device if it is new; POOLS: no room, it stays uncounted. */
+static uint32_t pool_number(CUmemoryPool handle, int device)
+{
+    uint32_t unused = POOLS, number = POOLS;
+    spin_lock(&pools_locked);
+    for (uint32_t i = 0; i < POOLS && number == POOLS; i++) {
+        if (pools[i].handle == handle && !pools[i].destroyed) number = i;
+        if (!pools[i].handle && unused == POOLS) unused = i;
+    }
+    if (number == POOLS && unused < POOLS) {
+        number = unused;
+        pools[number].live = pools[number].charged = 0;
+        pools[number].destroyed = false;
+        pools[number].device = device;
+        pools[number].handle = handle;
+    }
+    spin_unlock(&pools_locked);
+    return number;
+}
+
+/* Bring `charged` to what the driver has reserved. `strict`: growth that does not fit is not charged; false then. */
+static bool pool_settle(uint32_t number, bool strict, bool *refunded)
+{
+    uint64_t reserved = 0;
+    struct pool *pool = &pools[number];
+    bool fits = true;
+    bool known = !pool->destroyed && reserved_of(pool->handle, &reserved);
+    spin_lock(&pools_locked);
+    uint64_t target = known && reserved > pool->live ? reserved : pool->live;
+    if (target > pool->charged) {
+        fits = !strict || account_charge(pool->device, target - pool->charged);
+        if (!strict) account_charge_anyway(pool->device, target - pool->charged);
+        if (fits) pool->charged = target;
+    } else if (target < pool->charged) {
+        account_refund(pool->device, pool->charged - target);
+        pool->charged = target;
+        if (refunded) *refunded = true;
+    }
+    if (pool->destroyed && pool->charged == 0) pool->handle = NULL;
+    spin_unlock(&pools_locked);
+    return fits;
+}
+
+bool pool_settle_device(int device)
+{
+    bool refunded = false;
+    for (uint32_t i = 0; i < POOLS; i++)
+        if (pools[i].handle && pools[i].device == device) pool_settle(i, false, &refunded);
+    return refunded;
+}
+
+void pool_settle_if_slack(int device)
+{
+    if (LIKELY(!atomic_load_explicit(&slack, memory_order_relaxed))) return;
+    pool_settle_device(device);
+}
+
+static void settle_after_wait(void)
+{
+    launch_settle();
+    if (LIKELY(!atomic_load_explicit(&slack, memory_order_relaxed))) return;
+    atomic_store_explicit(&slack, false, memory_order_relaxed);
+    for (uint32_t i = 0; i < POOLS; i++)
+        if (pools[i].handle && pools[i].device >= 0) pool_settle(i, false, NULL);
+}
+
+void pool_freed(const struct held *held, bool done)
+{
+    uint32_t number = (uint32_t)held->tag;
+    spin_lock(&pools_locked);
+    struct pool *pool = &pools[number];
+    pool->live -= held->bytes < pool->live ? held->bytes : pool->live;
+    spin_unlock(&pools_locked);
+    atomic_store_explicit(&slack, true, memory_order_relaxed);
+    if (done || pool->destroyed) pool_settle(number, false, NULL);
+}
+
+static bool is_of_pool(const struct held *held, const void *what)
+{
+    return held->kind == MEMORY_POOLED && held->tag == *(const uint8_t *)what;
+}
+
+static void nothing_more(uint64_t key, const struct held *held, void *into)
+{
+    (void)key;
+    (void)held;
+    (void)into;
+}
+
+void pool_device_reset(int device)
+{
+    for (uint32_t i = 0; i < POOLS; i++) {
+        cuuint64_t used = 1;
+        if (!pools[i].handle || pools[i].device != device) continue;
+        CUresult result = DRIVER(cuMemPoolGetAttribute)(pools[i].handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
+        if (result == CUDA_SUCCESS && used) continue;
+        uint8_t tag = (uint8_t)i;
+        table_take_if(&memory_pointers, is_of_pool, &tag, nothing_more, NULL);
+        spin_lock(&pools_locked);
+        pools[i].live = 0;
+        spin_unlock(&pools_locked);
+        pool_settle(i, false, NULL);
+    }
+}
+
+void pool_reset(void)
+{
+    memset(pools, 0, sizeof pools);
+    atomic_store(&pools_locked, 0);
+    atomic_store(&slack, false);
+}
+
+/* --- allocate --- */
+
+static bool is_capturing(CUstream stream, bool per_thread)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result =
+        per_thread ? DRIVER(cuStreamIsCapturing_ptsz)(stream, &status) : DRIVER(cuStreamIsCapturing)(stream, &status);
+    return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+}
+
+/* What a pool lacks for a request, charged; false: it does not fit. */
+static bool pool_charge(uint32_t number, uint64_t bytes)
+{
+    struct pool *pool = &pools[number];
+    spin_lock(&pools_locked);
+    uint64_t live = pool->live + bytes;
+    bool fits = live <= pool->charged || account_charge(pool->device, live - pool->charged);
+    if (fits) {
+        pool->live = live;
+        if (pool->charged < live) pool->charged = live;
+    }
+    spin_unlock(&pools_locked);
+    return fits;
+}
+
+static void pool_uncharge(uint32_t number, uint64_t bytes)
+{
+    spin_lock(&pools_locked);
+    pools[number].live -= bytes;
+    spin_unlock(&pools_locked);
+    pool_settle(number, false, NULL);
+}
+
+struct request {
+    CUdeviceptr *pointer;
+    size_t bytes;
+    CUmemoryPool pool; /* NULL: the current one of the stream's device */
+    CUstream stream;
+    bool per_thread;
+};
+
+static CUresult ask_driver(const struct request *request)
+{
+    if (request->pool && request->per_thread)
+        return DRIVER(cuMemAllocFromPoolAsync_ptsz)(request->pointer, request->bytes, request->pool, request->stream);
+    if (request->pool)
+        return DRIVER(cuMemAllocFromPoolAsync)(request->pointer, request->bytes, request->pool, request->stream);
+    if (request->per_thread) return DRIVER(cuMemAllocAsync_ptsz)(request->pointer, request->bytes, request->stream);
+    return DRIVER(cuMemAllocAsync)(request->pointer, request->bytes, request->stream);
+}
+
+/* The pool has grown by more than fits: take the memory back and make the pool return it. */
+static void give_up(const struct request *request, CUmemoryPool pool)
+{
+    if (request->per_thread) {
+        DRIVER(cuMemFreeAsync_ptsz)(*request->pointer, request->stream);
+        DRIVER(cuStreamSynchronize_ptsz)(request->stream);
+    } else {
+        DRIVER(cuMemFreeAsync)(*request->pointer, request->stream);
+        DRIVER(cuStreamSynchronize)(request->stream);
+    }
+    DRIVER(cuMemPoolTrimTo)(pool, 0);
+}
+
+static CUresult allocate(const struct request *request)
+{
+    struct context_here here;
+    CUmemoryPool pool = request->pool;
+    enum memory_kind kind = MEMORY_POOLED;
+    hook_enter();
+    if (!request->pointer || request->bytes > TABLE_BYTES_MAX ||
+        !context_of_stream(request->stream, request->per_thread, &here))
+        return ask_driver(request);
+    if (is_capturing(request->stream, request->per_thread)) {
+        memory_graph_seen();
+        return ask_driver(request);
+    }
+    if (!pool && DRIVER(cuDeviceGetMemPool)(&pool, here.cuda) != CUDA_SUCCESS) return ask_driver(request);
+    uint32_t number = pool_number(pool, here.device);
+    if (number == POOLS || pools[number].device < 0) return ask_driver(request);
+    int device = pools[number].device;
+    if (!pool_charge(number, request->bytes) &&
+        !((pool_settle_device(device) | memory_graph_settle(device)) && pool_charge(number, request->bytes)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = ask_driver(request);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && memory_may_spill(device)) {
+        /* Managed memory is charged by request, not as part of the pool. */
+        pool_uncharge(number, request->bytes);
+        if (!hook_charge(device, request->bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+        result = memory_spill(request->pointer, request->bytes, device, result, &kind);
+        if (result != CUDA_SUCCESS) account_refund(device, request->bytes);
+    } else if (result != CUDA_SUCCESS) {
+        pool_uncharge(number, request->bytes);
+    } else if (!pool_settle(number, true, NULL)) {
+        give_up(request, pool);
+        pool_uncharge(number, request->bytes);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (result != CUDA_SUCCESS) return result;
+    struct held held = {.bytes = request->bytes & TABLE_BYTES_MAX,
+                        .device = (uint64_t)device & 0x3f,
+                        .kind = kind & 7,
+                        .tag = kind == MEMORY_POOLED ? (uint8_t)number : here.tag};
+    hook_remember(&memory_pointers, *request->pointer, held);
+    return CUDA_SUCCESS;
+}
+
+HOOK_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream)
+{
+    return allocate(&(struct request){pointer, bytes, NULL, stream, false});
+}
+
+HOOK_EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream stream)
+{
+    return allocate(&(struct request){pointer, bytes, NULL, stream, true});
+}
+
+HOOK_EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    return allocate(&(struct request){pointer, bytes, pool, stream, false});
+}
+
+HOOK_EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool,
+                                                  CUstream stream)
+{
+    return allocate(&(struct request){pointer, bytes, pool, stream, true});
+}
+
+/* --- free --- */
+
+static CUresult free_async(CUdeviceptr pointer, CUstream stream, bool per_thread)
+{
+    struct held held;
+    hook_enter();
+    bool known = table_take(&memory_pointers, pointer, &held);
+    CUresult result;
+    if (known && held.kind == MEMORY_MANAGED) {
+        /* Spilled: the driver does not free managed memory in stream order, so wait for the stream. */
+        result = per_thread ? DRIVER(cuStreamSynchronize_ptsz)(stream) : DRIVER(cuStreamSynchronize)(stream);
+        if (result == CUDA_SUCCESS) result = DRIVER(cuMemFree_v2)(pointer);
+    } else {
+        result = per_thread ? DRIVER(cuMemFreeAsync_ptsz)(pointer, stream) : DRIVER(cuMemFreeAsync)(pointer, stream);
+    }
+    if (!known) return result;
+    if (result != CUDA_SUCCESS)
+        hook_remember(&memory_pointers, pointer, held);
+    else if (held.kind == MEMORY_POOLED)
+        pool_freed(&held, false);
+    else
+        account_refund((int)held.device, held.bytes);
+    return result;
+}
+
+HOOK_EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
+{
+    return free_async(pointer, stream, false);
+}
+
+HOOK_EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
+{
+    return free_async(pointer, stream, true);
+}
+
+/* --- pools --- */
+
+static int pool_location(const CUmemPoolProps *properties)
+{
+    if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE) return device_limits(properties->location.id);
+    if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN)
+        return device_limits(properties->location.id & 0xff);
+    return -1;
+}
+
+HOOK_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
+{
+    hook_enter();
+    CUresult result = DRIVER(cuMemPoolCreate)(pool, properties);
+    if (result == CUDA_SUCCESS && pool && properties) pool_number(*pool, pool_location(properties));
+    return result;
+}
+
+HOOK_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
+{
+    hook_enter();
+    uint32_t number = POOLS;
+    spin_lock(&pools_locked);
+    for (uint32_t i = 0; i < POOLS; i++)
+        if (pool && pools[i].handle == pool && !pools[i].destroyed) number = i;
+    if (number < POOLS) pools[number].destroyed = true;
+    spin_unlock(&pools_locked);
+    CUresult result = DRIVER(cuMemPoolDestroy)(pool);
+    if (number == POOLS) return result;
+    if (result != CUDA_SUCCESS)
+        pools[number].destroyed = false;
+    else
+        pool_settle(number, false, NULL);
+    return result;
+}
+
+HOOK_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
+{
+    hook_enter();
+    CUresult result = DRIVER(cuMemPoolTrimTo)(pool, keep);
+    atomic_store_explicit(&slack, true, memory_order_relaxed);
+    settle_after_wait();
+    return result;
+}
+
+/* --- where pools give memory back --- */
+
+HOOK_EXPORT CUresult cuCtxSynchronize(void)
+{
+    CUresult result = DRIVER(cuCtxSynchronize)();
+    settle_after_wait();
+    return result;
+}
+
+HOOK_EXPORT CUresult cuCtxSynchronize_v2(CUcontext context)
+{
+    CUresult result = DRIVER(cuCtxSynchronize_v2)(context);
+    settle_after_wait();
+    return result;
+}
+
+HOOK_EXPORT CUresult cuEventSynchronize(CUevent event)
+{
+    CUresult result = DRIVER(cuEventSynchronize)(event);
+    settle_after_wait();
+    return result;
+}
+
+HOOK_EXPORT CUresult cuStreamSynchronize(CUstream stream)
+{
+    CUresult result = DRIVER(cuStreamSynchronize)(stream);
+    settle_after_wait();
+    return result;
+}
+
+HOOK_EXPORT CUresult cuStreamSynchronize_ptsz(CUstream stream)
+{
+    CUresult result = DRIVER(cuStreamSynchronize_ptsz)(stream);
+    settle_after_wait();
+    return result;
+}

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* See table.h. */
+#include "table.h"
+
+#include <sched.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define FIRST_CAPACITY 64u
+#define SPINS 100
+
+void spin_lock(_Atomic(uint32_t) *locked)
+{
+    for (int spins = 0; atomic_exchange_explicit(locked, 1, memory_order_acquire); spins++) {
+        while (atomic_load_explicit(locked, memory_order_relaxed)) {
+            if (spins++ < SPINS) {
+#if defined(__x86_64__)
+                __builtin_ia32_pause();
+#endif
+            } else {
+                sched_yield();
+            }
+        }
+    }
+}
+
+void spin_unlock(_Atomic(uint32_t) *locked)
+{
+    atomic_store_explicit(locked, 0, memory_order_release);
+}
+
+static inline uint64_t mix(uint64_t key)
+{
+    return key * UINT64_C(0x9e3779b97f4a7c15);
+}
+
+static inline struct table_shard *shard_of(struct table *table, uint64_t mixed)
+{
+    return &table->shards[mixed >> 58];
+}
+
+static inline uint32_t home_of(const struct table_shard *shard, uint64_t mixed)
+{
+    return (uint32_t)(mixed >> 26) & (shard->capacity - 1);
+}
+
+static void place(struct table_shard *shard, uint64_t key, struct held held)
+{
+    uint32_t mask = shard->capacity - 1;
+    uint32_t at = home_of(shard, mix(key));
+    while (shard->entries[at].key)
+        at = (at + 1) & mask;
+    shard->count++;
+    shard->entries[at] = (struct table_entry){.key = key, .held = held};
+}
+
+static bool grow(struct table_shard *shard)
+{
+    struct table_shard old = {.capacity = shard->capacity, .entries = shard->entries};
+    uint32_t capacity = old.capacity ? old.capacity * 2 : FIRST_CAPACITY;
+    if (capacity < old.capacity) return false;
+    void *memory =
+        mmap(NULL, capacity * sizeof(struct table_entry), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return false;
+    shard->entries = memory;
+    shard->capacity = capacity;
+    shard->count = 0;
+    for (uint32_t i = 0; i < old.capacity; i++)
+        if (old.entries[i].key) place(shard, old.entries[i].key, old.entries[i].held);
+    if (old.entries) munmap(old.entries, old.capacity * sizeof(struct table_entry));
+    return true;
+}
+
+/* Index of the key, or the capacity. */
+static uint32_t find(const struct table_shard *shard, uint64_t key, uint64_t mixed)
+{
+    if (!shard->capacity) return 0;
+    uint32_t mask = shard->capacity - 1;
+    for (uint32_t at = home_of(shard, mixed); shard->entries[at].key; at = (at + 1) & mask)
+        if (shard->entries[at].key == key) return at;
+    return shard->capacity;
+}
+
+/* Remove the entry at `gap` and move back those behind it that would not be found any more. */
+static void close_gap(struct table_shard *shard, uint32_t gap)
+{
+    uint32_t mask = shard->capacity - 1;
+    for (uint32_t at = (gap + 1) & mask; shard->entries[at].key; at = (at + 1) & mask) {
+        uint32_t home = home_of(shard, mix(shard->entries[at].key));
+        if (((at - home) & mask) >= ((at - gap) & mask)) {
+            shard->entries[gap] = shard->entries[at];
+            gap = at;
+        }
+    }
+    shard->entries[gap].key = 0;
+    shard->count--;
+}
+
+enum table_put table_put(struct table *table, uint64_t key, struct held held, struct held *replaced)
+{
+    if (!key) return TABLE_NO_MEMORY;
+    uint64_t mixed = mix(key);
+    struct table_shard *shard = shard_of(table, mixed);
+    enum table_put outcome = TABLE_NO_MEMORY;
+    spin_lock(&shard->locked);
+    uint32_t at = find(shard, key, mixed);
+    if (at < shard->capacity) {
+        *replaced = shard->entries[at].held;
+        shard->entries[at].held = held;
+        outcome = TABLE_REPLACED;
+    } else if (shard->count < shard->capacity / 2 || grow(shard)) {
+        place(shard, key, held);
+        outcome = TABLE_NEW;
+    }
+    spin_unlock(&shard->locked);
+    return outcome;
+}
+
+bool table_get(struct table *table, uint64_t key, struct held *held)
+{
+    uint64_t mixed = mix(key);
+    struct table_shard *shard = shard_of(table, mixed);
+    spin_lock(&shard->locked);
+    uint32_t at = find(shard, key, mixed);
+    bool found = key && at < shard->capacity;
+    if (found) *held = shard->entries[at].held;
+    spin_unlock(&shard->locked);
+    return found;
+}
+
+bool table_take(struct table *table, uint64_t key, struct held *held)
+{
+    uint64_t mixed = mix(key);
+    struct table_shard *shard = shard_of(table, mixed);
+    spin_lock(&shard->locked);
+    uint32_t at = find(shard, key, mixed);
+    bool found = key && at < shard->capacity;
+    if (found) {
+        *held = shard->entries[at].held;
+        close_gap(shard, at);
+    }
+    spin_unlock(&shard->locked);
+    return found;
+}
+
+void table_take_if(struct table *table, bool (*wanted)(const struct held *held, const void *what), const void *what,
+                   void (*taken)(uint64_t key, const struct held *held, void *into), void *into)
+{
+    for (uint32_t i = 0; i < TABLE_SHARDS; i++) {
+        struct table_shard *shard = &table->shards[i];
+        spin_lock(&shard->locked);
+        for (uint32_t at = 0; at < shard->capacity;) {
+            struct table_entry entry = shard->entries[at];
+            if (entry.key && wanted(&entry.held, what)) {
+                taken(entry.key, &entry.held, into);
+                close_gap(shard, at); /* may have moved another one here: look again */
+            } else {
+                at++;
+            }
+        }
+        spin_unlock(&shard->locked);
+    }
+}
+
+void table_reset(struct table *table)
+{
+    for (uint32_t i = 0; i < TABLE_SHARDS; i++) {
+        struct table_shard *shard = &table->shards[i];
+        if (shard->entries) munmap(shard->entries, shard->capacity * sizeof(struct table_entry));
+        shard->entries = NULL;
+        shard->capacity = 0;
+        shard->count = 0;
+        atomic_store_explicit(&shard->locked, 0, memory_order_relaxed);
+    }
+}
+
+uint64_t table_count(struct table *table)
+{
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < TABLE_SHARDS; i++) {
+        spin_lock(&table->shards[i].locked);
+        count += table->shards[i].count;
+        spin_unlock(&table->shards[i].locked);
+    }
+    return count;
+}

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds libvgpu.so, the limiter, and prints its path as the last line.
+
+Output goes to build/native/<variant>-<digest>/, the digest being that of sources, flags and
+compiler: unchanged input builds nothing, two builders at once cannot disturb each other, and a
+process keeps the file that it has mapped. Variants other than `release` are for tests.
+
+    python tools/build_native.py [--variant release|debug|asan|ubsan|tsan] [--root DIR] [--out DIR]
+"""
+
+import argparse
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = "libvgpu.so"
+SOURCES = ROOT / "native/libvgpu/src"
+EXPORTS = ROOT / "native/libvgpu/libvgpu.map"
+DEFAULT_OUT = ROOT / "build/native"
+
+LANGUAGE = (
+    *("-std=c11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec"),
+    *("-fno-strict-aliasing", "-fno-plt", "-fstack-protector-strong", "-fno-common"),
+)
+WARNINGS = (
+    *("-Wall", "-Wextra", "-Werror", "-Wstrict-prototypes", "-Wmissing-prototypes"),
+    "-Wconversion",
+)
+LINK = ("-shared", "-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,nodelete")
+FLAGS_BY_VARIANT = {
+    "release": ("-O2", "-g1", "-DNDEBUG"),
+    "debug": ("-O1", "-g"),
+    "asan": ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
+    "ubsan": ("-O1", "-g", "-fsanitize=undefined", "-fno-sanitize-recover=undefined"),
+    "tsan": ("-O1", "-g", "-fsanitize=thread"),
+}
+"""What differs; the sanitizers' run-time libraries come from the compiler."""
+
+
+def compiler() -> list[str]:
+    """The C compiler of $CC, which may have arguments, else cc."""
+    return shlex.split(os.environ.get("CC", "cc"))
+
+
+def digest(flags: list[str]) -> str:
+    """Changes with every byte that goes into a build."""
+    summary = hashlib.sha256(shlex.join([*compiler(), *flags, *LINK]).encode())
+    inputs = [*SOURCES.glob("*.c"), *SOURCES.glob("*.h"), *SOURCES.glob("*.def"), EXPORTS]
+    for path in sorted(inputs):
+        summary.update(path.name.encode() + b"\0" + path.read_bytes())
+    return summary.hexdigest()[:16]
+
+
+def build(variant: str = "release", out: Path = DEFAULT_OUT, root: str = "") -> Path:
+    """Build what is missing and return the library; `root` moves /etc/hami and /run/hami."""
+    flags = [*LANGUAGE, *WARNINGS, *FLAGS_BY_VARIANT[variant], "-I", str(SOURCES)]
+    if root:
+        flags += [f'-DVGPU_ROOT="{root}"', f'-DPRIORITY_PATH="{root}/run/hami-priority/page-1"']
+    target = out / f"{variant}-{digest(flags)}" / LIBRARY
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        fresh = Path(scratch)
+        sources = sorted(SOURCES.glob("*.c"))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(lambda source: _compile(source, fresh, flags), sources))
+        exports = fresh / EXPORTS.name
+        preprocess = [*compiler(), "-E", "-P", "-x", "c", "-I", str(SOURCES), str(EXPORTS)]
+        subprocess.run([*preprocess, "-o", str(exports)], check=True)
+        linking = [*LINK, f"-Wl,-soname,{LIBRARY}", f"-Wl,--version-script={exports}"]
+        library = fresh / LIBRARY
+        subprocess.run(
+            [*compiler(), *flags, *linking, "-o", str(library), *map(str, objects)], check=True
+        )
+        library.replace(target)
+    return target
+
+
+def _compile(source: Path, scratch: Path, flags: list[str]) -> Path:
+    built = scratch / f"{source.stem}.o"
+    subprocess.run([*compiler(), *flags, "-c", str(source), "-o", str(built)], check=True)
+    return built
+
+
+def main() -> int:
+    """Build and print; a compiler failure is shown by the compiler and ends with its exit code."""
+    parser = argparse.ArgumentParser(description="Build the limiter, libvgpu.so.")
+    parser.add_argument("--variant", choices=sorted(FLAGS_BY_VARIANT), default="release")
+    parser.add_argument("--root", default="", help="where tests keep /etc/hami and /run/hami")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="directory for all builds")
+    arguments = parser.parse_args()
+    try:
+        library = build(arguments.variant, arguments.out, arguments.root)
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    sys.stdout.write(f"{library}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
