@@ -6,12 +6,15 @@ start uses the same port and the same store, so clients reconnect as they would 
 port is learned from the server's ports file; ready means that it answered PING on that port. A
 server never outlives this process: the kernel kills it with its parent, however that one ends.
 
+``NatsCluster`` runs several that form one JetStream cluster, of which each can be hurt alone.
+
 Times are seconds of the monotonic clock. Knows nothing of streams, buckets or subjects.
 """
 
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -19,6 +22,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+from nats.aio.client import Client as NatsClient
+from nats.errors import Error as NatsError
 
 from hami_common.errors import Unavailable
 from hami_sim.process import dying_with_parent
@@ -192,6 +197,82 @@ async def run_nats_server(directory: Path, *, config_text: str = "") -> AsyncIte
         yield server
     finally:
         await server.stop()
+
+
+class NatsCluster:
+    """Servers with one JetStream among them; ready when they have elected its leader."""
+
+    def __init__(self, directory: Path, *, size: int = 3) -> None:
+        """Keep each server's files in a folder of its own below ``directory``."""
+        routes = [f"{HOST}:{port}" for port in _free_ports(size)]
+        urls = ", ".join(f"nats://{route}" for route in routes)
+        self.servers = [
+            NatsServer(
+                directory / f"server-{number}",
+                config_text=f"""
+                    server_name: server-{number}
+                    cluster {{ name: bus, listen: "{route}", routes: [{urls}] }}
+                """,
+            )
+            for number, route in enumerate(routes)
+        ]
+
+    @property
+    def urls(self) -> list[str]:
+        """Addresses for clients."""
+        return [server.url for server in self.servers]
+
+    async def start(self) -> None:
+        """Start every server that does not run and wait until JetStream answers."""
+        async with anyio.create_task_group() as group:
+            for server in self.servers:
+                group.start_soon(server.start)
+        with anyio.move_on_after(2 * START_S):
+            while not await _has_jetstream(self.urls):
+                await anyio.sleep(_POLL_S * 10)
+            return
+        raise Unavailable(peer="nats-server", detail="the servers elected no JetStream leader")
+
+    async def stop(self) -> None:
+        """Stop all servers."""
+        async with anyio.create_task_group() as group:
+            for server in self.servers:
+                group.start_soon(server.stop)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+async def _has_jetstream(urls: list[str]) -> bool:
+    client = NatsClient()
+    try:
+        await client.connect(urls, connect_timeout=1, allow_reconnect=False)
+        await client.jetstream(timeout=1).account_info()
+    except (NatsError, OSError, TimeoutError):
+        return False
+    else:
+        return True
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def run_nats_cluster(directory: Path, *, size: int = 3) -> AsyncIterator[NatsCluster]:
+    """Run a cluster of servers for the time of the block."""
+    cluster = NatsCluster(directory, size=size)
+    try:
+        await cluster.start()
+        yield cluster
+    finally:
+        await cluster.stop()
 
 
 def find_nats_server() -> Path:
