@@ -24,6 +24,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
+from itertools import cycle
 from typing import Protocol
 
 import anyio
@@ -31,7 +32,7 @@ import anyio.lowlevel
 import msgspec
 
 from hami_common import subjects
-from hami_common.errors import Denied
+from hami_common.errors import Denied, Unavailable
 from hami_common.ports import Bucket, Clock, Entry, Publisher, WatchEvent
 from hami_common.runtime import natsio
 from hami_common.runtime.kubeio.client import failure
@@ -418,13 +419,19 @@ class NatsOutside:
         return [(entry.revision, entry.key, entry.value) for entry in found]
 
     async def _read(self, stream: str, subject: str, *, after: int) -> list[Entry]:
+        with anyio.fail_after(READ_LIMIT_S):
+            while True:
+                try:
+                    return await self._read_once(stream, subject, after=after)
+                except Unavailable:
+                    await anyio.sleep(0.05)  # servers that elect a leader answer nothing meanwhile
+
+    async def _read_once(self, stream: str, subject: str, *, after: int) -> list[Entry]:
         bus = self._buses[READER]
         last = (await api(bus, f"STREAM.INFO.{stream}"))["state"]["last_seq"]
         found: list[Entry] = []
-        if last <= after:
-            return found
-        start = {"deliver_policy": "by_start_sequence", "opt_start_seq": after + 1}
-        with anyio.fail_after(READ_LIMIT_S):
+        if last > after:
+            start = {"deliver_policy": "by_start_sequence", "opt_start_seq": after + 1}
             async with ordered_session(bus, stream=stream, start=start, filter_subject=subject) as (
                 session,
                 _,
@@ -457,18 +464,26 @@ class NatsOutside:
 
 
 @asynccontextmanager
-async def nats_outside(server: NatsServer, names: Sequence[str]) -> AsyncIterator[NatsOutside]:
-    """Connections to ``server`` for processes of these names, and for the reader."""
+async def nats_outside(
+    servers: Sequence[NatsServer], names: Sequence[str]
+) -> AsyncIterator[NatsOutside]:
+    """Connections for processes of these names, and for the reader, to one server each in turn.
+
+    Every stream has a replica on every server.
+    """
 
     async def restart_empty() -> None:
-        await server.kill()
-        await server.wipe()
-        await server.start()
+        for server in servers:
+            await server.kill()
+            await server.wipe()
+        for server in servers:
+            await server.start()
 
     async with AsyncExitStack() as stack:
         buses = {
             name: await stack.enter_async_context(natsio.connect([server.url], name=name))
-            for name in (*names, READER)
+            for name, server in zip((*names, READER), cycle(servers), strict=False)
         }
-        await natsio.ensure_bus(buses[READER])
+        limits = natsio.BusLimits(replicas=len(servers))
+        await natsio.ensure_bus(buses[READER], limits=limits)
         yield NatsOutside(buses, restart_empty=restart_empty)

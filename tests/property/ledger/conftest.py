@@ -4,12 +4,14 @@
 import logging
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from hami_sim.natsd import NatsServer
+from hami_sim.natsd import NatsServer, run_nats_cluster
 from tests.property.ledger.chaos import SLOTS, cluster_nodes
 from tests.property.ledger.drive import Drive
 from tests.support.ledger_outside import MemoryOutside, nats_outside
@@ -42,14 +44,22 @@ async def memory_drive(seed: int) -> AsyncIterator[Drive]:
 
 @pytest.fixture
 def nats_drive(nats_server: NatsServer) -> OpenDrive:
-    @asynccontextmanager
-    async def opened(seed: int) -> AsyncIterator[Drive]:
-        async with (
-            nats_outside(nats_server, (OTHERS, *SLOTS)) as outside,
-            ledger_world(
-                outside, clock=SteppedClock(), nodes=cluster_nodes(), rng=random.Random(seed)
-            ) as world,
-        ):
-            yield Drive(world, seed)
+    return partial(_drive_on, [nats_server])
 
-    return opened
+
+@pytest.fixture
+async def replicated_drive(tmp_path: Path, anyio_backend: str) -> AsyncIterator[OpenDrive]:
+    """Three servers; each scheduler talks to another one, and so reads from another replica."""
+    async with run_nats_cluster(tmp_path) as cluster:
+        yield partial(_drive_on, cluster.servers)
+
+
+@asynccontextmanager
+async def _drive_on(servers: Sequence[NatsServer], seed: int) -> AsyncIterator[Drive]:
+    async with (
+        nats_outside(servers, (OTHERS, *SLOTS)) as outside,
+        ledger_world(
+            outside, clock=SteppedClock(), nodes=cluster_nodes(), rng=random.Random(seed)
+        ) as world,
+    ):
+        yield Drive(world, seed)
