@@ -8,10 +8,12 @@
 enum {
     UNKNOWN_GROWTH_BITS = 3,
     UNKNOWN_GROWTH_STEPS = 5,
-    MEAN_WEIGHT = 256,
-    LOW_WEIGHT = 64,
+    MEAN_WEIGHT = 1024,
+    LOW_WEIGHT = 192,
     STRANGE_IN_A_ROW = 8,
-    EARLY = 8
+    EARLY = 8,
+    CALM_IN_A_ROW = 16,
+    CALM_RATIO = 8
 };
 
 /* A slice of a driver's time-slicing, about. */
@@ -61,6 +63,7 @@ static void reset(struct estimate *entry, const void *function, uint64_t shape)
     entry->near_ns = 0;
     entry->low_ns = 0;
     entry->strange = 0;
+    entry->calm = 0;
     entry->taken = 0;
     __atomic_store_n(&entry->shape, shape, __ATOMIC_RELAXED);
     __atomic_store_n(&entry->function, function, __ATOMIC_RELAXED);
@@ -213,6 +216,10 @@ uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_
     uint64_t limit = contenders == 1 ? UINT64_MAX : trim_limit(estimate->low_ns);
     if (estimate->near_ns == 0 || estimate->near_ns > limit) estimate->near_ns = estimate->low_ns;
     if (elapsed <= limit) add_to_mean(&estimate->near_ns, elapsed, weight);
+    /* What was long and is short now, again and again, owes nothing to its past. */
+    estimate->calm = elapsed <= limit ? estimate->calm + 1 : 0;
+    if (estimate->calm >= CALM_IN_A_ROW && estimate->mean_ns / contenders > CALM_RATIO * estimate->near_ns)
+        estimate->mean_ns = estimate->near_ns;
     uint64_t least = estimate->mean_ns / contenders;
     /* Processes of a container that begin together see nothing but each other at first. */
     bool early = estimate->taken < EARLY && contenders > 2;

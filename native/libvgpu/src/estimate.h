@@ -43,6 +43,7 @@ struct estimate {
     uint64_t near_ns; /* mean of those near the shortest */
     uint64_t low_ns;
     uint32_t taken;   /* samples since the last change */
+    uint32_t calm;    /* consecutive samples near the shortest */
     uint32_t strange; /* consecutive samples that no neighbour explains */
     uint64_t elapsed_ns[ESTIMATE_SAMPLES];
 };
