@@ -29,6 +29,7 @@ static uint64_t limit_bytes[REGION_DEVICES_MAX];
 static uint32_t core_pct[REGION_DEVICES_MAX];
 static uint32_t priority = 1;
 static uint32_t core_policy;
+static uint32_t core_limited;
 static uint32_t by_ordinal;
 static uint64_t errors;
 static struct region_share *own_shares[REGION_DEVICES_MAX];
@@ -56,10 +57,13 @@ static bool is_attached(void)
 
 static void publish_limits(void)
 {
+    uint32_t held = 0;
     for (uint32_t i = 0; i < limits.device_count; i++) {
         WRITE(limit_bytes[i], limits.memory_bytes[i]);
         WRITE(core_pct[i], limits.core_pct[i]);
+        held |= limits.core_pct[i] < 100;
     }
+    WRITE(core_limited, held);
     WRITE(priority, limits.priority);
     WRITE(core_policy, limits.core_policy);
     WRITE(by_ordinal, limits.source == LIMITS_ENVIRONMENT);
@@ -207,7 +211,17 @@ static uint64_t chunk_for(uint64_t limit)
     return chunk / CHUNK_STEP * CHUNK_STEP;
 }
 
-static bool request(int device, uint64_t bytes, bool anyway)
+/* What a request that was refused saw, to look after it without the lock. */
+struct refusal {
+    const struct region *region;
+    union region_total_word seen;
+    union region_owner self;
+    uint64_t limit;
+    uint32_t slot;
+    bool final;
+};
+
+static bool request(int device, uint64_t bytes, bool anyway, struct refusal *refusal)
 {
     account_attach();
     if (!__atomic_load_n(&fork_words->watching, __ATOMIC_RELAXED))
@@ -217,13 +231,16 @@ static bool request(int device, uint64_t bytes, bool anyway)
     bool granted = true;
     bool counts = device >= 0 && (uint32_t)device < READ(device_count) && bytes;
     uint64_t limit = counts ? READ(limit_bytes[device]) : LIMITS_UNLIMITED;
+    uint64_t asked = anyway ? LIMITS_UNLIMITED : limit;
+    *refusal = (struct refusal){.region = READ(region), .self = self, .limit = limit, .slot = slot, .final = true};
     if (counts && slot == REGION_NO_SLOT) {
-        granted = anyway || limit == LIMITS_UNLIMITED;
+        granted = asked == LIMITS_UNLIMITED;
     } else if (counts) {
-        if (!__atomic_load_n(&fork_words->watching, __ATOMIC_RELAXED)) (void)account_tick();
-        uint64_t asked = anyway ? LIMITS_UNLIMITED : limit;
         uint64_t chunk = anyway ? 0 : chunk_for(limit);
-        granted = lease_request(READ(region), (uint32_t)device, slot, bytes, asked, chunk) == LEASE_GRANTED;
+        enum lease_answer answer =
+            lease_request(refusal->region, (uint32_t)device, slot, bytes, asked, chunk, &refusal->seen);
+        granted = answer == LEASE_GRANTED;
+        refusal->final = answer == LEASE_IMPOSSIBLE;
         if (!granted && asked == LIMITS_UNLIMITED) {
             granted = true; /* more than can be counted, and more than any driver will give */
             __atomic_fetch_add(&errors, 1, __ATOMIC_RELAXED);
@@ -233,24 +250,22 @@ static bool request(int device, uint64_t bytes, bool anyway)
     return granted;
 }
 
-/* Without the lock while it reads /proc, so that other threads of the process go on. */
-static bool reclaim_for_charge(void)
+/* The refusal holds also after the dead have been looked for. Without the lock, because that reads /proc. */
+static bool is_refused(int device, uint64_t bytes, const struct refusal *refusal)
 {
-    fork_lock();
-    struct region *mapped = READ(region);
-    union region_owner me = self;
-    uint32_t mine = slot;
-    fork_unlock();
-    return mapped && slot_reclaim(mapped, &me, mine).reclaimed != 0;
+    if (refusal->final) return true;
+    return slot_reclaim(refusal->region, &refusal->self, refusal->slot).reclaimed == 0 &&
+           lease_still_refused(refusal->region, (uint32_t)device, bytes, refusal->limit, &refusal->seen);
 }
 
 static __attribute__((noinline)) bool charge_slowly(int device, uint64_t bytes)
 {
     int saved = errno;
-    bool granted = request(device, bytes, false);
-    /* Who is alive when it is looked for was so when the request was refused. */
-    while (!granted && reclaim_for_charge())
-        granted = request(device, bytes, false);
+    struct refusal refusal;
+    bool granted;
+    do
+        granted = request(device, bytes, false, &refusal);
+    while (!granted && !is_refused(device, bytes, &refusal));
     if (!granted) atomic_add8(&READ(own_slot)->refusals, 1);
     errno = saved;
     return granted;
@@ -272,7 +287,8 @@ void account_charge_anyway(int device, uint64_t bytes)
     int saved = errno;
     struct region_share *share = NULL;
     if (is_attached() && (uint32_t)device < READ(device_count)) share = READ(own_shares[device]);
-    if (device >= 0 && !(share && lease_charge(share, bytes))) (void)request(device, bytes, true);
+    struct refusal refusal;
+    if (device >= 0 && !(share && lease_charge(share, bytes))) (void)request(device, bytes, true, &refusal);
     errno = saved;
 }
 
@@ -334,6 +350,12 @@ uint32_t account_core_pct(int device)
     return is_device(device) ? READ(core_pct[device]) : 100;
 }
 
+bool account_is_core_limited(void)
+{
+    account_attach();
+    return READ(core_limited);
+}
+
 uint32_t account_priority(void)
 {
     account_attach();
@@ -365,6 +387,24 @@ bool account_is_over(int device)
 uint32_t account_processes(void)
 {
     return account_device_count() && READ(own_shares[0]) ? slot_count_taken(READ(region)) : 1;
+}
+
+uint32_t account_list(int device, struct account_process *processes, uint32_t capacity)
+{
+    if (!is_device(device) || !READ(own_shares[device])) return 0;
+    struct region *mapped = READ(region);
+    uint32_t seen = atomic_load4(mapped->slots_seen);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < seen && i < mapped->slot_count; i++) {
+        union region_owner owner;
+        owner.word = atomic_load16(&mapped->slots[i].owner);
+        uint64_t used = lease_used_by(lease_share(mapped, (uint32_t)device, i));
+        if (!owner.pid || !used || owner.pid_namespace != self.pid_namespace) continue;
+        if (process_life(&self, &owner) == PROCESS_DEAD) continue;
+        if (count < capacity) processes[count] = (struct account_process){.pid = owner.pid, .used_bytes = used};
+        count++;
+    }
+    return count;
 }
 
 static void note(int device, int64_t delta, size_t field)

@@ -43,6 +43,9 @@ uint64_t account_limit(int device);
 /* Percent of device time 1..100; 100: unlimited. */
 uint32_t account_core_pct(int device);
 
+/* Some device of the container has a compute limit. A load or two: asked at every launch. */
+bool account_is_core_limited(void);
+
 /* 0 (highest) .. 7; 1 when nothing says otherwise. */
 uint32_t account_priority(void);
 
@@ -75,9 +78,6 @@ struct account_process {
     uint64_t used_bytes;
 };
 uint32_t account_list(int device, struct account_process *processes, uint32_t capacity);
-
-/* true: allocations of this device that the card has no room for may be put in managed memory (oversubscription). */
-bool account_may_spill(int device);
 
 /* Parts of the own use, for people. */
 void account_note_context(int device, int64_t delta);

@@ -161,14 +161,14 @@ static bool fits(uint64_t sum, uint64_t bytes, uint64_t limit)
  * Three attempts, each dearer than the one before: with the total as it stands; with the total counted again (leases
  * were given back); with the slack of everybody revoked.
  *
- * The last one refuses rightly: its window begins when W is read and its operation completed, and W is the same at its
- * end, so no lease grew in between. Each slot, once tight, can only shrink. When all are tight (one instant), the use of
- * all is at least what the second round then adds up.
+ * Why the last one refuses rightly: its window begins when W is read and its operation completed. As long as W stays the
+ * same no lease grows, and a share once tight can only shrink. When all are tight (one instant, t) the use of all is at
+ * least what any later sum of leases in the window says. What remains are the dead among them: lease_still_refused.
  */
 enum lease_answer lease_request(const struct region *region, uint32_t device, uint32_t slot, uint64_t bytes,
-                                uint64_t limit, uint64_t chunk)
+                                uint64_t limit, uint64_t chunk, union region_total_word *seen_by_refusal)
 {
-    if (!fits(0, bytes, limit) || bytes > LEASE_BYTES_MAX / 2) return LEASE_REFUSED;
+    if (!fits(0, bytes, limit) || bytes > LEASE_BYTES_MAX / 2) return LEASE_IMPOSSIBLE;
     if (chunk > LEASE_BYTES_MAX / 4) chunk = LEASE_BYTES_MAX / 4;
     struct region_device *line = &region->devices[device];
     struct region_share *share = lease_share(region, device, slot);
@@ -176,7 +176,7 @@ enum lease_answer lease_request(const struct region *region, uint32_t device, ui
     for (;;) {
         if (lease_charge(share, bytes)) return LEASE_GRANTED;
         union region_share_word own = {.high = atomic_load8(&share->share.high)};
-        if (own.leased > LEASE_BYTES_MAX - bytes - chunk) return LEASE_REFUSED; /* more than any device has */
+        if (own.leased > LEASE_BYTES_MAX - bytes - chunk) return LEASE_IMPOSSIBLE;
         union region_total_word seen = {.word = atomic_guess16(&line->total)};
         complete(region, device, seen);
         if (fits(seen.total, bytes, limit)) {
@@ -197,9 +197,22 @@ enum lease_answer lease_request(const struct region *region, uint32_t device, ui
             if (raise_to(region, device, slot, seen, sum + bytes, bytes, bytes)) return LEASE_GRANTED;
             continue;
         }
-        if (atomic_load8(&line->total.high) == seen.high) /* no two words have the same version */
+        if (atomic_load8(&line->total.high) == seen.high) { /* no two words have the same version */
+            *seen_by_refusal = seen;
             return LEASE_REFUSED;
+        }
     }
+}
+
+/*
+ * Still in the window of the refusal. A lease that counts here was not given up since t, so its slot had the same owner
+ * when the caller looked, who found it alive: it was alive at t. So the living used at t at least what is added up here.
+ */
+bool lease_still_refused(const struct region *region, uint32_t device, uint64_t bytes, uint64_t limit,
+                         const union region_total_word *seen)
+{
+    uint64_t sum = sum_of_leases(region, device);
+    return !fits(sum, bytes, limit) && atomic_load8(&region->devices[device].total.high) == seen->high;
 }
 
 void lease_empty(const struct region *region, uint32_t device, uint32_t slot, const union region_owner *owner)

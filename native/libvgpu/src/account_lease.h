@@ -57,13 +57,19 @@ static inline uint32_t lease_slots(const struct region *region)
 
 enum lease_answer {
     LEASE_GRANTED,
-    LEASE_REFUSED, /* at one instant of the call the use of all slots and `bytes` together exceeded the limit */
+    LEASE_REFUSED,    /* with everything counted that anybody, dead or alive, has; see lease_still_refused */
+    LEASE_IMPOSSIBLE, /* more than the limit, or than can be counted, whatever the others use */
 };
 
 /* Charge `bytes`, with up to `chunk` more of lease if there is room, raising the lease of `slot`. `limit` UINT64_MAX
-   grants always. Revokes the slack of everybody before it refuses. */
+   grants always. Revokes the slack of everybody before it refuses; `seen` is then the total word that it saw. */
 enum lease_answer lease_request(const struct region *region, uint32_t device, uint32_t slot, uint64_t bytes,
-                                uint64_t limit, uint64_t chunk);
+                                uint64_t limit, uint64_t chunk, union region_total_word *seen);
+
+/* After LEASE_REFUSED, and after the caller has then looked for the dead and found none: true means that at one instant
+   since the request began the use of the living and `bytes` together exceeded the limit. false: ask again. */
+bool lease_still_refused(const struct region *region, uint32_t device, uint64_t bytes, uint64_t limit,
+                         const union region_total_word *seen);
 
 /* Take away all slack of one slot, so that every further charge of it must raise. */
 void lease_revoke(const struct region *region, uint32_t device, uint32_t slot);

@@ -8,7 +8,9 @@
 #include "process.h"
 
 /* Owners in other pid namespaces that one look judges; more wait for the next. */
+#ifndef FOREIGN_AT_ONCE
 #define FOREIGN_AT_ONCE 64u
+#endif
 
 static union region_owner owner_of(const struct region *region, uint32_t slot)
 {
