@@ -48,6 +48,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     fence_delay_s: float = 3.0
     """Added to the lease, so that the owner of a slow bind is the first to settle it."""
 
+    topology_labels: tuple[str, ...] = ()
+    """Node labels that say where a node stands in the network, widest domain first, such as
+    ``topology.kubernetes.io/zone`` and a rack's. Members of a gang are then placed close to each
+    other. Empty: nodes are not watched."""
+
     heartbeat_timeout_s: float = 15.0
     """A node's devices are unusable this long after its last heartbeat (design D19)."""
     tick_s: float = 1.0

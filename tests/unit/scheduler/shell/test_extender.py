@@ -149,6 +149,36 @@ async def test_prioritize_prefers_the_fuller_node_for_binpack_and_the_emptier_fo
 
 
 @pytest.mark.parametrize(
+    "key",
+    [
+        "scheduling.x-k8s.io/pod-group",
+        "scheduling.k8s.io/group-name",
+        "kueue.x-k8s.io/pod-group-name",
+    ],
+)
+async def test_members_of_a_gang_are_drawn_to_the_rack_of_those_placed(key: str) -> None:
+    world, rack = World(), "example.com/rack"
+    for number in range(4):
+        await world.add_devices(builders.devices(f"n{number}", count=2))
+        node = {"metadata": {"name": f"n{number}", "labels": {rack: f"r{number // 2}"}}}
+        world.kube.put(f"/api/v1/nodes/n{number}", node)
+    names = [f"n{number}" for number in range(4)]
+    async with world.scheduler(topology_labels=(rack,)) as s:
+        first = world.add_pod(builders.pod("a", mem_mib=16000, annotated={key: "train"}))
+        assert await s.bind(first, "n3") == ""
+        await quiet()
+        second = builders.pod("b", mem_mib=16000, gpu=2, annotated={key: "train"})
+        near = scores(await s.prioritize(second, names))
+        assert max(near, key=lambda node: near[node]) == "n2"
+        other = builders.pod("c", mem_mib=16000, annotated={key: "other"})
+        assert scores(await s.prioritize(other, names))["n3"] == 10
+        world.kube.remove("/api/v1/namespaces/default/pods/a")
+        await quiet()
+        gone = scores(await s.prioritize(second, names))
+        assert gone["n0"] == 10
+
+
+@pytest.mark.parametrize(
     ("verb", "body", "text"),
     [
         ("filter", b"", "ExtenderArgs"),

@@ -139,7 +139,9 @@ class Block:
         self.uuids: list[tuple[str, ...]] = []
         """UUIDs of a node's devices, in cell order."""
         self.links: Columns = np.zeros(0, np.intp)
-        """Which link matrix a node has, see ``topology.Links``."""
+        """Which link matrix a node has, see ``links.LinkClass``."""
+        self.domains: Columns = np.zeros(0, np.intp)
+        """Where a node stands in the network, see ``domains.Domains``."""
         self.totals: dict[int, Ints] = {}
         """By vendor: sums over its known devices, one row per constant above."""
         self.inventory_version = 0
@@ -188,23 +190,25 @@ class Block:
             if self._room:
                 matrix[:, : self.count] = getattr(self, name)[:, : self.count]
             setattr(self, name, matrix)
-        links = np.zeros(room, np.intp)
-        links[: self.count] = self.links[: self.count]
-        self.links = links
+        for name in ("links", "domains"):
+            line = np.zeros(room, np.intp)
+            line[: self.count] = getattr(self, name)[: self.count]
+            setattr(self, name, line)
         for vendor, totals in self.totals.items():
             wider = np.zeros((_TOTALS, room), np.int64)
             wider[:, : self.count] = totals[:, : self.count]
             self.totals[vendor] = wider
         self._room = room
 
-    def add(self, name: str) -> int:
-        """A new, empty column for node ``name``."""
+    def add(self, name: str, *, domain: int = 0) -> int:
+        """A new, empty column for node ``name``, which stands in ``domain``."""
         if self.count == self._room:
             self._grow(self._room + self._room // 2)
         column = self.count
         self.count += 1
         self.names.append(name)
         self.uuids.append(())
+        self.domains[column] = domain
         self.write(column, (), link_class=0)
         return column
 
@@ -219,6 +223,7 @@ class Block:
             for totals in self.totals.values():
                 totals[:, column] = totals[:, last]
             self.links[column] = self.links[last]
+            self.domains[column] = self.domains[last]
             self.uuids[column] = self.uuids[last]
             moved = self.names[column] = self.names[last]
             self.touch(column)

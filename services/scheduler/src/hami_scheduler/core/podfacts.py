@@ -5,6 +5,8 @@ A pod's facts are small enough to be held for every managed pod of a cluster. Kn
 no clock, and believes an allocation annotation only if its signature holds (design D4, D6).
 """
 
+from typing import Final
+
 from msgspec import Struct
 
 from hami_common import annotations as keys
@@ -13,6 +15,13 @@ from hami_common.model.request import PlacementPolicy, PodRequest
 from hami_common.podview import PodView
 from hami_common.signing import SignedPlacement, Verifier
 from hami_common.vendors.catalog import Catalog
+
+GROUP_KEYS: Final = (
+    "scheduling.x-k8s.io/pod-group",
+    "scheduling.k8s.io/group-name",
+    "kueue.x-k8s.io/pod-group-name",
+)
+"""Label or annotation with the name of a pod's gang: scheduler-plugins, Volcano, Kueue."""
 
 
 class PodFacts(Struct, frozen=True, kw_only=True):
@@ -44,6 +53,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """Our label is on it, so that our watch sees it."""
     annotation: str = ""
     """The allocation annotation as it stands."""
+    group: str = ""
+    """The gang the pod is a member of, see ``group_of``."""
 
     def is_waiting(self) -> bool:
         """Whether the pod asks for devices and still waits for a node."""
@@ -57,6 +68,16 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     def path(self) -> str:
         """Path of the pod in the Kubernetes API."""
         return pod_path(self.namespace, self.name)
+
+
+def group_of(pod: PodView) -> str:
+    """``namespace/name`` of the gang that the pod says it is a member of; empty when of none."""
+    labels, annotations = pod.labels(), pod.annotations()
+    for key in GROUP_KEYS:
+        name = labels.get(key) or annotations.get(key)
+        if name:
+            return f"{pod.metadata.namespace or 'default'}/{name}"
+    return ""
 
 
 def pod_path(namespace: str, name: str) -> str:
@@ -121,6 +142,7 @@ class PodReader:
             fence=pod.annotations().get(keys.FENCE, "").partition("/")[0],
             is_labelled=pod.labels().get(keys.MANAGED_LABEL) == "true",
             annotation=annotation,
+            group=group_of(pod),
         )
 
 

@@ -6,6 +6,8 @@ Terms live in separate magnitudes, listed here, so that a lesser wish never outv
 ======  =========  ==========================================================================
 term    magnitude  meaning
 ======  =========  ==========================================================================
+near    above all  of a gang's member: levels that the node shares with the members placed so far
+                   (see ``domains``), in the mean; of other pods nothing
 fill    0..100     part of the node's devices that would be in use, of the resources asked for:
                    ``binpack`` as it is, ``spread`` 100 minus it
 name    order      equal scores are ordered by node name, see ``priorities``
@@ -57,6 +59,14 @@ def score(view: View, plan: Plan, fits: Bools) -> Floats:
             terms += 1
     fill = HIGHEST * (total / terms)
     return np.where(fits, fill if plan.policy.node == "binpack" else HIGHEST - fill, 0.0)
+
+
+def nearer(fill: Floats, shared: Floats, *, most: int) -> Floats:
+    """Scores that put nodes with more ``shared`` levels first, and among equals those of ``fill``.
+
+    ``most`` is what a node can share; nodes that score nothing are left so.
+    """
+    return np.where(fill > 0, HIGHEST * (shared + fill / HIGHEST) / (most + 1), 0.0)
 
 
 def _busiest(plan: Plan, vendor: str, totals: Ints) -> tuple[int, int, Ints | int]:

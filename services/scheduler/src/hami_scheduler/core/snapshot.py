@@ -2,8 +2,9 @@
 """Everything a decision depends on, as one document: written by a running scheduler, read by tools.
 
 A table built from a snapshot answers filter, prioritize and bind exactly as the scheduler did when
-it took it (design D15). Sequences are kept, so that records can be compared. Times are the
-writer's and informative.
+it took it (design D15), except that the members of a gang are not drawn to each other: where nodes
+stand in the network is not in it. Sequences are kept, so that records can be compared. Times are
+the writer's and informative.
 """
 
 from collections.abc import Iterable

@@ -26,6 +26,7 @@ from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device, Link
 from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
 from hami_scheduler.core.block import NO_NUMA, Block, Cell, Ints
+from hami_scheduler.core.domains import Domains
 from hami_scheduler.core.links import LinkClass
 
 COLUMN_BITS: Final = 32
@@ -99,6 +100,8 @@ class DeviceTable:
         self.codes: dict[str, int] = {}
         """Where a node stands: block number and, in the low ``COLUMN_BITS``, column."""
         self.link_classes: list[LinkClass] = []
+        self.domains = Domains()
+        """Where nodes stand in the network; also of nodes that have no device."""
         self._link_numbers: dict[tuple[tuple[int, ...], bytes], int] = {}
         self._places: dict[str, Place] = {}
         self._ranks: tuple[int, list[Ints]] = (-1, [])
@@ -237,6 +240,16 @@ class DeviceTable:
         self._inventory_changed(place)
         return True
 
+    def set_domain(self, node: str, path: Iterable[str]) -> None:
+        """Note where a node stands in the network, see ``domains``; placing does not depend on it.
+
+        An empty path is that of a node of which nothing is known (any more).
+        """
+        number = self.domains.put(node, path)
+        place = self._places.get(node)
+        if place is not None:
+            place.block.domains[place.column] = number
+
     def _inventory_changed(self, place: Place) -> None:
         place.block.inventory_version += 1
         place.block.touch(place.column)
@@ -267,7 +280,9 @@ class DeviceTable:
 
     def _add(self, node: str) -> Place:
         block = self._block(1)
-        place = self._places[node] = Place(block=block, column=block.add(node))
+        place = self._places[node] = Place(
+            block=block, column=block.add(node, domain=self.domains.of(node))
+        )
         self._locate(node, place)
         return place
 
@@ -306,7 +321,7 @@ class DeviceTable:
         if width != place.block.width:
             self._take_out(place)
             place.block = self._block(width)
-            place.column = place.block.add(node)
+            place.column = place.block.add(node, domain=self.domains.of(node))
             self._locate(node, place)
         place.rows = {cell.uuid: row for row, cell in enumerate(kept)}
         for uuid in place.rows:
@@ -475,6 +490,7 @@ class DeviceTable:
             or place.column != column
             or place.rows != rows
             or self.codes[node] != (number << COLUMN_BITS) | column
+            or block.domains[column] != self.domains.of(node)
         ):
             raise InvariantBroken(what=f"node {node} is not where the table looks for it")
         for uuid, row in rows.items():

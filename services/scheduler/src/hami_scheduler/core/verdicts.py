@@ -7,7 +7,7 @@ reasons of nodes that do not fit and for scores. All feasible nodes are returned
 Reads the table, changes nothing.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
@@ -18,10 +18,10 @@ from hami_common.events.decision import RefusalClass
 from hami_common.model.request import PodRequest
 from hami_scheduler.core.block import Block, Bools, Columns, Floats, Ints, Shorts
 from hami_scheduler.core.fit import Plan, View, compile_request
-from hami_scheduler.core.names import NameIndex, NodeNames
+from hami_scheduler.core.names import ABSENT, NameIndex, NodeNames
 from hami_scheduler.core.placing import place
 from hami_scheduler.core.reasons import Causes, NodeRefusal, Refusals, causes
-from hami_scheduler.core.score import priorities, score
+from hami_scheduler.core.score import nearer, priorities, score
 from hami_scheduler.core.table import COLUMN_BITS, COLUMN_MASK, DeviceTable
 
 T = TypeVar("T", bound=np.generic)
@@ -198,15 +198,34 @@ class Verdicts:
             self._keep(Located(self._table, left, located.codes[fits]))
         return Filtered(located, left, refusals)
 
-    def prioritize(self, request: PodRequest, names: NodeNames | Sequence[str]) -> Scored:
-        """Score of each node, in the order named; 0 where the pod does not fit."""
+    def prioritize(
+        self, request: PodRequest, names: NodeNames | Sequence[str], *, near: Sequence[str] = ()
+    ) -> Scored:
+        """Score of each node, in the order named; 0 where the pod does not fit.
+
+        ``near`` are nodes of the members of its gang, one entry for each member.
+        """
         plan = compile_request(request)
         located = self._locate(names)
         scores = np.zeros(len(located))
         if plan.steps:
             for part in located.parts:
                 scores[part.places] = self._scored(plan, part.block).scores[part.columns]
+            if near:
+                shared, most = self._shared(located, near)
+                scores = nearer(scores, shared, most=most)
         return Scored(located, scores)
+
+    def _shared(self, located: Located, near: Sequence[str]) -> tuple[Floats, int]:
+        """(levels that each node shares with those of ``near``, the most that one could)."""
+        domains = self._table.domains
+        closeness = domains.closeness(near)
+        shared = np.zeros(len(located))
+        for part in located.parts:
+            shared[part.places] = closeness[part.block.domains[part.columns]]
+        for node, count in Counter(near).items():
+            shared[located.codes == self._table.codes.get(node, ABSENT - 1)] += count
+        return shared, (domains.depth + 1) * len(near)
 
     def _locate(self, names: NodeNames | Sequence[str]) -> Located:
         """Where each named node stands."""

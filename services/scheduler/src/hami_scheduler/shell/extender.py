@@ -27,7 +27,7 @@ from hami_common.runtime.telemetry import Tracing, current_traceparent, log_cont
 from hami_scheduler.core import snapshot
 from hami_scheduler.core.inventory import Inventory
 from hami_scheduler.core.names import NodeNames
-from hami_scheduler.core.podfacts import PodReader
+from hami_scheduler.core.podfacts import PodReader, group_of
 from hami_scheduler.core.verdicts import Verdicts
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
@@ -154,7 +154,8 @@ class Extender:
             return wire.encode_priorities(names, names.nothing())
         if request is None:
             return wire.encode_priorities(names, names.nothing())
-        scored = self._verdicts.prioritize(request, names)
+        near = self._state.pods.nodes_of_group(group_of(pod))
+        scored = self._verdicts.prioritize(request, names, near=near)
         self._decided(
             replace(
                 self._record("prioritize", pod),

@@ -20,7 +20,7 @@ from hami_common.errors import Denied, HamiError, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
-from hami_common.podview import PodView
+from hami_common.podview import MetadataView, PodView
 from hami_common.ports import Bucket, Entry, KubeApi, Reset, Synced, WatchEvent
 from hami_common.runtime.tasks import Backoff
 from hami_scheduler.core import repair
@@ -42,8 +42,17 @@ from hami_scheduler.shell.state import State
 
 T = TypeVar("T")
 
+NODES = "/api/v1/nodes"
+
 _log = logging.getLogger(__name__)
 _pod_decoder = msgspec.json.Decoder(PodView)
+
+
+class _NodeView(Struct, frozen=True, kw_only=True):
+    metadata: MetadataView
+
+
+_node_decoder = msgspec.json.Decoder(_NodeView)
 
 
 class Heard(Protocol):
@@ -117,6 +126,8 @@ class Feed:
             group.start_soon(self._again, "pods", self._watch_pods)
             group.start_soon(self._again, "heartbeats", self._hear_heartbeats)
             group.start_soon(self._again, "faults", self._hear_faults)
+            if self._settings.topology_labels:
+                group.start_soon(self._again, "nodes", self._watch_nodes)
             group.start_soon(self._tick)
 
     async def _again(self, name: str, feed: Callable[[], Awaitable[None]]) -> None:
@@ -319,6 +330,24 @@ class Feed:
         self._state.pods.drop(uid)
         for holding in self._state.ledger.holdings_of_pod(uid):
             self._chores.add(repair.Doubt(holding=holding))
+
+    # --- nodes -----------------------------------------------------------------------------------
+
+    async def _watch_nodes(self) -> None:
+        """Follow where nodes stand in the network; nothing waits for it."""
+        table, labels = self._state.table, self._settings.topology_labels
+        async with self._sources.kube.list_watch(NODES) as events:
+            async for event in events:
+                if event.type == "SYNCED":
+                    continue
+                try:
+                    node = _node_decoder.decode(event.raw).metadata
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    self._metrics.undecodable.labels(source="nodes").inc()
+                    _log.error("node does not decode", extra={"problem": str(error)})
+                    continue
+                known = {} if event.type == "DELETED" else node.labels or {}
+                table.set_domain(node.name, [known.get(label, "") for label in labels])
 
     # --- time ------------------------------------------------------------------------------------
 

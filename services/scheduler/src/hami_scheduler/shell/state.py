@@ -31,11 +31,16 @@ class Pods:
     def __init__(self) -> None:
         self._by_uid: dict[str, PodFacts] = {}
         self._waiting: set[str] = set()
+        self._groups: dict[str, dict[str, str]] = {}
+        """By gang: node of each placed member, by uid."""
 
     def put(self, pod: PodFacts) -> PodFacts | None:
         """Take a version; returns the one it replaces."""
         before = self._by_uid.get(pod.uid)
         self._by_uid[pod.uid] = pod
+        self._leave_group(before)
+        if pod.group and pod.node and not pod.is_finished:
+            self._groups.setdefault(pod.group, {})[pod.uid] = pod.node
         if pod.is_waiting():
             self._waiting.add(pod.uid)
         else:
@@ -45,7 +50,18 @@ class Pods:
     def drop(self, uid: str) -> PodFacts | None:
         """Forget a pod; returns what was known of it."""
         self._waiting.discard(uid)
-        return self._by_uid.pop(uid, None)
+        before = self._by_uid.pop(uid, None)
+        self._leave_group(before)
+        return before
+
+    def _leave_group(self, pod: PodFacts | None) -> None:
+        members = {} if pod is None else self._groups.get(pod.group, {})
+        if pod is not None and members.pop(pod.uid, None) is not None and not members:
+            del self._groups[pod.group]
+
+    def nodes_of_group(self, group: str) -> list[str]:
+        """Where the placed members of a gang are, one entry for each."""
+        return list(self._groups.get(group, {}).values())
 
     def get(self, uid: str) -> PodFacts | None:
         """What is known of the pod with this uid."""
