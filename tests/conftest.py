@@ -16,9 +16,9 @@ from tests.support.natsd import nats_server
 __all__ = ["nats_server"]
 
 TESTS = Path(__file__).parent
-TIERS = ("unit", "property", "contract", "integration", "e2e")
-LIMIT_S = {"unit": 5, "property": 60, "contract": 30, "integration": 30, "e2e": 300}
-LEAK_CHECKED = frozenset({"contract", "integration", "e2e"})
+TIERS = ("unit", "property", "contract", "native", "integration", "e2e")
+LIMIT_S = {"unit": 5, "property": 60, "contract": 30, "native": 60, "integration": 30, "e2e": 300}
+LEAK_CHECKED = frozenset({"contract", "native", "integration", "e2e"})
 
 settings.register_profile(
     "ci",

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the fake driver libraries of native/libvgpu/tests/fakedrv and prints where they are.
+"""Builds the fake driver libraries and the test programs, and prints where they are.
+
+Libraries are those of native/libvgpu/tests/fakedrv. Programs are those of tests/programs beside it,
+linked against the fake CUDA driver by its soname, so that a preloaded limiter comes before it.
 
 Output goes to build/native-fakes/<digest>/, the digest being that of sources, flags and compiler:
 unchanged input builds nothing, two builders at once cannot disturb each other, and a running
@@ -19,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "native/libvgpu/tests/fakedrv"
+PROGRAMS = ROOT / "native/libvgpu/tests/programs"
 SYMBOLS = ROOT / "native/libvgpu/src/symbols.def"
 DEFAULT_OUT = ROOT / "build/native-fakes"
 LANGUAGE = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fPIC", "-pthread", "-fvisibility=hidden")
@@ -47,12 +51,16 @@ FILES_BY_LIBRARY = {
     NVML: ("nvml.c", "state.c", "card.c"),
     CUDA: (*(f"{part}.c" for part in CUDA_PARTS), "state.c", "card.c"),
 }
+FILES_BY_PROGRAM = {"drive": ("drive.c", "calls.c")}
+PROGRAM_FLAGS = (*LANGUAGE, *WARNINGS, "-fPIE", "-pie", "-Wl,-z,relro", "-Wl,-z,now")
 
 
 def digest(compiler: list[str]) -> str:
     """Name of the output directory: changes with every byte that goes into a build."""
-    summary = hashlib.sha256(shlex.join([*compiler, *FLAGS, str(FILES_BY_LIBRARY)]).encode())
-    inputs = (path for path in SOURCES.iterdir() if path.suffix in {".c", ".h", ".def"})
+    summary = hashlib.sha256(shlex.join([*compiler, *FLAGS, *PROGRAM_FLAGS]).encode())
+    summary.update(f"{FILES_BY_LIBRARY} {FILES_BY_PROGRAM}".encode())
+    places = (*SOURCES.iterdir(), *PROGRAMS.iterdir())
+    inputs = (path for path in places if path.suffix in {".c", ".h", ".def"})
     for path in (*sorted(inputs), SYMBOLS):
         summary.update(path.name.encode() + b"\0" + path.read_bytes())
     return summary.hexdigest()[:16]
@@ -74,6 +82,17 @@ def build(out: Path) -> Path:
                 check=True,
             )
             fresh.replace(target / library)
+    for program, files in FILES_BY_PROGRAM.items():
+        if (target / program).exists():
+            continue
+        with tempfile.TemporaryDirectory(dir=target) as scratch:
+            fresh = Path(scratch) / program
+            sources = [str(PROGRAMS / name) for name in files]
+            driver = [f"-L{target}", f"-l:{CUDA}", "-ldl"]
+            subprocess.run(
+                [*compiler, *PROGRAM_FLAGS, "-o", str(fresh), *sources, *driver], check=True
+            )
+            fresh.replace(target / program)
     return target
 
 

@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 RESULTS = ROOT / ".cache" / "test-results"
 JUST = str(Path(sys.executable).parent / "just")
-TIERS = ("unit", "property", "contract", "integration", "e2e")
+TIERS = ("unit", "property", "contract", "native", "integration", "e2e")
 
 SIDE_BY_SIDE = ("unit", "property")
 """Tiers whose tests need nothing but a processor: one worker per core."""

@@ -196,6 +196,16 @@ int card_device_of(struct card *card, const char *uuid)
     return found;
 }
 
+int card_device_known(const struct card *card, const char *uuid)
+{
+    for (uint32_t i = 0; i < card->header.devices_seen; i++) {
+        if (strcmp(card->devices[i].uuid, uuid) == 0) {
+            return (int)i;
+        }
+    }
+    return -1;
+}
+
 /* The kernel does not report a process's own locks to it, not even from another library's point of view. */
 static bool is_own(const struct card *card, unsigned int slot)
 {
@@ -476,6 +486,28 @@ uint64_t card_time_of(const struct card *card, unsigned int slot, unsigned int d
         }
     }
     return card_now();
+}
+
+unsigned int card_recent_pct(struct card *card, unsigned int slot, unsigned int device, uint64_t window_ns)
+{
+    uint64_t now = card_clock_enter(card, slot, device);
+    const struct card_share *share = &card->shares[slot][device];
+    uint64_t begin = now > window_ns ? now - window_ns : 0;
+    uint64_t oldest = share->stretch_count > CARD_STRETCHES ? share->stretch_count - CARD_STRETCHES : 0;
+    uint64_t served = 0;
+    for (uint64_t i = share->stretch_count; i > oldest; i--) {
+        const struct card_stretch *stretch = &card->logs[slot][device].stretches[(i - 1) % CARD_STRETCHES];
+        uint64_t end = stretch->time_ns + stretch->length_ns;
+        if (end <= begin) {
+            break;
+        }
+        served += end - (stretch->time_ns > begin ? stretch->time_ns : begin);
+        if (i - 1 == oldest && oldest > 0) {
+            begin = stretch->time_ns; /* the log does not reach further */
+        }
+    }
+    card_clock_leave(card, device);
+    return now > begin ? (unsigned int)(served * 100 / (now - begin)) : 0;
 }
 
 unsigned int card_busy_count(const struct card *card, unsigned int device)

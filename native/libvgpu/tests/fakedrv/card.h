@@ -139,6 +139,12 @@ void card_work(struct card *card, unsigned int slot, unsigned int device, uint64
 /* Caller holds the clock. When this process had been served `service_ns`; the oldest known time if that is forgotten. */
 uint64_t card_time_of(const struct card *card, unsigned int slot, unsigned int device, uint64_t service_ns);
 
+/* Percent of the last `window_ns` in which the owner of `slot` was served, as far as the log reaches. Takes the clock. */
+unsigned int card_recent_pct(struct card *card, unsigned int slot, unsigned int device, uint64_t window_ns);
+
+/* Index of the device with this UUID, -1 when no process has used it yet. */
+int card_device_known(const struct card *card, const char *uuid);
+
 /* Caller holds the clock. How many processes have work now. */
 unsigned int card_busy_count(const struct card *card, unsigned int device);
 

@@ -131,7 +131,11 @@ static void describe(struct fake_device *device)
     device->row = -1;
     for (unsigned int row = 0; row < fake.state.gpu_count; row++) {
         const struct fake_gpu *gpu = &fake.state.gpus[row];
-        uint64_t taken = gpu->memory_used + gpu->memory_reserved;
+        uint64_t named = 0; /* processes that the state names */
+        for (unsigned int i = 0; i < gpu->process_count; i++) {
+            named += gpu->processes[i].used_bytes;
+        }
+        uint64_t taken = (gpu->memory_used > named ? gpu->memory_used : named) + gpu->memory_reserved;
         if (strcmp(gpu->uuid, device->uuid) == 0) {
             device->row = (int)row;
             device->capacity = taken < gpu->memory_total ? gpu->memory_total - taken : 0;

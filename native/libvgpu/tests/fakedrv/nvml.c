@@ -10,8 +10,13 @@
  * Configuration: environment FAKE_NVML_STATE names the state file. No file: DRIVER_NOT_LOADED. A malformed file:
  * UNKNOWN, and the reason on stderr once per change.
  *
+ * Processes that use the fake CUDA driver on the same state appear with their memory and load (card.h), beside those
+ * that the state names. A MIG instance is a device of its own; it has the facts of its card but its own memory,
+ * processors and UUID, and is found by UUID or through its card.
+ *
  * Locks taken here: `lock`, around all static data; never held while sleeping. Called with hooks active: no.
  */
+#include "card.h"
 #include "nvml_abi.h"
 #include "state.h"
 
@@ -21,6 +26,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { HANDLES_MAX = 256, SETS_MAX = 256, POLL_MS = 5 };
 
@@ -44,6 +50,7 @@ static unsigned int handle_count;
 static nvmlDevice_t visible[FAKE_GPUS_MAX];
 static unsigned int visible_count;
 static struct nvmlEventSet_st sets[SETS_MAX];
+static struct card *card;
 
 static void sleep_ms(unsigned int ms)
 {
@@ -119,11 +126,22 @@ static nvmlReturn_t apply_fault(const char *function, int gpu)
     }
 }
 
-/* Caller holds the lock. */
+/* Caller holds the lock. NULL: this UUID names no instance of that device. */
+static const struct fake_mig *mig_of_uuid(const struct fake_gpu *gpu, const char *uuid)
+{
+    for (unsigned int i = 0; i < gpu->mig_count; i++) {
+        if (strcmp(gpu->migs[i].uuid, uuid) == 0) {
+            return &gpu->migs[i];
+        }
+    }
+    return NULL;
+}
+
+/* Caller holds the lock. The row of the device, or of the device whose instance this is. */
 static int gpu_of_uuid(const char *uuid)
 {
     for (unsigned int i = 0; i < state.gpu_count; i++) {
-        if (strcmp(state.gpus[i].uuid, uuid) == 0) {
+        if (strcmp(state.gpus[i].uuid, uuid) == 0 || mig_of_uuid(&state.gpus[i], uuid) != NULL) {
             return (int)i;
         }
     }
@@ -180,6 +198,20 @@ static nvmlReturn_t begin(const char *function)
     return status;
 }
 
+/* What is asked of an instance is answered with the card's facts, but for these. */
+static void become_instance(struct fake_gpu *gpu, const struct fake_mig *mig)
+{
+    memcpy(gpu->uuid, mig->uuid, sizeof gpu->uuid);
+    gpu->memory_total = mig->memory_total;
+    gpu->memory_used = 0;
+    gpu->memory_reserved = 0;
+    gpu->sm_count = mig->sm_count;
+    gpu->process_count = 0;
+    gpu->is_instance = true;
+    gpu->gpu_instance = mig->gpu_instance;
+    gpu->compute_instance = mig->compute_instance;
+}
+
 /* Prologue of every function on one device: copies the device's present state to `out`. */
 static nvmlReturn_t begin_device(const char *function, nvmlDevice_t handle, struct fake_gpu *out)
 {
@@ -197,6 +229,10 @@ static nvmlReturn_t begin_device(const char *function, nvmlDevice_t handle, stru
     }
     if (status == NVML_SUCCESS) {
         *out = state.gpus[gpu];
+        const struct fake_mig *mig = mig_of_uuid(&state.gpus[gpu], handle->uuid);
+        if (mig != NULL) {
+            become_instance(out, mig);
+        }
     }
     (void)pthread_mutex_unlock(&lock);
     return status;
@@ -392,8 +428,11 @@ NVML_API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *
     (void)pthread_mutex_lock(&lock);
     nvmlReturn_t status = ready();
     for (unsigned int i = 0; uuid != NULL && i < visible_count; i++) {
+        int gpu = gpu_of_uuid(visible[i]->uuid);
         if (strcmp(visible[i]->uuid, uuid) == 0) {
             handle = visible[i];
+        } else if (gpu >= 0 && mig_of_uuid(&state.gpus[gpu], uuid) != NULL) {
+            handle = handle_of_uuid(uuid);
         }
     }
     (void)pthread_mutex_unlock(&lock);
@@ -598,10 +637,87 @@ NVML_API nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDevice
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory);
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory);
 NVML_API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *out);
-NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
-                                                              nvmlProcessInfo_t *infos);
 NVML_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
                                                       unsigned int *count, unsigned long long last_seen_us);
+
+enum { PROCESSES_MAX = FAKE_PROCESSES_MAX + CARD_SLOTS };
+
+/* Processes of a device: those that the state names, then those that use the fake CUDA driver. */
+struct processes {
+    unsigned int count;
+    struct fake_process at[PROCESSES_MAX];
+};
+
+/* The card exists once a process has used the CUDA driver; it is never closed again (card.h). NULL: not yet. */
+static struct card *open_card(void)
+{
+    char path[4096];
+    const char *state_path = getenv("FAKE_NVML_STATE");
+    (void)pthread_mutex_lock(&lock);
+    if (card == NULL && state_path != NULL && snprintf(path, sizeof path, "%s.card", state_path) < (int)sizeof path &&
+        access(path, F_OK) == 0) {
+        card = card_open(state_path);
+    }
+    (void)pthread_mutex_unlock(&lock);
+    return card;
+}
+
+static unsigned long long cuda_bytes(const char *uuid)
+{
+    struct card *at = open_card();
+    int device = at == NULL ? -1 : card_device_known(at, uuid);
+    return device < 0 ? 0 : card_used(at, (unsigned int)device, true);
+}
+
+static unsigned long long now_us(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    return (unsigned long long)now.tv_sec * 1000000ULL + (unsigned long long)now.tv_nsec / 1000ULL;
+}
+
+static void add_cuda_processes(struct processes *list, const char *uuid, unsigned int gpu_instance,
+                               unsigned int compute_instance)
+{
+    struct card *at = open_card();
+    int device = at == NULL ? -1 : card_device_known(at, uuid);
+    for (unsigned int slot = 0; device >= 0 && slot < at->header.slots_seen; slot++) {
+        const struct card_share *share = &at->shares[slot][device];
+        uint64_t used = __atomic_load_n(&share->used, __ATOMIC_ACQUIRE);
+        if ((used == 0 && share->launches == 0) || !card_alive(at, slot)) {
+            continue;
+        }
+        list->at[list->count++] = (struct fake_process){
+            .pid = card_pid(at, slot),
+            .used_bytes = used,
+            .sm_util = card_recent_pct(at, slot, (unsigned int)device, 1000000000ULL),
+            .mem_util = 0,
+            .gpu_instance = gpu_instance,
+            .compute_instance = compute_instance,
+            .time_us = now_us(),
+        };
+    }
+}
+
+static struct processes *list_processes(const struct fake_gpu *gpu)
+{
+    struct processes *list = malloc(sizeof *list);
+    if (list == NULL) {
+        return NULL;
+    }
+    list->count = gpu->process_count;
+    memcpy(list->at, gpu->processes, gpu->process_count * sizeof list->at[0]);
+    if (gpu->is_instance) {
+        add_cuda_processes(list, gpu->uuid, gpu->gpu_instance, gpu->compute_instance);
+        return list;
+    }
+    add_cuda_processes(list, gpu->uuid, NVML_INSTANCE_NONE, NVML_INSTANCE_NONE);
+    for (unsigned int i = 0; i < gpu->mig_count; i++) {
+        const struct fake_mig *mig = &gpu->migs[i];
+        add_cuda_processes(list, mig->uuid, mig->gpu_instance, mig->compute_instance);
+    }
+    return list;
+}
 
 /* Process memory counts as used even when the state's own figure is smaller. */
 static unsigned long long used_bytes(const struct fake_gpu *gpu)
@@ -610,7 +726,10 @@ static unsigned long long used_bytes(const struct fake_gpu *gpu)
     for (unsigned int i = 0; i < gpu->process_count; i++) {
         sum += gpu->processes[i].used_bytes;
     }
-    unsigned long long used = gpu->memory_used > sum ? gpu->memory_used : sum;
+    unsigned long long used = (gpu->memory_used > sum ? gpu->memory_used : sum) + cuda_bytes(gpu->uuid);
+    for (unsigned int i = 0; !gpu->is_instance && i < gpu->mig_count; i++) {
+        used += cuda_bytes(gpu->migs[i].uuid);
+    }
     return used < gpu->memory_total ? used : gpu->memory_total;
 }
 
@@ -659,32 +778,106 @@ NVML_API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUti
         status = NVML_ERROR_NOT_SUPPORTED;
     }
     if (status == NVML_SUCCESS) {
-        out->gpu = gpu.gpu_util;
+        struct processes *list = list_processes(&gpu);
+        unsigned int sum = gpu.gpu_util;
+        for (unsigned int i = gpu.process_count; list != NULL && i < list->count; i++) {
+            sum += list->at[i].sm_util;
+        }
+        free(list);
+        out->gpu = sum < 100 ? sum : 100;
         out->memory = gpu.memory_util;
     }
     return status;
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
-                                                              nvmlProcessInfo_t *infos)
+/* The three kinds of process lists have one form; only the compute list has entries here. */
+static nvmlReturn_t processes(const char *function, nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos,
+                              bool of_kind)
 {
     struct fake_gpu gpu;
-    nvmlReturn_t status = begin_device(__func__, device, &gpu);
+    nvmlReturn_t status = begin_device(function, device, &gpu);
     if (status != NVML_SUCCESS) {
         return status;
     }
+    struct processes *list = list_processes(&gpu);
+    if (list == NULL || count == NULL) {
+        free(list);
+        return count == NULL ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_MEMORY;
+    }
+    unsigned int found = of_kind ? list->count : 0;
     unsigned int room = infos == NULL ? 0 : *count;
-    *count = gpu.process_count;
-    if (room < gpu.process_count) {
+    *count = found;
+    if (room < found) {
+        free(list);
         return NVML_ERROR_INSUFFICIENT_SIZE;
     }
-    for (unsigned int i = 0; i < gpu.process_count; i++) {
-        infos[i].pid = gpu.processes[i].pid;
-        infos[i].usedGpuMemory = gpu.processes[i].used_bytes;
-        infos[i].gpuInstanceId = gpu.processes[i].gpu_instance;
-        infos[i].computeInstanceId = gpu.processes[i].compute_instance;
+    for (unsigned int i = 0; i < found; i++) {
+        infos[i] = (nvmlProcessInfo_t){
+            .pid = list->at[i].pid,
+            .usedGpuMemory = list->at[i].used_bytes,
+            .gpuInstanceId = list->at[i].gpu_instance,
+            .computeInstanceId = list->at[i].compute_instance,
+        };
     }
+    free(list);
     return NVML_SUCCESS;
+}
+
+static nvmlReturn_t processes_v1(const char *function, nvmlDevice_t device, unsigned int *count,
+                                 nvmlProcessInfo_v1_t *infos, bool of_kind)
+{
+    unsigned int room = count == NULL || infos == NULL ? 0 : *count;
+    nvmlProcessInfo_t *wide = room == 0 ? NULL : calloc(room, sizeof *wide);
+    nvmlReturn_t status = processes(function, device, count, wide, of_kind);
+    for (unsigned int i = 0; status == NVML_SUCCESS && i < *count; i++) {
+        infos[i] = (nvmlProcessInfo_v1_t){.pid = wide[i].pid, .usedGpuMemory = wide[i].usedGpuMemory};
+    }
+    free(wide);
+    return status;
+}
+
+#define PROCESS_LIST(name, of_kind)                                                                                    \
+    NVML_API nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos);                 \
+    NVML_API nvmlReturn_t name##_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos);               \
+    NVML_API nvmlReturn_t name##_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos);               \
+    NVML_API nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos)                  \
+    {                                                                                                                  \
+        return processes_v1(__func__, device, count, infos, of_kind);                                                  \
+    }                                                                                                                  \
+    NVML_API nvmlReturn_t name##_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)                \
+    {                                                                                                                  \
+        return processes(__func__, device, count, infos, of_kind);                                                     \
+    }                                                                                                                  \
+    NVML_API nvmlReturn_t name##_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)                \
+    {                                                                                                                  \
+        return processes(__func__, device, count, infos, of_kind);                                                     \
+    }
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, true)
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses, false)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, false)
+
+NVML_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *out);
+NVML_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *out)
+{
+    if (out == NULL) {
+        return NVML_ERROR_INVALID_ARGUMENT;
+    }
+    if (out->version != NVML_PROCESS_DETAIL_VERSION) {
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    }
+    unsigned int room = out->procArray == NULL ? 0 : out->numProcArrayEntries;
+    nvmlProcessInfo_t *infos = room == 0 ? NULL : calloc(room, sizeof *infos);
+    nvmlReturn_t status = processes(__func__, device, &out->numProcArrayEntries, infos, out->mode == 0);
+    for (unsigned int i = 0; status == NVML_SUCCESS && i < out->numProcArrayEntries; i++) {
+        out->procArray[i] = (nvmlProcessDetail_v1_t){
+            .pid = infos[i].pid,
+            .usedGpuMemory = infos[i].usedGpuMemory,
+            .gpuInstanceId = infos[i].gpuInstanceId,
+            .computeInstanceId = infos[i].computeInstanceId,
+        };
+    }
+    free(infos);
+    return status;
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
@@ -696,19 +889,24 @@ NVML_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlP
     if (status != NVML_SUCCESS) {
         return status;
     }
-    for (unsigned int i = 0; i < gpu.process_count; i++) {
-        found += gpu.processes[i].time_us > last_seen_us ? 1U : 0U;
+    if (gpu.mig_current != 0) {
+        return NVML_ERROR_NOT_SUPPORTED;
+    }
+    struct processes *list = list_processes(&gpu);
+    if (list == NULL) {
+        return NVML_ERROR_MEMORY;
+    }
+    for (unsigned int i = 0; i < list->count; i++) {
+        found += list->at[i].time_us > last_seen_us ? 1U : 0U;
     }
     unsigned int room = samples == NULL ? 0 : *count;
     *count = found;
-    if (found == 0) {
-        return NVML_ERROR_NOT_FOUND;
+    if (found == 0 || room < found) {
+        free(list);
+        return found == 0 ? NVML_ERROR_NOT_FOUND : NVML_ERROR_INSUFFICIENT_SIZE;
     }
-    if (room < found) {
-        return NVML_ERROR_INSUFFICIENT_SIZE;
-    }
-    for (unsigned int i = 0, at = 0; i < gpu.process_count; i++) {
-        const struct fake_process *process = &gpu.processes[i];
+    for (unsigned int i = 0, at = 0; i < list->count; i++) {
+        const struct fake_process *process = &list->at[i];
         if (process->time_us > last_seen_us) {
             samples[at] = (nvmlProcessUtilizationSample_t){
                 .pid = process->pid,
@@ -719,10 +917,44 @@ NVML_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlP
             at++;
         }
     }
+    free(list);
     return NVML_SUCCESS;
 }
 
-/* ---- MIG: mode only; a device without instances ---- */
+NVML_API nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *out);
+NVML_API nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *out)
+{
+    if (out == NULL) {
+        return NVML_ERROR_INVALID_ARGUMENT;
+    }
+    if (out->version != NVML_PROCESSES_UTILIZATION_VERSION) {
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    }
+    struct fake_gpu gpu;
+    nvmlReturn_t status = begin_device(__func__, device, &gpu);
+    struct processes *list = status == NVML_SUCCESS ? list_processes(&gpu) : NULL;
+    unsigned int room = out->procUtilArray == NULL ? 0 : out->processSamplesCount;
+    unsigned int found = 0;
+    for (unsigned int i = 0; list != NULL && i < list->count; i++) {
+        const struct fake_process *process = &list->at[i];
+        if (process->time_us > out->lastSeenTimeStamp && found++ < room) {
+            out->procUtilArray[found - 1] = (nvmlProcessUtilizationInfo_v1_t){
+                .timeStamp = process->time_us,
+                .pid = process->pid,
+                .smUtil = process->sm_util,
+                .memUtil = process->mem_util,
+            };
+        }
+    }
+    free(list);
+    if (status == NVML_SUCCESS) {
+        out->processSamplesCount = found;
+        status = found == 0 ? NVML_ERROR_NOT_FOUND : found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+    }
+    return status;
+}
+
+/* ---- MIG ---- */
 
 NVML_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending);
 NVML_API nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count);
@@ -756,7 +988,6 @@ NVML_API nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsign
 NVML_API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *out)
 {
     struct fake_gpu gpu;
-    (void)out;
     nvmlReturn_t status = begin_device(__func__, device, &gpu);
     if (status != NVML_SUCCESS) {
         return status;
@@ -764,7 +995,31 @@ NVML_API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, u
     if (!gpu.mig_capable || gpu.mig_current == 0) {
         return NVML_ERROR_NOT_SUPPORTED;
     }
-    return index < gpu.mig_max ? NVML_ERROR_NOT_FOUND : NVML_ERROR_INVALID_ARGUMENT;
+    if (index >= gpu.mig_count) {
+        return index < gpu.mig_max ? NVML_ERROR_NOT_FOUND : NVML_ERROR_INVALID_ARGUMENT;
+    }
+    (void)pthread_mutex_lock(&lock);
+    *out = handle_of_uuid(gpu.migs[index].uuid);
+    (void)pthread_mutex_unlock(&lock);
+    return *out == NULL ? NVML_ERROR_MEMORY : NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t device, nvmlDevice_t *out);
+NVML_API nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t device, nvmlDevice_t *out)
+{
+    struct fake_gpu gpu;
+    nvmlReturn_t status = begin_device(__func__, device, &gpu);
+    if (status == NVML_SUCCESS && !gpu.is_instance) {
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    }
+    if (status == NVML_SUCCESS) {
+        (void)pthread_mutex_lock(&lock);
+        int row = gpu_of_uuid(gpu.uuid);
+        *out = row < 0 ? NULL : handle_of_uuid(state.gpus[row].uuid);
+        (void)pthread_mutex_unlock(&lock);
+        status = *out == NULL ? NVML_ERROR_NOT_FOUND : NVML_SUCCESS;
+    }
+    return status;
 }
 
 NVML_API nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is_mig)
@@ -772,10 +1027,27 @@ NVML_API nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned 
     struct fake_gpu gpu;
     nvmlReturn_t status = begin_device(__func__, device, &gpu);
     if (status == NVML_SUCCESS) {
-        *is_mig = 0;
+        *is_mig = gpu.is_instance ? 1 : 0;
     }
     return status;
 }
+
+#define INSTANCE_QUERY(symbol, field)                                                                                  \
+    NVML_API nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *out);                                              \
+    NVML_API nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *out)                                               \
+    {                                                                                                                  \
+        struct fake_gpu gpu;                                                                                           \
+        nvmlReturn_t status = begin_device(__func__, device, &gpu);                                                    \
+        if (status == NVML_SUCCESS && !gpu.is_instance) {                                                              \
+            status = NVML_ERROR_NOT_SUPPORTED;                                                                         \
+        }                                                                                                              \
+        if (status == NVML_SUCCESS) {                                                                                  \
+            *out = gpu.field;                                                                                          \
+        }                                                                                                              \
+        return status;                                                                                                 \
+    }
+INSTANCE_QUERY(nvmlDeviceGetGpuInstanceId, gpu_instance)
+INSTANCE_QUERY(nvmlDeviceGetComputeInstanceId, compute_instance)
 
 /* ---- topology ---- */
 

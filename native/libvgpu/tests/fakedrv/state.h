@@ -112,6 +112,9 @@ struct fake_gpu {
     unsigned int mig_max;
     struct fake_mig migs[FAKE_MIGS_MAX];
     unsigned int mig_count;
+    bool is_instance; /* never in the file: this is the view of one MIG instance */
+    unsigned int gpu_instance;
+    unsigned int compute_instance;
     unsigned long long context_bytes;
     unsigned long long pool_granularity;
     struct fake_process processes[FAKE_PROCESSES_MAX];

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common.errors import NotFound
+from hami_sim.hardware import fake_cuda
 from hami_sim.hardware.profile import Level, Profile
 
 STATE_VARIABLE = "FAKE_NVML_STATE"
@@ -60,6 +61,16 @@ class NvLink(Struct, frozen=True, kw_only=True):
     active: bool = True
 
 
+class Mig(Struct, frozen=True, kw_only=True):
+    """One MIG instance of a device."""
+
+    uuid: str
+    memory_mib: int
+    compute_units: int
+    gpu_instance: int = 1
+    compute_instance: int = 0
+
+
 class Gpu(Struct, frozen=True, kw_only=True):
     """Present state of one device."""
 
@@ -72,6 +83,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     present: bool = True
     processes: tuple[Process, ...] = ()
     links: tuple[NvLink, ...] = ()
+    migs: tuple[Mig, ...] = ()
 
 
 class FakeNvml:
@@ -124,6 +136,12 @@ class FakeNvml:
     def set_links(self, index: int, links: Sequence[NvLink]) -> None:
         """All NVLinks of the device."""
         self._change(index, links=tuple(links))
+
+    def set_migs(self, index: int, migs: Sequence[Mig]) -> None:
+        """Divide the device into these instances; none: it is whole again."""
+        mode = str(int(bool(migs)))
+        keys = {**self._gpu(index).keys, "mig_current": mode, "mig_pending": mode}
+        self._change(index, migs=tuple(migs), keys=keys)
 
     def set_level(self, a: int, b: int, level: Level) -> None:
         """Common ancestor of ``a`` and ``b``, in this direction only."""
@@ -200,6 +218,7 @@ class FakeNvml:
         fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         fresh.write_text("\n".join(lines) + "\n", encoding="ascii")
         fresh.replace(self.path)
+        fake_cuda.announce(self.path)
 
     def _present(self) -> list[int]:
         return [index for index, gpu in enumerate(self._gpus) if gpu.present]
@@ -283,6 +302,11 @@ def _gpu_lines(gpu: Gpu, row: int) -> list[str]:
         f"process = {p.pid} {p.used_mib * _MIB} {p.sm_pct} {p.memory_pct}"
         f" {WHOLE_GPU} {WHOLE_GPU} {now_us}"
         for p in gpu.processes
+    ]
+    lines += [
+        f"mig = {mig.uuid} {mig.gpu_instance} {mig.compute_instance}"
+        f" {mig.memory_mib * _MIB} {mig.compute_units}"
+        for mig in gpu.migs
     ]
     lines += [
         f"nvlink = {link.number} {int(link.active)} {link.remote_type} {link.remote_bus_id}"

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Talks to the test program ``drive`` (native/libvgpu/tests/programs/drive.c says its commands)."""
+
+import contextlib
+import select
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from hami_sim.gpucontainers import GpuContainer
+
+OUT_OF_MEMORY = 2
+NOT_INITIALIZED = 3
+_ANSWER_S = 50.0
+
+
+class DriverError(Exception):
+    """The driver answered with a CUresult that is not success."""
+
+    def __init__(self, command: str, code: int) -> None:
+        super().__init__(f"{command}: error {code}")
+        self.code = code
+
+
+class Drive:
+    """One process that uses the driver, in a container or, without one, on the bare machine."""
+
+    def __init__(
+        self,
+        program: Path,
+        *,
+        container: GpuContainer | None = None,
+        env: Mapping[str, str] | None = None,
+        way: str = "link",
+    ) -> None:
+        """``env`` is added to a container's environment, and all there is without one."""
+        words = [str(program), way]
+        self.process = subprocess.Popen(
+            container.command(words) if container else words,
+            env=container.environment(env) if container else dict(env or {}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def send(self, command: str) -> None:
+        """Give a command; its answer is to be read with ``answer``."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def answer(self, command: str = "") -> list[str]:
+        """The words after "ok"; ``DriverError`` for an error; what was asked is for the message."""
+        assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], _ANSWER_S)[0]:
+            raise TimeoutError(command)
+        line = self.process.stdout.readline()
+        if not line:
+            assert self.process.stderr is not None
+            code = self.process.wait()
+            msg = f"{command}: the program ended with {code}: {self.process.stderr.read()}"
+            raise RuntimeError(msg)
+        words = line.split()
+        if words[0] == "error":
+            raise DriverError(command, int(words[1]))
+        assert words[0] == "ok", f"{command}: {line}"
+        return words[1:]
+
+    def ask(self, command: str) -> list[int]:
+        """One command and the numbers of its answer."""
+        self.send(command)
+        return [int(word) for word in self.answer(command)]
+
+    def code(self, command: str) -> int:
+        """One command and its CUresult."""
+        try:
+            self.ask(command)
+        except DriverError as error:
+            return error.code
+        return 0
+
+    def begin(self, device: int = 0) -> Self:
+        """Initialise and make the primary context of a device current."""
+        self.ask("init")
+        self.ask(f"device {device}")
+        return self
+
+    @property
+    def free_bytes(self) -> int:
+        """What cuMemGetInfo calls free."""
+        return self.ask("info")[0]
+
+    @property
+    def used_bytes(self) -> int:
+        """Total less free, as cuMemGetInfo tells."""
+        free, total = self.ask("info")
+        return total - free
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until the kernel has ended the process."""
+        self.process.kill()
+        self.close()
+
+    def close(self) -> None:
+        """Let the process end by itself and wait for it."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
