@@ -8,7 +8,7 @@
 enum {
     UNKNOWN_GROWTH_BITS = 3,
     UNKNOWN_GROWTH_STEPS = 5,
-    MEAN_WEIGHT = 1024,
+    MEAN_WEIGHT = 256,
     LOW_WEIGHT = 192,
     STRANGE_IN_A_ROW = 8,
     EARLY = 8,
