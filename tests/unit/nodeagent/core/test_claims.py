@@ -352,7 +352,7 @@ def test_doubtful_candidates_and_old_kubelets_need_all_pods_confirmed() -> None:
             {},
             {"devices_by_uuid": {"nvidia-0": device(0, healthy=False)}},
             "device-unhealthy",
-            Refuse,
+            Wait,  # it has recovered, and the registry's word is on its way
         ),
     ],
 )

@@ -593,11 +593,14 @@ def _one_of(view: View, candidate: _Candidate, entry: Entry, request: Request) -
                 text=f"pod {pod.title} was given device {share.uuid}, which this node has not",
             )
         if not device.healthy or share.uuid in view.faulty:
-            return Refuse(
-                code=Code.DEVICE_UNHEALTHY,
-                text=f"device {share.uuid} of pod {pod.title} is out of order: "
-                f"{device.health_reason or 'fault seen on this node'}",
+            text = (
+                f"device {share.uuid} of pod {pod.title} is out of order: "
+                f"{device.health_reason or 'fault seen on this node'}"
             )
+            if share.uuid in view.faulty:
+                return Refuse(code=Code.DEVICE_UNHEALTHY, text=text)
+            # The scheduler hears of a recovery at once, we read the registry's word a moment later.
+            return Wait(code=Code.DEVICE_UNHEALTHY, text=text)
         devices.append(device)
     return Claim(
         pod=pod,
