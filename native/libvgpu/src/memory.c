@@ -126,7 +126,8 @@ HOOK_EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes)
     hook_enter();
     if (!pointer || is_free_of_charge(&here, bytes)) return DRIVER(cuMemAlloc)(pointer, bytes);
     if (!hook_charge(here.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-    return settle(DRIVER(cuMemAlloc)(pointer, bytes), *pointer, &here, bytes, MEMORY_PLAIN);
+    CUresult result = DRIVER(cuMemAlloc)(pointer, bytes);
+    return settle(result, *pointer, &here, bytes, MEMORY_PLAIN);
 }
 
 HOOK_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
@@ -135,7 +136,8 @@ HOOK_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsig
     hook_enter();
     if (!pointer || is_free_of_charge(&here, bytes)) return DRIVER(cuMemAllocManaged)(pointer, bytes, flags);
     if (!hook_charge(here.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-    return settle(DRIVER(cuMemAllocManaged)(pointer, bytes, flags), *pointer, &here, bytes, MEMORY_MANAGED);
+    CUresult result = DRIVER(cuMemAllocManaged)(pointer, bytes, flags);
+    return settle(result, *pointer, &here, bytes, MEMORY_MANAGED);
 }
 
 /* The pitch is known only afterwards: charge the least it can be, then the difference; give back what does not fit. */
