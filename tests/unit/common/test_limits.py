@@ -76,3 +76,12 @@ def test_a_damaged_file_names_what_is_wrong(old: str, new: str, problem: str) ->
     with pytest.raises(WireInvalid) as caught:
         limits.decode(TEXT.replace(old, new))
     assert problem in caught.value.problem
+
+
+def test_core_policy_is_told_where_it_is_not_the_default() -> None:
+    def text(core_policy: str) -> str:
+        return limits.encode(limits.limits_of(SHARES, allocation_id="a1", core_policy=core_policy))
+
+    assert text("default") == TEXT
+    assert "core_policy=force\n" in text("force")
+    assert limits.decode(text("force")).core_policy == "force"

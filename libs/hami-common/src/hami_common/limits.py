@@ -40,11 +40,14 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     devices: tuple[DeviceLimit, ...]
     allocation_id: str
     priority: int | None = None
+    core_policy: str = ""
+    """When compute limits hold: ``force``, ``disable``, or nothing for the library's default."""
 
 
-def limits_of(shares: ContainerShares, *, allocation_id: str) -> Limits:
+def limits_of(shares: ContainerShares, *, allocation_id: str, core_policy: str = "") -> Limits:
     """Limits that hold one container to its shares."""
     return Limits(
+        core_policy="" if core_policy == "default" else core_policy,
         container=shares.name,
         allocation_id=allocation_id,
         priority=shares.priority,
@@ -67,6 +70,8 @@ def _lines(limits: Limits) -> Iterable[str]:
     yield f"allocation={limits.allocation_id}"
     if limits.priority is not None:
         yield f"priority={limits.priority}"
+    if limits.core_policy:
+        yield f"core_policy={limits.core_policy}"
     yield f"devices={len(limits.devices)}"
     for i, device in enumerate(limits.devices):
         yield f"device.{i}.vendor={device.vendor}"
@@ -110,6 +115,7 @@ def decode(text: str) -> Limits:
         container=text_of("container"),
         allocation_id=text_of("allocation"),
         priority=number_of("priority") if "priority" in values else None,
+        core_policy=values.get("core_policy", ""),
         devices=tuple(
             DeviceLimit(
                 vendor=text_of(f"device.{i}.vendor"),

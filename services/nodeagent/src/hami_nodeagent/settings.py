@@ -142,7 +142,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     of kubelet."""
     bus_timeout_s: float = 2.0
     """Longest wait for one answer of the bus."""
-    kubelet_poll_s: float = 0.25
+    kubelet_poll_s: float = 0.05
     """How often kubelet's socket is looked at: it is created anew when kubelet restarts."""
     check_s: float = 10.0
     """How often grants are compared with kubelet's own list."""

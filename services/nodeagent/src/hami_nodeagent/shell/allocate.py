@@ -295,6 +295,10 @@ class Allocator:
         if claim.container in claim.pod.limits_mounted:
             return None
         text = limits.encode(
-            limits.limits_of(claim.shares, allocation_id=claim.entry.record.allocation_id)
+            limits.limits_of(
+                claim.shares,
+                allocation_id=claim.entry.record.allocation_id,
+                core_policy=self._settings.core_policy,
+            )
         )
         return await self._keeper.write_limits(grant, text)

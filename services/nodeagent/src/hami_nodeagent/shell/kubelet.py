@@ -41,9 +41,28 @@ STREAM_S = 3.0
 """How long after a registration kubelet may take to open its stream."""
 STOP_S = 2.0
 _FOREIGN_S = 1.0
+_LISTENS_S = 0.02
+"""How often kubelet's socket is tried while there is no kubelet."""
 
 _log = logging.getLogger(__name__)
-_CLIENT_OPTIONS = [("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0)]
+_CLIENT_OPTIONS = [
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_http_proxy", 0),
+    # A second, gRPC's own choice, is all the time that kubelet leaves us to register.
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    ("grpc.min_reconnect_backoff_ms", 20),
+    ("grpc.max_reconnect_backoff_ms", 100),
+]
+
+
+async def _listens(socket: Path) -> bool:
+    try:
+        with anyio.fail_after(DIAL_S):
+            stream = await anyio.connect_unix(socket)
+    except (OSError, TimeoutError):
+        return False
+    await anyio.aclose_forcefully(stream)
+    return True
 
 
 class PluginKeeper:
@@ -109,11 +128,16 @@ class PluginKeeper:
             await changed.wait()
 
     async def _wait_kubelet(self) -> str:
+        """Wait until kubelet listens.
+
+        It rejects what it finds to be admitted before we have registered, about a second after it
+        made its socket. A socket file alone may be one that outlived a reboot.
+        """
         while True:
             run = identity(self._kubelet)
-            if run:
+            if run and await _listens(self._kubelet):
                 return run
-            await anyio.sleep(self._poll_s)
+            await anyio.sleep(min(self._poll_s, _LISTENS_S))
 
     def _meet(self, run: str) -> None:
         """Take note of kubelet's run before it can call us."""

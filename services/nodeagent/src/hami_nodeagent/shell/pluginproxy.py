@@ -62,7 +62,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """How long kubelet is not told that the agent is away."""
     call_wait_s: float = 20.0
     """How long a call of kubelet waits for the agent. Kubelet admits no other pod meanwhile."""
-    poll_s: float = 0.1
+    poll_s: float = 0.05
     """How often sockets are looked at."""
 
 

@@ -80,7 +80,7 @@ def binding_document(
 
 
 def allocation_annotations(
-    record: AllocationRecord, *, ledger_seq: int, signer: Signer
+    record: AllocationRecord, *, ledger_seq: int, signer: Signer, core_policy: str = ""
 ) -> dict[str, str]:
     """The signed allocation, and each container's limits file."""
     annotations = {
@@ -97,7 +97,7 @@ def allocation_annotations(
     }
     for container in record.containers:
         annotations[keys.limits(container.name)] = limits.encode(
-            limits.limits_of(container, allocation_id=record.allocation_id)
+            limits.limits_of(container, allocation_id=record.allocation_id, core_policy=core_policy)
         )
     return annotations
 

@@ -223,7 +223,10 @@ class Binder:
         for _ in range(self._settings.binding_tries):
             holding = attempt.holding
             annotations = binding.allocation_annotations(
-                holding.record, ledger_seq=holding.revision, signer=self._signer
+                holding.record,
+                ledger_seq=holding.revision,
+                signer=self._signer,
+                core_policy=self._settings.vendors.nvidia.core_policy,
             )
             document = binding.binding_document(
                 pod=attempt.pod, node=holding.record.node, annotations=annotations
