@@ -36,11 +36,12 @@ def agree(codes: dict[str, int], names: Sequence[str]) -> NodeNames:
         part = nodes.part(mask)
         assert json.loads(part.json()) == list(part.strings()) == some
         wrapped = nodes.wrapped(np.flatnonzero(mask), b"<", b">;")
-        assert wrapped.decode() == "".join(
+        assert bytes(wrapped).decode() == "".join(
             f"<{json.dumps(name, ensure_ascii=False)}>;" for name in some
         )
         numbers = np.array([i % 3 for i in range(len(names))], np.int64)
-        assert nodes.labelled(b"<", numbers, [b"0", b"1", b"2"]).decode() == "".join(
+        labelled = nodes.labelled(b"<", numbers, [b"0", b"1", b"2"])
+        assert bytes(labelled).decode() == "".join(
             f"<{json.dumps(name, ensure_ascii=False)}{i % 3}" for i, name in enumerate(names)
         )
     return read

@@ -115,20 +115,20 @@ class NodeNames:
         """The names as a JSON array."""
         return b"[" + self.text if self.text else _encoder.encode(self._names)
 
-    def wrapped(self, places: Columns, before: bytes, after: bytes) -> bytes:
+    def wrapped(self, places: Columns, before: bytes, after: bytes) -> memoryview:
         """The names at ``places`` as JSON strings, each between ``before`` and ``after``."""
         if self.rows is None:
             names = self.strings()
             quoted = [_encoder.encode(names[place]) for place in places.tolist()]
-            return before + (after + before).join(quoted) + after if quoted else b""
+            return memoryview(before + (after + before).join(quoted) + after if quoted else b"")
         start, end = len(before), len(before) + self.rows.shape[1] - 1
         lines = np.empty((len(places), end + len(after)), np.uint8)
         lines[:, :start] = np.frombuffer(before, np.uint8)
         lines[:, start:end] = self.rows.take(places, axis=0)[:, :-1]
         lines[:, end:] = np.frombuffer(after, np.uint8)
-        return lines.tobytes()
+        return lines.reshape(-1).data
 
-    def labelled(self, before: bytes, numbers: Ints, labels: Sequence[bytes]) -> bytes:
+    def labelled(self, before: bytes, numbers: Ints, labels: Sequence[bytes]) -> memoryview:
         """Every name as a JSON string, between ``before`` and the label of its number.
 
         Labels are equally long.
@@ -136,14 +136,15 @@ class NodeNames:
         if self.rows is None:
             quoted = map(_encoder.encode, self.strings())
             tails = map(labels.__getitem__, numbers.tolist())
-            return b"".join(before + name + tail for name, tail in zip(quoted, tails, strict=True))
+            lines = [before + name + tail for name, tail in zip(quoted, tails, strict=True)]
+            return memoryview(b"".join(lines))
         start, end = len(before), len(before) + self.rows.shape[1] - 1
         tails_of = np.frombuffer(b"".join(labels), np.uint8).reshape(len(labels), -1)
-        lines = np.empty((len(numbers), end + tails_of.shape[1]), np.uint8)
-        lines[:, :start] = np.frombuffer(before, np.uint8)
-        lines[:, start:end] = self.rows[:, :-1]
-        lines[:, end:] = tails_of.take(numbers, axis=0)
-        return lines.tobytes()
+        text = np.empty((len(numbers), end + tails_of.shape[1]), np.uint8)
+        text[:, :start] = np.frombuffer(before, np.uint8)
+        text[:, start:end] = self.rows[:, :-1]
+        text[:, end:] = tails_of.take(numbers, axis=0)
+        return text.reshape(-1).data
 
 
 class NameIndex:

@@ -172,19 +172,20 @@ def encode_filter(
         names = left.json()
     else:
         nodes = _encoder.encode(NodeItems(items=[raw_by_name[name] for name in left.strings()]))
-    return (
-        b'{"Nodes":%b,"NodeNames":%b,"FailedNodes":%b,"FailedAndUnresolvableNodes":%b,"Error":""}'
-        % (nodes, names, _texts(candidates, failed), _texts(candidates, unresolvable))
-    )
+    parts: list[bytes | memoryview] = [b'{"Nodes":', nodes, b',"NodeNames":', names]
+    parts += [b',"FailedNodes":{', *_texts(candidates, failed)]
+    parts += [b'},"FailedAndUnresolvableNodes":{', *_texts(candidates, unresolvable)]
+    return b"".join([*parts, b'},"Error":""}'])
 
 
-def _texts(candidates: Candidates, groups: Iterable[tuple[str, Columns]]) -> bytes:
-    """A JSON object from the nodes at some places to their texts."""
+def _texts(candidates: Candidates, groups: Iterable[tuple[str, Columns]]) -> list[memoryview]:
+    """The fields of a JSON object from the nodes at some places to their texts."""
     parts = [
         candidates.names.wrapped(places, b"", b":%b," % _encoder.encode(text))
         for text, places in groups
+        if len(places)
     ]
-    return b"{%b}" % b"".join(parts)[:-1]
+    return [*parts[:-1], parts[-1][:-1]] if parts else []
 
 
 def encode_filter_error(error: str) -> bytes:
@@ -197,7 +198,7 @@ def encode_filter_error(error: str) -> bytes:
 
 def encode_priorities(names: NodeNames, priorities: Ints) -> bytes:
     """Reply to prioritize: a number 0..``MAX_PRIORITY`` for each name."""
-    return b"[%b]" % names.labelled(b'{"Host":', priorities, _SCORES)[:-1]
+    return b"".join((b"[", names.labelled(b'{"Host":', priorities, _SCORES)[:-1], b"]"))
 
 
 def encode_bind(error: str = "") -> bytes:

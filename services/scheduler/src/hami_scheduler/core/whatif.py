@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What would happen: pods placed one after the other on a copy, and what would let a pod in.
+
+Uses the same filter, scores and picks as the live scheduler, on a ledger that the caller may spoil.
+``closest_fits`` searches for the smallest single change of a request that some node would take.
+Memory in MiB, compute in percent of one device, shares of a whole as fractions 0..1.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hami_common.model.device import Device
+from hami_common.model.placement import ContainerShares
+from hami_common.model.request import ContainerRequest, DeviceRequest, DeviceSelector, PodRequest
+from hami_scheduler.core.ledger import Ledger
+from hami_scheduler.core.stimuli import Accepted, Append
+from hami_scheduler.core.verdicts import Filtered, Verdicts
+
+SELECTOR_COST: Final = 0.5
+"""What giving up a wish costs, next to the part of an amount that is given up."""
+_FULL_PCT: Final = 100
+
+
+class Refusal(Struct, frozen=True, kw_only=True):
+    """Nodes that refuse for one reason."""
+
+    text: str
+    nodes: int
+
+
+class Change(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One change of a request after which it fits."""
+
+    container: str
+    """Empty where the change is of the whole pod."""
+    vendor: str
+    what: str
+    """``memory_mib``, ``memory_pct``, ``core_pct``, ``count``, ``exclusive`` or a selector's."""
+    asked: str
+    fits: str
+    node: str
+    """The node that would be chosen."""
+    cost: float
+    """0..1: the part of the request that is given up."""
+
+    def __str__(self) -> str:
+        """One sentence for people."""
+        where = f"container {self.container}: " if self.container else ""
+        return f"{where}{self.what} {self.fits} instead of {self.asked} would fit on {self.node}"
+
+
+class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of one pod."""
+
+    namespace: str
+    pod: str
+    node: str = ""
+    """Empty: no node takes it."""
+    containers: tuple[ContainerShares, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    """Largest group first."""
+    closest: tuple[Change, ...] = ()
+    """Cheapest first; at most one for each amount and wish."""
+
+
+class Packing(Struct, frozen=True, kw_only=True):
+    """How full the devices are."""
+
+    devices: int
+    devices_used: int
+    capacity_mib: int
+    booked_mib: int
+    used_devices_full: float
+    """Booked memory as a part of the capacity of the devices in use."""
+    stranded: float
+    """Part of the free memory that the measured pods cannot use, mean over their requests: it lies
+    on devices whose free memory, compute or slots are too little for one more of them (the measure
+    of fragmentation of Weng et al., USENIX ATC 2023, for memory and one device)."""
+
+
+def simulate(
+    ledger: Ledger, requests: Iterable[PodRequest], *, now_s: float, explain: bool = True
+) -> Iterator[Outcome]:
+    """Place each pod where the scheduler would, booking it before the next one is asked about."""
+    verdicts = Verdicts(ledger.table)
+    for number, request in enumerate(requests):
+        known = Outcome(namespace=request.namespace, pod=request.name)
+        node, filtered = _best(verdicts, ledger, request)
+        if not node:
+            yield replace(
+                known,
+                refusals=_refusals(filtered),
+                closest=closest_fits(ledger, verdicts, request) if explain else (),
+            )
+            continue
+        plan = ledger.plan_bind(request, node, allocation_id=f"whatif-{number}", now_s=now_s)
+        if isinstance(plan, Append):
+            seq = ledger.fence(node) + 1
+            ledger.handle(Accepted(append=plan, seq=seq, now_s=now_s))
+            known = replace(known, node=node, containers=plan.record.containers)
+        yield known
+
+
+def _best(verdicts: Verdicts, ledger: Ledger, request: PodRequest) -> tuple[str, Filtered]:
+    filtered = verdicts.filter(request, ledger.table.nodes())
+    if not len(filtered.left):
+        return "", filtered
+    return verdicts.prioritize(request, filtered.left).best(1)[0][0], filtered
+
+
+def _refusals(filtered: Filtered) -> tuple[Refusal, ...]:
+    found = [Refusal(text=refusal.text, nodes=len(places)) for refusal, places in filtered.groups()]
+    return tuple(sorted(found, key=lambda group: (-group.nodes, group.text)))
+
+
+# --- the closest fit ------------------------------------------------------------------------------
+
+
+def closest_fits(ledger: Ledger, verdicts: Verdicts, request: PodRequest) -> tuple[Change, ...]:
+    """Single changes after which some node takes the pod, cheapest first; empty: none does."""
+
+    def node_for(changed: PodRequest) -> str:
+        return _best(verdicts, ledger, changed)[0]
+
+    found = [
+        change
+        for index, container in enumerate(request.containers)
+        for wanted in range(len(container.requests))
+        for change in _smaller(request, index, wanted, node_for)
+    ]
+    found += _unselected(request, node_for)
+    return tuple(sorted(found, key=lambda change: (change.cost, change.what, change.container)))
+
+
+_NodeFor = Callable[[PodRequest], str]
+
+
+def _smaller(request: PodRequest, index: int, wanted: int, node_for: _NodeFor) -> Iterator[Change]:
+    """The largest amount of each kind, below the one asked for, that fits."""
+    container = request.containers[index]
+    asked = container.requests[wanted]
+    amounts = {
+        "memory_mib": asked.memory_mib,
+        "memory_pct": 0 if asked.memory_mib else asked.memory_pct,
+        "core_pct": asked.core_pct,
+        "count": asked.count,
+    }
+    for what, amount in amounts.items():
+
+        def with_amount(value: int, what: str = what) -> PodRequest:
+            smaller = replace(asked, **{what: value})
+            if smaller.core_pct < _FULL_PCT:
+                smaller = replace(smaller, exclusive=False)
+            return _with(request, container, index, wanted, smaller)
+
+        value, node = _largest(amount, lambda value: node_for(with_amount(value)))
+        if node:
+            yield Change(
+                container=container.name,
+                vendor=asked.vendor,
+                what=what,
+                asked=str(amount),
+                fits=str(value),
+                node=node,
+                cost=round(1 - value / amount, 4),
+            )
+
+
+def _largest(below: int, node_for: Callable[[int], str]) -> tuple[int, str]:
+    """The largest value in 1 … ``below`` - 1 that some node takes, by halving; 0 when none does."""
+    low, found = 0, ""
+    high = below
+    while high - low > 1:
+        middle = (low + high) // 2
+        node = node_for(middle)
+        if node:
+            low, found = middle, node
+        else:
+            high = middle
+    return low, found
+
+
+def _with(
+    request: PodRequest,
+    container: ContainerRequest,
+    index: int,
+    wanted: int,
+    smaller: DeviceRequest,
+) -> PodRequest:
+    requests = list(container.requests)
+    requests[wanted] = smaller
+    containers = list(request.containers)
+    containers[index] = replace(container, requests=tuple(requests))
+    return replace(request, containers=tuple(containers))
+
+
+def _unselected(request: PodRequest, node_for: _NodeFor) -> Iterator[Change]:
+    """Each wish of the pod that alone keeps it out."""
+    for vendor, selector in request.selectors.items():
+        nothing = DeviceSelector()
+        for what in selector.__struct_fields__:
+            asked, none = getattr(selector, what), getattr(nothing, what)
+            if asked == none:
+                continue
+            free = replace(selector, **{what: none})
+            changed = replace(request, selectors={**request.selectors, vendor: free})
+            node = node_for(changed)
+            if node:
+                yield Change(
+                    container="",
+                    vendor=vendor,
+                    what=what,
+                    asked=",".join(asked) if isinstance(asked, tuple) else str(asked).lower(),
+                    fits="any",
+                    node=node,
+                    cost=SELECTOR_COST,
+                )
+
+
+# --- how full -------------------------------------------------------------------------------------
+
+
+def packing(
+    ledger: Ledger, devices: Iterable[tuple[str, Device]], measured: Sequence[PodRequest]
+) -> Packing:
+    """How full the usable ``devices`` (node, device) are, measured with these pods' requests."""
+    asks = [
+        (ask.vendor, ask)
+        for request in measured
+        for container in request.containers
+        for ask in container.requests
+    ]
+    count = used = capacity = booked = used_capacity = free = 0
+    stranded = [0] * len(asks)
+    for node, device in devices:
+        usage = ledger.table.usage(node, device.uuid)
+        if usage is None or not device.healthy or device.cordoned:
+            continue
+        count += 1
+        capacity += device.capacity_mib
+        booked += usage.memory_mib
+        if usage.slots:
+            used += 1
+            used_capacity += device.capacity_mib
+        left_mib = max(0, device.capacity_mib - usage.memory_mib)
+        free += left_mib
+        left_pct = device.capacity_core_pct - usage.core_pct
+        is_open = usage.slots < device.slots and not usage.exclusive_holders
+        for number, (vendor, ask) in enumerate(asks):
+            fits = (
+                is_open
+                and vendor == device.vendor
+                and ask.memory_mib_on(device.memory_mib) <= left_mib
+                and ask.core_pct <= left_pct
+                and not (ask.exclusive and usage.slots)
+            )
+            stranded[number] += 0 if fits else left_mib
+    return Packing(
+        devices=count,
+        devices_used=used,
+        capacity_mib=capacity,
+        booked_mib=booked,
+        used_devices_full=round(booked / used_capacity, 4) if used_capacity else 0.0,
+        stranded=round(sum(stranded) / (len(asks) * free), 4) if asks and free else 0.0,
+    )
