@@ -26,7 +26,7 @@ DEFAULT_OUT = ROOT / "build/native"
 
 LANGUAGE = (
     *("-std=c11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec"),
-    *("-fno-strict-aliasing", "-fno-plt", "-fstack-protector-strong", "-fno-common"),
+    *("-fno-strict-aliasing", "-fno-plt", "-fstack-protector", "-fno-common"),
 )
 WARNINGS = (
     *("-Wall", "-Wextra", "-Werror", "-Wstrict-prototypes", "-Wmissing-prototypes"),

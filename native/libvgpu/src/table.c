@@ -2,10 +2,13 @@
 /* See table.h. */
 #include "table.h"
 
+#include <linux/membarrier.h>
 #include <sched.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define FIRST_CAPACITY 64u
 #define SPINS 100
@@ -29,6 +32,77 @@ void spin_unlock(_Atomic(uint32_t) *locked)
 {
     atomic_store_explicit(locked, 0, memory_order_release);
 }
+
+/* --- entering a shard --- */
+
+static _Thread_local char mark; /* its address names the thread */
+
+static bool membarrier(int command)
+{
+    return syscall(SYS_membarrier, command, 0, 0) == 0;
+}
+
+/* Nobody owns the table yet: this thread, if the kernel can take it away from it again. */
+static void claim(struct table *table)
+{
+    uintptr_t nobody = 0;
+    uintptr_t self = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) ? (uintptr_t)&mark : TABLE_SHARED;
+    atomic_compare_exchange_strong(&table->owner, &nobody, self);
+}
+
+/* The owner stores `inside` and then loads `owner`; here it is the other way round, and the barrier runs on its processor
+   between the two. So either it has seen that the table is being taken, or it is seen inside. */
+static void take_from(struct table *table, uintptr_t owner)
+{
+    if (atomic_compare_exchange_strong(&table->owner, &owner, TABLE_TAKING)) {
+        membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+        while (atomic_load_explicit(&table->owner_inside, memory_order_acquire))
+            sched_yield();
+        atomic_store_explicit(&table->owner, TABLE_SHARED, memory_order_release);
+    }
+    while (atomic_load_explicit(&table->owner, memory_order_acquire) == TABLE_TAKING)
+        sched_yield();
+}
+
+static __attribute__((noinline)) void enter_slowly(struct table *table, struct table_shard *shard)
+{
+    for (;;) {
+        uintptr_t owner = atomic_load_explicit(&table->owner, memory_order_acquire);
+        if (owner == TABLE_SHARED) break;
+        if (owner == 0)
+            claim(table);
+        else if (owner != (uintptr_t)&mark)
+            take_from(table, owner);
+        if (atomic_load_explicit(&table->owner, memory_order_relaxed) != (uintptr_t)&mark) continue;
+        atomic_store_explicit(&table->owner_inside, 1, memory_order_relaxed);
+        atomic_signal_fence(memory_order_seq_cst);
+        if (atomic_load_explicit(&table->owner, memory_order_acquire) == (uintptr_t)&mark) return;
+        atomic_store_explicit(&table->owner_inside, 0, memory_order_release);
+    }
+    spin_lock(&shard->locked);
+}
+
+static inline void enter(struct table *table, struct table_shard *shard)
+{
+    if (atomic_load_explicit(&table->owner, memory_order_relaxed) == (uintptr_t)&mark) {
+        atomic_store_explicit(&table->owner_inside, 1, memory_order_relaxed);
+        atomic_signal_fence(memory_order_seq_cst);
+        if (atomic_load_explicit(&table->owner, memory_order_acquire) == (uintptr_t)&mark) return;
+        atomic_store_explicit(&table->owner_inside, 0, memory_order_release);
+    }
+    enter_slowly(table, shard);
+}
+
+/* While the owner is inside nobody holds a shard's lock: they are used only after the table has been taken from it. */
+static inline void leave(struct table *table, struct table_shard *shard)
+{
+    if (!atomic_load_explicit(&shard->locked, memory_order_relaxed))
+        atomic_store_explicit(&table->owner_inside, 0, memory_order_release);
+    else
+        spin_unlock(&shard->locked);
+}
+
+/* --- the table --- */
 
 static inline uint64_t mix(uint64_t key)
 {
@@ -103,7 +177,7 @@ enum table_put table_put(struct table *table, uint64_t key, struct held held, st
     uint64_t mixed = mix(key);
     struct table_shard *shard = shard_of(table, mixed);
     enum table_put outcome = TABLE_NO_MEMORY;
-    spin_lock(&shard->locked);
+    enter(table, shard);
     uint32_t at = find(shard, key, mixed);
     if (at < shard->capacity) {
         *replaced = shard->entries[at].held;
@@ -113,7 +187,7 @@ enum table_put table_put(struct table *table, uint64_t key, struct held held, st
         place(shard, key, held);
         outcome = TABLE_NEW;
     }
-    spin_unlock(&shard->locked);
+    leave(table, shard);
     return outcome;
 }
 
@@ -121,11 +195,11 @@ bool table_get(struct table *table, uint64_t key, struct held *held)
 {
     uint64_t mixed = mix(key);
     struct table_shard *shard = shard_of(table, mixed);
-    spin_lock(&shard->locked);
+    enter(table, shard);
     uint32_t at = find(shard, key, mixed);
     bool found = key && at < shard->capacity;
     if (found) *held = shard->entries[at].held;
-    spin_unlock(&shard->locked);
+    leave(table, shard);
     return found;
 }
 
@@ -133,14 +207,14 @@ bool table_take(struct table *table, uint64_t key, struct held *held)
 {
     uint64_t mixed = mix(key);
     struct table_shard *shard = shard_of(table, mixed);
-    spin_lock(&shard->locked);
+    enter(table, shard);
     uint32_t at = find(shard, key, mixed);
     bool found = key && at < shard->capacity;
     if (found) {
         *held = shard->entries[at].held;
         close_gap(shard, at);
     }
-    spin_unlock(&shard->locked);
+    leave(table, shard);
     return found;
 }
 
@@ -149,7 +223,7 @@ void table_take_if(struct table *table, bool (*wanted)(const struct held *held, 
 {
     for (uint32_t i = 0; i < TABLE_SHARDS; i++) {
         struct table_shard *shard = &table->shards[i];
-        spin_lock(&shard->locked);
+        enter(table, shard);
         for (uint32_t at = 0; at < shard->capacity;) {
             struct table_entry entry = shard->entries[at];
             if (entry.key && wanted(&entry.held, what)) {
@@ -159,7 +233,7 @@ void table_take_if(struct table *table, bool (*wanted)(const struct held *held, 
                 at++;
             }
         }
-        spin_unlock(&shard->locked);
+        leave(table, shard);
     }
 }
 
@@ -173,15 +247,17 @@ void table_reset(struct table *table)
         shard->count = 0;
         atomic_store_explicit(&shard->locked, 0, memory_order_relaxed);
     }
+    atomic_store_explicit(&table->owner_inside, 0, memory_order_relaxed);
+    atomic_store_explicit(&table->owner, 0, memory_order_release);
 }
 
 uint64_t table_count(struct table *table)
 {
     uint64_t count = 0;
     for (uint32_t i = 0; i < TABLE_SHARDS; i++) {
-        spin_lock(&table->shards[i].locked);
+        enter(table, &table->shards[i]);
         count += table->shards[i].count;
-        spin_unlock(&table->shards[i].locked);
+        leave(table, &table->shards[i]);
     }
     return count;
 }

@@ -4,6 +4,8 @@
  *
  * 64 shards, each with a lock of its own and open addressing that closes gaps when an entry leaves, so that nothing gets
  * slower with age. Memory comes from mmap, not from the application's malloc. Key 0 is no key.
+ * Most programs allocate from one thread: the first thread that uses a table enters without an atomic operation, until
+ * another one comes, which takes that privilege away for good (membarrier(2); on kernels without it nobody has it).
  * Locks taken here: one shard at a time, for tens of nanoseconds; nothing is called under it.
  */
 #ifndef VGPU_TABLE_H
@@ -38,7 +40,12 @@ struct table_shard {
 
 struct table {
     struct table_shard shards[TABLE_SHARDS];
+    _Alignas(64) _Atomic(uintptr_t) owner; /* 0: nobody yet; a thread's mark; TABLE_SHARED; TABLE_TAKING */
+    _Atomic(uint32_t) owner_inside;
 };
+
+#define TABLE_SHARED ((uintptr_t)1)
+#define TABLE_TAKING ((uintptr_t)2)
 
 /* TABLE_REPLACED: the driver has given the address out again, so what was there is gone; it is in `replaced`. */
 enum table_put { TABLE_NO_MEMORY, TABLE_NEW, TABLE_REPLACED };
