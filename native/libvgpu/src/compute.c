@@ -38,6 +38,8 @@ struct sample {
     CUcontext context; /* whose events these are; NULL: none made */
     CUevent start;
     CUevent end;
+    uint64_t idle_since_ns; /* 0, or the stream had nothing to do when `start` was recorded */
+    uint64_t gap_ns;        /* then: how long it took until the launch was made */
     bool failed;
 };
 
@@ -225,8 +227,11 @@ static void read_sample(struct state *state, struct sample *sample, const struct
     if (good && sample->core.in_phase && sample != state->base)
         good = state->base != NULL && state->base->context == sample->context &&
                the_driver.event_elapsed(&offset, state->base->start, sample->start) == CUDA_SUCCESS;
+    int64_t start = nanoseconds(offset);
+    int64_t end = start + nanoseconds(length);
+    int64_t gap = (int64_t)sample->gap_ns;
     if (good)
-        core_ended(&state->core, &sample->core, nanoseconds(offset), nanoseconds(offset) + nanoseconds(length), terms);
+        core_ended(&state->core, &sample->core, gap < end - start ? start + gap : end, end, terms);
     else
         core_lost(&state->core, &sample->core, terms);
 }
@@ -349,6 +354,18 @@ static bool make_events(struct sample *sample, CUcontext context)
     return true;
 }
 
+/* On an idle stream the first event happens at once and the kernel only when the host has launched it; that gap, in which the
+   host may even have lost its processor, is no device time. */
+static void note_idle(struct sample *sample)
+{
+    uint64_t now = platform_now_ns();
+    int mode = relax_capture();
+    bool idle = !sample->failed && the_driver.event_query(sample->start) == CUDA_SUCCESS;
+    restore_capture(mode);
+    sample->idle_since_ns = idle ? now : 0;
+    sample->gap_ns = 0;
+}
+
 /* Put the first event before the launch. Without one the launch goes unmeasured. */
 static void begin_sample(struct state *state, CUstream stream, struct estimate *estimate, bool unknown,
                          struct compute_ticket *ticket)
@@ -368,6 +385,7 @@ static void begin_sample(struct state *state, CUstream stream, struct estimate *
     release(&state->lock, 0);
     if (!good) return;
     sample->failed = the_driver.event_record(sample->start, stream) != CUDA_SUCCESS;
+    note_idle(sample);
     sample->core.estimate = estimate;
     sample->core.first = unknown;
     ticket->sampled = true;
@@ -460,12 +478,13 @@ static __attribute__((noinline)) void end_sample(struct state *state, CUstream s
                                                  bool launched)
 {
     struct sample *sample = ticket->sample;
+    uint64_t now = platform_now_ns();
+    if (sample->idle_since_ns > 0) sample->gap_ns = now - sample->idle_since_ns;
     if (launched && the_driver.event_record(sample->end, stream) != CUDA_SUCCESS) sample->failed = true;
     acquire(&state->lock, 0);
     struct estimate *estimate = sample->core.estimate;
     if (launched) {
-        core_sampled(&state->core, &sample->core, estimate, ticket->estimate_ns, sample->core.first, stream,
-                     platform_now_ns());
+        core_sampled(&state->core, &sample->core, estimate, ticket->estimate_ns, sample->core.first, stream, now);
         if (sample->core.in_phase && state->base == NULL) {
             state->base = sample;
             state->base_ended = false;
