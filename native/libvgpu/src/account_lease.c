@@ -62,10 +62,10 @@ static void complete(const struct region *region, uint32_t device, union region_
     if (total.slot >= region->slot_count) return;
     struct region_share *share = lease_share(region, device, (uint32_t)total.slot);
     if (atomic_load8(&share->intent_version) != total.version || total.version == 0) return;
+    /* Every load acquires and every store releases, so what is read between two equal versions belongs together. */
     uint64_t lease = atomic_load8(&share->intent_lease);
     uint64_t use = atomic_load8(&share->intent_use);
     uint64_t tag = atomic_load8(&share->intent_tag);
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);
     if (atomic_load8(&share->intent_version) != total.version) return;
     for (;;) {
         union region_share_word seen = {.word = atomic_guess16(&share->share)};
@@ -106,7 +106,6 @@ static bool raise_to(const struct region *region, uint32_t device, uint32_t slot
     next.slot = slot & REGION_NO_SLOT;
     union region_share_word own = {.word = atomic_guess16(&share->share)};
     atomic_store8(&share->intent_version, 0);
-    __atomic_thread_fence(__ATOMIC_RELEASE);
     atomic_store8(&share->intent_lease, lease);
     atomic_store8(&share->intent_use, use);
     atomic_store8(&share->intent_tag, (version_of(own) + 1) & VERSION_MASK);

@@ -12,30 +12,43 @@
 #include <stdint.h>
 
 #ifdef VGPU_STEPS
-void atomic_step(void);
-#define ATOMIC_STEP() atomic_step()
+void atomic_step(bool writes);
+#define ATOMIC_STEP(writes) atomic_step(writes)
 #else
-#define ATOMIC_STEP() ((void)0)
+#define ATOMIC_STEP(writes) ((void)0)
 #endif
 
 typedef unsigned __int128 atomic_wide;
 
+/* The thread sanitizer does not see into assembly, and its own 16-byte swap is a lock within the process. */
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#define ATOMIC_RELEASE(address) __tsan_release(address)
+#define ATOMIC_ACQUIRE(address) __tsan_acquire(address)
+#else
+#define ATOMIC_RELEASE(address) ((void)0)
+#define ATOMIC_ACQUIRE(address) ((void)0)
+#endif
+
 static inline bool atomic_swap16(void *address, atomic_wide expected, atomic_wide desired)
 {
-    ATOMIC_STEP();
-#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+    ATOMIC_STEP(true);
+#if defined(__x86_64__)
     bool swapped;
+    ATOMIC_RELEASE(address);
     uint64_t low = (uint64_t)expected;
     uint64_t high = (uint64_t)(expected >> 64);
     __asm__ __volatile__("lock cmpxchg16b %1"
                          : "=@ccz"(swapped), "+m"(*(atomic_wide *)address), "+a"(low), "+d"(high)
                          : "b"((uint64_t)desired), "c"((uint64_t)(desired >> 64))
                          : "memory");
+    ATOMIC_ACQUIRE(address);
     return swapped;
-#elif defined(__aarch64__) && !defined(__SANITIZE_THREAD__)
+#elif defined(__aarch64__)
     uint64_t low;
     uint64_t high;
     uint32_t failed;
+    ATOMIC_RELEASE(address);
     do {
         __asm__ __volatile__("ldaxp %0, %1, %2" : "=&r"(low), "=&r"(high) : "Q"(*(atomic_wide *)address) : "memory");
         atomic_wide seen = ((atomic_wide)high << 64) | low;
@@ -46,21 +59,25 @@ static inline bool atomic_swap16(void *address, atomic_wide expected, atomic_wid
                              : "=&r"(failed), "=Q"(*(atomic_wide *)address)
                              : "r"((uint64_t)next), "r"((uint64_t)(next >> 64))
                              : "memory");
-        if (!failed && !same) return false;
+        if (!failed && !same) {
+            ATOMIC_ACQUIRE(address);
+            return false;
+        }
     } while (failed);
     __asm__ __volatile__("dmb ish" ::: "memory");
+    ATOMIC_ACQUIRE(address);
     return true;
 #else
-    return __sync_bool_compare_and_swap((atomic_wide *)address, expected, desired);
+#error "no 16-byte compare-and-swap is known for this processor"
 #endif
 }
 
 /* Half by half: good enough as the expectation of a swap, which fails if the halves do not belong together. */
 static inline atomic_wide atomic_guess16(const void *address)
 {
-    ATOMIC_STEP();
+    ATOMIC_STEP(false);
     uint64_t low = __atomic_load_n((const uint64_t *)address, __ATOMIC_ACQUIRE);
-    ATOMIC_STEP();
+    ATOMIC_STEP(false);
     uint64_t high = __atomic_load_n((const uint64_t *)address + 1, __ATOMIC_ACQUIRE);
     return ((atomic_wide)high << 64) | low;
 }
@@ -69,7 +86,7 @@ static inline atomic_wide atomic_guess16(const void *address)
 static inline atomic_wide atomic_load16(void *address)
 {
     for (;;) {
-        ATOMIC_STEP();
+        ATOMIC_STEP(false);
         uint64_t low = __atomic_load_n((uint64_t *)address, __ATOMIC_ACQUIRE);
         uint64_t high = __atomic_load_n((uint64_t *)address + 1, __ATOMIC_ACQUIRE);
         atomic_wide seen = ((atomic_wide)high << 64) | low;
@@ -79,37 +96,37 @@ static inline atomic_wide atomic_load16(void *address)
 
 static inline uint64_t atomic_load8(const uint64_t *address)
 {
-    ATOMIC_STEP();
+    ATOMIC_STEP(false);
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
 
 static inline void atomic_store8(uint64_t *address, uint64_t value)
 {
-    ATOMIC_STEP();
+    ATOMIC_STEP(true);
     __atomic_store_n(address, value, __ATOMIC_RELEASE);
 }
 
 static inline bool atomic_swap8(uint64_t *address, uint64_t expected, uint64_t desired)
 {
-    ATOMIC_STEP();
+    ATOMIC_STEP(true);
     return __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE);
 }
 
 static inline void atomic_add8(uint64_t *address, uint64_t delta)
 {
-    ATOMIC_STEP();
+    ATOMIC_STEP(true);
     __atomic_fetch_add(address, delta, __ATOMIC_RELAXED);
 }
 
 static inline uint32_t atomic_load4(const uint32_t *address)
 {
-    ATOMIC_STEP();
+    ATOMIC_STEP(false);
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
 
 static inline bool atomic_swap4(uint32_t *address, uint32_t expected, uint32_t desired)
 {
-    ATOMIC_STEP();
+    ATOMIC_STEP(true);
     return __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE);
 }
 

@@ -21,7 +21,9 @@
 #define LIMITS_REGION_PATH VGPU_ROOT REGION_DIRECTORY "/" REGION_FILE_NAME
 #define LIMITS_REGION_PATH_DEFAULT "/tmp/cudevshr.cache" /* without the suffix */
 #define LIMITS_UNLIMITED UINT64_MAX
+#ifndef LIMITS_ORDINALS
 #define LIMITS_ORDINALS 16u /* devices of a region whose limits come from the environment, more if more are named */
+#endif
 #define LIMITS_FILE_MAX 65536u
 
 enum limits_source {

@@ -69,13 +69,13 @@ static void point_into(struct region *region, const struct region_header *header
    names an operation whose intent has version 0, which nobody completes. */
 static void fill(struct region *region, const struct region_header *header, const struct region_want *want)
 {
-    ATOMIC_STEP();
+    ATOMIC_STEP(true);
     memcpy(region->base, header, sizeof *header);
     for (uint32_t i = 0; i < want->device_count; i++) {
-        ATOMIC_STEP();
+        ATOMIC_STEP(true);
         snprintf(region->devices[i].uuid, REGION_UUID, "%s", want->uuids[i]);
         union region_total_word none = {.slot = REGION_NO_SLOT};
-        ATOMIC_STEP();
+        ATOMIC_STEP(true);
         region->devices[i].total = none;
     }
 }
@@ -191,10 +191,10 @@ static int create_nameless(const char *path, const struct region_want *want)
     if (file < 0) return errno == EROFS || errno == EACCES || errno == ENOENT || errno == ENOSPC ? errno : ENOTSUP;
     int error = write_complete(file, want);
     snprintf(link_of_file, sizeof link_of_file, "/proc/self/fd/%d", file);
-    ATOMIC_STEP();
+    ATOMIC_STEP(true);
     if (!error && linkat(AT_FDCWD, link_of_file, AT_FDCWD, path, AT_SYMLINK_FOLLOW) != 0)
         error = errno == EEXIST ? EEXIST : ENOTSUP; /* without /proc there is no way to the nameless */
-    ATOMIC_STEP();
+    ATOMIC_STEP(true);
     platform_close(file);
     return error;
 }
@@ -205,11 +205,11 @@ static int create_named(const char *path, const struct region_want *want)
     snprintf(temporary, sizeof temporary, "%s.%d.%llx", path, (int)getpid(), (unsigned long long)platform_now_ns());
     int file = platform_open(temporary, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC | O_NOFOLLOW, MODE_FOR_ALL);
     if (file < 0) return errno;
-    ATOMIC_STEP();
+    ATOMIC_STEP(true);
     int error = write_complete(file, want);
-    ATOMIC_STEP();
+    ATOMIC_STEP(true);
     if (!error && link(temporary, path) != 0) error = errno;
-    ATOMIC_STEP();
+    ATOMIC_STEP(true);
     unlink(temporary);
     platform_close(file);
     return error;

@@ -88,8 +88,9 @@ static __attribute__((noinline, naked)) void switch_stack(void **save, void *loa
             "pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret\n");
 }
 
-void atomic_step(void)
+void atomic_step(bool writes)
 {
+    (void)writes;
     if (running < 0) return;
     switch_stack(&world.actors[running].stack_pointer, explorer_pointer);
 }
@@ -98,7 +99,7 @@ void atomic_step(void)
 
 enum process_life process_life(const union region_owner *self, const union region_owner *owner)
 {
-    atomic_step();
+    atomic_step(false);
     if (owner->word == self->word) return PROCESS_ALIVE;
     uint32_t index = owner->pid - 1;
     if (index >= ACTORS) return PROCESS_DEAD;
@@ -413,7 +414,7 @@ static void entry(void)
 {
     current->program(running);
     world.actors[running].finished = true;
-    atomic_step();
+    atomic_step(false);
     abort();
 }
 
