@@ -51,7 +51,7 @@ FILES_BY_LIBRARY = {
     NVML: ("nvml.c", "state.c", "card.c"),
     CUDA: (*(f"{part}.c" for part in CUDA_PARTS), "state.c", "card.c"),
 }
-FILES_BY_PROGRAM = {"drive": ("drive.c", "calls.c")}
+FILES_BY_PROGRAM = {"drive": ("drive.c", "calls.c"), "bench": ("bench.c", "calls.c")}
 PROGRAM_FLAGS = (*LANGUAGE, *WARNINGS, "-fPIE", "-pie", "-Wl,-z,relro", "-Wl,-z,now")
 
 
