@@ -43,6 +43,7 @@ from hami_sim.certs import CertificateAuthority
 from hami_sim.hardware import profile as hardware
 from hami_sim.hardware.control import SimulatedControl
 from hami_sim.hardware.fake_nvml import STATE_VARIABLE, FakeNvml
+from hami_sim.kubelet.launcher import driver_programs
 from hami_sim.kubernetes.controlplane import free_port
 from hami_sim.kubernetes.pki import HOST
 from hami_sim.natsd import NatsServer
@@ -84,7 +85,9 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
     """How agents inject devices: ``env``, ``devices`` or ``cdi``."""
     nvml_library: str = ""
     """A fake ``libnvidia-ml.so.1``: agents then find their devices through NVML, through the real
-    binding, instead of reading the hardware profile."""
+    binding, instead of reading the hardware profile. Containers get the fake driver beside it."""
+    limiter: str = ""
+    """The in-container library that holds containers to their shares; empty: nothing does."""
     taps: bool = False
     settings: Mapping[str, Mapping[str, str]] = {}
     """Further ``--set`` settings by service word.
@@ -130,9 +133,7 @@ class Cluster:
         }
         """What befalls each node's devices, by node."""
         self.nvml = {
-            node.name: FakeNvml(
-                directory / f"{node.name}.nvml", hardware.load(node.profile), node.name
-            )
+            node.name: FakeNvml(self._machine(node.name), hardware.load(node.profile), node.name)
             for node in spec.nodes
             if spec.nvml_library
         }
@@ -143,6 +144,12 @@ class Cluster:
         self._bus: NatsClient | None = None
 
     # ---------------------------------------------------------------- building
+
+    def _machine(self, node: str) -> Path:
+        """State file of the node's fake devices, in a directory that containers see."""
+        path = self.directory / "machines" / node / "state"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     @property
     def kubeconfig(self) -> Path:
@@ -308,6 +315,7 @@ class Cluster:
                 *("--node", ",".join(node.name for node in self.spec.nodes)),
                 *("--cpu", self.spec.node_cpu, "--owner-pid", str(os.getpid())),
                 "--kill-on-exit",
+                *self._driver_arguments(),
             ],
         )
         for node in self.spec.nodes:
@@ -324,10 +332,12 @@ class Cluster:
                     "state_dir": str(self.directory / "agents" / node.name),
                     "trusted_keys_dir": str(trusted),
                     "injection": self.spec.injection,
-                    "enforcement": "none",
+                    "pods_dir": str(root / "pods"),
+                    "usage.owners": "namespace",
+                    **self._limiter_settings(node),
                     **self._driver_settings(node),
                 },
-                {STATE_VARIABLE: str(self.directory / f"{node.name}.nvml")},
+                {STATE_VARIABLE: str(self._machine(node.name))},
             )
             self._add(
                 f"plugin-proxy-{node.name}",
@@ -338,6 +348,25 @@ class Cluster:
                     *("--set", f"plugin_socket_dir={self.directory / 'plugins' / node.name}"),
                 ],
             )
+
+    def _driver_arguments(self) -> list[str]:
+        """What tells kubelet of the driver that containers get."""
+        if not self.spec.nvml_library:
+            return []
+        return [
+            *("--driver-libraries", str(Path(self.spec.nvml_library).parent)),
+            *("--driver-programs", str(driver_programs())),
+            *("--driver-state", str(self.directory / "machines" / "{node}" / "state")),
+        ]
+
+    def _limiter_settings(self, node: NodeSpec) -> dict[str, str]:
+        if not self.spec.limiter:
+            return {"enforcement": "none"}
+        return {
+            "library": self.spec.limiter,
+            "library_dir": str(self.directory / "libraries" / node.name),
+            "priority.directory": str(self.directory / "priorities" / node.name),
+        }
 
     def _driver_settings(self, node: NodeSpec) -> dict[str, str]:
         if self.spec.nvml_library:
@@ -588,7 +617,12 @@ class Cluster:
                 "pid": _pid_of(statuses.get(container.name, {})),
                 "stdout": await self.container_log(name, container.name, namespace=namespace),
                 "devices": [
-                    {"uuid": s.uuid, "memory_mib": s.memory_mib, "core_pct": s.core_pct}
+                    {
+                        "uuid": s.uuid,
+                        "memory_mib": s.memory_mib,
+                        "core_pct": s.core_pct,
+                        "exclusive": s.exclusive,
+                    }
                     for s in shares.get(container.name, ())
                 ],
             }

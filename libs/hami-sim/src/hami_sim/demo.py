@@ -2,7 +2,9 @@
 """The demo.
 
 Pods from ``examples/`` live their whole life in a simulated cluster, from manifest to running
-process.
+process. Where a container asks for a device, it runs ``gpu-demo`` instead of the example's command:
+a small program on the (fake) CUDA driver that takes memory until it is refused and computes as fast
+as it may, under the real in-container limiter, and prints what it got.
 
 ``--once`` checks what happened and exits (0 when everything did); without it the cluster keeps
 running and its addresses are printed. ``--json FILE`` writes one document; every value in it is
@@ -24,7 +26,7 @@ import anyio
 import yaml
 
 from hami_common import limits
-from hami_common.errors import HamiError, WireInvalid
+from hami_common.errors import HamiError, Unavailable, WireInvalid
 from hami_sim.cluster import Cluster, ClusterSpec, run_cluster
 
 NAMESPACE = "default"
@@ -47,6 +49,13 @@ TOO_LARGE = "too-large"
 WAITING = "waits-for-room"
 DELETED = "whole-node"
 RUN_S = 60.0
+CAPPED_S, UNCAPPED_S = 2.0, 0.2
+"""How long containers with and without a compute limit compute."""
+OUT_OF_MEMORY = 2
+"""What the CUDA driver answers when memory runs out."""
+CONTEXT_MIB = 640
+"""At most this much of a share goes to contexts of the driver."""
+CORE_NOISE_PCT = 10
 
 Document = dict[str, Any]
 
@@ -66,16 +75,51 @@ def manifest(name: str) -> Document:
     return document
 
 
+def computing(document: Document) -> Document:
+    """The manifest with ``gpu-demo`` in each container that asks for a device."""
+    spec = document["spec"]
+    for containers, once in (("initContainers", " --once"), ("containers", "")):
+        for container in spec.get(containers) or []:
+            limits_asked = (container.get("resources") or {}).get("limits") or {}
+            if any(name.startswith("nvidia.com/") for name in limits_asked):
+                seconds = CAPPED_S if "nvidia.com/gpucores" in limits_asked else UNCAPPED_S
+                run = f"cat /etc/hami/limits; exec gpu-demo --seconds {seconds:g}{once}"
+                container["command"] = ["sh", "-c", run]
+    return document
+
+
+def reported(stdout: str) -> Document:
+    """What ``gpu-demo`` printed: ``intercepted``, ``error`` and the devices."""
+    pairs = [line.partition("=") for line in stdout.splitlines() if line.startswith("gpu.")]
+    values = {key.removeprefix("gpu."): value for key, _, value in pairs}
+    devices = [
+        {
+            "uuid": values.get(f"{number}.uuid", ""),
+            "device_pct": float(values.get(f"{number}.device_pct", "0")),
+            **{
+                key: int(values.get(f"{number}.{key}", "0"))
+                for key in ("total_mib", "free_mib", "allocated_mib", "refused", "launches")
+            },
+        }
+        for number in range(int(values.get("devices", "0")))
+    ]
+    return {
+        "intercepted": values.get("intercepted") == "1",
+        "error": values.get("error", ""),
+        "devices": devices,
+    }
+
+
 async def _started(cluster: Cluster, name: str) -> bool:
-    """Running, and every application container has printed its limits."""
+    """Running, and every application container has shown what it got."""
     if not await cluster.pod_is(name, "Running", namespace=NAMESPACE):
         return False
     view = await cluster.pod(name, namespace=NAMESPACE)
     for kind, container in view.containers_in_order():
-        if kind == "app" and limits.HEADER not in await cluster.container_log(
-            name, container.name, namespace=NAMESPACE
-        ):
-            return False
+        if kind == "app":
+            log = await cluster.container_log(name, container.name, namespace=NAMESPACE)
+            if "gpu.devices=" not in log and "gpu.error=" not in log:
+                return False
     states = [s.state for s in await cluster.states_of(view.spec.node_name, view.metadata.uid)]
     return "running" in states
 
@@ -90,11 +134,11 @@ async def play(cluster: Cluster) -> tuple[list[Document], list[str]]:
     problems: list[str] = []
     begun = anyio.current_time()
     for name in [*FIRST, TOO_LARGE]:
-        await cluster.create_pod(manifest(name), namespace=NAMESPACE)
+        await cluster.create_pod(computing(manifest(name)), namespace=NAMESPACE)
     for name in FIRST:
         await cluster.until(f"pod {name} runs", partial(_started, cluster, name), limit_s=RUN_S)
     cluster.timings_s["first_pods_running"] = anyio.current_time() - begun
-    await cluster.create_pod(manifest(WAITING), namespace=NAMESPACE)
+    await cluster.create_pod(computing(manifest(WAITING)), namespace=NAMESPACE)
     for name in (TOO_LARGE, WAITING):
         refused = partial(_refused, cluster, name)
         await cluster.until(f"pod {name} is refused", refused, limit_s=RUN_S)
@@ -124,6 +168,8 @@ async def play(cluster: Cluster) -> tuple[list[Document], list[str]]:
     if not reused <= {d["uuid"] for c in gone["containers"] for d in c["devices"]}:
         problems.append(f"{WAITING} does not use a device that {DELETED} left")
     for name, story in stories.items():
+        for container in story["containers"]:
+            container["gpu"] = reported(container["stdout"])
         problems.extend(
             f"{name}: {problem}" for problem in problems_of(story, pending=name == TOO_LARGE)
         )
@@ -158,12 +204,39 @@ def problems_of(story: Document, *, pending: bool) -> list[str]:
             )
         if container["kind"] == "app" and container["pid"] is None:
             problems.append(f"container {container['name']} has no process")
+        problems += [
+            f"container {container['name']}: {problem}" for problem in problems_inside(container)
+        ]
+    return problems
+
+
+def problems_inside(container: Document) -> list[str]:
+    """What does not hold between a container's shares and what its program got."""
+    gpu, given = container["gpu"], {d["uuid"]: d for d in container["devices"]}
+    is_whole = all(device["exclusive"] for device in given.values())
+    if gpu["error"] or {device["uuid"] for device in gpu["devices"]} != set(given):
+        return [f"saw devices {gpu['devices']} of {sorted(given)}; {gpu['error']}"]
+    problems = []
+    if gpu["intercepted"] == is_whole:
+        problems.append(f"whole devices: {is_whole}, yet intercepted: {gpu['intercepted']}")
+    for device in gpu["devices"]:
+        limit_mib = given[device["uuid"]]["memory_mib"]
+        core_pct = given[device["uuid"]]["core_pct"] or 100
+        if device["total_mib"] != limit_mib and not is_whole:
+            problems.append(f"is told of {device['total_mib']} MiB, its limit is {limit_mib} MiB")
+        got_mib = device["allocated_mib"]
+        if not limit_mib - CONTEXT_MIB <= got_mib <= limit_mib:
+            problems.append(f"got {got_mib} MiB of {limit_mib} MiB")
+        if device["refused"] != OUT_OF_MEMORY:
+            problems.append(f"was refused with code {device['refused']}, not {OUT_OF_MEMORY}")
+        if not 0 < device["device_pct"] <= core_pct + CORE_NOISE_PCT:
+            problems.append(f"got {device['device_pct']} % of the device, its limit is {core_pct}")
     return problems
 
 
 def table(stories: list[Document]) -> str:
     """The pods as a table for people."""
-    rows = [("POD", "PHASE", "NODE", "DEVICES", "STATES")]
+    rows = [("POD", "PHASE", "NODE", "DEVICES", "GOT", "STATES")]
     for story in stories:
         devices = ", ".join(
             f"{c['name']}: {len(c['devices'])} x {c['devices'][0]['memory_mib']} MiB"
@@ -171,12 +244,18 @@ def table(stories: list[Document]) -> str:
             for c in story["containers"]
             if c["devices"]
         )
+        got = ", ".join(
+            f"{c['name']}: {d['allocated_mib']} MiB {d['device_pct']:.0f} %"
+            for c in story["containers"]
+            for d in c.get("gpu", {}).get("devices", [])[:1]
+        )
         rows.append(
             (
                 story["name"],
                 story["phase"],
                 story["node"] or "-",
                 devices or "-",
+                got or "-",
                 " ".join(story["states"]) or "-",
             )
         )
@@ -185,6 +264,15 @@ def table(stories: list[Document]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
+
+
+async def built(tool: str) -> Path:
+    """What a tool of the repository builds, or built before: the last line that it prints."""
+    program = examples_directory().parent / "tools" / tool
+    done = await anyio.run_process([sys.executable, str(program)], check=False)
+    if done.returncode != 0:
+        raise Unavailable(peer=tool, detail=done.stderr.decode(errors="replace"))
+    return Path(done.stdout.decode().splitlines()[-1])
 
 
 def say(text: str) -> None:
@@ -196,7 +284,15 @@ def say(text: str) -> None:
 async def demo(*, once: bool, json_path: Path | None, directory: Path) -> int:
     """Run the demo; the exit code."""
     begun = anyio.current_time()
-    async with run_cluster(ClusterSpec(), directory) as cluster:
+    spec = ClusterSpec(
+        nvml_library=str(await built("build_native_fakes.py") / "libnvidia-ml.so.1"),
+        limiter=str(await built("build_native.py")),
+        # Limits hold for containers that are alone on a device, too, so that they show.
+        settings={"scheduler": {"vendors.nvidia.core_policy": "force"}},
+    )
+    built_s = anyio.current_time() - begun
+    async with run_cluster(spec, directory) as cluster:
+        cluster.timings_s["built"] = built_s
         ready_s = cluster.timings_s["cluster_ready"]
         say(f"cluster ready in {ready_s:.1f} s: {len(cluster.spec.nodes)} nodes")
         stories, problems = await play(cluster)

@@ -21,6 +21,7 @@ import anyio
 from hami_sim.apiserver.client import Access
 from hami_sim.kubelet.kubelet import SimKubelet, clean_up
 from hami_sim.kubelet.settings import KubeletSettings
+from hami_sim.kubelet.toolkit import DriverFiles
 
 
 def _arguments() -> argparse.Namespace:
@@ -39,6 +40,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--host-path", action="append", default=[], help="shown read-only in containers"
     )
+    parser.add_argument("--driver-libraries", default="", help="directory of the fake driver")
+    parser.add_argument("--driver-programs", default="", help="directory of programs beside it")
+    parser.add_argument("--driver-state", default="", help="its state file; {node} is the node")
     parser.add_argument("--sync-s", type=float, default=defaults.sync_s)
     parser.add_argument("--backoff-s", type=float, default=defaults.backoff_s)
     parser.add_argument(
@@ -60,7 +64,15 @@ def _settings(arguments: argparse.Namespace) -> KubeletSettings:
     pairs = [text.partition("=") for text in arguments.label]
     if any(not separator for _, separator, _ in pairs):
         sys.exit("--label: want KEY=VALUE")
+    driver = None
+    if arguments.driver_libraries:
+        driver = DriverFiles(
+            libraries=arguments.driver_libraries,
+            state=arguments.driver_state,
+            programs=arguments.driver_programs,
+        )
     return KubeletSettings(
+        driver=driver,
         cpu=arguments.cpu,
         memory=arguments.memory,
         pods=arguments.pods,

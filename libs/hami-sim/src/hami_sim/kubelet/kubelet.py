@@ -59,6 +59,7 @@ from hami_sim.kubelet.podworker import PodWorker
 from hami_sim.kubelet.runtime import Container, Runtime, shims_below
 from hami_sim.kubelet.settings import KubeletSettings
 from hami_sim.kubelet.statuses import StatusManager
+from hami_sim.kubelet.toolkit import Toolkit
 from hami_sim.kubelet.volumes import decode_data, unmount_below
 
 _LOG = logging.getLogger(__name__)
@@ -262,6 +263,7 @@ class _Life:
             uses_namespaces=uses_namespaces,
             owner_pid=settings.owner_pid,
             host_paths=settings.host_paths,
+            toolkit=Toolkit(self.name, settings.driver) if settings.driver else None,
             now_s=self.now_s,
         )
         self.devices = DeviceManager(

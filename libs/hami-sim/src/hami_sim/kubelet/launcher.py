@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the container launcher (native/simrun.c) once and finds out what this machine permits.
+"""Builds the programs of native/ once and finds out what this machine permits.
 
-The program is kept in the user's cache directory under a name made of its source, the flags and the
+A program is kept in the user's cache directory under a name made of its source, the flags and the
 compiler, so an unchanged source builds nothing and two builders cannot disturb each other.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from hami_common.errors import Unavailable
 
 _FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Wl,-z,now")
-_SOURCE = Path(__file__).parents[3] / "native" / "simrun.c"
+_NATIVE = Path(__file__).parents[3] / "native"
 
 
 def cache_directory() -> Path:
@@ -29,19 +29,32 @@ def cache_directory() -> Path:
 
 @cache
 def launcher() -> Path:
-    """Return the program, building it when this source was never built here."""
+    """Return the program that runs containers."""
+    return _built("simrun", cache_directory(), keeps_name=False)
+
+
+@cache
+def driver_programs() -> Path:
+    """Return a directory with ``gpu-demo``, the program that shows what a container may do."""
+    return _built("gpu-demo", cache_directory() / "programs", keeps_name=True).parent
+
+
+def _built(name: str, directory: Path, *, keeps_name: bool) -> Path:
+    """Return a program, building it when this source was never built here."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
-    source = _SOURCE.read_bytes()
-    digest = hashlib.sha256(shlex.join([*compiler, *_FLAGS]).encode() + b"\0" + source)
-    target = cache_directory() / f"simrun-{digest.hexdigest()[:16]}"
+    path = _NATIVE / f"{name}.c"
+    digest = hashlib.sha256(
+        shlex.join([*compiler, *_FLAGS]).encode() + b"\0" + path.read_bytes()
+    ).hexdigest()[:16]
+    target = directory / digest / name if keeps_name else directory / f"{name}-{digest}"
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        fresh = Path(scratch) / "simrun"
+        fresh = Path(scratch) / name
         try:
             subprocess.run(
-                [*compiler, *_FLAGS, "-o", str(fresh), str(_SOURCE)],
+                [*compiler, *_FLAGS, "-o", str(fresh), str(path), "-ldl"],
                 check=True,
                 capture_output=True,
                 text=True,

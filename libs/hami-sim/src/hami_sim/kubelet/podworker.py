@@ -44,6 +44,7 @@ from hami_sim.kubelet.objects import (
     restart_policy,
     uid_of,
 )
+from hami_sim.kubelet.plan import Mount, Plan
 from hami_sim.kubelet.podstatus import (
     ContainerFacts,
     Ended,
@@ -52,7 +53,7 @@ from hami_sim.kubelet.podstatus import (
     should_restart,
     start_time_s,
 )
-from hami_sim.kubelet.runtime import Container, Mount, Plan, Runtime, StartFailed
+from hami_sim.kubelet.runtime import Container, Runtime, StartFailed
 from hami_sim.kubelet.settings import LIMITS_COMMAND, KubeletSettings
 from hami_sim.kubelet.statuses import StatusManager
 from hami_sim.kubelet.volumes import VolumeError, Volumes

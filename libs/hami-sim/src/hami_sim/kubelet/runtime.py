@@ -13,14 +13,15 @@ import os
 import shutil
 import signal
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
-from msgspec import Struct
 
 from hami_sim.kubelet.launcher import encode, launcher, maps_user, root_entry
+from hami_sim.kubelet.plan import Mount, Plan
 from hami_sim.kubelet.podstatus import Ended, Running
+from hami_sim.kubelet.toolkit import Toolkit
 
 _LOG = logging.getLogger(__name__)
 _ETC = (
@@ -38,6 +39,7 @@ _DEV_LINKS = (
 _TOP = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt")
 _MASKED = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 _SCRATCH = (("/dev/shm", "64m"), ("/tmp", "256m"), ("/var/tmp", "64m"))  # noqa: S108 - inside
+_PRELOAD = "/etc/ld.so.preload"
 _START_S = 20.0
 _POLL_S = 0.02
 _KILLED = 137
@@ -52,35 +54,6 @@ class StartFailed(Exception):
         super().__init__(message)
         self.reason = reason
         self.message = message
-
-
-class Mount(Struct, frozen=True, kw_only=True):
-    """One path of the host shown in a container."""
-
-    source: Path
-    target: str
-    is_readonly: bool = False
-
-
-class Plan(Struct, frozen=True, kw_only=True):
-    """Everything needed to start one container."""
-
-    uid: str
-    namespace: str
-    pod: str
-    name: str
-    argv: Sequence[str]
-    env: Mapping[str, str]
-    mounts: Sequence[Mount] = ()
-    devices: Sequence[tuple[str, str, str]] = ()
-    """(container path, host path, permissions)."""
-    cwd: str = "/"
-    hostname: str = ""
-    user: int = 0
-    group: int = 0
-    groups: Sequence[int] = ()
-    is_privileged: bool = False
-    shares_pids: bool = False
 
 
 class Container:
@@ -121,7 +94,9 @@ class Runtime:
         owner_pid: int,
         host_paths: Sequence[str],
         now_s: Callable[[], float],
+        toolkit: Toolkit | None = None,
     ) -> None:
+        self._toolkit = toolkit
         self._directory = directory
         self._uses_namespaces = uses_namespaces
         self._owner_pid = owner_pid
@@ -154,6 +129,8 @@ class Runtime:
 
     async def start(self, plan: Plan, attempt: int) -> Container:
         """Start a container; returns once its command runs, else StartFailed."""
+        if self._toolkit is not None:
+            plan = self._toolkit.equip(plan, mounts=self._uses_namespaces)
         directory = self.pod_directory(plan.uid) / "containers" / plan.name / str(attempt)
         logs = self.log_directory(plan.namespace, plan.pod, plan.uid) / plan.name
         container = Container(plan.uid, plan.name, attempt, directory, logs / f"{attempt}.log")
@@ -198,12 +175,8 @@ class Runtime:
                 words += ["bind", str(mount.source), mount.target, flags]
             words += ["cwd", plan.cwd]
         else:
-            env |= {"PATH": os.environ.get("PATH", env["PATH"])}
-            for mount in plan.mounts:
-                if mount.target == "/etc/hami":
-                    env["HAMI_LIMITS_DIR"] = str(mount.source)
-                if mount.target == "/run/hami":
-                    env["HAMI_REGION_DIR"] = str(mount.source)
+            env |= {"PATH": f"{os.environ.get('PATH', '')}:{env['PATH']}"}
+            env |= _named_in_env(plan.mounts)
             words += ["cwd", str(container.directory / "work")]
         for key, value in env.items():
             words += ["env", f"{key}={value}"]
@@ -340,9 +313,26 @@ class Runtime:
 
     def remove_pod(self, uid: str) -> None:
         """Remove a pod's directory and logs."""
+        if self._toolkit is not None:
+            self._toolkit.forget(uid)
         shutil.rmtree(self.pod_directory(uid), ignore_errors=True)
         for logs in (self._directory / "logs").glob(f"*_{uid}"):
             shutil.rmtree(logs, ignore_errors=True)
+
+
+def _named_in_env(mounts: Sequence[Mount]) -> dict[str, str]:
+    """What a container without a view of its own is told instead of being shown it."""
+    sources = {mount.target: str(mount.source) for mount in mounts}
+    env = {}
+    if "/etc/hami" in sources:
+        env["HAMI_LIMITS_DIR"] = sources["/etc/hami"]
+    if "/run/hami" in sources:
+        env["HAMI_REGION_DIR"] = sources["/run/hami"]
+        env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = f"{sources['/run/hami']}/region"
+    if _PRELOAD in sources:
+        preloaded = Path(sources[_PRELOAD]).read_text(encoding="utf-8").split()
+        env["LD_PRELOAD"] = ":".join(sources.get(path, path) for path in preloaded)
+    return env
 
 
 async def _spawn(spec: Path, container: Container) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from hami_sim.kubelet.toolkit import DriverFiles
+
 LIMITS_COMMAND = ("sh", "-c", "cat /etc/hami/limits 2>/dev/null; exec sleep 1000000")
 """What a container without a command runs: it prints its limits and stays."""
 
@@ -50,6 +52,8 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     """Process with which all containers end; 0: they outlive everybody, as real ones do."""
     host_paths: tuple[str, ...] = ()
     """Directories of the host that containers see read-only, besides the system's programs."""
+    driver: DriverFiles | None = None
+    """Driver of the machine, given to containers that ask for devices; None: there is none."""
     cdi_directories: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
     """Where CDI specs are looked for, later ones first."""
     mounts_tmpfs: bool = False
