@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands: each reads, decides nothing by itself, and prints. Exit codes: see ``errors``."""
+
+import time
+from pathlib import Path
+
+import click
+
+from hami_common.model.placement import ContainerShares
+from hami_common.runtime.clock import SystemClock
+from hamictl import client, manifests, output, simulate
+from hamictl.client import Allocation, Device, Explanation, Node
+from hamictl.errors import EXIT_NO
+
+REGISTRY = "http://127.0.0.1:9396"
+SCHEDULER = "http://127.0.0.1:9398"
+_CLOCK = SystemClock()
+
+_format = click.option(
+    "-o", "--output", "format_", type=click.Choice(output.FORMATS), default="table"
+)
+_registry = click.option(
+    "--registry",
+    envvar="HAMICTL_REGISTRY",
+    default=REGISTRY,
+    show_default=True,
+    show_envvar=True,
+    help="Base URL of the registry, for example by kubectl port-forward.",
+)
+_namespace = click.option("-n", "--namespace", default="default", show_default=True)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="hamictl")
+def main() -> None:
+    """Look at shared accelerators, and try what would happen."""
+
+
+@main.group()
+def get() -> None:
+    """List nodes, devices or allocations."""
+
+
+@get.command()
+@_registry
+@_format
+def nodes(registry: str, format_: str) -> None:
+    """Nodes with what is booked on them."""
+    answer = client.read(client.Nodes, registry, "/v1/nodes")
+    if format_ in ("json", "yaml"):
+        output.show(answer, format_)
+        return
+    headings = ["NODE", "VENDORS", "DEVICES", "MEMORY MIB", "PODS", "STATUS"]
+    output.table(headings, [_node(node) for node in answer.items], empty="No node has a device.")
+
+
+def _node(node: Node) -> list[object]:
+    status = "Ready" if node.alive else "Silent"
+    return [
+        node.node,
+        ",".join(node.vendors),
+        f"{node.devices_usable}/{node.devices}",
+        output.part(node.booked_mib, node.capacity_mib),
+        node.allocations,
+        f"{status}: {node.problem}" if node.problem else status,
+    ]
+
+
+@get.command()
+@click.option("--node", default="", help="Only of this node.")
+@click.option("--vendor", default="", help="Only of this vendor.")
+@_registry
+@_format
+def devices(node: str, vendor: str, registry: str, format_: str) -> None:
+    """Devices with what is booked on them."""
+    answer = client.read(client.Devices, registry, "/v1/devices", node=node, vendor=vendor)
+    if format_ in ("json", "yaml"):
+        output.show(answer, format_)
+        return
+    headings = ["NODE", "INDEX", "TYPE", "MEMORY MIB", "CORES %", "SLOTS", "STATUS"]
+    is_wide = format_ == "wide"
+    if is_wide:
+        headings += ["MODE", "NUMA", "UUID"]
+    rows = [_device(device, is_wide=is_wide) for device in answer.items]
+    output.table(headings, rows, empty="No such device.")
+
+
+def _device(device: Device, *, is_wide: bool) -> list[object]:
+    status = "Healthy" if device.healthy else f"Unhealthy: {device.health_reason}"
+    if device.cordoned:
+        status += ", cordoned"
+    if device.exclusive:
+        status += ", held whole"
+    row: list[object] = [
+        device.node,
+        device.index,
+        device.type,
+        output.part(device.booked_mib, device.capacity_mib),
+        output.part(device.booked_core_pct, device.capacity_core_pct),
+        f"{device.booked_slots}/{device.slots}",
+        status,
+    ]
+    if is_wide:
+        row += [device.mode, "-" if device.numa is None else device.numa, device.uuid]
+    return row
+
+
+@get.command()
+@click.option("-n", "--namespace", default="", help="Only of this namespace.")
+@click.option("--released", is_flag=True, help="Those that ended, too.")
+@_registry
+@_format
+def allocations(namespace: str, released: bool, registry: str, format_: str) -> None:  # noqa: FBT001 - click passes flags so
+    """Who holds what."""
+    answer = client.read(
+        client.Allocations,
+        registry,
+        "/v1/allocations",
+        namespace=namespace,
+        released="true" if released else "",
+    )
+    if format_ in ("json", "yaml"):
+        output.show(answer, format_)
+        return
+    headings = ["NAMESPACE", "POD", "NODE", "STATE", "SHARES", "AGE"]
+    is_wide = format_ == "wide"
+    if is_wide:
+        headings += ["ENFORCEMENT", "LEDGER", "ALLOCATION"]
+    rows = [_allocation(one, is_wide=is_wide) for one in answer.items]
+    output.table(headings, rows, empty="Nobody holds a device.")
+
+
+def _allocation(one: Allocation, *, is_wide: bool) -> list[object]:
+    state = f"{one.state}: {one.reason}" if one.reason else one.state
+    row: list[object] = [
+        one.namespace,
+        one.pod,
+        one.node,
+        state,
+        shares_text(one.containers),
+        _age(_CLOCK.now_s() - one.reserved_s),
+    ]
+    if is_wide:
+        row += [one.enforcement or "-", one.ledger_seq, one.allocation_id]
+    return row
+
+
+def shares_text(containers: tuple[ContainerShares, ...]) -> str:
+    """``main: 1 x 3000 MiB 30 %``, several containers with commas."""
+    texts = []
+    for container in containers:
+        kinds: dict[str, int] = {}
+        for share in container.shares:
+            text = f"{share.memory_mib} MiB"
+            if share.exclusive:
+                text += " whole"
+            elif share.core_pct:
+                text += f" {share.core_pct} %"
+            kinds[text] = kinds.get(text, 0) + 1
+        parts = " + ".join(f"{count} x {text}" for text, count in kinds.items())
+        texts.append(f"{container.name}: {parts}")
+    return ", ".join(texts)
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+@main.group()
+def explain() -> None:
+    """Say why something is as it is."""
+
+
+@explain.command()
+@click.argument("name")
+@_namespace
+@_registry
+@_format
+def pod(name: str, namespace: str, registry: str, format_: str) -> None:
+    """Why a pod is where it is, or waits."""
+    answer = client.read(Explanation, registry, f"/v1/explain/{namespace}/{name}")
+    if format_ in ("json", "yaml"):
+        output.show(answer, format_)
+        return
+    _explain(answer)
+
+
+def _explain(answer: Explanation) -> None:
+    click.echo(f"Pod {answer.namespace}/{answer.pod}")
+    for one in answer.allocations:
+        reason = f" ({one.reason})" if one.reason else ""
+        click.echo(f"  {one.state} on {one.node}{reason}: {shares_text(one.containers)}")
+    if not answer.decisions:
+        click.echo("  No decision is remembered.")
+    for decision in answer.decisions:
+        when = time.strftime("%H:%M:%S", time.localtime(decision.time_s))
+        feasible = f"{decision.nodes_feasible} of {decision.nodes_considered} nodes fit"
+        click.echo(f"  {when} {decision.verb}: {decision.verdict}, {feasible}")
+        for refusal in decision.refusals:
+            click.echo(f"    {refusal.count} nodes: {refusal.text}")
+
+
+@main.command()
+@click.option(
+    "--scheduler",
+    envvar="HAMICTL_SCHEDULER",
+    default=SCHEDULER,
+    show_default=True,
+    show_envvar=True,
+    help="Base URL of a scheduler.",
+)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def snapshot(scheduler: str, file: Path) -> None:
+    """Save what a scheduler knows, for ``simulate``."""
+    body = client.fetch(scheduler, "/v1/snapshot")
+    file.write_bytes(body)
+    click.echo(f"{file}: {len(body)} bytes")
+
+
+@main.command(name="simulate")
+@click.option(
+    "--snapshot",
+    "snapshot_file",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="From ``hamictl snapshot``.",
+)
+@click.option(
+    "--pods",
+    "pod_files",
+    type=click.Path(path_type=Path),
+    required=True,
+    multiple=True,
+    help="Manifests: pods, lists, Deployments, StatefulSets, ReplicaSets, Jobs.",
+)
+@click.option(
+    "--policy", multiple=True, help="node=binpack|spread, device=…, weights=slot=1,core=1,memory=1."
+)
+@click.option("--strict", is_flag=True, help="Exit with 1 unless every pod is placed.")
+@_format
+def simulate_(
+    snapshot_file: Path,
+    pod_files: tuple[Path, ...],
+    policy: tuple[str, ...],
+    strict: bool,  # noqa: FBT001 - click passes flags so
+    format_: str,
+) -> None:
+    """Place pods on a snapshot: where they would go, and what would let the others in."""
+    known = simulate.read_snapshot(snapshot_file)
+    pods = [found for path in pod_files for found in manifests.read_pods(path)]
+    result = simulate.run(known, pods, simulate.policy_of(policy, known.policy))
+    if format_ in ("json", "yaml"):
+        output.show(result, format_)
+    else:
+        _show_result(result)
+    if strict and result.refused:
+        raise SystemExit(EXIT_NO)
+
+
+def _show_result(result: simulate.Result) -> None:
+    rows = [
+        [one.namespace, one.pod, one.node or "-", shares_text(one.containers) or "refused"]
+        for one in result.pods
+    ]
+    output.table(["NAMESPACE", "POD", "NODE", "SHARES"], rows, empty="No pod asks for a device.")
+    for one in result.pods:
+        if one.node:
+            continue
+        click.echo(f"\n{one.namespace}/{one.pod}:")
+        for refusal in one.refusals:
+            click.echo(f"  {refusal.nodes} nodes: {refusal.text}")
+        for change in one.closest[:3]:
+            click.echo(f"  closest fit: {change}")
+    for refused in result.rejected:
+        click.echo(f"\n{refused.namespace}/{refused.pod} would be refused: {refused.problem}")
+    click.echo(
+        f"\n{result.placed} placed, {result.refused} refused, "
+        f"{result.without_devices} without devices"
+    )
+    rows = [
+        [f"{one.devices_used}/{one.devices}", f"{one.used_devices_full:.0%}", f"{one.stranded:.0%}"]
+        for one in (result.before, result.after)
+    ]
+    headings = ["", "DEVICES USED", "OF THEIR MEMORY BOOKED", "FREE MEMORY STRANDED"]
+    named = [[name, *row] for name, row in zip(("before", "after"), rows, strict=True)]
+    output.table(headings, named, empty="")

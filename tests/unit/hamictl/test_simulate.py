@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``hamictl simulate`` from files to text, with the mistakes that people make."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from hami_common.events.inventory import NodeDevices
+from hami_common.model.device import Device
+from hami_scheduler.core.snapshot import Snapshot
+from hamictl.cli import main
+
+DEVICES = NodeDevices(
+    node="gpu-a",
+    vendor="nvidia",
+    boot_id="",
+    seq=1,
+    time_s=0,
+    config_generation=1,
+    devices=tuple(
+        Device(
+            uuid=f"GPU-{number}",
+            vendor="nvidia",
+            index=number,
+            type="Tesla T4",
+            memory_mib=15360,
+            capacity_mib=15360,
+        )
+        for number in range(2)
+    ),
+)
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    path = tmp_path / "snapshot.json"
+    known = Snapshot(snapshot_id="1.1", time_s=0.0, devices=(DEVICES,))
+    path.write_bytes(msgspec.json.encode(known))
+    return path
+
+
+def deployment(name: str, replicas: object, **limits: str) -> dict[str, Any]:
+    names = {key.replace("_", "/", 1): value for key, value in limits.items()}
+    resources = {f"nvidia.com/{key.partition('/')[2]}": value for key, value in names.items()}
+    containers = [{"name": "main", "image": "app", "resources": {"limits": resources}}]
+    return {
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": "team"},
+        "spec": {"replicas": replicas, "template": {"spec": {"containers": containers}}},
+    }
+
+
+def run(snapshot: Path, documents: list[Any], *more: str) -> Result:
+    pods = snapshot.parent / "pods.yaml"
+    pods.write_text(yaml.safe_dump_all(documents))
+    words = ["simulate", "--snapshot", str(snapshot), "--pods", str(pods), *more]
+    return CliRunner().invoke(main, words)
+
+
+def test_replicas_are_placed_and_the_last_is_told_what_would_fit(snapshot: Path) -> None:
+    result = run(snapshot, [deployment("web", 3, x_gpu="1", x_gpumem="10000")])
+    assert result.exit_code == 0, result.output
+    assert "web-0" in result.output
+    assert "2 placed, 1 refused, 0 without devices" in result.output
+    assert "memory_mib 5360 instead of 10000 would fit on gpu-a" in result.output
+
+
+def test_json_says_the_same_and_strict_is_an_exit_code(snapshot: Path) -> None:
+    result = run(
+        snapshot, [deployment("web", 3, x_gpu="1", x_gpumem="10000")], "-o", "json", "--strict"
+    )
+    assert result.exit_code == 1
+    answer = json.loads(result.output)
+    assert (answer["placed"], answer["refused"]) == (2, 1)
+    assert [pod["node"] for pod in answer["pods"] if pod.get("node")] == ["gpu-a", "gpu-a"]
+    assert answer["after"]["devices_used"] == 2
+
+
+def test_policy_changes_the_outcome(snapshot: Path) -> None:
+    documents = [deployment("web", 2, x_gpu="1", x_gpumem="1000")]
+    used = {
+        word: json.loads(
+            run(snapshot, documents, "-o", "json", "--policy", f"device={word}").output
+        )["after"]["devices_used"]
+        for word in ("binpack", "spread")
+    }
+    assert used == {"binpack": 1, "spread": 2}
+
+
+def test_pod_that_admission_refuses_is_told_so(snapshot: Path) -> None:
+    result = run(snapshot, [deployment("web", 1, x_gpu="1", x_gpumem="3Gi")])
+    assert "would be refused" in result.output
+    assert "3072" in result.output
+
+
+@pytest.mark.parametrize(
+    ("documents", "more", "text"),
+    [
+        ([deployment("web", "many", x_gpu="1")], (), "spec.replicas is 'many'"),
+        (["text"], (), "not a Kubernetes object"),
+        ([deployment("web", 1, x_gpu="1")], ("--policy", "device=pile"), "'pile' is not a policy"),
+        ([deployment("web", 1, x_gpu="1")], ("--policy", "nodes=spread"), "write node="),
+    ],
+)
+def test_mistakes_are_named(
+    snapshot: Path, documents: list[Any], more: tuple[str, ...], text: str
+) -> None:
+    result = run(snapshot, documents, *more)
+    assert result.exit_code == 2
+    assert text in result.output
+
+
+def test_snapshot_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text('{"snapshot_id": 7}')
+    result = CliRunner().invoke(
+        main, ["simulate", "--snapshot", str(tmp_path / "broken.json"), "--pods", "none.yaml"]
+    )
+    assert result.exit_code == 2
+    assert "broken.json" in result.output
