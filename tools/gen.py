@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GENERATORS: tuple[tuple[str, str], ...] = (
     ("kubelet protobufs, from proto/", "tools/gen_kubeletapi.py"),
     ("tables of codes and states in docs/runbook/, from the code", "tools/gen_codes.py"),
+    ("the limiter's entry points in docs/, from its list", "tools/gen_symbols.py"),
     ("payload tables in docs/wire.md, from the message Structs", "tools/gen_wire.py"),
     ("the registry's OpenAPI document, from its operations", "tools/gen_openapi.py"),
 )
