@@ -116,11 +116,11 @@ def place(view: View, plan: Plan, *, choose: bool) -> Outcome:
     """
     outcome = Outcome(view)
     outcome.failed[:] = lacking_step(view, plan)
-    open_ = outcome.failed < 0
-    if not choose and len(plan.steps) > 1:
-        outcome.fits = open_ & roomy(view, plan)
-        open_ &= ~outcome.fits
-    places = np.flatnonzero(open_)
+    places = np.flatnonzero(outcome.failed < 0)
+    if not choose and len(plan.steps) > 1 and len(places):
+        wide = roomy(view if len(places) == view.count else view.part(places), plan)
+        outcome.fits[places[wide]] = True
+        places = places[~wide]
     for number, way in enumerate(attempts(plan)):
         if not len(places):
             break

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from hami_common.events.decision import NODES_LISTED, RefusalClass
 from hami_common.model.request import PodRequest
-from hami_scheduler.core.block import Bools, Columns, Ints, Shorts
+from hami_scheduler.core.block import Columns, Ints, Shorts
 from hami_scheduler.core.fit import (
     Counts,
     Plan,
@@ -203,10 +203,6 @@ class Causes(NamedTuple):
         found.word[:] = _word(0, -1, NO_DEVICES)
         return found
 
-    def part(self, places: Columns | Bools) -> "Causes":
-        """Some of the nodes."""
-        return Causes(*(line[places] for line in self))
-
     def put(self, found: "Causes", places: Columns) -> None:
         """Take over what was found for the nodes at ``places``."""
         for line, new in zip(self, found, strict=True):
@@ -298,21 +294,22 @@ class Refusals:
         self._request = request
         self._plan = plan
         self._named = named
-        self._found: dict[Reason, list[tuple[Columns, Causes]]] = {}
+        self._found: dict[Reason, list[_Found]] = {}
 
-    def add(self, places: Columns, found: Causes) -> None:
-        """Nodes at ``places`` of the request do not fit."""
-        for word in _distinct(found.word):
-            mine = np.flatnonzero(found.word == word)
-            whole = len(mine) == len(places)
-            self._found.setdefault(_reason(word), []).append(
-                (places, found) if whole else (places[mine], found.part(mine))
-            )
+    def add(self, places: Columns, found: Causes, columns: Columns) -> None:
+        """Nodes at ``places`` of the request do not fit; ``found`` has theirs at ``columns``."""
+        words = found.word[columns]
+        for word in _distinct(words):
+            mine = np.flatnonzero(words == word)
+            some = _Found(places, found, columns)
+            if len(mine) < len(places):
+                some = _Found(places[mine], found, columns[mine])
+            self._found.setdefault(_reason(word), []).append(some)
 
     def _by_size(self) -> list[tuple[Reason, Columns]]:
         """Each class with its nodes, the largest first."""
         classes = [
-            (reason, np.concatenate([places for places, _ in parts]))
+            (reason, _joined([part.places for part in parts]))
             for reason, parts in self._found.items()
         ]
         return sorted(classes, key=lambda some: (-len(some[1]), some[0]))
@@ -350,19 +347,38 @@ class Refusals:
     def _refusal(self, reason: Reason) -> NodeRefusal:
         """The text of a class: the first by name of the nodes that come closest is named."""
         parts = self._found[reason]
-        places = np.concatenate([places for places, _ in parts])
-        least = np.concatenate([found.missing for _, found in parts])
-        at = self._named.first(places[least == least.min()], 1)[0]
-        best = next(found.part(places == at) for places, found in parts if (places == at).any())
-        return _refusal(self._request, self._plan, reason, best, self._named.name(int(at)))
+        missing = [part.found.missing[part.columns] for part in parts]
+        least = min(int(line.min()) for line in missing)
+        closest = [part.places[line == least] for part, line in zip(parts, missing, strict=True)]
+        at = int(self._named.first(_joined(closest), 1)[0])
+        found, column = next(
+            (part.found, int(part.columns[part.places == at][0]))
+            for part in parts
+            if (part.places == at).any()
+        )
+        name = self._named.name(at)
+        best = Measure(int(found.wanted[column]), int(found.free[column]), name)
+        return _refusal(self._request, self._plan, reason, best)
 
 
-def _refusal(
-    request: PodRequest, plan: Plan, reason: Reason, best: Causes, node: str
-) -> NodeRefusal:
-    """What is said of nodes with one reason, of which ``node`` has the best value."""
+class _Found(NamedTuple):
+    """Nodes that have one reason."""
+
+    places: Columns
+    """In the request."""
+    found: Causes
+    columns: Columns
+    """Where theirs stand in ``found``."""
+
+
+def _joined(lines: list[Columns]) -> Columns:
+    return lines[0] if len(lines) == 1 else np.concatenate(lines)
+
+
+def _refusal(request: PodRequest, plan: Plan, reason: Reason, best: Measure) -> NodeRefusal:
+    """What is said of nodes with one reason."""
     code = _code(reason)
-    fact = _fact(plan, reason, Measure(int(best.wanted[0]), int(best.free[0]), node))
+    fact = _fact(plan, reason, best)
     prefix = _prefix(request, plan, reason.step)
     return NodeRefusal(code=code, text=_clip(f"{code}: {prefix}{fact}", TEXT_BYTES))
 
@@ -507,14 +523,15 @@ def _clip(text: str, length: int) -> str:
 
 def unregistered(request: PodRequest, node: str) -> NodeRefusal:
     """The refusal of a node of which no device is known."""
-    found = Causes.unregistered(1)
-    return _refusal(request, compile_request(request), _reason(int(found.word[0])), found, node)
+    reason = Reason(0, -1, NO_DEVICES)
+    return _refusal(request, compile_request(request), reason, Measure(0, 0, node))
 
 
 def refusal_of(view: View, request: PodRequest, plan: Plan, outcome: Outcome) -> NodeRefusal:
     """Why the one node of ``view`` does not take the pod."""
     found = causes(view, plan, outcome.failed)
-    return _refusal(request, plan, _reason(int(found.word[0])), found, view.name(0))
+    best = Measure(int(found.wanted[0]), int(found.free[0]), view.name(0))
+    return _refusal(request, plan, _reason(int(found.word[0])), best)
 
 
 def explain(table: DeviceTable, request: PodRequest, node: str) -> NodeExplanation:

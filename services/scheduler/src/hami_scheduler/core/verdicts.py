@@ -9,6 +9,7 @@ Reads the table, changes nothing.
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -72,13 +73,21 @@ class Located:
         """``codes`` as in ``DeviceTable.codes``, -1 for a node that is not registered."""
         self.names = names
         self.codes = codes
-        self.unregistered = np.flatnonzero(codes < 0)
-        self.parts = _parts(table, codes)
         self._table = table
         self._ranks: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    @cached_property
+    def parts(self) -> list[_Part]:
+        """The nodes of each block."""
+        return _parts(self._table, self.codes)
+
+    @cached_property
+    def unregistered(self) -> Columns:
+        """Places of the nodes that are not registered."""
+        return np.flatnonzero(self.codes < 0)
 
     def ranks(self) -> Ints:
         """Each node's place in the order of names, those that are not registered last."""
@@ -93,6 +102,8 @@ class Located:
     def first(self, places: Columns, count: int) -> Columns:
         """The first ``count`` of ``places`` in the order of names."""
         ranks = self.ranks()[places]
+        if count == 1:
+            return places[[ranks.argmin()]]
         if len(places) > count:
             some = np.argpartition(ranks, count - 1)[:count]
             places, ranks = places[some], ranks[some]
@@ -189,10 +200,10 @@ class Verdicts:
             if not fitting.all():
                 failing = np.flatnonzero(~fitting)
                 places = failing if isinstance(part.places, slice) else part.places[failing]
-                found = self._caused(plan, part.block).causes.part(part.columns[failing])
-                refusals.add(places, found)
+                refusals.add(places, self._caused(plan, part.block).causes, part.columns[failing])
         if len(located.unregistered):
-            refusals.add(located.unregistered, Causes.unregistered(len(located.unregistered)))
+            count = len(located.unregistered)
+            refusals.add(located.unregistered, Causes.unregistered(count), np.arange(count))
         left = located.names.part(fits)
         if left.text and left is not located.names:
             self._keep(Located(self._table, left, located.codes[fits]))
