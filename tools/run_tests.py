@@ -39,8 +39,15 @@ RESULTS = ROOT / ".cache" / "test-results"
 JUST = str(Path(sys.executable).parent / "just")
 TIERS = ("unit", "property", "contract", "native", "integration", "e2e")
 
-SIDE_BY_SIDE = ("unit", "property")
-"""Tiers whose tests need nothing but a processor: one worker per core."""
+SIDE_BY_SIDE = {
+    "unit": "worksteal",
+    "property": "worksteal",
+    "contract": "loadfile",
+    "integration": "loadfile",
+    "e2e": "loadfile",
+}
+"""How a tier's tests are dealt out to one worker per core: singly, or by file where the fixtures of
+a file are dear. Tiers that measure time, or tell what they measured, run on one worker."""
 
 REAL = "e2e-real"
 """The end-to-end tests once more, on the real control plane."""
@@ -165,7 +172,7 @@ def _run_tier(folder_name: str, *, plane: str) -> Outcome:
     if name == "e2e":
         command += ["-m", "not real"]  # they belong to the other run
     if name in SIDE_BY_SIDE:
-        command += ["--numprocesses", "auto", "--dist", "worksteal"]
+        command += ["--numprocesses", "auto", "--dist", SIDE_BY_SIDE[name]]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
     outcome = count(name, report) if report.exists() else Outcome(name=name)
     outcome.seconds = time.monotonic() - started_s
