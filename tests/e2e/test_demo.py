@@ -129,3 +129,30 @@ def test_share_of_the_deleted_pod_was_reused(result: dict[str, Any]) -> None:
 def test_every_change_became_an_event(result: dict[str, Any]) -> None:
     changes = sum(len(story["states"]) for story in result["pods"])
     assert result["events"] >= changes + len(result["pods"])
+
+
+def test_each_container_is_held_to_its_memory_by_the_limiter(result: dict[str, Any]) -> None:
+    for story in result["pods"]:
+        for container in story["containers"] if story["phase"] != "Pending" else ():
+            gpu, shares = container["gpu"], container["devices"]
+            is_whole = all(share["exclusive"] for share in shares)
+            assert gpu["intercepted"] is not is_whole
+            limit_mib = {share["uuid"]: share["memory_mib"] for share in shares}
+            for device in gpu["devices"]:
+                assert device["refused"] == demo.OUT_OF_MEMORY
+                assert 0 < device["allocated_mib"] <= limit_mib[device["uuid"]]
+                assert is_whole or device["total_mib"] == limit_mib[device["uuid"]]
+
+
+def test_compute_limits_hold(result: dict[str, Any]) -> None:
+    (trainer, monitor) = pod(result, "multi-container")["containers"]
+    assert trainer["gpu"]["devices"][0]["device_pct"] <= 50 + demo.CORE_NOISE_PCT
+    assert monitor["gpu"]["devices"][0]["device_pct"] <= 10 + demo.CORE_NOISE_PCT
+
+
+def test_report_of_the_program_is_read_back() -> None:
+    text = "hami-limits/1\ngpu.0.uuid=GPU-a\ngpu.0.refused=2\ngpu.intercepted=1\ngpu.devices=1\n"
+    found = demo.reported(text)
+    assert (found["intercepted"], found["error"]) == (True, "")
+    assert [(d["uuid"], d["refused"], d["launches"]) for d in found["devices"]] == [("GPU-a", 2, 0)]
+    assert demo.reported("gpu.error=cuInit 100\n")["error"] == "cuInit 100"
