@@ -171,7 +171,8 @@ class NameIndex:
         self._rows = np.zeros(1 << (64 - int(self._shift)), np.int32)
         self._rows[spots] = np.arange(len(names), dtype=np.int32)
         beside = np.flatnonzero(self._rows[spots] != np.arange(len(names)))
-        self._beside = dict(zip(self._keys[beside].tolist(), beside.tolist(), strict=True))
+        self._beside = beside[np.argsort(self._keys[beside])]
+        self._keys_beside = self._keys[self._beside]
 
     def find(self, names: NodeNames) -> Ints:
         """The number of each name, ``ABSENT`` where it has none."""
@@ -191,8 +192,10 @@ class NameIndex:
             return None
         keys = self._keys_of(text, count)
         rows = self._rows[self._spots(keys)]
-        beside = np.flatnonzero(self._keys[rows] != keys)
-        rows[beside] = [self._beside.get(key, 0) for key in keys[beside].tolist()]
+        if len(self._beside):
+            others = np.flatnonzero(self._keys[rows] != keys)
+            at = np.searchsorted(self._keys_beside, keys[others])
+            rows[others] = self._beside[np.minimum(at, len(self._beside) - 1)]
         asked = np.frombuffer(text, np.uint8).reshape(count, self._stride)
         found = self._values[rows]
         known = self._known.take(rows, axis=0)

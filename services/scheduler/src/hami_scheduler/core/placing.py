@@ -101,6 +101,9 @@ class Outcome:
 
     def put(self, part: "Outcome", places: Columns) -> None:
         """Take over what was found for the nodes at ``places``."""
+        if len(places) == len(self.fits):
+            self.fits, self.failed, self.chosen = part.fits, part.failed, part.chosen
+            return
         self.fits[places], self.failed[places] = part.fits, part.failed
         for step, chosen in part.chosen.items():
             mine = self.chosen.setdefault(step, np.zeros(self._shape, np.bool_))
