@@ -32,7 +32,11 @@ WARNINGS = (
     *("-Wall", "-Wextra", "-Werror", "-Wstrict-prototypes", "-Wmissing-prototypes"),
     "-Wconversion",
 )
-LINK = ("-shared", "-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,nodelete")
+LINK = (
+    *("-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-z,relro"),
+    *("-Wl,-z,now", "-Wl,-z,nodelete"),
+)
+"""Symbolic: a hook is this library's own, whoever else is preloaded and defines its name."""
 FLAGS_BY_VARIANT = {
     "release": ("-O2", "-g1", "-DNDEBUG"),
     "debug": ("-O1", "-g"),

@@ -20,9 +20,9 @@ _ENTRY = re.compile(r"^(?:CUDA|NVML)_(?:HOOK|CALL|PASS)\(", re.MULTILINE)
 
 HEAD = """# Entry points and what the limiter does about them
 
-Made from `native/libvgpu/src/symbols.def` by `./dev gen`; do not edit. A test compares the list with the headers of
-CUDA 11.8, 12.0, 12.9 and 13.5 and fails for a name that is missing here. Names of later releases are not in this table and pass
-through untouched.
+Made from `native/libvgpu/src/symbols.def` by `./dev gen`; do not edit. A test compares the list
+with the headers of CUDA 11.8, 12.0, 12.9 and 13.5 and fails for a name that is missing here. Names
+of later releases are not in this table and pass through untouched.
 """
 
 MEANING = {

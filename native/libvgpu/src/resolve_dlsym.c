@@ -47,12 +47,19 @@ static void *real_dlvsym(void)
     return real(&cache, "dlvsym");
 }
 
+/* With this library as the caller: the barrier keeps the compiler from jumping, which would leave its caller as that. */
+static void *after_this_library(const char *name)
+{
+    void *answer = ((dlsym_function)real_dlsym())(RTLD_NEXT, name);
+    __asm__ __volatile__("" : "+r"(answer) : : "memory");
+    return answer;
+}
+
 static void *replaced(void *answer, int number, const char *name)
 {
     if (!answer) return NULL;
     /* Found here only because the hooks are exported: nobody has loaded the driver. */
-    if (answer == resolve_hook(number) && !resolve_is_loaded(number))
-        return ((dlsym_function)real_dlsym())(RTLD_NEXT, name);
+    if (answer == resolve_hook(number) && !resolve_is_loaded(number)) return after_this_library(name);
     return resolve_is_native(number, answer) ? resolve_hook(number) : answer;
 }
 
