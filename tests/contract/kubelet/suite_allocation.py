@@ -122,6 +122,20 @@ class AllocationContract:
             )
             assert plugin.allocated == []
 
+    async def test_pod_that_comes_after_the_plugin_vanished_is_rejected(self, node: Node) -> None:
+        async with node.plugin(["a"]) as plugin:
+            await node.joined(plugin, 1)
+            await plugin.close()
+            await node.shows(plugin.resource, 1, 0)
+            pod = await node.run([asks(plugin.resource, 1)])
+            failed = await node.in_phase(pod, "Failed")
+            assert failed["status"]["reason"] == "UnexpectedAdmissionError"
+            assert failed["status"]["message"] == (
+                "Pod was rejected: Allocate failed due to no healthy devices present; "
+                f"cannot allocate unhealthy devices {plugin.resource}, which is unexpected"
+            )
+            assert not failed["status"].get("containerStatuses")
+
     async def test_resource_that_no_plugin_offers_is_not_kubelets_concern(self, node: Node) -> None:
         pod = await node.run([asks("contract.example.com/nobody", 1)])
         await node.in_phase(pod, "Running")

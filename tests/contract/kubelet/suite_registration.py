@@ -5,7 +5,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from tests.contract.kubelet.support import Node, asks, identity, until
+from tests.contract.kubelet.support import Node, asks, identity, ids_in, until
 
 pytestmark = pytest.mark.anyio
 
@@ -118,6 +118,52 @@ class RestartContract:
             other = await node.run([asks(plugin.resource, 1)])
             await node.in_phase(other, "Running")
             assert not await node.ids(other, plugin.resource) & held
+
+    async def test_pod_that_comes_before_the_plugin_is_back_is_rejected_for_good(
+        self, node: Node
+    ) -> None:
+        async with node.plugin(["a", "b"]) as plugin:
+            await node.joined(plugin, 2)
+            await node.restart()
+            await node.shows(plugin.resource, 0, 0)
+            early = await node.run([asks(plugin.resource, 1)])
+            failed = await node.in_phase(early, "Failed")
+            assert failed["status"]["reason"] == "UnexpectedAdmissionError"
+            assert failed["status"]["message"] == (
+                "Pod was rejected: Allocate failed due to no healthy devices present; "
+                f"cannot allocate unhealthy devices {plugin.resource}, which is unexpected"
+            )
+            await plugin.close()
+            await plugin.serve()
+            await node.joined(plugin, 2)
+            late = await node.run([asks(plugin.resource, 1)])
+            await node.in_phase(late, "Running")
+            assert (await node.in_phase(early, "Failed"))["status"] == failed["status"]
+            assert len(plugin.allocated) == 1
+
+    async def test_without_its_checkpoint_kubelet_offers_the_ids_of_running_pods_again(
+        self, node: Node
+    ) -> None:
+        async with node.plugin(["a"]) as plugin:
+            await node.joined(plugin, 1)
+            old = await node.run([asks(plugin.resource, 1)])
+            before = await node.in_phase(old, "Running")
+            (node.plugin_directory / "kubelet_internal_checkpoint").unlink()
+            await node.restart()
+            listed = await until(node.listed, lambda pods: old in pods)
+            assert ids_in(listed[old], plugin.resource) == set()
+            await plugin.close()
+            await plugin.serve()
+            await node.joined(plugin, 1)
+            new = await node.run([asks(plugin.resource, 1)])
+            failed = await node.in_phase(new, "Failed")
+            # Requests are counted by the pods that run, ids are not.
+            assert failed["status"]["reason"] == f"OutOf{plugin.resource}"
+            assert plugin.allocated == [["a"], ["a"]]
+            after = await node.in_phase(old, "Running")
+            assert [c["containerID"] for c in before["status"]["containerStatuses"]] == [
+                c["containerID"] for c in after["status"]["containerStatuses"]
+            ]
 
     async def test_pod_deleted_after_a_restart_ends_and_frees_its_devices(self, node: Node) -> None:
         async with node.plugin(["a"]) as plugin:
