@@ -2,7 +2,7 @@
 /*
  * The compute limit on the driver, the clock and the region; what is decided, compute_core.c decides.
  *
- * A launch costs a look-up and one atomic subtraction of private memory as long as the process has device time in hand. When
+ * A launch costs a look-up and a subtraction in memory of its thread as long as there is device time in hand. When
  * it has not, it draws a quantum and sleeps until that may be spent; one thread of the process does so at a time.
  * Sampled launches stand between two events, which later launches ask about; nothing ever waits for the device.
  * Locks taken here, per device, private to the process: `turn` (held while sleeping) before `lock` (short; the driver's event
@@ -21,13 +21,17 @@
 
 enum {
     SAMPLES_MAX = 256,
-    LOOKED_AT_MAX = 8,       /* unfinished samples asked about in one go */
-    CAPTURE_CHECKED = 4096,  /* launches that are checked for capture after one was seen */
+    LOOKED_AT_MAX = 8,      /* unfinished samples asked about in one go */
+    CAPTURE_CHECKED = 4096, /* launches that are checked for capture after one was seen */
+    INSTANT_PART = 8,
+    RECENT = 8, /* a power of two */
+    HAND_LAUNCHES = 32,
     CAPTURE_MODE_RELAXED = 2 /* CU_STREAM_CAPTURE_MODE_RELAXED */
 };
 
 #define RECHECK_NS (500 * BUDGET_NS_PER_MS)         /* a waiter looks at its limit at least so often */
 #define RECHECK_UNKNOWN_NS (BUDGET_NS_PER_MS / 2)   /* and, doubling, for the duration of an unknown function */
+#define HAND_NS (BUDGET_NS_PER_MS / 10)             /* at most so much in a thread's hand, or one launch */
 #define RECHECK_PRIORITY_NS (50 * BUDGET_NS_PER_MS) /* and for the page */
 /* Under a higher priority's eye a process queues no more than this ahead of the device. */
 #define PACED_NS (20 * BUDGET_NS_PER_MS)
@@ -40,6 +44,7 @@ struct sample {
     CUevent end;
     uint64_t idle_since_ns; /* 0, or the stream had nothing to do when `start` was recorded */
     uint64_t gap_ns;        /* then: how long it took until the launch was made */
+    bool instant;           /* and the work had ended before the host could record `end` behind it */
     bool failed;
 };
 
@@ -64,6 +69,22 @@ struct state {
     uint32_t roster_round;
     struct sample samples[SAMPLES_MAX];
 };
+
+/* What a thread has in hand on the device it launched on last, so that a launch writes no memory that others read:
+   a little device time, and the estimates of its last functions. Lost with the thread. */
+struct hand {
+    struct state *state;
+    uint64_t credit_ns;
+    struct recent {
+        const void *function;
+        uint64_t blocks;
+        uint32_t threads;
+        uint32_t generation;
+        struct estimate *estimate;
+    } recent[RECENT];
+};
+
+static _Thread_local struct hand the_hand;
 
 static struct compute_driver the_driver;
 static bool has_driver;
@@ -230,8 +251,11 @@ static void read_sample(struct state *state, struct sample *sample, const struct
     int64_t start = nanoseconds(offset);
     int64_t end = start + nanoseconds(length);
     int64_t gap = (int64_t)sample->gap_ns;
+    start = gap < end - start ? start + gap : end;
+    /* Ended at some time between launch and event, which mostly is the time that recording takes. */
+    if (sample->instant) start = end - (end - start) / INSTANT_PART;
     if (good)
-        core_ended(&state->core, &sample->core, gap < end - start ? start + gap : end, end, terms);
+        core_ended(&state->core, &sample->core, start, end, terms);
     else
         core_lost(&state->core, &sample->core, terms);
 }
@@ -354,14 +378,20 @@ static bool make_events(struct sample *sample, CUcontext context)
     return true;
 }
 
+static bool has_ended(CUevent event)
+{
+    int mode = relax_capture();
+    bool ended = the_driver.event_query(event) == CUDA_SUCCESS;
+    restore_capture(mode);
+    return ended;
+}
+
 /* On an idle stream the first event happens at once and the kernel only when the host has launched it; that gap, in which the
    host may even have lost its processor, is no device time. */
 static void note_idle(struct sample *sample)
 {
     uint64_t now = platform_now_ns();
-    int mode = relax_capture();
-    bool idle = !sample->failed && the_driver.event_query(sample->start) == CUDA_SUCCESS;
-    restore_capture(mode);
+    bool idle = !sample->failed && has_ended(sample->start);
     sample->idle_since_ns = idle ? now : 0;
     sample->gap_ns = 0;
 }
@@ -440,13 +470,47 @@ static __attribute__((noinline)) void slow_path(struct state *state, CUstream st
     if (estimate != NULL && sampled) begin_sample(state, stream, estimate, unknown, ticket);
 }
 
+/* The estimate of this work, from the thread's own memory if it is there. NULL: unknown. */
+static inline struct estimate *known_estimate(struct hand *hand, struct state *state, const struct compute_work *work)
+{
+    struct recent *recent = &hand->recent[((uintptr_t)work->function >> 4) % RECENT];
+    struct estimate *estimate = recent->estimate;
+    if (hand->state == state && recent->function == work->function && recent->blocks == work->blocks &&
+        recent->threads == work->threads_per_block &&
+        __atomic_load_n(&estimate->generation, __ATOMIC_RELAXED) == recent->generation)
+        return estimate;
+    uint64_t shape = estimate_shape(work->blocks, work->threads_per_block, work->graph);
+    estimate = estimate_find(&state->core.estimates, work->function, shape);
+    if (estimate == NULL || __atomic_load_n(&estimate->samples, __ATOMIC_RELAXED) == 0) return NULL;
+    if (hand->state != state) *hand = (struct hand){.state = state};
+    *recent = (struct recent){.function = work->function,
+                              .blocks = work->blocks,
+                              .threads = work->threads_per_block,
+                              .generation = __atomic_load_n(&estimate->generation, __ATOMIC_RELAXED),
+                              .estimate = estimate};
+    return estimate;
+}
+
+/* Pay from the hand, which is filled from what the process has drawn. */
+static inline bool pay(struct hand *hand, struct state *state, uint64_t cost)
+{
+    if (hand->credit_ns >= cost) {
+        hand->credit_ns -= cost;
+        return true;
+    }
+    uint64_t several = cost * HAND_LAUNCHES < HAND_NS ? cost * HAND_LAUNCHES : HAND_NS;
+    if (several > cost && core_spend(&state->core, several)) {
+        hand->credit_ns += several - cost;
+        return true;
+    }
+    return core_spend(&state->core, cost);
+}
+
 void compute_before(int device, CUstream stream, const struct compute_work *work, struct compute_ticket *ticket)
 {
     ticket->device = device;
     ticket->limited = false;
     ticket->sampled = false;
-    ticket->sample = NULL;
-    ticket->estimate_ns = 0;
     struct state *state = state_of(device);
     if (state == NULL) return;
     count_launch(state);
@@ -457,14 +521,13 @@ void compute_before(int device, CUstream stream, const struct compute_work *work
     if (__atomic_load_n(&state->core.stream, __ATOMIC_RELAXED) != stream &&
         __atomic_load_n(&state->core.several_streams, __ATOMIC_RELAXED) == 0)
         __atomic_store_n(&state->core.several_streams, 1, __ATOMIC_RELAXED);
-    uint64_t shape = estimate_shape(work->blocks, work->threads_per_block, work->graph);
-    struct estimate *estimate = estimate_find(&state->core.estimates, work->function, shape);
+    struct hand *hand = &the_hand;
+    struct estimate *estimate = known_estimate(hand, state, work);
     bool paid = false;
     bool sampled = false;
-    if (estimate != NULL && __atomic_load_n(&estimate->samples, __ATOMIC_RELAXED) > 0 &&
-        !priority_may_block(state->page, state->level)) {
+    if (estimate != NULL && !priority_may_block(state->page, state->level)) {
         ticket->estimate_ns = core_cost(&state->core, __atomic_load_n(&estimate->charge_ns, __ATOMIC_RELAXED));
-        paid = core_spend(&state->core, ticket->estimate_ns);
+        paid = pay(hand, state, ticket->estimate_ns);
         if (paid) {
             sampled = estimate_is_sampled(&state->core.estimates, estimate);
             if (!sampled) return;
@@ -481,6 +544,7 @@ static __attribute__((noinline)) void end_sample(struct state *state, CUstream s
     uint64_t now = platform_now_ns();
     if (sample->idle_since_ns > 0) sample->gap_ns = now - sample->idle_since_ns;
     if (launched && the_driver.event_record(sample->end, stream) != CUDA_SUCCESS) sample->failed = true;
+    sample->instant = sample->idle_since_ns > 0 && launched && !sample->failed && has_ended(sample->end);
     acquire(&state->lock, 0);
     struct estimate *estimate = sample->core.estimate;
     if (launched) {
@@ -502,10 +566,8 @@ static __attribute__((noinline)) void end_sample(struct state *state, CUstream s
     release(&state->lock, 0);
 }
 
-void compute_after(CUstream stream, const struct compute_work *work, struct compute_ticket *ticket, bool launched)
+void compute_finish(CUstream stream, struct compute_ticket *ticket, bool launched)
 {
-    (void)work;
-    if (!ticket->limited || (launched && !ticket->sampled)) return;
     struct state *state = state_of(ticket->device);
     if (state == NULL) return;
     if (ticket->sampled) end_sample(state, stream, ticket, launched);

@@ -39,7 +39,7 @@ struct compute_work {
     bool graph;
 };
 
-/* A launch in flight; `sampled` launches are bracketed by events. */
+/* A launch in flight; `sampled` launches are bracketed by events. The last two fields are set if `limited`. */
 struct compute_ticket {
     int device;
     bool limited;
@@ -54,7 +54,14 @@ struct compute_ticket {
 void compute_before(int device, CUstream stream, const struct compute_work *work, struct compute_ticket *ticket);
 
 /* After the driver's call; `launched` false gives the estimate back. */
-void compute_after(CUstream stream, const struct compute_work *work, struct compute_ticket *ticket, bool launched);
+void compute_finish(CUstream stream, struct compute_ticket *ticket, bool launched);
+
+static inline void compute_after(CUstream stream, const struct compute_work *work, struct compute_ticket *ticket,
+                                 bool launched)
+{
+    (void)work;
+    if (ticket->limited && (ticket->sampled || !launched)) compute_finish(stream, ticket, launched);
+}
 
 /* The process forgets a function or graph (module unload, graph destroy). */
 void compute_forget(const void *function);

@@ -179,17 +179,12 @@ uint32_t estimate_random(struct estimates *all)
     return x;
 }
 
-bool estimate_is_sampled(struct estimates *all, struct estimate *estimate)
+void estimate_plan_next(struct estimates *all, struct estimate *estimate)
 {
-    int32_t left = __atomic_load_n(&estimate->until_sample, __ATOMIC_RELAXED) - 1;
-    bool sampled = left <= 0;
-    if (sampled) {
-        /* Irregular steps, so that no pattern of launches can step over the sampled ones. */
-        uint32_t every = __atomic_load_n(&estimate->every, __ATOMIC_RELAXED);
-        left = every <= 1 ? 1 : (int32_t)(1 + estimate_random(all) % (2 * every - 1));
-    }
+    /* Irregular steps, so that no pattern of launches can step over the sampled ones. */
+    uint32_t every = __atomic_load_n(&estimate->every, __ATOMIC_RELAXED);
+    int32_t left = every <= 1 ? 1 : (int32_t)(1 + estimate_random(all) % (2 * every - 1));
     __atomic_store_n(&estimate->until_sample, left, __ATOMIC_RELAXED);
-    return sampled;
 }
 
 /* The first samples of a function follow each other, later ones lie ESTIMATE_SPACING_NS apart. */

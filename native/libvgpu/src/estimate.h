@@ -16,7 +16,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { ESTIMATE_SAMPLES = 32, ESTIMATE_BUCKETS = 1024, ESTIMATE_ENTRIES_MAX = 32768, ESTIMATE_SAMPLED_EVERY_MAX = 256 };
+enum {
+    ESTIMATE_SAMPLES = 32,
+    ESTIMATE_BUCKETS = 1024,
+    ESTIMATE_ENTRIES_MAX = 32768,
+    ESTIMATE_SAMPLED_EVERY_MAX = 1024
+};
 
 /* Charged for the first launch of an unknown function; each further one before the first result costs 8 times more. */
 #define ESTIMATE_UNKNOWN_NS UINT64_C(50000)
@@ -76,8 +81,18 @@ uint32_t estimate_random(struct estimates *all);
 /* It was not made after all. */
 void estimate_unknown_cancel(struct estimate *estimate, uint64_t charged_ns);
 
+/* The estimate's next sample is due: plan the one after it. */
+void estimate_plan_next(struct estimates *all, struct estimate *estimate);
+
 /* Whether this launch is one to sample; counts it. Free of locks, inexact when threads race, which does no harm. */
-bool estimate_is_sampled(struct estimates *all, struct estimate *estimate);
+static inline bool estimate_is_sampled(struct estimates *all, struct estimate *estimate)
+{
+    int32_t left = __atomic_load_n(&estimate->until_sample, __ATOMIC_RELAXED) - 1;
+    __atomic_store_n(&estimate->until_sample, left, __ATOMIC_RELAXED);
+    if (left > 0) return false;
+    estimate_plan_next(all, estimate);
+    return true;
+}
 
 /* Take a sample. `contenders`: processes that may share the device by time slices, this one included; 1: none, all
    elapsed time was ours. Returns the device time that the sampled launch is worth. */
