@@ -12,8 +12,8 @@ static uint32_t valid_pct(uint64_t pct)
 /* `device_ns` of the device are worth this much time at `pct` percent; saturates at the longest debt. */
 static uint64_t at_pct(uint64_t device_ns, uint32_t pct)
 {
-    uint64_t limit = BUDGET_DEBT_MAX_NS / 100;
-    return (device_ns < limit ? device_ns : limit) * 100 / pct;
+    uint64_t value = (device_ns < BUDGET_DEBT_MAX_NS ? device_ns : BUDGET_DEBT_MAX_NS) * 100 / pct;
+    return value < BUDGET_DEBT_MAX_NS ? value : BUDGET_DEBT_MAX_NS;
 }
 
 /* A time up to which is paid at `old_pct`, seen at `pct`: what lies ahead of now is so much longer or shorter. */
