@@ -109,6 +109,7 @@ class _Reflector:
         backoff = Backoff(first_s=0.1, most_s=10.0)
         synced = False
         must_list = True
+        is_expired = False
         while True:
             try:
                 if must_list:
@@ -121,12 +122,16 @@ class _Reflector:
                 began = anyio.current_time()
                 async for event in self._watch():
                     backoff.reset()
+                    is_expired = False
                     yield event
                 if anyio.current_time() - began < SHORT_S:
                     await backoff.wait()  # a server that ends each watch at once is in trouble
             except _Expired:
                 must_list = True
                 _log.info("watch expired, listing again", extra={"path": self._path})
+                if not is_expired:
+                    backoff.reset()  # the server is back, however long it was away
+                is_expired = True
                 await backoff.wait()
             except HamiError as error:
                 level = logging.INFO if isinstance(error, Unavailable) else logging.WARNING
