@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kubectl against the simulated API server, where this machine has kubectl."""
+"""kubectl against the simulated API server: the one built for the tests, else the machine's."""
 
+import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,10 +12,14 @@ import pytest
 
 from hami_sim.apiserver import ApiServer, Settings
 from hami_sim.apiserver.client import STRATEGIC, Access, KubeClient
+from hami_sim.kubernetes.programs import VARIABLE
 
+KUBECTL = shutil.which(
+    "kubectl", path=os.pathsep.join([os.environ.get(VARIABLE, ""), os.environ["PATH"]])
+)
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
+    pytest.mark.skipif(KUBECTL is None, reason="kubectl is neither built nor installed"),
 ]
 MANIFEST = """
 apiVersion: v1
@@ -45,7 +50,7 @@ class Kubectl:
 
     async def __call__(self, *arguments: str, text: str = "", code: int = 0) -> str:
         done = await anyio.run_process(
-            [shutil.which("kubectl") or "kubectl", *arguments],
+            [KUBECTL or "kubectl", *arguments],
             env=self._env,
             input=text.encode(),
             check=False,
@@ -55,9 +60,7 @@ class Kubectl:
         return output
 
     async def start(self, *arguments: str) -> anyio.abc.Process:
-        return await anyio.open_process(
-            [shutil.which("kubectl") or "kubectl", *arguments], env=self._env
-        )
+        return await anyio.open_process([KUBECTL or "kubectl", *arguments], env=self._env)
 
 
 @pytest.fixture(params=["http", "https"])
