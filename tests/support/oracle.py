@@ -420,10 +420,18 @@ class Oracle:
             verdicts = self.verdicts(request, name, step, {})
             if len(verdicts) < step.request.count:
                 return Tried(failed=number, verdicts=verdicts)
-        found = [self._try(request, name, *attempt) for attempt in self.attempts(request)]
+        first: Tried | None = None
+        for attempt in self.attempts(request):
+            tried = self._try(request, name, *attempt)
+            if tried.failed is None:
+                return tried
+            first = first or tried
         if self._is_searched(request, name):
-            found.append(self._search(request, name))
-        return next((t for t in found if t.failed is None), found[0])
+            tried = self._search(request, name)
+            if tried.failed is None:
+                return tried
+        assert first is not None
+        return first
 
     def _is_searched(self, request: PodRequest, name: str) -> bool:
         """Whether there are few enough choices to try them all."""

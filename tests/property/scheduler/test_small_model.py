@@ -13,7 +13,14 @@ from itertools import combinations, product
 import pytest
 
 from hami_common.model.placement import Booked, ContainerShares, Placement
-from hami_common.model.request import ContainerKind, ContainerRequest, DeviceRequest, PodRequest
+from hami_common.model.request import (
+    ContainerKind,
+    ContainerRequest,
+    DevicePolicy,
+    DeviceRequest,
+    DeviceSelector,
+    PodRequest,
+)
 from hami_scheduler.core.pick import pick, satisfies
 from hami_scheduler.core.reasons import explain
 from hami_scheduler.core.table import DeviceTable, Usage
@@ -55,7 +62,7 @@ def table_of_all() -> DeviceTable:
             node_devices(
                 node,
                 [
-                    device(uuid, index=i, memory_mib=MEMORY_MIB, slots=SLOTS)
+                    device(uuid, index=i, memory_mib=MEMORY_MIB, slots=SLOTS, numa=i % 2)
                     for i, uuid in enumerate(uuids(node))
                 ],
             )
@@ -84,14 +91,18 @@ def kinds_of_pods(most: int) -> Iterator[tuple[ContainerKind, ...]]:
             yield (*start, *([last] * apps))
 
 
-def pods_of(sizes: Sequence[DeviceRequest], most: int) -> Iterator[PodRequest]:
+def pods_of(
+    sizes: Sequence[DeviceRequest], most: int, device: Sequence[DevicePolicy], *, numa_bind: bool
+) -> Iterator[PodRequest]:
     for kinds in kinds_of_pods(most):
         for wanted in product(sizes, repeat=len(kinds)):
             yield pod(
                 *(
                     container(asked, name=f"{kind}-{i}", kind=kind)
                     for i, (kind, asked) in enumerate(zip(kinds, wanted, strict=True))
-                )
+                ),
+                device=device,
+                selector=DeviceSelector(numa_bind=numa_bind),
             )
 
 
@@ -125,12 +136,15 @@ def peak(request: PodRequest, chosen: Sequence[Sequence[int]], at: int) -> Booke
 
 def allows(request: PodRequest, node: str, chosen: Sequence[Sequence[int]]) -> bool:
     """Whether each container may have the devices that are ``chosen`` for it."""
+    if request.selectors["nvidia"].numa_bind and any(len({at % 2 for at in c}) > 1 for c in chosen):
+        return False
+    mutex = "mutex" in request.policy.device
     for at, (used_mib, used_core, used_slots, is_held) in enumerate(NODES[node]):
         for together in moments(request.containers):
             shares = [request.containers[i].requests[0] for i in together if at in chosen[i]]
             if not shares:
                 continue
-            exclusive = any(s.exclusive for s in shares)
+            exclusive = mutex or any(s.exclusive for s in shares)
             if (
                 is_held
                 or (exclusive and len(shares) + used_slots > 1)
@@ -159,21 +173,28 @@ def usages_after(
 
 
 @pytest.mark.parametrize(
-    ("sizes", "most"),
+    ("sizes", "most", "policy"),
     [
-        ("alike", 8),
-        ("memory", 4),
-        ("compute", 4),
-        ("exclusive", 4),
-        ("several", 4),
-        ("unlimited", 4),
+        ("alike", 8, ("spread",)),
+        ("memory", 4, ("spread",)),
+        ("memory", 3, ("binpack",)),
+        ("memory", 3, ("mutex",)),
+        ("compute", 3, ("numa", "spread")),
+        ("exclusive", 3, ("spread",)),
+        ("several", 3, ("spread",)),
+        ("several", 3, ("topology-aware", "binpack")),
+        ("unlimited", 3, ("spread",)),
     ],
 )
-def test_pod_is_placed_if_and_only_if_some_placement_is_allowed(sizes: str, most: int) -> None:
+def test_pod_is_placed_if_and_only_if_some_placement_is_allowed(
+    sizes: str, most: int, policy: tuple[DevicePolicy, ...]
+) -> None:
     table = table_of_all()
     verdicts, nodes = Verdicts(table), list(NODES)
     seen = {True: 0, False: 0}
-    for number, request in enumerate(pods_of(SIZES[sizes], most)):
+    for number, request in enumerate(
+        pods_of(SIZES[sizes], most, policy, numa_bind="topology-aware" in policy)
+    ):
         feasible = set(verdicts.filter(request, nodes).feasible)
         for node in nodes:
             fits = any(allows(request, node, chosen) for chosen in choices(request, node))
