@@ -110,6 +110,7 @@ class RealNode:
         with anyio.fail_after(START_S):
             while not (
                 _identity(self.plugin_directory / "kubelet.sock") not in ((0, 0), before)
+                and _answers(self.plugin_directory / "kubelet.sock")
                 and _answers(self.pod_resources_socket)
             ):
                 if not self.kubelet.is_running():

@@ -19,6 +19,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 Answer = Callable[[Sequence[str]], Awaitable[api.ContainerAllocateResponse]]
 
 
+REGISTER_S = 20.0
+
+
 class Refused(Exception):
     """Raised by an answer: becomes the plugin's error."""
 
@@ -89,7 +92,10 @@ class TestPlugin(deviceplugin_grpc.DevicePluginServicer):
                     endpoint=self._endpoint,
                     resource_name=resource or self.resource,
                     options=self._options,
-                )
+                ),
+                # A failed dial of an earlier channel would make this one fail unasked.
+                wait_for_ready=True,
+                timeout=REGISTER_S,
             )
 
     def set_health(self, health: Mapping[str, str]) -> None:

@@ -346,7 +346,8 @@ class StartContract:
             await node.joined(plugin, 1)
             script = (
                 "cat /usr/local/vendor/file.txt; test -c /dev/vendor0 && echo device; "
-                "echo x > /usr/local/vendor/file.txt || echo read-only; exec sleep 1000"
+                "{ echo x > /usr/local/vendor/file.txt; } 2>/dev/null || echo read-only; "
+                "exec sleep 1000"
             )
             pod = await node.run([asks(plugin.resource, 1, script=script)])
             printed = await node.prints(pod, "read-only")

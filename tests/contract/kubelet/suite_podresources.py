@@ -153,7 +153,8 @@ class PodLifeContract:
         pod = await node.run(
             [
                 asks(
-                    script=f"echo x > /info/name || echo refused; cat /info/name; echo; {SLEEP}",
+                    script="{ echo x > /info/name; } 2>/dev/null || echo refused; "
+                    f"cat /info/name; echo; {SLEEP}",
                     volumeMounts=[{"name": "info", "mountPath": "/info"}],
                 )
             ],

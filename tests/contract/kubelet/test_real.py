@@ -49,7 +49,7 @@ async def machine(plane: ControlPlane) -> AsyncIterator[RealNode]:
         kubelet=Path(plane.programs.path("kubelet")),
         kubeconfig=plane.kubeconfig_for_node(NAME),
         # Capacities change often here, and production's ten seconds would be waited for each time.
-        configuration={"nodeStatusUpdateFrequency": "1s"},
+        configuration={"nodeStatusUpdateFrequency": "250ms"},
     )
     with tempfile.TemporaryDirectory(prefix="hn-", dir=base()) as directory:
         async with run_node(spec, Path(directory)) as node, KubeClient(plane.access()) as client:
