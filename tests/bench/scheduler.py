@@ -3,7 +3,7 @@
 
 Run as ``./dev bench scheduler --nodes 100,1000,5000 --json -``. One document with ``rows``; each
 has ``nodes``, ``devices``, ``shares``, ``mix``, ``verb`` (filter, prioritize, bind), ``layer``,
-``plans``, ``p50_ms``, ``p99_ms``, ``cpu_p50_ms``, ``per_s``, ``rss_mib``.
+``plans``, ``p10_ms``, ``p50_ms``, ``p99_ms``, ``cpu_p50_ms``, ``per_s``, ``rss_mib``.
 
 ``layer`` is ``core`` (from the text of the node names to the text of the answer, in one process),
 ``http`` (the service's own server and handlers in a process of their own that also holds a pod and
@@ -13,14 +13,15 @@ that server that decodes it and answers with its names; asked in turn with ``htt
 
 ``plans`` is ``new`` where every call is about a pod of a new shape, so that nothing kept from
 before helps, and ``kept`` where pods of one template arrive and, in ``core``, one is booked between
-two calls. ``cpu_p50_ms`` is the median processor time of one call: on a shared machine it tells
-more than the wall clock. Nodes are named in another order in each call. ``bind`` is the choice of
+two calls. ``cpu_p50_ms`` is the median processor time of one call: on a shared machine it and
+``p10_ms`` tell more than the median of the wall clock. Nodes are named in another order in each call. ``bind`` is the choice of
 devices on one node.
 """
 
 import argparse
 import gc
 import json
+import os
 import platform
 import random
 import statistics
@@ -175,6 +176,7 @@ def row(
         "layer": layer,
         "plans": plans,
         "calls": len(wall),
+        "p10_ms": round(wall[len(wall) // 10], 4),
         "p50_ms": round(p50, 4),
         "p99_ms": round(wall[min(len(wall) - 1, int(len(wall) * 0.99))], 4),
         "cpu_p50_ms": round(statistics.median(processor), 4) if processor else None,
@@ -347,7 +349,10 @@ def main() -> None:
         ):
             rows.append(result)
             print(json.dumps(result), file=sys.stderr)
-    document = json.dumps({"bench": "scheduler", "machine": machine(), "rows": rows}, indent=1)
+    load = [round(value, 1) for value in os.getloadavg()]
+    document = json.dumps(
+        {"bench": "scheduler", "machine": machine(), "load_average": load, "rows": rows}, indent=1
+    )
     if options.json == "-":
         print(document)
     else:

@@ -31,14 +31,14 @@ LINES = (
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Every mix at the largest number of nodes: median and 99th percentile."""
+    """Every mix at the largest number of nodes, with the spread of its calls."""
     nodes = max(row["nodes"] for row in rows)
     here = [row for row in rows if row["nodes"] == nodes]
     found = {(r["mix"], r["verb"], r["layer"], r["plans"]): r for r in here}
     lines = [
         (
             f"{nodes} nodes, {here[0]['devices']} devices, {here[0]['shares']} shares; "
-            "median / 99th percentile in ms. `x echo` is the median over HTTP divided by that of "
+            "10th percentile / median / 99th percentile in ms. `x echo` is the median over HTTP divided by that of "
             "the handler that only decodes and echoes."
         ),
         "",
@@ -52,14 +52,14 @@ def table(rows: Sequence[Row]) -> str:
         for verb in ("filter", "prioritize", "bind"):
             new = found[mix, verb, "core", "new"]
             cells = [
-                _pair(new),
-                _pair(found[mix, verb, "core", "kept"]),
+                _spread(new),
+                _spread(found[mix, verb, "core", "kept"]),
                 f"{new['cpu_p50_ms']:.2f}",
             ]
             for plans in ("new", "kept"):
                 over, echo = (found.get((mix, verb, layer, plans)) for layer in ("http", "echo"))
                 cells += (
-                    [_pair(over), f"{over['p50_ms'] / echo['p50_ms']:.2f}"]
+                    [_spread(over), f"{over['p50_ms'] / echo['p50_ms']:.2f}"]
                     if over and echo
                     else ["", ""]
                 )
@@ -75,8 +75,8 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _pair(row: Row) -> str:
-    return f"{row['p50_ms']:.2f} / {row['p99_ms']:.2f}"
+def _spread(row: Row) -> str:
+    return f"{row['p10_ms']:.2f} / {row['p50_ms']:.2f} / {row['p99_ms']:.2f}"
 
 
 def growth(rows: Sequence[Row]) -> str:
@@ -168,7 +168,9 @@ def main() -> None:
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    inside = f"\nMachine: {document['machine']}.\n\n{table(rows)}\n{growth(rows)}\n"
+    load = ", ".join(map(str, document["load_average"]))
+    about = f"Machine: {document['machine']}, shared; load average {load} at the end of the run."
+    inside = f"\n{about}\n\n{table(rows)}\n{growth(rows)}\n"
     PAGE.write_text(before + BEGIN + inside + END + after, encoding="utf-8")
     CHART.write_text(chart(rows), encoding="utf-8")
 
