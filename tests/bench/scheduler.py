@@ -14,8 +14,8 @@ that server that decodes it and answers with its names; asked in turn with ``htt
 ``plans`` is ``new`` where every call is about a pod of a new shape, so that nothing kept from
 before helps, and ``kept`` where pods of one template arrive and, in ``core``, one is booked between
 two calls. ``cpu_p50_ms`` is the median processor time of one call: on a shared machine it and
-``p10_ms`` tell more than the median of the wall clock. Nodes are named in another order in each call. ``bind`` is the choice of
-devices on one node.
+``p10_ms`` tell more than the median of the wall clock. Nodes are named in another order in each
+call. ``bind`` is the choice of devices on one node.
 """
 
 import argparse

@@ -38,8 +38,8 @@ def table(rows: Sequence[Row]) -> str:
     lines = [
         (
             f"{nodes} nodes, {here[0]['devices']} devices, {here[0]['shares']} shares; "
-            "10th percentile / median / 99th percentile in ms. `x echo` is the median over HTTP divided by that of "
-            "the handler that only decodes and echoes."
+            "10th percentile / median / 99th percentile in ms. `x echo` is the median over HTTP "
+            "divided by that of the handler that only decodes and echoes."
         ),
         "",
         (
