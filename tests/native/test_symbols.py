@@ -161,3 +161,14 @@ def test_layouts_and_values_are_those_of_the_headers(release: Release, tmp_path:
         subprocess.run(["cc", "-std=c11", *folders, "-o", str(program), str(path)], check=True)
         printed.append(subprocess.run([program], capture_output=True, text=True, check=True).stdout)
     assert printed[0] == printed[1]
+
+
+def test_size_of_every_array_format_is_known(release: Release) -> None:
+    if release.is_nvml:
+        assert "CU_AD_FORMAT" not in (release.include / "nvml.h").read_text()
+        return
+    text = (release.include / "cuda.h").read_text()
+    values = re.findall(r"CU_AD_FORMAT_(?!MAX)\w+ *= (0x[0-9a-f]+)", text)
+    known = re.findall(r"\{(0x[0-9a-f]{2}), \d", (SOURCES / "memory_array.c").read_text())
+    assert len(values) >= 20
+    assert {int(value, 16) for value in values} <= {int(value, 16) for value in known}
