@@ -112,8 +112,6 @@ static enum found map_file(int file, const struct region_want *want, struct regi
     }
     region->base = base;
     region->shared = true;
-    region->device_number = status.st_dev;
-    region->inode = status.st_ino;
     point_into(region, &header);
     for (uint32_t i = 0; i < want->device_count; i++) {
         char uuid[REGION_UUID];
@@ -282,22 +280,6 @@ bool region_open_private(const struct region_want *want, struct region *region)
     point_into(region, &header);
     fill(region, &header, want);
     return true;
-}
-
-bool region_is_cut(const char *path, const struct region *region)
-{
-    if (!region->shared) return false;
-    int saved = errno;
-    struct stat status;
-    int file = platform_open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0);
-    bool cut = false;
-    if (file >= 0) {
-        cut = file_status(file, &status) == 0 && status.st_dev == region->device_number &&
-              status.st_ino == region->inode && (uint64_t)status.st_size < region->bytes;
-        platform_close(file);
-    }
-    errno = saved;
-    return cut;
 }
 
 void region_close(struct region *region)

@@ -162,8 +162,6 @@ struct region {
     struct region_slot *slots;
     struct region_share *shares;
     uint32_t *slots_seen;
-    uint64_t device_number; /* of the file: where and which, to see whether the name still means it */
-    uint64_t inode;
 };
 
 struct region_want {
@@ -178,9 +176,6 @@ bool region_open(const char *path, const struct region_want *want, struct region
 
 /* A region of anonymous memory, shared with children only. False: not even memory can be had. */
 bool region_open_private(const struct region_want *want, struct region *region);
-
-/* The file behind the mapping has become shorter: touching its pages would kill. */
-bool region_is_cut(const char *path, const struct region *region);
 
 void region_close(struct region *region);
 

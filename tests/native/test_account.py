@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accounting of one container: exact between processes, threads, forks and deaths."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.accounting import (
+    ADDRESS,
+    PLAIN,
+    RELATIVE,
+    THREAD,
+    Container,
+    Probe,
+    build,
+    limits_text,
+    run,
+    until,
+)
+
+MIB = 1 << 20
+UUID = "GPU-0"
+LIBATOMIC = "__atomic_"
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Container:
+    """A container that may use 100 MiB of one device."""
+    made = Container(tmp_path)
+    made.write_limits(limits_text((UUID, 100)))
+    return made
+
+
+@pytest.fixture
+def probe(container: Container) -> Iterator[Probe]:
+    """One process of it."""
+    with container.probe() as made:
+        yield made
+
+
+@pytest.fixture
+def other(container: Container) -> Iterator[Probe]:
+    """Another one."""
+    with container.probe() as made:
+        yield made
+
+
+def files_of(pid: int) -> set[str]:
+    """Numbers of the open files of a process."""
+    return {path.name for path in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+def watchers(pid: int) -> list[Path]:
+    """Threads of the limiter in a process."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [task for task in tasks if (task / "comm").read_text() == "hami-watch\n"]
+
+
+def test_limit_is_exact_to_the_byte_between_two_processes(probe: Probe, other: Probe) -> None:
+    assert probe.ask(f"charge 0 {60 * MIB}") == 1
+    assert other.ask(f"charge 0 {40 * MIB + 1}") == 0
+    assert other.ask(f"charge 0 {40 * MIB}") == 1
+    assert probe.ask("charge 0 1") == 0
+    assert probe.ask("used 0") == other.ask("used 0") == 100 * MIB
+    assert probe.ask("refund 0 1") == 1
+    assert other.ask("charge 0 1") == 1
+    assert (probe.ask("own 0"), other.ask("own 0")) == (60 * MIB - 1, 40 * MIB + 1)
+
+
+def test_slack_of_one_process_is_there_for_another(probe: Probe, other: Probe) -> None:
+    assert probe.ask(f"charge 0 {90 * MIB}") == 1
+    assert probe.ask(f"refund 0 {90 * MIB}") == 1
+    assert other.ask(f"charge 0 {100 * MIB}") == 1
+    assert probe.ask("charge 0 1") == 0
+
+
+def test_refund_of_more_than_is_used_is_cut_and_counted(probe: Probe) -> None:
+    assert probe.ask("charge 0 10") == 1
+    assert probe.ask("refund 0 11") == 1
+    assert (probe.ask("used 0"), probe.ask("errors")) == (0, 1)
+    assert probe.ask(f"charge 0 {100 * MIB}") == 1
+
+
+def test_charge_that_is_not_asked_for_may_exceed_the_limit(probe: Probe) -> None:
+    assert probe.ask(f"anyway 0 {101 * MIB}") == 1
+    assert (probe.ask("used 0"), probe.ask("over 0")) == (101 * MIB, 1)
+    assert probe.ask("charge 0 1") == 0
+    assert probe.ask(f"refund 0 {2 * MIB}") == 1
+    assert (probe.ask("over 0"), probe.ask(f"charge 0 {MIB}")) == (0, 1)
+
+
+def test_sizes_that_no_device_has_are_refused_or_not_counted(probe: Probe) -> None:
+    assert probe.ask(f"charge 0 {2**64 - 1}") == 0
+    assert probe.ask(f"anyway 0 {2**64 - 1}") == 1
+    assert probe.ask("used 0") == 0
+
+
+def test_devices_without_limits_are_always_charged(probe: Probe) -> None:
+    assert probe.ask("find GPU-of-nobody") == -1
+    assert probe.ask(f"charge -1 {10**15}") == 1
+    assert probe.ask(f"charge 7 {10**15}") == 1
+    assert probe.ask("used 7") == 0
+
+
+def test_killed_process_gives_way_to_whoever_needs_memory(probe: Probe, other: Probe) -> None:
+    assert probe.ask(f"charge 0 {100 * MIB}") == 1
+    assert other.ask("charge 0 1") == 0
+    probe.kill()
+    assert other.ask(f"charge 0 {100 * MIB}") == 1
+    assert other.ask("processes") == 1
+
+
+def test_killed_process_is_found_though_nobody_needs_memory(probe: Probe, other: Probe) -> None:
+    assert probe.ask("charge 0 77") == 1
+    assert other.ask("charge 0 5") == 1
+    probe.kill()
+    until(lambda: other.ask("used 0") == 5, "the bytes of the dead are gone")
+
+
+def test_leader_that_ended_before_its_threads_still_holds_its_memory(
+    probe: Probe, other: Probe
+) -> None:
+    assert probe.ask(f"charge 0 {100 * MIB}") == 1
+    assert probe.ask("main_ends") == 0
+    stat = Path(f"/proc/{probe.process.pid}/stat")
+    until(lambda: ") Z " in stat.read_text(), "the first thread has ended")
+    assert other.ask("charge 0 1") == 0
+    assert probe.ask("own 0") == 100 * MIB
+
+
+@pytest.mark.parametrize("way", ["child", "clone"])
+def test_child_begins_with_a_slot_of_its_own(probe: Probe, way: str) -> None:
+    assert probe.ask("charge 0 10") == 1
+    before = probe.ask("incarnation")
+    probe.tell(f"{way} own 0; refund 0 10; charge 0 5; own 0; used 0; incarnation; detach")
+    answers = [int(probe.line()) for _ in range(8)]
+    assert answers[:5] == [0, 1, 1, 5, 15]
+    assert answers[5] != before
+    assert answers[7] == 0, "status of the child"
+    assert (probe.ask("own 0"), probe.ask("used 0")) == (10, 10)
+    assert probe.ask("incarnation") == before
+
+
+def test_program_that_is_executed_anew_begins_with_nothing(probe: Probe, other: Probe) -> None:
+    pid = probe.ask("pid")
+    assert probe.ask(f"charge 0 {100 * MIB}") == 1
+    probe.tell("exec")
+    assert probe.ask("pid") == pid
+    assert probe.ask("own 0") == 0
+    assert other.ask(f"charge 0 {100 * MIB}") == 1
+
+
+def test_memory_of_a_program_that_became_another_one_is_given_back(
+    probe: Probe, other: Probe
+) -> None:
+    assert probe.ask(f"charge 0 {100 * MIB}") == 1
+    probe.tell("exec_other")
+    name = Path(f"/proc/{probe.process.pid}/comm")
+    until(lambda: name.read_text() == "cat\n", "the other program runs")
+    assert other.ask(f"charge 0 {100 * MIB}") == 1
+
+
+def test_process_that_never_asks_has_no_thread_and_no_region(container: Container) -> None:
+    with container.probe() as quiet:
+        assert quiet.ask("pid") == quiet.process.pid
+        assert len(list(Path(f"/proc/{quiet.process.pid}/task").iterdir())) == 1
+        assert not container.region.exists()
+        assert quiet.end() == ""
+
+
+def test_only_thread_is_a_watcher_that_takes_no_signals(probe: Probe) -> None:
+    files = files_of(probe.process.pid)
+    assert probe.ask("charge 0 1") == 1
+    (watcher,) = watchers(probe.process.pid)
+    blocked = int((watcher / "status").read_text().split("SigBlk:")[1].split()[0], 16)
+    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+        assert blocked >> (number - 1) & 1, number
+    assert files_of(probe.process.pid) == files
+    assert probe.ask("detach") == 0
+    until(lambda: not watchers(probe.process.pid), "the thread ends after the last use")
+    assert probe.ask("charge 0 1") == 1
+    assert watchers(probe.process.pid)
+
+
+def test_detached_process_leaves_nothing(probe: Probe, other: Probe) -> None:
+    assert probe.ask("charge 0 9") == 1
+    assert probe.ask("detach") == 0
+    assert (other.ask("used 0"), other.ask("processes")) == (0, 1)
+
+
+def test_odd_program_name_does_not_make_it_dead(container: Container, other: Probe) -> None:
+    program = container.root / "a) Z 1 (b"
+    program.write_bytes(build("unit/probe", RELATIVE).read_bytes())
+    program.chmod(0o755)
+    odd = subprocess.Popen(
+        [program], cwd=container.root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert odd.stdin
+        assert odd.stdout
+        odd.stdin.write(f"charge 0 {100 * MIB}\n")
+        odd.stdin.flush()
+        assert odd.stdout.readline() == "1\n"
+        assert other.ask("charge 0 1") == 0
+    finally:
+        odd.kill()
+        odd.communicate()
+
+
+def test_stat_is_read_from_the_last_bracket(probe: Probe) -> None:
+    fields = ["S", *["1"] * 16, "3", "0", "4242", "0", "0", "0", "5000000", "0", "9000000"]
+    assert probe.text("stat 7 (a) Z 9 (b) " + " ".join(fields)) == "S 3 4242"
+    assert probe.text("stat 7 (a Z " + " ".join(fields)) == "no"
+    assert probe.text("stat 7 (a) " + " ".join(fields[:19])) == "no"
+
+
+def can_unshare() -> bool:
+    """Namespaces of one's own are allowed here."""
+    words = ["unshare", "-Urpf", "--mount-proc", "true"]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+def test_process_in_an_inner_pid_namespace_is_judged_from_outside(
+    container: Container, other: Probe
+) -> None:
+    if not can_unshare():
+        pytest.skip("needs leave to make namespaces")
+    with container.probe(before=("unshare", "-Urpf", "--mount-proc", "--kill-child")) as inner:
+        assert inner.ask(f"charge 0 {100 * MIB}") == 1
+        assert other.ask("charge 0 1") == 0, "alive"
+        inner.kill()
+        until(
+            lambda: other.ask(f"charge 0 {100 * MIB}"), "the dead of the inner namespace are found"
+        )
+
+
+def test_process_that_cannot_be_judged_counts_as_alive(container: Container, probe: Probe) -> None:
+    if not can_unshare():
+        pytest.skip("needs leave to make namespaces")
+    with container.probe(before=("unshare", "-Urpf", "--mount-proc", "--kill-child")) as inner:
+        assert probe.ask(f"charge 0 {100 * MIB}") == 1
+        assert inner.ask("processes") == 2
+        probe.kill()
+        assert inner.ask("charge 0 1") == 0
+
+
+def test_steady_path_makes_no_system_call(tmp_path: Path) -> None:
+    env = {
+        "CUDA_DEVICE_MEMORY_LIMIT": "100m",
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(tmp_path / "region"),
+    }
+    assert run(build("unit/steady_account"), env=env) == "no system call\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "operations"),
+    [(PLAIN, 300_000), (ADDRESS, 50_000), (THREAD, 15_000)],
+    ids=["plain", "address", "thread"],
+)
+def test_sums_are_right_after_threads_of_processes_raced(
+    tmp_path: Path, flags: tuple[str, ...], operations: int
+) -> None:
+    run(build("unit/stress_account", flags), str(tmp_path), "3", "3", str(operations))
+
+
+@pytest.mark.parametrize("count", [300, 1100])
+def test_many_processes_begin_at_once(tmp_path: Path, count: int) -> None:
+    env = {
+        "CUDA_DEVICE_MEMORY_LIMIT": "1g",
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(tmp_path / "region"),
+    }
+    _, slots, used = run(build("unit/many_account"), str(count), env=env).split()
+    assert (int(slots), int(used)) == (count + 1, count * 1000)
+
+
+def test_more_processes_than_slots_are_limited_each_for_itself(tmp_path: Path) -> None:
+    env = {
+        "CUDA_DEVICE_MEMORY_LIMIT": "1g",
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(tmp_path / "region"),
+    }
+    _, slots, used = run(build("unit/many_account"), "2060", env=env).split()
+    assert (int(slots), int(used)) == (1, 0), "the parent came too late for a slot"
+
+
+def test_no_call_of_libatomic_and_no_young_symbol(tmp_path: Path) -> None:
+    program = build("unit/stress_account")
+    wanted = subprocess.run(
+        ["nm", "-u", program], check=True, capture_output=True, text=True
+    ).stdout
+    assert LIBATOMIC not in wanted
+    assert "__sync_" not in wanted
+    assert "pthread_create" in wanted, "the list is that of the program"
