@@ -17,7 +17,7 @@ from hami_common.errors import Unavailable
 from hami_sim.cluster import Cluster, run_cluster
 from hami_sim.tap import Trap
 from tests.e2e.conftest import TAPPED, small_pod
-from tests.e2e.test_faults import NODE, POINTS, Point
+from tests.e2e.faults import NODE, POINTS, Point
 from tests.support.checker import event_differences, ledger_of, problems_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(420)]

@@ -4,7 +4,8 @@
 Each case lets one pod run into a trap: at one exact point of an exchange (request sent or
 delivered, answer lost or delivered) a part is killed with SIGKILL and started again, or the
 scheduler is cut from NATS. Afterwards the pod runs, and the pods and the streams agree: see
-``tests.support.checker``. For schedulers that are stopped and go on see ``test_freeze``.
+``tests.support.checker``. Two files hold the cases, so that they can run side by side; for
+schedulers that are stopped and go on see ``test_freeze``.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,8 +21,6 @@ from hami_sim.cluster import Cluster
 from hami_sim.tap import Direction, Trap
 from tests.e2e.conftest import small_pod
 from tests.support.checker import event_differences, ledger_of, problems_of
-
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120), pytest.mark.shares_cluster]
 
 NODE = "gpu-a.example"
 AGENT = f"agent-{NODE}"
@@ -147,9 +146,9 @@ async def settled(cluster: Cluster, name: str) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize("victim", ["scheduler", "registry", "webhook", AGENT, "nats"])
-@pytest.mark.parametrize("point", POINTS, ids=IDS)
-async def test_killed(cluster: Cluster, point: Point, victim: str) -> None:
+async def kill_at(cluster: Cluster, point: Point, victim: str) -> None:
+    """Kill ``victim`` when a pod comes to ``point``, start it again, and let all become well."""
+
     async def harm() -> None:
         if victim == "nats":
             await cluster.nats.kill()
@@ -167,48 +166,8 @@ async def test_killed(cluster: Cluster, point: Point, victim: str) -> None:
         await cluster.ready(victim)
 
 
-@pytest.mark.parametrize("point", POINTS, ids=IDS)
-async def test_scheduler_cut_from_nats(cluster: Cluster, point: Point) -> None:
-    async def harm() -> None:
-        await cluster.taps["scheduler-nats"].cut()
-
-    name = await run_into(cluster, point, harm)
-    await anyio.sleep(2)
-    await cluster.taps["scheduler-nats"].heal()
-    assert await settled(cluster, name) == []
-    await cluster.delete_pod(name)
-
-
-async def replaced_if_refused(cluster: Cluster, name: str) -> None:
-    """Do what a controller does with a pod that kubelet refused: make it anew.
-
-    An agent that cannot read a pod at the API server within its time refuses it, and never guesses.
-    """
-
-    async def decided() -> bool:
-        return (await cluster.pod(name)).status.phase in ("Running", "Failed")
-
-    await cluster.until(f"kubelet has decided on {name}", decided, limit_s=40)
-    status = (await cluster.pod(name)).status
-    if status.phase == "Failed":
-        assert status.reason == "UnexpectedAdmissionError", status
-        await cluster.delete_pod(name)
-        await cluster.until(f"{name} is gone", partial(cluster.pod_is_gone, name))
-        await cluster.create_pod(small_pod(name))
-
-
-@pytest.mark.parametrize(
-    "point", API_POINTS, ids=[IDS[POINTS.index(point)] for point in API_POINTS]
-)
-async def test_api_server_killed(cluster: Cluster, point: Point) -> None:
-    name = await run_into(cluster, point, cluster.processes["apiserver"].kill)
-    cluster.processes["apiserver"].start()
-    await cluster.until("the API server answers", cluster.api_answers, limit_s=60)
-    await replaced_if_refused(cluster, name)
-    assert await settled(cluster, name) == []
-
-
-async def test_when_all_is_over_every_share_is_free(cluster: Cluster) -> None:
+async def all_is_over(cluster: Cluster) -> None:
+    """Delete all pods; then every share is free and the books agree."""
     for pod in await cluster.pods():
         await cluster.delete_pod(pod.metadata.name)
 
