@@ -57,6 +57,23 @@ def test_answers_are_the_same_for_text_and_for_strings(mib: int) -> None:
         assert scored.best(7) == listed.best(7)
 
 
+def test_same_list_of_names_is_answered_anew_after_the_cluster_changed() -> None:
+    table, names = table_of_some()
+    verdicts, request = Verdicts(table), pod(ask(mib=3_000))
+
+    def refused() -> set[str]:
+        _, candidates = wire.ArgsDecoder().decode(compact(builders.pod("p"), names))
+        return set(verdicts.filter(request, candidates.names).refused())
+
+    before = refused()
+    assert refused() == before
+    table.upsert_node(devices(names[-1], 1))
+    assert refused() == before - {names[-1]}
+    table.remove_node(names[1])
+    table.book(names[2], [held(share(f"{names[2]}-nvidia-0", 39_000))])
+    assert refused() == before - {names[-1]} | {names[1], names[2]}
+
+
 def test_pod_of_a_pair_of_calls_is_read_once() -> None:
     decoder = wire.ArgsDecoder()
     first, _ = decoder.decode(compact(builders.pod("p"), ["a", "b"]))
