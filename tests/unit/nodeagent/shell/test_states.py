@@ -103,6 +103,22 @@ async def test_states_follow_the_facts_in_order(tmp_path: Path) -> None:
         assert headers["ce-type"] == "io.hami.state.running.v1"
 
 
+@pytest.mark.parametrize(("library", "said"), [("libvgpu-1.so", "libvgpu"), ("", "none")])
+async def test_states_say_who_holds_the_containers_to_their_shares(
+    tmp_path: Path, library: str, said: str
+) -> None:
+    pod = Given("pod")
+    async with running(tmp_path) as bench:
+        await bench.write(pod)
+        bench.bind(pod)
+        assert (await bench.reaches(pod, "bound")).enforcement == ""
+        bench.site.picture.grants.add(pod.grant("main", "a", library=library))
+        bench.site.picture.note_change()
+        assert (await bench.reaches(pod, "prepared")).enforcement == said
+        bench.bind(pod, started=frozenset({"main"}))
+        assert (await bench.reaches(pod, "running")).enforcement == said
+
+
 async def test_lost_race_is_read_back_and_judged_anew(tmp_path: Path) -> None:
     pod = Given("pod")
     async with running(tmp_path) as bench:
