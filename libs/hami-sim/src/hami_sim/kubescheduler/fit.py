@@ -22,6 +22,8 @@ from hami_sim.apiserver.selectors import Requirement
 Amounts: TypeAlias = dict[str, Decimal]
 
 MAX_NODE_SCORE: Final = 100
+_NO_CLAIMS: Final = "no new claims to deallocate"
+"""What the plugin of dynamic resources says of every pod that fits nowhere."""
 _ZERO: Final = Decimal(0)
 _NON_ZERO: Final = {"cpu": Decimal("0.1"), "memory": Decimal(200 * 1024 * 1024)}
 """What a container without requests counts for in scores."""
@@ -332,11 +334,13 @@ def explain(refusals: Mapping[str, NodeRefusal], total: int, *, preempts: bool) 
     if counts:
         text += f" {', '.join(sorted(f'{n} {reason}' for reason, n in counts.items()))}."
     if not preempts:
-        return f"{text} preemption: not eligible due to preemptionPolicy=Never."
+        return f"{text} {_NO_CLAIMS}, preemption: not eligible due to preemptionPolicy=Never."
     helpless = sum(not item.resolvable for item in refusals.values())
     outcomes = {
         "Preemption is not helpful for scheduling": helpless,
         "No preemption victims found for incoming pod": len(refusals) - helpless,
     }
     parts = ", ".join(sorted(f"{n} {outcome}" for outcome, n in outcomes.items() if n))
-    return f"{text} preemption: 0/{total} nodes are available: {parts}." if parts else text
+    if not parts:
+        return f"{text} {_NO_CLAIMS}"
+    return f"{text} {_NO_CLAIMS}, preemption: 0/{total} nodes are available: {parts}."

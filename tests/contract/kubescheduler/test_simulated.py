@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kube-scheduler contract on the simulated scheduler."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from hami_sim.apiserver import ApiServer, Settings
+from hami_sim.apiserver.client import Access, KubeClient
+from hami_sim.kubescheduler import SchedulerSettings, SimScheduler
+from tests.contract.kubescheduler.suite import ExtenderContract
+from tests.contract.kubescheduler.support import Site, run_extender
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with ApiServer(Settings()) as server, run_extender() as extender:
+        access = Access(url=server.url, token=server.token)
+        settings = SchedulerSettings.for_extender(
+            extender.url, initial_backoff_s=0.05, max_backoff_s=0.1
+        )
+        async with KubeClient(access) as client, SimScheduler(access, settings):
+            extender.client = client
+            yield Site(client, extender)
+
+
+class TestExtender(ExtenderContract):
+    pass
