@@ -268,6 +268,8 @@ async def test_pods_rejected_for_cpu_neither_lose_nor_double_a_share(
             name, f"{fast} of {count} within 100 ms, mean {1000 * mean_s:.1f} ms"
         )
         assert count >= TOTAL
+        if name == "podresources_list":
+            assert fast > 0.8 * count  # all of them on idle cores
 
 
 async def test_rejected_pods_are_replaced_once_there_is_room(

@@ -21,7 +21,6 @@ PLUGIN_DIRECTORIES = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 STATE = "/run/containerd"
 """In the node's own /run, which no reboot outlives."""
 SOCKET = f"{STATE}/containerd.sock"
-CDI_DIRECTORY = "/run/cdi"
 _START_S = 30.0
 _CDI_SINCE = (1, 7)
 
@@ -45,6 +44,7 @@ class Containerd:
         self._space = space
         self._root = space.directory / "containerd"
         self.bridge = f"hm{space.cgroup[-8:]}"
+        self.cdi_directory = space.directory / "cdi"
         self.has_cdi = version() >= _CDI_SINCE
         self.process: Process | None = None
 
@@ -87,6 +87,7 @@ class Containerd:
     def _configure(self) -> None:
         network = self._root / "network"
         network.mkdir(parents=True, exist_ok=True)
+        self.cdi_directory.mkdir(exist_ok=True)
         plugins = find_network_plugins()
         (network / "10-node.conflist").write_text(
             json.dumps(
@@ -109,7 +110,7 @@ class Containerd:
                 }
             )
         )
-        cdi = f'enable_cdi = true\ncdi_spec_dirs = ["{CDI_DIRECTORY}"]' if self.has_cdi else ""
+        cdi = f'enable_cdi = true\ncdi_spec_dirs = ["{self.cdi_directory}"]' if self.has_cdi else ""
         (self._root / "config.toml").write_text(
             f"""
 version = 2

@@ -20,7 +20,9 @@ CPU = "8"
 @pytest.fixture
 async def node(short_path: Path) -> AsyncIterator[Node]:
     """A simulated kubelet; a suite against another plane overrides this fixture."""
-    settings = KubeletSettings(cpu=CPU, node_status_s=1.0)
+    cdi = short_path / "cdi"
+    cdi.mkdir()
+    settings = KubeletSettings(cpu=CPU, node_status_s=1.0, cdi_directories=(str(cdi),))
     async with ApiServer(Settings()) as server:
         access = Access(url=server.url, token=server.token)
         async with (
@@ -40,4 +42,5 @@ async def node(short_path: Path) -> AsyncIterator[Node]:
                 image="simulated",
                 restart=kubelet.restart,
                 logs=logs,
+                cdi_directory=cdi,
             )

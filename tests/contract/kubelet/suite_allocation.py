@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 
@@ -354,3 +355,57 @@ class StartContract:
             assert "from the host\ndevice\n" in printed
             assert shared.read_text() == "from the host\n"
             shared.unlink()
+
+    async def test_named_cdi_devices_are_in_the_container(self, node: Node) -> None:
+        if node.cdi_directory is None:
+            pytest.skip("this containerd has no CDI; it came with 1.7")
+        async with node.plugin(["a", "b"]) as plugin:
+            word = plugin.resource.rpartition("/")[2]
+            kind = f"contract.example.com/c{word}"
+
+            def device(name: str) -> Obj:
+                edits = {
+                    "env": [f"GIVEN={name}"],
+                    "deviceNodes": [{"path": f"/dev/cdi-{name}", "hostPath": "/dev/null"}],
+                }
+                return {"name": name, "containerEdits": edits}
+
+            async def answer(ids: Sequence[str]) -> api.ContainerAllocateResponse:
+                return api.ContainerAllocateResponse(
+                    cdi_devices=[api.CDIDevice(name=f"{kind}={id_}") for id_ in ids]
+                )
+
+            spec = {"cdiVersion": "0.5.0", "kind": kind, "devices": [device("a"), device("b")]}
+            (node.cdi_directory / f"{word}.json").write_text(json.dumps(spec))
+            plugin.answer = answer
+            await node.joined(plugin, 2)
+            script = f"echo given=$GIVEN; ls /dev | grep cdi-; {SLEEP}"
+            pod = await node.run([asks(plugin.resource, 1, script=script)])
+            await node.in_phase(pod, "Running")
+            [[given]] = plugin.allocated
+            assert await node.prints(pod, f"cdi-{given}\n") == f"given={given}\ncdi-{given}\n"
+
+    async def test_unknown_cdi_device_keeps_the_container_from_starting(self, node: Node) -> None:
+        if node.cdi_directory is None:
+            pytest.skip("this containerd has no CDI; it came with 1.7")
+        async with node.plugin(["a"]) as plugin:
+
+            async def answer(ids: Sequence[str]) -> api.ContainerAllocateResponse:
+                name = "contract.example.com/none=a"
+                return api.ContainerAllocateResponse(cdi_devices=[api.CDIDevice(name=name)])
+
+            plugin.answer = answer
+            await node.joined(plugin, 1)
+            name = await node.run([asks(plugin.resource, 1)])
+
+            async def waiting() -> Obj:
+                pod = await node.pod(name)
+                assert pod is not None
+                statuses = pod["status"].get("containerStatuses") or [{"state": {}}]
+                state: Obj = statuses[0]["state"].get("waiting", {})
+                return state
+
+            state = await until(
+                waiting, lambda found: found.get("reason") == "CreateContainerError"
+            )
+            assert "unresolvable CDI devices contract.example.com/none=a" in state["message"]

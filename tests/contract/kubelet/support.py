@@ -40,6 +40,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """Restart kubelet, not the containers; returns when it listens again."""
     logs: Callable[[str, str], Awaitable[str]]
     """(pod, container) → what the newest run printed."""
+    cdi_directory: Path | None
+    """Where the container runtime reads CDI files; None where it knows no CDI."""
 
     # -- plugins
 
