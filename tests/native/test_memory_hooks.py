@@ -6,25 +6,16 @@ tests/support/cuda_guest.py. ``agree()`` in them fails unless limiter and driver
 of bytes. Limits come from the environment here. Takes about 15 s.
 """
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hami_sim.hardware.fake_nvml import FakeNvml, Mig
 from hami_sim.hardware.profile import load
+from tests.support.cuda_child import LIMIT_MIB, CudaChild
 from tests.support.drive import OUT_OF_MEMORY
 
 MIB = 1 << 20
-LIMIT_MIB = 256
-SUPPORT = Path(__file__).resolve().parent.parent / "support"
-Guest = Callable[..., Any]
 
 
 @pytest.fixture
@@ -38,41 +29,12 @@ def machine(tmp_path: Path) -> FakeNvml:
 
 
 @pytest.fixture
-def guest(machine: FakeNvml, limiter: Path, drivers: Path, tmp_path: Path) -> Guest:
-    """Runs a child under a limit and returns what it puts into ``told``."""
-
-    def run(body: str, **environment: str) -> Any:
-        program = (
-            "import json\nfrom cuda_guest import *\ntold = None\n"
-            + textwrap.dedent(body)
-            + "\nprint(json.dumps(told))\n"
-        )
-        clean = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(SUPPORT),
-            "LD_PRELOAD": str(limiter),
-            "LD_LIBRARY_PATH": str(drivers),
-            "FAKE_NVML_STATE": str(machine.path),
-            "CUDA_DEVICE_MEMORY_LIMIT": f"{LIMIT_MIB}m",
-            "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(tmp_path / "region"),
-            **environment,
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env=clean,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=50,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
-        return json.loads(done.stdout)
-
-    return run
+def guest(machine: FakeNvml, limiter: Path, drivers: Path, tmp_path: Path) -> CudaChild:
+    """Runs children under a limit."""
+    return CudaChild(machine.path, limiter, drivers, tmp_path / "region")
 
 
-def test_context_is_charged_as_measured_and_refunded_with_its_memory(guest: Guest) -> None:
+def test_context_is_charged_as_measured_and_refunded_with_its_memory(guest: CudaChild) -> None:
     told = guest("""
         begin()
         told = [agree()]
@@ -92,7 +54,7 @@ def test_context_is_charged_as_measured_and_refunded_with_its_memory(guest: Gues
     assert told == [8 * MIB, 24 * MIB, 64 * MIB, 24 * MIB, 8 * MIB]
 
 
-def test_primary_context_lives_until_its_last_release(guest: Guest) -> None:
+def test_primary_context_lives_until_its_last_release(guest: CudaChild) -> None:
     told = guest("""
         begin()
         enter(0)
@@ -110,7 +72,7 @@ def test_primary_context_lives_until_its_last_release(guest: Guest) -> None:
 @pytest.mark.parametrize(
     "way", ['"cuMemAlloc_v2"', '"cuMemAllocManaged", GLOBAL', '"cuMemAllocAsync", None']
 )
-def test_limit_holds_to_the_byte_and_refuses_with_out_of_memory(guest: Guest, way: str) -> None:
+def test_limit_holds_to_the_byte_and_refuses_with_out_of_memory(guest: CudaChild, way: str) -> None:
     told = guest(f"""
         begin()
         left = info()[0]
@@ -124,7 +86,7 @@ def test_limit_holds_to_the_byte_and_refuses_with_out_of_memory(guest: Guest, wa
     assert told == [True, 0, True, True, 8 * MIB]
 
 
-def test_pitch_is_what_the_driver_made_of_it(guest: Guest) -> None:
+def test_pitch_is_what_the_driver_made_of_it(guest: CudaChild) -> None:
     told = guest("""
         begin()
         pointer, pitch = c_ulonglong(), c_size_t()
@@ -138,7 +100,7 @@ def test_pitch_is_what_the_driver_made_of_it(guest: Guest) -> None:
     assert told == [512, 512_000, OUT_OF_MEMORY, 512_000]
 
 
-def test_pool_is_charged_for_what_it_keeps(guest: Guest) -> None:
+def test_pool_is_charged_for_what_it_keeps(guest: CudaChild) -> None:
     told = guest("""
         begin()
         first = alloc(3 * MIB, "cuMemAllocAsync", None)
@@ -159,7 +121,9 @@ def test_pool_is_charged_for_what_it_keeps(guest: Guest) -> None:
     assert told == [12 * MIB, 12 * MIB, 8 * MIB, 14 * MIB, 8 * MIB]
 
 
-def test_what_a_pool_keeps_makes_way_for_other_memory_only_when_given_back(guest: Guest) -> None:
+def test_what_a_pool_keeps_makes_way_for_other_memory_only_when_given_back(
+    guest: CudaChild,
+) -> None:
     told = guest("""
         begin()
         pool = c_void_p()
@@ -175,7 +139,7 @@ def test_what_a_pool_keeps_makes_way_for_other_memory_only_when_given_back(guest
     assert told == [True, False, False]
 
 
-def test_explicit_pool_belongs_to_the_device_it_was_made_for(guest: Guest) -> None:
+def test_explicit_pool_belongs_to_the_device_it_was_made_for(guest: CudaChild) -> None:
     told = guest("""
         begin(0)
         enter(1)
@@ -198,7 +162,7 @@ def test_explicit_pool_belongs_to_the_device_it_was_made_for(guest: Guest) -> No
     assert told == [12 * MIB, 8 * MIB, 8 * MIB]
 
 
-def test_physical_memory_stays_charged_while_a_handle_or_mapping_lives(guest: Guest) -> None:
+def test_physical_memory_stays_charged_while_a_handle_or_mapping_lives(guest: CudaChild) -> None:
     told = guest(
         """
         begin(1)
@@ -226,7 +190,7 @@ def test_physical_memory_stays_charged_while_a_handle_or_mapping_lives(guest: Gu
     assert told == [12 * MIB, 12 * MIB, 12 * MIB, 8 * MIB, OUT_OF_MEMORY, 8 * MIB]
 
 
-def test_host_memory_made_by_handles_is_nobodys(guest: Guest) -> None:
+def test_host_memory_made_by_handles_is_nobodys(guest: CudaChild) -> None:
     told = guest("""
         begin()
         property = Property(type=1, location=Location(type=2, id=0))
@@ -247,7 +211,9 @@ def test_host_memory_made_by_handles_is_nobodys(guest: Guest) -> None:
         ("width=64, height=64, depth=0, format=0xc2, channels=4", 64 * 64 * 4),
     ],
 )
-def test_arrays_are_charged_by_format_and_extent(guest: Guest, descriptor: str, size: int) -> None:
+def test_arrays_are_charged_by_format_and_extent(
+    guest: CudaChild, descriptor: str, size: int
+) -> None:
     told = guest(f"""
         begin()
         before = used()
@@ -260,7 +226,7 @@ def test_arrays_are_charged_by_format_and_extent(guest: Guest, descriptor: str, 
     assert told == [size, 0]
 
 
-def test_mipmaps_are_charged_with_all_levels_and_limited(guest: Guest) -> None:
+def test_mipmaps_are_charged_with_all_levels_and_limited(guest: CudaChild) -> None:
     told = guest("""
         begin()
         array = c_void_p()
@@ -275,7 +241,9 @@ def test_mipmaps_are_charged_with_all_levels_and_limited(guest: Guest) -> None:
 
 
 @pytest.mark.parametrize("way", ["node", "generic", "capture"])
-def test_graph_memory_is_charged_when_the_graph_goes_to_the_device(guest: Guest, way: str) -> None:
+def test_graph_memory_is_charged_when_the_graph_goes_to_the_device(
+    guest: CudaChild, way: str
+) -> None:
     told = guest(f"""
         begin()
         graph, node, run, stream = c_void_p(), c_void_p(), c_void_p(), c_void_p()
@@ -321,7 +289,7 @@ def test_graph_memory_is_charged_when_the_graph_goes_to_the_device(guest: Guest,
     assert told == [0, 6 * MIB, 0, OUT_OF_MEMORY, OUT_OF_MEMORY, 0]
 
 
-def test_image_of_a_module_is_charged_while_it_is_loaded(guest: Guest) -> None:
+def test_image_of_a_module_is_charged_while_it_is_loaded(guest: CudaChild) -> None:
     told = guest("""
         begin()
         module = c_void_p()
@@ -334,7 +302,7 @@ def test_image_of_a_module_is_charged_while_it_is_loaded(guest: Guest) -> None:
 
 
 def test_unknown_pointers_and_missing_arguments_are_the_drivers_business(
-    guest: Guest, limiter: Path
+    guest: CudaChild, limiter: Path
 ) -> None:
     body = """
         ask("cuInit", 0)
@@ -368,7 +336,7 @@ def test_unknown_pointers_and_missing_arguments_are_the_drivers_business(
     assert guest(body) == guest(body, LD_PRELOAD="")
 
 
-def test_all_questions_for_memory_get_the_same_answer(guest: Guest) -> None:
+def test_all_questions_for_memory_get_the_same_answer(guest: CudaChild) -> None:
     told = guest("""
         begin()
         alloc(100 * MIB)
@@ -386,7 +354,7 @@ def test_all_questions_for_memory_get_the_same_answer(guest: Guest) -> None:
     assert told == [[free, total], total, [total, free, used], [total, 0, free, used]]
 
 
-def test_device_without_a_limit_shows_what_it_is(guest: Guest) -> None:
+def test_device_without_a_limit_shows_what_it_is(guest: CudaChild) -> None:
     body = """
         begin()
         alloc(100 * MIB)
@@ -397,7 +365,7 @@ def test_device_without_a_limit_shows_what_it_is(guest: Guest) -> None:
     assert guest(body, CUDA_DEVICE_MEMORY_LIMIT="0") == guest(body, LD_PRELOAD="")
 
 
-def test_nvml_lists_the_containers_own_processes(guest: Guest, machine: FakeNvml) -> None:
+def test_nvml_lists_the_containers_own_processes(guest: CudaChild, machine: FakeNvml) -> None:
     told = guest("""
         import subprocess, sys
         begin()
@@ -430,7 +398,7 @@ def test_nvml_lists_the_containers_own_processes(guest: Guest, machine: FakeNvml
 @pytest.mark.parametrize("spills", [False, True], ids=["strict", "oversubscribed"])
 @pytest.mark.parametrize("way", ["cuMemAlloc_v2", "cuMemAllocAsync"])
 def test_outcome_when_the_card_is_full(
-    guest: Guest, machine: FakeNvml, way: str, *, spills: bool, full: bool
+    guest: CudaChild, machine: FakeNvml, way: str, *, spills: bool, full: bool
 ) -> None:
     """The truth table of docs/limiter-memory-modes.md."""
     if full:
@@ -458,7 +426,9 @@ def test_outcome_when_the_card_is_full(
 
 
 @pytest.mark.parametrize("order", ["1,0", "uuid", "1"])
-def test_limits_follow_the_device_in_any_order(guest: Guest, machine: FakeNvml, order: str) -> None:
+def test_limits_follow_the_device_in_any_order(
+    guest: CudaChild, machine: FakeNvml, order: str
+) -> None:
     visible = f"{machine.uuids[1]},{machine.uuids[0]}" if order == "uuid" else order
     told = guest(
         """
@@ -472,7 +442,7 @@ def test_limits_follow_the_device_in_any_order(guest: Guest, machine: FakeNvml, 
     assert told == [200 * MIB]
 
 
-def test_mig_instance_has_the_limit_of_its_own_place(guest: Guest, machine: FakeNvml) -> None:
+def test_mig_instance_has_the_limit_of_its_own_place(guest: CudaChild, machine: FakeNvml) -> None:
     machine.set_migs(
         0,
         [Mig(uuid="MIG-11111111-2222-3333-4444-555555555555", memory_mib=10240, compute_units=14)],
@@ -484,7 +454,7 @@ def test_mig_instance_has_the_limit_of_its_own_place(guest: Guest, machine: Fake
     assert told == [LIMIT_MIB * MIB, True, False]
 
 
-def test_forked_child_is_not_charged_for_its_parent(guest: Guest) -> None:
+def test_forked_child_is_not_charged_for_its_parent(guest: CudaChild) -> None:
     told = guest("""
         begin()
         pointer = alloc(50 * MIB)
@@ -502,7 +472,7 @@ def test_forked_child_is_not_charged_for_its_parent(guest: Guest) -> None:
 
 
 def test_child_of_a_process_that_has_not_used_the_driver_has_accounts_of_its_own(
-    guest: Guest,
+    guest: CudaChild,
 ) -> None:
     told = guest("""
         children = []
@@ -527,7 +497,7 @@ def test_child_of_a_process_that_has_not_used_the_driver_has_accounts_of_its_own
     assert told == [3 * 28 + 8, False]
 
 
-def test_function_pointers_are_replaced_in_the_form_that_was_asked_for(guest: Guest) -> None:
+def test_function_pointers_are_replaced_in_the_form_that_was_asked_for(guest: CudaChild) -> None:
     told = guest("""
         ask("cuInit", 0)
         forms = {
@@ -551,7 +521,7 @@ def test_function_pointers_are_replaced_in_the_form_that_was_asked_for(guest: Gu
     assert told == [[], ["libvgpu.so"], "libcuda.so.1", True, 0]
 
 
-def test_threads_share_the_tables(guest: Guest) -> None:
+def test_threads_share_the_tables(guest: CudaChild) -> None:
     """The table of pointers belongs to its first thread until another one comes."""
     told = guest("""
         import threading

@@ -48,12 +48,17 @@ void launch_settle(void)
     if (is_limited() && context_here(&here) && here.device >= 0) compute_settle(here.device);
 }
 
+static inline void count_launch(void)
+{
+    uint64_t *launches = &account_own_slot()->launches;
+    __atomic_store_n(launches, __atomic_load_n(launches, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
+}
+
 /* False: nothing limits this launch, the driver is called at once. */
 static inline bool is_held(struct context_here *here)
 {
     if (LIKELY(!is_limited())) {
-        uint64_t *launches = &account_own_slot()->launches;
-        __atomic_store_n(launches, __atomic_load_n(launches, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
+        count_launch();
         return false;
     }
     return context_here(here) && here->device >= 0;
@@ -203,8 +208,10 @@ HOOK_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *la
     struct context_here here;
     struct compute_work work[LAUNCHES_MOST];
     struct compute_ticket tickets[LAUNCHES_MOST];
-    if (!launches || count > LAUNCHES_MOST || !is_limited())
+    if (!launches || count > LAUNCHES_MOST || !is_limited()) {
+        count_launch();
         return DRIVER(cuLaunchCooperativeKernelMultiDevice)(launches, count, flags);
+    }
     for (unsigned int i = 0; i < count; i++) {
         const CUDA_LAUNCH_PARAMS *launch = &launches[i];
         work[i] = kernel(launch->function, (uint64_t)launch->gridDimX * launch->gridDimY * launch->gridDimZ,
