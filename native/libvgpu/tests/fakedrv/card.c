@@ -150,8 +150,10 @@ static void wipe(struct card *card, unsigned int slot)
         card->devices[device].busy[slot / 64] &= ~(UINT64_C(1) << (slot % 64U));
         share->served_ns = share->until_ns = share->stretch_count = 0;
         (void)pthread_mutex_unlock(&card->devices[device].clock_lock);
+        lock(&card->devices[device].memory_lock); /* whoever has just found the old owner dead has zeroed it by now */
         store(&share->used, 0);
         store(&share->taken, 0);
+        (void)pthread_mutex_unlock(&card->devices[device].memory_lock);
         share->launches = share->contexts = share->peak = 0;
     }
 }
@@ -244,7 +246,7 @@ unsigned int card_pid(struct card *card, unsigned int slot)
 
 /* ---- memory ---- */
 
-/* Free what the dead held. Their line is written by nobody else, so zero is final. */
+/* Caller holds the memory lock, so that the slot finds no new owner meanwhile. Frees what the dead held. */
 static void bury(struct card *card, unsigned int device)
 {
     for (unsigned int slot = 0; slot < card->header.slots_seen; slot++) {

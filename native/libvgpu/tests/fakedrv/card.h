@@ -78,8 +78,8 @@ struct card_share {
     uint64_t until_ns;  /* on the same axis: where its work ends */
     uint64_t launches;  /* kernels and graph launches */
     uint64_t stretch_count;
-    uint64_t contexts;
-    uint64_t peak; /* highest `used` so far */
+    uint64_t contexts; /* the part of `used` that contexts take by existing */
+    uint64_t peak;     /* highest `used` so far */
 };
 _Static_assert(sizeof(struct card_share) == 64, "share layout");
 

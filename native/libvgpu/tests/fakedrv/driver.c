@@ -579,6 +579,12 @@ bool fake_is_context(const struct fake_context *context)
     return context != NULL && context->magic == CONTEXT_MAGIC && !context->destroyed;
 }
 
+static void note_context(unsigned int device, int64_t delta)
+{
+    uint64_t *word = &fake.card->shares[fake.slot][fake.devices[device].card].contexts;
+    __atomic_store_n(word, *word + (uint64_t)delta, __ATOMIC_RELEASE);
+}
+
 /* Caller holds the lock. Gives the context its place on the card. */
 static CUresult open_context(struct fake_context *context)
 {
@@ -587,6 +593,7 @@ static CUresult open_context(struct fake_context *context)
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     context->bytes = bytes;
+    note_context(context->device, (int64_t)bytes);
     context->destroyed = false;
     context->id = ++fake.next_id;
     context->blocking_until_ns = 0;
@@ -620,6 +627,7 @@ static void close_context(struct fake_context *context)
     fake_modules_free(context);
     fake_arrays_free(context);
     fake_free_context(context);
+    note_context(context->device, -(int64_t)context->bytes);
     fake_refund(context->device, context->bytes);
     for (struct fake_context **at = &fake.contexts; *at != NULL; at = &(*at)->next) {
         if (*at == context) {
