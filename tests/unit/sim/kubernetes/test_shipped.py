@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shipped manifests say what our services and kube-scheduler need, and no more."""
+
+from pathlib import Path
+
+import pytest
+
+from hami_sim.kubernetes import configuration
+from hami_sim.kubescheduler.settings import HAMI_PROFILE, OUR_RESOURCES, load
+
+READS = {"get", "list", "watch"}
+
+
+def test_every_resource_of_ours_is_the_extenders_to_count() -> None:
+    settings = load(configuration.shipped_directory() / "kube-scheduler.yaml")
+    (extender,) = settings.extenders
+    assert tuple(sorted(resource.name for resource in extender.managed)) == OUR_RESOURCES
+    assert all(resource.ignored_by_scheduler for resource in extender.managed)
+    assert HAMI_PROFILE in settings.profiles
+
+
+def test_an_extender_sees_every_node_and_waiting_pods_are_soon_tried_again() -> None:
+    (document,) = configuration.shipped("kube-scheduler.yaml")
+    assert document["percentageOfNodesToScore"] == 100
+    assert document["podMaxBackoffSeconds"] == 2
+    assert document["extenders"][0]["nodeCacheCapable"] is True
+
+
+@pytest.mark.parametrize(("asked_s", "initial"), [(0.05, 1), (1.0, 1), (2.5, 3)])
+def test_backoff_is_in_whole_seconds(asked_s: float, initial: int) -> None:
+    document = configuration.scheduler_configuration(
+        Path("k"), extender_url="http://127.0.0.1:1", backoff_s=asked_s
+    )
+    assert document["podInitialBackoffSeconds"] == initial
+    assert document["podMaxBackoffSeconds"] >= initial
+    assert document["extenders"][0]["urlPrefix"] == "http://127.0.0.1:1"
+
+
+def test_roles_name_what_they_allow() -> None:
+    rules = [
+        rule
+        for document in configuration.shipped("rbac.yaml")
+        for rule in document.get("rules", ())
+    ]
+    assert rules
+    for rule in rules:
+        words = [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+        assert not any("*" in word for word in words)
+        assert "secrets" not in rule["resources"]
+
+
+@pytest.mark.parametrize(
+    ("account", "writes"),
+    [
+        ("hami-scheduler", {"pods": {"patch"}, "pods/binding": {"create"}, "nodes": {"patch"}}),
+        ("hami-registry", {}),
+        ("hami-nodeagent", {"events": {"create", "patch"}}),
+    ],
+)
+def test_a_service_writes_only_this(account: str, writes: dict[str, set[str]]) -> None:
+    roles = {
+        document["metadata"]["name"]: document
+        for document in configuration.shipped("rbac.yaml")
+        if document["kind"] == "ClusterRole"
+    }
+    found = {
+        resource: set(rule["verbs"]) - READS
+        for rule in roles[account]["rules"]
+        for resource in rule["resources"]
+        if set(rule["verbs"]) - READS
+    }
+    assert found == writes
