@@ -179,6 +179,9 @@ void core_sampled(struct core_device *device, struct core_sample *sample, struct
 {
     sample->estimate = estimate;
     sample->generation = estimate->generation;
+    sample->epoch = estimate->epoch;
+    uint32_t weight = __atomic_load_n(&estimate->weight, __ATOMIC_RELAXED);
+    sample->weight = weight > 0 && !first ? weight : 1;
     sample->charged_ns = charged_ns;
     sample->first = first;
     sample->launched_ns = now_ns;
@@ -208,6 +211,9 @@ void core_runs(struct core_device *device, struct core_sample *sample, uint64_t 
     if (sample->running_since_ns == 0) sample->running_since_ns = now_ns;
     uint64_t least = core_cost(device, (now_ns - sample->running_since_ns) / contenders(terms));
     if (sample->first || least <= sample->charged_ns) return;
+    if (least > CORE_DOUBT_NS && least / CORE_DOUBT_RATIO > sample->charged_ns &&
+        sample->generation == sample->estimate->generation && sample->epoch == sample->estimate->epoch)
+        estimate_doubt(sample->estimate);
     owe(device, sample, (int64_t)(least - sample->charged_ns));
     sample->charged_ns = least;
 }
@@ -223,6 +229,20 @@ void core_lost(struct core_device *device, struct core_sample *sample, const str
 {
     if (sample->in_phase) device->phase.lost = true;
     leave_phase(device, sample, terms);
+}
+
+/* By how much the sample was charged too little; where the work has changed unnoticed, also the launches it stands for. */
+static int64_t correction(struct estimate *estimate, const struct core_sample *sample, uint64_t elapsed, uint64_t worth)
+{
+    int64_t own = (int64_t)worth - (int64_t)sample->charged_ns;
+    if (sample->epoch != estimate->epoch) {
+        own = own * sample->weight + estimate->strange_owed_ns;
+        estimate->strange_owed_ns = 0;
+    } else if (estimate->strange > 0)
+        estimate->strange_owed_ns += ((int64_t)elapsed - (int64_t)worth) * sample->weight;
+    else
+        estimate->strange_owed_ns = 0;
+    return own;
 }
 
 void core_ended(struct core_device *device, struct core_sample *sample, int64_t start_ns, int64_t end_ns,
@@ -241,5 +261,5 @@ void core_ended(struct core_device *device, struct core_sample *sample, int64_t 
     uint64_t elapsed = end_ns > start_ns ? (uint64_t)(end_ns - start_ns) : 0;
     uint64_t worth = core_cost(device, estimate_sample(estimate, elapsed, contenders(terms)));
     if (!known) owe(device, sample, estimate_unknown_owed(estimate, device->overlap));
-    if (!sample->first) owe(device, sample, (int64_t)worth - (int64_t)sample->charged_ns);
+    if (!sample->first) owe(device, sample, correction(estimate, sample, elapsed, worth));
 }

@@ -20,7 +20,10 @@
 #define CORE_SHIFT_NS (40 * BUDGET_NS_PER_MS)
 #define CORE_PHASE_EVERY_NS (100 * BUDGET_NS_PER_MS)
 
-enum { CORE_OVERLAP_ONE = 1024, CORE_PHASES = 4 };
+/* A launch that runs so long, and so many times longer than estimated, puts its estimate in doubt. */
+#define CORE_DOUBT_NS (5 * BUDGET_NS_PER_MS)
+
+enum { CORE_DOUBT_RATIO = 8, CORE_OVERLAP_ONE = 1024, CORE_PHASES = 4 };
 
 /* A stretch of launches between two waits, measured as a whole when the process uses several streams: how long the device
    was busy with it, and how much was charged for it. */
@@ -71,7 +74,9 @@ struct core_admission {
 struct core_sample {
     struct estimate *estimate;
     uint32_t generation;
-    bool first; /* charged by estimate_unknown() */
+    uint32_t epoch;
+    uint32_t weight; /* launches that it stands for */
+    bool first;      /* charged by estimate_unknown() */
     bool in_phase;
     uint64_t charged_ns;
     uint64_t launched_ns;

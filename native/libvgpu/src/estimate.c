@@ -65,6 +65,9 @@ static void reset(struct estimate *entry, const void *function, uint64_t shape)
     entry->strange = 0;
     entry->calm = 0;
     entry->taken = 0;
+    entry->strange_owed_ns = 0;
+    entry->steps = 1;
+    entry->weight = 1;
     __atomic_store_n(&entry->shape, shape, __ATOMIC_RELAXED);
     __atomic_store_n(&entry->function, function, __ATOMIC_RELAXED);
 }
@@ -114,6 +117,18 @@ uint64_t estimate_unknown(struct estimate *estimate)
     return charge;
 }
 
+void estimate_doubt(struct estimate *estimate)
+{
+    if (estimate->samples == 0) return;
+    estimate->unknown_launches = 0;
+    estimate->unknown_charged_ns = 0;
+    estimate->low_ns = 0;
+    estimate->taken = 0;
+    estimate->strange = 0;
+    estimate->epoch++;
+    __atomic_store_n(&estimate->samples, 0, __ATOMIC_RELAXED);
+}
+
 void estimate_unknown_cancel(struct estimate *estimate, uint64_t charged_ns)
 {
     if (estimate->samples > 0 || estimate->unknown_launches == 0 || estimate->unknown_charged_ns < charged_ns) return;
@@ -161,6 +176,7 @@ static void notice_change(struct estimate *estimate, uint64_t elapsed, uint32_t 
     estimate->strange = 0;
     estimate->low_ns = 0;
     estimate->taken = 0;
+    estimate->epoch++;
 }
 
 static void add_to_mean(uint64_t *mean, uint64_t value, uint32_t weight)
@@ -185,6 +201,8 @@ void estimate_plan_next(struct estimates *all, struct estimate *estimate)
     uint32_t every = __atomic_load_n(&estimate->every, __ATOMIC_RELAXED);
     int32_t left = every <= 1 ? 1 : (int32_t)(1 + estimate_random(all) % (2 * every - 1));
     __atomic_store_n(&estimate->until_sample, left, __ATOMIC_RELAXED);
+    __atomic_store_n(&estimate->weight, __atomic_load_n(&estimate->steps, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+    __atomic_store_n(&estimate->steps, (uint32_t)left, __ATOMIC_RELAXED);
 }
 
 /* The first samples of a function follow each other, later ones lie ESTIMATE_SPACING_NS apart. */

@@ -40,6 +40,8 @@ struct estimate {
     uint32_t samples; /* 0: unknown; saturates */
     int32_t until_sample;
     uint32_t every;
+    uint32_t steps; /* launches that the next sample stands for, and the last one */
+    uint32_t weight;
     uint32_t generation; /* changes when the entry is given to another function */
     /* Under the owner's lock. */
     uint32_t unknown_launches;
@@ -47,9 +49,11 @@ struct estimate {
     uint64_t mean_ns; /* of elapsed times, neighbours included */
     uint64_t near_ns; /* mean of those near the shortest */
     uint64_t low_ns;
-    uint32_t taken;   /* samples since the last change */
-    uint32_t calm;    /* consecutive samples near the shortest */
-    uint32_t strange; /* consecutive samples that no neighbour explains */
+    uint32_t taken;          /* samples since the last change */
+    uint32_t calm;           /* consecutive samples near the shortest */
+    uint32_t epoch;          /* changes when the work has changed */
+    int64_t strange_owed_ns; /* if the present strange ones turn out to be a change */
+    uint32_t strange;        /* consecutive samples that no neighbour explains */
     uint64_t elapsed_ns[ESTIMATE_SAMPLES];
 };
 
@@ -77,6 +81,9 @@ uint64_t estimate_unknown(struct estimate *estimate);
 
 /* Any number; not for secrets. */
 uint32_t estimate_random(struct estimates *all);
+
+/* A launch has taken far longer than estimated and is not done: treat what follows as unknown until it is measured. */
+void estimate_doubt(struct estimate *estimate);
 
 /* It was not made after all. */
 void estimate_unknown_cancel(struct estimate *estimate, uint64_t charged_ns);
