@@ -320,7 +320,10 @@ static void ask_driver(void)
         char base[64];
         cuuint64_t flags = base_name(rows[i].name, base, sizeof base);
         void *function = NULL;
-        CUresult result = DRIVER(cuGetProcAddress)(base, &function, rows[i].since, flags);
+        CUdriverProcAddressQueryResult status;
+        CUresult result = DRIVER(cuGetProcAddress_v2)(base, &function, rows[i].since, flags, &status);
+        if (result == CUDA_ERROR_NOT_SUPPORTED) /* a driver of CUDA 11 */
+            result = DRIVER(cuGetProcAddress)(base, &function, rows[i].since, flags);
         if (result == CUDA_SUCCESS && function) atomic_store_explicit(&handed_out[i], function, memory_order_relaxed);
     }
 }
