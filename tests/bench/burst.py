@@ -75,17 +75,17 @@ async def burst(cluster: Cluster, pods: Sequence[Document]) -> Document:
     async def wait(*, task_status: anyio.abc.TaskStatus[None]) -> None:
         nonlocal bound_s
         waiting = set(names)
-        async with (
-            KubeClient(cluster.plane.access()) as client,
-            client.watch("pods", "default") as watch,
-        ):
-            task_status.started()
-            async for _, pod in watch:
-                if pod.get("spec", {}).get("nodeName"):
-                    waiting.discard(pod["metadata"]["name"])
-                if not waiting:
-                    bound_s = anyio.current_time() - begun
-                    return
+        async with KubeClient(cluster.plane.access()) as client:
+            while waiting:  # the server ends the watch of a reader that is too slow for it
+                async with client.watch("pods", "default") as watch:
+                    task_status.started()
+                    task_status = anyio.TASK_STATUS_IGNORED
+                    async for _, pod in watch:
+                        if pod.get("spec", {}).get("nodeName"):
+                            waiting.discard(pod["metadata"]["name"])
+                        if not waiting:
+                            break
+        bound_s = anyio.current_time() - begun
 
     with anyio.move_on_after(LIMIT_S) as limit:
         async with anyio.create_task_group() as group:

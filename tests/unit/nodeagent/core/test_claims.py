@@ -352,7 +352,7 @@ def test_doubtful_candidates_and_old_kubelets_need_all_pods_confirmed() -> None:
             {},
             {"devices_by_uuid": {"nvidia-0": device(0, healthy=False)}},
             "device-unhealthy",
-            Wait,  # it has recovered, and the registry's word is on its way
+            Wait,  # the driver has not told yet
         ),
     ],
 )
@@ -361,6 +361,15 @@ def test_claim_is_refused_with_a_stable_code(
 ) -> None:
     pod = Given("pod", **facts)
     assert code_of(decide(view(pod, **more), [pod.listed()], request()), kind) == code
+
+
+def test_recovered_device_is_given_before_the_registry_has_heard_of_it() -> None:
+    pod = Given("pod")
+    canonical = {"nvidia-0": device(0, healthy=False)}
+    seen = view(pod, devices_by_uuid=canonical, sound={"nvidia-0"})
+    assert isinstance(decide(seen, [pod.listed()], request()), Claim)
+    worse = view(pod, devices_by_uuid=canonical, sound={"nvidia-0"}, faulty={"nvidia-0"})
+    assert code_of(decide(worse, [pod.listed()], request()), Refuse) == "device-unhealthy"
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,7 @@ async def test_faults_are_told_at_once_and_recovery_too(tmp_path: Path) -> None:
         bench.driver.probes = (ProbePassed(uuid="nvidia-1"),)
         await until(lambda: len(bench.faults()) == 2)
         await until(lambda: bench.site.picture.view.faulty == frozenset())
+        assert "nvidia-1" in bench.site.picture.view.sound
     assert [(one.uuid, one.healthy) for one in bench.faults()] == [
         ("nvidia-1", False),
         ("nvidia-1", True),

@@ -163,6 +163,8 @@ class View(Struct, kw_only=True):
     """Canonical devices of this node."""
     faulty: Collection[str] = ()
     """Devices that this node knows to be out of order."""
+    sound: Collection[str] = ()
+    """Devices that this node knows to be in order, whatever the registry heard last."""
     kubelet: str = ""
     """Names kubelet's current run; grants of an earlier run are uncertain for init containers."""
     bus_connected: bool = True
@@ -592,14 +594,13 @@ def _one_of(view: View, candidate: _Candidate, entry: Entry, request: Request) -
                 code=Code.DEVICE_UNKNOWN,
                 text=f"pod {pod.title} was given device {share.uuid}, which this node has not",
             )
-        if not device.healthy or share.uuid in view.faulty:
+        if share.uuid in view.faulty or not (device.healthy or share.uuid in view.sound):
             text = (
                 f"device {share.uuid} of pod {pod.title} is out of order: "
                 f"{device.health_reason or 'fault seen on this node'}"
             )
             if share.uuid in view.faulty:
                 return Refuse(code=Code.DEVICE_UNHEALTHY, text=text)
-            # The scheduler hears of a recovery at once, we read the registry's word a moment later.
             return Wait(code=Code.DEVICE_UNHEALTHY, text=text)
         devices.append(device)
     return Claim(

@@ -197,8 +197,10 @@ class VendorDevices:
             self._metrics.device_healthy.labels(vendor=self.vendor, device=device.uuid).set(
                 device.healthy
             )
-        self._picture.set_faulty(
-            self.vendor, frozenset(device.uuid for device in facts if not device.healthy)
+        self._picture.set_health(
+            self.vendor,
+            faulty=frozenset(device.uuid for device in facts if not device.healthy),
+            sound=frozenset(device.uuid for device in facts if device.healthy),
         )
         if changes:
             self.changes.extend(changes)

@@ -29,6 +29,7 @@ class Picture:
         self.grants = grants or GrantBook()
         self.canonical_by_vendor: dict[str, NodeDevices] = {}
         self.faulty_by_vendor: dict[str, frozenset[str]] = {}
+        self.sound_by_vendor: dict[str, frozenset[str]] = {}
         self.served: frozenset[str] = frozenset()
         """Vendors whose plugin is registered with kubelet."""
         self.failures_by_uid: dict[str, Failure] = {}
@@ -80,12 +81,15 @@ class Picture:
             self.served = now
             self.note_change()
 
-    def set_faulty(self, vendor: str, faulty: frozenset[str]) -> None:
-        """Devices of a vendor that must not be used, as this node sees it."""
-        if self.faulty_by_vendor.get(vendor, frozenset()) == faulty:
+    def set_health(self, vendor: str, *, faulty: frozenset[str], sound: frozenset[str]) -> None:
+        """Devices of a vendor that must not be used and that may be, as this node sees it."""
+        known = (self.faulty_by_vendor.get(vendor), self.sound_by_vendor.get(vendor))
+        if known == (faulty, sound):
             return
         self.faulty_by_vendor[vendor] = faulty
+        self.sound_by_vendor[vendor] = sound
         self.view.faulty = frozenset().union(*self.faulty_by_vendor.values())
+        self.view.sound = frozenset().union(*self.sound_by_vendor.values())
         self.note_change()
 
     def splits(self, vendor: str, resource: str) -> Splits:
