@@ -174,6 +174,7 @@ def test_process_that_never_asks_has_no_thread_and_no_region(container: Containe
 def test_only_thread_is_a_watcher_that_takes_no_signals(probe: Probe) -> None:
     files = files_of(probe.process.pid)
     assert probe.ask("charge 0 1") == 1
+    until(lambda: watchers(probe.process.pid), "the thread has its name")
     (watcher,) = watchers(probe.process.pid)
     blocked = int((watcher / "status").read_text().split("SigBlk:")[1].split()[0], 16)
     for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
@@ -182,7 +183,7 @@ def test_only_thread_is_a_watcher_that_takes_no_signals(probe: Probe) -> None:
     assert probe.ask("detach") == 0
     until(lambda: not watchers(probe.process.pid), "the thread ends after the last use")
     assert probe.ask("charge 0 1") == 1
-    assert watchers(probe.process.pid)
+    until(lambda: watchers(probe.process.pid), "there is one again")
 
 
 def test_detached_process_leaves_nothing(probe: Probe, other: Probe) -> None:

@@ -207,15 +207,17 @@ void process_life_inner(const union region_owner *self, const union region_owner
         long length = platform_read_file(path, status, 8192);
         int depth = 0;
         if (length <= 0) {
-            blind = blind || length != -ENOENT;
+            blind = blind || (length != -ENOENT && length != -ESRCH); /* else it has ended meanwhile */
             continue;
         }
         uint32_t inner = innermost_pid(status, &depth);
-        if (depth == 0) blind = true; /* a kernel that does not tell */
+        if (depth == 0 && !strstr(status, "\nNSpid:")) blind = true; /* a kernel that does not tell */
         if (depth < 2) continue;
         snprintf(path, sizeof path, "/proc/%u/ns/pid", pid);
         uint32_t pid_namespace = (uint32_t)namespace_of(path);
-        know_inner(pid_namespace);
+        for (size_t i = 0; i < count; i++)
+            if (owners[i].pid_namespace == pid_namespace)
+                know_inner(pid_namespace); /* one of an owner: others are of no interest */
         struct process_stat stat;
         if (!read_stat(pid, &stat)) continue;
         for (size_t i = 0; i < count; i++)

@@ -172,6 +172,7 @@ int main(int argc, char **argv)
 {
     (void)argc;
     arguments = argv;
+    setvbuf(stdin, NULL, _IONBF, 0); /* what follows "exec" is for the next program */
     end_main(NULL);
     return 0;
 }
