@@ -24,7 +24,8 @@ enum {
     LOOKED_AT_MAX = 8,      /* unfinished samples asked about in one go */
     CAPTURE_CHECKED = 4096, /* launches that are checked for capture after one was seen */
     INSTANT_PART = 8,
-    RECENT = 8, /* a power of two */
+    PAGE_LOOKED_FOR = 256, /* launches */
+    RECENT = 8,            /* a power of two */
     HAND_LAUNCHES = 32,
     CAPTURE_MODE_RELAXED = 2 /* CU_STREAM_CAPTURE_MODE_RELAXED */
 };
@@ -422,10 +423,18 @@ static void begin_sample(struct state *state, CUstream stream, struct estimate *
     ticket->sample = sample;
 }
 
-static void count_launch(struct state *state)
+/* The agent enters a device into the page when it first has something to say of it. */
+static __attribute__((noinline)) void look_for_page(struct state *state)
 {
-    uint64_t *launches = &state->slot->launches;
-    __atomic_store_n(launches, __atomic_load_n(launches, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
+    if (state->page == NULL && the_page != NULL) state->page = priority_device(the_page, account_uuid(state->device));
+}
+
+/* Threads that race may lose a count; that it changes is what matters. */
+static inline void count_launch(struct state *state)
+{
+    uint64_t launches = __atomic_load_n(&state->slot->launches, __ATOMIC_RELAXED) + 1;
+    __atomic_store_n(&state->slot->launches, launches, __ATOMIC_RELAXED);
+    if (launches % PAGE_LOOKED_FOR == 0) look_for_page(state);
 }
 
 static bool is_known_captured(struct state *state, CUstream stream)
