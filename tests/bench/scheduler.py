@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from resource import getpagesize
 
@@ -138,12 +139,12 @@ def named(text: bytes) -> wire.Candidates:
 
 
 def measure(
-    calls: int, prepare: Callable[[int], Callable[[], object]]
+    calls: int, prepare: Callable[[int], Callable[[], object]], *, warm_up: int = 3
 ) -> tuple[list[float], list[float]]:
-    """(wall, processor) milliseconds of each call; ``prepare`` is not counted."""
+    """(wall, processor) milliseconds of each call; ``prepare`` and the first are not counted."""
     wall: list[float] = []
     processor: list[float] = []
-    for number in range(-3, calls):
+    for number in range(-warm_up, calls):
         call = prepare(number)
         start, cpu_start = time.perf_counter(), time.thread_time()
         call()
@@ -291,7 +292,7 @@ def loop_rows(cluster: Cluster, calls: int) -> Iterator[dict[str, object]]:
                 verb=verb,
                 layer="plain-loop",
                 plans="new",
-                times=measure(calls, prepare),
+                times=measure(calls, prepare, warm_up=0),
             )
 
 
@@ -342,10 +343,10 @@ def main() -> None:
         cluster = build(nodes, seed=nodes)
         gc.collect()
         gc.freeze()
-        for result in (
-            *core_rows(cluster, options.calls),
-            *(loop_rows(cluster, options.loop_calls) if options.loop_calls else ()),
-            *(http_rows(cluster, options.http_calls) if options.http_calls else ()),
+        for result in chain(
+            core_rows(cluster, options.calls),
+            http_rows(cluster, options.http_calls) if options.http_calls else (),
+            loop_rows(cluster, options.loop_calls) if options.loop_calls else (),
         ):
             rows.append(result)
             print(json.dumps(result), file=sys.stderr)

@@ -4,12 +4,15 @@
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Placement, Share
-from hami_common.model.request import DeviceSelector, PodRequest, ScoringWeights
+from hami_common.model.request import DevicePolicy, DeviceSelector, PodRequest, ScoringWeights
+from hami_scheduler.core.fit import Plan, compile_request
 from hami_scheduler.core.pick import pick, satisfies
 from hami_scheduler.core.reasons import NodeRefusal
+from hami_scheduler.core.search import is_searchable
 from hami_scheduler.core.table import DeviceTable
 from tests.support.builders import (
     ask,
@@ -205,6 +208,39 @@ def test_mutex_takes_idle_devices_but_leaves_them_to_others() -> None:
     table.book("n", found.containers)
     assert code(table, pod(ask())) is None
     assert code(table, pod(ask(), device=("mutex",))) == "ExclusiveDeviceAllocateConflict"
+
+
+def three_containers() -> PodRequest:
+    """The middle one fits beside either other, and these not beside each other."""
+    return pod(
+        container(ask(mib=4, core=60), name="a"),
+        container(ask(mib=6), name="b"),
+        container(ask(mib=4, core=60), name="c"),
+    )
+
+
+@pytest.mark.parametrize("chain", [("spread",), ("binpack",), ("numa",)])
+def test_every_choice_is_tried_before_a_pod_is_refused(chain: tuple[DevicePolicy, ...]) -> None:
+    table = table_of(device("x", memory_mib=10), device("y", index=1, memory_mib=8))
+    request = three_containers()
+    request = replace(request, policy=replace(request.policy, device=chain))
+    assert placed(table, request) in ([["x"], ["x"], ["y"]], [["y"], ["x"], ["x"]])
+    table.book("n", [held(share("x", 1))])
+    assert placed(table, request) == []
+
+
+def test_choices_are_tried_up_to_a_bound() -> None:
+    def plan(*counts: int) -> Plan:
+        containers = (container(ask(count), name=f"c{i}") for i, count in enumerate(counts))
+        return compile_request(pod(*containers))
+
+    within = {8: [(1,) * 4, (2,) * 3, (4, 8), (3, 3)], 16: [(1,) * 3, (2, 2), (4, 16)]}
+    beyond = {8: [(1,) * 5, (2,) * 4, (4, 4, 4)], 16: [(1,) * 4, (8, 8)]}
+    assert all(is_searchable(width, plan(*c)) for width, all_ in within.items() for c in all_)
+    assert not any(is_searchable(width, plan(*c)) for width, all_ in beyond.items() for c in all_)
+    assert not is_searchable(8, plan(1))
+    init = container(ask(4), name="i", kind="init")
+    assert is_searchable(8, compile_request(pod(init, init, init, ask(), ask())))
 
 
 def test_numa_bind_takes_all_devices_from_one_node() -> None:
