@@ -344,6 +344,18 @@ async def test_process_that_proc_does_not_show_is_counted_not_accused(tmp_path: 
     assert desk.metrics()["hami_nodeagent_unknown_processes"] == 1
 
 
+async def test_devices_that_we_do_not_share_out_are_not_judged(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    process(tmp_path / "proc", 9, "0::/user.slice", comm="miner")
+    canonical = desk.site.picture.canonical_by_vendor["nvidia"]
+    divided = replace(canonical.devices[0], mode="mig")
+    desk.site.picture.set_canonical(replace(canonical, devices=(divided,)))
+    for uuid in ("nvidia-0", "nvidia-hidden"):
+        desk.driver.shows(5, 9, uuid=uuid)
+        await desk.look(3)
+    assert desk.peers.created == []
+
+
 async def test_host_figures_name_the_device(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.driver.answer = (DeviceUsage(uuid="nvidia-1", used_mib=3, core_pct=40),)

@@ -27,6 +27,7 @@ from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.usagemetrics import Look, UsageMetrics
 
 _NS_PER_S = 1e9
+_SHARED_MODE = "soft"
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class UsageWatch:
             processes_by_uuid |= processes
             # The grants may have changed while the driver was asked.
             outcome = self._book_by_vendor[driver.vendor].look(
-                self._holders(), processes, now_s=self._site.clock.monotonic_s()
+                self._holders(), self._judged(processes), now_s=self._site.clock.monotonic_s()
             )
             self._going_by_vendor[driver.vendor] = outcome
             await self._teller.tell(outcome, driver.vendor)
@@ -93,6 +94,17 @@ class UsageWatch:
             self._picture.grants,
             self._picture.view.devices_by_uuid,
         )
+
+    def _judged(
+        self, processes_by_uuid: Mapping[str, Sequence[Process]]
+    ) -> dict[str, Sequence[Process]]:
+        """Those on devices that we give shares of: not hidden ones, not divided by hardware."""
+        devices = self._picture.view.devices_by_uuid
+        return {
+            uuid: processes
+            for uuid, processes in processes_by_uuid.items()
+            if uuid in devices and devices[uuid].mode == _SHARED_MODE
+        }
 
     def _read_regions(self, holders: Sequence[Holder]) -> dict[ContainerKey, Region]:
         regions: dict[ContainerKey, Region] = {}
