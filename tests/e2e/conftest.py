@@ -21,7 +21,15 @@ TAPPED = ClusterSpec(
     settings={
         # Leases are short so that a stalled scheduler is outlived within a test; the order of the
         # delays is that of production.
-        "scheduler": {"lease_s": "1.0", "fence_delay_s": "0.5", "tick_s": "0.2", "retry_s": "0.1"},
+        "scheduler": {
+            "lease_s": "1.0",
+            "fence_delay_s": "0.5",
+            "tick_s": "0.2",
+            "retry_s": "0.1",
+            # A pod that was bound and deleted while a scheduler's watch was down is found by the
+            # comparison alone. Longer than any single case waits, so that it hides no other leak.
+            "reconcile_s": "25",
+        },
     },
 )
 
