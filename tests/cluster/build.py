@@ -8,7 +8,8 @@ The directory is ``KUBEBUILDER_ASSETS`` if that is set, else one below the user'
 digest of everything that goes into the build: unchanged input builds nothing, and a running program
 keeps the file that it has mapped. One builder at a time works, others wait and find its result; a
 builder that dies leaves nothing that looks finished. Go is the one in PATH if it is new enough,
-else the pinned wheel of ``go.txt``.
+else the pinned wheel of ``go.txt``. Cold, on two cores, it took 12 minutes, 2.3 GiB of memory and
+4 GiB of disk for sources and objects, which Go keeps for the next build; the result has 132 MiB.
 """
 
 import argparse
