@@ -144,6 +144,19 @@ def test_child_begins_with_a_slot_of_its_own(probe: Probe, way: str) -> None:
     assert probe.ask("incarnation") == before
 
 
+def test_child_begins_anew_where_the_kernel_wipes_no_pages(container: Container) -> None:
+    program = build("unit/probe", (*RELATIVE, "-DFORK_ADVICE=9999"))
+    said = subprocess.run(
+        [program],
+        cwd=container.root,
+        input="charge 0 10\nchild own 0; charge 0 5; used 0\nown 0\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert said.split() == ["1", "0", "1", "15", "0", "10"]
+
+
 def test_program_that_is_executed_anew_begins_with_nothing(probe: Probe, other: Probe) -> None:
     pid = probe.ask("pid")
     assert probe.ask(f"charge 0 {100 * MIB}") == 1
