@@ -178,6 +178,7 @@ static inline struct state *state_of(int device)
     return first_state(device);
 }
 
+/* Under lock. */
 static struct core_terms terms_of(struct state *state, uint64_t now)
 {
     struct priority_view view;
@@ -403,9 +404,9 @@ static void begin_sample(struct state *state, CUstream stream, struct estimate *
 {
     CUcontext context = NULL;
     if (the_driver.context_current(&context) != CUDA_SUCCESS || context == NULL) return;
+    acquire(&state->lock, 0);
     uint64_t now = platform_now_ns();
     struct core_terms terms = terms_of(state, now);
-    acquire(&state->lock, 0);
     harvest(state, now, &terms);
     struct sample *sample = take_sample(state, context);
     int mode = relax_capture();
@@ -426,7 +427,8 @@ static void begin_sample(struct state *state, CUstream stream, struct estimate *
 /* The agent enters a device into the page when it first has something to say of it. */
 static __attribute__((noinline)) void look_for_page(struct state *state)
 {
-    if (state->page == NULL && the_page != NULL) state->page = priority_device(the_page, account_uuid(state->device));
+    if (state->page == NULL && the_page != NULL)
+        __atomic_store_n(&state->page, priority_device(the_page, account_uuid(state->device)), __ATOMIC_RELEASE);
 }
 
 /* Threads that race may lose a count; that it changes is what matters. */
@@ -625,11 +627,12 @@ void compute_context_end(CUcontext context)
 void compute_settle(int device)
 {
     struct state *state = existing(device);
-    if (state == NULL || __atomic_load_n(&state->running, __ATOMIC_RELAXED) == NULL || !try_acquire(&state->lock))
-        return;
-    uint64_t now = platform_now_ns();
-    struct core_terms terms = terms_of(state, now);
-    harvest(state, now, &terms);
+    if (state == NULL || !try_acquire(&state->lock)) return;
+    if (state->running != NULL) {
+        uint64_t now = platform_now_ns();
+        struct core_terms terms = terms_of(state, now);
+        harvest(state, now, &terms);
+    }
     release(&state->lock, 0);
 }
 

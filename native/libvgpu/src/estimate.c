@@ -56,7 +56,7 @@ static void reset(struct estimate *entry, const void *function, uint64_t shape)
     __atomic_store_n(&entry->samples, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&entry->until_sample, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&entry->every, 1, __ATOMIC_RELAXED);
-    entry->generation++;
+    __atomic_store_n(&entry->generation, entry->generation + 1, __ATOMIC_RELAXED);
     entry->unknown_launches = 0;
     entry->unknown_charged_ns = 0;
     entry->mean_ns = 0;
@@ -66,8 +66,8 @@ static void reset(struct estimate *entry, const void *function, uint64_t shape)
     entry->calm = 0;
     entry->taken = 0;
     entry->strange_owed_ns = 0;
-    entry->steps = 1;
-    entry->weight = 1;
+    __atomic_store_n(&entry->steps, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&entry->weight, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&entry->shape, shape, __ATOMIC_RELAXED);
     __atomic_store_n(&entry->function, function, __ATOMIC_RELAXED);
 }
@@ -103,7 +103,7 @@ void estimate_forget(struct estimates *all, const void *function)
         for (struct estimate *entry = all->buckets[i]; entry != NULL; entry = entry->next)
             if (entry->function == function) {
                 __atomic_store_n(&entry->function, NULL, __ATOMIC_RELAXED);
-                entry->generation++;
+                __atomic_store_n(&entry->generation, entry->generation + 1, __ATOMIC_RELAXED);
             }
 }
 

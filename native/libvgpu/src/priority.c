@@ -48,11 +48,10 @@ bool priority_read(const struct priority_device *device, uint64_t now_ns, struct
 {
     for (int i = 0; i < READ_TRIES; i++) {
         uint32_t sequence = __atomic_load_n(&device->sequence, __ATOMIC_ACQUIRE);
-        view->highest_active = __atomic_load_n(&device->highest_active, __ATOMIC_RELAXED);
-        view->active_tenants = __atomic_load_n(&device->active_tenants, __ATOMIC_RELAXED);
-        view->lease_until_ns = __atomic_load_n(&device->lease_until_ns, __ATOMIC_RELAXED);
+        view->highest_active = __atomic_load_n(&device->highest_active, __ATOMIC_ACQUIRE);
+        view->active_tenants = __atomic_load_n(&device->active_tenants, __ATOMIC_ACQUIRE);
+        view->lease_until_ns = __atomic_load_n(&device->lease_until_ns, __ATOMIC_ACQUIRE);
         view->sequence = sequence;
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
         if ((sequence & 1) == 0 && __atomic_load_n(&device->sequence, __ATOMIC_RELAXED) == sequence)
             return view->lease_until_ns > now_ns;
     }
