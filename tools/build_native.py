@@ -46,6 +46,11 @@ FLAGS_BY_VARIANT = {
 }
 """What differs; the sanitizers' run-time libraries come from the compiler."""
 
+EARLY = frozenset({"resolve.c", "resolve_dlsym.c"})
+"""Run while a sanitizer sets itself up, because that looks up symbols: never instrumented."""
+EARLY_FLAGS = ("-fno-builtin", "-fno-tree-loop-distribute-patterns", "-fno-stack-protector")
+"""No calls of libc but those that are written there."""
+
 
 def compiler() -> list[str]:
     """The C compiler of $CC, which may have arguments, else cc."""
@@ -55,7 +60,8 @@ def compiler() -> list[str]:
 def digest(flags: list[str]) -> str:
     """Changes with every byte that goes into a build."""
     summary = hashlib.sha256(shlex.join([*compiler(), *flags, *LINK]).encode())
-    inputs = [*SOURCES.glob("*.c"), *SOURCES.glob("*.h"), *SOURCES.glob("*.def"), EXPORTS]
+    inputs = [path for suffix in ("c", "h", "def") for path in SOURCES.glob(f"*.{suffix}")]
+    inputs += [EXPORTS, Path(__file__)]
     for path in sorted(inputs):
         summary.update(path.name.encode() + b"\0" + path.read_bytes())
     return summary.hexdigest()[:16]
@@ -89,6 +95,8 @@ def build(variant: str = "release", out: Path = DEFAULT_OUT, root: str = "") -> 
 
 def _compile(source: Path, scratch: Path, flags: list[str]) -> Path:
     built = scratch / f"{source.stem}.o"
+    if source.name in EARLY:
+        flags = [*(flag for flag in flags if "sanitize" not in flag), *EARLY_FLAGS]
     subprocess.run([*compiler(), *flags, "-c", str(source), "-o", str(built)], check=True)
     return built
 

@@ -159,6 +159,17 @@ def test_python_with_numpy_starts_silently(run: Run) -> None:
     assert guest.stdout == "262144\n"
 
 
+@pytest.mark.parametrize("kind", ["address", "thread"])
+def test_program_with_a_sanitizer_runs(run: Run, tmp_path: Path, kind: str) -> None:
+    """It looks up the functions that it replaces before any of them works."""
+    program = tmp_path / kind
+    source = str(GUESTS / "guest.c")
+    flags = [f"-fsanitize={kind}", "-o", str(program), source, "-ldl"]
+    subprocess.run(["cc", *STRICT, *flags], check=True)
+    done = run(program, "absent", ASAN_OPTIONS="detect_leaks=0:verify_asan_link_order=0")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "absent told\n", "")
+
+
 def test_shell_pipeline_leaves_no_files_behind(run: Run, tmp_path: Path) -> None:
     before = set(tmp_path.iterdir())
     done = run("/bin/sh", "-c", "echo one | cat; (exit 3); echo $?")

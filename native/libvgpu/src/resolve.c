@@ -4,6 +4,8 @@
  *
  * The driver's functions are known by two addresses each, the one of its symbol table and the one that its
  * cuGetProcAddress hands out, because nothing promises that these are the same.
+ * What dlsym needs is written without any function of libc, because sanitizers and other interceptors replace those and
+ * look up their originals through dlsym first: comparing text is done here, and libc is found by the loader's own list.
  * Locks taken here: one per library, for the first call only. Called with hooks active: no hook is called from here.
  */
 #include "resolve.h"
@@ -14,6 +16,7 @@
 #include <sched.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/auxv.h>
 
 #include "platform.h"
 
@@ -94,6 +97,22 @@ enum state { ABSENT, BUSY, READY };
 static _Atomic(int) cuda_state;
 static _Atomic(int) nvml_state;
 
+/* --- text --- */
+
+static int order_of(const char *left, const char *right)
+{
+    while (*left && *left == *right) {
+        left++;
+        right++;
+    }
+    return (unsigned char)*left - (unsigned char)*right;
+}
+
+static bool is_same(const char *left, const char *right)
+{
+    return order_of(left, right) == 0;
+}
+
 /* --- objects and their symbols --- */
 
 static const void *at(uintptr_t base, ElfW(Addr) value)
@@ -102,16 +121,9 @@ static const void *at(uintptr_t base, ElfW(Addr) value)
     return (const void *)(value < base ? base + value : value);
 }
 
-static bool object_read(const struct dl_phdr_info *info, struct object *object)
+static bool object_read(uintptr_t base, const char *path, const ElfW(Dyn) * dynamic, struct object *object)
 {
-    memset(object, 0, sizeof *object);
-    object->base = info->dlpi_addr;
-    object->path = info->dlpi_name;
-    const ElfW(Dyn) *dynamic = NULL;
-    for (int i = 0; i < info->dlpi_phnum; i++) {
-        if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
-            dynamic = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
-    }
+    *object = (struct object){.base = base, .path = path};
     if (!dynamic) return false;
     ElfW(Addr) soname = 0;
     for (const ElfW(Dyn) *entry = dynamic; entry->d_tag != DT_NULL; entry++) {
@@ -143,6 +155,16 @@ static bool object_read(const struct dl_phdr_info *info, struct object *object)
     return true;
 }
 
+static bool object_of(const struct dl_phdr_info *info, struct object *object)
+{
+    const ElfW(Dyn) *dynamic = NULL;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+            dynamic = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+    }
+    return object_read(info->dlpi_addr, info->dlpi_name, dynamic, object);
+}
+
 static bool is_code(const struct object *object, uint32_t index, const char *name)
 {
     const ElfW(Sym) *symbol = &object->symbols[index];
@@ -150,7 +172,7 @@ static bool is_code(const struct object *object, uint32_t index, const char *nam
     if (symbol->st_shndx == SHN_UNDEF || (type != STT_FUNC && type != STT_GNU_IFUNC && type != STT_NOTYPE))
         return false;
     if (object->versions && (object->versions[index] & 0x8000)) return false; /* not the default version */
-    return strcmp(object->strings + symbol->st_name, name) == 0;
+    return is_same(object->strings + symbol->st_name, name);
 }
 
 static uint32_t gnu_hash_of(const char *name)
@@ -217,8 +239,8 @@ static int visit_named(struct dl_phdr_info *info, size_t size, void *data)
 {
     (void)size;
     struct search *search = data;
-    if (!object_read(info, &search->object)) return 0;
-    if (search->soname && strcmp(search->object.soname, search->soname) != 0) return 0;
+    if (!object_of(info, &search->object)) return 0;
+    if (search->soname && !is_same(search->object.soname, search->soname)) return 0;
     if (search->address && !holds(info, search->address)) return 0;
     search->found = true;
     return 1;
@@ -232,7 +254,7 @@ static int visit_next(struct dl_phdr_info *info, size_t size, void *data)
         search->passed = holds(info, search->address);
         return 0;
     }
-    if (!object_read(info, &search->object)) return 0;
+    if (!object_of(info, &search->object)) return 0;
     search->answer = object_function(&search->object, search->function);
     return search->answer != NULL;
 }
@@ -252,12 +274,38 @@ void *resolve_next(const void *caller, const char *name)
     return search.answer;
 }
 
+/* Head of the loader's list, as it tells debuggers; NULL if this program was started in an unusual way. */
+static const struct link_map *loaded_objects(void)
+{
+    const ElfW(Phdr) *headers = (const ElfW(Phdr) *)getauxval(AT_PHDR);
+    uintptr_t count = getauxval(AT_PHNUM);
+    uintptr_t base = 0;
+    const ElfW(Dyn) *dynamic = NULL;
+    for (uintptr_t i = 0; headers && i < count; i++)
+        if (headers[i].p_type == PT_PHDR) base = (uintptr_t)headers - headers[i].p_vaddr;
+    for (uintptr_t i = 0; headers && i < count; i++)
+        if (headers[i].p_type == PT_DYNAMIC) dynamic = (const ElfW(Dyn) *)(base + headers[i].p_vaddr);
+    for (; dynamic && dynamic->d_tag != DT_NULL; dynamic++)
+        if (dynamic->d_tag == DT_DEBUG && dynamic->d_un.d_ptr)
+            return ((const struct r_debug *)dynamic->d_un.d_ptr)->r_map;
+    return NULL;
+}
+
+/* One that was loaded with the program and stays: it stands before all that comes and goes, so no lock is needed. */
+static bool find_lasting(const char *soname, struct object *object)
+{
+    for (const struct link_map *map = loaded_objects(); map; map = map->l_next)
+        if (object_read(map->l_addr, map->l_name, map->l_ld, object) && is_same(object->soname, soname)) return true;
+    return false;
+}
+
 void *resolve_libc(const char *name)
 {
     static const char *const homes[] = {"libc.so.6", "libdl.so.2", "libpthread.so.0"};
     for (size_t i = 0; i < sizeof homes / sizeof homes[0]; i++) {
         struct object object;
-        void *function = find_named(homes[i], &object) ? object_function(&object, name) : NULL;
+        bool found = find_lasting(homes[i], &object) || find_named(homes[i], &object);
+        void *function = found ? object_function(&object, name) : NULL;
         if (function) return function;
     }
     return NULL;
@@ -367,7 +415,7 @@ int resolve_hook_number(const char *name)
     int low = 0, high = SYMBOL_HOOKS - 1;
     while (low <= high) {
         int middle = (low + high) / 2;
-        int order = strcmp(name, rows[middle].name);
+        int order = order_of(name, rows[middle].name);
         if (order == 0) return middle;
         if (order < 0)
             high = middle - 1;
