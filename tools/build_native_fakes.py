@@ -21,8 +21,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ROOT / "native/libvgpu/tests/fakedrv"
-PROGRAMS = ROOT / "native/libvgpu/tests/programs"
+TESTS = ROOT / "native/libvgpu/tests"
+SOURCES = TESTS / "fakedrv"
 SYMBOLS = ROOT / "native/libvgpu/src/symbols.def"
 DEFAULT_OUT = ROOT / "build/native-fakes"
 LANGUAGE = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fPIC", "-pthread", "-fvisibility=hidden")
@@ -51,7 +51,14 @@ FILES_BY_LIBRARY = {
     NVML: ("nvml.c", "state.c", "card.c"),
     CUDA: (*(f"{part}.c" for part in CUDA_PARTS), "state.c", "card.c"),
 }
-FILES_BY_PROGRAM = {"drive": ("drive.c", "calls.c"), "bench": ("bench.c", "calls.c")}
+FILES_BY_PROGRAM = {
+    "drive": ("programs/drive.c", "programs/calls.c", "programs/nvml_view.c"),
+    "bench": ("programs/bench.c", "programs/calls.c"),
+    "storm": (
+        *("property/storm.c", "property/worker.c", "programs/calls.c", "programs/nvml_view.c"),
+        "fakedrv/card.c",
+    ),
+}
 PROGRAM_FLAGS = (*LANGUAGE, *WARNINGS, "-fPIE", "-pie", "-Wl,-z,relro", "-Wl,-z,now")
 
 
@@ -59,7 +66,8 @@ def digest(compiler: list[str]) -> str:
     """Name of the output directory: changes with every byte that goes into a build."""
     summary = hashlib.sha256(shlex.join([*compiler, *FLAGS, *PROGRAM_FLAGS]).encode())
     summary.update(f"{FILES_BY_LIBRARY} {FILES_BY_PROGRAM}".encode())
-    places = (*SOURCES.iterdir(), *PROGRAMS.iterdir())
+    folders = (SOURCES, TESTS / "programs", TESTS / "property")
+    places = (path for folder in folders for path in folder.iterdir())
     inputs = (path for path in places if path.suffix in {".c", ".h", ".def"})
     for path in (*sorted(inputs), SYMBOLS):
         summary.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -87,7 +95,7 @@ def build(out: Path) -> Path:
             continue
         with tempfile.TemporaryDirectory(dir=target) as scratch:
             fresh = Path(scratch) / program
-            sources = [str(PROGRAMS / name) for name in files]
+            sources = [str(TESTS / name) for name in files]
             driver = [f"-L{target}", f"-l:{CUDA}", "-ldl"]
             subprocess.run(
                 [*compiler, *PROGRAM_FLAGS, "-o", str(fresh), *sources, *driver], check=True

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures what the limiter adds to each driver call, on the fake driver.
 
-    ./dev bench limiter [--json FILE|-] [--runs 5] [--live 1,10,100,10000,100000] [--processes 1,16,64]
+    ./dev bench limiter [--json FILE|-] [--runs 5] [--live 1,100,10000] [--processes 1,16,64]
 
 Rows ``{op, live, procs, native_ns, added_ns}``: processor time per call (programs/bench.c), medians
 over runs that alternate between without and with the limiter; ``added_ns`` is the median of the

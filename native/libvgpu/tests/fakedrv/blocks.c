@@ -208,3 +208,15 @@ void fake_free_context(struct fake_context *context)
         }
     }
 }
+
+void fake_free_pooled(unsigned int device)
+{
+    for (size_t i = 0; i < capacity;) {
+        bool dies = table[i].in_use && table[i].device == device && table[i].kind == FAKE_POOLED;
+        if (dies) {
+            (void)fake_free_block(&table[i]);
+        } else {
+            i++;
+        }
+    }
+}

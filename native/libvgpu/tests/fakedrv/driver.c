@@ -627,6 +627,9 @@ static void close_context(struct fake_context *context)
     fake_modules_free(context);
     fake_arrays_free(context);
     fake_free_context(context);
+    if (context->is_primary) {
+        fake_pools_end(context->device);
+    }
     note_context(context->device, -(int64_t)context->bytes);
     fake_refund(context->device, context->bytes);
     for (struct fake_context **at = &fake.contexts; *at != NULL; at = &(*at)->next) {

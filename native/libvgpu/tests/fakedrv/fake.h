@@ -189,6 +189,7 @@ struct fake_block *fake_block_around(CUdeviceptr pointer);
 CUdeviceptr fake_block_add(unsigned int device, uint64_t bytes, enum fake_kind kind, void *owner);
 void fake_block_drop(struct fake_block *block);
 void fake_free_context(struct fake_context *context);
+void fake_free_pooled(unsigned int device);
 void fake_arrays_free(struct fake_context *context);
 CUresult fake_free_block(struct fake_block *block);
 
@@ -215,6 +216,8 @@ void fake_pool_give(struct fake_pool *pool, uint64_t bytes);
 void fake_pool_trim(struct fake_pool *pool, uint64_t keep);
 /* At a synchronisation pools give back what they hold above their threshold. */
 void fake_pools_settle(unsigned int device);
+/* Pools belong to the device; they and what came from them end with its primary context. */
+void fake_pools_end(unsigned int device);
 
 /* ---- work.c ---- */
 struct fake_stream *fake_stream_new(struct fake_context *context, unsigned int flags, int priority);

@@ -121,6 +121,18 @@ void fake_pools_settle(unsigned int device)
     }
 }
 
+void fake_pools_end(unsigned int device)
+{
+    fake_free_pooled(device);
+    for (struct fake_pool *pool = pools; pool != NULL; pool = pool->next) {
+        if (pool->device == device && pool != fake.devices[device].graph_pool) {
+            fake_pool_trim(pool, 0);
+            pool->destroyed = pool->destroyed || !pool->is_default;
+        }
+    }
+    fake.devices[device].pool = NULL;
+}
+
 /* ---- allocation in stream order ---- */
 
 static CUresult allocate(CUdeviceptr *out, uint64_t bytes, struct fake_pool *asked, CUstream stream, bool per_thread)

@@ -25,8 +25,8 @@
  *     pid · quit
  */
 #include "calls.h"
+#include "nvml_view.h"
 
-#include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -286,79 +286,15 @@ static void work(char **words)
     }
 }
 
-/* ---- NVML, loaded as nvidia-smi does ---- */
-
-struct memory_v2 {
-    unsigned int version;
-    unsigned long long total;
-    unsigned long long reserved;
-    unsigned long long free;
-    unsigned long long used;
-};
-
-struct process {
-    unsigned int pid;
-    unsigned long long bytes;
-    unsigned int gpu_instance;
-    unsigned int compute_instance;
-};
-
-struct nvml {
-    int (*init)(void);
-    int (*by_uuid)(const char *uuid, void **handle);
-    int (*by_index)(unsigned int index, void **handle);
-    int (*memory)(void *handle, unsigned long long v1[3]);
-    int (*memory_v2)(void *handle, struct memory_v2 *v2);
-    int (*processes)(void *handle, unsigned int *count, struct process *list);
-};
-
-static bool open_nvml(struct nvml *out)
-{
-    static const char *const names[] = {"nvmlInit_v2",
-                                        "nvmlDeviceGetHandleByUUID",
-                                        "nvmlDeviceGetHandleByIndex_v2",
-                                        "nvmlDeviceGetMemoryInfo",
-                                        "nvmlDeviceGetMemoryInfo_v2",
-                                        "nvmlDeviceGetComputeRunningProcesses_v3"};
-    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        void *found = library == NULL ? NULL : dlsym(library, names[i]);
-        if (found == NULL) {
-            return false;
-        }
-        memcpy((char *)out + i * sizeof found, &found, sizeof found);
-    }
-    return true;
-}
-
-static int find_handle(struct nvml *nvml, void **handle)
-{
-    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    char copy[4096];
-    char *rest = NULL;
-    int code = open_nvml(nvml) ? nvml->init() : 12;
-    if (code != 0 || visible == NULL || strncmp(visible, "GPU-", 4) != 0) {
-        return code != 0 ? code : nvml->by_index((unsigned int)device, handle);
-    }
-    (void)snprintf(copy, sizeof copy, "%s", visible);
-    char *word = strtok_r(copy, ",", &rest);
-    for (int i = 0; i < device && word != NULL; i++) {
-        word = strtok_r(NULL, ",", &rest);
-    }
-    return word == NULL ? 2 : nvml->by_uuid(word, handle);
-}
+/* ---- NVML ---- */
 
 static void show_nvml(void)
 {
-    struct nvml nvml;
-    void *handle = NULL;
-    unsigned long long v1[3] = {0}; /* total free used */
-    struct memory_v2 v2 = {.version = 0x02000028};
-    int code = find_handle(&nvml, &handle);
-    code = code != 0 ? code : nvml.memory(handle, v1);
-    code = code != 0 ? code : nvml.memory_v2(handle, &v2);
+    struct view_memory view;
+    int code = view_memory(device, &view);
     if (code == 0) {
-        (void)printf("ok %llu %llu %llu %llu %llu %llu\n", v1[0], v1[2], v1[1], v2.total, v2.used, v2.free);
+        (void)printf("ok %llu %llu %llu %llu %llu %llu\n", view.total, view.used, view.free, view.total_2, view.used_2,
+                     view.free_2);
     } else {
         answer(code);
     }
@@ -366,12 +302,9 @@ static void show_nvml(void)
 
 static void show_processes(void)
 {
-    struct nvml nvml;
-    void *handle = NULL;
-    struct process list[4096];
-    unsigned int count = 4096;
-    int code = find_handle(&nvml, &handle);
-    code = code != 0 ? code : nvml.processes(handle, &count, list);
+    static struct view_process list[4096];
+    unsigned int count = sizeof list / sizeof list[0];
+    int code = view_processes(device, list, &count);
     if (code != 0) {
         answer(code);
         return;
