@@ -155,7 +155,7 @@ class Publisher(Protocol):
 
 
 class WatchEvent(Struct, frozen=True, kw_only=True):
-    """One change of a Kubernetes object, or the end of the initial list."""
+    """One change of a Kubernetes object, or the end of a list."""
 
     type: str
     """``ADDED``, ``MODIFIED``, ``DELETED`` or ``SYNCED`` (no object)."""
@@ -204,7 +204,8 @@ class KubeApi(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
         """List (as ADDED events), then SYNCED, then watch for ever.
 
-        After a 410 or a lost connection it lists again and reports the difference, so the consumer
-        always converges to the true set (vanished objects arrive as DELETED).
+        After a 410 or a lost connection it lists again and reports the difference, then SYNCED once
+        more, so the consumer always converges to the true set (vanished objects arrive as DELETED;
+        what came and went in between is never told).
         """
         ...

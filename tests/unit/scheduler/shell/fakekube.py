@@ -31,6 +31,8 @@ class FakeKube:
         self._watches: list[
             tuple[str, tuple[str, ...] | None, MemoryObjectSendStream[WatchEvent]]
         ] = []
+        self.is_blind = False
+        """Whether watches are down: what changes now is never told."""
         self.node_touches: list[str] = []
 
     # --- what the cluster does -------------------------------------------------------------------
@@ -149,6 +151,12 @@ class FakeKube:
         finally:
             self._watches.remove(watch)
 
+    def list_again(self) -> None:
+        """Tell every watch that it has the whole collection once more, after ``is_blind``."""
+        self.is_blind = False
+        for _, _, send in self._watches:
+            send.send_nowait(WatchEvent(type="SYNCED", resource_version=str(self.revision)))
+
     # --- inside ----------------------------------------------------------------------------------
 
     def _known(self, path: str) -> Obj:
@@ -176,7 +184,7 @@ class FakeKube:
 
     def _tell(self, path: str, event: str, obj: Obj, old: Obj | None) -> None:
         plural = path.rsplit("/", 2)[1]
-        for watched, wanted, send in self._watches:
+        for watched, wanted, send in [] if self.is_blind else self._watches:
             seen = old is not None and _has_label(old, wanted)
             sees = event != "DELETED" and _has_label(obj, wanted)
             if watched == plural and (seen or sees):

@@ -148,6 +148,22 @@ async def test_terminating_pod_keeps_its_share_until_it_is_gone() -> None:
         assert s.value("hami_scheduler_releases_total", cause="pod-gone") == 1
 
 
+async def test_pod_that_was_bound_and_went_while_the_watch_was_down_gives_its_share_back() -> None:
+    world = await world_with_node()
+    async with world.scheduler() as s:
+        world.kube.is_blind = True
+        pod = world.add_pod(builders.pod("a"))
+        assert await s.bind(pod, "n1") == ""
+        world.kube.remove(pod_path(pod))
+        stays = world.add_pod(builders.pod("b"))
+        assert await s.bind(stays, "n1") == ""
+        await quiet()
+        assert len(world.live()) == 2
+        world.kube.list_again()
+        await quiet()
+        assert [record.pod for record in world.live()] == ["b"]
+
+
 async def test_two_replicas_release_an_ended_pod_once() -> None:
     world = await world_with_node()
     async with world.scheduler("s1") as first, world.scheduler("s2") as second:

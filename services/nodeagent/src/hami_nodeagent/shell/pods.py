@@ -68,10 +68,13 @@ class PodSource:
     async def follow(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Follow the pods for ever; started once the first list is in."""
         selector = f"spec.nodeName={self._picture.node}"
+        is_started = False
         async with self._kube.list_watch(PODS_PATH, field_selector=selector) as events:
             async for event in events:
                 if event.type == "SYNCED":
-                    task_status.started()
+                    if not is_started:
+                        is_started = True
+                        task_status.started()
                     continue
                 try:
                     pod = _decode(event.raw)

@@ -294,6 +294,8 @@ class Feed:
         async with self._sources.kube.list_watch(PODS, label_selector=MANAGED) as events:
             async for event in events:
                 if event.type == "SYNCED":
+                    if told is None:
+                        self._doubt_unknown()
                     for pod in [
                         p for p in self._state.pods if told is not None and p.uid not in told
                     ]:
@@ -330,6 +332,12 @@ class Feed:
         self._state.pods.drop(uid)
         for holding in self._state.ledger.holdings_of_pod(uid):
             self._chores.add(repair.Doubt(holding=holding))
+
+    def _doubt_unknown(self) -> None:
+        """Listed again: a pod that was bound and went in between was never told as deleted."""
+        for holding in list(self._state.ledger.holdings()):
+            if self._state.pods.get(holding.record.pod_uid) is None:
+                self._chores.add(repair.Doubt(holding=holding))
 
     # --- nodes -----------------------------------------------------------------------------------
 

@@ -107,7 +107,6 @@ class _Reflector:
 
     async def events(self) -> AsyncGenerator[WatchEvent, None]:
         backoff = Backoff(first_s=0.1, most_s=10.0)
-        synced = False
         must_list = True
         is_expired = False
         while True:
@@ -116,9 +115,7 @@ class _Reflector:
                     async for event in self._list():
                         yield event
                     must_list = False
-                    if not synced:
-                        synced = True
-                        yield WatchEvent(type="SYNCED", resource_version=self._version)
+                    yield WatchEvent(type="SYNCED", resource_version=self._version)
                 began = anyio.current_time()
                 async for event in self._watch():
                     backoff.reset()
