@@ -376,6 +376,14 @@ static void ask_driver(void)
     }
 }
 
+/* For the limiter's own thread: as the program would find it, so that tools which watch threads see this one too. */
+static void *as_program(const char *name)
+{
+    void *(*lookup)(void *, const char *) = (void *(*)(void *, const char *))resolve_libc("dlsym");
+    void *function = lookup ? lookup(RTLD_DEFAULT, name) : NULL;
+    return function ? function : resolve_libc(name);
+}
+
 static bool resolve(_Atomic(int) *state, bool nvml, bool load)
 {
     int seen = atomic_load_explicit(state, memory_order_acquire);
@@ -390,7 +398,7 @@ static bool resolve(_Atomic(int) *state, bool nvml, bool load)
         bool found = hold_object(nvml, load, &object);
         if (found) fill(&object, nvml);
         if (found && !nvml) ask_driver();
-        if (found) platform_use_resolver(resolve_libc);
+        if (found) platform_use_resolver(as_program);
         atomic_store_explicit(state, found ? READY : ABSENT, memory_order_release);
         return found;
     }
