@@ -26,9 +26,6 @@ TAPPED = ClusterSpec(
             "fence_delay_s": "0.5",
             "tick_s": "0.2",
             "retry_s": "0.1",
-            # A pod that was bound and deleted while a scheduler's watch was down is found by the
-            # comparison alone. Longer than any single case waits, so that it hides no other leak.
-            "reconcile_s": "25",
         },
     },
 )

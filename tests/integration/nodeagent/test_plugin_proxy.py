@@ -16,13 +16,12 @@ from tests.integration.nodeagent.plane import RESOURCE, SHOW, Ask, Plane, until
 pytestmark = pytest.mark.anyio
 
 IDS = 128
-FLAGS = ("hold_s=4", "call_wait_s=15")
 
 
 class Pair:
     """Agent and proxy as processes."""
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: Plane, *, hold_s: float = 60.0) -> None:
         self.plane = plane
         sockets = plane.directory / "plugins"
         settings = plane.settings()
@@ -32,7 +31,8 @@ class Pair:
             "plugin-proxy",
             f"device_plugin_dir={settings.device_plugin_dir}",
             f"plugin_socket_dir={sockets}",
-            *FLAGS,
+            f"hold_s={hold_s}",
+            "call_wait_s=40",
         )
         self.agent = self._process(
             "agent",
@@ -66,9 +66,9 @@ class Pair:
 
 
 @pytest.fixture
-async def pair(plane: Plane) -> AsyncIterator[Pair]:
+async def pair(request: pytest.FixtureRequest, plane: Plane) -> AsyncIterator[Pair]:
     """Both run, and kubelet offers every id."""
-    built = Pair(plane)
+    built = Pair(plane, **getattr(request, "param", {}))
     built.proxy.start()
     built.agent.start()
     try:
@@ -118,6 +118,7 @@ async def test_restarted_agent_does_not_register_again(pair: Pair) -> None:
     assert await registered()
 
 
+@pytest.mark.parametrize("pair", [{"hold_s": 2.0}], indirect=True)
 async def test_kubelet_is_told_when_the_agent_stays_away(pair: Pair) -> None:
     await pair.agent.stop()
     await pair.plane.offered(0)
