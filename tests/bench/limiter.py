@@ -75,12 +75,12 @@ def measure(
     native: GpuContainer, limited: GpuContainer, program: Path, words: list[str], runs: int
 ) -> tuple[float, float]:
     """Median without the limiter, and median of what it adds."""
-    befores, added = [], []
+    natives, added = [], []
     for _ in range(runs):
         before = run_once(native, program, words)[0]
-        befores.append(before)
+        natives.append(before)
         added.append(run_once(limited, program, words)[0] - before)
-    return statistics.median(befores), statistics.median(added)
+    return statistics.median(natives), statistics.median(added)
 
 
 def measure_init(native: GpuContainer, limited: GpuContainer, program: Path, runs: int) -> Row:
