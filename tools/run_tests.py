@@ -90,6 +90,7 @@ def main(arguments: list[str]) -> int:
         return subprocess.run([*_pytest(), *plane, *rest], cwd=ROOT, check=False).returncode
     problem = _provide_cluster(required=options.plane == "real" or is_required())
     gates = [] if rest else _run_gates()
+    _build_native()
     tiers = [_run_tier(name, plane=options.plane or "sim") for name in (rest or TIERS)]
     if not rest and options.plane is None:
         tiers.append(_run_real(problem))
@@ -102,6 +103,17 @@ def main(arguments: list[str]) -> int:
     skipped = sum(outcome.skipped for outcome in tiers)
     print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
     return 1 if failed or not passed else 0
+
+
+def _build_native() -> None:
+    """Compile the limiter and the fake drivers now, not in the time of the first test.
+
+    What does not compile is told by the tests that need it.
+    """
+    for tool in ("tools.build_native", "tools.build_native_fakes"):
+        subprocess.run(
+            [sys.executable, "-m", tool], cwd=ROOT, check=False, stdout=subprocess.DEVNULL
+        )
 
 
 def _run_gates() -> list[Outcome]:
