@@ -31,7 +31,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Largest request body. 5,000 whole node objects are about 10 MiB, their names 0.2 MiB."""
     sync_wait_s: float = 3.0
     """How long a call waits for the synchronisation before it is answered with an error; below
-    kube-scheduler's extender timeout (5 s), so that the text reaches the pod's events."""
+    kube-scheduler's extender timeout (15 s), so that the text reaches the pod's events."""
 
     bus_timeout_s: float = 2.0
     """Longest wait for one answer of the bus. An append takes under 1 ms, a new leader 1 s."""

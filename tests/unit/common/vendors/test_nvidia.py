@@ -392,7 +392,10 @@ def test_every_injection_mode_sets_the_limiters_environment(
         SHARES, (device(1, minor=1), device(2, minor=2)), RenderContext(mode=mode)
     )
     assert edits.env == LIMITER_ENV | {"NVIDIA_VISIBLE_DEVICES": visible}
-    assert edits.devices == tuple(DeviceNode(host_path=n, container_path=n) for n in nodes)
+    assert edits.devices == tuple(
+        DeviceNode(host_path=n, container_path=n, optional=n.endswith(("-tools", "-modeset")))
+        for n in nodes
+    )
     assert edits.cdi_devices == cdi
 
 

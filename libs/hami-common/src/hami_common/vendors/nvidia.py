@@ -48,6 +48,8 @@ _NODE_ENV_PREFIXES = (
 _OPT_OUT_ENV = "CUDA_DISABLE_CONTROL"
 _TRUE_WORDS = frozenset({"1", "t", "true"})
 
+_OPTIONAL_NODES = frozenset({"/dev/nvidia-modeset", "/dev/nvidia-uvm-tools"})
+"""Made by modules that a compute node may lack."""
 _CONTROL_NODES = (
     "/dev/nvidiactl",
     "/dev/nvidia-uvm",
@@ -381,7 +383,9 @@ class Nvidia:
                     f"/dev/nvidia{device.minor}" for device in devices if device.minor is not None
                 ]
                 nodes = tuple(
-                    DeviceNode(host_path=path, container_path=path)
+                    DeviceNode(
+                        host_path=path, container_path=path, optional=path in _OPTIONAL_NODES
+                    )
                     for path in [*paths, *_CONTROL_NODES]
                 )
         return ContainerEdits(

@@ -62,6 +62,8 @@ class DeviceNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
     host_path: str
     container_path: str
     permissions: str = "rw"
+    optional: bool = False
+    """Not every driver makes this node: it is given where the host has it."""
 
 
 class BindMount(Struct, frozen=True, kw_only=True, omit_defaults=True):

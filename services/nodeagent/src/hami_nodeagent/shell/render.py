@@ -59,6 +59,7 @@ class Renderer:
                     permissions=node.permissions,
                 )
                 for node in edits.devices
+                if not node.optional or Path(node.host_path).exists()
             ],
             cdi_devices=[api.CDIDevice(name=name) for name in edits.cdi_devices],
         )
