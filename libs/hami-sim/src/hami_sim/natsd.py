@@ -26,7 +26,7 @@ from nats.aio.client import Client as NatsClient
 from nats.errors import Error as NatsError
 
 from hami_common.errors import Unavailable
-from hami_sim.process import dying_with_parent
+from hami_sim.process import dying_with_parent, wait_stopped
 
 HOST = "127.0.0.1"
 START_S = 10.0
@@ -111,7 +111,9 @@ class NatsServer:
 
     def freeze(self) -> None:
         """Stop the server's process where it stands (SIGSTOP); connections stay open but silent."""
-        self._running().send_signal(signal.SIGSTOP)
+        running = self._running()
+        running.send_signal(signal.SIGSTOP)
+        wait_stopped(running.pid)
 
     def thaw(self) -> None:
         """Let a frozen server go on (SIGCONT)."""

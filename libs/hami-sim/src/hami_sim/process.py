@@ -9,7 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -17,6 +19,8 @@ import anyio
 from hami_common.errors import Unavailable
 
 STOP_S = 10.0
+STOPPED_S = 2.0
+"""Longest wait until a signal has stopped all threads of a program."""
 _POLL_S = 0.02
 _LOG_TAIL_LINES = 25
 
@@ -31,6 +35,23 @@ def dying_with_parent(argv: Sequence[str | Path]) -> list[str]:
     """Command line that runs ``argv`` (absolute program path) as a child that dies with us."""
     head = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
     return [*head, *map(str, argv)]
+
+
+def wait_stopped(pid: int) -> None:
+    """Return once SIGSTOP has reached every thread: until then some still answer."""
+    give_up_s = time.monotonic() + STOPPED_S
+    while time.monotonic() < give_up_s:
+        if all(state in ("T", "t", "Z", "X") for state in _thread_states(pid)):
+            return
+        time.sleep(_POLL_S / 10)
+
+
+def _thread_states(pid: int) -> list[str]:
+    states = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            states.append(thread.read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 class Process:
@@ -85,8 +106,10 @@ class Process:
         self._child.send_signal(number)
 
     def freeze(self) -> None:
-        """Stop the program where it stands."""
+        """Stop the program where it stands; it does nothing more once this returns."""
         self.signal(signal.SIGSTOP)
+        if self._child is not None:
+            wait_stopped(self._child.pid)
 
     def thaw(self) -> None:
         """Let a frozen program go on."""
