@@ -4,8 +4,9 @@
 Several containers on one machine, each with devices in an order of its own; in each several
 processes allocate in every way there is, fork, end in every way, and are killed, while the limit
 grows and shrinks (native/libvgpu/tests/property says what is checked). ``HAMI_NATIVE_OPS`` is the
-number of operations to reach in all (60,000 unless it says otherwise), ``HAMI_NATIVE_SEED`` the
-first seed; a failure names its own.
+number of operations to reach in all (20,000 unless it says otherwise), ``HAMI_NATIVE_SEED`` the
+first seed; a failure names its own. ``STORM_SKIP`` names operations to leave out, to find which
+one breaks the law; nothing is left out by itself.
 """
 
 import os
@@ -21,11 +22,11 @@ from msgspec import Struct
 from hami_sim.gpucontainers import GpuContainer, GpuNode
 
 MIB = 1 << 20
-OPERATIONS = int(os.environ.get("HAMI_NATIVE_OPS", "60000"))
-SKIPPED = os.environ.get("STORM_SKIP", "pool")
-"""Operations left out. Explicit pools: the limiter keeps charging what a destroyed one had kept."""
+OPERATIONS = int(os.environ.get("HAMI_NATIVE_OPS", "20000"))
+SKIPPED = os.environ.get("STORM_SKIP", "nothing")
 SEED = int(os.environ.get("HAMI_NATIVE_SEED", "1"))
-RECLAIM_MOST_US = 1_000_000
+RECLAIM_MOST_US = 1_000_000 if "HAMI_NATIVE_OPS" in os.environ else 4_000_000
+"""The target is a second; where the machine is shared with everything else, four times that."""
 LIMIT_S = 120 + OPERATIONS / 5_000
 
 
@@ -76,17 +77,17 @@ class Hardware(Struct, frozen=True, kw_only=True):
     context_bytes: int
     pool_granularity: int
     slack_bytes: int
-    """What is known only after the driver has done it (growth of pools, pitch, module images) may
-    exceed the limit for the moment until it is settled or given back; all processes together."""
+    """What may exceed the limit for a moment, all processes together: the image of a module, whose
+    size the driver tells by taking it, until it is unloaded again; 64 KiB here per process."""
 
 
-EXACT = Hardware(context_bytes=1 * MIB, pool_granularity=1, slack_bytes=4 * MIB)
-REAL = Hardware(context_bytes=8 * MIB, pool_granularity=2 * MIB, slack_bytes=20 * MIB)
+SLACK_BYTES = 4 * (64 << 10)
+EXACT = Hardware(context_bytes=1 * MIB, pool_granularity=1, slack_bytes=SLACK_BYTES)
+REAL = Hardware(context_bytes=8 * MIB, pool_granularity=2 * MIB, slack_bytes=SLACK_BYTES)
 
 
 HARDWARE = {"exact": EXACT, "real": REAL}
-CHOSEN = os.environ.get("HAMI_NATIVE_HARDWARE", "exact").split(",")
-"""``real`` finds graph and pool memory that stays charged after a reset: run it by name."""
+CHOSEN = os.environ.get("HAMI_NATIVE_HARDWARE", "exact,real").split(",")
 
 
 def storms_on(
@@ -126,10 +127,6 @@ def run_until(storms: list[Storm], operations: int, randomness: random.Random) -
         changed.answer()
 
 
-@pytest.mark.skipif(
-    "HAMI_NATIVE_OPS" not in os.environ,
-    reason="HAMI_NATIVE_OPS is not set: storms still find miscounts of the limiter",
-)
 @pytest.mark.timeout(LIMIT_S + 30)
 @pytest.mark.parametrize("hardware", [HARDWARE[name] for name in CHOSEN], ids=CHOSEN)
 def test_used_is_what_the_driver_gave_and_within_the_limit(

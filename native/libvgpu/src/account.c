@@ -18,7 +18,7 @@
 #define CHUNK_MAX (64 * MIB)
 #define CHUNK_STEP UINT64_C(65536)
 #define CHUNKS_OF_LIMIT 16u /* slack of all processes together: at most this part of a limit, once per process */
-#define RECLAIM_PERIOD_NS UINT64_C(1000000000)
+#define RECLAIM_PERIOD_NS UINT64_C(200000000) /* of all processes together; each looks once a WATCH_PERIOD_NS */
 
 #define READ(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
 #define WRITE(field, value) __atomic_store_n(&(field), (value), __ATOMIC_RELAXED)
@@ -497,7 +497,7 @@ static void mark_over(const struct region *mapped, uint64_t now_ns)
     }
 }
 
-/* Once a second one process looks for the dead; the word goes on if that one is killed. Who cannot judge all owners
+/* Once in a period one process looks for the dead; the word goes on if that one is killed. Who cannot judge all owners
    does not keep the others from it. */
 static bool is_my_turn(uint64_t now_ns)
 {

@@ -19,7 +19,8 @@
    When no region can be mapped the process is held to its limits on a private one, and said so once. */
 void account_attach(void);
 
-/* Give everything back; at exit of the process. A later call attaches anew. */
+/* Give everything back. A later call attaches anew. Only where the driver holds nothing for this process, so not at its
+   exit: then the driver gives back later than any handler runs, and the reclaim of the dead gives back after it. */
 void account_detach(void);
 
 /* Devices that have limits; 0: nothing is limited in this container. */

@@ -2,9 +2,11 @@
 /*
  * See context.h. Hooks: contexts of all kinds, made and ended.
  *
- * Overhead of a context: what NVML says this process uses before and after, where it lists the process under its own pid;
- * else the change of the device's use, at most CONTEXT_MOST because neighbours change it too. Charged in any case: the
- * memory is gone. A context that nobody was seen to make (graphics interoperation) is known from its first use, unmeasured.
+ * Overhead of a context: what a context of the device is known to cost (in the region, from whoever made one first) is
+ * charged before the driver is asked, then corrected by measuring: what NVML lists for this process before and after; else,
+ * if nothing is known yet, the change of the device's use, at most CONTEXT_MOST because neighbours change it too. What does
+ * not fit is destroyed again. A context that nobody was seen to make (graphics interoperation) is known from its first use,
+ * unmeasured.
  * Locks taken here: one for the list of contexts, for a few instructions.
  */
 #include "context.h"
@@ -35,6 +37,8 @@ struct context {
 static struct context contexts[CONTEXTS];
 static _Atomic(uint32_t) contexts_locked;
 static _Atomic(uint32_t) generation = 1;
+/* Under which pid NVML lists this process, 0 until that is certain: inside a pid namespace it may be another one. */
+static _Atomic(uint32_t) nvml_pid;
 
 static _Thread_local struct {
     uint32_t generation;
@@ -111,34 +115,96 @@ void context_reset(void)
 {
     memset(contexts, 0, sizeof contexts);
     atomic_store(&contexts_locked, 0);
+    atomic_store(&nvml_pid, 0);
     atomic_fetch_add(&generation, 1);
 }
 
 /* --- what a context takes --- */
 
-struct measure {
-    nvmlDevice_t nvml; /* NULL: cannot be measured */
-    bool listed;
-    uint64_t own;
-    uint64_t device;
+struct listing {
+    unsigned int count;
+    nvmlProcessInfo_t processes[LISTED_PROCESSES];
 };
 
-static bool own_use(nvmlDevice_t nvml, uint64_t *bytes)
+struct measure {
+    CUdevice cuda;
+    int device;
+    nvmlDevice_t nvml; /* NULL: cannot be measured */
+    uint64_t charged;  /* before the driver was asked: what such a context was seen to take */
+    uint64_t own;      /* charged to this process, all in all */
+    uint64_t used;     /* of the device */
+    struct listing before;
+};
+
+static bool list(nvmlDevice_t nvml, struct listing *listing)
 {
-    nvmlProcessInfo_t processes[LISTED_PROCESSES];
-    unsigned int count = LISTED_PROCESSES;
-    nvmlReturn_t result = DRIVER(nvmlDeviceGetComputeRunningProcesses_v3)(nvml, &count, processes);
+    listing->count = LISTED_PROCESSES;
+    nvmlReturn_t result = DRIVER(nvmlDeviceGetComputeRunningProcesses_v3)(nvml, &listing->count, listing->processes);
     if (result == NVML_ERROR_FUNCTION_NOT_FOUND) {
-        count = LISTED_PROCESSES;
-        result = DRIVER(nvmlDeviceGetComputeRunningProcesses_v2)(nvml, &count, processes);
+        listing->count = LISTED_PROCESSES;
+        result = DRIVER(nvmlDeviceGetComputeRunningProcesses_v2)(nvml, &listing->count, listing->processes);
     }
-    if (result != NVML_SUCCESS) return false;
-    for (unsigned int i = 0; i < count && i < LISTED_PROCESSES; i++) {
-        if (processes[i].pid != (unsigned int)getpid() || processes[i].usedGpuMemory > TABLE_BYTES_MAX) continue;
-        *bytes = processes[i].usedGpuMemory;
-        return true;
+    if (result != NVML_SUCCESS || listing->count > LISTED_PROCESSES) listing->count = 0;
+    return result == NVML_SUCCESS;
+}
+
+/* How often a pid is listed, and the bytes of all these entries. Twice: processes of two pid namespaces. */
+static unsigned int listed(const struct listing *listing, unsigned int pid, uint64_t *bytes)
+{
+    unsigned int times = 0;
+    *bytes = 0;
+    for (unsigned int i = 0; i < listing->count; i++) {
+        if (listing->processes[i].pid != pid || listing->processes[i].usedGpuMemory > TABLE_BYTES_MAX) continue;
+        *bytes += listing->processes[i].usedGpuMemory;
+        times++;
     }
-    return false;
+    return times;
+}
+
+/* The one pid that is listed now and was not before; 0: none, or several. */
+static unsigned int newcomer(const struct listing *before, const struct listing *after)
+{
+    unsigned int found = 0;
+    uint64_t bytes;
+    for (unsigned int i = 0; i < after->count; i++) {
+        unsigned int pid = after->processes[i].pid;
+        if (listed(before, pid, &bytes) || pid == found) continue;
+        if (found) return 0;
+        found = pid;
+    }
+    return found;
+}
+
+static uint64_t growth_of(const struct measure *measure, const struct listing *after, unsigned int pid, bool *certain)
+{
+    uint64_t then, now;
+    unsigned int times = listed(after, pid, &now);
+    *certain = listed(&measure->before, pid, &then) <= 1 && times == 1;
+    return times && now > then ? now - then : 0;
+}
+
+/* By what NVML lists for this process: not disturbed by neighbours, if it is certain which entry is its own. */
+static uint64_t own_growth(const struct measure *measure, bool *certain)
+{
+    struct listing after;
+    *certain = false;
+    if (!list(measure->nvml, &after)) return 0;
+    uint32_t pid = atomic_load(&nvml_pid);
+    uint64_t growth = growth_of(measure, &after, pid ? pid : (unsigned int)getpid(), certain);
+    if (growth && *certain && !pid) atomic_store(&nvml_pid, (uint32_t)getpid());
+    if (growth || pid) return growth;
+    pid = newcomer(&measure->before, &after);
+    growth = pid ? growth_of(measure, &after, pid, certain) : 0;
+    if (growth && *certain) atomic_store(&nvml_pid, pid);
+    return growth;
+}
+
+bool context_own_use(CUdevice cuda, uint64_t *bytes)
+{
+    struct listing now;
+    uint32_t pid = atomic_load(&nvml_pid);
+    nvmlDevice_t nvml = pid ? device_nvml(cuda) : NULL;
+    return nvml && list(nvml, &now) && listed(&now, pid, bytes) == 1;
 }
 
 static uint64_t device_use(nvmlDevice_t nvml)
@@ -147,42 +213,102 @@ static uint64_t device_use(nvmlDevice_t nvml)
     return DRIVER(nvmlDeviceGetMemoryInfo)(nvml, &memory) == NVML_SUCCESS ? memory.used : 0;
 }
 
-static struct measure measure_begin(CUdevice cuda, int device)
+static uint64_t *cost_of(int device)
 {
-    struct measure measure = {0};
-    if (device < 0 || account_limit(device) == UINT64_MAX) return measure;
-    measure.nvml = device_nvml(cuda);
-    if (!measure.nvml) return measure;
-    measure.listed = own_use(measure.nvml, &measure.own);
-    measure.device = device_use(measure.nvml);
-    return measure;
+    struct region_device *line = account_region_device(device);
+    return line ? &line->context_cost : NULL;
 }
 
+static uint64_t known_cost(int device)
+{
+    uint64_t *word = cost_of(device);
+    uint64_t cost = word ? __atomic_load_n(word, __ATOMIC_RELAXED) : 0;
+    return cost < CONTEXT_MOST ? cost : CONTEXT_MOST;
+}
+
+bool context_charge(int device, uint64_t bytes)
+{
+    if (account_limit(device) != 0) return hook_charge(device, bytes);
+    account_charge_anyway(device, bytes);
+    return true;
+}
+
+/* False: not even what a context is known to cost fits. */
+static bool measure_begin(struct measure *measure, CUdevice cuda, int device)
+{
+    measure->cuda = cuda;
+    measure->device = device;
+    measure->nvml = NULL;
+    measure->charged = 0;
+    if (device < 0 || account_limit(device) == UINT64_MAX) return true;
+    uint64_t cost = known_cost(device);
+    if (cost && !context_charge(device, cost)) return false;
+    measure->charged = cost;
+    measure->nvml = device_nvml(cuda);
+    if (!measure->nvml) return true;
+    measure->own = account_own_used(device);
+    if (!list(measure->nvml, &measure->before)) measure->before.count = 0;
+    measure->used = device_use(measure->nvml);
+    return true;
+}
+
+/* Of several figures the smallest is the truest, as neighbours grow meanwhile; but not one that is out of all
+   proportion, as neighbours shrink too. */
+static void learn_cost(int device, uint64_t bytes)
+{
+    uint64_t *word = cost_of(device);
+    uint64_t known = word ? __atomic_load_n(word, __ATOMIC_RELAXED) : 0;
+    bool better = !known || (bytes < known && bytes >= known / 2);
+    if (word && bytes && better) __atomic_store_n(word, bytes, __ATOMIC_RELAXED);
+}
+
+/* What the new context takes. */
 static uint64_t measure_end(const struct measure *measure)
 {
-    uint64_t own = 0;
-    if (!measure->nvml) return 0;
-    if (own_use(measure->nvml, &own)) return own > measure->own ? own - measure->own : 0;
-    uint64_t device = device_use(measure->nvml);
-    uint64_t growth = device > measure->device ? device - measure->device : 0;
-    return growth < CONTEXT_MOST ? growth : CONTEXT_MOST;
+    bool certain;
+    if (!measure->nvml) return measure->charged;
+    uint64_t growth = own_growth(measure, &certain);
+    if (!growth) {
+        uint64_t now = device_use(measure->nvml);
+        growth = now > measure->used ? now - measure->used : 0;
+        certain = false;
+    }
+    uint64_t meanwhile = account_own_used(measure->device);
+    meanwhile = meanwhile > measure->own ? meanwhile - measure->own : 0;
+    growth = growth > meanwhile ? growth - meanwhile : 0;
+    if (growth > CONTEXT_MOST) growth = CONTEXT_MOST;
+    learn_cost(measure->device, growth);
+    if (certain && growth) return growth;
+    return measure->charged ? measure->charged : growth;
 }
 
-static void context_made(CUcontext handle, CUdevice cuda, int device, bool primary, const struct measure *measure)
+/* Charge what the context takes instead of what it was thought to; false: it does not fit and nothing is charged. */
+static bool measure_settle(const struct measure *measure, uint64_t bytes)
 {
-    uint64_t overhead = measure ? measure_end(measure) : 0;
+    if (bytes < measure->charged) account_refund(measure->device, measure->charged - bytes);
+    if (bytes <= measure->charged || context_charge(measure->device, bytes - measure->charged)) return true;
+    account_refund(measure->device, measure->charged);
+    return false;
+}
+
+/* `overhead` is charged. */
+static void context_made(CUcontext handle, CUdevice cuda, int device, bool primary, uint64_t overhead)
+{
     spin_lock(&contexts_locked);
     int at = enter(handle, cuda, device);
+    bool counted = at >= 0 && contexts[at].overhead == 0; /* else another thread made the same primary context */
     if (at >= 0) {
         contexts[at].primary = primary;
         contexts[at].retains += primary;
-        contexts[at].overhead += overhead;
+        if (counted) contexts[at].overhead = overhead;
     }
     spin_unlock(&contexts_locked);
     atomic_fetch_add_explicit(&generation, 1, memory_order_release);
-    if (!overhead || at < 0) return;
-    account_charge_anyway(device, overhead);
-    account_note_context(device, (int64_t)overhead);
+    if (!overhead) return;
+    if (counted)
+        account_note_context(device, (int64_t)overhead);
+    else
+        account_refund(device, overhead);
 }
 
 static void context_ended(CUcontext handle)
@@ -220,16 +346,30 @@ static CUcontext primary_of(CUdevice cuda, bool retained_once)
 
 /* --- hooks --- */
 
+static CUresult created(const struct measure *measure, CUresult result, const CUcontext *context)
+{
+    if (result != CUDA_SUCCESS) {
+        account_refund(measure->device, measure->charged);
+        return result;
+    }
+    uint64_t bytes = measure_end(measure);
+    if (!measure_settle(measure, bytes)) {
+        DRIVER(cuCtxDestroy_v2)(*context);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    context_made(*context, measure->cuda, measure->device, false, bytes);
+    return CUDA_SUCCESS;
+}
+
 #define CREATE(name, parameters, device_parameter, arguments)                                                          \
     HOOK_EXPORT CUresult name parameters                                                                               \
     {                                                                                                                  \
         hook_enter();                                                                                                  \
         int device = device_limits(device_parameter);                                                                  \
         if (device < 0 || !context) return DRIVER(name) arguments;                                                     \
-        struct measure measure = measure_begin(device_parameter, device);                                              \
-        CUresult result = DRIVER(name) arguments;                                                                      \
-        if (result == CUDA_SUCCESS) context_made(*context, device_parameter, device, false, &measure);                 \
-        return result;                                                                                                 \
+        struct measure measure;                                                                                        \
+        if (!measure_begin(&measure, device_parameter, device)) return CUDA_ERROR_OUT_OF_MEMORY;                       \
+        return created(&measure, DRIVER(name) arguments, context);                                                     \
     }
 
 CREATE(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device_number), device_number,
@@ -273,12 +413,24 @@ HOOK_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice devic
     if (device < 0 || !context) return DRIVER(cuDevicePrimaryCtxRetain)(context, device_number);
     unsigned int flags;
     int active = 1;
-    struct measure measure = {0};
+    uint64_t bytes = 0;
+    struct measure measure;
     bool first = DRIVER(cuDevicePrimaryCtxGetState)(device_number, &flags, &active) == CUDA_SUCCESS && !active;
-    if (first) measure = measure_begin(device_number, device);
+    if (first && !measure_begin(&measure, device_number, device)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuDevicePrimaryCtxRetain)(context, device_number);
-    if (result == CUDA_SUCCESS) context_made(*context, device_number, device, true, first ? &measure : NULL);
-    return result;
+    if (result != CUDA_SUCCESS) {
+        if (first) account_refund(device, measure.charged);
+        return result;
+    }
+    if (first) {
+        bytes = measure_end(&measure);
+        if (!measure_settle(&measure, bytes)) {
+            DRIVER(cuDevicePrimaryCtxRelease_v2)(device_number);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+    }
+    context_made(*context, device_number, device, true, bytes);
+    return CUDA_SUCCESS;
 }
 
 static CUresult release(CUdevice device_number, CUresult (*call)(CUdevice))

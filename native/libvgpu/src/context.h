@@ -27,6 +27,13 @@ bool context_here(struct context_here *here);
 /* Of the context that a stream belongs to; the current one for the default streams. */
 bool context_of_stream(CUstream stream, bool per_thread, struct context_here *here);
 
+/* Charge what contexts and code take. Fits always where the limit is no memory at all: a program that may allocate nothing
+   may still start, look, and compute on what is not its own. */
+bool context_charge(int device, uint64_t bytes);
+
+/* What NVML says that this process uses of the device; false where it cannot be told which entry of its list that is. */
+bool context_own_use(CUdevice cuda, uint64_t *bytes);
+
 void context_reset(void);
 
 #endif

@@ -3,11 +3,11 @@
  * Hook: cuInit, at which a process joins its container; and the fresh start of a forked child.
  *
  * Before cuInit (or a first NVML question) this library has done nothing in the process at all: no constructor, no file,
- * no thread, no handler.
+ * no thread, no handler. Nothing is done at its end either: the driver gives the memory back only when the process is
+ * gone, so until then it stays charged, and whoever looks next finds the charge to be nobody's.
  * Locks taken here: none.
  */
 #include <sched.h>
-#include <stdlib.h>
 
 #include "compute.h"
 #include "context.h"
@@ -65,8 +65,6 @@ HOOK_EXPORT CUresult cuInit(unsigned int flags)
     CUresult result = DRIVER(cuInit)(flags);
     if (result != CUDA_SUCCESS) return result;
     lend_driver();
-    static _Atomic(bool) registered;
-    if (!atomic_exchange(&registered, true)) atexit(account_detach);
     account_attach();
     return result;
 }

@@ -29,7 +29,10 @@ bool hook_remember(struct table *table, uint64_t key, struct held held)
 {
     struct held gone;
     enum table_put outcome = table_put(table, key, held, &gone);
-    if (outcome == TABLE_REPLACED) account_refund((int)gone.device, gone.bytes);
+    if (outcome == TABLE_REPLACED && table == &memory_pointers && gone.kind == MEMORY_POOLED)
+        pool_freed(&gone, false);
+    else if (outcome == TABLE_REPLACED)
+        account_refund((int)gone.device, gone.bytes);
     return outcome != TABLE_NO_MEMORY;
 }
 
@@ -140,56 +143,60 @@ HOOK_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsig
     return settle(result, *pointer, &here, bytes, MEMORY_MANAGED);
 }
 
-/* The pitch is known only afterwards: charge the least it can be, then the difference; give back what does not fit. */
+/* The driver's pitch is a multiple of this on every device so far; spilled memory is given the same. */
+#define PITCH 512u
+
+static bool pitched(uint64_t width, uint64_t height, uint64_t *bytes)
+{
+    return width <= TABLE_BYTES_MAX && !__builtin_mul_overflow((width + PITCH - 1) / PITCH * PITCH, height, bytes);
+}
+
+/* The pitch is known only afterwards: what it will be was charged, now the difference; what does not fit is given back. */
 static CUresult settle_pitch(CUresult result, CUdeviceptr pointer, const struct context_here *here, uint64_t charged,
                              uint64_t pitch, uint64_t height, enum memory_kind kind)
 {
-    uint64_t bytes = charged;
-    if (result == CUDA_SUCCESS && !__builtin_mul_overflow(pitch, height, &bytes) && bytes > charged) {
-        if (!hook_charge(here->device, bytes - charged)) {
-            DRIVER(cuMemFree_v2)(pointer);
-            result = CUDA_ERROR_OUT_OF_MEMORY;
-            bytes = charged;
-        }
-    } else {
+    uint64_t bytes;
+    if (result != CUDA_SUCCESS || __builtin_mul_overflow(pitch, height, &bytes)) {
+        bytes = charged;
+    } else if (bytes < charged) {
+        account_refund(here->device, charged - bytes);
+    } else if (bytes > charged && !hook_charge(here->device, bytes - charged)) {
+        DRIVER(cuMemFree_v2)(pointer);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
         bytes = charged;
     }
     return settle(result, pointer, here, bytes, kind);
 }
 
-/* The driver's pitch is a multiple of this on every device so far; spilled memory is given the same. */
-#define SPILL_PITCH 512u
-
 HOOK_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
                                         unsigned int element)
 {
     struct context_here here;
-    uint64_t least;
+    uint64_t bytes;
     enum memory_kind kind = MEMORY_PLAIN;
     hook_enter();
-    if (!pointer || !pitch || __builtin_mul_overflow(width, height, &least) || is_free_of_charge(&here, least))
+    if (!pointer || !pitch || !pitched(width, height, &bytes) || is_free_of_charge(&here, bytes))
         return DRIVER(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
-    if (!hook_charge(here.device, least)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!hook_charge(here.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-        uint64_t wide = (width + SPILL_PITCH - 1) / SPILL_PITCH * SPILL_PITCH;
-        result = memory_spill(pointer, wide * height, here.device, result, &kind);
-        if (result == CUDA_SUCCESS) *pitch = wide;
+        result = memory_spill(pointer, bytes, here.device, result, &kind);
+        if (result == CUDA_SUCCESS) *pitch = bytes / height;
     }
-    return settle_pitch(result, *pointer, &here, least, *pitch, height, kind);
+    return settle_pitch(result, *pointer, &here, bytes, *pitch, height, kind);
 }
 
 HOOK_EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width,
                                      unsigned int height, unsigned int element)
 {
     struct context_here here;
-    uint64_t least = (uint64_t)width * height;
+    uint64_t bytes;
     hook_enter();
-    if (!pointer || !pitch || is_free_of_charge(&here, least))
+    if (!pointer || !pitch || !pitched(width, height, &bytes) || is_free_of_charge(&here, bytes))
         return DRIVER(cuMemAllocPitch)(pointer, pitch, width, height, element);
-    if (!hook_charge(here.device, least)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!hook_charge(here.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuMemAllocPitch)(pointer, pitch, width, height, element);
-    return settle_pitch(result, *pointer, &here, least, *pitch, height, MEMORY_PLAIN);
+    return settle_pitch(result, *pointer, &here, bytes, *pitch, height, MEMORY_PLAIN);
 }
 
 /* --- free --- */

@@ -21,6 +21,7 @@
 #include "hook.h"
 #include "launch_hooks.h"
 #include "memory.h"
+#include "pool.h"
 
 #define DEVICES 64   /* CUDA ordinals */
 #define PER_GRAPH 8u /* devices that one graph may allocate on: addresses of graphs are multiples of 8 */
@@ -55,6 +56,7 @@ static bool settle_device(CUdevice cuda)
     if (device < 0 ||
         DRIVER(cuDeviceGetGraphMemAttribute)(cuda, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) != CUDA_SUCCESS)
         return false;
+    pool_learn(device, reserved);
     spin_lock(&devices_locked);
     uint64_t target = reserved + devices[cuda].pending;
     uint64_t charged = devices[cuda].charged;
@@ -109,6 +111,14 @@ static void add_node(CUgraphNode node, struct need *need, int depth)
         if (location->type == CU_MEM_LOCATION_TYPE_DEVICE && location->id >= 0 && location->id < DEVICES)
             need->bytes[location->id] += parameters.bytesize;
     }
+}
+
+/* In whole pieces, as the driver takes it. */
+static void add_all(CUgraph graph, struct need *need)
+{
+    add_graph(graph, need, 0);
+    for (CUdevice cuda = 0; cuda < DEVICES; cuda++)
+        if (need->bytes[cuda]) need->bytes[cuda] = pool_round(device_limits(cuda), need->bytes[cuda]);
 }
 
 static bool charge_need(CUdevice cuda, uint64_t bytes)
@@ -209,7 +219,7 @@ static CUresult instantiated(CUresult result, const CUgraphExec *executable, CUg
 {
     struct need need = {0};
     if (result != CUDA_SUCCESS || !is_seen()) return result;
-    add_graph(graph, &need, 0);
+    add_all(graph, &need);
     remember(*executable, &need, false);
     return result;
 }
@@ -238,7 +248,7 @@ static CUresult instantiate_with(CUgraphExec *executable, CUgraph graph, CUDA_GR
     hook_enter();
     if (!is_seen() || !parameters || !(parameters->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD))
         return instantiated(call(executable, graph, parameters), executable, graph);
-    add_graph(graph, &need, 0);
+    add_all(graph, &need);
     int cuda = 0;
     for (; cuda < DEVICES; cuda++)
         if (need.bytes[cuda] && !charge_need(cuda, need.bytes[cuda])) break;

@@ -2,9 +2,10 @@
 /*
  * Hooks: modules and libraries of code, whose images take device memory.
  *
- * The driver does not say how much: it is the fall of its free memory around the load, less what this process was charged
- * meanwhile, at most MODULE_MOST because neighbours change it too. Charged in any case, refunded at the unload. Code that is
- * loaded lazily is found only by the agent's comparison with NVML.
+ * The driver does not say how much: it is the growth of this process in NVML's list around the load, or, where that does not
+ * tell, the fall of the driver's free memory, at most MODULE_MOST because neighbours change that too; less what this process
+ * was charged meanwhile. What does not fit is unloaded again. Code that is loaded lazily is found only by the agent's
+ * comparison with NVML.
  */
 #include <stddef.h>
 
@@ -22,39 +23,49 @@ static struct table modules; /* modules and libraries: both are addresses in the
 struct measure {
     struct context_here here;
     bool active;
-    size_t free;
+    bool listed; /* `used` is this process's, in NVML's list; else of the device */
+    uint64_t used;
     uint64_t own;
 };
+
+static bool device_use(uint64_t *bytes)
+{
+    size_t free, total;
+    if (DRIVER(cuMemGetInfo_v2)(&free, &total) != CUDA_SUCCESS) return false;
+    *bytes = total - free;
+    return true;
+}
 
 static struct measure begin(void)
 {
     struct measure measure = {0};
-    size_t total;
     hook_enter();
-    measure.active = context_here(&measure.here) && measure.here.device >= 0 &&
-                     account_limit(measure.here.device) != UINT64_MAX &&
-                     DRIVER(cuMemGetInfo_v2)(&measure.free, &total) == CUDA_SUCCESS;
+    if (!context_here(&measure.here) || measure.here.device < 0 || account_limit(measure.here.device) == UINT64_MAX)
+        return measure;
+    measure.listed = context_own_use(measure.here.cuda, &measure.used);
+    measure.active = measure.listed || device_use(&measure.used);
     if (measure.active) measure.own = account_own_used(measure.here.device);
     return measure;
 }
 
-static CUresult end(const struct measure *measure, CUresult result, const void *image)
+/* Charge what the load has taken; false: it does not fit. */
+static bool fits(const struct measure *measure, uintptr_t image)
 {
-    size_t free, total;
-    if (result != CUDA_SUCCESS || !measure->active || DRIVER(cuMemGetInfo_v2)(&free, &total) != CUDA_SUCCESS)
-        return result;
+    uint64_t used;
+    if (!measure->active || !(measure->listed ? context_own_use(measure->here.cuda, &used) : device_use(&used)))
+        return true;
     int device = measure->here.device;
-    int64_t taken = (int64_t)(measure->free - free) - (int64_t)(account_own_used(device) - measure->own);
-    if (taken <= 0) return result;
+    int64_t taken = (int64_t)(used - measure->used) - (int64_t)(account_own_used(device) - measure->own);
+    if (taken <= 0) return true;
     uint64_t bytes = (uint64_t)taken < MODULE_MOST ? (uint64_t)taken : MODULE_MOST;
     struct held held = {.bytes = bytes & TABLE_BYTES_MAX, .device = (uint64_t)device & 0x3f, .tag = measure->here.tag};
-    account_charge_anyway(device, bytes);
-    account_note_module(device, (int64_t)bytes);
-    if (!hook_remember(&modules, (uintptr_t)image, held)) {
+    if (!context_charge(device, bytes)) return false;
+    if (!hook_remember(&modules, image, held)) {
         account_refund(device, bytes);
-        account_note_module(device, -(int64_t)bytes);
+        return false;
     }
-    return result;
+    account_note_module(device, (int64_t)bytes);
+    return true;
 }
 
 static void unloaded(const void *image)
@@ -65,29 +76,31 @@ static void unloaded(const void *image)
     account_note_module((int)held.device, -(int64_t)held.bytes);
 }
 
-#define LOAD(name, parameters, arguments, out)                                                                         \
+#define LOAD(name, parameters, arguments, out, unload)                                                                 \
     HOOK_EXPORT CUresult name parameters                                                                               \
     {                                                                                                                  \
         if (!(out)) return DRIVER(name) arguments;                                                                     \
         struct measure measure = begin();                                                                              \
         CUresult result = DRIVER(name) arguments;                                                                      \
-        return end(&measure, result, result == CUDA_SUCCESS ? *(out) : NULL);                                          \
+        if (result != CUDA_SUCCESS || fits(&measure, (uintptr_t)*(out))) return result;                                \
+        DRIVER(unload)(*(out));                                                                                        \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                                                               \
     }
 
-LOAD(cuModuleLoad, (CUmodule * module, const char *file), (module, file), module)
-LOAD(cuModuleLoadData, (CUmodule * module, const void *image), (module, image), module)
+LOAD(cuModuleLoad, (CUmodule * module, const char *file), (module, file), module, cuModuleUnload)
+LOAD(cuModuleLoadData, (CUmodule * module, const void *image), (module, image), module, cuModuleUnload)
 LOAD(cuModuleLoadDataEx,
      (CUmodule * module, const void *image, unsigned int count, CUjit_option *options, void **values),
-     (module, image, count, options, values), module)
-LOAD(cuModuleLoadFatBinary, (CUmodule * module, const void *image), (module, image), module)
+     (module, image, count, options, values), module, cuModuleUnload)
+LOAD(cuModuleLoadFatBinary, (CUmodule * module, const void *image), (module, image), module, cuModuleUnload)
 LOAD(cuLibraryLoadData,
      (CUlibrary * library, const void *code, CUjit_option *jit_options, void **jit_values, unsigned int jit_count,
       CUlibraryOption *options, void **values, unsigned int count),
-     (library, code, jit_options, jit_values, jit_count, options, values, count), library)
+     (library, code, jit_options, jit_values, jit_count, options, values, count), library, cuLibraryUnload)
 LOAD(cuLibraryLoadFromFile,
      (CUlibrary * library, const char *file, CUjit_option *jit_options, void **jit_values, unsigned int jit_count,
       CUlibraryOption *options, void **values, unsigned int count),
-     (library, file, jit_options, jit_values, jit_count, options, values, count), library)
+     (library, file, jit_options, jit_values, jit_count, options, values, count), library, cuLibraryUnload)
 
 /* Addresses of functions are given out again: what is known of their durations goes with the module. */
 static void forget_functions(CUmodule module)

@@ -17,18 +17,37 @@
 #include "memory.h"
 
 #define POOLS 255u
+#define PIECE_MOST (UINT64_C(32) << 20)
 
 struct pool {
     _Atomic(CUmemoryPool) handle; /* NULL: free; written last */
     _Atomic(int) device;          /* index in the limits, -1: host memory or a device without limits */
     _Atomic(bool) destroyed;      /* by the application; lives on while memory of it is held */
+    uint32_t flying;              /* requests on their way */
     uint64_t live;                /* requested and not freed, requests on their way included */
-    uint64_t charged;             /* >= live */
+    uint64_t charged;             /* >= live; >= live in whole pieces while requests are on their way */
 };
 
 static struct pool pools[POOLS];
 static _Atomic(uint32_t) pools_locked;
-static _Atomic(bool) slack; /* some pool may have charged > reserved */
+static _Atomic(bool) slack; /* some pool may give back what it keeps, or has: charged > live */
+
+uint64_t pool_round(int device, uint64_t bytes)
+{
+    struct region_device *line = account_region_device(device);
+    uint64_t piece = line ? __atomic_load_n(&line->pool_piece, __ATOMIC_RELAXED) : 0;
+    if (piece <= 1 || piece > PIECE_MOST || bytes > TABLE_BYTES_MAX) return bytes;
+    return (bytes + piece - 1) / piece * piece;
+}
+
+/* The largest power of two that divides all that was seen. */
+void pool_learn(int device, uint64_t reserved)
+{
+    struct region_device *line = account_region_device(device);
+    uint64_t piece = (reserved | PIECE_MOST) & -(reserved | PIECE_MOST);
+    uint64_t known = line ? __atomic_load_n(&line->pool_piece, __ATOMIC_RELAXED) : 0;
+    if (line && reserved && (!known || piece < known)) __atomic_store_n(&line->pool_piece, piece, __ATOMIC_RELAXED);
+}
 
 static bool reserved_of(CUmemoryPool handle, uint64_t *bytes)
 {
@@ -51,6 +70,7 @@ static uint32_t pool_number(CUmemoryPool handle, int device)
     if (number == POOLS && unused < POOLS) {
         number = unused;
         pools[number].live = pools[number].charged = 0;
+        pools[number].flying = 0;
         pools[number].destroyed = false;
         pools[number].device = device;
         pools[number].handle = handle;
@@ -66,8 +86,10 @@ static bool pool_settle(uint32_t number, bool strict, bool *refunded)
     struct pool *pool = &pools[number];
     bool fits = true;
     bool known = !pool->destroyed && reserved_of(pool->handle, &reserved);
+    if (known && reserved > pool->live) pool_learn(pool->device, reserved);
     spin_lock(&pools_locked);
-    uint64_t target = known && reserved > pool->live ? reserved : pool->live;
+    uint64_t target = pool->flying ? pool_round(pool->device, pool->live) : pool->live;
+    if (known && reserved > target) target = reserved;
     if (target > pool->charged) {
         fits = !strict || account_charge(pool->device, target - pool->charged);
         if (!strict) account_charge_anyway(pool->device, target - pool->charged);
@@ -77,6 +99,7 @@ static bool pool_settle(uint32_t number, bool strict, bool *refunded)
         pool->charged = target;
         if (refunded) *refunded = true;
     }
+    if (pool->charged > pool->live) atomic_store_explicit(&slack, true, memory_order_relaxed);
     if (pool->destroyed && pool->charged == 0) pool->handle = NULL;
     spin_unlock(&pools_locked);
     return fits;
@@ -96,6 +119,7 @@ void pool_settle_if_slack(int device)
     pool_settle_device(device);
 }
 
+/* What a pool of another device keeps it still keeps: settling says so again. */
 static void settle_after_wait(void)
 {
     launch_settle();
@@ -161,19 +185,28 @@ static bool is_capturing(CUstream stream, bool per_thread)
     return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
-/* What a pool lacks for a request, charged; false: it does not fit. */
+/* What a pool lacks for a request, in whole pieces, charged; false: it does not fit. */
 static bool pool_charge(uint32_t number, uint64_t bytes)
 {
     struct pool *pool = &pools[number];
     spin_lock(&pools_locked);
     uint64_t live = pool->live + bytes;
-    bool fits = live <= pool->charged || account_charge(pool->device, live - pool->charged);
+    uint64_t whole = pool_round(pool->device, live);
+    bool fits = whole <= pool->charged || account_charge(pool->device, whole - pool->charged);
     if (fits) {
+        pool->flying++;
         pool->live = live;
-        if (pool->charged < live) pool->charged = live;
+        if (pool->charged < whole) pool->charged = whole;
     }
     spin_unlock(&pools_locked);
     return fits;
+}
+
+static void pool_landed(uint32_t number)
+{
+    spin_lock(&pools_locked);
+    pools[number].flying--;
+    spin_unlock(&pools_locked);
 }
 
 static void pool_uncharge(uint32_t number, uint64_t bytes)
@@ -236,6 +269,7 @@ static CUresult allocate(const struct request *request)
         !((pool_settle_device(device) | memory_graph_settle(device)) && pool_charge(number, request->bytes)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = ask_driver(request);
+    pool_landed(number);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && memory_may_spill(device)) {
         /* Managed memory is charged by request, not as part of the pool. */
         pool_uncharge(number, request->bytes);

@@ -3,13 +3,15 @@
  * Stream-ordered allocation: pools are charged for what they have reserved from the card.
  *
  * Of each pool the larger of two figures is charged: what the application holds of it by its own requests, and what the
- * driver says it has reserved. So a request is charged before the driver sees it, memory that the pool keeps for later
+ * driver says it has reserved. So a request is charged before the driver sees it, rounded up to the piece by which pools of
+ * the device were seen to grow (in the region, so that the next process knows it); memory that the pool keeps for later
  * stays charged, and what it gives back is refunded at the next synchronisation, query, trim or refusal.
  */
 #ifndef VGPU_POOL_H
 #define VGPU_POOL_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "table.h"
 
@@ -24,6 +26,12 @@ void pool_settle_if_slack(int device);
 
 /* The primary context was reset: pointers of its pools that the driver does not hold any more are gone. */
 void pool_device_reset(int device);
+
+/* `bytes` rounded up to the piece by which the driver reserves memory on this device, as far as that is known. */
+uint64_t pool_round(int device, uint64_t bytes);
+
+/* The driver has reserved so much for a pool or for graphs, which is a multiple of its piece. */
+void pool_learn(int device, uint64_t reserved);
 
 void pool_reset(void);
 

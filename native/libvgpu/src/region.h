@@ -128,7 +128,10 @@ union region_total_word {
 struct region_device {
     union region_total_word total;
     uint64_t over_since_ns; /* 0, or since when use exceeds the limit after it shrank */
-    uint64_t reserved0[5];
+    /* What the driver was seen to take, so that the next process can charge it first; 0: not seen yet. */
+    uint64_t context_cost;
+    uint64_t pool_piece;
+    uint64_t reserved0[3];
     /* compute: own cache line, see budget.h */
     uint64_t paid_until_ns;
     uint32_t budget_futex;

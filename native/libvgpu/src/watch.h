@@ -2,8 +2,8 @@
 /*
  * The one thread of the limiter: in a process that uses CUDA, and in no other.
  *
- * Looks four times a second whether the limits have changed and once a second for the dead. All signals blocked; ends by
- * itself when the process has detached.
+ * Looks four times a second whether the limits have changed; one of all processes looks for the dead as often. All
+ * signals blocked; ends by itself when the process has detached.
  */
 #ifndef VGPU_WATCH_H
 #define VGPU_WATCH_H

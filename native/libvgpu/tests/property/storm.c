@@ -9,8 +9,8 @@
  *     limit LIMIT                wait until every device of the container shows this limit (bytes)
  *
  * The law, per device. At every moment: what the driver has given to the container's living processes is at most the
- * limit, or not more than it was a moment ago when the limit has shrunk below it. Not under the limit's law: what
- * contexts take by existing, and SLACK bytes, by which pools may have grown until their charge is settled. When the workers stand still: what the
+ * limit, or not more than it was a moment ago when the limit has shrunk below it. SLACK bytes more are allowed: what is
+ * known only when it has been taken, and then given back if it does not fit. When the workers stand still: what the
  * container is told is used equals what the driver has given, within a second of the last death; an allocation of all
  * that is free succeeds and then not one byte more; no view has more free or used than total.
  *
@@ -146,6 +146,17 @@ static CUresult take_all(int device, struct storm_view *view)
     return cu.cuMemFree_v2(all);
 }
 
+/* The first process of the container shows the limiter what contexts take and by what pieces pools grow. */
+static CUresult see_pieces(CUcontext context)
+{
+    CUdeviceptr pointer = 0;
+    CUresult result = cu.cuCtxSetCurrent(context);
+    if (result == CUDA_SUCCESS) result = cu.cuMemAllocAsync(&pointer, 1, NULL);
+    if (result == CUDA_SUCCESS) result = cu.cuMemFreeAsync(pointer, NULL);
+    if (result == CUDA_SUCCESS) result = cu.cuCtxSynchronize();
+    return result;
+}
+
 static void observe(int in, int out)
 {
     struct question question;
@@ -156,11 +167,14 @@ static void observe(int in, int out)
     if (result == CUDA_SUCCESS) result = cu.cuDeviceGetCount(&count);
     for (int device = 0; device < count && result == CUDA_SUCCESS; device++) {
         result = cu.cuDevicePrimaryCtxRetain(&context, device);
+        if (result == CUDA_SUCCESS) result = see_pieces(context);
     }
     if (result != CUDA_SUCCESS || count != (int)device_count) {
         storm_fail(shared, "observer: code %d, %d devices instead of %u", result, count, device_count);
     }
-    while (read(in, &question, sizeof question) == (ssize_t)sizeof question) {
+    memset(&reply, 0, sizeof reply);
+    bool ready = write(out, &reply, sizeof reply) == (ssize_t)sizeof reply;
+    while (ready && read(in, &question, sizeof question) == (ssize_t)sizeof question) {
         memset(&reply, 0, sizeof reply);
         if (question.what == 'x') {
             reply.result = take_all(question.device, &reply.views[question.device]);
@@ -223,6 +237,10 @@ static void start_observer(void)
     (void)close(up[1]);
     to_observer = down[1];
     from_observer = up[0];
+    struct reply ready;
+    if (read(from_observer, &ready, sizeof ready) != (ssize_t)sizeof ready) {
+        storm_fail(shared, "observer: ended at once");
+    }
 }
 
 /* ---- the driver's own count ---- */
@@ -241,7 +259,7 @@ static bool is_ours(uint32_t pid)
 }
 
 /* Sum over the living of one device at one moment: two equal looks in a row, and nobody dead among them. */
-static bool given(unsigned int device, uint64_t *sum, uint64_t *contexts)
+static bool given(unsigned int device, uint64_t *sum)
 {
     unsigned int ours[STORM_WORKERS + 1];
     uint64_t seen[STORM_WORKERS + 1];
@@ -254,9 +272,7 @@ static bool given(unsigned int device, uint64_t *sum, uint64_t *contexts)
     for (unsigned int tries = 0; tries < 50; tries++) {
         bool same = true;
         *sum = 0;
-        *contexts = 0;
         for (unsigned int i = 0; i < count; i++) {
-            *contexts += __atomic_load_n(&card->shares[ours[i]][device].contexts, __ATOMIC_ACQUIRE);
             seen[i] = __atomic_load_n(&card->shares[ours[i]][device].used, __ATOMIC_ACQUIRE);
             *sum += seen[i];
         }
@@ -279,12 +295,11 @@ static void sample(uint64_t before[STORM_DEVICES])
     uint64_t limit = __atomic_load_n(&shared->limit, __ATOMIC_SEQ_CST);
     for (unsigned int i = 0; i < device_count; i++) {
         uint64_t now = 0;
-        uint64_t contexts = 0;
-        if (!given((unsigned int)devices[i], &now, &contexts)) {
+        if (!given((unsigned int)devices[i], &now)) {
             continue;
         }
         samples++;
-        if (now > limit + slack + contexts && now > before[i]) {
+        if (now > limit + slack && now > before[i]) {
             storm_fail(shared, "device %u: the driver has given %llu, the limit is %llu, it was %llu before", i,
                        (unsigned long long)now, (unsigned long long)limit, (unsigned long long)before[i]);
         }
@@ -354,9 +369,8 @@ static bool all_still(void)
 static bool agrees(const struct reply *reply, unsigned int device, uint64_t *told, uint64_t *truth)
 {
     const struct storm_view *view = &reply->views[device];
-    uint64_t contexts = 0;
     *told = view->total - view->free_bytes;
-    if (!given((unsigned int)devices[device], truth, &contexts)) {
+    if (!given((unsigned int)devices[device], truth)) {
         return false;
     }
     return *truth >= view->total ? view->free_bytes == 0 : *told == *truth;
@@ -440,8 +454,10 @@ static void wait_for_limit(uint64_t limit)
             nap(5000000);
         }
     }
-    nap(500000000); /* every other process reads the file within a second of its change too */
-    nap(500000000);
+    if (limit < highest) { /* every other process reads the file within a second of its change too */
+        nap(750000000);
+        nap(750000000);
+    }
     __atomic_store_n(&shared->limit, limit, __ATOMIC_SEQ_CST);
 }
 

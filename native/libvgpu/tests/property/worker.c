@@ -40,7 +40,8 @@ static struct storm_shared *shared;
 static unsigned int self;
 static uint64_t state;
 static int device_count;
-static int device; /* of the current context */
+static int device;  /* of the current context */
+static bool adrift; /* there is none, and no room for one: then its life ends */
 static CUcontext primaries[STORM_DEVICES];
 static CUcontext explicit_context;
 static int explicit_device;
@@ -129,19 +130,30 @@ static bool is_in_explicit(void)
     return explicit_context != NULL && explicit_device == device;
 }
 
-static void go_to(int number)
+/* False: there is no room for a context there; the current one stays. */
+static bool go_to(int number)
 {
     CUcontext context = explicit_context != NULL && explicit_device == number ? explicit_context : primaries[number];
     if (context == NULL) {
         CUresult result = cu.cuDevicePrimaryCtxRetain(&context, number);
         expect("cuDevicePrimaryCtxRetain", result);
         if (result != CUDA_SUCCESS) {
-            return;
+            return false;
         }
         primaries[number] = context;
     }
     must("cuCtxSetCurrent", cu.cuCtxSetCurrent(context));
     device = number;
+    return true;
+}
+
+/* After the current context has ended. */
+static void go_anywhere(int first)
+{
+    adrift = true;
+    for (int i = 0; i < device_count && adrift; i++) {
+        adrift = !go_to((first + i) % device_count);
+    }
 }
 
 static struct thing *free_place(void)
@@ -292,8 +304,8 @@ static void make(void)
 
 static void unmake(struct thing *thing)
 {
-    if (thing->device != device) {
-        go_to(thing->device);
+    if (thing->device != device && !go_to(thing->device)) {
+        return; /* no room for a context from which to free it */
     }
     switch (thing->kind) {
     case LINEAR:
@@ -380,14 +392,16 @@ static void toggle_context(void)
     must("cuCtxDestroy", cu.cuCtxDestroy_v2(explicit_context));
     forget_context(explicit_device, true);
     explicit_context = NULL;
-    go_to(device);
+    go_anywhere(device);
 }
 
 /* As a program does that ends in order: pools first, then what they belong to. */
 static void end_device(int number)
 {
     int before = device;
-    go_to(number);
+    if (!go_to(number)) {
+        return;
+    }
     for (size_t i = 0; i < THINGS; i++) {
         if (things[i].device == number && (things[i].kind == ASYNC || things[i].kind == POOLED)) {
             unmake(&things[i]);
@@ -399,7 +413,7 @@ static void end_device(int number)
         pools[number] = NULL;
     }
     must("cuDeviceGraphMemTrim", cu.cuDeviceGraphMemTrim(number));
-    go_to(before);
+    (void)go_to(before); /* has a context, or this one stays */
 }
 
 static void reset_device(void)
@@ -414,7 +428,7 @@ static void reset_device(void)
     forget_context(number, false);
     primaries[number] = NULL;
     if (device == number && !is_in_explicit()) {
-        go_to(number);
+        go_anywhere(number);
     }
 }
 
@@ -475,7 +489,7 @@ static void step(void)
     } else if (choice < 940) {
         look();
     } else if (choice < 970) {
-        go_to((int)below((uint64_t)device_count));
+        (void)go_to((int)below((uint64_t)device_count));
     } else if (choice < 985) {
         must("cuCtxSynchronize", cu.cuCtxSynchronize());
     } else if (choice < 992) {
@@ -496,12 +510,10 @@ void storm_work(struct storm_shared *where, unsigned int worker, uint64_t seed)
     state = seed;
     must("cuInit", cu.cuInit(0));
     must("cuDeviceGetCount", cu.cuDeviceGetCount(&device_count));
-    for (int number = 0; number < device_count && primaries[device] == NULL; number++) {
-        go_to(number);
-    }
+    go_anywhere(0);
     __atomic_store_n(&shared->workers[self].state, STORM_RUNNING, __ATOMIC_SEQ_CST);
     uint64_t life = LIFE_MIN + below(LIFE_SPREAD);
-    for (uint64_t i = 0; i < life && primaries[device] != NULL; i++) {
+    for (uint64_t i = 0; i < life && !adrift; i++) {
         if (__atomic_load_n(&shared->pause, __ATOMIC_RELAXED) != 0) {
             stand_still();
         }
@@ -511,7 +523,7 @@ void storm_work(struct storm_shared *where, unsigned int worker, uint64_t seed)
         step();
         shared->workers[self].operations++;
     }
-    if (below(3) == 0 && !is_skipped("exit")) {
+    if (below(3) == 0 && !adrift && !is_skipped("exit")) {
         for (size_t i = 0; i < THINGS; i++) {
             unmake(&things[i]);
         }
