@@ -301,6 +301,41 @@ def test_image_of_a_module_is_charged_while_it_is_loaded(guest: CudaChild) -> No
     assert told == [3 * MIB, 0]
 
 
+def test_what_does_not_fit_of_contexts_and_modules_is_refused_and_leaves_nothing(
+    guest: CudaChild,
+) -> None:
+    told = guest("""
+        begin()
+        pointer = alloc(info()[0] - 6 * MIB)
+        before = agree()
+        explicit, module = c_void_p(), c_void_p()
+        told = [
+            code("cuCtxCreate_v2", byref(explicit), 0, 0),
+            agree() - before,
+            code("cuModuleLoadData", byref(module), b"fake-bytes: 7340032"),
+            agree() - before,
+            code("cuModuleLoadData", byref(module), b"fake-bytes: 6291456"),
+            info()[0],
+        ]
+        """)
+    assert told == [OUT_OF_MEMORY, 0, OUT_OF_MEMORY, 0, 0, 0]
+
+
+def test_what_one_device_keeps_is_given_back_after_a_wait_for_another(guest: CudaChild) -> None:
+    told = guest("""
+        begin(1)
+        enter(0)
+        pointer = alloc(4 * MIB, "cuMemAllocAsync", None)
+        ask("cuMemFreeAsync", pointer, None)
+        enter(1)
+        ask("cuCtxSynchronize")
+        enter(0)
+        ask("cuCtxSynchronize")
+        told = [agree(0), agree(1)]
+        """)
+    assert told == [8 * MIB, 8 * MIB]
+
+
 def test_unknown_pointers_and_missing_arguments_are_the_drivers_business(
     guest: CudaChild, limiter: Path
 ) -> None:
