@@ -137,7 +137,8 @@ def test_used_is_what_the_driver_gave_and_within_the_limit(
     node: GpuNode,
     drivers: Path,
     hardware: Hardware,
-    record_property: Callable[[str, object], None],
+    request: pytest.FixtureRequest,
+    record_testsuite_property: Callable[[str, object], None],
 ) -> None:
     randomness = random.Random(SEED)
     with ExitStack() as stack:
@@ -152,9 +153,8 @@ def test_used_is_what_the_driver_gave_and_within_the_limit(
             stack.callback(storm.close)
         run_until(storms, OPERATIONS, randomness)
     names = ("operations", "kills", "forks", "samples", "reclaim_us", "lives")
-    for at, name in enumerate(names):
-        values = [storm.figures[at] for storm in storms]
-        record_property(name, max(values) if name == "reclaim_us" else sum(values))
-        print(name, values)
+    figures = zip(names, zip(*(storm.figures for storm in storms), strict=True), strict=False)
+    told = {name: max(f) if name == "reclaim_us" else sum(f) for name, f in figures}
+    record_testsuite_property(f"storm {request.node.callspec.id}", told)
     assert all(storm.figures[1] > 0 and storm.figures[3] > 0 for storm in storms)
     assert max(storm.figures[4] for storm in storms) <= RECLAIM_MOST_US
