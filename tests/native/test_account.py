@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hami_nodeagent.core.region import HEADER_BYTES, Layout, parse_header
 from tests.support.accounting import (
     ADDRESS,
     PLAIN,
@@ -288,6 +289,17 @@ def test_many_processes_begin_at_once(tmp_path: Path, count: int) -> None:
     }
     _, slots, used = run(build("unit/many_account"), str(count), env=env).split()
     assert (int(slots), int(used)) == (count + 1, count * 1000)
+
+
+def test_processes_that_come_and_go_share_few_slots(tmp_path: Path) -> None:
+    """Every slot ever seen is added up in each sum, so their number must follow who lives."""
+    region = tmp_path / "region"
+    env = {"CUDA_DEVICE_MEMORY_LIMIT": "1g", "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(region)}
+    run(build("unit/churn_account"), "200", env=env)
+    content = region.with_name("region-1").read_bytes()
+    layout = parse_header(content[:HEADER_BYTES], len(content))
+    assert isinstance(layout, Layout)
+    assert 1 <= layout.slots_seen <= 16
 
 
 def test_more_processes_than_slots_are_limited_each_for_itself(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@
 #define FOREIGN_AT_ONCE 64u
 #endif
 
+#define DOUBLING_LEAST 16u
+
 static union region_owner owner_of(const struct region *region, uint32_t slot)
 {
     return (union region_owner){.word = atomic_guess16(&region->slots[slot].owner)};
@@ -59,12 +61,22 @@ static bool take(const struct region *region, uint32_t slot, const union region_
     return true;
 }
 
+/* Every slot ever seen is added up in each sum: before their number doubles, those of the dead are taken back. */
+static bool is_doubling(uint32_t seen)
+{
+    return seen >= DOUBLING_LEAST && (seen & (seen - 1)) == 0;
+}
+
 uint32_t slot_claim(const struct region *region, const union region_owner *self)
 {
     /* What this process left here before it executed itself anew, or detached halfway: nobody else may touch it. */
     uint32_t seen = lease_slots(region);
-    for (uint32_t i = 0; i < seen; i++)
+    bool is_full = true;
+    for (uint32_t i = 0; i < seen; i++) {
         if (owner_of(region, i).word == self->word) slot_release(region, i, self);
+        if (owner_of(region, i).word == 0) is_full = false;
+    }
+    if (is_full && is_doubling(seen)) (void)slot_reclaim(region, self, REGION_NO_SLOT);
     for (int attempt = 0; attempt < 2; attempt++) {
         for (uint32_t i = 0; i < region->slot_count; i++)
             if (owner_of(region, i).word == 0 && take(region, i, self)) return i;
