@@ -8,6 +8,44 @@ everywhere; ``index`` and ``minor`` are the vendor's own numbers and are never u
 from msgspec import Struct
 
 
+class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One size in which a device can be divided in hardware, such as a MIG profile.
+
+    A device with profiles gives each share the smallest that holds what was asked, and books the
+    profile's size. The profile without a name is the whole device: its share is exclusive.
+    """
+
+    name: str = ""
+    """The vendor's own word, such as ``1g.18gb`` or ``vir05_1c_16g``; empty: the whole device."""
+    memory_mib: int
+    core_pct: int = 0
+    """Part of the device's compute, rounded down."""
+    resources: dict[str, int] = {}
+    """What else it takes, by the names of ``Device.resources``: AI cores, AI CPUs, slices …"""
+    size: int = 0
+    """Length on the device's grid of positions; 0 where positions do not matter."""
+    starts: tuple[int, ...] = ()
+    """Legal first positions on the grid."""
+    limit: int = 0
+    """Most instances of it on one device; 0: as many as there is room for."""
+    native_id: int | None = None
+    """The vendor's number for it."""
+    by_name_only: bool = False
+    """Given only to who names it: it has something that a mere size does not ask for."""
+
+    def need(self, start: int | None = None) -> dict[str, int]:
+        """Everything but memory and compute that an instance at ``start`` takes of its device.
+
+        Positions of the grid count as resources of which there is one each.
+        """
+        taken = dict(self.resources)
+        if self.limit:
+            taken[f"limit {self.name}"] = 1
+        if start is not None:
+            taken.update({f"position {at}": 1 for at in range(start, start + self.size)})
+        return taken
+
+
 class DeviceFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One accelerator as the node's driver describes it, before any configuration is applied."""
 
@@ -35,6 +73,12 @@ class DeviceFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``soft`` (limited by the in-container library), ``mig``, ``whole`` …
     """
+    partitions: tuple[Profile, ...] = ()
+    """Sizes in which the hardware can be divided now; empty: it is not divided."""
+    resources: dict[str, int] = {}
+    """Totals of what partitions take beside memory and compute, by name."""
+    max_shares: int = 0
+    """Most shares that the hardware allows at a time; 0: no limit of its own."""
     attributes: dict[str, str] = {}
     """Further facts of the vendor, such as ``compute_capability``.
 
@@ -76,4 +120,8 @@ class Device(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cordoned: bool = False
     """An operator took the device out of service for new pods."""
     mode: str = "soft"
+    partitions: tuple[Profile, ...] = ()
+    """Sizes in which the hardware divides it; empty: shares have any size."""
+    resources: dict[str, int] = {}
+    """Totals of what partitions take beside memory and compute, by name."""
     attributes: dict[str, str] = {}

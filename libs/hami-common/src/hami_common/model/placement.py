@@ -25,6 +25,20 @@ class Share(Struct, frozen=True, kw_only=True, omit_defaults=True):
     core_pct: int = 0
     """0: no compute limit."""
     exclusive: bool = False
+    profile: str = ""
+    """Hardware partition that carries the share, by its name in ``Device.partitions``.
+
+    Empty: none, the share is soft or the whole device. Memory and compute are then the profile's.
+    """
+    start: int | None = None
+    """The partition's first position on the device's grid, where positions matter."""
+    kind: str = ""
+    """Shares of one device all have the same kind, such as a QoS class; empty: any."""
+
+    @property
+    def part(self) -> str:
+        """The partition as one word: ``<profile>`` or ``<profile>@<start>``; empty when none."""
+        return self.profile if self.start is None else f"{self.profile}@{self.start}"
 
 
 class ContainerShares(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -50,6 +64,9 @@ class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):
     core_pct: int = 0
     slots: int = 0
     exclusive: bool = False
+    kind: str = ""
+    parts: dict[str, int] = {}
+    """Hardware partitions, by ``Share.part``: how many of each."""
 
     def plus(self, other: "Booked") -> "Booked":
         """Both held at the same time."""
@@ -58,6 +75,11 @@ class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):
             core_pct=self.core_pct + other.core_pct,
             slots=self.slots + other.slots,
             exclusive=self.exclusive or other.exclusive,
+            kind=self.kind or other.kind,
+            parts={
+                part: self.parts.get(part, 0) + other.parts.get(part, 0)
+                for part in {**self.parts, **other.parts}
+            },
         )
 
     def peak(self, other: "Booked") -> "Booked":
@@ -67,6 +89,11 @@ class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):
             core_pct=max(self.core_pct, other.core_pct),
             slots=max(self.slots, other.slots),
             exclusive=self.exclusive or other.exclusive,
+            kind=self.kind or other.kind,
+            parts={
+                part: max(self.parts.get(part, 0), other.parts.get(part, 0))
+                for part in {**self.parts, **other.parts}
+            },
         )
 
 
@@ -89,6 +116,8 @@ def booked_by_device(containers: Iterable[ContainerShares]) -> dict[str, Booked]
                     core_pct=share.core_pct,
                     slots=1,
                     exclusive=share.exclusive,
+                    kind=share.kind,
+                    parts={share.part: 1} if share.part else {},
                 )
             )
         for uuid, booked in own.items():

@@ -39,6 +39,14 @@ class DeviceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     exclusive: bool = False
     """Nobody else may use the device."""
+    profile: str = ""
+    """Hardware partition asked for by name; empty: the size decides."""
+    exact: tuple[tuple[str, int], ...] = ()
+    """Amounts that the partition must have, by the names of ``Profile.resources``."""
+    kind: str = ""
+    """Shares of one device all have the same kind; empty: any."""
+    shape: str = ""
+    """Which sets of devices may serve the request, see ``hami_common.vendors.shapes``."""
 
     def memory_mib_on(self, device_memory_mib: int) -> int:
         """MiB taken from a device with ``device_memory_mib`` of physical memory."""

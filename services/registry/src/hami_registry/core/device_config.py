@@ -21,7 +21,7 @@ from hami_common.model.device import Device, DeviceFacts
 MAX_SLOTS = 1024
 MAX_SCALING = 100.0
 FULL_CORE_PCT = 100
-RULES_VERSION = 1
+RULES_VERSION = 2
 """Grows when the same configuration and facts begin to give other devices: part of the digest."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -166,15 +166,21 @@ def canonical_device(
     if use.hidden:
         return None
     physical_mib = max(0, facts.memory_mib - use.reserved_mib)
+    capacity_mib = int(physical_mib * use.memory_scaling)
+    core_pct = int(FULL_CORE_PCT * use.core_scaling)
+    if facts.partitions:
+        # Hardware cannot hand out more than it has, and may keep a part for itself.
+        whole = [profile.memory_mib for profile in facts.partitions if not profile.name]
+        capacity_mib, core_pct = min([physical_mib, *whole]), FULL_CORE_PCT
     return Device(
         uuid=facts.uuid,
         vendor=facts.vendor,
         index=facts.index,
         type=facts.type,
         memory_mib=facts.memory_mib,
-        capacity_mib=int(physical_mib * use.memory_scaling),
-        capacity_core_pct=int(FULL_CORE_PCT * use.core_scaling),
-        slots=use.slots,
+        capacity_mib=capacity_mib,
+        capacity_core_pct=core_pct,
+        slots=min(use.slots, facts.max_shares) if facts.max_shares else use.slots,
         minor=facts.minor,
         bus_id=facts.bus_id,
         numa=facts.numa,
@@ -182,5 +188,7 @@ def canonical_device(
         health_reason=facts.health_reason,
         cordoned=use.cordoned or facts.uuid in cordoned_uuids,
         mode=facts.mode,
+        partitions=facts.partitions,
+        resources=facts.resources,
         attributes=facts.attributes,
     )
