@@ -22,6 +22,8 @@ STEP_S = 5.0
 REST_S = LEASE_S + RECONCILE_S
 """In this time every lease ends and every replica compares ledger and pods once."""
 LONGEST_REST_S = 10 * REST_S
+LONGEST_REST_LOOP_S = 30.0
+"""A rest is not given up before this much loop time: a rebuild on a real server takes real time."""
 TURN_S = 0.02
 """Loop time that each step leaves to everybody else."""
 
@@ -56,8 +58,9 @@ class Drive:
         """Let everything settle; fails when something was or is wrong."""
         self.chaos.mend()
         rested_s = 0.0
+        give_up_s = anyio.current_time() + LONGEST_REST_LOOP_S
         differences = ["nothing was compared"]
-        while differences and rested_s < LONGEST_REST_S:
+        while differences and (rested_s < LONGEST_REST_S or anyio.current_time() < give_up_s):
             await self.world.pass_time(STEP_S)
             await anyio.sleep(TURN_S)
             rested_s += STEP_S

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ledger and pods are brought into agreement: at start, after a wiped bus, and now and then."""
 
+import anyio.lowlevel
 import pytest
 from msgspec.structs import replace
 
@@ -9,6 +10,7 @@ from hami_common.errors import Unavailable
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.signing import Signer
 from hami_scheduler.core import binding
+from hami_scheduler.core.stimuli import RecordSeen
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.test_binder import foreign_record
 from tests.unit.scheduler.shell.world import LEASE_S, World, pod_path, quiet
@@ -64,6 +66,41 @@ async def test_wipe_under_a_running_scheduler_is_rebuilt_before_anything_is_boun
         assert len(world.live()) == 4
         error = await s.bind(world.add_pod(builders.pod("e", mem_mib=7000)), "n1")
         assert "CardInsufficientMemory" in error
+    world.check_settled(NODE)
+
+
+@pytest.mark.parametrize("call", range(4))
+async def test_storage_that_is_lost_again_during_a_rebuild_is_rebuilt_again(call: int) -> None:
+    world = await world_with_bound("a", "b", "c", "d", mem_mib=7000)
+    async with world.scheduler("s1") as s:
+
+        async def lose_again() -> None:
+            world.bus.wipe()
+            await world.add_devices(NODE)
+            # The feeds see the loss and the end of their new delivery, as if this call were slow.
+            for _ in range(100):
+                await anyio.lowlevel.checkpoint()
+
+        s.seen.after[len(s.seen.calls) + call] = lose_again
+        await lose_again()
+        await world.advance(200.0, "n1")
+        assert s.seen.calls[call:], "the rebuild came to this call"
+        assert {record.pod for record in world.live()} == {"a", "b", "c", "d"}
+        error = await s.bind(world.add_pod(builders.pod("e", mem_mib=7000)), "n1")
+        assert "CardInsufficientMemory" in error
+    world.check_settled(NODE)
+
+
+async def test_ledger_that_knows_more_than_the_bus_holds_is_rebuilt() -> None:
+    world = await world_with_bound("a")
+    async with world.scheduler("s1") as s:
+        ghost = RecordSeen(seq=999, record=foreign_record("uid-ghost"), now_s=0.0)
+        assert s.state.tell(ghost)
+        pod = world.add_pod(builders.pod("b"))
+        assert "records of node n1 are gone" in await s.bind(pod, "n1")
+        await world.advance(10.0, "n1")
+        assert await s.bind(pod, "n1") == ""
+        assert s.value("hami_scheduler_ledger_rebuilds_total") == 1
     world.check_settled(NODE)
 
 

@@ -43,15 +43,22 @@ STEP_S = 7.0
 """Below the heartbeat timeout."""
 
 
+QUIET_ROUNDS = 3
+"""A cancellation reaches the tasks of a group through callbacks, between which all tasks wait."""
+
+
 async def quiet() -> None:
     """Return once every other task waits for something that no task is about to do."""
     this = asyncio.current_task()
+    rounds = 0
     while True:
         await asyncio.sleep(0)
         others = [task for task in asyncio.all_tasks() if task is not this]
         # As anyio.wait_all_tasks_blocked, which sleeps 0.1 s whenever some task is not at rest yet.
         waiters = [getattr(task, "_fut_waiter", None) for task in others]
-        if all(waiter is not None and not waiter.done() for waiter in waiters):
+        is_quiet = all(waiter is not None and not waiter.done() for waiter in waiters)
+        rounds = rounds + 1 if is_quiet else 0
+        if rounds == QUIET_ROUNDS:
             return
 
 

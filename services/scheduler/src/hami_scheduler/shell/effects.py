@@ -143,6 +143,7 @@ class Effects:
         ``Conflict``: its condition does not hold. ``Unavailable``: it may be stored or not.
         """
         record = append.record
+        epoch = self._state.storage_epoch
         with self._bus(), self._metrics.append_seconds.time():
             try:
                 seq = await self._ports.records.append(
@@ -153,16 +154,20 @@ class Effects:
                 )
             except NotFound as error:
                 raise Unavailable(peer="NATS", detail=str(error)) from error
+        self._state.require_storage(epoch)
         self._state.tell(Accepted(append=append, seq=seq, now_s=self._now_s()))
         return seq
 
     async def read_node(self, node: str) -> None:
         """Fold what the ledger really holds for ``node``."""
+        epoch = self._state.storage_epoch
         with self._bus():
             entries = await self._ports.records.latest(subjects.node_keys(node))
+        self._state.require_storage(epoch)
         newest = max((entry.revision for entry in entries), default=0)
         if newest < self._state.ledger.fence(node):
             # Sequences went back: the bus lost its storage, and the feed is about to say so.
+            self._state.records_gone()
             raise Unavailable(peer="NATS", detail=f"records of node {node} are gone")
         decoded: list[tuple[int, AllocationRecord]] = []
         for entry in entries:
@@ -178,6 +183,7 @@ class Effects:
     async def write_state(self, write: WriteState, *, traceparent: str = "") -> bool:
         """Store a state record and fold it; false when a later state is already there."""
         state = write.state
+        epoch = self._state.storage_epoch
         with self._bus():
             try:
                 seq = await self._ports.states.append(
@@ -190,6 +196,7 @@ class Effects:
                 return False
             except NotFound as error:
                 raise Unavailable(peer="NATS", detail=str(error)) from error
+        self._state.require_storage(epoch)
         self._state.tell(StateSeen(seq=seq, state=state, now_s=self._now_s()))
         return True
 
@@ -384,7 +391,7 @@ class Effects:
                     is_view_fresh = True
                     continue
                 try:
-                    await self.append(plan, traceparent=pod.traceparent)
+                    await self.append(plan.under(pod.account), traceparent=pod.traceparent)
                 except Conflict:
                     await self.read_node(node)
                     continue

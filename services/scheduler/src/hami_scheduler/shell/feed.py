@@ -32,7 +32,6 @@ from hami_scheduler.core.stimuli import (
     RecordSeen,
     StateSeen,
     Tick,
-    Wiped,
 )
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.backlog import Backlog
@@ -43,6 +42,8 @@ from hami_scheduler.shell.state import State
 T = TypeVar("T")
 
 NODES = "/api/v1/nodes"
+GONE_RETRIES = 10
+"""A watch has this many times the pause before a retry to say that the storage was lost."""
 
 _log = logging.getLogger(__name__)
 _pod_decoder = msgspec.json.Decoder(PodView)
@@ -154,7 +155,6 @@ class Feed:
 
     async def _watch_ledger(self) -> None:
         """Fold records and states; return when the bus lost its storage, to begin with nothing."""
-        state = self._state
         failures: list[HamiError] = []
         async with anyio.create_task_group() as group:
 
@@ -167,18 +167,21 @@ class Feed:
 
             group.start_soon(until_reset, self._follow_records)
             group.start_soon(until_reset, self._follow_states)
+            group.start_soon(until_reset, self._until_gone)
         # A new watch cannot tell whether the storage is still the one that was read before.
         _log.error(
             "ledger is built anew, its storage was lost or its watch broke off",
             extra={"problem": str(failures[0]) if failures else "storage was lost"},
         )
         self.wiped = True
-        state.lost("records")
-        state.lost("states")
-        state.tell(Wiped(now_s=state.clock.now_s()))
-        state.refresh()
+        self._state.empty()
         if failures:
             raise failures[0]
+
+    async def _until_gone(self) -> None:
+        """Return when the bus is seen to hold less than was folded, and no watch says so."""
+        await self._state.wait_records_gone()
+        await self._state.clock.sleep(GONE_RETRIES * self._settings.retry_s)
 
     async def _follow_records(self) -> None:
         async with self._sources.records.watch() as items:

@@ -108,7 +108,8 @@ class Recovery:
         except HamiError:
             self._feed.wiped |= wiped
             raise
-        if not ledger.ready and ledger.synced:
+        is_lost_again = self._feed.wiped  # then what was restored is lost with the rest
+        if not ledger.ready and ledger.synced and not is_lost_again:
             self._state.tell(Repaired(now_s=self._state.clock.now_s()))
             self._state.refresh()
             _log.info("ledger and pods agree", extra={"pods": len(pods), "steps": len(steps)})

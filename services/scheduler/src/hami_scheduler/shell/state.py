@@ -15,8 +15,9 @@ from hami_common.errors import InvariantBroken, Unavailable
 from hami_common.ports import Clock
 from hami_scheduler.core.ledger import Ledger
 from hami_scheduler.core.podfacts import PodFacts
-from hami_scheduler.core.stimuli import Effect, Stimulus
+from hami_scheduler.core.stimuli import Effect, Stimulus, Wiped
 from hami_scheduler.core.table import DeviceTable
+from hami_scheduler.core.verdicts import Verdicts
 from hami_scheduler.shell.metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -91,16 +92,21 @@ class State:
         clock: Clock,
         metrics: Metrics,
         carry_out: Callable[[Effect], object],
+        verdicts: Verdicts | None = None,
     ) -> None:
         """Hand effects of the ledger to ``carry_out``."""
         self.table = table
         self.ledger = ledger
+        self.verdicts = verdicts or Verdicts(table)
         self.pods = Pods()
         self.clock = clock
         self._metrics = metrics
         self._carry_out = carry_out
         self._missing = set(PARTS)
         self._progress = anyio.Event()
+        self._gone = anyio.Event()
+        self.storage_epoch = 0
+        """Counts how often the ledger was emptied: what the bus answered before is void after."""
 
     # --- the ledger ------------------------------------------------------------------------------
 
@@ -122,6 +128,28 @@ class State:
         for effect in effects:
             self._carry_out(effect)
         return True
+
+    def empty(self) -> None:
+        """Forget the ledger: the bus lost its storage, or nobody can tell whether it did."""
+        self.storage_epoch += 1
+        self._gone = anyio.Event()
+        self.lost("records")
+        self.lost("states")
+        self.tell(Wiped(now_s=self.clock.now_s()))
+        self.refresh()
+
+    def require_storage(self, epoch: int) -> None:
+        """``Unavailable`` when the ledger was emptied since ``epoch``: an answer may be older."""
+        if epoch != self.storage_epoch:
+            raise Unavailable(peer="NATS", detail="the storage was lost meanwhile")
+
+    def records_gone(self) -> None:
+        """The bus holds less than we have folded of it: only a new watch can tell what is true."""
+        self._gone.set()
+
+    async def wait_records_gone(self) -> None:
+        """Return once ``records_gone`` was told since the ledger was emptied last."""
+        await self._gone.wait()
 
     # --- completeness ----------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ DIRECT_BATCH = 512
 """Keys read by one direct get; the server refuses more than 1,024 and then a consumer is used."""
 _STALE_TRIES = 20
 _STALE_S = 0.01
+_PROPOSED_TRIES = 100
 _END_OF_BATCH = "204"
 _NOT_FOUND = "404"
 _TOO_MANY = "413"
@@ -98,7 +99,26 @@ class NatsBucket:
             all_headers[EXPECTED_LAST_SUBJECT_SEQUENCE] = str(expect.sequence)
             if expect.subject != subject:
                 all_headers[EXPECTED_LAST_SUBJECT_SEQUENCE_SUBJECT] = expect.subject
-        return await store(self._bus, subject, value, headers=all_headers)
+        try:
+            return await store(self._bus, subject, value, headers=all_headers)
+        except Conflict:
+            if expect is not None:
+                await self._until_moved(expect)
+            raise
+
+    async def _until_moved(self, expect: Expect) -> None:
+        """Wait until reads show what an append lost against, so that its loser decides on that.
+
+        A leader refuses as soon as the winner is proposed to its followers; readers see the winner
+        once a majority has stored it. One that is never stored ends the wait after a moment.
+        """
+        for _ in range(_PROPOSED_TRIES):
+            try:
+                if await self.last_revision(expect.subject) != expect.sequence:
+                    return
+            except Unavailable:
+                return
+            await anyio.sleep(_STALE_S)
 
     async def last_revision(self, subject_filter: str) -> int:
         """Sequence of the newest message whose subject matches the filter, 0 when there is none."""
