@@ -15,6 +15,10 @@ SCORING_WEIGHTS = "hami.io/device-scoring-weights"
 WEBHOOK_LABEL = "hami.io/webhook"
 WEBHOOK_IGNORE = "ignore"
 DEVICE_CORDON = "hami.io/device-cordon"
+QUEUE_LABEL = "hami.io/queue"
+"""Label with the queue whose quota a pod counts under."""
+KUEUE_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""The same by Kueue's label; a name that is none of our queues is left to Kueue."""
 
 # written by us
 MANAGED_LABEL = "hami.io/managed"

@@ -101,6 +101,8 @@ class PodSpecView(Struct, frozen=True, kw_only=True, rename="camel"):
     scheduler_name: str = ""
     runtime_class_name: str | None = None
     priority: int | None = None
+    priority_class_name: str | None = None
+    active_deadline_seconds: int | None = None
     host_pid: bool = field(default=False, name="hostPID")
     containers: list[ContainerView] = []
     init_containers: list[ContainerView] | None = None
@@ -143,6 +145,7 @@ class PodStatusView(Struct, frozen=True, kw_only=True, rename="camel"):
     phase: str = ""
     reason: str = ""
     message: str = ""
+    qos_class: str = field(default="", name="qosClass")
     conditions: list[ConditionView] | None = None
     container_statuses: list[ContainerStatusView] | None = None
     init_container_statuses: list[ContainerStatusView] | None = None

@@ -38,6 +38,7 @@ from hami_scheduler.shell.effects import Chore, Effects, Ports
 from hami_scheduler.shell.extender import Extender
 from hami_scheduler.shell.feed import Feed, Sources, Subscribe, always
 from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.quota import QuotaKeeper, register
 from hami_scheduler.shell.recovery import Recovery
 from hami_scheduler.shell.state import State
 
@@ -107,8 +108,9 @@ class Scheduler:
             metrics=metrics,
             carry_out=self.chores.add,
         )
+        catalog = Catalog.from_settings(settings.vendors)
         reader = PodReader(
-            catalog=Catalog.from_settings(settings.vendors),
+            catalog=catalog,
             verifier=keys.verifier,
             policy=settings.policy,
         )
@@ -123,6 +125,14 @@ class Scheduler:
             writer=writer,
             ids=ids,
         )
+        self.quota = quota = QuotaKeeper(
+            state=state,
+            catalog=catalog,
+            kube=world.kube,
+            settings=settings,
+            wake=self.chores.add,
+        )
+        register(registry, quota)
         self._feed = feed = Feed(
             sources=Sources(
                 devices=world.devices,
@@ -136,6 +146,7 @@ class Scheduler:
             inventory=inventory,
             chores=self.chores,
             reader=reader,
+            quota=quota,
             settings=settings,
             metrics=metrics,
         )
@@ -159,6 +170,7 @@ class Scheduler:
         self.binder = Binder(
             state=state,
             effects=effects,
+            quota=quota,
             chores=self.chores,
             signer=keys.signer,
             settings=settings,
@@ -171,6 +183,7 @@ class Scheduler:
             reader=reader,
             binder=self.binder,
             decisions=self._publishing,
+            quota=quota,
             settings=settings,
             metrics=metrics,
             tracing=tracing,
@@ -241,7 +254,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             ids=lambda: uuid.uuid4().hex,
         )
         app = httpd.HttpApp(
-            scheduler.extender.routes(),
+            {**scheduler.extender.routes(), **scheduler.quota.routes()},
             registry=context.registry,
             ready=lambda: context.ready.is_set and scheduler.state.is_complete,
             body_limit=settings.body_limit_bytes,

@@ -53,6 +53,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     ``topology.kubernetes.io/zone`` and a rack's. Members of a gang are then placed close to each
     other. Empty: nodes are not watched."""
 
+    queues_file: str = ""
+    """TOML file with the tree of queues and their quotas, see docs/quota.md. Empty: no queues."""
+    queues_reload_s: float = 5.0
+    """How often that file is looked at; a change takes effect without restart."""
+
     heartbeat_timeout_s: float = 15.0
     """A node's devices are unusable this long after its last heartbeat (design D19)."""
     tick_s: float = 1.0

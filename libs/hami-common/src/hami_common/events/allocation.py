@@ -19,6 +19,18 @@ ReportedState = Literal["bound", "prepared", "running", "failed"]
 AllocationState = Literal["reserved", "bound", "prepared", "running", "failed", "released"]
 
 
+class Account(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What quotas look at besides the namespace, as the pod said when it was placed."""
+
+    queue: str = ""
+    """Queue that the pod names by label; empty: its namespace decides."""
+    priority_class: str = ""
+    is_terminating: bool = False
+    """The pod has a deadline (``activeDeadlineSeconds``)."""
+    is_best_effort: bool = False
+    """The pod's quality-of-service class is BestEffort."""
+
+
 class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One entry of the ledger.
 
@@ -43,6 +55,8 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Replica that wrote the record."""
     reason: str = ""
     """Why a record was released or resized."""
+    account: Account | None = None
+    """What quotas count it under, where that is more than the namespace."""
 
 
 class StateRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -134,6 +134,7 @@ class Nvidia:
             memory_percentage=s.resource_memory_percentage_name,
             cores=s.resource_core_name,
             priority=s.resource_priority_name,
+            memory_unit_mib=max(1, s.memory_factor),
             aliases=dict(s.resource_aliases),
         )
 

@@ -26,6 +26,8 @@ class ResourceNames(Struct, frozen=True, kw_only=True):
     memory_percentage: str = ""
     cores: str = ""
     priority: str = ""
+    memory_unit_mib: int = 1
+    """MiB that one unit of ``memory`` stands for."""
     aliases: dict[str, str] = {}
     """Accepted other name → the name it stands for."""
 

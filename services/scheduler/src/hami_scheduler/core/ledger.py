@@ -522,6 +522,7 @@ class Ledger:
                 lease_s=record.lease_s,
                 writer=self._writer,
                 reason=reason,
+                account=record.account,
             ),
             fenced=True,
         )

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from hami_common import annotations as keys
 from hami_common.errors import RequestInvalid, WireInvalid
+from hami_common.events.allocation import Account
 from hami_common.model.request import PlacementPolicy, PodRequest
 from hami_common.podview import PodView
 from hami_common.signing import SignedPlacement, Verifier
@@ -22,6 +23,9 @@ GROUP_KEYS: Final = (
     "kueue.x-k8s.io/pod-group-name",
 )
 """Label or annotation with the name of a pod's gang: scheduler-plugins, Volcano, Kueue."""
+
+
+_NO_ACCOUNT: Final = Account()
 
 
 class PodFacts(Struct, frozen=True, kw_only=True):
@@ -55,6 +59,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """The allocation annotation as it stands."""
     group: str = ""
     """The gang the pod is a member of, see ``group_of``."""
+    account: Account | None = None
+    """What quotas count the pod under, see ``account_of``."""
 
     def is_waiting(self) -> bool:
         """Whether the pod asks for devices and still waits for a node."""
@@ -78,6 +84,18 @@ def group_of(pod: PodView) -> str:
         if name:
             return f"{pod.metadata.namespace or 'default'}/{name}"
     return ""
+
+
+def account_of(pod: PodView) -> Account | None:
+    """What quotas count the pod under besides its namespace, ``None`` where nothing is special."""
+    labels = pod.labels()
+    account = Account(
+        queue=labels.get(keys.QUEUE_LABEL) or labels.get(keys.KUEUE_QUEUE_LABEL) or "",
+        priority_class=pod.spec.priority_class_name or "",
+        is_terminating=pod.spec.active_deadline_seconds is not None,
+        is_best_effort=pod.status.qos_class == "BestEffort",
+    )
+    return None if account == _NO_ACCOUNT else account
 
 
 def pod_path(namespace: str, name: str) -> str:
@@ -143,6 +161,7 @@ class PodReader:
             is_labelled=pod.labels().get(keys.MANAGED_LABEL) == "true",
             annotation=annotation,
             group=group_of(pod),
+            account=account_of(pod),
         )
 
 

@@ -64,6 +64,11 @@ RefusalCode = Literal[
     "AllocatedCardsInsufficientRequest",
     "ReservationInDoubt",
     "ShareLost",
+    "ResourceQuotaNotFit",
+    "QueueOverLimit",
+    "QueueCannotBorrow",
+    "QueueWaitsItsTurn",
+    "QueueUnknown",
     "OtherReasons",
 ]
 

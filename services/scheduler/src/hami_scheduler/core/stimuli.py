@@ -6,8 +6,9 @@ How they are used together stands in ``hami_scheduler.core.ledger``.
 """
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.events.allocation import Account, AllocationRecord, StateRecord
 from hami_common.ports import Expect
 from hami_scheduler.core.repair import Holding
 
@@ -74,6 +75,10 @@ class Append(Struct, frozen=True, kw_only=True):
     expect: Expect
     fenced: bool
     """Whether the condition is the node's fence (else: the key's own sequence)."""
+
+    def under(self, account: Account | None) -> "Append":
+        """The same, with what quotas count the pod under."""
+        return replace(self, record=replace(self.record, account=account))
 
 
 class Accepted(Struct, frozen=True, kw_only=True):

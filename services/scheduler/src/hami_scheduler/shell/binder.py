@@ -19,9 +19,11 @@ import msgspec
 from msgspec import Struct
 
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable
+from hami_common.events.allocation import AllocationRecord
 from hami_common.signing import Signer
 from hami_scheduler.core import binding
 from hami_scheduler.core.podfacts import PodFacts
+from hami_scheduler.core.quota import amounts_of
 from hami_scheduler.core.reasons import NodeRefusal
 from hami_scheduler.core.repair import Confirm, Holding, Restore
 from hami_scheduler.core.stimuli import Append, Reuse
@@ -31,9 +33,13 @@ from hami_scheduler.shell.effects import Chore, Effects
 from hami_scheduler.shell.extender_wire import BindArgs
 from hami_scheduler.shell.keylocks import KeyLocks
 from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.quota import QuotaKeeper
 from hami_scheduler.shell.state import State
 
 _log = logging.getLogger(__name__)
+
+REFUSALS = ("no-fit", "no-quota")
+"""Outcomes that are a verdict about the pod, not a failure."""
 
 _FATES = {
     "gone": "pod {namespace}/{name} with uid {uid} does not exist any more",
@@ -74,6 +80,7 @@ class Binder:
         *,
         state: State,
         effects: Effects,
+        quota: QuotaKeeper,
         chores: Backlog[Chore],
         signer: Signer,
         settings: Settings,
@@ -83,6 +90,7 @@ class Binder:
         """Sign with ``signer``; ``ids`` makes allocation ids that nobody else makes."""
         self._state = state
         self._effects = effects
+        self._quota = quota
         self._chores = chores
         self._signer = signer
         self._settings = settings
@@ -120,14 +128,22 @@ class Binder:
             raise Refused(outcome="invalid", text=pod.problem)
         if pod.request is None:
             return await self._commit_plain(pod, args.node)
-        bound = await self._commit(await self._reserve(pod, args.node, traceparent))
+        generation, allocation_id = self._quota.ledger.generation, self._ids()
+        try:
+            attempt = await self._reserve(pod, args.node, allocation_id, traceparent)
+            settled = await self._within_quota(attempt, generation)
+        finally:
+            self._quota.ledger.unexpect(allocation_id)
+        bound = await self._commit(attempt) if settled is None else settled
         if bound.holding is not None:
             self._chores.add(Confirm(holding=bound.holding))
         return bound
 
     # --- reserve ---------------------------------------------------------------------------------
 
-    async def _reserve(self, pod: PodFacts, node: str, traceparent: str) -> "_Attempt":
+    async def _reserve(
+        self, pod: PodFacts, node: str, allocation_id: str, traceparent: str
+    ) -> "_Attempt":
         """A reservation whose newest record we wrote after ``pod`` was read."""
         request = pod.request
         if request is None:
@@ -146,6 +162,9 @@ class Binder:
                 )
                 if isinstance(plan, NodeRefusal):
                     raise Refused(outcome="no-fit", text=f"node {node}: {plan.text}")
+                if isinstance(plan, Append):
+                    plan = plan.under(pod.account)
+                    self._expect(plan.record)
                 if isinstance(plan, Reuse):
                     # An earlier attempt left it, perhaps another replica's. Renewed, it is ours.
                     holding = await self._effects.renew(plan.holding, traceparent=traceparent)
@@ -163,6 +182,40 @@ class Binder:
             text=f"node {node} changed {self._settings.fence_tries} times while devices were"
             " picked; try again",
         )
+
+    def _expect(self, record: AllocationRecord) -> None:
+        """Refuse what is beyond a quota now, before anything is written; else count it."""
+        ledger = self._quota.ledger
+        if not ledger.governs(record.namespace, record.account):
+            return
+        ledger.unexpect(record.allocation_id)
+        own = [
+            (held.record.node, record.pod_uid)
+            for held in self._state.ledger.holdings_of_pod(record.pod_uid)
+        ]
+        refusal = ledger.first_look(
+            record.namespace, record.account, amounts_of(record.containers), own=own
+        )
+        if refusal is not None:
+            raise Refused(outcome="no-quota", text=refusal.text)
+        ledger.expect(record)
+
+    async def _within_quota(self, attempt: "_Attempt", generation: int) -> Bound | None:
+        """``None`` when the reservation is within all quotas where it stands in the ledger.
+
+        Else it is given back, before any Binding for it was sent.
+        """
+        record = attempt.holding.record
+        if not self._quota.ledger.governs(record.namespace, record.account):
+            return None
+        try:
+            refusal = await self._quota.verdict(attempt.holding.revision, generation=generation)
+        except Unavailable as error:
+            return await self._give_up(attempt, outcome="unavailable", text=str(error))
+        if refusal is None:
+            return None
+        self._metrics.quota_races.inc()
+        return await self._give_up(attempt, outcome="no-quota", text=refusal.text)
 
     async def _append(self, plan: Append, traceparent: str) -> Holding | None:
         """What the append left in the ledger; ``None`` when it lost the race and was not stored."""

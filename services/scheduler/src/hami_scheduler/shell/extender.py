@@ -31,9 +31,10 @@ from hami_scheduler.core.podfacts import PodReader, group_of
 from hami_scheduler.core.verdicts import Verdicts
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
-from hami_scheduler.shell.binder import Binder, Refused
+from hami_scheduler.shell.binder import REFUSALS, Binder, Refused
 from hami_scheduler.shell.decisions import Decisions
 from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.quota import QuotaKeeper
 from hami_scheduler.shell.state import State
 
 BEST_LISTED = 16
@@ -53,6 +54,7 @@ class Extender:
         reader: PodReader,
         binder: Binder,
         decisions: Decisions,
+        quota: QuotaKeeper,
         settings: Settings,
         metrics: Metrics,
         tracing: Tracing,
@@ -65,6 +67,7 @@ class Extender:
         self._decoder = wire.ArgsDecoder()
         self._binder = binder
         self._decisions = decisions
+        self._quota = quota
         self._settings = settings
         self._metrics = metrics
         self._tracing = tracing
@@ -108,7 +111,7 @@ class Extender:
         if request is None:
             return wire.encode_filter(candidates, names)
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
-        filtered = self._verdicts.filter(request, names)
+        filtered = self._quota.allowed(pod, request, self._verdicts.filter(request, names))
         classes = filtered.classes()
         for refused in classes:
             self._metrics.refusals.labels(code=refused.code).inc(refused.count)
@@ -213,7 +216,7 @@ class Extender:
                 span.set_attribute("hami.error", error)
                 _log.warning("pod not bound", extra={"outcome": outcome, "reason": error})
                 record = replace(
-                    record, verdict="refused" if outcome == "no-fit" else "error", error=error
+                    record, verdict="refused" if outcome in REFUSALS else "error", error=error
                 )
             else:
                 outcome = bound.outcome

@@ -37,6 +37,7 @@ from hami_scheduler.settings import Settings
 from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.effects import MANAGED, PODS, Chore
 from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.quota import QuotaKeeper
 from hami_scheduler.shell.state import State
 
 T = TypeVar("T")
@@ -105,6 +106,7 @@ class Feed:
         inventory: Inventory,
         chores: Backlog[Chore],
         reader: PodReader,
+        quota: QuotaKeeper,
         settings: Settings,
         metrics: Metrics,
     ) -> None:
@@ -114,6 +116,7 @@ class Feed:
         self._inventory = inventory
         self._chores = chores
         self._reader = reader
+        self._quota = quota
         self._settings = settings
         self._metrics = metrics
         self.wiped = False
@@ -125,6 +128,9 @@ class Feed:
             group.start_soon(self._again, "inventory", self._watch_devices)
             group.start_soon(self._again, "ledger", self._watch_ledger)
             group.start_soon(self._again, "pods", self._watch_pods)
+            group.start_soon(self._again, "quotas", self._quota.watch)
+            if self._settings.queues_file:
+                group.start_soon(self._quota.follow_file)
             group.start_soon(self._again, "heartbeats", self._hear_heartbeats)
             group.start_soon(self._again, "faults", self._hear_faults)
             if self._settings.topology_labels:
@@ -174,6 +180,7 @@ class Feed:
             extra={"problem": str(failures[0]) if failures else "storage was lost"},
         )
         self.wiped = True
+        self._quota.reset()
         self._state.empty()
         if failures:
             raise failures[0]
@@ -189,6 +196,7 @@ class Feed:
                 if isinstance(item, Reset):
                     return
                 if isinstance(item, Synced):
+                    self._quota.synced()
                     self._delivered("records")
                     continue
                 record = self._decode(item.value, AllocationRecord, what=item.key, source="records")
@@ -198,6 +206,7 @@ class Feed:
                             seq=item.revision, record=record, now_s=self._state.clock.now_s()
                         )
                     )
+                    self._quota.fold(item.revision, record)
 
     async def _follow_states(self) -> None:
         async with self._sources.states.watch() as items:

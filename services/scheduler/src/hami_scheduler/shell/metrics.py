@@ -48,6 +48,11 @@ class Metrics:
             "Reservations that lost the race for a node and were picked again.",
             registry=registry,
         )
+        self.quota_races = Counter(
+            "hami_scheduler_quota_races",
+            "Reservations taken back because another one was first and left too little quota.",
+            registry=registry,
+        )
         self.lost_acks = Counter(
             "hami_scheduler_lost_acks",
             "Appends whose acknowledgement was lost but which were found in the ledger.",

@@ -22,7 +22,7 @@ from hami_scheduler.shell.metrics import Metrics
 
 _log = logging.getLogger(__name__)
 
-PARTS = ("inventory", "records", "states", "pods")
+PARTS = ("inventory", "records", "states", "pods", "quotas")
 """What must have been delivered once before anything can be decided."""
 
 

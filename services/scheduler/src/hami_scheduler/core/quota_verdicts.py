@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filter's answer after quotas were asked: of the nodes that fit, which the sums allow.
+
+Whether a placement exists is asked first, so a pod that fits nowhere is told why it does not fit. A
+pod that fits somewhere and would exceed a quota is refused everywhere with one text. Only where a
+part of a device's memory is asked for may nodes differ: it counts as the MiB that the node's
+smallest device would give, so nodes are looked at by that size.
+"""
+
+from collections.abc import Callable
+from itertools import chain
+
+import numpy as np
+
+from hami_common.events.decision import NODES_LISTED, RefusalClass
+from hami_common.model.request import PodRequest
+from hami_scheduler.core.block import LEAST_MIB, Columns
+from hami_scheduler.core.fit import View, totals_of
+from hami_scheduler.core.names import NodeNames
+from hami_scheduler.core.quota import Amounts, least_amounts, vendors_by_percentage
+from hami_scheduler.core.reasons import NodeRefusal
+from hami_scheduler.core.table import COLUMN_BITS, COLUMN_MASK, DeviceTable
+from hami_scheduler.core.verdicts import Filtered
+
+Ask = Callable[[Amounts], NodeRefusal | None]
+"""Why the pod may not have so much, ``None`` when it may."""
+
+
+class Allowed:
+    """``Filtered``, less the nodes that quotas do not allow."""
+
+    def __init__(
+        self, filtered: Filtered, left: NodeNames, refused: list[tuple[NodeRefusal, Columns]]
+    ) -> None:
+        """``refused`` are places of nodes that fit, by text."""
+        self.nodes = filtered.nodes
+        self.left = left
+        """Nodes that remain, in the order in which they were named."""
+        self.refused = refused
+        self._filtered = filtered
+
+    def groups(self) -> list[tuple[NodeRefusal, Columns]]:
+        """The refused nodes by text, as places in the order in which they were named."""
+        return [*self._filtered.groups(), *self.refused]
+
+    def classes(self) -> tuple[RefusalClass, ...]:
+        """The refused nodes by class, for the recorded decision."""
+        return (*self._filtered.classes(), *map(self._class, self.refused))
+
+    def _class(self, refused: tuple[NodeRefusal, Columns]) -> RefusalClass:
+        refusal, places = refused
+        names = sorted(self.nodes.several(places))
+        return RefusalClass(
+            code=refusal.code,
+            text=refusal.text,
+            count=len(places),
+            nodes=tuple(names[:NODES_LISTED]),
+        )
+
+
+def allowed(table: DeviceTable, request: PodRequest, filtered: Filtered, ask: Ask) -> Allowed:
+    """Ask for each amount that the request may come to on the nodes that fit."""
+    if not len(filtered.left):
+        return Allowed(filtered, filtered.left, [])
+    vendors = vendors_by_percentage(request)
+    if not vendors:
+        refusal = ask(least_amounts(request, {}))
+        if refusal is None:
+            return Allowed(filtered, filtered.left, [])
+        return Allowed(filtered, NodeNames.of(()), [(refusal, _fitting(filtered))])
+    fitting = _fitting(filtered)
+    refused: dict[NodeRefusal, list[Columns]] = {}
+    names = filtered.nodes.several(fitting)
+    for least_mib, mine in _by_least_mib(table, names, vendors):
+        refusal = ask(least_amounts(request, least_mib))
+        if refusal is not None:
+            refused.setdefault(refusal, []).append(fitting[mine])
+    groups = [(refusal, np.sort(np.concatenate(some))) for refusal, some in refused.items()]
+    stays = np.zeros(len(filtered.nodes), np.bool_)
+    stays[fitting] = True
+    for _, places in groups:
+        stays[places] = False
+    return Allowed(filtered, filtered.nodes.part(stays), groups)
+
+
+def _fitting(filtered: Filtered) -> Columns:
+    """Places of the nodes that fit."""
+    fits = np.ones(len(filtered.nodes), np.bool_)
+    fits[list(chain.from_iterable(places.tolist() for _, places in filtered.groups()))] = False
+    return np.flatnonzero(fits)
+
+
+def _by_least_mib(
+    table: DeviceTable, names: list[str], vendors: tuple[str, ...]
+) -> list[tuple[dict[str, int], Columns]]:
+    """Places in ``names`` by the memory of the smallest device of each vendor."""
+    codes = np.array([table.codes[name] for name in names], np.int64)
+    blocks, columns = codes >> COLUMN_BITS, codes & COLUMN_MASK
+    least = np.zeros((len(names), len(vendors)), np.int64)
+    for number in np.unique(blocks).tolist():
+        mine = np.flatnonzero(blocks == number)
+        view = View(table, table.blocks[number], None)
+        for at, vendor in enumerate(vendors):
+            totals = totals_of(view, vendor)
+            if totals is not None:
+                least[mine, at] = totals[LEAST_MIB][columns[mine]]
+    rows, group = np.unique(least, axis=0, return_inverse=True)
+    return [
+        (dict(zip(vendors, row, strict=True)), np.flatnonzero(group.reshape(-1) == number))
+        for number, row in enumerate(rows.tolist())
+    ]

@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quotas at work: watches ResourceQuota objects, reads the queues file, answers filter and bind.
+
+Nothing is decided before all quotas were listed once. The queues file is read again when its
+content changes; one that is wrong is told and the last good one stays in force. A reservation under
+a quota is put into force only when the ledger's stream has shown it and every record before it, and
+it was within all quotas there: ``verdict`` waits for that. Pods that no quota is about wait for
+nothing. What is decided stands in ``core.quota_ledger`` and ``core.queues``. Seconds throughout.
+"""
+
+import logging
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import anyio
+import msgspec
+from msgspec import Struct
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from hami_common import annotations as keys
+from hami_common.errors import SettingsInvalid, Unavailable
+from hami_common.events.allocation import AllocationRecord
+from hami_common.model.request import PodRequest
+from hami_common.podview import MetadataView, PodView
+from hami_common.ports import KubeApi, WatchEvent
+from hami_common.runtime.httpd import Handler, Request, Response, json_response
+from hami_common.vendors.catalog import Catalog
+from hami_scheduler.core import queues
+from hami_scheduler.core.podfacts import account_of
+from hami_scheduler.core.quota import LIMITS_PREFIX, Amounts, QuotaReader
+from hami_scheduler.core.quota_ledger import QueueRow, QuotaLedger, QuotaRow, unknown_queue
+from hami_scheduler.core.quota_verdicts import Allowed, allowed
+from hami_scheduler.core.reasons import NodeRefusal
+from hami_scheduler.core.stimuli import CapacityReturned
+from hami_scheduler.core.verdicts import Filtered
+from hami_scheduler.settings import Settings
+from hami_scheduler.shell.effects import answer_within
+from hami_scheduler.shell.state import State
+
+QUOTAS = "/api/v1/resourcequotas"
+MOST_SERIES = 5000
+"""Quota and queue rows shown as metrics; the rest is only counted."""
+
+_WAITING_CODES = ("QueueCannotBorrow", "QueueWaitsItsTurn")
+
+_log = logging.getLogger(__name__)
+
+
+class _Named(Struct, frozen=True, kw_only=True):
+    metadata: MetadataView = MetadataView()
+
+
+_named_decoder = msgspec.json.Decoder(_Named)
+
+
+class QuotaAnswer(Struct, frozen=True, kw_only=True):
+    """Answer of ``GET /v1/quotas``."""
+
+    items: list[QuotaRow]
+
+
+class QueueAnswer(Struct, frozen=True, kw_only=True):
+    """Answer of ``GET /v1/queues``."""
+
+    items: list[QueueRow]
+    problem: str = ""
+    """Why the file as it stands is not the one in force."""
+
+
+class QuotaKeeper:
+    """All quotas of one scheduler."""
+
+    def __init__(
+        self,
+        *,
+        state: State,
+        catalog: Catalog,
+        kube: KubeApi,
+        settings: Settings,
+        wake: Callable[[CapacityReturned], object],
+    ) -> None:
+        """Read the queues file; ``SettingsInvalid`` when it is wrong.
+
+        ``wake``: pods that wait may be allowed now.
+        """
+        self.ledger = QuotaLedger()
+        self._state = state
+        self._reader = QuotaReader(catalog)
+        self._vendors = tuple(vendor.name for vendor in catalog.vendors)
+        self._kube = kube
+        self._settings = settings
+        self._wake = wake
+        self._progress = anyio.Event()
+        self._file = b""
+        self.problem = ""
+        """What is wrong with the queues file as it stands, empty when it is in force."""
+        if settings.queues_file:
+            self._file = self._read_file()
+            self.ledger.set_tree(self._tree_of(self._file))
+
+    # --- the stream ------------------------------------------------------------------------------
+
+    def fold(self, seq: int, record: AllocationRecord) -> None:
+        """The feed of ``hami_alloc`` delivered a record."""
+        self.ledger.fold(seq, record)
+        self._progressed()
+
+    def synced(self) -> None:
+        """The feed has delivered what was stored."""
+        self.ledger.synced()
+
+    def reset(self) -> None:
+        """The feed begins anew."""
+        self.ledger.reset()
+        self._progressed()
+
+    def _progressed(self) -> None:
+        self._progress.set()
+        self._progress = anyio.Event()
+
+    async def verdict(self, revision: int, *, generation: int) -> NodeRefusal | None:
+        """Why the reservation with this sequence is beyond a quota; ``None`` when it is within.
+
+        ``generation``: of ``self.ledger``, from before the reservation was written. ``Unavailable``
+        when nobody can tell.
+        """
+        with answer_within(self._settings.bus_timeout_s, peer="NATS"):
+            while self.ledger.generation == generation and self.ledger.seq < revision:
+                await self._progress.wait()
+        if self.ledger.generation != generation:
+            raise Unavailable(peer="NATS", detail="the storage was lost meanwhile")
+        return self.ledger.verdict(revision)
+
+    # --- filter and bind -------------------------------------------------------------------------
+
+    def allowed(self, pod: PodView, request: PodRequest, filtered: Filtered) -> Filtered | Allowed:
+        """Filter's answer, less what quotas refuse."""
+        ledger, namespace, account = self.ledger, request.namespace, account_of(pod)
+        wish = pod.labels().get(keys.QUEUE_LABEL, "")
+        if wish and ledger.tree and not ledger.tree.admits(namespace, wish):
+            return self._ask(request, filtered, lambda _: unknown_queue(wish, namespace))
+        if not ledger.governs(namespace, account):
+            return filtered
+        ledger.unclaim(request.uid)
+        own = [
+            (h.record.node, request.uid) for h in self._state.ledger.holdings_of_pod(request.uid)
+        ]
+
+        def ask(wanted: Amounts) -> NodeRefusal | None:
+            refusal = ledger.first_look(namespace, account, wanted, own=own, waits=self._waits)
+            if refusal is not None and refusal.code in _WAITING_CODES:
+                ledger.claim(request.uid, namespace, account, wanted)
+            return refusal
+
+        answer = self._ask(request, filtered, ask)
+        if len(answer.left):
+            ledger.unclaim(request.uid)
+        return answer
+
+    def _ask(
+        self, request: PodRequest, filtered: Filtered, ask: Callable[[Amounts], NodeRefusal | None]
+    ) -> Allowed:
+        return allowed(self._state.table, request, filtered, ask)
+
+    def _waits(self, pod_uid: str) -> bool:
+        pod = self._state.pods.get(pod_uid)
+        return pod is not None and pod.is_waiting()
+
+    # --- what is limited -------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Follow every ResourceQuota, for ever."""
+        told: set[tuple[str, str]] | None = set()
+        async with self._kube.list_watch(QUOTAS) as events:
+            async for event in events:
+                if event.type == "SYNCED":
+                    if told is not None:
+                        self._keep_only(told)
+                    told = None
+                    self._state.delivered("quotas")
+                    self._state.refresh()
+                    continue
+                name = self._take(event)
+                if told is not None and name is not None and event.type != "DELETED":
+                    told.add(name)
+
+    def _keep_only(self, told: set[tuple[str, str]]) -> None:
+        for quota in list(self.ledger.quotas()):
+            if (quota.namespace, quota.name) not in told:
+                self.ledger.drop_quota(quota.namespace, quota.name)
+
+    def _take(self, event: WatchEvent) -> tuple[str, str] | None:
+        try:
+            metadata = _named_decoder.decode(event.raw).metadata
+            quota = None if event.type == "DELETED" else self._reader.read(event.raw)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            _log.error("ResourceQuota does not decode", extra={"problem": str(error)})
+            return None
+        namespace, name = metadata.namespace or "default", metadata.name
+        if quota is None:
+            if self.ledger.drop_quota(namespace, name):
+                self._wake_pods()
+            return namespace, name
+        for limit in quota.limits.values():
+            if limit.problem:
+                _log.warning(
+                    "limit of a ResourceQuota is unreadable, nothing is allowed under it",
+                    extra={
+                        "namespace": namespace,
+                        "quota": name,
+                        "key": limit.key,
+                        "problem": limit.problem,
+                    },
+                )
+        self.ledger.put_quota(quota)
+        self._wake_pods()
+        return namespace, name
+
+    def _wake_pods(self) -> None:
+        node = next(iter(self._state.table.codes), "")
+        if node:
+            self._wake(CapacityReturned(node=node))
+
+    async def follow_file(self) -> None:
+        """Read the queues file again whenever its content changes, for ever."""
+        while True:
+            await self._state.clock.sleep(self._settings.queues_reload_s)
+            self.reload()
+
+    def reload(self) -> None:
+        """Take the queues file as it is now; one that is wrong is told, once."""
+        try:
+            content = self._read_file()
+        except SettingsInvalid as error:
+            self._tell(str(error))
+            return
+        if content == self._file:
+            return
+        self._file = content
+        try:
+            tree = self._tree_of(content)
+        except SettingsInvalid as error:
+            self._tell(str(error))
+            return
+        self.problem = ""
+        self.ledger.set_tree(tree)
+        _log.info("queues file taken", extra={"queues": len(tree.queues)})
+        self._wake_pods()
+
+    def _tell(self, problem: str) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            _log.error(
+                "queues file is wrong, the last good one stays in force", extra={"problem": problem}
+            )
+
+    def _read_file(self) -> bytes:
+        path = self._settings.queues_file
+        try:
+            return Path(path).read_bytes()
+        except OSError as error:
+            raise SettingsInvalid(
+                field="queues_file",
+                problem=f"{path!r}: {error.strerror}",
+                fix="give the path of a TOML file, see docs/quota.md",
+            ) from error
+
+    def _tree_of(self, content: bytes) -> queues.QueueTree:
+        try:
+            document = tomllib.loads(content.decode())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise SettingsInvalid(
+                field="queues_file", problem=f"is not TOML: {error}", fix="see docs/quota.md"
+            ) from error
+        return queues.parse(document, vendors=self._vendors)
+
+    # --- showing ---------------------------------------------------------------------------------
+
+    def routes(self) -> Mapping[tuple[str, str], Handler]:
+        """Handlers by method and path."""
+        return {("GET", "/v1/quotas"): self.show_quotas, ("GET", "/v1/queues"): self.show_queues}
+
+    async def show_quotas(self, request: Request) -> Response:
+        """Every limit of every ResourceQuota of ours, and what is used under it."""
+        del request
+        await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
+        return json_response(QuotaAnswer(items=self.ledger.quota_rows()))
+
+    async def show_queues(self, request: Request) -> Response:
+        """Every queue and what is used under it."""
+        del request
+        await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
+        return json_response(QueueAnswer(items=self.ledger.queue_rows(), problem=self.problem))
+
+
+class QuotaMetrics(Collector):
+    """Use and limits as they are when metrics are read.
+
+    Labels: namespaces and resources that have a quota, and queues of the file; never a pod.
+    """
+
+    def __init__(self, keeper: QuotaKeeper) -> None:
+        """Show what ``keeper`` knows."""
+        self._keeper = keeper
+
+    def collect(self) -> Iterable[Metric]:
+        """See the base class."""
+        ledger = self._keeper.ledger
+        yield from _quota_metrics(ledger.quota_rows())
+        yield from _queue_metrics(ledger.queue_rows())
+        yield GaugeMetricFamily(
+            "hami_scheduler_queues_file_valid",
+            "1 while the queues file as it stands is in force.",
+            value=not self._keeper.problem,
+        )
+
+
+def register(registry: CollectorRegistry, keeper: QuotaKeeper) -> None:
+    """Show the metrics of ``keeper`` in ``registry``."""
+    registry.register(QuotaMetrics(keeper))
+
+
+def _quota_metrics(rows: list[QuotaRow]) -> Iterable[Metric]:
+    """Names and labels as in HAMi; of several quotas with one key the one with the least room."""
+    used = GaugeMetricFamily(
+        "hami_resource_quota_used",
+        "What the pods of a namespace hold of a resource that a ResourceQuota limits.",
+        labels=["namespace", "quota_name", "limit"],
+    )
+    limit = GaugeMetricFamily(
+        "hami_resource_quota_limit",
+        "Limit of a resource in a namespace by its ResourceQuota.",
+        labels=["namespace", "quota_name"],
+    )
+    tightest: dict[tuple[str, str], QuotaRow] = {}
+    for row in rows:
+        at = row.namespace, row.key.removeprefix(LIMITS_PREFIX)
+        if at not in tightest or row.limit - row.used < tightest[at].limit - tightest[at].used:
+            tightest[at] = row
+    for (namespace, name), row in sorted(tightest.items())[:MOST_SERIES]:
+        used.add_metric([namespace, name, str(row.limit)], row.used)
+        limit.add_metric([namespace, name], row.limit)
+    yield used
+    yield limit
+
+
+def _queue_metrics(rows: list[QueueRow]) -> Iterable[Metric]:
+    texts = {
+        "used": "What the pods below a queue hold.",
+        "guaranteed": "What a queue is guaranteed.",
+        "borrowed": "What a queue holds beyond its guarantee.",
+        "limit": "The most that a queue may hold; absent where it has no limit.",
+    }
+    families = {
+        word: GaugeMetricFamily(f"hami_scheduler_queue_{word}", text, labels=["queue", "resource"])
+        for word, text in texts.items()
+    }
+    waiting = GaugeMetricFamily(
+        "hami_scheduler_queue_waiting_pods",
+        "Pods that could be placed and wait for what their queue may borrow.",
+        labels=["queue"],
+    )
+    for row in rows[:MOST_SERIES]:
+        for word, family in families.items():
+            value: int | None = getattr(row, word)
+            if value is not None:
+                family.add_metric([row.queue, row.resource], value)
+    for queue, count in {row.queue: row.waiting for row in rows[:MOST_SERIES]}.items():
+        waiting.add_metric([queue], count)
+    yield from families.values()
+    yield waiting
