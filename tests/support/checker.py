@@ -40,6 +40,12 @@ async def ledger_of(cluster: Cluster) -> dict[str, AllocationRecord]:
     return {key: decode(value, AllocationRecord, what=key) for key, value in stored.items()}
 
 
+async def inventory_of(cluster: Cluster) -> list[NodeDevices]:
+    """What the registry has published."""
+    stored = await _latest(cluster, subjects.DEVICES_BUCKET)
+    return [decode(value, NodeDevices, what=key) for key, value in stored.items()]
+
+
 def placement_of(pod: PodView, verifier: Verifier) -> SignedPlacement | None:
     """The placement a bound pod carries; an error when it does not verify."""
     text = pod.annotations().get(annotations.ALLOCATION)
@@ -116,8 +122,7 @@ async def problems_of(cluster: Cluster, verifier: Verifier, *, namespace: str) -
             problems.append(
                 f"share of {record.pod} on {record.node} is booked for a pod that is gone"
             )
-    stored = await _latest(cluster, subjects.DEVICES_BUCKET)
-    inventory = [decode(value, NodeDevices, what=key) for key, value in stored.items()]
+    inventory = await inventory_of(cluster)
     problems += over_capacity(placements, inventory)
     problems += over_capacity([record.containers for record in live.values()], inventory)
     return problems

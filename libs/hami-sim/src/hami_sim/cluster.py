@@ -79,6 +79,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
     """What to build."""
 
     nodes: tuple[NodeSpec, ...] = DEFAULT_NODES
+    """Empty: the control plane and our central services only, and whoever uses them adds nodes."""
     slots: int = 10
     """How many containers may share a device."""
     injection: str = "env"
@@ -302,6 +303,8 @@ class Cluster:
             f"http://{HOST}:{extender_port}", backoff_s=self.spec.backoff_s
         )
         self.processes.update(self.plane.processes)
+        if not self.spec.nodes:
+            return
         kubelet_root = self.directory / "kubelet"
         self._add(
             "kubelet",

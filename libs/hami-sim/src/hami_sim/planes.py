@@ -264,6 +264,15 @@ class RealPlane:
         """Whether kube-scheduler has its caches."""
         return await self._control.is_scheduler_ready()
 
+    async def scheduler_metrics(self) -> str:
+        """What kube-scheduler measures, as Prometheus reads it."""
+        return await self._control.scheduler_metrics()
+
+    @property
+    def audit_log(self) -> Path:
+        """One JSON document per line."""
+        return self._control.audit_log
+
     async def write_agents(self) -> list[str]:
         """Read the audit log."""
         agents = []

@@ -252,6 +252,7 @@ class ControlPlane:
                 f"--secure-port={self.ports[programs.SCHEDULER]}",
                 f"--authentication-kubeconfig={kubeconfig}",
                 f"--authorization-kubeconfig={kubeconfig}",
+                "--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics",
             ],
         )
 
@@ -315,6 +316,13 @@ class ControlPlane:
     async def is_scheduler_ready(self) -> bool:
         """Whether kube-scheduler has its caches."""
         return await self._answers(f"https://{HOST}:{self.ports[programs.SCHEDULER]}/readyz")
+
+    async def scheduler_metrics(self) -> str:
+        """What kube-scheduler measures, as Prometheus reads it."""
+        url = f"https://{HOST}:{self.ports[programs.SCHEDULER]}/metrics"
+        async with aiohttp.ClientSession() as session, session.get(url, ssl=False) as response:
+            response.raise_for_status()
+            return await response.text()
 
     async def _answers(self, url: str) -> bool:
         # Controllers and scheduler serve probes under certificates of their own making.

@@ -1,0 +1,464 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods per second of a real kube-scheduler with our scheduler, against the same one without.
+
+    ./dev bench throughput [--nodes 1000] [--pods 2000] [--runs 3] [--json FILE|-]
+
+etcd, kube-apiserver and kube-scheduler are real, and so are webhook, registry, scheduler and NATS.
+Nodes are on paper (``tests.support.paper_nodes``): binding is measured, nothing runs afterwards.
+The sides take turns in one cluster. ``hami``: pods that ask for one device and some memory pass the
+webhook and are placed through the extender. ``plain``: pods of the same template that only count
+``nvidia.com/gpu`` are placed by a kube-scheduler whose configuration has no extender and is the
+same otherwise, ``percentageOfNodesToScore`` included. All pods of a run exist before kube-scheduler
+is started; the clock runs from the first to the last Binding, by the API server's audit log.
+
+Document: ``runs``, one per side and turn: ``side``, ``pods_per_s``, ``seconds``,
+``writes_per_pod`` by who wrote what (events apart), ``cpu_ms_per_pod`` by process, ``busy`` (part
+of the machine's processor time that all processes of the cluster took), ``scheduling_ms`` (mean of
+kube-scheduler's serial part), ``verb_ms`` (mean time our service took for each verb). ``ratio`` is
+the median over turns of hami's pods/s divided by plain's. The exit code is 1 when ``targets`` says
+that one was missed, or when ``problems`` lists a share that is lost or given twice.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import anyio
+import msgspec
+import nats
+import psutil
+from msgspec import Struct
+from prometheus_client.parser import text_string_to_metric_families
+
+from hami_common.errors import Unavailable
+from hami_sim.cluster import Cluster, ClusterSpec, run_cluster
+from hami_sim.planes import RealPlane
+from tests.bench.scheduler import machine
+from tests.cluster import build
+from tests.support.checker import inventory_of, ledger_of, over_capacity
+from tests.support.paper_nodes import PaperAgents, PaperNode, add_nodes, devices_of, each
+
+Side = Literal["plain", "hami"]
+SIDES: tuple[Side, ...] = ("plain", "hami")
+LABELS: Mapping[Side, Mapping[str, str]] = {"plain": {"hami.io/webhook": "ignore"}, "hami": {}}
+DEVICES = 8
+WANTED_RATIO = 0.5
+MOST_WRITES = 2.0
+LIMIT_S = 240.0
+NAMESPACE = "default"
+SCHEDULER = "kube-scheduler"
+CONTROLLERS = "kube-controller-manager"
+SPEC = ClusterSpec(nodes=(), plane="real", settings={"scheduler": {"log_level": "WARNING"}})
+EVENTS = "events"
+WRITES = frozenset({"create", "update", "patch", "delete"})
+_FAILED = 400
+_POLL_S = 0.25
+
+Document = dict[str, Any]
+
+
+class _Reference(Struct, rename="camel"):
+    resource: str = ""
+    subresource: str = ""
+
+
+class _Status(Struct):
+    code: int = 0
+
+
+class Audited(Struct, rename="camel"):
+    """What is read of one entry of the audit log."""
+
+    verb: str
+    stage_timestamp: datetime
+    user_agent: str = ""
+    object_ref: _Reference | None = None
+    response_status: _Status | None = None
+
+    @property
+    def what(self) -> str:
+        """Resource and subresource."""
+        reference = self.object_ref or _Reference()
+        return "/".join(filter(None, (reference.resource, reference.subresource)))
+
+    def is_write(self) -> bool:
+        """Whether something was written."""
+        code = self.response_status.code if self.response_status else 0
+        return self.verb in WRITES and code < _FAILED
+
+
+class AuditLog:
+    """Reads what was written to the audit log since it was last read, also while it is rotated."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin with what is written from now on."""
+        self._path = path
+        self._file: BinaryIO = path.open("rb")
+        self._file.seek(0, os.SEEK_END)
+        self._rest = b""
+        self._decoder = msgspec.json.Decoder(Audited)
+
+    def news(self) -> Iterator[Audited]:
+        """Entries that came since the last call."""
+        while True:
+            *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+            yield from map(self._decoder.decode, lines)
+            try:
+                is_same = self._path.stat().st_ino == os.fstat(self._file.fileno()).st_ino
+            except FileNotFoundError:
+                return
+            if is_same:
+                return
+            self._file.close()
+            self._file = self._path.open("rb")
+
+
+class Row(Struct, kw_only=True):
+    """One run of one side."""
+
+    side: Side
+    turn: int
+    nodes: int
+    pods: int
+    seconds: float
+    pods_per_s: float
+    writes_per_pod: float
+    """Without events."""
+    events_per_pod: float
+    writes: dict[str, float]
+    """Per pod, by program, verb and resource."""
+    cpu_ms_per_pod: dict[str, float]
+    busy: float
+    scheduling_ms: float
+    verb_ms: dict[str, float]
+
+
+def node_name(number: int) -> str:
+    """A node name of 45 characters, as clouds make them."""
+    return f"gke-accelerator-pool-{number:06d}.zone-a.internal.x"
+
+
+def paper_nodes(count: int) -> list[PaperNode]:
+    """Nodes with eight devices each."""
+    return [
+        PaperNode(name=node_name(number), devices=devices_of(f"{number}", DEVICES))
+        for number in range(count)
+    ]
+
+
+def pod(side: Side, number: int) -> Document:
+    """One pod of a side."""
+    mine: Document = {"nvidia.com/gpu": "1"}
+    if side == "hami":
+        mine["nvidia.com/gpumem"] = "8000"
+    ours = {"cpu": "500m", "memory": "2Gi"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{side}-{number}", "labels": {"app": "train", **LABELS[side]}},
+        "spec": {
+            "containers": [
+                {
+                    "name": "main",
+                    "image": "registry.example/team/worker:1",
+                    "command": ["python", "-m", "train"],
+                    "env": [{"name": f"SETTING_{i}", "value": f"value-{i}"} for i in range(10)],
+                    "resources": {"limits": {**ours, **mine}, "requests": {**ours, **mine}},
+                }
+            ],
+        },
+    }
+
+
+class Bench:
+    """One cluster, and the runs on it."""
+
+    def __init__(self, cluster: Cluster, plane: RealPlane, *, nodes: int, pods: int) -> None:
+        self._cluster = cluster
+        self._plane = plane
+        self._nodes = nodes
+        self._pods = pods
+
+    async def prepare(self, agents: PaperAgents) -> None:
+        """Make the nodes and wait until our scheduler knows their devices."""
+        cluster = self._cluster
+        for name in (SCHEDULER, CONTROLLERS):
+            await cluster.processes[name].stop()
+        nodes = paper_nodes(self._nodes)
+        await add_nodes(cluster, nodes)
+        await each(nodes, agents.report)
+
+        async def known() -> bool:
+            return (await self._metrics())["hami_scheduler_served_nodes"] >= self._nodes
+
+        await cluster.until("the scheduler knows all devices", known, limit_s=120)
+
+    async def run(self, side: Side, turn: int) -> tuple[Row, list[str]]:
+        """Create the pods, let them be bound, judge, and delete them."""
+        cluster = self._cluster
+        print(f"turn {turn + 1}, {side}: creating {self._pods} pods", file=sys.stderr)
+        await each(range(self._pods), lambda i: cluster.create_pod(pod(side, i)))
+        url = cluster.url("scheduler") if side == "hami" else ""
+        await self._plane.add_scheduler(url, backoff_s=1.0)
+        cluster.processes[SCHEDULER] = kube = self._plane.processes[SCHEDULER]
+        audit = AuditLog(self._plane.audit_log)
+        verbs_before, spent_before = await self._verbs(), self._spent_s()
+        kube.start()
+        bound: list[datetime] = []
+        writes: Counter[str] = Counter()
+        begun_s = anyio.current_time()
+        spent_first, first_s = spent_before, begun_s
+        with anyio.move_on_after(LIMIT_S) as limit:
+            while len(bound) < self._pods:
+                await anyio.sleep(_POLL_S)
+                for entry in audit.news():
+                    if entry.is_write():
+                        writes[_who(entry)] += 1
+                        if (entry.verb, entry.what) == ("create", "pods/binding"):
+                            bound.append(entry.stage_timestamp)
+                if not bound:
+                    spent_first, first_s = self._spent_s(), anyio.current_time()
+        spent, last_s = self._spent_s(), anyio.current_time()
+        if limit.cancelled_caught:
+            detail = f"{len(bound)} of {self._pods} pods bound in {LIMIT_S:g} s; {kube.tail()}"
+            raise Unavailable(peer=SCHEDULER, detail=detail)
+        verbs = await self._verbs()
+        scheduling_ms = await self._scheduling_ms()
+        problems = await self._problems(self._pods if side == "hami" else 0)
+        await anyio.sleep(1.0)  # events trail
+        for entry in audit.news():
+            if entry.is_write():
+                writes[_who(entry)] += 1
+        await kube.stop()
+        await self._clear(self._pods if side == "hami" else 0)
+        seconds = (max(bound) - min(bound)).total_seconds()
+        used = {name: spent[name] - spent_first.get(name, 0.0) for name in spent}
+        each_pod = {who: round(count / self._pods, 3) for who, count in writes.most_common()}
+        row = Row(
+            side=side,
+            turn=turn,
+            nodes=self._nodes,
+            pods=self._pods,
+            seconds=round(seconds, 2),
+            pods_per_s=round((self._pods - 1) / seconds, 1),
+            writes_per_pod=round(sum(n for w, n in each_pod.items() if EVENTS not in w), 2),
+            events_per_pod=round(sum(n for w, n in each_pod.items() if EVENTS in w), 2),
+            writes={who: count for who, count in each_pod.items() if count >= 0.005},
+            cpu_ms_per_pod={
+                name: round(1e3 * some / self._pods, 2)
+                for name, some in sorted(used.items(), key=lambda pair: -pair[1])
+                if 1e3 * some / self._pods >= 0.05
+            },
+            busy=round(sum(used.values()) / (last_s - first_s) / (os.cpu_count() or 1), 2),
+            scheduling_ms=scheduling_ms,
+            verb_ms=_means(verbs_before, verbs) if side == "hami" else {},
+        )
+        print(f"  {row.pods_per_s} pods/s", file=sys.stderr)
+        return row, problems
+
+    async def _clear(self, held: int) -> None:
+        """Delete all pods and wait until no share is held."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        before = (await self._metrics())["hami_scheduler_releases_total"]
+        await self._cluster.request("DELETE", f"{path}?gracePeriodSeconds=0")
+
+        async def empty() -> bool:
+            pods = await self._cluster.request("GET", f"{path}?limit=1")
+            released = (await self._metrics())["hami_scheduler_releases_total"]
+            return not pods["items"] and released >= before + held
+
+        await self._cluster.until("every pod is gone and every share free", empty, limit_s=300)
+
+    async def _problems(self, wanted: int) -> list[str]:
+        """Shares that are lost or given twice."""
+        records = [r for r in (await ledger_of(self._cluster)).values() if r.op != "release"]
+        if wanted and len(records) != wanted:
+            return [f"{wanted} pods are bound and {len(records)} shares are held"]
+        return over_capacity((r.containers for r in records), await inventory_of(self._cluster))
+
+    def _spent_s(self) -> dict[str, float]:
+        """Processor seconds of each process so far."""
+        pids = {name: process.pid for name, process in self._cluster.processes.items()}
+        pids["nats"] = self._cluster.nats.pid
+        found = {}
+        for name, pid in pids.items():
+            if pid is not None:
+                times = psutil.Process(pid).cpu_times()
+                found[name] = times.user + times.system
+        times = psutil.Process().cpu_times()
+        return {**found, "this bench": times.user + times.system}
+
+    async def _metrics(self) -> dict[str, float]:
+        """Samples of our scheduler, by name and verb."""
+        async with self._cluster.session.get(
+            f"{self._cluster.url('scheduler')}/metrics"
+        ) as response:
+            text = await response.text()
+        found: dict[str, float] = defaultdict(float)
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if not sample.name.endswith("_bucket"):
+                    found[f"{sample.name} {sample.labels.get('verb', '')}".rstrip()] += sample.value
+        return found
+
+    async def _verbs(self) -> dict[str, float]:
+        name = "hami_scheduler_verb_seconds"
+        return {k: v for k, v in (await self._metrics()).items() if k.startswith(name)}
+
+    async def _scheduling_ms(self) -> float:
+        """Mean of the part of kube-scheduler that takes one pod at a time."""
+        text = await self._plane.scheduler_metrics()
+        name = "scheduler_scheduling_algorithm_duration_seconds"
+        found = {
+            sample.name: sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name in (f"{name}_sum", f"{name}_count")
+        }
+        return round(1e3 * found[f"{name}_sum"] / found[f"{name}_count"], 3)
+
+
+def _who(entry: Audited) -> str:
+    return f"{entry.user_agent.partition('/')[0]} {entry.verb} {entry.what}"
+
+
+def _means(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Mean milliseconds of each verb between two readings."""
+    found = {}
+    for verb in ("filter", "prioritize", "bind"):
+        total, count = (
+            after.get(key, 0.0) - before.get(key, 0.0)
+            for key in (
+                f"hami_scheduler_verb_seconds_sum {verb}",
+                f"hami_scheduler_verb_seconds_count {verb}",
+            )
+        )
+        found[verb] = round(1e3 * total / count, 2) if count else 0.0
+    return found
+
+
+def summary(rows: list[Row]) -> Document:
+    """What the runs say together."""
+    by_side = {side: [row for row in rows if row.side == side] for side in SIDES}
+    ratios = [
+        hami.pods_per_s / plain.pods_per_s
+        for plain, hami in zip(by_side["plain"], by_side["hami"], strict=True)
+    ]
+    ratio = statistics.median(ratios)
+    writes = max(row.writes_per_pod for row in by_side["hami"])
+    return {
+        "pods_per_s": {
+            side: {
+                "median": statistics.median(row.pods_per_s for row in some),
+                "least": min(row.pods_per_s for row in some),
+                "most": max(row.pods_per_s for row in some),
+            }
+            for side, some in by_side.items()
+        },
+        "ratio": round(ratio, 3),
+        "ratios": [round(one, 3) for one in ratios],
+        "targets": [
+            {
+                "what": "pods/s of hami over plain",
+                "least": WANTED_RATIO,
+                "measured": round(ratio, 3),
+            },
+            {"what": "API writes per pod without events", "most": MOST_WRITES, "measured": writes},
+        ],
+        "is_met": ratio >= WANTED_RATIO and writes <= MOST_WRITES,
+    }
+
+
+async def measure(nodes: int, pods: int, turns: int) -> Document:
+    """The whole document."""
+    rows: list[Row] = []
+    problems: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="throughput-", ignore_cleanup_errors=True) as folder:
+        async with (
+            run_cluster(SPEC, Path(folder)) as cluster,
+            await nats.connect(cluster.nats.url, name="paper agents") as client,
+            anyio.create_task_group() as group,
+        ):
+            plane = cluster.plane
+            if not isinstance(plane, RealPlane):
+                raise TypeError(plane)
+            agents = PaperAgents(client)
+            bench = Bench(cluster, plane, nodes=nodes, pods=pods)
+            group.start_soon(agents.live)
+            await bench.prepare(agents)
+            for turn in range(turns):
+                for side in SIDES if turn % 2 == 0 else reversed(SIDES):
+                    row, found = await bench.run(side, turn)
+                    rows.append(row)
+                    problems += found
+            group.cancel_scope.cancel()
+    return {
+        "bench": "throughput",
+        "machine": machine(),
+        "load_average": [round(value, 1) for value in os.getloadavg()],
+        "kubernetes": build.kubernetes_version(),
+        "nodes": nodes,
+        "devices": nodes * DEVICES,
+        "pods": pods,
+        **summary(rows),
+        "problems": problems,
+        "runs": msgspec.to_builtins(rows),
+    }
+
+
+def table(document: Document) -> str:
+    """The same for people."""
+    size = f"{document['nodes']} nodes x {DEVICES} devices, {document['pods']} pods"
+    lines = [
+        f"{size}, {document['kubernetes']}, {document['machine']}",
+        "",
+        "turn  side   pods/s  writes/pod  events/pod  busy  serial ms  processor ms per pod",
+    ]
+    for row in document["runs"]:
+        cpu = ", ".join(f"{name} {ms:g}" for name, ms in row["cpu_ms_per_pod"].items())
+        lines.append(
+            f"{row['turn'] + 1:<5} {row['side']:<6} {row['pods_per_s']:>6} "
+            f"{row['writes_per_pod']:>11} {row['events_per_pod']:>11} {row['busy']:>5}"
+            f" {row['scheduling_ms']:>10}  {cpu}"
+        )
+    spread = document["pods_per_s"]
+    for side in SIDES:
+        some = spread[side]
+        lines.append(f"{side}: median {some['median']}, {some['least']}..{some['most']} pods/s")
+    verbs = [row["verb_ms"] for row in document["runs"] if row["verb_ms"]]
+    lines.append(f"mean ms in our service: {verbs}")
+    lines.append(f"ratio {document['ratio']} ({', '.join(map(str, document['ratios']))})")
+    lines += document["problems"]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure and print; the exit code."""
+    parser = argparse.ArgumentParser(prog="throughput", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--pods", type=int, default=2000)
+    parser.add_argument("--runs", type=int, default=3, help="turns of each side")
+    parser.add_argument("--json", default="", metavar="FILE", help="- for standard output")
+    options = parser.parse_args()
+    os.environ[build.VARIABLE] = str(build.build())
+    document = anyio.run(measure, options.nodes, options.pods, options.runs)
+    text = json.dumps(document, indent=1)
+    if options.json == "-":
+        print(text)
+    else:
+        if options.json:
+            Path(options.json).write_text(f"{text}\n", encoding="utf-8")
+        print(table(document))
+    return 0 if document["is_met"] and not document["problems"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
