@@ -12,6 +12,11 @@ run, also after a failure, and the exit code is 1 when anything failed. Without 
 end-to-end tests run on both control planes: on the real one if it has been built, or must be
 because HAMI_REQUIRE_CLUSTER=1; else the summary says why not. It also names the versions of what
 was tested on. The last line counts tests, with failed gates among the failures.
+
+Tiers with real processes and real time (all but unit) run a few failed tests once more, alone: one
+that passes then is told as "flaked", by name, with its first failure printed above. More than
+``FLAKES_MOST`` of them in a run are failures. A flake is a defect to be mended: of the test, or of
+what it tests; it must not hide what else a change did.
 """
 
 import argparse
@@ -49,6 +54,11 @@ SIDE_BY_SIDE = {
 """How a tier's tests are dealt out to one worker per core: singly, or by file where the fixtures of
 a file are dear. Tiers that measure time, or tell what they measured, run on one worker."""
 
+RUN_AGAIN = frozenset({"property", "contract", "native", "integration", "e2e", "e2e-real"})
+"""Tiers whose tests share the machine with real processes."""
+FLAKES_MOST = 3
+"""Failed tests of a tier that are run again, and tests of a whole run that may have flaked."""
+
 REAL = "e2e-real"
 """The end-to-end tests once more, on the real control plane."""
 RUNTIME = ("containerd", "runc")
@@ -70,6 +80,9 @@ class Outcome:
     skipped: int = 0
     seconds: float = 0.0
     skip_reasons: Counter[str] = field(default_factory=Counter)
+    flaked: list[str] = field(default_factory=list)
+    """Tests that failed beside others and passed alone; they are among ``passed``."""
+    failed_names: list[str] = field(default_factory=list)
     measured: dict[str, str] = field(default_factory=dict)
     """What tests tell of themselves, by ``record_testsuite_property``."""
 
@@ -98,7 +111,9 @@ def main(arguments: list[str]) -> int:
     _print_table(tiers, "tier")
     _print_skips(tiers)
     _print_versions()
+    flaked = _print_flakes(tiers)
     failed = sum(outcome.failed for outcome in gates + tiers)
+    failed += flaked if flaked > FLAKES_MOST else 0
     passed = sum(outcome.passed for outcome in tiers)
     skipped = sum(outcome.skipped for outcome in tiers)
     print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
@@ -183,15 +198,46 @@ def _run_tier(folder_name: str, *, plane: str) -> Outcome:
     command += [f"--plane={plane}", str(folder)]
     if name == "e2e":
         command += ["-m", "not real"]  # they belong to the other run
+    cache = RESULTS / f"{name}.cache"
+    shutil.rmtree(cache, ignore_errors=True)
+    command += ["--override-ini", f"cache_dir={cache}"]
+    side_by_side = []
     if name in SIDE_BY_SIDE:
-        command += ["--numprocesses", "auto", "--dist", SIDE_BY_SIDE[name]]
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        side_by_side = ["--numprocesses", "auto", "--dist", SIDE_BY_SIDE[name]]
+    code = subprocess.run([*command, *side_by_side], cwd=ROOT, check=False).returncode
     outcome = count(name, report) if report.exists() else Outcome(name=name)
+    if name in RUN_AGAIN and code == 1 and 1 <= outcome.failed <= FLAKES_MOST:
+        outcome, code = _run_again(outcome, command, report)
     outcome.seconds = time.monotonic() - started_s
     if code not in (*PYTEST_RAN, PYTEST_NO_TESTS) or (code == 1 and not outcome.failed):
         print(f"{name}: pytest itself stopped with exit code {code}", flush=True)
         outcome.failed += 1
     return outcome
+
+
+def _run_again(first: Outcome, command: list[str], report: Path) -> tuple[Outcome, int]:
+    """Run the failed tests alone, one after the other; the outcome of both runs together."""
+    print(f"\n--- {first.name}: the {first.failed} that failed, alone", flush=True)
+    again = report.with_suffix(".again.xml")
+    again.unlink(missing_ok=True)
+    command = [part.replace(str(report), str(again)) for part in command]
+    command += ["--last-failed", "--last-failed-no-failures", "none"]
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if not again.exists():
+        return first, 1
+    return merge(first, count(first.name, again)), code
+
+
+def merge(first: Outcome, second: Outcome) -> Outcome:
+    """What failed first counts as passed, and flaked, when the second run shows that it passed."""
+    still = set(second.failed_names) & set(first.failed_names)
+    if second.passed + second.failed < first.failed:
+        return first  # not all of them ran again: nothing is known
+    first.flaked = [name for name in first.failed_names if name not in still]
+    first.passed += len(first.flaked)
+    first.failed -= len(first.flaked)
+    first.failed_names = sorted(still)
+    return first
 
 
 def _pytest() -> list[str]:
@@ -215,6 +261,9 @@ def count(name: str, report: Path) -> Outcome:
             outcome.skip_reasons[skip.get("message") or "no reason given"] += 1
         else:
             verdicts.setdefault(test, "passed")
+    outcome.failed_names = sorted(
+        "::".join(test) for test, verdict in verdicts.items() if verdict == "failed"
+    )
     counts = Counter(verdicts.values())
     outcome.passed, outcome.failed = counts["passed"], counts["failed"]
     outcome.skipped = counts["skipped"]
@@ -239,6 +288,14 @@ def _print_skips(outcomes: list[Outcome]) -> None:
         for name, value in outcome.measured.items():
             print(f"measured in {outcome.name}: {name} {value}")
     print()
+
+
+def _print_flakes(outcomes: list[Outcome]) -> int:
+    """Name the tests that flaked; how many they are."""
+    flaked = [(outcome.name, name) for outcome in outcomes for name in outcome.flaked]
+    for tier, name in flaked:
+        print(f"FLAKED in {tier}: {name} failed among others and passed alone; mend it")
+    return len(flaked)
 
 
 def _print_versions() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.run_tests import count, gate_names
+from tools.run_tests import Outcome, count, gate_names, merge
 
 
 def report(tmp_path: Path, *cases: str) -> Path:
@@ -56,3 +56,24 @@ def test_what_a_suite_tells_is_kept(tmp_path: Path) -> None:
     outcome = count("e2e", report(tmp_path, told, case("a")))
     assert outcome.measured == {"burst": "3.8 s"}
     assert outcome.passed == 1
+
+
+def failing(*names: str, passed: int = 0) -> Outcome:
+    return Outcome(name="e2e", passed=passed, failed=len(names), failed_names=list(names))
+
+
+def test_test_that_passes_alone_is_counted_as_passed_and_named_as_flaked() -> None:
+    outcome = merge(failing("x::a", "x::b", passed=7), failing("x::b", passed=1))
+    assert (outcome.passed, outcome.failed) == (8, 1)
+    assert outcome.flaked == ["x::a"]
+    assert outcome.failed_names == ["x::b"]
+
+
+def test_second_run_that_did_not_run_all_that_failed_excuses_nothing() -> None:
+    outcome = merge(failing("x::a", "x::b"), failing(passed=1))
+    assert (outcome.failed, outcome.flaked) == (2, [])
+
+
+def test_failed_tests_are_named(tmp_path: Path) -> None:
+    outcome = count("unit", report(tmp_path, case("a"), case("b", '<failure message="no"/>')))
+    assert outcome.failed_names == ["tests.unit.x::b"]
