@@ -8,7 +8,7 @@ percent of one device.
 from collections.abc import Sequence
 
 from hami_common.events.inventory import NodeDevices
-from hami_common.model.device import Device, Link
+from hami_common.model.device import Device, Link, Profile
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import (
     ContainerKind,
@@ -37,6 +37,8 @@ def device(
     healthy: bool = True,
     cordoned: bool = False,
     mode: str = "soft",
+    partitions: tuple[Profile, ...] = (),
+    resources: dict[str, int] | None = None,
 ) -> Device:
     """A registered device."""
     return Device(
@@ -52,6 +54,8 @@ def device(
         healthy=healthy,
         cordoned=cordoned,
         mode=mode,
+        partitions=partitions,
+        resources=resources or {},
     )
 
 
@@ -159,9 +163,21 @@ def share(
     *,
     vendor: str = "nvidia",
     exclusive: bool = False,
+    profile: str = "",
+    start: int | None = None,
+    kind: str = "",
 ) -> Share:
     """A share of one device."""
-    return Share(vendor=vendor, uuid=uuid, memory_mib=mib, core_pct=core, exclusive=exclusive)
+    return Share(
+        vendor=vendor,
+        uuid=uuid,
+        memory_mib=mib,
+        core_pct=core,
+        exclusive=exclusive,
+        profile=profile,
+        start=start,
+        kind=kind,
+    )
 
 
 def held(*shares: Share, name: str = "main", kind: ContainerKind = "app") -> ContainerShares:

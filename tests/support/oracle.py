@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb, prod
 
+from msgspec.structs import replace
+
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
 from hami_common.model.placement import (
@@ -21,8 +23,17 @@ from hami_common.model.placement import (
     Placement,
     Share,
     booked_by_device,
+    stays,
 )
-from hami_common.model.request import DeviceRequest, DeviceSelector, PodRequest
+from hami_common.model.request import DeviceRequest, DeviceSelector, PodRequest, serves_mode
+from hami_common.vendors.partitions import (
+    NO_START,
+    Division,
+    Grant,
+    assign_starts,
+    choose_start,
+)
+from hami_common.vendors.shapes import LegalSet, legal_sets
 
 
 @dataclass
@@ -50,6 +61,31 @@ class OracleDevice:
     def is_held(self) -> bool:
         return any(b.exclusive for b in self.used)
 
+    def kinds(self) -> set[str]:
+        return {b.kind for b in self.used if b.kind}
+
+    def parts(self) -> dict[str, int]:
+        total = NOTHING
+        for booked in self.used:
+            total = total.plus(booked)
+        return total.parts
+
+    def division(self) -> Division | None:
+        """The device's table of partitions, ``None`` where its shares have any size."""
+        if self.device is None or not self.device.partitions:
+            return None
+        return Division(self.device.partitions, self.device.resources)
+
+    def grant(self, request: DeviceRequest) -> Grant | None:
+        """What the request gets here, ``None`` where there is nothing for it."""
+        division = self.division()
+        if division is not None:
+            return division.grant(request)
+        if self.device is None or request.profile or request.exact:
+            return None
+        mib = request.memory_mib_on(self.device.memory_mib)
+        return Grant(-1, mib, request.core_pct, request.exclusive, request.kind)
+
 
 @dataclass
 class OracleNode:
@@ -68,19 +104,24 @@ class OracleNode:
 STAGES = (
     "CardTypeMismatch",
     "ModeNotFit",
+    "CardPartitionMismatch",
     "CardUuidMismatch",
     "NodeAgentSilent",
     "CardNotHealth",
     "CardCordoned",
     "CardTimeSlicingExhausted",
     "ExclusiveDeviceAllocateConflict",  # somebody holds it, or it is not idle under mutex
+    "CardQosPolicyMismatch",
     "CardInsufficientMemory",
     "CardInsufficientCore",
     "CardComputeUnitsExhausted",
+    "CardPartitionInfeasible",
     "ExclusiveDeviceAllocateConflict",  # it is not idle, and wanted for oneself
     "NumaNotFit",
+    "CardTopologyInfeasible",
 )
 """Constraints in the order in which they are looked at."""
+SLOT, HELD, KIND, MEMORY, CORE, UNITS, PARTITION, IDLE, NUMA, SHAPE = range(7, 17)
 
 MOST_CHOICES = 2048
 """All choices of devices are tried where there are at most so many before the last step's."""
@@ -201,21 +242,54 @@ class Oracle:
             self._verdict(request, node, device, step, running.get(device.uuid, NOTHING))
             for device in node.registered(step.request.vendor)
         ]
-        if not step.selector.numa_bind:
+        legal = {n for some in self._open_sets(name, step, found) for n in some.indexes}
+        first = self._first_by_index(name, found)
+        if step.selector.numa_bind:
+            fitting: dict[int | None, int] = {}
+            for verdict in found:
+                if verdict.code is None:
+                    numa = _numa(node.devices[verdict.uuid])
+                    fitting[numa] = fitting.get(numa, 0) + 1
+            bound: list[Verdict] = []
+            for verdict in found:
+                beside = fitting.get(_numa(node.devices[verdict.uuid]), 0)
+                if verdict.stage is None and beside < step.request.count:
+                    bound.append(Verdict(verdict.uuid, NUMA, step.request.count, beside))
+                else:
+                    bound.append(verdict)
+            found = bound
+        if not step.request.shape:
             return found
-        fitting: dict[int | None, int] = {}
-        for verdict in found:
-            if verdict.code is None:
-                numa = _numa(node.devices[verdict.uuid])
-                fitting[numa] = fitting.get(numa, 0) + 1
-        bound: list[Verdict] = []
-        for verdict in found:
-            beside = fitting.get(_numa(node.devices[verdict.uuid]), 0)
-            if verdict.stage is None and beside < step.request.count:
-                bound.append(Verdict(verdict.uuid, 12, step.request.count, beside))
-            else:
-                bound.append(verdict)
-        return bound
+        members = {first[n] for n in legal}
+        many = sum(v.stage is None for v in found)
+        return [
+            Verdict(v.uuid, SHAPE, step.request.count, many)
+            if v.stage is None and v.uuid not in members
+            else v
+            for v in found
+        ]
+
+    def _first_by_index(self, name: str, verdicts: list[Verdict]) -> dict[int, str]:
+        """By the vendor's index: the first device that fits."""
+        first: dict[int, str] = {}
+        for verdict in verdicts:
+            if verdict.stage is None:
+                first.setdefault(self.nodes[name].devices[verdict.uuid].index, verdict.uuid)
+        return first
+
+    def _open_sets(self, name: str, step: Step, verdicts: list[Verdict]) -> list[LegalSet]:
+        """The shape's sets whose devices all fit."""
+        first = self._first_by_index(name, verdicts)
+        devices = self.nodes[name].devices
+        return [
+            some
+            for some in legal_sets(step.request.shape, step.request.count)
+            if all(n in first for n in some.indexes)
+            and (
+                not step.selector.numa_bind
+                or len({_numa(devices[first[n]]) for n in some.indexes}) == 1
+            )
+        ]
 
     def _verdict(
         self,
@@ -232,11 +306,14 @@ class Oracle:
         free_mib = device.capacity_mib - here.used_mib() - mine.memory_mib
         left_core = device.capacity_core_pct - here.used_core()
         free_core = left_core - mine.core_pct
-        want_mib = wants.memory_mib_on(device.memory_mib)
+        grant = here.grant(wants)
+        divided = bool(device.partitions)
         for stage, passes in enumerate(
             (
-                step.selector.accepts_type(device.type),
-                step.selector.accepts_mode(device.mode),
+                step.selector.accepts_type(device.type)
+                and (not wants.types or device.type in wants.types),
+                serves_mode(wants, step.selector, device.mode, divided=divided),
+                grant is not None,
                 step.selector.accepts_uuid(here.uuid),
                 node.alive.get(here.vendor, False),
                 here.healthy,
@@ -245,19 +322,39 @@ class Oracle:
         ):
             if not passes:
                 return Verdict(here.uuid, stage)
+        assert grant is not None
         if used_slots >= device.slots:
-            return Verdict(here.uuid, 6, 1, device.slots - used_slots)
+            return Verdict(here.uuid, SLOT, 1, device.slots - used_slots)
         if here.is_held() or mine.exclusive or (mutex and used_slots):
-            return Verdict(here.uuid, 7)
-        if free_mib < want_mib:
-            return Verdict(here.uuid, 8, want_mib, free_mib)
-        if wants.core_pct and free_core < wants.core_pct:
-            return Verdict(here.uuid, 9, wants.core_pct, free_core)
-        if not wants.core_pct and device.capacity_core_pct and left_core <= 0:
-            return Verdict(here.uuid, 10, 1, left_core)
+            return Verdict(here.uuid, HELD)
+        kinds = here.kinds() | ({mine.kind} if mine.kind else set())
+        if grant.kind and kinds - {grant.kind}:
+            return Verdict(here.uuid, KIND)
+        if free_mib < grant.memory_mib:
+            return Verdict(here.uuid, MEMORY, grant.memory_mib, free_mib)
+        if grant.core_pct and free_core < grant.core_pct:
+            return Verdict(here.uuid, CORE, grant.core_pct, free_core)
+        if not grant.core_pct and device.capacity_core_pct and left_core <= 0:
+            return Verdict(here.uuid, UNITS, 1, left_core)
+        if grant.profile >= 0 and self._start(here, mine, grant)[0] is False:
+            return Verdict(here.uuid, PARTITION, grant.memory_mib, free_mib)
         if wants.exclusive and used_slots:
-            return Verdict(here.uuid, 11)
+            return Verdict(here.uuid, IDLE)
         return Verdict(here.uuid, None)
+
+    def _start(self, here: OracleDevice, mine: Booked, grant: Grant) -> tuple[bool, int | None]:
+        """(whether a partition has room beside what is there and what the pod runs, its place)."""
+        division = here.division()
+        assert division is not None
+        profile = division.profiles[grant.profile]
+        taken, amounts = division.spent(here.parts())
+        mine_taken, mine_amounts = division.spent(mine.parts)
+        if (amounts + mine_amounts + division.needs[grant.profile] > division.capacity).any():
+            return False, None
+        if not profile.starts:
+            return True, None
+        start = choose_start(profile, taken | mine_taken, division.profiles)
+        return start != NO_START, start
 
     def _fullness(
         self, request: PodRequest, here: OracleDevice, step: Step, running: list[Share]
@@ -284,8 +381,9 @@ class Oracle:
             beside += added(share.core_pct, share.memory_mib)
         if running:
             full += beside
-        want_mib = step.request.memory_mib_on(device.memory_mib)
-        return full + added(step.request.core_pct, want_mib)
+        grant = here.grant(step.request)
+        assert grant is not None
+        return full + added(grant.core_pct, grant.memory_mib)
 
     def _choose(
         self,
@@ -306,10 +404,16 @@ class Oracle:
         def beside(here: OracleDevice) -> int:
             return sum(_numa(other) == _numa(here) for other in fitting)
 
+        if step.request.shape:
+            return self._choose_shaped(name, step, fitting)
+
         def key(here: OracleDevice) -> tuple[float, ...]:
             mine = [share for share in running if share.uuid == here.uuid]
             full = self._fullness(request, here, step, mine)
-            words: list[float] = []
+            kinds = here.kinds() | {share.kind for share in mine if share.kind}
+            grant = here.grant(step.request)
+            assert grant is not None
+            words: list[float] = [float(not grant.kind or kinds != {grant.kind})]
             for word in keys:
                 if word == "numa":
                     words += [float(beside(here) < count), _numa(here)]
@@ -343,6 +447,17 @@ class Oracle:
                 sorted((rank[here.uuid] for here in some), reverse=True),
             ),
         )
+
+    def _choose_shaped(
+        self, name: str, step: Step, fitting: list[OracleDevice]
+    ) -> list[OracleDevice]:
+        """The best set of the step's shape."""
+        first: dict[int, OracleDevice] = {}
+        for here in fitting:
+            first.setdefault(here.index, here)
+        sets = self._open_sets(name, step, [Verdict(here.uuid, None) for here in fitting])
+        best = min(sets, key=lambda some: (some.tier, sum(n in first for n in some.around)))
+        return [first[n] for n in best.indexes]
 
     # --- one pod -------------------------------------------------------------------------------
 
@@ -381,37 +496,54 @@ class Oracle:
         placed: list[ContainerShares] = []
         for number in order:
             step = steps[number]
-            beside = [c for c in placed if c.kind != "init"]
+            beside = _staying(placed)
             verdicts = self.verdicts(request, name, step, booked_by_device(beside))
             fitting = [self.nodes[name].devices[v.uuid] for v in verdicts if v.code is None]
-            if len(fitting) < step.request.count:
+            if len(fitting) < step.request.count or (
+                step.request.shape and not self._open_sets(name, step, verdicts)
+            ):
                 tried.failed, tried.verdicts = number, verdicts
                 return tried
             running = [share for c in beside for share in c.shares]
             chosen = self._choose(request, name, step, keys, fitting, running)
             chosen.sort(key=lambda here: (here.index, here.uuid))
-            shares = self._shares(request, step, chosen)
+            shares = self._shares(request, step, chosen, booked_by_device(beside))
             placed.append(shares)
             tried.shares.setdefault(number, []).append(shares)
         return tried
 
     def _shares(
-        self, request: PodRequest, step: Step, chosen: list[OracleDevice]
+        self,
+        request: PodRequest,
+        step: Step,
+        chosen: list[OracleDevice],
+        running: dict[str, Booked],
     ) -> ContainerShares:
-        return ContainerShares(
-            name=request.containers[step.container].name,
-            kind=request.containers[step.container].kind,
-            shares=tuple(
+        shares: list[Share] = []
+        for here in chosen:
+            grant, division = here.grant(step.request), here.division()
+            assert grant is not None
+            profile, start = "", None
+            if division is not None:
+                profile = division.profiles[grant.profile].name
+                if profile:
+                    _, start = self._start(here, running.get(here.uuid, NOTHING), grant)
+            shares.append(
                 Share(
                     vendor=step.request.vendor,
                     uuid=here.uuid,
-                    memory_mib=step.request.memory_mib_on(here.device.memory_mib),
-                    core_pct=step.request.core_pct,
-                    exclusive=step.request.exclusive,
+                    memory_mib=grant.memory_mib,
+                    core_pct=grant.core_pct,
+                    exclusive=grant.exclusive,
+                    kind=grant.kind,
+                    profile=profile,
+                    start=start,
                 )
-                for here in chosen
-                if here.device is not None
-            ),
+            )
+        return ContainerShares(
+            name=request.containers[step.container].name,
+            kind=request.containers[step.container].kind,
+            shares=tuple(shares),
         )
 
     def tried(self, request: PodRequest, name: str) -> Tried:
@@ -465,15 +597,19 @@ class Oracle:
             return placed
         number = numbers[len(placed)]
         step = self.steps(request)[number]
-        beside = booked_by_device(c for c in placed if c.kind != "init")
+        beside = booked_by_device(_staying(placed))
         verdicts = self.verdicts(request, name, step, beside)
         fitting = [self.nodes[name].devices[v.uuid] for v in verdicts if v.code is None]
         for some in combinations(fitting, step.request.count):
             if step.selector.numa_bind and len({_numa(here) for here in some}) > 1:
                 continue
-            shares = self._shares(request, step, list(some))
+            if step.request.shape and sorted(here.index for here in some) not in [
+                list(legal.indexes) for legal in legal_sets(step.request.shape, step.request.count)
+            ]:
+                continue
+            shares = self._shares(request, step, list(some), beside)
             found = self._search_from(request, name, numbers, [*placed, shares])
-            if found is not None or step.kind == "init":
+            if found is not None:
                 return found
         return None
 
@@ -498,7 +634,34 @@ class Oracle:
                     priority=container.priority,
                 )
             )
-        return Placement(node=name, containers=tuple(containers))
+        return Placement(node=name, containers=self._placed(name, containers))
+
+    def _placed(self, name: str, containers: list[ContainerShares]) -> tuple[ContainerShares, ...]:
+        """The same with the places that partitions have in the end, containers in order."""
+        starts: dict[tuple[int, str], int | None] = {}
+        for here in self.nodes[name].devices.values():
+            division = here.division()
+            mine = [
+                (i, share)
+                for i, container in enumerate(containers)
+                for share in container.shares
+                if share.uuid == here.uuid and share.profile
+            ]
+            if division is None or not mine:
+                continue
+            wanted = [division.by_name[share.profile] for _, share in mine]
+            found = assign_starts(division, division.spent(here.parts())[0], wanted)
+            assert found is not None
+            starts.update({(i, here.uuid): s for (i, _), s in zip(mine, found, strict=True)})
+        return tuple(
+            replace(
+                container,
+                shares=tuple(
+                    replace(share, start=starts.get((i, share.uuid))) for share in container.shares
+                ),
+            )
+            for i, container in enumerate(containers)
+        )
 
     def code(self, request: PodRequest, name: str) -> str | None:
         """The word of the node's reason; ``None`` where the pod fits."""
@@ -564,6 +727,14 @@ class Oracle:
                 terms += 1
         fill = 100.0 * (total / terms)
         return fill if request.policy.node == "binpack" else 100.0 - fill
+
+
+def _staying(placed: list[ContainerShares]) -> list[ContainerShares]:
+    """What later containers find taken, of the containers placed so far."""
+    return [
+        replace(c, kind="sidecar", shares=tuple(s for s in c.shares if stays(c.kind, s)))
+        for c in placed
+    ]
 
 
 def _numa(here: OracleDevice) -> int:

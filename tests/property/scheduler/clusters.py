@@ -4,7 +4,7 @@
 from hypothesis import strategies as st
 
 from hami_common.events.inventory import NodeDevices
-from hami_common.model.device import Device
+from hami_common.model.device import Device, Profile
 from hami_common.model.placement import ContainerShares
 from hami_common.model.request import (
     ContainerKind,
@@ -20,7 +20,35 @@ from tests.support import builders
 NODES = ("n0", "n1", "n2", "n3")
 VENDORS = ("nvidia", "ascend")
 TYPES = ("A100-80", "A100-40", "T4")
-MODES = ("soft", "mig")
+MODES = ("soft", "mig", "whole")
+TABLES: tuple[tuple[tuple[Profile, ...], dict[str, int]], ...] = (
+    (  # positions, as MIG has them; the first may be had by name only
+        (
+            Profile(name="1g+", memory_mib=2, core_pct=12, size=1, starts=(0,), by_name_only=True),
+            Profile(name="1g", memory_mib=2, core_pct=12, size=1, starts=(0, 1, 2, 3)),
+            Profile(name="2g", memory_mib=4, core_pct=25, size=2, starts=(0, 2)),
+            Profile(name="3g", memory_mib=6, core_pct=50, size=3, starts=(0,), limit=1),
+        ),
+        {},
+    ),
+    (  # amounts, as vNPU templates have them
+        (
+            Profile(name="v1", memory_mib=2, core_pct=12, resources={"core": 2, "cpu": 3}),
+            Profile(name="v2", memory_mib=4, core_pct=50, resources={"core": 4, "cpu": 3}),
+            Profile(name="", memory_mib=8, core_pct=100, resources={"core": 8, "cpu": 7}),
+        ),
+        {"core": 8, "cpu": 7},
+    ),
+    (  # sizes that do not mix
+        (
+            Profile(name="q", memory_mib=2, core_pct=25, kind="q"),
+            Profile(name="h", memory_mib=4, core_pct=50, kind="h"),
+            Profile(name="", memory_mib=8, core_pct=100),
+        ),
+        {},
+    ),
+)
+PARTS = ("1g", "2g", "v1", "v2", "q", "h")
 KINDS: tuple[ContainerKind, ...] = ("init", "sidecar", "app")
 CHAINS: tuple[tuple[DevicePolicy, ...], ...] = (
     ("spread",),
@@ -48,10 +76,14 @@ def inventories(draw: st.DrawFn, node: str, vendor: str) -> NodeDevices:
     alike = draw(st.booleans())
     type_ = draw(st.sampled_from(TYPES))
     memory_mib = draw(st.sampled_from((8, 16)))
+    tables = draw(st.sampled_from(((((), {}),), (((), {}),), TABLES, (*TABLES, ((), {})))))
     devices: list[Device] = []
     for i, uuid in enumerate(uuids(node, vendor)[:count]):
         plain = alike and draw(st.integers(0, 9)) > 0
         physical = memory_mib if plain else draw(st.sampled_from((8, 16, 24)))
+        partitions, resources = draw(st.sampled_from(tables))
+        scaling = 1 if partitions else draw(st.sampled_from((1, 1, 2)))
+        core_pct = 100 if partitions else draw(st.sampled_from((100, 100, 100, 200, 0)))
         devices.append(
             builders.device(
                 uuid,
@@ -59,8 +91,10 @@ def inventories(draw: st.DrawFn, node: str, vendor: str) -> NodeDevices:
                 index=draw(st.sampled_from((i, i, i, 0))),
                 type=type_ if plain else draw(st.sampled_from(TYPES)),
                 memory_mib=physical,
-                capacity_mib=physical * draw(st.sampled_from((1, 1, 2))),
-                core_pct=draw(st.sampled_from((100, 100, 100, 200, 0))),
+                capacity_mib=8 if partitions else physical * scaling,
+                core_pct=core_pct,
+                partitions=partitions,
+                resources=resources,
                 slots=draw(st.sampled_from((1, 2, 3, 10))),
                 numa=draw(st.sampled_from((None, 0, 0, 1))),
                 healthy=plain or draw(st.integers(0, 4)) > 0,
@@ -89,6 +123,9 @@ def holdings(draw: st.DrawFn, node: str) -> tuple[ContainerShares, ...]:
                     draw(st.sampled_from((0, 10, 50, 100))),
                     vendor=vendor,
                     exclusive=draw(st.integers(0, 7)) == 0,
+                    profile=(profile := draw(st.sampled_from(("", "", "", *PARTS)))),
+                    start=draw(st.integers(0, 3)) if profile.endswith("g") else None,
+                    kind=profile if profile in ("q", "h") else "",
                 )
                 for vendor, number in draw(
                     st.lists(
@@ -109,8 +146,15 @@ def device_requests(draw: st.DrawFn, vendor: str) -> DeviceRequest:
     """What a container asks of a vendor."""
     if draw(st.integers(0, 5)) == 0:
         return builders.whole(draw(st.sampled_from((1, 1, 2, 4))), vendor=vendor)
+    shape = draw(st.sampled_from(("", "", "", "", "", "pairs", "wings", "run", "aligned")))
     return DeviceRequest(
         vendor=vendor,
+        shape=shape,
+        profile=draw(st.sampled_from(("", "", "", "", "", "", "", "1g+", "v1"))),
+        exact=draw(st.sampled_from(((), (), (), (), (), (("core", 2),)))),
+        kind=draw(st.sampled_from(("", "", "", "", "q", "fixed"))),
+        types=draw(st.sampled_from(((), (), (), (), ("T4",)))),
+        modes=draw(st.sampled_from(((), (), (), (), ("mig",), ("soft", "whole")))),
         count=draw(st.sampled_from((1, 1, 1, 2, 2, 3, 4))),
         memory_mib=draw(st.sampled_from((0, 1, 2, 4, 8, 12))),
         memory_pct=draw(st.sampled_from((0, 10, 50, 100))),

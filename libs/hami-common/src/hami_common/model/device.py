@@ -26,6 +26,8 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Length on the device's grid of positions; 0 where positions do not matter."""
     starts: tuple[int, ...] = ()
     """Legal first positions on the grid."""
+    kind: str = ""
+    """Instances on one device all have the same kind: a size where sizes do not mix; empty: any."""
     limit: int = 0
     """Most instances of it on one device; 0: as many as there is room for."""
     native_id: int | None = None

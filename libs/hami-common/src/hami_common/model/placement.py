@@ -6,7 +6,8 @@ Shares of concrete devices, by container name, and how much of each device that 
 Booking rule (Kubernetes semantics of init containers and sidecars, KEP-753): init containers run
 one at a time and before the application containers, sidecars start in order among them and stay. So
 a device is booked for ``max(over init containers i: init_i + sidecars before i, all sidecars + all
-application containers)``, separately for memory, compute and slots.
+application containers)``, separately for memory, compute and slots. A hardware partition is there
+from the pod's first moment to its last, so one that an init container holds counts as a sidecar's.
 """
 
 from collections.abc import Iterable
@@ -75,7 +76,7 @@ class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):
             core_pct=self.core_pct + other.core_pct,
             slots=self.slots + other.slots,
             exclusive=self.exclusive or other.exclusive,
-            kind=self.kind or other.kind,
+            kind=_kind_of_both(self.kind, other.kind),
             parts={
                 part: self.parts.get(part, 0) + other.parts.get(part, 0)
                 for part in {**self.parts, **other.parts}
@@ -89,7 +90,7 @@ class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):
             core_pct=max(self.core_pct, other.core_pct),
             slots=max(self.slots, other.slots),
             exclusive=self.exclusive or other.exclusive,
-            kind=self.kind or other.kind,
+            kind=_kind_of_both(self.kind, other.kind),
             parts={
                 part: max(self.parts.get(part, 0), other.parts.get(part, 0))
                 for part in {**self.parts, **other.parts}
@@ -98,6 +99,17 @@ class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 NOTHING = Booked()
+MIXED = "*"
+"""The kind of shares that differ in it: nobody else may join them."""
+
+
+def _kind_of_both(a: str, b: str) -> str:
+    return a or b if not a or not b or a == b else MIXED
+
+
+def stays(kind: ContainerKind, share: Share) -> bool:
+    """Whether containers that start later find the share taken."""
+    return kind != "init" or bool(share.profile)
 
 
 def booked_by_device(containers: Iterable[ContainerShares]) -> dict[str, Booked]:
@@ -109,20 +121,22 @@ def booked_by_device(containers: Iterable[ContainerShares]) -> dict[str, Booked]
     peak: dict[str, Booked] = {}
     for container in containers:
         own: dict[str, Booked] = {}
+        kept: dict[str, Booked] = {}
         for share in container.shares:
-            own[share.uuid] = own.get(share.uuid, NOTHING).plus(
-                Booked(
-                    memory_mib=share.memory_mib,
-                    core_pct=share.core_pct,
-                    slots=1,
-                    exclusive=share.exclusive,
-                    kind=share.kind,
-                    parts={share.part: 1} if share.part else {},
-                )
+            booked = Booked(
+                memory_mib=share.memory_mib,
+                core_pct=share.core_pct,
+                slots=1,
+                exclusive=share.exclusive,
+                kind=share.kind,
+                parts={share.part: 1} if share.part else {},
             )
+            own[share.uuid] = own.get(share.uuid, NOTHING).plus(booked)
+            if stays(container.kind, share):
+                kept[share.uuid] = kept.get(share.uuid, NOTHING).plus(booked)
         for uuid, booked in own.items():
             with_running = running.get(uuid, NOTHING).plus(booked)
             peak[uuid] = peak.get(uuid, NOTHING).peak(with_running)
-            if container.kind != "init":
-                running[uuid] = with_running
+        for uuid, booked in kept.items():
+            running[uuid] = running.get(uuid, NOTHING).plus(booked)
     return peak

@@ -14,6 +14,8 @@ ContainerKind = Literal["init", "sidecar", "app"]
 NodePolicy = Literal["binpack", "spread"]
 PARTITION_MODES = frozenset({"mig"})
 """Modes of devices that are divided in hardware: nobody uses the whole of such a device."""
+WHOLE_MODE = "whole"
+"""The mode of devices that are not divided at all: nobody uses a part of such a device."""
 DevicePolicy = Literal["binpack", "spread", "numa", "mutex", "topology-aware"]
 
 
@@ -45,6 +47,10 @@ class DeviceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Amounts that the partition must have, by the names of ``Profile.resources``."""
     kind: str = ""
     """Shares of one device all have the same kind; empty: any."""
+    types: tuple[str, ...] = ()
+    """Device types that the resource's name stands for, exactly; empty: every type."""
+    modes: tuple[str, ...] = ()
+    """Modes of devices that the resource's name stands for; empty: see ``DeviceSelector``."""
     shape: str = ""
     """Which sets of devices may serve the request, see ``hami_common.vendors.shapes``."""
 
@@ -66,8 +72,8 @@ class ContainerRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class DeviceSelector(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which devices of one vendor the pod accepts. An empty tuple is no constraint.
 
-    Types match as case-insensitive substrings of the device type (users write ``A100``); UUIDs
-    match exactly.
+    Types match as case-insensitive substrings of the device type (users write ``A100``), or with
+    ``whole_words`` only the type or one of its words; UUIDs match exactly.
     """
 
     allow_types: tuple[str, ...] = ()
@@ -77,24 +83,51 @@ class DeviceSelector(Struct, frozen=True, kw_only=True, omit_defaults=True):
     modes: tuple[str, ...] = ()
     """How the device is shared; empty accepts every mode in which one request is one share."""
     numa_bind: bool = False
+    whole_words: bool = False
 
     def accepts_type(self, device_type: str) -> bool:
         """Whether a device of ``device_type`` passes the type lists."""
-        lowered = device_type.lower()
-        if self.allow_types and not any(word.lower() in lowered for word in self.allow_types):
+        if self.allow_types and not self._names(self.allow_types, device_type):
             return False
-        return not any(word.lower() in lowered for word in self.deny_types)
+        return not self._names(self.deny_types, device_type)
+
+    def _names(self, words: tuple[str, ...], device_type: str) -> bool:
+        lowered = device_type.lower()
+        if not self.whole_words:
+            return any(word.lower() in lowered for word in words)
+        known = {lowered, *lowered.split()}
+        return any(word.lower() in known for word in words)
 
     def accepts_mode(self, mode: str) -> bool:
-        """Whether a device in ``mode`` can serve the pod.
+        """Whether a device in ``mode`` can serve a pod.
 
-        A device that is divided in hardware serves only pods that say so.
+        A device that is divided in hardware serves pods that say so; whose request one of its
+        partitions can hold is up to the device, see ``hami_common.vendors.partitions``.
         """
         return mode in self.modes if self.modes else mode not in PARTITION_MODES
 
     def accepts_uuid(self, uuid: str) -> bool:
         """Whether the device named ``uuid`` passes the UUID lists."""
         return (not self.allow_uuids or uuid in self.allow_uuids) and uuid not in self.deny_uuids
+
+
+def serves_mode(
+    request: DeviceRequest, selector: DeviceSelector, mode: str, *, divided: bool
+) -> bool:
+    """Whether a device in ``mode`` can serve a request; ``divided``: it has a table of partitions.
+
+    Where nobody names a mode, a part may come from any device but one that is given whole only, and
+    a whole device is none that is divided.
+    """
+    if request.modes and mode not in request.modes:
+        return False
+    if selector.modes:
+        return mode in selector.modes
+    if request.modes:
+        return True
+    if mode == WHOLE_MODE:
+        return request.exclusive
+    return mode not in PARTITION_MODES or (divided and not request.exclusive)
 
 
 class ScoringWeights(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,11 +17,14 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from hami_common.vendors.partitions import AMOUNTS_LIMIT
+
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Shorts = NDArray[np.int32]
 Floats = NDArray[np.float64]
 Columns = NDArray[np.intp]
+Amounts = NDArray[np.int16]
 
 T = TypeVar("T")
 
@@ -49,6 +52,9 @@ _MATRICES: Final[dict[str, Any]] = {
     "mode": np.int32,
     "numa": np.int32,
     "index": np.int32,
+    "division": np.int32,
+    "taken": np.int32,
+    "kind": np.int32,
     "known": np.bool_,
     "healthy": np.bool_,
     "cordoned": np.bool_,
@@ -72,6 +78,7 @@ class Cell(Struct, kw_only=True):
     type: int = 0
     mode: int = 0
     numa: int = NO_NUMA
+    division: int = 0
     memory_mib: int = 0
     capacity_mib: int = 0
     capacity_core: int = 0
@@ -112,6 +119,14 @@ class Block:
     numa: Shorts
     index: Shorts
     """The vendor's own enumeration."""
+    division: Shorts
+    """Which table of partitions a device has, see ``table``; 0: its shares have any size."""
+    taken: Shorts
+    """Positions of the device's grid that partitions take, as bits."""
+    kind: Shorts
+    """Kind of the shares on the device; 0: of none in particular."""
+    spent: Amounts
+    """``[resource, device, node]``: what partitions take of the division's named resources."""
     known: Bools
     healthy: Bools
     cordoned: Bools
@@ -190,6 +205,10 @@ class Block:
             if self._room:
                 matrix[:, : self.count] = getattr(self, name)[:, : self.count]
             setattr(self, name, matrix)
+        spent = np.zeros((AMOUNTS_LIMIT, self.width, room), np.int16)
+        if self._room:
+            spent[:, :, : self.count] = self.spent[:, :, : self.count]
+        self.spent = spent
         for name in ("links", "domains"):
             line = np.zeros(room, np.intp)
             line[: self.count] = getattr(self, name)[: self.count]
@@ -220,6 +239,7 @@ class Block:
             for name in _MATRICES:
                 matrix = getattr(self, name)
                 matrix[:, column] = matrix[:, last]
+            self.spent[:, :, column] = self.spent[:, :, last]
             for totals in self.totals.values():
                 totals[:, column] = totals[:, last]
             self.links[column] = self.links[last]
@@ -240,6 +260,7 @@ class Block:
         uuids: list[str] = []
         for name in _MATRICES:
             getattr(self, name)[:, column] = NO_VENDOR if name == "vendor" else 0
+        self.spent[:, :, column] = 0
         for row, cell in enumerate(cells):
             uuids.append(cell.uuid)
             at = row, column
@@ -256,6 +277,7 @@ class Block:
             self.mode[at] = cell.mode
             self.numa[at] = cell.numa
             self.index[at] = cell.index
+            self.division[at] = cell.division
             self.known[at] = cell.known
             self.healthy[at] = cell.healthy
             self.cordoned[at] = cell.cordoned
@@ -323,6 +345,13 @@ class Block:
             totals[USED_MIB, column] += mib
         self.touch(column)
 
+    def divide(self, row: int, column: int, *, taken: int, spent: Amounts, kind: int) -> None:
+        """Note what the partitions on one device take, and of which kind its shares are."""
+        self.taken[row, column] = taken
+        self.spent[:, row, column] = spent
+        self.kind[row, column] = kind
+        self.touch(column)
+
     def read(self, column: int) -> list[Cell]:
         """The devices of one node, in cell order."""
         return [
@@ -333,6 +362,7 @@ class Block:
                 type=int(self.type[row, column]),
                 mode=int(self.mode[row, column]),
                 numa=int(self.numa[row, column]),
+                division=int(self.division[row, column]),
                 memory_mib=int(self.memory_mib[row, column]),
                 capacity_mib=int(self.capacity_mib[row, column]),
                 capacity_core=int(self.capacity_core[row, column]),

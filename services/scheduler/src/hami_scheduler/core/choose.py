@@ -7,6 +7,8 @@ the other; then the lower NUMA node, then the vendor's enumeration. ``binpack`` 
 serve the whole step, then the lower one. ``topology-aware`` goes before all of these: several
 devices are the best-connected set, see ``links``; a single one is that whose links to the others
 that fit are weakest, so that the best sets stay whole. ``mutex`` is a constraint, see ``fit``.
+Before all that stand devices whose shares are of the step's kind already: to begin a kind on an
+idle device takes it from everybody else. Devices with a ``shape`` are chosen as a set.
 """
 
 from collections.abc import Sequence
@@ -21,10 +23,15 @@ from hami_scheduler.core.fit import (
     Step,
     View,
     beside_counts,
+    by_index,
     count_of,
+    is_cut,
+    one_per_index,
+    open_sets,
 )
 
 EQUAL: Final = ScoringWeights()
+_TIER: Final = 64
 _NO_SHORT: Final = np.int32(np.iinfo(np.int32).max)
 
 
@@ -63,6 +70,8 @@ def choose_devices(
     """
     view, wanted = scene.view, step.request.count
     passing = passing & fits
+    if step.request.shape:
+        return choose_shaped(view, step, passing)
     if step.selector.numa_bind and wanted > 1:
         passing &= beside_counts(view, passing) >= wanted
     elif (count_of(passing) == wanted * fits).all():
@@ -80,6 +89,9 @@ def _order(
 ) -> list[Floats | Shorts]:
     """What devices are ordered by, smaller first; the cell position decides in the end."""
     order: list[Floats | Shorts] = []
+    cut = is_cut(scene, step.request)
+    if cut is not None:
+        order.append(np.where(cut, np.int32(0), np.int32(1)))
     numa = scene.view.shorts(scene.view.block.numa)
     full = fullness(scene, added)
     for key in keys:
@@ -106,11 +118,32 @@ def _numa_in_order(view: View) -> bool:
     return block.derived("numa in order", make)
 
 
+def choose_shaped(view: View, step: Step, passing: Bools) -> Bools:
+    """The best set of the step's shape on each node: by tier, then by what it breaks into."""
+    passing = one_per_index(view, passing)
+    there = by_index(view, passing)
+    index = view.shorts(view.block.index)
+    chosen = np.zeros(passing.shape, np.bool_)
+    best = np.full(view.count, _NO_SHORT)
+    for some, nodes in open_sets(view, step, passing):
+        left = np.zeros(view.count, np.int32)
+        for n in some.around:
+            left += there[n]
+        merit = np.where(nodes, some.tier * _TIER + left, _NO_SHORT)
+        better = merit < best
+        best = np.where(better, merit, best)
+        mine = np.isin(index, some.indexes) & passing
+        chosen = np.where(better, mine, chosen)
+    return chosen
+
+
 def choose_first(view: View, step: Step, passing: Bools, order: Sequence[Floats | Shorts]) -> Bools:
     """The first devices in order; with NUMA binding all from the node of the first.
 
     Each node has none passing, or enough.
     """
+    if step.request.shape:
+        return choose_shaped(view, step, passing)
     chosen = _first(passing, order)
     if step.request.count == 1:
         return chosen

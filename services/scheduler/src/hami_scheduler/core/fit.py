@@ -6,7 +6,9 @@ pass every constraint, on top of what the pod's own running containers hold. Con
 see ``Stage``. A share that is exclusive wants an idle device, and then nobody else gets it. A share
 without compute books none, and is refused where other pods hold all compute. With ``numa_bind`` the
 devices of one step come from one NUMA node; devices of unknown affinity count as one node.
-Percentages are of physical memory. Memory in MiB, compute in percent of one device.
+Percentages are of physical memory. On a device with a table of partitions a step takes the size
+that the table gives it, and needs room for one; with a ``shape`` its devices are one of the shape's
+sets. Memory in MiB, compute in percent of one device.
 
 Feasibility is the conjunction of the masks, a reason is the first mask that is false: they are the
 same masks, so filter, bind and explain cannot disagree (design D14).
@@ -26,8 +28,20 @@ from hami_common.model.request import (
     DeviceSelector,
     PlacementPolicy,
     PodRequest,
+    serves_mode,
 )
-from hami_scheduler.core.block import DEVICES, Block, Bools, Columns, Floats, Ints, Shorts
+from hami_common.vendors.partitions import AMOUNTS_LIMIT, NO_START, Division, Grant
+from hami_common.vendors.shapes import INDEX_LIMIT, LegalSet, legal_sets
+from hami_scheduler.core.block import (
+    DEVICES,
+    Amounts,
+    Block,
+    Bools,
+    Columns,
+    Floats,
+    Ints,
+    Shorts,
+)
 from hami_scheduler.core.table import DeviceTable
 
 Counts = NDArray[np.signedinteger]
@@ -46,18 +60,22 @@ class Stage(IntEnum):
 
     TYPE = 0
     MODE = 1
-    UUID = 2
-    AGENT = 3
-    HEALTH = 4
-    CORDON = 5
-    SLOT = 6
-    HELD = 7
-    MEMORY = 8
-    CORE = 9
-    UNITS = 10
-    IDLE = 11
-    NUMA = 12
-    FITS = 13
+    SIZE = 2
+    UUID = 3
+    AGENT = 4
+    HEALTH = 5
+    CORDON = 6
+    SLOT = 7
+    HELD = 8
+    KIND = 9
+    MEMORY = 10
+    CORE = 11
+    UNITS = 12
+    PARTITION = 13
+    IDLE = 14
+    NUMA = 15
+    SHAPE = 16
+    FITS = 17
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -165,6 +183,10 @@ class Held:
         self.exclusive: Bools = np.zeros((width, count), np.bool_)
         self.fullness: Floats = np.zeros((width, count))
         """Sum over the shares of what each adds to its device's fullness."""
+        self.taken: Shorts = np.zeros((width, count), np.int32)
+        """Positions of the devices' grids, as bits."""
+        self.spent: Amounts = np.zeros((AMOUNTS_LIMIT, width, count), np.int16)
+        self.kind: Shorts = np.zeros((width, count), np.int32)
 
     def part(self, places: Columns) -> "Held":
         """The same on some of the nodes."""
@@ -172,18 +194,39 @@ class Held:
         other.mib, other.core = self.mib[:, places], self.core[:, places]
         other.slots, other.exclusive = self.slots[:, places], self.exclusive[:, places]
         other.fullness = self.fullness[:, places]
+        other.taken, other.kind = self.taken[:, places], self.kind[:, places]
+        other.spent = self.spent[:, :, places]
         return other
 
-    def add(self, chosen: Bools, mib: Ints | int, step: Step, fuller: Floats) -> None:
+    def add(self, view: View, chosen: Bools, step: Step, fuller: Floats) -> None:
         """One share on each chosen device, which makes it ``fuller``."""
         at = np.nonzero(chosen)
+        mib, core = wanted_mib(view, step.request), wanted_core(view, step.request)
         self.mib[at] += mib if isinstance(mib, int) else mib[at]
         self.slots[at] += 1
         self.fullness[at] += fuller[at]
-        if step.request.core_pct:
-            self.core[at] += step.request.core_pct
+        self.core[at] += core if isinstance(core, int) else core[at]
         if step.request.exclusive:
             self.exclusive[at] = True
+        self.add_parts(view, chosen, step.request)
+
+    def add_parts(self, view: View, chosen: Bools, request: DeviceRequest) -> None:
+        """The partitions and kinds of the shares on the chosen devices."""
+        if request.kind:
+            self.kind[chosen] = view.table.kinds.number(request.kind)
+        for one in granted(view, request):
+            if one.grant is None:
+                continue
+            here = chosen & one.devices
+            self.spent += one.division.needs[one.grant.profile][:, None, None] * here
+            if one.grant.kind:
+                self.kind[here] = view.table.kinds.number(one.grant.kind)
+            profile = one.division.profiles[one.grant.profile]
+            if profile.starts and here.any():
+                taken = view.shorts(view.block.taken)[here] | self.taken[here]
+                start = one.division.starts(one.grant.profile)[taken].astype(np.int32)
+                mask = np.where(start == NO_START, 0, ((1 << profile.size) - 1) << start)
+                self.taken[here] |= mask
 
 
 class Scene(NamedTuple):
@@ -198,16 +241,41 @@ class Scene(NamedTuple):
 def _static(view: View, step: Step) -> Iterator[tuple[Stage, Bools]]:
     """Constraints that usage does not touch, over the whole block."""
     block, table, selector = view.block, view.table, step.selector
-    if selector.allow_types or selector.deny_types:
-        accepted = np.array([selector.accepts_type(word) for word in table.types.words])
+    request = step.request
+    if selector.allow_types or selector.deny_types or request.types:
+        accepted = np.array(
+            [
+                selector.accepts_type(word) and (not request.types or word in request.types)
+                for word in table.types.words
+            ]
+        )
         yield Stage.TYPE, accepted[block.type[:, : block.count]]
-    accepted = np.array([selector.accepts_mode(word) for word in table.modes.words])
-    yield Stage.MODE, accepted[block.mode[:, : block.count]]
+    yield Stage.MODE, _accepted_modes(view, step)
+    if request.profile or request.exact or divisions_of(view, request.vendor):
+        suits = np.full((block.width, block.count), not (request.profile or request.exact))
+        for one in granted(view, request):
+            suits[one.devices] = one.grant is not None
+        yield Stage.SIZE, suits
     if selector.allow_uuids or selector.deny_uuids:
         yield Stage.UUID, _accepted_uuids(view, selector)
     yield Stage.AGENT, block.alive[:, : block.count]
     yield Stage.HEALTH, block.healthy[:, : block.count]
     yield Stage.CORDON, ~block.cordoned[:, : block.count]
+
+
+def _accepted_modes(view: View, step: Step) -> Bools:
+    block, modes = view.block, view.table.modes.words
+    mode = block.mode[:, : block.count]
+    plain, divided = (
+        np.array([serves_mode(step.request, step.selector, word, divided=way) for word in modes])
+        for way in (False, True)
+    )
+    accepted: Bools = plain[mode]
+    in_parts: Bools = divided[mode]
+    if (plain != divided).any():
+        has_parts = block.division[:, : block.count] > 0
+        accepted = np.logical_or(has_parts & in_parts, ~has_parts & accepted)
+    return accepted
 
 
 def _accepted_uuids(view: View, selector: DeviceSelector) -> Bools:
@@ -258,11 +326,85 @@ def _selected(view: View, step: Step) -> Bools:
             passing &= mask
         return passing
 
-    return view.bools(block.derived(("static", step.request.vendor, step.selector), make))
+    request = step.request
+    sized = request if request.types or request.modes or view.table.has_divisions else None
+    key = ("static", request.vendor, request.exclusive, step.selector, sized)
+    return view.bools(block.derived(key, make))
+
+
+class Granted(NamedTuple):
+    """What a request gets of the devices with one table of partitions."""
+
+    division: Division
+    devices: Bools
+    """The vendor's devices with this table, in the view."""
+    grant: Grant | None
+    """``None`` where the table has nothing that would do."""
+
+
+def divisions_of(view: View, vendor: str) -> tuple[int, ...]:
+    """Tables of partitions that the vendor's devices in the block have."""
+    block, number = view.block, view.table.vendors.find(vendor)
+    if number is None or not view.table.has_divisions:
+        return ()
+
+    def make() -> tuple[int, ...]:
+        mine = block.division[:, : block.count][block.vendor[:, : block.count] == number]
+        return tuple(int(n) for n in np.unique(mine) if n)
+
+    return block.derived(("divisions", number), make)
+
+
+def granted(view: View, request: DeviceRequest) -> Iterator[Granted]:
+    """What the request gets, for each table of partitions that the vendor's devices have."""
+    block, table = view.block, view.table
+    for number in divisions_of(view, request.vendor):
+        division = table.divisions[number]
+
+        def make(number: int = number) -> Bools:
+            mine: Bools = block.division[:, : block.count] == number
+            mine &= block.vendor[:, : block.count] == table.vendors.find(request.vendor)
+            return mine
+
+        devices = block.derived(("divided", request.vendor, number), make)
+        yield Granted(division, view.bools(devices), division.grant(request))
 
 
 def wanted_mib(view: View, request: DeviceRequest) -> Ints | int:
     """Memory that the request takes of each device; one number where it is the same on all."""
+    if not divisions_of(view, request.vendor):
+        return _asked_mib(view, request)
+    block = view.block
+
+    def make() -> Ints:
+        whole = View(view.table, block)
+        shape = block.width, block.count
+        mib: Ints = np.array(np.broadcast_to(_asked_mib(whole, request), shape), np.int64)
+        for one in granted(whole, request):
+            if one.grant is not None:
+                mib[one.devices] = one.grant.memory_mib
+        return mib
+
+    return view.ints(block.derived(("granted mib", request), make))
+
+
+def wanted_core(view: View, request: DeviceRequest) -> Shorts | int:
+    """Compute that the request takes of each device; one number where it is the same on all."""
+    if not divisions_of(view, request.vendor):
+        return request.core_pct
+    block = view.block
+
+    def make() -> Shorts:
+        core: Shorts = np.full((block.width, block.count), request.core_pct, np.int32)
+        for one in granted(View(view.table, block), request):
+            if one.grant is not None:
+                core[one.devices] = one.grant.core_pct
+        return core
+
+    return view.shorts(block.derived(("granted core", request), make))
+
+
+def _asked_mib(view: View, request: DeviceRequest) -> Ints | int:
     if request.memory_mib or not request.memory_pct:
         return request.memory_mib
     block = view.block
@@ -280,13 +422,15 @@ def added_fullness(scene: Scene, step: Step) -> Floats:
     """How much fuller the step's share makes each device."""
     view, weights, request = scene.view, scene.plan.policy.weights, step.request
     block, mib = view.block, wanted_mib(view, request)
+    divided = bool(divisions_of(view, request.vendor))
 
     def make() -> Floats:
         here = slice(None), slice(None, block.count)
         slot: Floats = weights.slot * block.per_slot[here]
-        return slot + (weights.core * request.core_pct) * block.per_core[here]
+        core = wanted_core(View(view.table, block), request)
+        return slot + (weights.core * core) * block.per_core[here]
 
-    key = ("added", weights.slot, weights.core, request.core_pct)
+    key = ("added", weights.slot, weights.core, request if divided else request.core_pct)
     added = view.floats(block.derived(key, make))
     return added + (weights.memory * mib) * view.floats(block.per_mib)
 
@@ -312,13 +456,80 @@ def _dynamic(scene: Scene, step: Step) -> Iterator[tuple[Stage, Bools]]:
             idle = idle & (running.slots == 0)
     if idle is not None and plan.mutex:
         yield Stage.HELD, idle
+    kinds = _wanted_kinds(view, request)
+    if kinds is not None:
+        yield Stage.KIND, _same_kind(scene, kinds)
     yield Stage.MEMORY, free_mib >= wanted_mib(view, request)
-    if request.core_pct:
-        yield Stage.CORE, free_core >= request.core_pct
+    core = wanted_core(view, request)
+    if not isinstance(core, int):
+        yield Stage.CORE, (free_core >= core) | (core == 0)
+        left = (left_core > 0) | (view.shorts(block.capacity_core) == 0)
+        yield Stage.UNITS, left | (core > 0)
+    elif core:
+        yield Stage.CORE, free_core >= core
     else:
         yield Stage.UNITS, (left_core > 0) | (view.shorts(block.capacity_core) == 0)
+    if divisions_of(view, request.vendor):
+        yield Stage.PARTITION, _has_place(scene, request)
     if idle is not None and request.exclusive:
         yield Stage.IDLE, idle
+
+
+def _wanted_kinds(view: View, request: DeviceRequest) -> Shorts | int | None:
+    """Number of the kind that the share has on each device; ``None`` where it does not matter."""
+    kinds = view.table.kinds
+    if request.kind:
+        return kinds.number(request.kind)
+    if not any(one.grant is not None and one.grant.kind for one in granted(view, request)):
+        return None
+    wanted = np.zeros((view.block.width, view.count), np.int32)
+    for one in granted(view, request):
+        if one.grant is not None:
+            wanted[one.devices] = kinds.number(one.grant.kind)
+    return wanted
+
+
+def _same_kind(scene: Scene, wanted: Shorts | int) -> Bools:
+    view, _, running = scene
+    kind = view.shorts(view.block.kind)
+    same: Bools = (kind == 0) | (kind == wanted)
+    if running is not None:
+        same &= (running.kind == 0) | (running.kind == wanted)
+    return same if isinstance(wanted, int) else same | (wanted == 0)
+
+
+def is_cut(scene: Scene, request: DeviceRequest) -> Bools | None:
+    """Devices whose shares are of the request's kind already; ``None``: kinds do not matter."""
+    view, _, running = scene
+    wanted = _wanted_kinds(view, request)
+    if wanted is None:
+        return None
+    kind = view.shorts(view.block.kind)
+    cut: Bools = (kind == wanted) & (kind > 0)
+    return cut if running is None else cut | ((running.kind == wanted) & (running.kind > 0))
+
+
+def _has_place(scene: Scene, request: DeviceRequest) -> Bools:
+    """Devices with room for the request's partition, besides memory and compute."""
+    view, _, running = scene
+    block = view.block
+    spent = block.spent[:, :, : view.count] if view.columns is None else None
+    if spent is None:
+        spent = block.spent[:, :, view.columns]
+    taken = view.shorts(block.taken)
+    if running is not None:
+        spent, taken = spent + running.spent, taken | running.taken
+    has: Bools = np.ones((block.width, view.count), np.bool_)
+    for one in granted(view, request):
+        if one.grant is None:
+            continue
+        need = one.division.needs[one.grant.profile][:, None, None]
+        room = (spent + need <= one.division.capacity[:, None, None]).all(axis=0)
+        if one.division.profiles[one.grant.profile].starts:
+            states = np.where(one.devices, taken, 0)
+            room &= one.division.starts(one.grant.profile)[states] != NO_START
+        has &= room | ~one.devices
+    return has
 
 
 def passes(scene: Scene, step: Step) -> Bools:
@@ -331,8 +542,35 @@ def passes(scene: Scene, step: Step) -> Bools:
     return passing
 
 
+def kept_devices(view: View, step: Step, chosen: Bools) -> Bools | None:
+    """Of the devices a step takes those that later steps find taken; ``None``: none of them.
+
+    An init container gives back what it holds, but for hardware partitions.
+    """
+    if step.kind != "init":
+        return chosen
+    kept: Bools | None = None
+    for one in granted(view, step.request):
+        if one.grant is not None and one.division.profiles[one.grant.profile].name:
+            mine = chosen & one.devices
+            kept = mine if kept is None else kept | mine
+    return kept
+
+
+def is_plain(view: View, step: Step) -> bool:
+    """Whether a step has no constraint but amounts, and none on how devices are combined."""
+    request = step.request
+    return not (
+        request.exclusive
+        or request.kind
+        or request.shape
+        or step.selector.numa_bind
+        or divisions_of(view, request.vendor)
+    )
+
+
 def has_room(view: View, steps: Sequence[Step]) -> Bools:
-    """Devices of one vendor that would take all of a pod's ``steps`` for it, none exclusive."""
+    """Devices of one vendor that would take all of a pod's ``steps`` for it, all plain."""
     block = view.block
     running_mib: Ints | int = 0
     mib: Ints | int = 0
@@ -366,6 +604,8 @@ def reached(scene: Scene, step: Step) -> Shorts:
         passing = passing & mask
     if step.selector.numa_bind:
         stages[passing & (beside_counts(view, passing) < step.request.count)] = Stage.NUMA
+    if step.request.shape:
+        stages[(stages == Stage.FITS) & ~shaped(view, step, passing)] = Stage.SHAPE
     return stages
 
 
@@ -387,9 +627,52 @@ def has_count(mask: Bools, wanted: int) -> Bools:
 def has_enough(view: View, step: Step, passing: Bools) -> Bools:
     """Nodes with as many passing devices as the step wants, on one NUMA node if it says so."""
     wanted = step.request.count
+    if step.request.shape:
+        return has_count(shaped(view, step, passing), 1)
     if wanted > 1 and step.selector.numa_bind:
         return has_count(passing & (beside_counts(view, passing) >= wanted), 1)
     return has_count(passing, wanted)
+
+
+def by_index(view: View, passing: Bools) -> dict[int, Bools]:
+    """By the vendor's index: the nodes on which that device is among the passing ones."""
+    index = view.shorts(view.block.index)
+    return {n: (passing & (index == n)).any(axis=0) for n in range(INDEX_LIMIT)}
+
+
+def one_per_index(view: View, passing: Bools) -> Bools:
+    """The passing devices, without those that repeat the index of one before them."""
+    index = view.shorts(view.block.index)
+    kept = passing.copy()
+    for row in range(1, len(kept)):
+        kept[row] &= ~(kept[:row] & (index[:row] == index[row])).any(axis=0)
+    return kept
+
+
+def open_sets(view: View, step: Step, passing: Bools) -> Iterator[tuple[LegalSet, Bools]]:
+    """Sets of the step's shape, each with the nodes on which all its devices pass.
+
+    With NUMA binding only those nodes count on which the set is of one NUMA node.
+    """
+    there = by_index(view, passing)
+    index, numa = view.shorts(view.block.index), view.shorts(view.block.numa)
+    for some in legal_sets(step.request.shape, step.request.count):
+        nodes = np.logical_and.reduce([there[n] for n in some.indexes])
+        if step.selector.numa_bind and nodes.any():
+            inside = passing & np.isin(index, some.indexes)
+            least = np.where(inside, numa, np.iinfo(np.int32).max).min(axis=0)
+            nodes = nodes & (np.where(inside, numa, -1).max(axis=0) == least)
+        if nodes.any():
+            yield some, nodes
+
+
+def shaped(view: View, step: Step, passing: Bools) -> Bools:
+    """Passing devices that are in a set of the step's shape which passes as a whole."""
+    index, passing = view.shorts(view.block.index), one_per_index(view, passing)
+    found = np.zeros(passing.shape, np.bool_)
+    for some, nodes in open_sets(view, step, passing):
+        found |= np.isin(index, some.indexes) & nodes
+    return found & passing
 
 
 def _numa_nodes(view: View) -> list[int]:

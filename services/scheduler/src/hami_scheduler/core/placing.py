@@ -27,12 +27,14 @@ from hami_scheduler.core.fit import (
     Step,
     View,
     added_fullness,
+    divisions_of,
     has_count,
     has_enough,
     has_room,
+    is_plain,
+    kept_devices,
     known_devices,
     passes,
-    wanted_mib,
 )
 from hami_scheduler.core.search import is_searchable, search
 
@@ -154,7 +156,7 @@ def roomy(view: View, plan: Plan) -> Bools:
     are combined.
     """
     everywhere = np.ones(view.count, np.bool_)
-    if plan.mutex or any(s.request.exclusive or s.selector.numa_bind for s in plan.steps):
+    if plan.mutex or not all(is_plain(view, step) for step in plan.steps):
         return ~everywhere
     for vendor in dict.fromkeys(step.request.vendor for step in plan.steps):
         steps = [step for step in plan.steps if step.request.vendor == vendor]
@@ -186,11 +188,12 @@ class Walk:
         chosen = choose_devices(
             self.scene, step, self._keys, passing=passing, fits=fits, added=added
         )
-        if step.kind != "init":
+        kept = kept_devices(view, step, chosen)
+        if kept is not None:
             if running is None:
                 running = Held(view.block.width, view.count)
                 self.scene = Scene(view, plan, running)
-            running.add(chosen, wanted_mib(view, step.request), step, added)
+            running.add(view, kept, step, added)
         return chosen
 
 
@@ -206,7 +209,8 @@ def _place(view: View, plan: Plan, way: Attempt, *, choose: bool) -> Outcome:
         outcome.fits &= enough
         if not outcome.fits.any():
             break
-        if not choose and (step.kind == "init" or position == len(way.order)):
+        gives_back = step.kind == "init" and not divisions_of(view, step.request.vendor)
+        if not choose and (gives_back or position == len(way.order)):
             continue  # what it takes makes no difference to the steps after it
         outcome.chosen[number] = walk.take(step, passing=passing, fits=outcome.fits)
     return outcome

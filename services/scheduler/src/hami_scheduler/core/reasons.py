@@ -35,6 +35,7 @@ from hami_scheduler.core.fit import (
     known_devices,
     passes,
     reached,
+    wanted_core,
     wanted_mib,
 )
 from hami_scheduler.core.placing import (
@@ -61,8 +62,16 @@ RefusalCode = Literal[
     "CardInsufficientCore",
     "CardComputeUnitsExhausted",
     "NumaNotFit",
+    "CardPartitionMismatch",
+    "CardPartitionInfeasible",
+    "CardQosPolicyMismatch",
+    "CardTopologyInfeasible",
     "AllocatedCardsInsufficientRequest",
     "ReservationInDoubt",
+    "VictimsLeaving",
+    "GangIncomplete",
+    "GangWaiting",
+    "GangInvalid",
     "ShareLost",
     "ResourceQuotaNotFit",
     "QueueOverLimit",
@@ -86,6 +95,10 @@ CODE_BY_STAGE: Final[dict[Stage, RefusalCode]] = {
     Stage.UNITS: "CardComputeUnitsExhausted",
     Stage.IDLE: "ExclusiveDeviceAllocateConflict",
     Stage.NUMA: "NumaNotFit",
+    Stage.SIZE: "CardPartitionMismatch",
+    Stage.PARTITION: "CardPartitionInfeasible",
+    Stage.KIND: "CardQosPolicyMismatch",
+    Stage.SHAPE: "CardTopologyInfeasible",
 }
 
 RESOLVABLE: Final[frozenset[RefusalCode]] = frozenset(
@@ -96,6 +109,9 @@ RESOLVABLE: Final[frozenset[RefusalCode]] = frozenset(
         "CardInsufficientCore",
         "CardComputeUnitsExhausted",
         "NumaNotFit",
+        "CardPartitionInfeasible",
+        "CardQosPolicyMismatch",
+        "CardTopologyInfeasible",
         "AllocatedCardsInsufficientRequest",
     }
 )
@@ -172,7 +188,7 @@ class Measure(NamedTuple):
 
 NO_DEVICES, TOO_FEW, NONE_FIT, SOME_FIT = range(4)
 _KINDS: Final = 4
-_STAGES: Final = 16
+_STAGES: Final = 32
 
 
 def _word(step: int, stage: int, kind: int) -> int:
@@ -431,7 +447,7 @@ def _amounts(scene: Scene, step: Step, stages: Shorts, stage: Stage) -> tuple[In
         wanted = wanted_mib(view, request)
         free = view.ints(block.free_mib) - (0 if running is None else running.mib)
     elif stage == Stage.CORE:
-        wanted = request.core_pct
+        wanted = np.asarray(wanted_core(view, request), np.int64)
         free = view.shorts(block.free_core) - (0 if running is None else running.core)
     elif stage == Stage.UNITS:
         wanted = 1
@@ -443,6 +459,12 @@ def _amounts(scene: Scene, step: Step, stages: Shorts, stage: Stage) -> tuple[In
     elif stage == Stage.NUMA:
         wanted = request.count
         free = beside_counts(view, stages >= Stage.NUMA)
+    elif stage == Stage.SHAPE:
+        wanted = request.count
+        free = np.broadcast_to(count_of(stages >= Stage.SHAPE), stages.shape)
+    elif stage == Stage.PARTITION:
+        wanted = wanted_mib(view, request)
+        free = view.ints(block.free_mib) - (0 if running is None else running.mib)
     return np.broadcast_to(np.asarray(wanted, np.int64), stages.shape), free.astype(np.int64)
 
 
@@ -461,24 +483,45 @@ def _fact(plan: Plan, reason: Reason, best: Measure) -> str:
         )
     if stage <= Stage.CORDON:
         return _fact_of_kind(step, stage)
+    if stage in (Stage.MEMORY, Stage.CORE, Stage.UNITS, Stage.PARTITION):
+        return _fact_of_amount(step, stage, best, where)
     match stage:
         case Stage.SLOT:
             return "every slot of the devices is taken"
         case Stage.HELD | Stage.IDLE:
             wants_idle = plan.mutex or step.request.exclusive
             return "no device is idle" if wants_idle else "every device is held exclusively"
+        case Stage.KIND:
+            kind = f" than {step.request.kind}" if step.request.kind else ""
+            return f"every device with room serves shares of another kind{kind}"
+        case Stage.SHAPE:
+            shape = step.request.shape
+            return f"{best.wanted} devices in {shape} wanted, {best.free} fit but not so {where}"
+        case _:
+            return f"{best.wanted} devices of one NUMA node wanted, at most {best.free} fit {where}"
+
+
+def _fact_of_amount(step: Step, stage: Stage, best: Measure, where: str) -> str:
+    """How much is wanted of a device, and how much there is."""
+    request = step.request
+    match stage:
         case Stage.MEMORY:
-            percent = "" if step.request.memory_mib else f" ({step.request.memory_pct}%)"
+            note = f" ({request.memory_pct}%)" if request.memory_pct else ""
+            if request.memory_mib:
+                asked = request.memory_mib
+                note = f" (for {asked})" if asked != best.wanted else ""
             return (
-                f"{best.wanted} MiB{percent} wanted, at most {best.free} MiB free"
-                f" on a device {where}"
+                f"{best.wanted} MiB{note} wanted, at most {best.free} MiB free on a device {where}"
             )
         case Stage.CORE:
             return f"{best.wanted}% compute wanted, at most {best.free}% free on a device {where}"
-        case Stage.UNITS:
-            return "all compute of the devices is handed out"
+        case Stage.PARTITION:
+            return (
+                f"partition of {best.wanted} MiB wanted, no device has the units or a place left"
+                f" {where}"
+            )
         case _:
-            return f"{best.wanted} devices of one NUMA node wanted, at most {best.free} fit {where}"
+            return "all compute of the devices is handed out"
 
 
 def _fact_of_kind(step: Step, stage: Stage) -> str:
@@ -492,15 +535,29 @@ def _fact_of_kind(step: Step, stage: Stage) -> str:
         case Stage.CORDON:
             return "every healthy device is cordoned"
         case Stage.TYPE:
-            lists = _lists(selector.allow_types, selector.deny_types)
+            lists = _lists(selector.allow_types or step.request.types, selector.deny_types)
             return f"no device is of a type wanted: {lists}"
         case Stage.MODE:
-            if not selector.modes:
+            modes = selector.modes or step.request.modes
+            if not modes and step.request.exclusive:
                 return "every device is divided in hardware, and the pod does not ask for a part"
-            return f"no device is in mode {_clip(' or '.join(selector.modes), _WORDS_SHOWN)}"
+            if not modes:
+                return "every device is given whole only, or divided in ways that do not suit"
+            return f"no device is in mode {_clip(' or '.join(modes), _WORDS_SHOWN)}"
+        case Stage.SIZE:
+            return f"no device has a partition of the size wanted: {_size_wanted(step)}"
         case _:
             lists = _lists(selector.allow_uuids, selector.deny_uuids)
             return f"no device has a UUID wanted: {lists}"
+
+
+def _size_wanted(step: Step) -> str:
+    request = step.request
+    words = [request.profile] if request.profile else [f"{n} {name}" for name, n in request.exact]
+    if not words:
+        words = [f"{request.memory_mib} MiB" if request.memory_mib else f"{request.memory_pct}%"]
+        words += [f"{request.core_pct}% compute"] if request.core_pct else []
+    return _clip(", ".join(words), _WORDS_SHOWN)
 
 
 def _lists(allow: tuple[str, ...], deny: tuple[str, ...]) -> str:

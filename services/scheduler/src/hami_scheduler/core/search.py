@@ -16,13 +16,24 @@ choices, so the cost is the number of choices times one pass over the columns, w
 from collections.abc import Sequence
 from itertools import combinations
 from math import comb
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from hami_scheduler.core.block import Bools, Ints
+from hami_common.vendors.shapes import legal_sets
+from hami_scheduler.core.block import Bools
 from hami_scheduler.core.choose import choose_first
-from hami_scheduler.core.fit import Held, Plan, Scene, Step, View, has_enough, passes, wanted_mib
+from hami_scheduler.core.fit import (
+    Held,
+    Plan,
+    Scene,
+    Step,
+    View,
+    divisions_of,
+    has_enough,
+    kept_devices,
+    passes,
+)
 
 CHOICES_TRIED: Final = 2048
 
@@ -73,6 +84,7 @@ class _Tree:
         self._numbers = numbers
         self._path: dict[int, Bools | tuple[int, ...]] = {}
         self._held = Held(view.block.width, view.count)
+        self._nothing = np.zeros((view.block.width, view.count))
         self._scene = Scene(view, plan, self._held)
 
     def grow(self, depth: int, open_: Bools) -> None:
@@ -82,7 +94,8 @@ class _Tree:
         step = plan.steps[number]
         passing = passes(self._scene, step)
         is_last = depth + 1 == len(self._numbers)
-        if is_last or step.kind == "init":
+        free = step.kind == "init" and not divisions_of(view, step.request.vendor)
+        if (is_last or free) and not step.request.shape:
             open_ = open_ & has_enough(view, step, passing)
             if not open_.any():
                 return
@@ -92,35 +105,61 @@ class _Tree:
             else:
                 self.grow(depth + 1, open_)
             return
-        mib = np.broadcast_to(wanted_mib(view, step.request), passing.shape)
         rows = np.flatnonzero((passing & open_).any(axis=1)).tolist()
         for some in combinations(rows, step.request.count):
             here = self._takes(step, passing, some) & open_ & ~self.solved
             if here.any():
                 self._path[number] = some
-                self._hold(step, some, mib, sign=1)
-                self.grow(depth + 1, here)
-                self._hold(step, some, mib, sign=-1)
+                if is_last:
+                    self._solve(here)
+                else:
+                    before = self._hold(step, some, here)
+                    self.grow(depth + 1, here)
+                    self._restore(some, before)
                 if not (open_ & ~self.solved).any():
                     return
 
     def _takes(self, step: Step, passing: Bools, rows: Sequence[int]) -> Bools:
         """Nodes on which the step can take just these devices."""
         here: Bools = np.logical_and.reduce(passing[list(rows)], axis=0)
+        view = self._scene.view
+        if step.request.shape:
+            index = view.shorts(view.block.index)[list(rows)]
+            sets = legal_sets(step.request.shape, step.request.count)
+            legal = np.zeros(view.count, np.bool_)
+            for some in sets:
+                legal |= (np.sort(index, axis=0) == np.array(some.indexes)[:, None]).all(axis=0)
+            here = here & legal
         if step.selector.numa_bind and len(rows) > 1:
-            view = self._scene.view
             numa = view.shorts(view.block.numa)[list(rows)]
             here = here & (numa == numa[0]).all(axis=0)
         return here
 
-    def _hold(self, step: Step, rows: Sequence[int], mib: Ints, *, sign: int) -> None:
-        """Take devices, or give them back; on nodes that do not count as well."""
-        for row in rows:
-            self._held.mib[row] += sign * mib[row]
-            self._held.core[row] += sign * step.request.core_pct
-            self._held.slots[row] += sign
-            if step.request.exclusive:
-                self._held.exclusive[row] = sign > 0
+    def _hold(self, step: Step, rows: Sequence[int], nodes: Bools) -> list[Any]:
+        """Take devices on some nodes; returns what was held of them before."""
+        held, some = self._held, list(rows)
+        before = [
+            *(line[some] for line in (held.mib, held.core, held.slots, held.exclusive)),
+            *(line[some] for line in (held.taken, held.kind)),
+            held.spent[:, some],
+        ]
+        chosen = np.zeros(held.slots.shape, np.bool_)
+        chosen[some] = nodes
+        kept = kept_devices(self._scene.view, step, chosen)
+        if kept is not None:
+            held.add(self._scene.view, kept, step, self._nothing)
+        return before
+
+    def _restore(self, rows: Sequence[int], before: list[Any]) -> None:
+        """Give devices back."""
+        held, some = self._held, list(rows)
+        for line, was in zip(
+            (held.mib, held.core, held.slots, held.exclusive, held.taken, held.kind),
+            before,
+            strict=False,
+        ):
+            line[some] = was
+        held.spent[:, some] = before[-1]
 
     def _solve(self, nodes: Bools) -> None:
         """Note what was chosen on the way here."""

@@ -17,6 +17,7 @@ last share does. Memory in MiB, compute in percent of one device. Knows no pods 
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,7 +25,14 @@ from msgspec.structs import replace
 from hami_common.errors import InvariantBroken
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device, Link
-from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
+from hami_common.model.placement import (
+    MIXED,
+    NOTHING,
+    Booked,
+    ContainerShares,
+    booked_by_device,
+)
+from hami_common.vendors.partitions import Division
 from hami_scheduler.core.block import NO_NUMA, Block, Cell, Ints
 from hami_scheduler.core.domains import Domains
 from hami_scheduler.core.links import LinkClass
@@ -32,6 +40,7 @@ from hami_scheduler.core.links import LinkClass
 COLUMN_BITS: Final = 32
 COLUMN_MASK: Final = (1 << COLUMN_BITS) - 1
 _LAST: Final = 2**31 - 1
+_encoder: Final = msgspec.json.Encoder(order="deterministic")
 _ALLOCATOR_HINT_BYTES: Final = 16 << 20
 
 
@@ -76,6 +85,10 @@ class Place(Struct, kw_only=True):
     """Whether the agent is heard, by vendor."""
     links: dict[int, tuple[Link, ...]] = {}
     """By vendor."""
+    parts: dict[str, dict[str, int]] = {}
+    """By UUID: partitions that are booked, by ``Share.part``."""
+    kinds: dict[str, dict[str, int]] = {}
+    """By UUID: how many pods hold shares of each kind."""
 
 
 class DeviceTable:
@@ -96,17 +109,26 @@ class DeviceTable:
         self.vendors = Words()
         self.types = Words("")
         self.modes = Words("")
+        self.kinds = Words("", MIXED)
+        self.divisions: list[Division] = [Division((), {})]
+        """Tables of partitions, by number; the first is that of devices without any."""
         self.blocks: list[Block] = []
         self.codes: dict[str, int] = {}
         """Where a node stands: block number and, in the low ``COLUMN_BITS``, column."""
         self.link_classes: list[LinkClass] = []
         self.domains = Domains()
         """Where nodes stand in the network; also of nodes that have no device."""
+        self._division_numbers: dict[bytes, int] = {}
         self._link_numbers: dict[tuple[tuple[int, ...], bytes], int] = {}
         self._places: dict[str, Place] = {}
         self._ranks: tuple[int, list[Ints]] = (-1, [])
         self._nodes_by_uuid: dict[str, tuple[str, ...]] = {}
         self._block_by_width: dict[int, Block] = {}
+
+    @property
+    def has_divisions(self) -> bool:
+        """Whether any device ever had a table of partitions."""
+        return len(self.divisions) > 1
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -264,6 +286,7 @@ class DeviceTable:
             type=self.types.number(device.type),
             mode=self.modes.number(device.mode),
             numa=NO_NUMA if device.numa is None or device.numa < 0 else device.numa,
+            division=self._division(device),
             memory_mib=device.memory_mib,
             capacity_mib=device.capacity_mib,
             capacity_core=device.capacity_core_pct,
@@ -277,6 +300,20 @@ class DeviceTable:
             cordoned=device.cordoned,
             alive=alive,
         )
+
+    def _division(self, device: Device) -> int:
+        """Number of the device's table of partitions. A table that cannot be used has no sizes."""
+        if not device.partitions:
+            return 0
+        key = _encoder.encode((device.partitions, device.resources))
+        number = self._division_numbers.get(key)
+        if number is None:
+            division = Division(device.partitions, device.resources)
+            if division.problem():
+                division = Division((), {})
+            number = self._division_numbers[key] = len(self.divisions)
+            self.divisions.append(division)
+        return number
 
     def _add(self, node: str) -> Place:
         block = self._block(1)
@@ -327,6 +364,8 @@ class DeviceTable:
         for uuid in place.rows:
             self._nodes_by_uuid[uuid] = (*self._nodes_by_uuid.get(uuid, ()), node)
         place.block.write(place.column, kept, link_class=self._link_class(place, kept))
+        for uuid in place.parts.keys() | place.kinds.keys():
+            self._divide(place, uuid)
 
     def _take_out(self, place: Place) -> None:
         moved = place.block.remove(place.column)
@@ -392,6 +431,7 @@ class DeviceTable:
                 or block.free_core[at] < 0
                 or block.used_slots[at] > block.slots[at]
                 or (block.exclusive_holders[at] and block.used_slots[at] > held.slots)
+                or self.divisions[block.division[at]].is_over(place.parts.get(uuid, {}))
             ):
                 over.append(uuid)
         self.version += 1
@@ -425,6 +465,24 @@ class DeviceTable:
             core=sign * held.core_pct,
             slots=sign * held.slots,
             exclusive=sign * held.exclusive,
+        )
+        if held.parts or held.kind:
+            uuid = place.block.uuids[place.column][row]
+            kinds = {held.kind: 1} if held.kind else {}
+            for counts, amounts in ((place.parts, held.parts), (place.kinds, kinds)):
+                left = _summed(counts.pop(uuid, {}), amounts, sign=sign)
+                if left:
+                    counts[uuid] = left
+            self._divide(place, uuid)
+
+    def _divide(self, place: Place, uuid: str) -> None:
+        """Work out what partitions and kinds mean for the columns."""
+        row = place.rows[uuid]
+        division = self.divisions[place.block.division[row, place.column]]
+        taken, spent = division.spent(place.parts.get(uuid, {}))
+        kind = _one_kind(place.kinds.get(uuid, {}))
+        place.block.divide(
+            row, place.column, taken=taken, spent=spent, kind=self.kinds.number(kind)
         )
 
     def shortfall(
@@ -460,9 +518,23 @@ class DeviceTable:
                 or others + need.slots > block.slots[at]
                 or holders > 0
                 or (need.exclusive and others > 0)
+                or self._is_divided_otherwise(place, uuid, need, have)
             ):
                 lacking.append(uuid)
         return tuple(lacking)
+
+    def _is_divided_otherwise(self, place: Place, uuid: str, need: Booked, have: Booked) -> bool:
+        """Whether partitions or kinds of others leave no room for what is needed."""
+        if need.kind:
+            mine = {have.kind: 1} if have.kind else {}
+            others = _one_kind(_summed(place.kinds.get(uuid, {}), mine, sign=-1))
+            if others not in ("", need.kind):
+                return True
+        if not need.parts:
+            return False
+        parts = _summed(place.parts.get(uuid, {}), have.parts, sign=-1)
+        division = self.divisions[int(place.block.division[place.rows[uuid], place.column])]
+        return division.is_over(_summed(parts, need.parts, sign=1))
 
     # --- checking --------------------------------------------------------------------------------
 
@@ -505,12 +577,30 @@ class DeviceTable:
                 or block.unheld[at] != (block.exclusive_holders[at] == 0)
             ):
                 raise InvariantBroken(what=f"device {uuid} on {node} has stale derived columns")
+            taken, spent = self.divisions[block.division[at]].spent(place.parts.get(uuid, {}))
+            kind = self.kinds.number(_one_kind(place.kinds.get(uuid, {})))
+            if (block.taken[at], block.kind[at]) != (taken, kind) or (
+                block.spent[(slice(None), *at)] != spent
+            ).any():
+                raise InvariantBroken(what=f"device {uuid} on {node} has stale partitions")
+        if (place.parts.keys() | place.kinds.keys()) - rows.keys():
+            raise InvariantBroken(what=f"node {node} has partitions on a device that it lacks")
         for vendor, totals in block.totals.items():
             mine = block.known[:, column] & (block.vendor[:, column] == vendor)
             if (totals[:, column] != block.totals_of(column, mine)).any():
                 raise InvariantBroken(
                     what=f"totals of {self.vendors.words[vendor]} on {node} are stale"
                 )
+
+
+def _summed(counts: dict[str, int], amounts: dict[str, int], *, sign: int) -> dict[str, int]:
+    """``counts`` with ``amounts`` added or taken away, without those that are left with nothing."""
+    summed = {key: counts.get(key, 0) + sign * amounts.get(key, 0) for key in {**counts, **amounts}}
+    return {key: count for key, count in summed.items() if count > 0}
+
+
+def _one_kind(kinds: dict[str, int]) -> str:
+    return next(iter(kinds)) if len(kinds) == 1 else MIXED if kinds else ""
 
 
 def _ghost(cell: Cell) -> Cell:
