@@ -123,8 +123,9 @@ def devices_of(
 class PaperAgents:
     """Speaks on the bus for the agents of all nodes that have devices."""
 
-    def __init__(self, client: NatsClient) -> None:
+    def __init__(self, client: NatsClient, *, heartbeat_s: float = HEARTBEAT_S) -> None:
         """Use a connection of the caller's."""
+        self._heartbeat_s = heartbeat_s
         self._client = client
         self._bus: JetStreamContext = client.jetstream()
         self._boot_id = f"{time.time_ns() // 1_000_000:013d}-paper"
@@ -164,10 +165,10 @@ class PaperAgents:
             names = sorted(self.heard)
             begun = anyio.current_time()
             for number, name in enumerate(names):
-                await anyio.sleep_until(begun + HEARTBEAT_S * number / len(names))
+                await anyio.sleep_until(begun + self._heartbeat_s * number / len(names))
                 if name in self.heard:
                     await self.beat(name)
-            await anyio.sleep_until(begun + HEARTBEAT_S)
+            await anyio.sleep_until(begun + self._heartbeat_s)
 
 
 async def add_nodes(cluster: Cluster, nodes: Iterable[PaperNode]) -> None:
