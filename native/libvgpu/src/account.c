@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "account_fast.h"
 #include "account_lease.h"
 #include "fork.h"
 #include "limits.h"
@@ -24,7 +25,6 @@
 #define WRITE(field, value) __atomic_store_n(&(field), (value), __ATOMIC_RELAXED)
 
 /* Read by every thread without the lock, written with it. */
-static uint32_t device_count;
 static uint64_t limit_bytes[REGION_DEVICES_MAX];
 static uint32_t core_pct[REGION_DEVICES_MAX];
 static uint32_t priority = 1;
@@ -32,7 +32,7 @@ static uint32_t core_policy;
 static uint32_t core_limited;
 static uint32_t by_ordinal;
 static uint64_t errors;
-static struct region_share *own_shares[REGION_DEVICES_MAX];
+struct account_view account_view;
 static struct region_slot unslotted;
 static struct region_slot *own_slot = &unslotted;
 static struct region *region; /* into `regions`; the last one mapped */
@@ -49,11 +49,6 @@ static uint32_t sees_everybody = 1;
 static bool broken_said;
 
 extern char **environ;
-
-static bool is_attached(void)
-{
-    return __atomic_load_n(&__atomic_load_n(&fork_words, __ATOMIC_ACQUIRE)->attached, __ATOMIC_ACQUIRE) != 0;
-}
 
 static void publish_limits(void)
 {
@@ -153,34 +148,34 @@ static bool take_slot(void)
 
 static void attach_locked(void)
 {
-    if (is_attached()) return;
+    if (account_is_attached()) return;
     self = process_self();
     read_limits();
     uint32_t count = limits.device_count;
-    WRITE(device_count, 0);
+    WRITE(account_view.device_count, 0);
     if (count && map_region() && take_slot()) {
         struct region *mapped = READ(region);
         for (uint32_t i = 0; i < count; i++) {
-            WRITE(own_shares[i], lease_share(mapped, i, slot));
+            WRITE(account_view.own_shares[i], lease_share(mapped, i, slot));
             used_last_tick[i] = UINT64_MAX;
         }
         WRITE(own_slot, &mapped->slots[slot]);
     } else if (count) {
         /* Not even memory for a private region: nothing can be counted, so nothing is granted. */
         for (uint32_t i = 0; i < count; i++)
-            WRITE(own_shares[i], NULL);
+            WRITE(account_view.own_shares[i], NULL);
         WRITE(own_slot, &unslotted);
         slot = REGION_NO_SLOT;
     }
     publish_limits();
-    WRITE(device_count, count);
+    WRITE(account_view.device_count, count);
     __atomic_store_n(&fork_words->attached, 1, __ATOMIC_RELEASE);
     if (count && !watch_start()) platform_say(PLATFORM_NOTICE, "no thread to follow changes of the limits");
 }
 
 void account_attach(void)
 {
-    if (is_attached()) return;
+    if (account_is_attached()) return;
     int saved = errno;
     (void)fork_incarnation();
     fork_lock();
@@ -191,10 +186,10 @@ void account_attach(void)
 
 void account_detach(void)
 {
-    if (!is_attached()) return;
+    if (!account_is_attached()) return;
     int saved = errno;
     fork_lock();
-    if (is_attached()) {
+    if (account_is_attached()) {
         __atomic_store_n(&fork_words->attached, 0, __ATOMIC_RELEASE);
         if (slot != REGION_NO_SLOT) slot_release(READ(region), slot, &self);
         slot = REGION_NO_SLOT;
@@ -229,7 +224,7 @@ static bool request(int device, uint64_t bytes, bool anyway, struct refusal *ref
     fork_lock();
     attach_locked(); /* detached since */
     bool granted = true;
-    bool counts = device >= 0 && (uint32_t)device < READ(device_count) && bytes;
+    bool counts = device >= 0 && (uint32_t)device < READ(account_view.device_count) && bytes;
     uint64_t limit = counts ? READ(limit_bytes[device]) : LIMITS_UNLIMITED;
     uint64_t asked = anyway ? LIMITS_UNLIMITED : limit;
     *refusal = (struct refusal){.region = READ(region), .self = self, .limit = limit, .slot = slot, .final = true};
@@ -273,30 +268,21 @@ static __attribute__((noinline)) bool charge_slowly(int device, uint64_t bytes)
 
 bool account_charge(int device, uint64_t bytes)
 {
-    if (is_attached() && (uint32_t)device < READ(device_count)) {
-        struct region_share *share = READ(own_shares[device]);
-        if (share && lease_charge(share, bytes)) return true;
-    } else if (device < 0) {
-        return true;
-    }
-    return charge_slowly(device, bytes);
+    return device < 0 || account_charge_fast(device, bytes) || charge_slowly(device, bytes);
 }
 
 void account_charge_anyway(int device, uint64_t bytes)
 {
     int saved = errno;
-    struct region_share *share = NULL;
-    if (is_attached() && (uint32_t)device < READ(device_count)) share = READ(own_shares[device]);
     struct refusal refusal;
-    if (device >= 0 && !(share && lease_charge(share, bytes))) (void)request(device, bytes, true, &refusal);
+    if (device >= 0 && !account_charge_fast(device, bytes)) (void)request(device, bytes, true, &refusal);
     errno = saved;
 }
 
 void account_refund(int device, uint64_t bytes)
 {
-    if (!is_attached() || (uint32_t)device >= READ(device_count))
-        return; /* a child gives nothing back that its parent was charged for */
-    struct region_share *share = READ(own_shares[device]);
+    /* NULL in a child, too: it gives nothing back that its parent was charged for. */
+    struct region_share *share = account_own_share(device);
     if (share && lease_refund(share, bytes) != bytes) {
         __atomic_fetch_add(&errors, 1, __ATOMIC_RELAXED);
         atomic_add8(&READ(region)->control->errors, 1);
@@ -306,13 +292,13 @@ void account_refund(int device, uint64_t bytes)
 static bool is_device(int device)
 {
     account_attach();
-    return device >= 0 && (uint32_t)device < READ(device_count);
+    return device >= 0 && (uint32_t)device < READ(account_view.device_count);
 }
 
 uint32_t account_device_count(void)
 {
     account_attach();
-    return READ(device_count);
+    return READ(account_view.device_count);
 }
 
 bool account_by_ordinal(void)
@@ -370,13 +356,13 @@ enum account_core_policy account_core_policy(void)
 
 uint64_t account_used(int device)
 {
-    return is_device(device) && READ(own_shares[device]) ? lease_used(READ(region), (uint32_t)device) : 0;
+    return is_device(device) && READ(account_view.own_shares[device]) ? lease_used(READ(region), (uint32_t)device) : 0;
 }
 
 uint64_t account_own_used(int device)
 {
-    if (!is_device(device) || !READ(own_shares[device])) return 0;
-    return lease_used_by(READ(own_shares[device]));
+    if (!is_device(device) || !READ(account_view.own_shares[device])) return 0;
+    return lease_used_by(READ(account_view.own_shares[device]));
 }
 
 bool account_is_over(int device)
@@ -386,12 +372,12 @@ bool account_is_over(int device)
 
 uint32_t account_processes(void)
 {
-    return account_device_count() && READ(own_shares[0]) ? slot_count_taken(READ(region)) : 1;
+    return account_device_count() && READ(account_view.own_shares[0]) ? slot_count_taken(READ(region)) : 1;
 }
 
 uint32_t account_list(int device, struct account_process *processes, uint32_t capacity)
 {
-    if (!is_device(device) || !READ(own_shares[device])) return 0;
+    if (!is_device(device) || !READ(account_view.own_shares[device])) return 0;
     struct region *mapped = READ(region);
     uint32_t seen = atomic_load4(mapped->slots_seen);
     uint32_t count = 0;
@@ -409,8 +395,8 @@ uint32_t account_list(int device, struct account_process *processes, uint32_t ca
 
 static void note(int device, int64_t delta, size_t field)
 {
-    if (!is_device(device) || !READ(own_shares[device])) return;
-    atomic_add8((uint64_t *)(void *)((char *)READ(own_shares[device]) + field), (uint64_t)delta);
+    if (!is_device(device) || !READ(account_view.own_shares[device])) return;
+    atomic_add8((uint64_t *)(void *)((char *)READ(account_view.own_shares[device]) + field), (uint64_t)delta);
 }
 
 void account_note_context(int device, int64_t delta)
@@ -516,7 +502,7 @@ static bool is_my_turn(uint64_t now_ns)
 static void trim_own(void)
 {
     for (uint32_t i = 0; i < limits.device_count; i++) {
-        uint64_t used = lease_used_by(READ(own_shares[i]));
+        uint64_t used = lease_used_by(READ(account_view.own_shares[i]));
         if (used == used_last_tick[i]) lease_trim(READ(region), i, slot, chunk_for(limits.memory_bytes[i]));
         used_last_tick[i] = used;
     }
@@ -526,9 +512,9 @@ bool account_tick(void)
 {
     uint64_t now_ns = platform_now_ns();
     fork_lock();
-    bool attached = is_attached();
+    bool attached = account_is_attached();
     bool changed = attached && follow_limits();
-    attached = attached && is_attached();
+    attached = attached && account_is_attached();
     bool slotted = attached && slot != REGION_NO_SLOT;
     bool turn = slotted && is_my_turn(now_ns);
     if (slotted) trim_own();

@@ -35,17 +35,22 @@ static inline bool lease_charge(struct region_share *share, uint64_t bytes)
 
 uint64_t lease_refund_slowly(struct region_share *share, uint64_t bytes);
 
-/* Give back `bytes`, at most what is used; what was given back. */
-static inline uint64_t lease_refund(struct region_share *share, uint64_t bytes)
+/* Give back `bytes` to the slack. false: the share is tight, or so much is not used; nothing has happened. */
+static inline bool lease_refund_within(struct region_share *share, uint64_t bytes)
 {
     for (;;) {
         union region_share_word seen = {.low = atomic_load8(&share->share.low)};
         seen.high = atomic_load8(&share->share.high);
         /* Every change of the lease changes the low half too, but for refunds of a tight one. */
-        if (seen.tight || seen.leased < seen.slack || bytes > seen.leased - seen.slack)
-            return lease_refund_slowly(share, bytes);
-        if (atomic_swap8(&share->share.low, seen.low, seen.low + bytes)) return bytes;
+        if (seen.tight || seen.leased < seen.slack || bytes > seen.leased - seen.slack) return false;
+        if (atomic_swap8(&share->share.low, seen.low, seen.low + bytes)) return true;
     }
+}
+
+/* Give back `bytes`, at most what is used; what was given back. */
+static inline uint64_t lease_refund(struct region_share *share, uint64_t bytes)
+{
+    return lease_refund_within(share, bytes) ? bytes : lease_refund_slowly(share, bytes);
 }
 
 /* How many slots anybody ever had; what a vandal wrote there reaches no further than the file. */

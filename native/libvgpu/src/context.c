@@ -36,14 +36,11 @@ struct context {
 
 static struct context contexts[CONTEXTS];
 static _Atomic(uint32_t) contexts_locked;
-static _Atomic(uint32_t) generation = 1;
+_Atomic(uint32_t) context_generation = 1;
 /* Under which pid NVML lists this process, 0 until that is certain: inside a pid namespace it may be another one. */
 static _Atomic(uint32_t) nvml_pid;
 
-static _Thread_local struct {
-    uint32_t generation;
-    struct context_here here;
-} remembered;
+_Thread_local struct context_memory context_memory;
 
 static int find(CUcontext handle)
 {
@@ -83,22 +80,15 @@ static void learn(CUcontext handle, CUdevice cuda, struct context_here *here)
         .context = handle, .cuda = cuda, .device = device, .tag = at < 0 ? (uint8_t)CONTEXT_NO_TAG : (uint8_t)at};
 }
 
-bool context_here(struct context_here *here)
+bool context_here_slowly(CUcontext current, uint32_t generation, struct context_here *here)
 {
-    CUcontext current = NULL;
-    if (UNLIKELY(DRIVER(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || !current)) return false;
-    uint32_t now = atomic_load_explicit(&generation, memory_order_acquire);
-    if (LIKELY(remembered.here.context == current && remembered.generation == now)) {
-        *here = remembered.here;
-        return true;
-    }
     if (!look_up(current, here)) {
         CUdevice cuda;
         if (DRIVER(cuCtxGetDevice)(&cuda) != CUDA_SUCCESS) return false;
         learn(current, cuda, here);
     }
-    remembered.here = *here;
-    remembered.generation = now;
+    context_memory.here = *here;
+    context_memory.generation = generation;
     return true;
 }
 
@@ -116,7 +106,7 @@ void context_reset(void)
     memset(contexts, 0, sizeof contexts);
     atomic_store(&contexts_locked, 0);
     atomic_store(&nvml_pid, 0);
-    atomic_fetch_add(&generation, 1);
+    atomic_fetch_add(&context_generation, 1);
 }
 
 /* --- what a context takes --- */
@@ -303,7 +293,7 @@ static void context_made(CUcontext handle, CUdevice cuda, int device, bool prima
         if (counted) contexts[at].overhead = overhead;
     }
     spin_unlock(&contexts_locked);
-    atomic_fetch_add_explicit(&generation, 1, memory_order_release);
+    atomic_fetch_add_explicit(&context_generation, 1, memory_order_release);
     if (!overhead) return;
     if (counted)
         account_note_context(device, (int64_t)overhead);
@@ -328,7 +318,7 @@ static void context_ended(CUcontext handle)
     spin_lock(&contexts_locked);
     if (contexts[at].handle == handle) contexts[at] = (struct context){0};
     spin_unlock(&contexts_locked);
-    atomic_fetch_add_explicit(&generation, 1, memory_order_release);
+    atomic_fetch_add_explicit(&context_generation, 1, memory_order_release);
 }
 
 static CUcontext primary_of(CUdevice cuda, bool retained_once)

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "cuda_abi.h"
+#include "symbols.h"
 
 #define CONTEXT_NO_TAG 255u
 
@@ -22,7 +23,7 @@ struct context_here {
 };
 
 /* False: there is no current context. */
-bool context_here(struct context_here *here);
+static inline bool context_here(struct context_here *here);
 
 /* Of the context that a stream belongs to; the current one for the default streams. */
 bool context_of_stream(CUstream stream, bool per_thread, struct context_here *here);
@@ -35,5 +36,27 @@ bool context_charge(int device, uint64_t bytes);
 bool context_own_use(CUdevice cuda, uint64_t *bytes);
 
 void context_reset(void);
+
+/* --- what a thread remembers of the context that it used last --- */
+
+struct context_memory {
+    struct context_here here;
+    uint32_t generation;
+};
+extern _Thread_local struct context_memory context_memory;
+extern _Atomic(uint32_t) context_generation; /* moves on when a context is made or ended */
+
+bool context_here_slowly(CUcontext current, uint32_t generation, struct context_here *here);
+
+static inline bool context_here(struct context_here *here)
+{
+    CUcontext current = NULL;
+    if (__builtin_expect(DRIVER(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || !current, 0)) return false;
+    uint32_t now = atomic_load_explicit(&context_generation, memory_order_acquire);
+    if (__builtin_expect(context_memory.here.context != current || context_memory.generation != now, 0))
+        return context_here_slowly(current, now, here);
+    *here = context_memory.here;
+    return true;
+}
 
 #endif

@@ -13,6 +13,8 @@
 #include <stdint.h>
 
 #include "account.h"
+#include "account_fast.h"
+#include "fork.h"
 #include "symbols.h"
 #include "table.h"
 
@@ -25,17 +27,24 @@ void hook_new_image(void);
 /* First in every hook that reads or writes a table: a forked child starts with empty ones. */
 static inline void hook_enter(void)
 {
-    if (UNLIKELY(account_incarnation() != atomic_load_explicit(&hook_incarnation, memory_order_acquire)))
-        hook_new_image();
+    /* Nobody's number is 0, so a child that has none yet is a new image as well. */
+    uint32_t incarnation = __atomic_load_n(&fork_words->incarnation, __ATOMIC_RELAXED);
+    if (UNLIKELY(incarnation != atomic_load_explicit(&hook_incarnation, memory_order_acquire))) hook_new_image();
 }
 
 /* Charge; if it does not fit, see first what pools and graphs have given back to the driver. */
 static inline bool hook_charge(int device, uint64_t bytes);
 bool hook_charge_again(int device, uint64_t bytes);
 
+static inline void hook_refund(int device, uint64_t bytes)
+{
+    if (UNLIKELY(!account_refund_fast(device, bytes))) account_refund(device, bytes);
+}
+
 static inline bool hook_charge(int device, uint64_t bytes)
 {
-    return LIKELY(account_charge(device, bytes)) || hook_charge_again(device, bytes);
+    return LIKELY(account_charge_fast(device, bytes)) || account_charge(device, bytes) ||
+           hook_charge_again(device, bytes);
 }
 
 /* Remember what was charged under a key of the driver's; what the driver has reused meanwhile is refunded. False: no

@@ -29,6 +29,7 @@ bool hook_remember(struct table *table, uint64_t key, struct held held)
 {
     struct held gone;
     enum table_put outcome = table_put(table, key, held, &gone);
+    if (LIKELY(outcome == TABLE_NEW)) return true;
     if (outcome == TABLE_REPLACED && table == &memory_pointers && gone.kind == MEMORY_POOLED)
         pool_freed(&gone, false);
     else if (outcome == TABLE_REPLACED)
@@ -90,8 +91,8 @@ CUresult memory_spill(CUdeviceptr *pointer, uint64_t bytes, int device, CUresult
 }
 
 /* After the driver's answer to a request that was charged `bytes` and takes `held`. */
-static CUresult settle(CUresult result, CUdeviceptr pointer, const struct context_here *here, uint64_t bytes,
-                       enum memory_kind kind)
+static inline CUresult settle(CUresult result, CUdeviceptr pointer, const struct context_here *here, uint64_t bytes,
+                              enum memory_kind kind)
 {
     if (UNLIKELY(result != CUDA_SUCCESS)) {
         account_refund(here->device, bytes);
@@ -212,7 +213,7 @@ HOOK_EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
     } else if (UNLIKELY(held.kind == MEMORY_POOLED)) {
         pool_freed(&held, true);
     } else {
-        account_refund((int)held.device, held.bytes);
+        hook_refund((int)held.device, held.bytes);
     }
     return result;
 }

@@ -12,6 +12,8 @@
 
 #define FIRST_CAPACITY 64u
 #define SPINS 100
+#define LIKELY(condition) __builtin_expect(!!(condition), 1)
+#define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
 void spin_lock(_Atomic(uint32_t) *locked)
 {
@@ -146,21 +148,22 @@ static bool grow(struct table_shard *shard)
     return true;
 }
 
-/* Index of the key, or the capacity. */
-static uint32_t find(const struct table_shard *shard, uint64_t key, uint64_t mixed)
+/* The entry of the key, or the empty one at which it would be put; NULL: there is no room at all yet. */
+static inline struct table_entry *find(const struct table_shard *shard, uint64_t key, uint64_t mixed)
 {
-    if (!shard->capacity) return 0;
+    if (UNLIKELY(!shard->capacity)) return NULL;
     uint32_t mask = shard->capacity - 1;
-    for (uint32_t at = home_of(shard, mixed); shard->entries[at].key; at = (at + 1) & mask)
-        if (shard->entries[at].key == key) return at;
-    return shard->capacity;
+    for (uint32_t at = home_of(shard, mixed);; at = (at + 1) & mask) {
+        struct table_entry *entry = &shard->entries[at];
+        if (entry->key == key || !entry->key) return entry;
+    }
 }
 
 /* Remove the entry at `gap` and move back those behind it that would not be found any more. */
-static void close_gap(struct table_shard *shard, uint32_t gap)
+static inline void close_gap(struct table_shard *shard, uint32_t gap)
 {
     uint32_t mask = shard->capacity - 1;
-    for (uint32_t at = (gap + 1) & mask; shard->entries[at].key; at = (at + 1) & mask) {
+    for (uint32_t at = (gap + 1) & mask; UNLIKELY(shard->entries[at].key); at = (at + 1) & mask) {
         uint32_t home = home_of(shard, mix(shard->entries[at].key));
         if (((at - home) & mask) >= ((at - gap) & mask)) {
             shard->entries[gap] = shard->entries[at];
@@ -178,12 +181,16 @@ enum table_put table_put(struct table *table, uint64_t key, struct held held, st
     struct table_shard *shard = shard_of(table, mixed);
     enum table_put outcome = TABLE_NO_MEMORY;
     enter(table, shard);
-    uint32_t at = find(shard, key, mixed);
-    if (at < shard->capacity) {
-        *replaced = shard->entries[at].held;
-        shard->entries[at].held = held;
+    struct table_entry *entry = find(shard, key, mixed);
+    if (UNLIKELY(entry && entry->key)) {
+        *replaced = entry->held;
+        entry->held = held;
         outcome = TABLE_REPLACED;
-    } else if (shard->count < shard->capacity / 2 || grow(shard)) {
+    } else if (LIKELY(shard->count < shard->capacity / 2)) {
+        *entry = (struct table_entry){.key = key, .held = held};
+        shard->count++;
+        outcome = TABLE_NEW;
+    } else if (grow(shard)) {
         place(shard, key, held);
         outcome = TABLE_NEW;
     }
@@ -196,9 +203,9 @@ bool table_get(struct table *table, uint64_t key, struct held *held)
     uint64_t mixed = mix(key);
     struct table_shard *shard = shard_of(table, mixed);
     enter(table, shard);
-    uint32_t at = find(shard, key, mixed);
-    bool found = key && at < shard->capacity;
-    if (found) *held = shard->entries[at].held;
+    const struct table_entry *entry = find(shard, key, mixed);
+    bool found = key && entry && entry->key;
+    if (found) *held = entry->held;
     leave(table, shard);
     return found;
 }
@@ -208,11 +215,11 @@ bool table_take(struct table *table, uint64_t key, struct held *held)
     uint64_t mixed = mix(key);
     struct table_shard *shard = shard_of(table, mixed);
     enter(table, shard);
-    uint32_t at = find(shard, key, mixed);
-    bool found = key && at < shard->capacity;
+    const struct table_entry *entry = find(shard, key, mixed);
+    bool found = key && entry && entry->key;
     if (found) {
-        *held = shard->entries[at].held;
-        close_gap(shard, at);
+        *held = entry->held;
+        close_gap(shard, (uint32_t)(entry - shard->entries));
     }
     leave(table, shard);
     return found;

@@ -217,31 +217,28 @@ static bool is_own(const struct card *card, unsigned int slot)
     return card->slots[slot].pid == (uint32_t)getpid() && card->slots[slot].start_ticks == start_ticks();
 }
 
-bool card_alive(struct card *card, unsigned int slot)
-{
-    struct flock hold = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
-    if (__atomic_load_n(&card->slots[slot].pid, __ATOMIC_SEQ_CST) == 0) {
-        return false;
-    }
-    if (fcntl(live_fd, F_GETLK, &hold) != 0) {
-        return true;
-    }
-    if (hold.l_type == F_UNLCK) {
-        return is_own(card, slot);
-    }
-    if (hold.l_pid > 0 && card->slots[slot].pid_seen == 0) {
-        card->slots[slot].pid_seen = (uint32_t)hold.l_pid;
-    }
-    return true;
-}
-
 unsigned int card_pid(struct card *card, unsigned int slot)
 {
     struct flock hold = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
-    if (fcntl(live_fd, F_GETLK, &hold) == 0 && hold.l_type != F_UNLCK && hold.l_pid > 0) {
-        return (unsigned int)hold.l_pid;
+    unsigned int told = __atomic_load_n(&card->slots[slot].pid, __ATOMIC_SEQ_CST);
+    if (told == 0 || fcntl(live_fd, F_GETLK, &hold) != 0) {
+        return told;
     }
-    return card->slots[slot].pid;
+    if (hold.l_type == F_UNLCK) {
+        return is_own(card, slot) ? told : 0;
+    }
+    if (hold.l_pid <= 0) {
+        return told;
+    }
+    if (card->slots[slot].pid_seen == 0) {
+        card->slots[slot].pid_seen = (uint32_t)hold.l_pid;
+    }
+    return (unsigned int)hold.l_pid;
+}
+
+bool card_alive(struct card *card, unsigned int slot)
+{
+    return card_pid(card, slot) != 0;
 }
 
 /* ---- memory ---- */

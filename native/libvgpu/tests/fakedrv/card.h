@@ -117,7 +117,7 @@ int card_device_of(struct card *card, const char *uuid);
 /* Whether the owner of `slot` lives. */
 bool card_alive(struct card *card, unsigned int slot);
 
-/* The pid by which this process knows the owner of `slot`. */
+/* The pid by which this process knows the owner of `slot`; 0: nobody lives who owns it. */
 unsigned int card_pid(struct card *card, unsigned int slot);
 
 uint64_t card_now(void);

@@ -684,11 +684,12 @@ static void add_cuda_processes(struct processes *list, const char *uuid, unsigne
     for (unsigned int slot = 0; device >= 0 && slot < at->header.slots_seen; slot++) {
         const struct card_share *share = &at->shares[slot][device];
         uint64_t used = __atomic_load_n(&share->used, __ATOMIC_ACQUIRE);
-        if ((used == 0 && share->launches == 0) || !card_alive(at, slot)) {
+        unsigned int pid = used == 0 && share->launches == 0 ? 0 : card_pid(at, slot);
+        if (pid == 0) {
             continue;
         }
         list->at[list->count++] = (struct fake_process){
-            .pid = card_pid(at, slot),
+            .pid = pid,
             .used_bytes = used,
             .sm_util = card_recent_pct(at, slot, (unsigned int)device, 1000000000ULL),
             .mem_util = 0,
