@@ -9,25 +9,31 @@ from hami_sim.hardware import profile
 from hami_sim.hardware.control import SimulatedControl
 from hami_sim.hardware.fake_nvml import FakeNvml, Process
 from hami_sim.hardware.profile import Profile
+from hami_sim.hardware.vendortools import VendorTools
 
 NODE = "node-a"
 
 
 class Bench(ABC):
-    """A machine of ``profile`` with a driver for it. Devices are named by index."""
+    """A machine with a driver for it. Devices are named by index."""
 
-    def __init__(self, name: str) -> None:
-        self.profile: Profile = profile.load(name)
+    tells_loss = True
+    """A lost device is told as lost; otherwise it is only not listed any more."""
+    tells_processes = True
+    tells_process_memory = True
+    tells_process_load = True
+    tells_load = True
+    tells_used = True
 
     @property
-    def uuids(self) -> list[str]:
-        return [self.profile.uuid_of(NODE, index) for index in range(len(self.profile.devices))]
+    @abstractmethod
+    def uuids(self) -> list[str]: ...
+
+    @abstractmethod
+    def memory_mib(self, index: int) -> int: ...
 
     @abstractmethod
     def driver(self, **settings: object) -> Driver: ...
-
-    @abstractmethod
-    def fault(self, index: int, code: int) -> None: ...
 
     @abstractmethod
     def lose(self, index: int) -> None: ...
@@ -54,7 +60,24 @@ class Bench(ABC):
     def use(self, index: int, used_mib: int, core_pct: int, processes: list[Process]) -> None: ...
 
 
-class SimulatedBench(Bench):
+class ProfileBench(Bench):
+    """A machine of ``profile`` whose devices report faults by themselves."""
+
+    def __init__(self, name: str) -> None:
+        self.profile: Profile = profile.load(name)
+
+    @property
+    def uuids(self) -> list[str]:
+        return [self.profile.uuid_of(NODE, index) for index in range(len(self.profile.devices))]
+
+    def memory_mib(self, index: int) -> int:
+        return self.profile.memory_mib_of(index)
+
+    @abstractmethod
+    def fault(self, index: int, code: int) -> None: ...
+
+
+class SimulatedBench(ProfileBench):
     """The simulated driver and its control file."""
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -103,7 +126,7 @@ class SimulatedBench(Bench):
         self.control.set_processes(index, processes)
 
 
-class FakeNvmlBench(Bench):
+class FakeNvmlBench(ProfileBench):
     """The NVIDIA driver on the fake library, with a sysfs tree that knows the same cards."""
 
     def __init__(self, name: str, folder: Path, library: Path) -> None:
@@ -170,3 +193,57 @@ class FakeNvmlBench(Bench):
         self.nvml.set_used_mib(index, used_mib)
         self.nvml.set_load(index, core_pct)
         self.nvml.set_processes(index, processes)
+
+
+class ToolBench(Bench):
+    """A vendor's driver on fake tools; of a profile's name the number of devices counts."""
+
+    tells_process_load = False
+
+    def __init__(self, vendor: str, name: str, folder: Path) -> None:
+        self.vendor = vendor
+        self.tools = VendorTools(folder, vendor, int(name.partition("x")[0]), node=NODE)
+        self.count = int(name.partition("x")[0])
+        make = self.tools.make
+        self.tells_loss = make.tells_loss
+        self.tells_processes = make.tells_processes
+        self.tells_process_memory = make.tells_process_memory
+        self.tells_load = make.tells_load
+        self.tells_used = make.tells_used
+
+    @property
+    def uuids(self) -> list[str]:
+        return [self.tools.uuid_of(index) for index in range(self.count)]
+
+    def memory_mib(self, index: int) -> int:
+        return self.tools.make.memory_mib
+
+    def driver(self, **settings: object) -> Driver:
+        return build_driver(
+            self.vendor,
+            {**self.tools.settings, "answer_age_s": 0.0, "confirm_s": 0.001, **settings},
+        )
+
+    def lose(self, index: int) -> None:
+        self.tools.lose(index)
+
+    def restore(self, index: int) -> None:
+        self.tools.restore(index)
+
+    def unplug(self, index: int) -> None:
+        self.tools.unplug(index)
+
+    def plug(self, index: int) -> None:
+        self.tools.plug(index)
+
+    def fail_probes(self, index: int) -> None:
+        self.tools.fail(index)
+
+    def unload_driver(self) -> None:
+        self.tools.unload_driver()
+
+    def load_driver(self) -> None:
+        self.tools.heal()
+
+    def use(self, index: int, used_mib: int, core_pct: int, processes: list[Process]) -> None:
+        self.tools.use(index, used_mib, core_pct, processes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the fake NVML library once and gives each test a fresh machine."""
+"""Builds the fake NVML library once and gives each test a fresh machine, once per driver."""
 
 import subprocess
 import sys
@@ -10,7 +10,14 @@ import pytest
 
 from hami_nodeagent.drivers import Driver
 from hami_sim.hardware.fake_nvml import STATE_VARIABLE
-from tests.contract.drivers.benches import Bench, FakeNvmlBench, SimulatedBench
+from hami_sim.hardware.vendoranswers import MAKE_BY_VENDOR
+from tests.contract.drivers.benches import (
+    Bench,
+    FakeNvmlBench,
+    ProfileBench,
+    SimulatedBench,
+    ToolBench,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -40,15 +47,35 @@ def nvidia_bench(
 
 
 @pytest.fixture(params=["nvidia", "simulated"])
+def make_profile_bench(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    nvidia_bench: Callable[[str], FakeNvmlBench],
+) -> Callable[[str], ProfileBench]:
+    """Makes a machine from a profile, once per driver that is told of faults."""
+    if request.param == "nvidia":
+        return nvidia_bench
+    return lambda name: SimulatedBench(name, tmp_path)
+
+
+@pytest.fixture(params=sorted(MAKE_BY_VENDOR))
+def make_tool_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], ToolBench]:
+    """Makes a machine with fake tools, once per vendor that has one."""
+    return lambda name: ToolBench(request.param, name, tmp_path)
+
+
+@pytest.fixture(params=["nvidia", "simulated", *sorted(MAKE_BY_VENDOR)])
 def make_bench(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     nvidia_bench: Callable[[str], FakeNvmlBench],
 ) -> Callable[[str], Bench]:
-    """Makes a machine from a profile, once per driver."""
+    """Makes a machine, once per driver."""
     if request.param == "nvidia":
         return nvidia_bench
-    return lambda name: SimulatedBench(name, tmp_path)
+    if request.param == "simulated":
+        return lambda name: SimulatedBench(name, tmp_path)
+    return lambda name: ToolBench(request.param, name, tmp_path)
 
 
 @pytest.fixture

@@ -5,12 +5,15 @@
 
     HamiError
     └── DriverError             carries what was being done and the vendor's own code and text
+        ├── HardwareAbsent      the driver works and has no device
         ├── DriverMissing       not installed or not loaded: wait for it, it may come
         ├── DriverMismatch      library and kernel module differ: the agent must be restarted
         ├── DriverDenied        no permission: tell the operator, retrying does not help
         ├── DeviceGone          the device fell off the bus or needs a reset
         ├── DeviceHung          no answer within the deadline; the call may still be running
+        ├── DeviceBusy          somebody else holds it: ask again later
         ├── NotSupported        this part cannot do that: use the fallback
+        ├── AnswerUnknown       the answer has no form that we know: what was known before stands
         └── DriverTransient     anything else: try again, a limited number of times
 """
 
@@ -32,12 +35,28 @@ class DriverError(HamiError):
         return f"{self.doing}: {self.detail}{number}"
 
 
+class HardwareAbsent(DriverError):
+    """The driver answered that there is no device. Devices known before are lost."""
+
+
 class DriverMissing(DriverError):
     """The driver is not there. The catcher says so in its report and asks again later."""
 
 
 class DriverMismatch(DriverError):
-    """The driver was exchanged under the loaded library. Only a new process loads the new one."""
+    """The driver was exchanged under the library.
+
+    Where this process has loaded the library, only a new process loads the new one; the vendor's
+    tool is a new process each time, and waiting is all that can be done.
+    """
+
+    is_loaded_here = True
+
+
+class ToolMismatch(DriverMismatch):
+    """A vendor's tool and its driver do not fit; a restart of the agent would change nothing."""
+
+    is_loaded_here = False
 
 
 class DriverDenied(DriverError):
@@ -52,8 +71,19 @@ class DeviceHung(DriverError):
     """The deadline passed. Until the call returns, further calls for the device fail at once."""
 
 
+class DeviceBusy(DriverError):
+    """Somebody else holds the device."""
+
+
 class NotSupported(DriverError):
     """The part or the driver version cannot do it."""
+
+
+class AnswerUnknown(DriverError):
+    """The tool answered in a form that we do not know, or its answer is cut off.
+
+    It says nothing about any device.
+    """
 
 
 class DriverTransient(DriverError):

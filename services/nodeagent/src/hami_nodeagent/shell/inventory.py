@@ -171,7 +171,7 @@ class VendorDevices:
             self._note_change()
         if self._was_up:
             self._handle((DriverGone(reason=text),))
-            if isinstance(error, DriverMismatch):
+            if isinstance(error, DriverMismatch) and error.is_loaded_here:
                 self._on_mismatch()
 
     def _handle(self, stimuli: tuple[Stimulus, ...]) -> None:

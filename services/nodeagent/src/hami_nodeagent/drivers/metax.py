@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MetaX through mx-smi: ``-L`` for identity and availability, the table for memory and load."""
+
+from msgspec.structs import replace
+
+from hami_nodeagent.drivers.errors import AnswerUnknown, NotSupported
+from hami_nodeagent.drivers.parse import metax as parse
+from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
+from hami_nodeagent.drivers.reader import Signs, ToolReader, drm_of
+from hami_nodeagent.drivers.rules import Neighbour
+
+SIGNS = Signs(pci_vendors=("9999",))
+_SGPU_SHARES = 16
+
+
+class MetaxReader(ToolReader):
+    """mx-smi."""
+
+    vendor = "metax"
+    tool_name = "mx-smi"
+
+    async def glance(self) -> Sight:
+        """Both lists; a GPU that is not available has no UUID and is known by its address."""
+        listed = await self.ask(parse.listed, "-L")
+        rows, version = await self.ask(parse.table)
+        row_by_place = {row.place: row for row in rows}
+        devices = tuple(_joined(one, row_by_place.get(one.bus_id)) for one in listed)
+        return Sight(devices=devices, driver_version=version)
+
+    async def survey(self) -> Sight:
+        """A glance, the device nodes and the links."""
+        sight = await self.glance()
+        devices: list[Seen] = []
+        for seen in sight.devices:
+            card, render = await self.read_files(drm_of, self.settings.sysfs_root, seen.bus_id)
+            attributes = dict(seen.attributes)
+            if render is not None:
+                attributes["render"] = str(render)
+            devices.append(
+                replace(
+                    seen,
+                    minor=card,
+                    max_shares=_SGPU_SHARES if seen.mode == "sgpu" else 0,
+                    attributes=attributes,
+                )
+            )
+        place_by_number = {seen.index: seen.place for seen in devices}
+        views: dict[tuple[str, str], Neighbour] = {}
+        try:
+            for (a, b), view in (await self.ask(parse.topology, "topo", "-m")).items():
+                if a in place_by_number and b in place_by_number:
+                    views[place_by_number[a], place_by_number[b]] = view
+        except (AnswerUnknown, NotSupported):
+            views = {}
+        return replace(sight, devices=tuple(devices), views=views)
+
+
+def _joined(listed: parse.Listed, row: Seen | None) -> Seen:
+    if not listed.uuid:
+        return Seen(
+            place=listed.bus_id,
+            index=listed.index,
+            bus_id=listed.bus_id,
+            condition=Condition.BAD,
+            reason=listed.trouble,
+        )
+    if row is None:
+        return Seen(
+            place=listed.bus_id,
+            index=listed.index,
+            uuid=listed.uuid,
+            type=listed.model,
+            bus_id=listed.bus_id,
+            condition=Condition.DOUBTFUL,
+            reason="it is not in the table of mx-smi",
+        )
+    return replace(row, index=listed.index, uuid=listed.uuid, type=listed.model)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cnmon says (4.20 to 5.10; MLU370, MLU590).
+
+The card number is its index and the number of ``/dev/cambricon_dev<N>``. cnmon writes MiB.
+"""
+
+import re
+
+from hami_nodeagent.drivers.errors import DeviceGone, HardwareAbsent
+from hami_nodeagent.drivers.parse import forms
+from hami_nodeagent.drivers.parse.seen import Condition, Seen
+from hami_nodeagent.drivers.parse.trouble import Rule
+
+RULES = (
+    Rule(words=r"there is no device", kind=HardwareAbsent),
+    Rule(words=r"card \d+ not existed", kind=DeviceGone),
+)
+_SEVERAL = ("Command Line", "MLU Memory Usage")
+_MODE_BY_WORD = {"smlu": "smlu", "mim": "mim"}
+_UUID = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
+
+
+def table(text: str) -> tuple[tuple[Seen, ...], str]:
+    """The summary table: cards without identity, and the driver's version."""
+    found = forms.box(text, first="Card", needs="Name", greedy=("Name",))
+    rows = forms.process_lines(text, begin=found.end, several=_SEVERAL)
+    processes = forms.processes_of(
+        [
+            (card, pid, used)
+            for before, pid, used in rows
+            if (card := forms.whole(before[0])) is not None
+        ]
+    )
+    cards: list[Seen] = []
+    for record in found.records:
+        card = forms.whole(record.get("Card", ""))
+        if card is None or not record.get("Name"):
+            raise forms.unknown("a card of cnmon", " ".join(record.values()))
+        used, total = forms.mib_pair(record.get("Memory-Usage", ""))
+        cards.append(
+            Seen(
+                place=str(card),
+                index=card,
+                minor=card,
+                type=record["Name"],
+                memory_mib=total,
+                bus_id=forms.bus_id(record.get("Bus-Id", "")),
+                mode=_MODE_BY_WORD.get(record.get("Mode", "").lower(), ""),
+                used_mib=used,
+                core_pct=forms.percent(record.get("Util", "")),
+                temperature_c=forms.celsius(record.get("Temp", "")),
+                power_w=forms.watts(record.get("Pwr:Usage/Cap", "")),
+                processes=processes.get(card, ()),
+            )
+        )
+    if len({card.index for card in cards}) != len(cards):
+        raise forms.unknown("cnmon", text)
+    version = re.search(r"Driver v(\d[\w.]*)", text) or re.search(r"CNMON v(\d[\w.]*)", text)
+    return tuple(cards), version[1] if version else ""
+
+
+def card(text: str, number: int) -> Seen:
+    """``cnmon info -c N``: identity and health of one card."""
+    blocks = forms.key_blocks(text, start="Card ")
+    block = next((one for one in blocks if one["Card "].strip() == str(number)), None)
+    if block is None or not _UUID.fullmatch(block.get("UUID", "")):
+        raise forms.unknown(f"cnmon info of card {number}", text)
+    device = block.get("Health State/Device", "")
+    driver = block.get("Health State/Driver", "")
+    good = device.lower() == "good" and driver.lower() == "running"
+    address = "{}:{}:{}.{}".format(
+        *(block.get(f"PCI/{key}", "") for key in ("Domain ID", "Bus num", "Device", "Function"))
+    )
+    return Seen(
+        place=str(number),
+        index=number,
+        minor=number,
+        uuid=f"MLU-{block['UUID'].lower()}",
+        type=block.get("Product Name", ""),
+        memory_mib=forms.mib(block.get("Physical Memory Usage/Total", "")),
+        bus_id=forms.bus_id(address),
+        numa=forms.whole(block.get("NUMA Node Id", "")),
+        attributes={"serial": serial} if (serial := block.get("SN", "")) else {},
+        condition=Condition.GOOD if good else Condition.BAD,
+        reason="" if good else f"device {device or 'not told'}, driver {driver or 'not told'}",
+        used_mib=forms.mib(block.get("Physical Memory Usage/Used", "")),
+        core_pct=forms.percent(block.get("Utilization/MLU Average", "")),
+        temperature_c=forms.celsius(block.get("Temperature/Chip", "")),
+        power_w=forms.watts(block.get("Power/Usage", "")),
+    )

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ixsmi says (4.1 to 4.4; BI-V100, BI-V150, MR-V50, MR-V100, DUO boards).
+
+The chip's number is its index and, on nodes where nothing is missing, that of
+``/dev/iluvatar<N>``. ixsmi writes MiB.
+"""
+
+import re
+
+from hami_nodeagent.drivers.errors import DriverMissing
+from hami_nodeagent.drivers.parse import forms
+from hami_nodeagent.drivers.parse.seen import Seen
+from hami_nodeagent.drivers.parse.trouble import Rule
+from hami_nodeagent.drivers.rules import Neighbour
+
+RULES = (Rule(words=r"libixml", kind=DriverMissing),)
+_SEVERAL = ("Compute M.", "Process name", "GPU Memory")
+_UUID_LINE = re.compile(
+    r"^GPU (\d{1,3}): (.{1,60}?) "
+    r"\(UUID: (GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\)\s*$",
+    re.MULTILINE,
+)
+
+
+def table(text: str) -> tuple[tuple[Seen, ...], str]:
+    """The summary table: chips without identity, and the driver's version."""
+    found = forms.box(text, first="GPU", needs="Bus-Id", several=_SEVERAL, greedy=("Name",))
+    processes = forms.processes_of(
+        [
+            (chip, pid, used)
+            for before, pid, used in forms.process_lines(text, begin=found.end, several=_SEVERAL)
+            if (chip := forms.whole(before[0])) is not None
+        ]
+    )
+    chips: list[Seen] = []
+    for record in found.records:
+        number = forms.whole(record.get("GPU", ""))
+        address = forms.bus_id(record.get("Bus-Id", ""))
+        if number is None or not address or not record.get("Name"):
+            raise forms.unknown("a chip of ixsmi", " ".join(record.values()))
+        used, total = forms.mib_pair(record.get("Memory-Usage", ""))
+        model = record["Name"].removeprefix("Iluvatar ")
+        chips.append(
+            Seen(
+                place=address,
+                index=number,
+                minor=number,
+                type=model.split()[0],
+                memory_mib=total,
+                bus_id=address,
+                attributes={"model": model},
+                used_mib=used,
+                core_pct=forms.percent(record.get("GPU-Util", "")),
+                temperature_c=forms.celsius(record.get("Temp", "")),
+                power_w=forms.watts(record.get("Pwr:Usage/Cap", "")),
+                processes=processes.get(number, ()),
+            )
+        )
+    if len({chip.index for chip in chips}) != len(chips) or len({c.place for c in chips}) != len(
+        chips
+    ):
+        raise forms.unknown("ixsmi", text)
+    version = re.search(r"Driver Version:\s*(\S+)", text)
+    return tuple(chips), version[1] if version else ""
+
+
+def uuids(text: str) -> dict[int, str]:
+    """``ixsmi -L``: UUID by chip number."""
+    found = {int(number): uuid for number, _, uuid in _UUID_LINE.findall(text)}
+    if not found or len(set(found.values())) != len(found):
+        raise forms.unknown("ixsmi -L", text)
+    return found
+
+
+def topology(text: str) -> dict[tuple[int, int], Neighbour]:
+    """``ixsmi topo -m``."""
+    return forms.matrix(text, prefix="GPU", fabric="IX")

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a vendor's devices through its tool: what the readers of all vendors have in common.
+
+A reader asks and returns what it sees; it remembers nothing but what cannot change while the driver
+is loaded. Which device is which, what is stale and what is lost is decided by ``tool_driver``.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar, TypeVarTuple, Unpack
+
+import anyio.to_thread
+from msgspec import Struct
+
+from hami_nodeagent.drivers.errors import AnswerUnknown
+from hami_nodeagent.drivers.parse.seen import Sight
+from hami_nodeagent.drivers.parse.trouble import Rule, trouble, unexplained
+from hami_nodeagent.drivers.tool import Tool
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class ToolSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to reach a vendor's tool and how to judge what it says; the same for each vendor."""
+
+    tool_path: str = ""
+    """The tool's file; empty looks for its usual name in ``PATH``."""
+    node: str = ""
+    """Name of the node: part of the identity of devices whose tool tells none."""
+    sysfs_root: str = "/sys"
+    """Where PCI functions and NUMA nodes are read."""
+    dev_root: str = "/dev"
+    """Where device nodes are looked for."""
+    etc_root: str = "/etc"
+    """Where vendors keep descriptions of shares."""
+    query_limit_s: float = 10.0
+    """Longest time one run of the tool may take; then it is killed."""
+    answer_age_s: float = 2.0
+    """How old an answer may be that probes and usage share."""
+    confirm_s: float = 0.5
+    """Pause between the looks that confirm that a device is not listed any more."""
+    disable_health_checks: str = ""
+    """``all``: devices are not probed."""
+
+
+class Signs(Struct, frozen=True, kw_only=True):
+    """By what a vendor's hardware shows without any driver."""
+
+    pci_vendors: tuple[str, ...] = ()
+    """PCI vendor ids, four hexadecimal digits."""
+    pci_classes: tuple[str, ...] = ()
+    """Beginnings of the PCI class (``12``: accelerators, ``03``: displays); empty: any class."""
+    paths: tuple[str, ...] = ()
+    """Directories of sysfs that only this vendor's driver makes."""
+    tool: str = ""
+    """The tool's usual name. Its presence is a sign where the PCI id was never confirmed."""
+
+
+def is_here(signs: Signs, settings: ToolSettings) -> bool:
+    """Whether this machine has the vendor's hardware, or its tool where that is a sign."""
+    root = Path(settings.sysfs_root)
+    if any((root / path).exists() for path in signs.paths):
+        return True
+    if signs.tool and Tool(signs.tool, path=settings.tool_path).find() is not None:
+        return True
+    try:
+        functions = list((root / "bus/pci/devices").iterdir())
+    except OSError:
+        return False
+    return any(_matches(function, signs) for function in functions)
+
+
+def _matches(function: Path, signs: Signs) -> bool:
+    try:
+        vendor = (function / "vendor").read_text("ascii").strip().removeprefix("0x")
+        kind = (function / "class").read_text("ascii").strip().removeprefix("0x")
+    except (OSError, UnicodeDecodeError):
+        return False
+    if vendor.lower() not in signs.pci_vendors or (function / "physfn").exists():
+        return False
+    return not signs.pci_classes or kind.startswith(signs.pci_classes)
+
+
+class Reader(Protocol):
+    """One vendor's way of looking."""
+
+    @property
+    def vendor(self) -> str:
+        """Vendor word, as in ``DeviceFacts.vendor``."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """Every tool it runs."""
+        ...
+
+    async def survey(self) -> Sight:
+        """Look at everything; raises the errors of ``errors``."""
+        ...
+
+    async def glance(self) -> Sight:
+        """Look at what changes: use and condition, by place or identity."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what was remembered: the driver may be another one now."""
+        ...
+
+
+class ToolReader:
+    """What readers share: a tool, and the way to ask it. ``survey`` and ``glance`` are theirs."""
+
+    vendor = ""
+    tool_name = ""
+    rules: Sequence[Rule] = ()
+
+    def __init__(self, settings: ToolSettings) -> None:
+        """Runs nothing yet."""
+        self.settings = settings
+        self.tool = Tool(self.tool_name, path=settings.tool_path, limit_s=settings.query_limit_s)
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The one tool."""
+        return (self.tool,)
+
+    def forget(self) -> None:
+        """Nothing is remembered."""
+
+    async def ask(
+        self,
+        parse: Callable[[str], T],
+        *arguments: str,
+        tool: Tool | None = None,
+        one_line: bool = False,
+    ) -> T:
+        """Run the tool and read its answer.
+
+        What it says of trouble counts when it failed or when its answer cannot be read; an answer
+        that can be read counts although the exit status is not 0, when no trouble is told.
+        """
+        tool = tool or self.tool
+        answer = await tool.run(*arguments, one_line=one_line)
+        doing = " ".join((tool.name, *arguments))
+        if answer.status:
+            error = trouble(doing, answer.words, answer.status, self.rules)
+            if error is not None:
+                raise error
+        try:
+            return parse(answer.text)
+        except AnswerUnknown as error:
+            raise (
+                trouble(doing, answer.words, answer.status, self.rules)
+                or (unexplained(doing, answer.words, answer.status) if answer.status else error)
+            ) from error
+
+    async def read_files(self, read: Callable[[Unpack[Ts]], T], *arguments: *Ts) -> T:
+        """Read small files of sysfs or ``/etc`` outside of the loop."""
+        return await anyio.to_thread.run_sync(read, *arguments)
+
+
+def read_text(path: Path) -> str:
+    """A small file's text; empty when it cannot be read."""
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def numa_of(sysfs_root: str, address: str) -> int | None:
+    """NUMA node of a PCI function; ``None`` where sysfs does not tell."""
+    text = read_text(Path(sysfs_root) / "bus/pci/devices" / address / "numa_node").strip()
+    return int(text) if address and text.isdecimal() else None
+
+
+def drm_of(sysfs_root: str, address: str) -> tuple[int | None, int | None]:
+    """Numbers of the card node and of the render node below ``/dev/dri`` of a PCI function."""
+    card = render = None
+    try:
+        entries = (Path(sysfs_root) / "bus/pci/devices" / address / "drm").iterdir()
+        names = [entry.name for entry in entries]
+    except OSError:
+        names = []
+    for name in names:
+        if match := re.fullmatch(r"card([0-9]{1,6})", name):
+            card = int(match[1])
+        elif match := re.fullmatch(r"render[D]([0-9]{1,6})", name):
+            render = int(match[1])
+    return card, render
