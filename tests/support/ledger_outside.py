@@ -103,7 +103,7 @@ class SimulatedKube:
             Webhooks(self.store, {}, default=_default),
         )
         self._user = admin()
-        self._watches: list[Subscription] = []
+        self._watches: list[tuple[str, Subscription]] = []
         """Open watches, fed in the order in which they began."""
         self.store.on_change.append(self._feed_watches)
 
@@ -160,7 +160,7 @@ class SimulatedKube:
 
     def end_watches(self) -> None:
         """End every watch in the orderly way: clients take up where they were."""
-        for subscription in self._watches:
+        for _, subscription in self._watches:
             subscription.close()
 
     def forget_history(self) -> None:
@@ -179,10 +179,9 @@ class SimulatedKube:
     async def list_pages(
         self, path: str, *, label_selector: str = "", field_selector: str = "", page_size: int = 500
     ) -> Sequence[bytes]:
-        assert path == "/api/v1/pods", path
         assert not field_selector
         wanted = Filter(labels=parse_labels(label_selector))
-        table = self.store.tables["pods"]
+        table = self.store.tables[_collection(path)]
         bodies = [
             table.rows[name].body for name in table.names() if wanted.matches(table.rows[name].obj)
         ]
@@ -244,15 +243,16 @@ class SimulatedKube:
         self, path: str, query: Mapping[str, str], *, idle_s: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Lines of a watch."""
+        resource = _collection(path)
         wanted = Filter(labels=parse_labels(query["labelSelector"]))
         with _refusals(f"watch {path}"):
-            subscription = self.store.subscribe("pods", wanted, int(query["resourceVersion"]))
-        self.store.tables["pods"].detach(subscription)
-        self._watches.append(subscription)
+            subscription = self.store.subscribe(resource, wanted, int(query["resourceVersion"]))
+        self.store.tables[resource].detach(subscription)
+        self._watches.append((resource, subscription))
         try:
             yield self._lines(subscription)
         finally:
-            self._watches.remove(subscription)
+            self._watches.remove((resource, subscription))
             subscription.close()
 
     async def _lines(self, subscription: Subscription) -> AsyncIterator[bytes]:
@@ -264,8 +264,8 @@ class SimulatedKube:
                 )
 
     def _feed_watches(self, resource: str, change: Change) -> None:
-        if resource == "pods":
-            for subscription in self._watches:
+        for watched, subscription in self._watches:
+            if watched == resource:
                 subscription.offer(change)
 
     def _call(self, resource: str, namespace: str, name: str, subresource: str = "") -> Call:
@@ -286,6 +286,14 @@ def _merged(current: Obj, change: Obj) -> Obj:
     merged = merge_patch(current, change)
     assert isinstance(merged, dict)
     return merged
+
+
+def _collection(path: str) -> str:
+    """Resource of which all namespaces are listed or watched."""
+    words = path.split("/")
+    assert words[:3] == ["", "api", "v1"], path
+    assert len(words) == 4, path
+    return words[3]
 
 
 def _parts(path: str) -> tuple[str, str, str]:
