@@ -8,9 +8,10 @@ import click
 
 from hami_common.model.placement import ContainerShares
 from hami_common.runtime.clock import SystemClock
-from hamictl import client, manifests, output, simulate
+from hami_scheduler.core.rerun import Report
+from hamictl import client, manifests, output, replay, simulate
 from hamictl.client import Allocation, Device, Explanation, Node
-from hamictl.errors import EXIT_NO
+from hamictl.errors import EXIT_GAP, EXIT_NO
 
 REGISTRY = "http://127.0.0.1:9396"
 SCHEDULER = "http://127.0.0.1:9398"
@@ -287,3 +288,46 @@ def _show_result(result: simulate.Result) -> None:
     headings = ["", "DEVICES USED", "OF THEIR MEMORY BOOKED", "FREE MEMORY STRANDED"]
     named = [[name, *row] for name, row in zip(("before", "after"), rows, strict=True)]
     output.table(headings, named, empty="")
+
+
+@main.command(name="replay")
+@click.argument("log", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option("--skip-gaps", is_flag=True, help="Go on after a gap, from the next snapshot.")
+@_format
+def replay_(
+    log: tuple[Path, ...],
+    skip_gaps: bool,  # noqa: FBT001 - click passes flags so
+    format_: str,
+) -> None:
+    """Decide a stimulus log once more and compare every answer: a directory, or its files."""
+    report = replay.run(log, skip_gaps=skip_gaps)
+    if format_ in ("json", "yaml"):
+        output.show(report, format_)
+    else:
+        _show_replay(report, skip_gaps=skip_gaps)
+    if report.difference is not None:
+        raise SystemExit(EXIT_NO)
+    if report.missing and not skip_gaps:
+        raise SystemExit(EXIT_GAP)
+
+
+def _show_replay(report: Report, *, skip_gaps: bool) -> None:
+    click.echo(
+        f"{report.stimuli} stimuli, {report.decisions} decisions"
+        f" in {report.segments} segments of {report.runs} runs"
+    )
+    for missing in report.missing:
+        then = "begun anew after it" if skip_gaps else "not crossed; --skip-gaps goes on after it"
+        click.echo(
+            f"gap in segment {missing.segment} after stimulus {missing.after}:"
+            f" {missing.problem}; {then}"
+        )
+    different = report.difference
+    if different is None:
+        click.echo("Every answer is identical.")
+        return
+    where = f"stimulus {different.number}" if different.number else "its beginning"
+    click.echo(f"First difference: segment {different.segment}, {where}, {different.kind}")
+    click.echo(f"  stimulus: {different.what}")
+    click.echo(f"  expected: {different.expected}")
+    click.echo(f"  got:      {different.got}")

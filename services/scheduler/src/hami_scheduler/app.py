@@ -11,6 +11,7 @@ import socket
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from importlib.metadata import version
 from pathlib import Path
 
 import anyio
@@ -29,7 +30,9 @@ from hami_common.vendors.catalog import Catalog
 from hami_scheduler.core.inventory import Inventory
 from hami_scheduler.core.ledger import Ledger
 from hami_scheduler.core.podfacts import PodReader
+from hami_scheduler.core.snapshot import Parts
 from hami_scheduler.core.table import DeviceTable
+from hami_scheduler.core.verdicts import Verdicts
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.binder import Binder
@@ -39,6 +42,14 @@ from hami_scheduler.shell.extender import Extender
 from hami_scheduler.shell.feed import Feed, Sources, Subscribe, always
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.quota import QuotaKeeper, register
+from hami_scheduler.shell.recorder import (
+    LogSettings,
+    RecordedInventory,
+    RecordedLedger,
+    RecordedTable,
+    RecordedVerdicts,
+    Recorder,
+)
 from hami_scheduler.shell.recovery import Recovery
 from hami_scheduler.shell.state import State
 
@@ -95,15 +106,13 @@ class Scheduler:
             dropped=metrics.dropped,
             failed=metrics.failed,
         )
-        table = DeviceTable()
+        parts = _parts(settings, clock=world.clock, metrics=metrics, writer=writer, ids=ids)
+        self.recorder = parts.recorder
+        inventory = parts.inventory
         self.state = state = State(
-            table=table,
-            ledger=Ledger(
-                table,
-                writer=writer,
-                lease_s=settings.lease_s,
-                fence_delay_s=settings.fence_delay_s,
-            ),
+            table=parts.ledger.table,
+            ledger=parts.ledger,
+            verdicts=parts.verdicts,
             clock=world.clock,
             metrics=metrics,
             carry_out=self.chores.add,
@@ -114,7 +123,6 @@ class Scheduler:
             verifier=keys.verifier,
             policy=settings.policy,
         )
-        inventory = Inventory(table, heartbeat_timeout_s=settings.heartbeat_timeout_s)
         self._effects = effects = Effects(
             ports=Ports(records=world.records, states=world.states, kube=world.kube),
             state=state,
@@ -199,12 +207,66 @@ class Scheduler:
             for number in range(self._settings.chore_workers):
                 group.start_soon(self.chores.work, self._effects.carry_out, name=f"chores {number}")
             group.start_soon(self.decisions.work, self._publishing.send, name="decisions")
+            if self.recorder is not None:
+                group.start_soon(self.recorder.work, name="stimulus log")
 
     async def drain(self, *, limit_s: float) -> None:
         """Wait for what is queued, as long as that is worth it."""
         with anyio.move_on_after(limit_s):
             await self.chores.drain(limit_s=limit_s)
             await self.decisions.drain(limit_s=limit_s)
+            if self.recorder is not None:
+                await self.recorder.drain()
+
+
+class _Core(Struct, frozen=True, kw_only=True):
+    """The parts that decide."""
+
+    ledger: Ledger
+    inventory: Inventory
+    verdicts: Verdicts
+    recorder: Recorder | None = None
+
+
+def _parts(
+    settings: Settings, *, clock: Clock, metrics: Metrics, writer: str, ids: Callable[[], str]
+) -> _Core:
+    """The parts that decide, recorded where the settings say so."""
+    leases: dict[str, float] = {
+        "lease_s": settings.lease_s,
+        "fence_delay_s": settings.fence_delay_s,
+    }
+    timeout_s = settings.heartbeat_timeout_s
+    if not settings.stimulus_log_dir:
+        table = DeviceTable()
+        return _Core(
+            ledger=Ledger(table, writer=writer, **leases),
+            inventory=Inventory(table, heartbeat_timeout_s=timeout_s),
+            verdicts=Verdicts(table),
+        )
+    recorder = Recorder(
+        LogSettings(
+            directory=Path(settings.stimulus_log_dir),
+            segment_bytes=settings.stimulus_log_segment_bytes,
+            segments=settings.stimulus_log_segments,
+            queue_size=settings.stimulus_log_queue_size,
+            retry_s=10 * settings.retry_s,
+        ),
+        clock=clock,
+        metrics=metrics,
+        run=ids(),
+        program=version("hami-scheduler"),
+    )
+    table = RecordedTable(recorder)
+    ledger = RecordedLedger(table, recorder, writer=writer, **leases)
+    inventory = RecordedInventory(table, recorder, heartbeat_timeout_s=timeout_s)
+    recorder.watch(Parts(ledger, inventory), policy=settings.policy)
+    return _Core(
+        ledger=ledger,
+        inventory=inventory,
+        verdicts=RecordedVerdicts(table, recorder),
+        recorder=recorder,
+    )
 
 
 def main(argv: Sequence[str]) -> int:

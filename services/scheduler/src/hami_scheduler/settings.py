@@ -80,3 +80,14 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Releases written at the same time; each costs one read of the API server and one append."""
     capacity_touch_s: float = 1.0
     """Shortest time between two touches of a node that wake kube-scheduler's queue (D16)."""
+
+    stimulus_log_dir: str = ""
+    """Directory for a log of every input of the scheduler's core, from which ``hamictl replay``
+    decides everything once more. Empty: none. The log names pods, nodes and devices."""
+    stimulus_log_segment_bytes: int = 64 << 20
+    """Compressed size at which a file of the log ends and the next begins."""
+    stimulus_log_segments: int = 16
+    """Files that are kept; the oldest goes when another begins."""
+    stimulus_log_queue_size: int = 16384
+    """Stimuli that may wait for the disk. When full, stimuli are dropped and counted, and the log
+    says that it has a gap: writing must never slow down a placement."""

@@ -49,6 +49,10 @@ class Domains:
         """The number of a node's path."""
         return self._by_node.get(node, 0)
 
+    def known(self) -> dict[str, Path]:
+        """Path by node, of nodes whose path is known."""
+        return {node: self.paths[number] for node, number in self._by_node.items()}
+
     def closeness(self, nodes: Iterable[str]) -> Floats:
         """By number of a path: levels shared with ``nodes``, summed over them."""
         total = np.zeros(len(self.paths))

@@ -10,7 +10,11 @@ caller; times inside messages are never read.
 
 from collections.abc import Iterator
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
+from hami_common.model.device import Device
 from hami_scheduler.core.table import DeviceTable
 
 _Served = tuple[str, str]
@@ -19,13 +23,27 @@ _Order = tuple[str, int]
 """(boot_id, seq)."""
 
 
+class Memory(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that an inventory knows, for another one to go on with, see ``Inventory.memory``."""
+
+    devices: tuple[NodeDevices, ...] = ()
+    alive_until_s: tuple[tuple[str, str, float], ...] = ()
+    """(node, vendor, time)."""
+    dead: tuple[_Served, ...] = ()
+    unserved: tuple[_Served, ...] = ()
+    faults: tuple[DeviceFault, ...] = ()
+    stale: tuple[_Served, ...] = ()
+    emptied: tuple[_Served, ...] = ()
+    """Vendors without a device on nodes that once had one, and so are in the table still."""
+
+
 class Inventory:
     """What is known of the cluster's devices, beside what is booked on them."""
 
     def __init__(self, table: DeviceTable, *, heartbeat_timeout_s: float) -> None:
         """Write to ``table``; devices are unusable ``heartbeat_timeout_s`` after the last sign."""
         self._table = table
-        self._timeout_s = heartbeat_timeout_s
+        self.timeout_s = heartbeat_timeout_s
         self._devices: dict[_Served, NodeDevices] = {}
         self._order: dict[_Served, _Order] = {}
         self._alive_until_s: dict[_Served, float] = {}
@@ -46,7 +64,7 @@ class Inventory:
         self._order[served] = (devices.boot_id, devices.seq)
         self._table.upsert_node(devices, revision=revision)
         if served not in self._alive_until_s:
-            self._alive_until_s[served] = now_s + self._timeout_s
+            self._alive_until_s[served] = now_s + self.timeout_s
             if served in self._unserved:
                 self._dead.add(served)
         if served in self._dead:
@@ -107,7 +125,7 @@ class Inventory:
             self._unserved.discard(served)
             if served in self._devices:
                 returned = returned or served in self._dead
-                self._alive_until_s[served] = now_s + self._timeout_s
+                self._alive_until_s[served] = now_s + self.timeout_s
                 self._set_alive(served, alive=True)
         for vendor in heartbeat.unserved:
             served = (heartbeat.node, vendor)
@@ -120,7 +138,7 @@ class Inventory:
     def deaf(self, *, now_s: float) -> None:
         """We could hear nobody until now: give each agent that was alive a full timeout again."""
         for served in self._alive_until_s.keys() - self._dead:
-            self._alive_until_s[served] = now_s + self._timeout_s
+            self._alive_until_s[served] = now_s + self.timeout_s
 
     def tick(self, *, now_s: float) -> list[_Served]:
         """Stop using devices whose agent fell silent; returns those that this changes."""
@@ -158,3 +176,60 @@ class Inventory:
         self._faults.setdefault(served, {})[fault.uuid] = fault
         self._table.set_health(fault.node, fault.uuid, healthy=fault.healthy)
         return True
+
+    # --- as a document ---------------------------------------------------------------------------
+
+    def memory(self) -> Memory:
+        """Everything that answers depend on, by node and vendor."""
+        return Memory(
+            devices=tuple(self._devices[served] for served in sorted(self._devices)),
+            alive_until_s=tuple(
+                (*served, until_s) for served, until_s in self._alive_until_s.items()
+            ),
+            dead=tuple(sorted(self._dead)),
+            unserved=tuple(sorted(self._unserved)),
+            faults=tuple(
+                faults[uuid]
+                for _, faults in sorted(self._faults.items())
+                for uuid in sorted(faults)
+            ),
+            stale=tuple(sorted(self._stale)),
+            emptied=tuple(
+                served
+                for served, known in sorted(self._devices.items())
+                if not known.devices and self._is_in_table(*served)
+            ),
+        )
+
+    def _is_in_table(self, node: str, vendor: str) -> bool:
+        place = self._table.place(node)
+        return place is not None and self._table.vendors.find(vendor) in place.alive
+
+    def resume(self, memory: Memory) -> None:
+        """Go on, with an empty table and inventory, where ``memory`` was taken."""
+        for devices in memory.devices:
+            served = (devices.node, devices.vendor)
+            if served in memory.emptied:
+                gone = Device(
+                    uuid="",
+                    vendor=devices.vendor,
+                    index=0,
+                    type="",
+                    memory_mib=0,
+                    capacity_mib=0,
+                )
+                self._table.upsert_node(replace(devices, devices=(gone,)))
+            self._table.upsert_node(devices)
+            self._devices[served] = devices
+            self._order[served] = (devices.boot_id, devices.seq)
+        self._alive_until_s = {
+            (node, vendor): until for node, vendor, until in memory.alive_until_s
+        }
+        self._dead = set(memory.dead)
+        self._unserved = set(memory.unserved)
+        self._stale = set(memory.stale)
+        for served in sorted(self._dead):
+            self._table.set_node_alive(*served, alive=False)
+        for fault in memory.faults:
+            self._faults.setdefault((fault.node, fault.vendor), {})[fault.uuid] = fault
+            self._table.set_health(fault.node, fault.uuid, healthy=fault.healthy)

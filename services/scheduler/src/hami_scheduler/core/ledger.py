@@ -111,6 +111,30 @@ class StoryLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.time_s:.3f} {self.what}" + (f" (sequence {self.seq})" if self.seq else "")
 
 
+class HeldLine(Struct, frozen=True, array_like=True):
+    """Everything known under one key, but its story."""
+
+    seq: int
+    record: AllocationRecord | None
+    state_seq: int
+    state: StateRecord | None
+    seen_s: float
+    examine_at_s: float
+
+
+class LedgerMemory(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that a ledger knows, for another one to go on with, see ``Ledger.memory``."""
+
+    lease_s: float
+    fence_delay_s: float
+    writer: str = ""
+    feed_seq: int = 0
+    synced: bool = False
+    repaired: bool = False
+    held: tuple[HeldLine, ...] = ()
+    fences: dict[str, int] = {}
+
+
 class _Held:
     """Everything known under one key."""
 
@@ -658,6 +682,43 @@ class Ledger:
                 reason=reason,
             ),
         )
+
+    # --- as a document ---------------------------------------------------------------------------
+
+    def memory(self) -> LedgerMemory:
+        """Everything that plans and effects depend on; not what the table alone knows."""
+        return LedgerMemory(
+            lease_s=self._lease_s,
+            fence_delay_s=self._fence_delay_s,
+            writer=self._writer,
+            feed_seq=self.feed_seq,
+            synced=self._synced,
+            repaired=self._repaired,
+            held=tuple(
+                HeldLine(h.seq, h.record, h.state_seq, h.state, h.seen_s, h.examine_at_s)
+                for h in self._held.values()
+            ),
+            fences=dict(self._fence_by_node),
+        )
+
+    def resume(self, memory: LedgerMemory) -> None:
+        """Go on, with an empty ledger and the same settings, where ``memory`` was taken."""
+        for line in memory.held:
+            about = line.record or line.state
+            if about is None:
+                continue
+            key = (about.node, about.pod_uid)
+            held = self._adopt(key)
+            held.seq, held.record = line.seq, line.record
+            held.state_seq, held.state = line.state_seq, line.state
+            held.seen_s, held.examine_at_s = line.seen_s, line.examine_at_s
+            held.tell(line.seen_s, "known from a snapshot", line.seq)
+            if line.record is not None and line.record.op != "release":
+                self.table.book(line.record.node, line.record.containers)
+            self._index(key, held)
+        self._fence_by_node = dict(memory.fences)
+        self.feed_seq = memory.feed_seq
+        self._synced, self._repaired = memory.synced, memory.repaired
 
     # --- checking --------------------------------------------------------------------------------
 

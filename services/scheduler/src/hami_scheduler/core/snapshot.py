@@ -2,18 +2,22 @@
 """Everything a decision depends on, as one document: written by a running scheduler, read by tools.
 
 A table built from a snapshot answers filter, prioritize and bind exactly as the scheduler did when
-it took it (design D15), except that the members of a gang are not drawn to each other: where nodes
-stand in the network is not in it. Sequences are kept, so that records can be compared. Times are
-the writer's and informative.
+it took it (design D15). Sequences are kept, so that records can be compared. Times are the writer's
+and informative.
+
+A stimulus log begins with a snapshot that has ``exact``: with it a replay goes on where the writer
+was, with the same leases, fences, signs of life and network (see ``resume``).
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.request import PlacementPolicy
-from hami_scheduler.core.ledger import Ledger
+from hami_scheduler.core.inventory import Inventory, Memory
+from hami_scheduler.core.ledger import Ledger, LedgerMemory
 from hami_scheduler.core.repair import Holding
 from hami_scheduler.core.stimuli import FeedSynced, RecordSeen, Repaired, StateSeen
 from hami_scheduler.core.table import DeviceTable
@@ -34,6 +38,19 @@ class Silent(Struct, frozen=True, kw_only=True, array_like=True):
     vendor: str
 
 
+class Exact(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What decides later answers and a table does not show."""
+
+    inventory_revision: int
+    heartbeat_timeout_s: float
+    inventory: Memory
+    ledger: LedgerMemory
+    domains: dict[str, tuple[str, ...]] = {}
+    """Where nodes stand in the network."""
+    depth: int = 0
+    """Levels of the longest path ever seen."""
+
+
 class Snapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Devices and live allocations at one moment."""
 
@@ -46,6 +63,57 @@ class Snapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
     silent: tuple[Silent, ...] = ()
     faults: tuple[Unusable, ...] = ()
     holdings: tuple[Holding, ...] = ()
+    domains: dict[str, tuple[str, ...]] = {}
+    """Where nodes stand in the network, by node, widest domain first."""
+    exact: Exact | None = None
+
+
+class Parts(NamedTuple):
+    """What decides."""
+
+    ledger: Ledger
+    inventory: Inventory
+
+
+def take_exact(parts: Parts, *, policy: PlacementPolicy, now_s: float) -> Snapshot:
+    """The present state in full; cheap, because it refers to what is frozen and copies little."""
+    ledger, inventory = parts
+    memory, known = ledger.memory(), inventory.memory()
+    table = ledger.table
+    return Snapshot(
+        snapshot_id=ledger.snapshot_id,
+        time_s=now_s,
+        writer=memory.writer,
+        policy=policy,
+        exact=Exact(
+            inventory_revision=table.inventory_revision,
+            heartbeat_timeout_s=inventory.timeout_s,
+            inventory=known,
+            ledger=memory,
+            domains=table.domains.known(),
+            depth=table.domains.depth,
+        ),
+    )
+
+
+def resume(exact: Exact) -> Parts:
+    """The parts as they were when ``exact`` was taken."""
+    table = DeviceTable()
+    inventory = Inventory(table, heartbeat_timeout_s=exact.heartbeat_timeout_s)
+    inventory.resume(exact.inventory)
+    for node, path in exact.domains.items():
+        table.set_domain(node, path)
+    table.domains.depth = exact.depth
+    table.inventory_revision = exact.inventory_revision
+    memory = exact.ledger
+    ledger = Ledger(
+        table,
+        writer=memory.writer,
+        lease_s=memory.lease_s,
+        fence_delay_s=memory.fence_delay_s,
+    )
+    ledger.resume(memory)
+    return Parts(ledger, inventory)
 
 
 def take(
@@ -70,11 +138,14 @@ def take(
             Unusable(node=node, uuid=uuid, healthy=healthy) for node, uuid, healthy in faults
         ),
         holdings=tuple(ledger.holdings()),
+        domains=ledger.table.domains.known(),
     )
 
 
 def load(snapshot: Snapshot) -> Ledger:
     """A ledger, with its table, that decides as the one did which was written down."""
+    if snapshot.exact is not None:
+        return resume(snapshot.exact).ledger
     table = DeviceTable()
     for devices in snapshot.devices:
         table.upsert_node(devices)
@@ -82,6 +153,8 @@ def load(snapshot: Snapshot) -> Ledger:
         table.set_node_alive(silent.node, silent.vendor, alive=False)
     for fault in snapshot.faults:
         table.set_health(fault.node, fault.uuid, healthy=fault.healthy)
+    for node, path in snapshot.domains.items():
+        table.set_domain(node, path)
     ledger = Ledger(table, writer=snapshot.writer)
     now_s = snapshot.time_s
     for holding in snapshot.holdings:

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shell tells the ledger (stimuli) and what the ledger asks the shell to do (effects).
+"""What the shell tells the core (stimuli) and what the ledger asks the shell to do (effects).
 
 Times are seconds of this replica's clock; sequences are stream sequences of the bucket concerned.
-How they are used together stands in ``hami_scheduler.core.ledger``.
+How those of the ledger are used together stands in ``hami_scheduler.core.ledger``. The others are
+calls of the inventory, the table, filter, prioritize and the plans of the ledger, as they stand in
+a stimulus log: see ``hami_scheduler.core.stimuluslog``.
 """
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common.events.allocation import Account, AllocationRecord, StateRecord
+from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
+from hami_common.model.request import PodRequest
 from hami_common.ports import Expect
+from hami_common.signing import SignedPlacement
 from hami_scheduler.core.repair import Holding
 
 
@@ -133,3 +138,102 @@ class Over(Struct, frozen=True, kw_only=True):
 
 Stimulus = RecordSeen | StateSeen | NodeRead | FeedSynced | Repaired | Tick | Wiped | Accepted
 Effect = Examine | CapacityReturned | Over
+
+
+# --- calls, as a log of stimuli has them ----------------------------------------------------------
+
+
+class DevicesPut(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``Inventory.put``; cordons are part of the devices."""
+
+    devices: NodeDevices
+    revision: int
+    now_s: float
+
+
+class DevicesRemoved(Struct, frozen=True, kw_only=True):
+    """``Inventory.remove``."""
+
+    node: str
+    vendor: str
+
+
+class DevicesBegin(Struct, frozen=True, kw_only=True):
+    """``Inventory.begin_again``."""
+
+
+class DevicesEnd(Struct, frozen=True, kw_only=True):
+    """``Inventory.end_again``."""
+
+
+class HeartbeatHeard(Struct, frozen=True, kw_only=True):
+    """``Inventory.hear``."""
+
+    heartbeat: Heartbeat
+    now_s: float
+
+
+class BusUnheard(Struct, frozen=True, kw_only=True):
+    """``Inventory.deaf``."""
+
+    now_s: float
+
+
+class SilenceJudged(Struct, frozen=True, kw_only=True):
+    """``Inventory.tick``."""
+
+    now_s: float
+
+
+class FaultHeard(Struct, frozen=True, kw_only=True):
+    """``Inventory.take_fault``."""
+
+    fault: DeviceFault
+
+
+class NodeStands(Struct, frozen=True, kw_only=True):
+    """``DeviceTable.set_domain``."""
+
+    node: str
+    path: tuple[str, ...]
+
+
+class Forgotten(Struct, frozen=True, kw_only=True):
+    """``Ledger.forget``."""
+
+    node: str
+    pod_uid: str
+
+
+class FilterAsked(Struct, frozen=True, kw_only=True):
+    """``Verdicts.filter``."""
+
+    request: PodRequest
+    names: int = -1
+    """Which of the log's lists of names."""
+
+
+class PrioritizeAsked(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``Verdicts.prioritize``."""
+
+    request: PodRequest
+    names: int = -1
+    near: tuple[str, ...] = ()
+
+
+class BindPlanned(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``Ledger.plan_bind``."""
+
+    request: PodRequest
+    node: str
+    allocation_id: str
+    now_s: float
+    fenced: str = ""
+
+
+class RestorePlanned(Struct, frozen=True, kw_only=True):
+    """``Ledger.plan_restore``."""
+
+    signed: SignedPlacement
+    now_s: float
+    must: bool

@@ -123,6 +123,8 @@ class Filtered:
         self.left = left
         """Nodes that fit, in the order in which they were named."""
         self._refusals = refusals
+        self._groups: list[tuple[NodeRefusal, Columns]] | None = None
+        self._classes: tuple[RefusalClass, ...] | None = None
 
     @property
     def feasible(self) -> list[str]:
@@ -144,11 +146,15 @@ class Filtered:
 
     def groups(self) -> list[tuple[NodeRefusal, Columns]]:
         """The refused nodes by text, as places in the order in which they were named."""
-        return self._refusals.groups()
+        if self._groups is None:
+            self._groups = self._refusals.groups()
+        return self._groups
 
     def classes(self) -> tuple[RefusalClass, ...]:
         """The refused nodes by class, largest first, for the recorded decision."""
-        return self._refusals.classes()
+        if self._classes is None:
+            self._classes = self._refusals.classes()
+        return self._classes
 
 
 class Scored:

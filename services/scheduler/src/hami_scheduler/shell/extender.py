@@ -28,7 +28,6 @@ from hami_scheduler.core import snapshot
 from hami_scheduler.core.inventory import Inventory
 from hami_scheduler.core.names import NodeNames
 from hami_scheduler.core.podfacts import PodReader, group_of
-from hami_scheduler.core.verdicts import Verdicts
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
 from hami_scheduler.shell.binder import REFUSALS, Binder, Refused
@@ -62,7 +61,7 @@ class Extender:
         """Decide on ``state``; tell ``decisions`` about each verdict."""
         self._state = state
         self._inventory = inventory
-        self._verdicts = Verdicts(state.table)
+        self._verdicts = state.verdicts
         self._reader = reader
         self._decoder = wire.ArgsDecoder()
         self._binder = binder

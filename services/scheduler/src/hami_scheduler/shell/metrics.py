@@ -78,6 +78,16 @@ class Metrics:
             ["action"],
             registry=registry,
         )
+        self.stimuli_recorded = Counter(
+            "hami_scheduler_stimuli_recorded",
+            "Stimuli written to the stimulus log.",
+            registry=registry,
+        )
+        self.stimuli_dropped = Counter(
+            "hami_scheduler_stimuli_dropped",
+            "Stimuli that are missing in the stimulus log: queue full, or disk refused.",
+            registry=registry,
+        )
         self.rebuilds = Counter(
             "hami_scheduler_ledger_rebuilds",
             "Times the ledger in memory was built from nothing.",

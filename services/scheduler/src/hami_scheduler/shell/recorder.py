@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes every input of the core, with what it answered, to a bounded log on disk (design D15).
+
+Off unless a directory is set; then the core's parts are the ``Recorded…`` ones below, which hand
+each call to the recorder. What the log looks like: ``hami_scheduler.core.stimuluslog``.
+
+Nothing here waits. A call that is recorded costs one place in a queue; encoding, compression and
+writing are a thread's work. When the queue is full, or the disk refuses, stimuli are dropped and
+counted, the segment ends with a gap, and the next begins with a snapshot, so that a replay knows.
+The snapshot that begins a segment is taken in the loop, between two stimuli: it refers to what the
+core holds and copies only lists, some milliseconds for 40,000 allocations, once per segment.
+
+At most ``segments`` files of about ``segment_bytes`` are kept; names sort by age. Seconds, bytes.
+"""
+
+import logging
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import anyio
+import anyio.to_thread
+from msgspec import Struct
+
+from hami_common.errors import InvariantBroken
+from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
+from hami_common.model.request import PlacementPolicy, PodRequest
+from hami_common.ports import Clock
+from hami_common.signing import SignedPlacement
+from hami_scheduler.core import stimuli
+from hami_scheduler.core.inventory import Inventory
+from hami_scheduler.core.ledger import Ledger
+from hami_scheduler.core.names import NodeNames
+from hami_scheduler.core.reasons import NodeRefusal
+from hami_scheduler.core.snapshot import Parts, Snapshot, take_exact
+from hami_scheduler.core.stimuluslog import FORMAT, Head, Writer
+from hami_scheduler.core.table import DeviceTable
+from hami_scheduler.core.verdicts import Filtered, Scored, Verdicts
+from hami_scheduler.shell.metrics import Metrics
+
+T = TypeVar("T")
+
+SUFFIX: Final = ".jsonl.gz"
+BATCH: Final = 512
+"""Stimuli that are encoded and written at a time."""
+QUEUE_BYTES: Final = 128 << 20
+"""Node names that may wait; a call of 5,000 nodes names 0.25 MiB of them."""
+_GZIP: Final = 31
+"""zlib's word for gzip's frame."""
+_LEVEL: Final = 1
+
+_log = logging.getLogger(__name__)
+
+
+class LogSettings(Struct, frozen=True, kw_only=True):
+    """Where the log is, and how large."""
+
+    directory: Path
+    segment_bytes: int
+    segments: int
+    queue_size: int
+    retry_s: float
+    """How long writing rests after the disk refused."""
+
+
+class _Noted(NamedTuple):
+    """One stimulus on its way to the disk."""
+
+    number: int
+    stimulus: Struct
+    names: NodeNames | None
+    answer: object
+
+
+class _Begin(NamedTuple):
+    """A segment begins."""
+
+    head: Head
+    snapshot: Snapshot
+
+
+class _Gap(NamedTuple):
+    """Stimuli were dropped."""
+
+    dropped: int
+
+
+class _Parts(NamedTuple):
+    parts: Parts
+    policy: PlacementPolicy
+
+
+class Recorder:
+    """The queue of stimuli, and the log that it is written to."""
+
+    def __init__(
+        self, settings: LogSettings, *, clock: Clock, metrics: Metrics, run: str, program: str
+    ) -> None:
+        """Write the log of ``run``, whose name no other run has."""
+        self._settings = settings
+        self._clock = clock
+        self._metrics = metrics
+        self._run = run
+        self._program = program
+        self._parts: _Parts | None = None
+        self._queue: deque[_Noted | _Begin | _Gap] = deque()
+        self._queued_bytes = 0
+        self._wake = anyio.Event()
+        self._writing = anyio.Lock()
+        self._next_number = 1
+        self._segment = 0
+        self._dropped = 0
+        self._wants_segment = True
+        self._rests_until_s = 0.0
+        self._file = _Segment(settings)
+
+    def watch(self, parts: Parts, *, policy: PlacementPolicy) -> None:
+        """Snapshots are of these parts."""
+        self._parts = _Parts(parts, policy)
+
+    def call(self, stimulus: Struct, call: Callable[[], T], names: NodeNames | None = None) -> T:
+        """Make a call of the core and note it, with its answer."""
+        self._begin_if_due()
+        try:
+            answer = call()
+        except InvariantBroken as error:
+            self._note(stimulus, names, error)
+            raise
+        self._note(stimulus, names, answer)
+        return answer
+
+    def _begin_if_due(self) -> None:
+        """Begin a segment before a call, where the last is full or something is missing."""
+        if not self._wants_segment or self._parts is None or not self._has_room():
+            return
+        if self._clock.monotonic_s() < self._rests_until_s:
+            return
+        if self._dropped:
+            self._queue.append(_Gap(self._dropped))
+            self._dropped = 0
+        self._wants_segment = False
+        self._segment += 1
+        parts, policy = self._parts
+        head = Head(
+            format=FORMAT,
+            run=self._run,
+            segment=self._segment,
+            next_number=self._next_number,
+            program=self._program,
+        )
+        snapshot = take_exact(parts, policy=policy, now_s=self._clock.now_s())
+        self._queue.append(_Begin(head, snapshot))
+
+    def _has_room(self) -> bool:
+        return len(self._queue) < self._settings.queue_size and self._queued_bytes < QUEUE_BYTES
+
+    def _note(self, stimulus: Struct, names: NodeNames | None, answer: object) -> None:
+        number = self._next_number
+        self._next_number += 1
+        if self._wants_segment or not self._has_room():
+            self._dropped += 1
+            self._wants_segment = True
+            self._metrics.stimuli_dropped.inc()
+            return
+        self._queued_bytes += _size(names)
+        self._queue.append(_Noted(number, stimulus, names, answer))
+        self._wake.set()
+
+    # --- the disk --------------------------------------------------------------------------------
+
+    async def work(self) -> None:
+        """Write what is queued, for ever."""
+        try:
+            while True:
+                while not self._queue:
+                    if self._wake.is_set():
+                        self._wake = anyio.Event()
+                    await self._wake.wait()
+                await self._write_some()
+        finally:
+            with suppress(OSError):
+                self._file.close()
+
+    async def flush(self) -> None:
+        """Write everything that is queued."""
+        while self._queue:
+            await self._write_some()
+
+    async def drain(self) -> None:
+        """Write everything that is queued, and end the segment."""
+        await self.flush()
+        async with self._writing:
+            self._wants_segment = True
+            await anyio.to_thread.run_sync(self._file.close)
+
+    async def _write_some(self) -> None:
+        async with self._writing:
+            await self._write_batch()
+
+    async def _write_batch(self) -> None:
+        batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+        self._queued_bytes -= sum(_size(i.names) for i in batch if isinstance(i, _Noted))
+        noted = sum(isinstance(item, _Noted) for item in batch)
+        try:
+            lost = await anyio.to_thread.run_sync(self._file.write, batch)
+        except OSError as error:
+            lost = noted
+            self._rests_until_s = self._clock.monotonic_s() + self._settings.retry_s
+            self._wants_segment = True
+            _log.warning("stimulus log is not written", extra={"problem": str(error)})
+        self._dropped += lost
+        self._metrics.stimuli_dropped.inc(lost)
+        self._metrics.stimuli_recorded.inc(noted - lost)
+        if self._file.is_full:
+            self._wants_segment = True
+
+
+def _size(names: NodeNames | None) -> int:
+    return 0 if names is None else len(names.text)
+
+
+class _Segment:
+    """The file that is written to, by one thread at a time."""
+
+    def __init__(self, settings: LogSettings) -> None:
+        self._settings = settings
+        self._file: Any = None
+        self._squeeze: Any = None
+        self._writer = Writer()
+        self._size = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next segment is due."""
+        return self._size >= self._settings.segment_bytes
+
+    def write(self, batch: Sequence[_Noted | _Begin | _Gap]) -> int:
+        """Write and flush; returns how many stimuli had no segment that could take them.
+
+        ``OSError``: the segment ended, and nothing can be said of the batch.
+        """
+        lost = 0
+        try:
+            for item in batch:
+                if isinstance(item, _Begin):
+                    self._open(item)
+                elif self._file is not None:
+                    self._put(self._lines(item))
+                else:
+                    lost += isinstance(item, _Noted)
+            if self._file is not None:
+                self._size += self._file.write(self._squeeze.flush(zlib.Z_SYNC_FLUSH))
+                self._file.flush()
+        except OSError:
+            self._abandon()
+            raise
+        return lost
+
+    def _lines(self, item: _Noted | _Gap) -> Iterable[bytes]:
+        if isinstance(item, _Gap):
+            return [self._writer.gap(item.dropped)]
+        return self._writer.stimulus(item.number, item.stimulus, item.names, item.answer)
+
+    def _put(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            self._size += self._file.write(self._squeeze.compress(line))
+
+    def _open(self, begin: _Begin) -> None:
+        self.close()
+        directory = self._settings.directory
+        directory.mkdir(parents=True, exist_ok=True)
+        kept = sorted(directory.glob(f"*{SUFFIX}"))
+        newest = int(kept[-1].name.partition("-")[0]) if kept else 0
+        for old in kept[: max(0, len(kept) + 1 - self._settings.segments)]:
+            old.unlink()
+        self._file = (directory / f"{newest + 1:08d}-{begin.head.run}{SUFFIX}").open("xb")
+        self._squeeze = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
+        self._writer = Writer()
+        self._size = 0
+        self._put(self._writer.begin(begin.head, begin.snapshot))
+
+    def close(self) -> None:
+        """End the segment."""
+        if self._file is not None:
+            self._file.write(self._squeeze.flush())
+            self._abandon()
+
+    def _abandon(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+# --- the core's parts, recorded -------------------------------------------------------------------
+
+
+class RecordedTable(DeviceTable):
+    """A table that records what feeds tell it; what else changes it is recorded where it begins."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Tell ``recorder``."""
+        super().__init__()
+        self._recorder = recorder
+
+    def set_domain(self, node: str, path: Iterable[str]) -> None:
+        """Recorded."""
+        path = tuple(path)
+        stimulus = stimuli.NodeStands(node=node, path=path)
+        known = super().set_domain
+        self._recorder.call(stimulus, lambda: known(node, path))
+
+
+class RecordedInventory(Inventory):
+    """An inventory that is recorded."""
+
+    def __init__(
+        self, table: DeviceTable, recorder: Recorder, *, heartbeat_timeout_s: float
+    ) -> None:
+        """Tell ``recorder``."""
+        super().__init__(table, heartbeat_timeout_s=heartbeat_timeout_s)
+        self._recorder = recorder
+
+    def put(self, devices: NodeDevices, *, revision: int, now_s: float) -> bool:
+        """Recorded."""
+        stimulus = stimuli.DevicesPut(devices=devices, revision=revision, now_s=now_s)
+        put = super().put
+        return self._recorder.call(stimulus, lambda: put(devices, revision=revision, now_s=now_s))
+
+    def remove(self, node: str, vendor: str) -> None:
+        """Recorded."""
+        stimulus = stimuli.DevicesRemoved(node=node, vendor=vendor)
+        remove = super().remove
+        self._recorder.call(stimulus, lambda: remove(node, vendor))
+
+    def begin_again(self) -> None:
+        """Recorded."""
+        self._recorder.call(stimuli.DevicesBegin(), super().begin_again)
+
+    def end_again(self) -> None:
+        """Recorded, as what it removes."""
+        self._recorder.call(stimuli.DevicesEnd(), super().end_again)
+
+    def hear(self, heartbeat: Heartbeat, *, now_s: float) -> bool:
+        """Recorded."""
+        stimulus = stimuli.HeartbeatHeard(heartbeat=heartbeat, now_s=now_s)
+        hear = super().hear
+        return self._recorder.call(stimulus, lambda: hear(heartbeat, now_s=now_s))
+
+    def deaf(self, *, now_s: float) -> None:
+        """Recorded."""
+        deaf = super().deaf
+        self._recorder.call(stimuli.BusUnheard(now_s=now_s), lambda: deaf(now_s=now_s))
+
+    def tick(self, *, now_s: float) -> list[tuple[str, str]]:
+        """Recorded."""
+        tick = super().tick
+        return self._recorder.call(stimuli.SilenceJudged(now_s=now_s), lambda: tick(now_s=now_s))
+
+    def take_fault(self, fault: DeviceFault) -> bool:
+        """Recorded."""
+        take_fault = super().take_fault
+        return self._recorder.call(stimuli.FaultHeard(fault=fault), lambda: take_fault(fault))
+
+
+class RecordedLedger(Ledger):
+    """A ledger that is recorded."""
+
+    def __init__(
+        self,
+        table: DeviceTable,
+        recorder: Recorder,
+        *,
+        writer: str,
+        lease_s: float,
+        fence_delay_s: float,
+    ) -> None:
+        """Tell ``recorder``."""
+        super().__init__(table, writer=writer, lease_s=lease_s, fence_delay_s=fence_delay_s)
+        self._recorder = recorder
+
+    def handle(self, stimulus: stimuli.Stimulus) -> list[stimuli.Effect]:
+        """Recorded."""
+        handle = super().handle
+        return self._recorder.call(stimulus, lambda: handle(stimulus))
+
+    def forget(self, node: str, pod_uid: str) -> None:
+        """Recorded."""
+        forget = super().forget
+        self._recorder.call(
+            stimuli.Forgotten(node=node, pod_uid=pod_uid), lambda: forget(node, pod_uid)
+        )
+
+    def plan_bind(
+        self, request: PodRequest, node: str, *, allocation_id: str, now_s: float, fenced: str = ""
+    ) -> stimuli.Append | stimuli.Reuse | NodeRefusal:
+        """Recorded."""
+        stimulus = stimuli.BindPlanned(
+            request=request, node=node, allocation_id=allocation_id, now_s=now_s, fenced=fenced
+        )
+        plan_bind = super().plan_bind
+        return self._recorder.call(
+            stimulus,
+            lambda: plan_bind(
+                request, node, allocation_id=allocation_id, now_s=now_s, fenced=fenced
+            ),
+        )
+
+    def plan_restore(
+        self, signed: SignedPlacement, *, now_s: float, must: bool
+    ) -> stimuli.Append | NodeRefusal | None:
+        """Recorded."""
+        stimulus = stimuli.RestorePlanned(signed=signed, now_s=now_s, must=must)
+        plan_restore = super().plan_restore
+        return self._recorder.call(stimulus, lambda: plan_restore(signed, now_s=now_s, must=must))
+
+
+class RecordedVerdicts(Verdicts):
+    """Filter and prioritize, recorded."""
+
+    def __init__(self, table: DeviceTable, recorder: Recorder) -> None:
+        """Tell ``recorder``."""
+        super().__init__(table)
+        self._recorder = recorder
+
+    def filter(self, request: PodRequest, names: NodeNames | Sequence[str]) -> Filtered:
+        """Recorded, with what later changes of the table must not change in the answer."""
+        known = names if isinstance(names, NodeNames) else NodeNames.of(names)
+        ask = super().filter
+
+        def answer() -> Filtered:
+            filtered = ask(request, known)
+            filtered.classes()
+            filtered.groups()
+            return filtered
+
+        return self._recorder.call(stimuli.FilterAsked(request=request), answer, known)
+
+    def prioritize(
+        self, request: PodRequest, names: NodeNames | Sequence[str], *, near: Sequence[str] = ()
+    ) -> Scored:
+        """Recorded."""
+        known = names if isinstance(names, NodeNames) else NodeNames.of(names)
+        stimulus = stimuli.PrioritizeAsked(request=request, near=tuple(near))
+        ask = super().prioritize
+        return self._recorder.call(stimulus, lambda: ask(request, known, near=near), known)

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drives the recorded parts of a scheduler's core through a random life, without bus and API.
+
+Devices come, go, fall silent and fail; pods are filtered, scored, bound, confirmed and released, by
+this scheduler and by another; the bus is wiped now and then. Everything is drawn from one seed, so
+that a failure can be repeated. Seconds throughout.
+"""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.events.inventory import DeviceFault, Heartbeat
+from hami_common.model.request import DevicePolicy, PlacementPolicy, PodRequest, ScoringWeights
+from hami_common.runtime.clock import ManualClock
+from hami_scheduler.core.ledger import Ledger
+from hami_scheduler.core.snapshot import Parts
+from hami_scheduler.core.stimuli import (
+    Accepted,
+    Append,
+    FeedSynced,
+    NodeRead,
+    RecordSeen,
+    Repaired,
+    StateSeen,
+    Tick,
+    Wiped,
+)
+from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.recorder import (
+    LogSettings,
+    RecordedInventory,
+    RecordedLedger,
+    RecordedTable,
+    RecordedVerdicts,
+    Recorder,
+)
+from tests.support import builders
+
+CHAINS: tuple[tuple[DevicePolicy, ...], ...] = (
+    ("spread",),
+    ("binpack",),
+    ("numa", "binpack"),
+    ("mutex",),
+    ("topology-aware",),
+)
+BOOT = "0000000000001-aa"
+
+
+@dataclass
+class Drive:
+    """A scheduler's core, recorded, and what happens to it."""
+
+    directory: Path
+    seed: int
+    nodes: int = 12
+    segment_bytes: int = 1 << 20
+    queue_size: int = 1 << 20
+    segments: int = 1000
+    clock: ManualClock = field(default_factory=ManualClock)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.metrics = Metrics(CollectorRegistry())
+        self.recorder = Recorder(
+            LogSettings(
+                directory=self.directory,
+                segment_bytes=self.segment_bytes,
+                segments=self.segments,
+                queue_size=self.queue_size,
+                retry_s=0.0,
+            ),
+            clock=self.clock,
+            metrics=self.metrics,
+            run=f"run{self.seed}",
+            program="test",
+        )
+        table = RecordedTable(self.recorder)
+        self.ledger: Ledger = RecordedLedger(
+            table, self.recorder, writer="s1", lease_s=30.0, fence_delay_s=3.0
+        )
+        self.inventory = RecordedInventory(table, self.recorder, heartbeat_timeout_s=15.0)
+        self.verdicts = RecordedVerdicts(table, self.recorder)
+        self.recorder.watch(Parts(self.ledger, self.inventory), policy=PlacementPolicy())
+        self.names = [f"node-{number:02d}" for number in range(self.nodes)]
+        self.now_s = 1000.0
+        self.seq = 0
+        self.state_seq = 0
+        self.pods = 0
+        self.decisions = 0
+        for node in self.names:
+            self.devices(node)
+        self.ledger.handle(FeedSynced(now_s=self.now_s))
+        self.ledger.handle(Repaired(now_s=self.now_s))
+
+    def count(self, what: str) -> int:
+        """How many stimuli were ``recorded`` or ``dropped``."""
+        name = f"hami_scheduler_stimuli_{what}_total"
+        return int(self.metrics.registry.get_sample_value(name) or 0)
+
+    # --- what may happen -------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One random thing."""
+        chance = self.random.random()
+        self.now_s += self.random.random()
+        if chance < 0.70:
+            self.pod()
+        elif chance < 0.85:
+            self.release()
+        elif chance < 0.90:
+            self.heartbeats()
+        else:
+            node = self.random.choice(self.names)
+            self.random.choice(
+                (self.devices, self.fault, self.foreign, self.domain, self.read, self.rare)
+            )(node)
+            self.ledger.handle(Tick(now_s=self.now_s))
+            self.inventory.tick(now_s=self.now_s)
+
+    def devices(self, node: str) -> None:
+        """The registry says anew what a node has."""
+        self.seq += 1
+        count = self.random.choice((0, 2, 4, 8, 8))
+        known = [
+            builders.device(
+                f"{node}-{i}",
+                index=i,
+                type=self.random.choice(("A100", "T4")),
+                memory_mib=16_000,
+                slots=self.random.choice((2, 10)),
+                numa=self.random.choice((None, 0, 1)),
+                healthy=self.random.random() > 0.1,
+                cordoned=self.random.random() < 0.1,
+            )
+            for i in range(count)
+        ]
+        links = [(a.uuid, b.uuid, self.random.choice((10, 50))) for a in known for b in known]
+        links = [link for link in links if link[0] < link[1]]
+        message = builders.node_devices(node, known, links=links, seq=self.seq)
+        self.inventory.put(message, revision=self.seq, now_s=self.now_s)
+
+    def heartbeats(self) -> None:
+        """Most agents are heard."""
+        for node in self.names:
+            if self.random.random() < 0.9:
+                unserved = ("nvidia",) if self.random.random() < 0.05 else ()
+                beat = Heartbeat(
+                    node=node,
+                    boot_id=BOOT,
+                    seq=1,
+                    time_s=self.now_s,
+                    vendors=() if unserved else ("nvidia",),
+                    unserved=unserved,
+                )
+                self.inventory.hear(beat, now_s=self.now_s)
+
+    def fault(self, node: str) -> None:
+        """A device fails, or is well again."""
+        self.inventory.take_fault(
+            DeviceFault(
+                node=node,
+                vendor="nvidia",
+                uuid=f"{node}-{self.random.randrange(8)}",
+                boot_id=BOOT,
+                seq=self.random.randrange(10_000),
+                time_s=self.now_s,
+                healthy=self.random.random() < 0.5,
+            )
+        )
+
+    def domain(self, node: str) -> None:
+        """A node's labels change."""
+        path = self.random.choice(((), ("spine",), ("spine", "rack"), ("spine", "", "x")))
+        self.ledger.table.set_domain(node, path)
+
+    def read(self, node: str) -> None:
+        """A node is read consistently."""
+        entries = tuple((h.revision, h.record) for h in self.ledger.holdings_of_node(node))
+        self.ledger.handle(NodeRead(node=node, entries=entries, now_s=self.now_s))
+
+    def rare(self, node: str) -> None:
+        """What seldom happens."""
+        match self.random.randrange(6):
+            case 0:
+                self.inventory.remove(node, "nvidia")
+            case 1:
+                self.inventory.begin_again()
+                self.devices(node)
+                self.inventory.end_again()
+            case 2:
+                self.inventory.deaf(now_s=self.now_s)
+            case 3:
+                for gone, uid in self.ledger.forgettable(seen_before_s=self.now_s - 5):
+                    self.ledger.forget(gone, uid)
+            case 4:
+                self.wipe()
+            case _:
+                self.devices(node)
+
+    def wipe(self) -> None:
+        """The bus loses its storage."""
+        self.ledger.handle(Wiped(now_s=self.now_s))
+        self.ledger.handle(FeedSynced(now_s=self.now_s))
+        self.ledger.handle(Repaired(now_s=self.now_s))
+
+    def foreign(self, node: str) -> None:
+        """Another scheduler writes."""
+        self.seq += 1
+        record = AllocationRecord(
+            op="reserve",
+            allocation_id=f"other-{self.seq}",
+            node=node,
+            pod_uid=f"other-{self.seq}",
+            namespace="default",
+            pod="other",
+            containers=(builders.held(builders.share(f"{node}-{self.random.randrange(8)}", 500)),),
+            writer="s2",
+        )
+        self.ledger.handle(RecordSeen(seq=self.seq, record=record, now_s=self.now_s))
+
+    # --- pods ------------------------------------------------------------------------------------
+
+    def pod(self) -> None:
+        """A pod is filtered, scored, and most often bound."""
+        self.pods += 1
+        request = self.request()
+        names = self.random.sample(self.names, self.random.randint(2, len(self.names)))
+        filtered = self.verdicts.filter(request, [*names, "unknown"])
+        self.decisions += 1
+        if not len(filtered.left):
+            return
+        near = self.random.sample(self.names, 2) if self.random.random() < 0.2 else ()
+        scored = self.verdicts.prioritize(request, filtered.left, near=near)
+        node = scored.best(1)[0][0]
+        if self.random.random() < 0.1:
+            node = self.random.choice(self.names)
+        plan = self.ledger.plan_bind(
+            request, node, allocation_id=f"s1-{self.pods}", now_s=self.now_s
+        )
+        self.decisions += 2
+        if isinstance(plan, Append):
+            self.accept(plan)
+            holding = self.ledger.holding(node, request.uid)
+            if holding is not None and self.random.random() < 0.9:
+                write = self.ledger.plan_state(holding, "bound", now_s=self.now_s)
+                if write is not None:
+                    self.stated(write.state)
+
+    def request(self) -> PodRequest:
+        """What some pod asks for; few templates, as in life."""
+        draw = self.random
+        containers = [
+            builders.container(
+                builders.ask(
+                    draw.choice((1, 1, 2)), mib=draw.choice((1000, 3000, 9000)), core=10 * n
+                ),
+                name=f"c{n}",
+                kind=draw.choice(("app", "app", "init")),
+            )
+            for n in range(draw.choice((1, 1, 1, 2)))
+        ]
+        if draw.random() < 0.1:
+            containers = [builders.container(builders.whole(draw.choice((1, 4))))]
+        return builders.pod(
+            *containers,
+            uid=f"uid-{self.pods}",
+            name=f"pod-{self.pods}",
+            node=draw.choice(("binpack", "spread")),
+            device=draw.choice(CHAINS),
+            weights=draw.choice((None, ScoringWeights(slot=0, core=1, memory=3))),
+        )
+
+    def accept(self, plan: Append) -> None:
+        """The bus takes an append."""
+        self.seq += 1
+        self.ledger.handle(Accepted(append=plan, seq=self.seq, now_s=self.now_s))
+        if self.random.random() < 0.9:
+            self.ledger.handle(RecordSeen(seq=self.seq, record=plan.record, now_s=self.now_s))
+
+    def stated(self, state: StateRecord) -> None:
+        """The bus takes a state."""
+        self.state_seq += 1
+        self.ledger.handle(StateSeen(seq=self.state_seq, state=state, now_s=self.now_s))
+
+    def release(self) -> None:
+        """Some pods end."""
+        holdings = list(self.ledger.holdings())
+        for holding in self.random.sample(holdings, min(len(holdings), 3)):
+            plan = self.ledger.plan_release(holding, now_s=self.now_s, reason="pod-gone")
+            self.accept(plan)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recorded life is decided once more, to the bit; what is missing or changed is told."""
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hami_common.errors import WireInvalid
+from hami_scheduler.core.rerun import Report, rerun
+from hami_scheduler.core.stimuluslog import Item, Reader
+from hamictl.replay import read_lines
+from tests.support.stimuli_drive import Drive
+from tests.unit.scheduler.shell import builders
+from tests.unit.scheduler.shell.world import World
+
+pytestmark = pytest.mark.anyio
+
+
+def segments(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir())
+
+
+def items(*files: Path) -> Iterator[Item]:
+    for file in files:
+        with gzip.open(file) as lines:
+            yield from Reader(file.name).items(lines)
+
+
+def replayed(directory: Path, *, skip_gaps: bool = False) -> Report:
+    return rerun(items(*segments(directory)), skip_gaps=skip_gaps)
+
+
+def rewrite(file: Path, old: bytes, new: bytes, *, count: int = 1) -> None:
+    """Change lines of a segment."""
+    text = gzip.decompress(file.read_bytes())
+    assert old in text
+    file.write_bytes(gzip.compress(text.replace(old, new, count)))
+
+
+async def lived(directory: Path, seed: int, steps: int, *, segment_bytes: int = 1 << 30) -> Drive:
+    drive = Drive(directory, seed, segment_bytes=segment_bytes)
+    for number in range(steps):
+        drive.step()
+        if number % 100 == 99:
+            drive.wipe()
+        if number % 25 == 0:
+            await drive.recorder.flush()
+    await drive.recorder.drain()
+    return drive
+
+
+async def test_a_long_life_is_decided_identically(tmp_path: Path) -> None:
+    drive = await lived(tmp_path, 1, 400, segment_bytes=20_000)
+    report = replayed(tmp_path)
+    assert report.difference is None
+    assert report.missing == ()
+    assert report.decisions == drive.decisions > 400
+    assert report.segments == len(segments(tmp_path)) > 1
+    assert {"FilterAsked", "PrioritizeAsked", "BindPlanned", "HeartbeatHeard", "Wiped"} < set(
+        report.by_kind
+    )
+
+
+@pytest.mark.parametrize("seed", [2, 24])
+async def test_each_segment_can_be_decided_by_itself(tmp_path: Path, seed: int) -> None:
+    await lived(tmp_path, seed, 150, segment_bytes=10_000)
+    for file in segments(tmp_path):
+        report = rerun(items(file))
+        assert report.difference is None
+        assert report.missing == ()
+
+
+async def test_first_difference_is_told_with_stimulus_expected_and_got(tmp_path: Path) -> None:
+    await lived(tmp_path, 2, 100)
+    rewrite(segments(tmp_path)[0], b'"feasible":', b'"feasible":9')
+    found = replayed(tmp_path).difference
+    assert found is not None
+    assert found.kind == "FilterAsked"
+    assert '"uid":"uid-1"' in found.what
+    assert found.expected.replace(":9", ":", 1) == found.got
+
+
+async def test_a_state_that_no_answer_shows_is_compared_at_the_next_segment(tmp_path: Path) -> None:
+    await lived(tmp_path, 3, 150, segment_bytes=5_000)
+    rewrite(segments(tmp_path)[1], b'"fence_delay_s":3.0', b'"fence_delay_s":4.0')
+    found = replayed(tmp_path).difference
+    assert found is not None
+    assert (found.number, found.kind, found.segment) == (0, "snapshot", 2)
+    assert (found.expected, found.got) == ("fence_delay_s: 4.0", "fence_delay_s: 3.0")
+
+
+async def test_full_queue_drops_counts_and_leaves_a_gap_that_is_not_crossed(tmp_path: Path) -> None:
+    drive = Drive(tmp_path, 5, queue_size=200)
+    for _ in range(100):
+        drive.step()
+    dropped = drive.count("dropped")
+    assert dropped > 0
+    await drive.recorder.flush()
+    for _ in range(20):
+        drive.step()
+    await drive.recorder.drain()
+    report = replayed(tmp_path)
+    assert [missing.problem for missing in report.missing] == [
+        f"{dropped:.0f} stimuli or more were not written"
+    ]
+    assert report.segments == 1
+    across = replayed(tmp_path, skip_gaps=True)
+    assert across.difference is None
+    assert across.segments == 2
+    assert across.stimuli > report.stimuli
+
+
+async def test_missing_segment_is_a_gap(tmp_path: Path) -> None:
+    await lived(tmp_path, 6, 200, segment_bytes=5_000)
+    segments(tmp_path)[1].unlink()
+    report = replayed(tmp_path)
+    assert report.segments == 2
+    assert "segment 2 of run run6 is not there" in report.missing[0].problem
+    assert replayed(tmp_path, skip_gaps=True).difference is None
+
+
+async def test_segment_cut_short_by_a_crash_can_be_read_to_its_last_whole_line(
+    tmp_path: Path,
+) -> None:
+    drive = Drive(tmp_path, 7)
+    for _ in range(50):
+        drive.step()
+    await drive.recorder.flush()  # flushed, and not ended yet
+    file = tmp_path / "left"
+    file.write_bytes(segments(tmp_path)[0].read_bytes())
+    await drive.recorder.drain()
+    report = rerun(Reader(file.name).items(read_lines(file)))
+    assert report.difference is None
+    assert report.stimuli > 50
+    file.write_bytes(file.read_bytes()[:-100])
+    less = rerun(Reader(file.name).items(read_lines(file)))
+    assert less.difference is None
+    assert 0 < less.stimuli < report.stimuli
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (b'"k":"FilterAsked"', b'"k":"QueueAsked"', "'QueueAsked', which this program does not"),
+        (b'"k":"FilterAsked","v":1', b'"k":"FilterAsked","v":9', "FilterAsked of version 9"),
+        (b'"format":1', b'"format":2', "format 2, and this program reads 1"),
+    ],
+)
+async def test_what_this_program_does_not_know_is_an_error(
+    tmp_path: Path, old: bytes, new: bytes, problem: str
+) -> None:
+    await lived(tmp_path, 8, 20)
+    text = gzip.decompress(segments(tmp_path)[0].read_bytes())
+    plain = old if old in text else old.replace(b',"v":1', b"")
+    rewrite(segments(tmp_path)[0], plain, new)
+    with pytest.raises(WireInvalid, match=problem):
+        replayed(tmp_path)
+
+
+async def test_old_segments_go_and_the_rest_can_be_decided(tmp_path: Path) -> None:
+    drive = Drive(tmp_path, 9, segment_bytes=1000, segments=3)
+    for _ in range(60):
+        drive.step()
+        await drive.recorder.flush()
+    await drive.recorder.drain()
+    assert len(segments(tmp_path)) == 3
+    report = replayed(tmp_path)
+    assert report.difference is None
+    assert report.missing == ()
+    assert report.segments == 3
+
+
+async def test_disk_that_refuses_costs_stimuli_and_nothing_else(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("no directory")
+    drive = Drive(blocked, 10)
+    for _ in range(20):
+        drive.step()
+    await drive.recorder.drain()
+    assert drive.count("recorded") == 0
+    blocked.unlink()
+    for _ in range(20):
+        drive.step()
+    await drive.recorder.drain()
+    report = replayed(blocked)
+    assert report.difference is None
+    assert report.stimuli == drive.count("recorded") > 0
+
+
+async def test_a_running_scheduler_writes_a_log_that_decides_identically(tmp_path: Path) -> None:
+    world = World()
+    await world.add_devices(builders.devices("small", memory_mib=8000))
+    await world.add_devices(builders.devices("big", memory_mib=32000))
+    async with world.scheduler(stimulus_log_dir=str(tmp_path / "log")) as s:
+        await world.heartbeat("small", "big")
+        for number in range(5):
+            pod = world.add_pod(builders.pod(f"p{number}", mem_mib=7000))
+            answer = await s.filter(pod, ["small", "big"])
+            await s.prioritize(pod, answer["NodeNames"] or ["big"])
+            await s.bind(pod, "big")
+        await world.advance(30, "big")
+        await s.scheduler.drain(limit_s=5)
+    report = replayed(tmp_path / "log")
+    assert report.difference is None
+    assert report.by_kind["FilterAsked"] == report.by_kind["BindPlanned"] == 5
+    assert report.by_kind["DevicesPut"] == 2
+    assert report.by_kind["HeartbeatHeard"] > 2
