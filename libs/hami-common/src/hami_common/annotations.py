@@ -19,6 +19,12 @@ QUEUE_LABEL = "hami.io/queue"
 """Label with the queue whose quota a pod counts under."""
 KUEUE_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """The same by Kueue's label; a name that is none of our queues is left to Kueue."""
+GANG = "hami.io/gang"
+"""Annotation with the name of the pod's gang: its members are placed all or none."""
+GANG_SIZE = "hami.io/gang-size"
+"""Annotation with the number of members that the gang of ``GANG`` needs."""
+MIN_RUNTIME = "hami.io/min-runtime-s"
+"""Annotation with the seconds for which a pod that has started is not evicted for another one."""
 
 # written by us
 MANAGED_LABEL = "hami.io/managed"

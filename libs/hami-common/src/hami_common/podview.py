@@ -94,6 +94,12 @@ class VolumeView(Struct, frozen=True, kw_only=True):
     name: str
 
 
+class SchedulingGateView(Struct, frozen=True, kw_only=True):
+    """Something that must be taken away before the pod is scheduled."""
+
+    name: str = ""
+
+
 class PodSpecView(Struct, frozen=True, kw_only=True, rename="camel"):
     """``spec``."""
 
@@ -103,6 +109,9 @@ class PodSpecView(Struct, frozen=True, kw_only=True, rename="camel"):
     priority: int | None = None
     priority_class_name: str | None = None
     active_deadline_seconds: int | None = None
+    preemption_policy: str | None = None
+    termination_grace_period_seconds: int | None = None
+    scheduling_gates: list[SchedulingGateView] | None = None
     host_pid: bool = field(default=False, name="hostPID")
     containers: list[ContainerView] = []
     init_containers: list[ContainerView] | None = None
@@ -146,6 +155,8 @@ class PodStatusView(Struct, frozen=True, kw_only=True, rename="camel"):
     reason: str = ""
     message: str = ""
     qos_class: str = field(default="", name="qosClass")
+    nominated_node_name: str = ""
+    start_time: str | None = None
     conditions: list[ConditionView] | None = None
     container_statuses: list[ContainerStatusView] | None = None
     init_container_statuses: list[ContainerStatusView] | None = None

@@ -38,9 +38,11 @@ from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.binder import Binder
 from hami_scheduler.shell.decisions import Decision, Decisions
 from hami_scheduler.shell.effects import Chore, Effects, Ports
-from hami_scheduler.shell.extender import Extender
+from hami_scheduler.shell.extender import Deciders, Extender
 from hami_scheduler.shell.feed import Feed, Sources, Subscribe, always
+from hami_scheduler.shell.gangs import Gangs
 from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.preemption import Preemption
 from hami_scheduler.shell.quota import QuotaKeeper, register
 from hami_scheduler.shell.recorder import (
     LogSettings,
@@ -185,13 +187,37 @@ class Scheduler:
             metrics=metrics,
             ids=ids,
         )
+        self.preemption = Preemption(
+            state=state,
+            binder=self.binder,
+            effects=effects,
+            records=world.records,
+            kube=world.kube,
+            decisions=self._publishing,
+            settings=settings,
+            metrics=metrics,
+        )
+        self.gangs = Gangs(
+            state=state,
+            binder=self.binder,
+            effects=effects,
+            kube=world.kube,
+            chores=self.chores,
+            decisions=self._publishing,
+            settings=settings,
+            metrics=metrics,
+        )
         self.extender = Extender(
             state=state,
             inventory=inventory,
             reader=reader,
-            binder=self.binder,
+            deciders=Deciders(
+                binder=self.binder,
+                quota=quota,
+                gangs=self.gangs,
+                preemption=self.preemption,
+            ),
             decisions=self._publishing,
-            quota=quota,
             settings=settings,
             metrics=metrics,
             tracing=tracing,
@@ -204,6 +230,9 @@ class Scheduler:
             group.start_soon(self._feed.run, name="feed")
             group.start_soon(self._recovery.run, name="recovery")
             group.start_soon(self._effects.wake_waiting_pods, name="wake waiting pods")
+            group.start_soon(self.preemption.work, name="preemption")
+            group.start_soon(self.gangs.work, name="gangs")
+            group.start_soon(self.gangs.wake, name="wake gangs")
             for number in range(self._settings.chore_workers):
                 group.start_soon(self.chores.work, self._effects.carry_out, name=f"chores {number}")
             group.start_soon(self.decisions.work, self._publishing.send, name="decisions")
@@ -321,6 +350,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             ready=lambda: context.ready.is_set and scheduler.state.is_complete,
             body_limit=settings.body_limit_bytes,
         )
+        probes = httpd.HttpApp({}, registry=context.registry, ready=app.is_ready)
         async with anyio.create_task_group() as group:
             limits = natsio.BusLimits(replicas=settings.bus_replicas)
             await group.start(natsio.keep_bus, bus, limits, settings.start_timeout_s)
@@ -329,6 +359,9 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
                 await serving.start(
                     httpd.serve, app, settings.http_host, settings.http_port, None, settings.grace_s
                 )
+                if settings.probe_host:
+                    at = (settings.probe_host, settings.probe_port, None, settings.grace_s)
+                    await serving.start(httpd.serve, probes, *at)
                 context.ready.set()
                 await context.stopping.wait()
                 serving.cancel_scope.cancel()

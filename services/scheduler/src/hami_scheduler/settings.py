@@ -14,6 +14,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
 
     http_port: int = 9398
     """Fixed, because kube-scheduler's configuration names it; 0 lets the kernel choose."""
+    probe_host: str = ""
+    """Address of a second server with probes and metrics alone, for a kubelet and a Prometheus that
+    cannot reach the extender's loopback; empty: none."""
+    probe_port: int = 9400
+    """Its port; 0 lets the kernel choose."""
     signing_key_file: str
     """PKCS#8 PEM Ed25519 key that signs allocations (design D4)."""
     trusted_key_files: tuple[str, ...] = ()
@@ -57,6 +62,28 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """TOML file with the tree of queues and their quotas, see docs/quota.md. Empty: no queues."""
     queues_reload_s: float = 5.0
     """How often that file is looked at; a change takes effect without restart."""
+
+    preemption: bool = True
+    """Whether pods with a lower priority are evicted for one that fits nowhere, see
+    docs/preemption.md."""
+    preempt_hold_s: float = 60.0
+    """How long room that others leave is held for the pod it was made for, beyond the longest time
+    that these may take to end."""
+    preempt_retry_s: float = 5.0
+    """Shortest time between two attempts to make room for the same pod."""
+    preempt_nodes: int = 500
+    """Nodes that are searched for one pod, those with the cheapest single victim first."""
+    min_runtime_s: float = 0.0
+    """A pod that has run for less is never evicted for another one; a pod may claim more by its
+    annotation ``hami.io/min-runtime-s``."""
+    min_runtime_most_s: float = 3600.0
+    """The most that a pod may claim by that annotation."""
+    gang_lease_s: float = 30.0
+    """How long the shares of a gang are held while its members are bound."""
+    gang_wait_s: float = 1.0
+    """How long filter waits for the placement of a gang before the pod is put off."""
+    gang_retry_s: float = 1.0
+    """Shortest pause after a gang did not fit or lost its nodes to another; grows to ten times."""
 
     heartbeat_timeout_s: float = 15.0
     """A node's devices are unusable this long after its last heartbeat (design D19)."""

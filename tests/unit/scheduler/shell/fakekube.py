@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
 
-from hami_common.errors import Conflict, Denied, NotFound
+from hami_common.errors import Conflict, Denied, NotFound, Unavailable
 from hami_common.ports import WatchEvent
 
 Obj = dict[str, Any]
@@ -34,6 +34,11 @@ class FakeKube:
         self.is_blind = False
         """Whether watches are down: what changes now is never told."""
         self.node_touches: list[str] = []
+        self.evictions: list[str] = []
+        """Names of evicted pods, in order."""
+        self.kept: set[str] = set()
+        """Names of pods that a budget keeps from being evicted."""
+        self.events: list[Obj] = []
 
     # --- what the cluster does -------------------------------------------------------------------
 
@@ -83,8 +88,25 @@ class FakeKube:
 
     async def create(self, path: str, body: bytes) -> bytes:
         await anyio.lowlevel.checkpoint()
+        if path.endswith("/events"):
+            self.events.append(json.loads(body))
+            return b"{}"
+        if path.endswith("/eviction"):
+            return self.evict(path.removesuffix("/eviction"), json.loads(body))
         assert path.endswith("/binding"), path
         return self.bind(path.removesuffix("/binding"), json.loads(body))
+
+    def evict(self, path: str, eviction: Obj) -> bytes:
+        """The eviction subresource: the pod then ends until a test removes it."""
+        pod = self._known(path)
+        name = pod["metadata"]["name"]
+        if eviction["deleteOptions"]["preconditions"]["uid"] != pod["metadata"]["uid"]:
+            raise Conflict(what=path, detail="Precondition failed: UID in precondition")
+        if name in self.kept:
+            raise Unavailable(peer="fake API", detail="status 429 TooManyRequests")
+        self.evictions.append(name)
+        self.change(path, metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})
+        return b'{"kind":"Status","status":"Success"}'
 
     def bind(self, path: str, binding: Obj) -> bytes:
         """The binding subresource."""
@@ -111,7 +133,7 @@ class FakeKube:
     ) -> bytes:
         await anyio.lowlevel.checkpoint()
         assert content_type == "application/merge-patch+json"
-        changes = json.loads(body)
+        path, changes = path.removesuffix("/status"), json.loads(body)
         if path.startswith("/api/v1/nodes/"):
             self.node_touches.append(path.rsplit("/", 1)[1])
             return b"{}"
@@ -198,7 +220,7 @@ class FakeKube:
 
 
 def _selector(text: str) -> tuple[str, ...] | None:
-    return tuple(text.split("=")) if text else None
+    return tuple(text.split(",")) if text else None
 
 
 def _merge(target: Obj, changes: Obj) -> None:
@@ -216,4 +238,4 @@ def _has_label(obj: Obj, wanted: tuple[str, ...] | None) -> bool:
     if wanted is None:
         return True
     labels = obj["metadata"].get("labels") or {}
-    return bool(labels.get(wanted[0]) == wanted[1])
+    return all(labels.get(key) == value for key, _, value in (w.partition("=") for w in wanted))

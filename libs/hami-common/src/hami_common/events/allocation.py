@@ -55,6 +55,11 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Replica that wrote the record."""
     reason: str = ""
     """Why a record was released or resized."""
+    held_for: str = ""
+    """What the share is held for before a node is asked to bind its pod: ``preemption`` or
+    ``gang <namespace>/<name>``; empty for a reservation that a bind made."""
+    awaits: tuple[str, ...] = ()
+    """Pods on the node, by uid, whose shares these are until they have left."""
     account: Account | None = None
     """What quotas count it under, where that is more than the namespace."""
 

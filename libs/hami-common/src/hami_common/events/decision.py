@@ -36,10 +36,20 @@ class NodeScore(Struct, frozen=True, kw_only=True, omit_defaults=True, array_lik
     score: float
 
 
+class Victim(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A pod that was evicted, or was to be, for one with a higher priority."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    node: str
+    priority: int = 0
+
+
 class DecisionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One decision of the scheduler about one pod."""
 
-    verb: Literal["filter", "prioritize", "bind"]
+    verb: Literal["filter", "prioritize", "bind", "preempt", "gang"]
     namespace: str
     pod: str
     pod_uid: str
@@ -56,6 +66,8 @@ class DecisionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     allocation_id: str = ""
     ledger_seq: int = 0
     containers: tuple[ContainerShares, ...] = ()
+    victims: tuple[Victim, ...] = ()
+    """Of ``preempt``: who had to go, by uid."""
     error: str = ""
     duration_ms: float = 0.0
     writer: str = ""

@@ -122,6 +122,7 @@ class HttpApp:
     ) -> None:
         """Serve ``routes``, by method and path; a part ``{name}`` of a path matches one segment."""
         self.body_limit = body_limit
+        self.is_ready = ready
         self._registry = registry
         self._exact: dict[tuple[str, str], Handler] = {
             ("GET", "/healthz"): _probe(healthy),

@@ -96,6 +96,8 @@ from hami_scheduler.core.table import DeviceTable
 
 STORY_LINES: Final = 24
 SHARE_LOST: Final = "share-lost"
+RENEWED: Final = "renewed"
+"""Reason of a reservation under which a Binding is, or was, about to be posted."""
 
 _Key = tuple[str, str]
 
@@ -133,6 +135,16 @@ class LedgerMemory(Struct, frozen=True, kw_only=True, omit_defaults=True):
     repaired: bool = False
     held: tuple[HeldLine, ...] = ()
     fences: dict[str, int] = {}
+
+
+class Hold(Struct, frozen=True, kw_only=True):
+    """Why and for how long a share is held before its pod is bound."""
+
+    held_for: str
+    """``preemption`` or ``gang <namespace>/<name>``."""
+    lease_s: float
+    awaits: tuple[str, ...] = ()
+    """Pods on the node, by uid, that are about to leave it for this share."""
 
 
 class _Held:
@@ -232,6 +244,26 @@ class Ledger:
         found = (self.holding(node, uid) for uid in sorted(self._uids_by_node.get(node, ())))
         return [holding for holding in found if holding is not None]
 
+    def held_for(self, pod_uid: str, *, fenced: str = "") -> Holding | None:
+        """The share that is held for a pod which nobody has begun to bind; the oldest of several.
+
+        ``fenced``: the pod's annotation ``hami.io/fence``; what it names is being taken back.
+        """
+        held = [
+            holding
+            for holding in self.holdings_of_pod(pod_uid)
+            if holding.record.held_for
+            and self.state_of(holding.record.node, pod_uid) == "reserved"
+            and holding.record.allocation_id != fenced.partition("/")[0]
+        ]
+        return min(held, key=lambda holding: holding.revision, default=None)
+
+    def awaited(self, holding: Holding) -> list[Holding]:
+        """Who still has to leave the node before the share of ``holding`` is there."""
+        record = holding.record
+        found = (self.holding(record.node, uid) for uid in record.awaits)
+        return [other for other in found if other is not None]
+
     def state_of(self, node: str, pod_uid: str) -> AllocationState | None:
         """State of the newest allocation under this key."""
         held = self._held.get((node, pod_uid))
@@ -304,7 +336,7 @@ class Ledger:
                 effects.append(CapacityReturned(node=record.node))
         if not is_release:
             over = self.table.book(record.node, record.containers)
-            if over:
+            if over and not record.awaits:  # a share that waits for others to leave is over by that
                 effects.append(Over(node=record.node, uuids=over))
         if record.op == "reserve":  # a new reservation, or one renewed: its lease begins
             held.seen_s = now_s
@@ -451,6 +483,11 @@ class Ledger:
         own = self.holding(node, request.uid)
         if own is not None and own.record.allocation_id != fenced.partition("/")[0]:
             held = self._held[node, request.uid]
+            if waiting := len(self.awaited(own)):
+                return NodeRefusal(
+                    code="VictimsLeaving",
+                    text=f"VictimsLeaving: {waiting} pods have not left yet",
+                )
             if held.joined() != "reserved" or satisfies(
                 self.table, request, node, own.record.containers
             ):
@@ -478,6 +515,59 @@ class Ledger:
                 time_s=now_s,
                 lease_s=self._lease_s,
                 writer=self._writer,
+            ),
+            fenced=True,
+        )
+
+    def plan_hold(
+        self,
+        request: PodRequest,
+        node: str,
+        *,
+        allocation_id: str,
+        now_s: float,
+        hold: Hold,
+        fenced: str = "",
+    ) -> Append | Reuse | NodeRefusal:
+        """How to hold devices on ``node`` for a pod that nobody has begun to bind.
+
+        Those who are awaited still hold theirs: the devices are then booked beyond what they have,
+        so that nobody else takes what gets free, and ``plan_bind`` waits until they have left.
+        """
+        own = self.holding(node, request.uid)
+        if own is not None:
+            is_fenced = own.record.allocation_id == fenced.partition("/")[0]
+            if own.record.held_for == hold.held_for and not is_fenced:
+                return Reuse(holding=own)
+            return NodeRefusal(
+                code="ReservationInDoubt",
+                text="ReservationInDoubt: an earlier reservation of the pod is being taken back",
+            )
+        awaited = [self.holding(node, uid) for uid in hold.awaits]
+        leaving = [other for other in awaited if other is not None]
+        for other in leaving:
+            self.table.unbook(node, other.record.containers)
+        try:
+            chosen = pick(self.table, request, node)
+        finally:
+            for other in leaving:
+                self.table.book(node, other.record.containers)
+        if isinstance(chosen, NodeRefusal):
+            return chosen
+        return self._append(
+            AllocationRecord(
+                op="reserve",
+                allocation_id=allocation_id,
+                node=node,
+                pod_uid=request.uid,
+                namespace=request.namespace,
+                pod=request.name,
+                containers=chosen.containers,
+                time_s=now_s,
+                lease_s=hold.lease_s,
+                writer=self._writer,
+                held_for=hold.held_for,
+                awaits=tuple(sorted(other.record.pod_uid for other in leaving)),
             ),
             fenced=True,
         )
@@ -563,7 +653,7 @@ class Ledger:
                 time_s=now_s,
                 lease_s=self._lease_s,
                 writer=self._writer,
-                reason="renewed",
+                reason=RENEWED,
             ),
             fenced=False,
             sequence=holding.revision,

@@ -5,6 +5,7 @@ A pod's facts are small enough to be held for every managed pod of a cluster. Kn
 no clock, and believes an allocation annotation only if its signature holds (design D4, D6).
 """
 
+from datetime import datetime
 from typing import Final
 
 from msgspec import Struct
@@ -21,8 +22,12 @@ GROUP_KEYS: Final = (
     "scheduling.x-k8s.io/pod-group",
     "scheduling.k8s.io/group-name",
     "kueue.x-k8s.io/pod-group-name",
+    keys.GANG,
 )
-"""Label or annotation with the name of a pod's gang: scheduler-plugins, Volcano, Kueue."""
+"""Label or annotation with the name of a pod's gang: scheduler-plugins, Volcano, Kueue, ours."""
+DEFAULT_GRACE_S: Final = 30.0
+"""Kubernetes' own, of pods that say nothing."""
+_LONGEST_NUMBER: Final = 16
 
 
 _NO_ACCOUNT: Final = Account()
@@ -59,6 +64,15 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """The allocation annotation as it stands."""
     group: str = ""
     """The gang the pod is a member of, see ``group_of``."""
+    priority: int = 0
+    start_s: float = 0.0
+    """When kubelet took the pod up, Unix seconds; 0 while it has not."""
+    min_runtime_s: float = 0.0
+    """How long the pod says it must run before it is evicted for another one."""
+    grace_s: float = DEFAULT_GRACE_S
+    """How long the pod may take to end after it was asked to."""
+    is_gated: bool = False
+    """Kube-scheduler does not look at the pod yet."""
     account: Account | None = None
     """What quotas count the pod under, see ``account_of``."""
 
@@ -161,8 +175,34 @@ class PodReader:
             is_labelled=pod.labels().get(keys.MANAGED_LABEL) == "true",
             annotation=annotation,
             group=group_of(pod),
+            priority=pod.spec.priority or 0,
+            start_s=_unix_s(pod.status.start_time),
+            min_runtime_s=_seconds(pod.annotations().get(keys.MIN_RUNTIME, "")),
+            grace_s=_grace_s(pod),
+            is_gated=bool(pod.spec.scheduling_gates),
             account=account_of(pod),
         )
+
+
+def _unix_s(text: str | None) -> float:
+    """Unix seconds of a Kubernetes time, 0 when there is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else 0.0
+    except ValueError:
+        return 0.0
+
+
+def _seconds(text: str) -> float:
+    """A length of time that a user wrote; what is not one protects nothing."""
+    try:
+        return max(0.0, float(text)) if text and len(text) <= _LONGEST_NUMBER else 0.0
+    except ValueError:
+        return 0.0
+
+
+def _grace_s(pod: PodView) -> float:
+    grace_s = pod.spec.termination_grace_period_seconds
+    return DEFAULT_GRACE_S if grace_s is None else float(grace_s)
 
 
 def _is_started(pod: PodView) -> bool:

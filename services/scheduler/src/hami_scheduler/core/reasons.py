@@ -71,7 +71,6 @@ RefusalCode = Literal[
     "VictimsLeaving",
     "GangIncomplete",
     "GangWaiting",
-    "GangInvalid",
     "ShareLost",
     "ResourceQuotaNotFit",
     "QueueOverLimit",

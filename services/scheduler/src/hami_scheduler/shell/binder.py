@@ -20,8 +20,10 @@ from msgspec import Struct
 
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable
 from hami_common.events.allocation import AllocationRecord
+from hami_common.model.request import PodRequest
 from hami_common.signing import Signer
 from hami_scheduler.core import binding
+from hami_scheduler.core.ledger import Hold
 from hami_scheduler.core.podfacts import PodFacts
 from hami_scheduler.core.quota import amounts_of
 from hami_scheduler.core.reasons import NodeRefusal
@@ -141,31 +143,47 @@ class Binder:
 
     # --- reserve ---------------------------------------------------------------------------------
 
+    async def hold(self, pod: PodFacts, node: str, hold: Hold, *, traceparent: str = "") -> Holding:
+        """Hold devices for a pod that waits, before anybody binds it; ``Refused`` says why not.
+
+        What the pod holds for this purpose already is returned as it is.
+        """
+        generation, allocation_id = self._quota.ledger.generation, self._ids()
+        async with self._pods.hold(pod.uid, wait_s=self._settings.bind_wait_s):
+            try:
+                attempt = await self._reserve(pod, node, allocation_id, traceparent, hold)
+                if attempt.is_first:
+                    await self._within_quota(attempt, generation)
+            finally:
+                self._quota.ledger.unexpect(allocation_id)
+        return attempt.holding
+
     async def _reserve(
-        self, pod: PodFacts, node: str, allocation_id: str, traceparent: str
+        self,
+        pod: PodFacts,
+        node: str,
+        allocation_id: str,
+        traceparent: str,
+        hold: Hold | None = None,
     ) -> "_Attempt":
-        """A reservation whose newest record we wrote after ``pod`` was read."""
+        """A reservation whose newest record we wrote after ``pod`` was read, or a ``hold``."""
         request = pod.request
         if request is None:
             raise Refused(outcome="invalid", text="the pod asks for no device")
-        allocation_id = self._ids()
         async with self._effects.planning(node):
             for _ in range(self._settings.fence_tries):
+                holding: Holding | None
                 # Nothing is awaited before the plan is made: an emptied ledger must plan nothing.
                 self._state.require_complete()
-                plan = self._state.ledger.plan_bind(
-                    request,
-                    node,
-                    allocation_id=allocation_id,
-                    now_s=self._state.clock.now_s(),
-                    fenced=pod.fence,
-                )
+                plan = self._plan(pod, request, node, allocation_id, hold)
                 if isinstance(plan, NodeRefusal):
                     raise Refused(outcome="no-fit", text=f"node {node}: {plan.text}")
                 if isinstance(plan, Append):
                     plan = plan.under(pod.account)
                     self._expect(plan.record)
-                if isinstance(plan, Reuse):
+                if isinstance(plan, Reuse) and hold is not None:
+                    holding = plan.holding  # nobody binds under it yet, so it need not be ours
+                elif isinstance(plan, Reuse):
                     # An earlier attempt left it, perhaps another replica's. Renewed, it is ours.
                     holding = await self._effects.renew(plan.holding, traceparent=traceparent)
                 else:
@@ -216,6 +234,29 @@ class Binder:
             return None
         self._metrics.quota_races.inc()
         return await self._give_up(attempt, outcome="no-quota", text=refusal.text)
+
+    def _plan(
+        self,
+        pod: PodFacts,
+        request: PodRequest,
+        node: str,
+        allocation_id: str,
+        hold: Hold | None,
+    ) -> Append | Reuse | NodeRefusal:
+        """How the pod gets its devices on the node as it is now."""
+        ledger, now_s = self._state.ledger, self._state.clock.now_s()
+        if hold is not None:
+            return ledger.plan_hold(
+                request,
+                node,
+                allocation_id=allocation_id,
+                now_s=now_s,
+                hold=hold,
+                fenced=pod.fence,
+            )
+        return ledger.plan_bind(
+            request, node, allocation_id=allocation_id, now_s=now_s, fenced=pod.fence
+        )
 
     async def _append(self, plan: Append, traceparent: str) -> Holding | None:
         """What the append left in the ledger; ``None`` when it lost the race and was not stored."""

@@ -30,6 +30,7 @@ from hami_common.podview import PodListView, PodView
 from hami_common.ports import Bucket, Expect, KubeApi
 from hami_common.runtime.tasks import Backoff
 from hami_scheduler.core import binding, repair
+from hami_scheduler.core.ledger import RENEWED
 from hami_scheduler.core.podfacts import PodFacts, PodReader, pod_path
 from hami_scheduler.core.reasons import NodeRefusal
 from hami_scheduler.core.repair import Holding
@@ -332,7 +333,7 @@ class Effects:
                 time_s=self._now_s(),
                 lease_s=self._settings.lease_s,
                 writer=self._writer,
-                reason="renewed",
+                reason=RENEWED,
             ),
             key=subjects.allocation_key(record.node, record.pod_uid),
             expect=Expect(

@@ -14,17 +14,20 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Literal
 
+import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 from opentelemetry.trace import get_current_span
 
 from hami_common import annotations as keys
 from hami_common.errors import HamiError, RequestInvalid, Unavailable
-from hami_common.events.decision import DecisionRecord, NodeScore
+from hami_common.events.decision import NODES_LISTED, DecisionRecord, NodeScore, RefusalClass
 from hami_common.model.request import PodRequest
 from hami_common.podview import PodView
 from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.runtime.telemetry import Tracing, current_traceparent, log_context
 from hami_scheduler.core import snapshot
+from hami_scheduler.core.gangs import gang_of
 from hami_scheduler.core.inventory import Inventory
 from hami_scheduler.core.names import NodeNames
 from hami_scheduler.core.podfacts import PodReader, group_of
@@ -32,7 +35,9 @@ from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
 from hami_scheduler.shell.binder import REFUSALS, Binder, Refused
 from hami_scheduler.shell.decisions import Decisions
+from hami_scheduler.shell.gangs import Answer, Gangs
 from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.preemption import Preemption
 from hami_scheduler.shell.quota import QuotaKeeper
 from hami_scheduler.shell.state import State
 
@@ -40,6 +45,15 @@ BEST_LISTED = 16
 """Nodes that a recorded prioritize names: kube-scheduler takes one of the first."""
 
 _log = logging.getLogger(__name__)
+
+
+class Deciders(Struct, frozen=True, kw_only=True):
+    """Parts that have a say in what becomes of a pod."""
+
+    binder: Binder
+    quota: QuotaKeeper
+    gangs: Gangs
+    preemption: Preemption
 
 
 class Extender:
@@ -51,9 +65,8 @@ class Extender:
         state: State,
         inventory: Inventory,
         reader: PodReader,
-        binder: Binder,
+        deciders: Deciders,
         decisions: Decisions,
-        quota: QuotaKeeper,
         settings: Settings,
         metrics: Metrics,
         tracing: Tracing,
@@ -64,9 +77,11 @@ class Extender:
         self._verdicts = state.verdicts
         self._reader = reader
         self._decoder = wire.ArgsDecoder()
-        self._binder = binder
+        self._binder = deciders.binder
         self._decisions = decisions
-        self._quota = quota
+        self._quota = deciders.quota
+        self._gangs = deciders.gangs
+        self._preemption = deciders.preemption
         self._settings = settings
         self._metrics = metrics
         self._tracing = tracing
@@ -79,6 +94,7 @@ class Extender:
             ("POST", "/filter"): self.filter,
             ("POST", "/prioritize"): self.prioritize,
             ("POST", "/bind"): self.bind,
+            ("POST", "/preempt"): self.preempt,
             ("GET", "/v1/snapshot"): self.snapshot,
         }
 
@@ -100,7 +116,7 @@ class Extender:
     async def _filter(self, pod: PodView, candidates: wire.Candidates, begin: float) -> bytes:
         names = candidates.names
         try:
-            request = self._request_of(pod)
+            request, gang = self._request_of(pod), gang_of(pod)
         except RequestInvalid as error:
             # No event in the cluster and no preemption can help: only the user can.
             self._failed("filter", "invalid", pod, error, begin)
@@ -110,7 +126,17 @@ class Extender:
         if request is None:
             return wire.encode_filter(candidates, names)
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
-        filtered = self._quota.allowed(pod, request, self._verdicts.filter(request, names))
+        if gang is not None:
+            answer = await self._gangs.admit(gang, pod, request, names)
+            self._state.require_complete()
+        else:
+            answer = self._preemption.room(pod, request, names)
+        if answer is not None:
+            return self._answered(pod, candidates, answer, begin)
+        fitting = self._verdicts.filter(request, names)
+        if gang is None and not len(fitting.left):
+            self._preemption.consider(pod, request, names)
+        filtered = self._quota.allowed(pod, request, fitting)
         classes = filtered.classes()
         for refused in classes:
             self._metrics.refusals.labels(code=refused.code).inc(refused.count)
@@ -126,6 +152,36 @@ class Extender:
         )
         failed = [(refusal.text, places) for refusal, places in filtered.groups()]
         return wire.encode_filter(candidates, filtered.left, failed)
+
+    def _answered(
+        self, pod: PodView, candidates: wire.Candidates, answer: Answer, begin: float
+    ) -> bytes:
+        """The reply where a share is held for the pod, or where others have to come or go first."""
+        names = candidates.names
+        fits = np.array([name == answer.node for name in names.strings()], np.bool_)
+        left, others = names.part(fits), np.flatnonzero(~fits)
+        refusals: tuple[RefusalClass, ...] = ()
+        if len(others):
+            self._metrics.refusals.labels(code=answer.code).inc(len(others))
+            refusals = (
+                RefusalClass(
+                    code=answer.code,
+                    text=answer.text,
+                    count=len(others),
+                    nodes=tuple(sorted(names.several(others[:NODES_LISTED]))),
+                ),
+            )
+        self._decided(
+            replace(
+                self._record("filter", pod),
+                verdict="feasible" if len(left) else "refused",
+                nodes_considered=len(names),
+                nodes_feasible=len(left),
+                refusals=refusals,
+            ),
+            begin,
+        )
+        return wire.encode_filter(candidates, left, [(answer.text, others)])
 
     def _request_of(self, pod: PodView) -> PodRequest | None:
         """What the pod asks for; prioritize is called about the pod of the last filter."""
@@ -172,6 +228,28 @@ class Extender:
             begin,
         )
         return wire.encode_priorities(names, scored.priorities(highest=wire.MAX_PRIORITY))
+
+    # --- preempt ---------------------------------------------------------------------------------
+
+    async def preempt(self, request: Request) -> Response:
+        """Whom else kube-scheduler has to evict where, and where evicting is of no use."""
+        begin = perf_counter()
+        args = wire.decode_preemption(request.body)
+        with self._span("preempt", args.pod), log_context(**_named(args.pod)):
+            victims = args.victims()
+            try:
+                wanted = self._request_of(args.pod)
+                if wanted is not None:
+                    self._state.require_complete()
+                    victims = await self._preemption.complete(args.pod, wanted, victims)
+            except RequestInvalid:
+                victims = {}
+            except Unavailable as error:
+                self._metrics.verb_errors.labels(verb="preempt", cause="unavailable").inc()
+                _log.warning("victims not looked at", extra={"problem": str(error)})
+                victims = {}
+        self._metrics.verb_seconds.labels(verb="preempt").observe(perf_counter() - begin)
+        return Response(body=wire.encode_preemption(victims))
 
     # --- bind ------------------------------------------------------------------------------------
 

@@ -52,6 +52,50 @@ class BindArgs(Struct, frozen=True, kw_only=True, rename="pascal"):
     node: str
 
 
+class MetaPod(Struct, frozen=True, kw_only=True):
+    """A victim by uid."""
+
+    uid: str = msgspec.field(name="UID")
+
+
+class MetaVictims(Struct, frozen=True, kw_only=True, rename="pascal"):
+    """Those who would have to leave a node."""
+
+    pods: list[MetaPod] | None = None
+    num_violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+
+class WholeVictims(Struct, frozen=True, kw_only=True, rename="pascal"):
+    """The same with whole pods, as a caller sends it that thinks we know none."""
+
+    pods: list[PodView] | None = None
+    num_violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+
+class PreemptionArgs(Struct, frozen=True, kw_only=True, rename="pascal"):
+    """Body of preempt."""
+
+    pod: PodView
+    node_name_to_victims: dict[str, WholeVictims] | None = None
+    node_name_to_meta_victims: dict[str, MetaVictims] | None = None
+
+    def victims(self) -> dict[str, MetaVictims]:
+        """Victims by node, by uid."""
+        if self.node_name_to_meta_victims is not None:
+            return self.node_name_to_meta_victims
+        return {
+            node: MetaVictims(
+                pods=[MetaPod(uid=pod.metadata.uid) for pod in whole.pods or []],
+                num_violations=whole.num_violations,
+            )
+            for node, whole in (self.node_name_to_victims or {}).items()
+        }
+
+
+class _PreemptionReply(Struct, frozen=True, kw_only=True, rename="pascal"):
+    node_name_to_meta_victims: dict[str, MetaVictims]
+
+
 class _NodeMetadata(Struct, frozen=True, kw_only=True):
     name: str = ""
 
@@ -68,6 +112,7 @@ _args_decoder = msgspec.json.Decoder(ExtenderArgs)
 _shortened_decoder = msgspec.json.Decoder(_ArgsWithoutNames)
 _SCORES = [b',"Score":%2d},' % number for number in range(MAX_PRIORITY + 1)]
 _bind_decoder = msgspec.json.Decoder(BindArgs)
+_preemption_decoder = msgspec.json.Decoder(PreemptionArgs)
 _name_decoder = msgspec.json.Decoder(_NodeName)
 _encoder = msgspec.json.Encoder()
 _NAMES_BEGIN = b'"NodeNames":['
@@ -199,6 +244,16 @@ def encode_filter_error(error: str) -> bytes:
 def encode_priorities(names: NodeNames, priorities: Ints) -> bytes:
     """Reply to prioritize: a number 0..``MAX_PRIORITY`` for each name."""
     return b"".join((b"[", names.labelled(b'{"Host":', priorities, _SCORES)[:-1], b"]"))
+
+
+def decode_preemption(body: bytes) -> PreemptionArgs:
+    """Arguments of a preempt call; ``WireInvalid`` names what is wrong."""
+    return _decode(_preemption_decoder, body, what="ExtenderPreemptionArgs")
+
+
+def encode_preemption(victims: Mapping[str, MetaVictims]) -> bytes:
+    """Reply to preempt: the nodes on which evicting is of use, and whom."""
+    return _encoder.encode(_PreemptionReply(node_name_to_meta_victims=dict(victims)))
 
 
 def encode_bind(error: str = "") -> bytes:

@@ -93,6 +93,23 @@ class Metrics:
             "Times the ledger in memory was built from nothing.",
             registry=registry,
         )
+        self.preemptions = Counter(
+            "hami_scheduler_preemptions",
+            "Pods that fitted nowhere and for which others might leave, by what came of it.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.victims = Counter(
+            "hami_scheduler_preemption_victims",
+            "Pods evicted for one with a higher priority.",
+            registry=registry,
+        )
+        self.gangs = Counter(
+            "hami_scheduler_gangs",
+            "Attempts to place a gang, by what came of it.",
+            ["outcome"],
+            registry=registry,
+        )
         self.over_booked = Counter(
             "hami_scheduler_over_bookings",
             "Bookings beyond a device's capacity, because a pod that runs wins.",

@@ -17,6 +17,7 @@ import anyio
 from hami_common.errors import HamiError, Unavailable
 from hami_common.runtime.tasks import Backoff
 from hami_scheduler.core import repair
+from hami_scheduler.core.ledger import RENEWED
 from hami_scheduler.core.podfacts import PodFacts
 from hami_scheduler.core.stimuli import Examine, Repaired
 from hami_scheduler.settings import Settings
@@ -146,9 +147,15 @@ class Recovery:
         await _each(list(by_node.values()), restore)
 
     def _examine_former_self(self) -> None:
-        """Nobody works any more on what an earlier run of this replica had reserved."""
+        """Nobody works any more on what an earlier run of this replica had reserved.
+
+        Shares held for pods that nobody had begun to bind go on as they are: kube-scheduler
+        asks for them again, and their leases run.
+        """
         for holding in self._state.ledger.reserved():
-            if holding.record.writer == self._writer:
+            record = holding.record
+            is_only_held = record.held_for and record.reason != RENEWED
+            if record.writer == self._writer and not is_only_held:
                 self._chores.add(Examine(holding=holding))
 
     async def _forget_tombstones(self) -> None:

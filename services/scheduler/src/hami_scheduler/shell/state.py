@@ -7,6 +7,7 @@ the ledger asks for go to ``carry_out``, which must not block. Seconds throughou
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 import anyio
@@ -34,14 +35,22 @@ class Pods:
         self._waiting: set[str] = set()
         self._groups: dict[str, dict[str, str]] = {}
         """By gang: node of each placed member, by uid."""
+        self._members: dict[str, set[str]] = {}
+        """By gang: every member that is known."""
+        self._priorities: Counter[int] = Counter()
+        """How many placed pods have a priority."""
 
     def put(self, pod: PodFacts) -> PodFacts | None:
         """Take a version; returns the one it replaces."""
         before = self._by_uid.get(pod.uid)
         self._by_uid[pod.uid] = pod
         self._leave_group(before)
+        if pod.group:
+            self._members.setdefault(pod.group, set()).add(pod.uid)
         if pod.group and pod.node and not pod.is_finished:
             self._groups.setdefault(pod.group, {})[pod.uid] = pod.node
+        if pod.node and not pod.is_finished:
+            self._priorities[pod.priority] += 1
         if pod.is_waiting():
             self._waiting.add(pod.uid)
         else:
@@ -56,6 +65,15 @@ class Pods:
         return before
 
     def _leave_group(self, pod: PodFacts | None) -> None:
+        if pod is not None and pod.node and not pod.is_finished:
+            self._priorities[pod.priority] -= 1
+            if not self._priorities[pod.priority]:
+                del self._priorities[pod.priority]
+        known = set() if pod is None else self._members.get(pod.group, set())
+        if pod is not None and pod.uid in known:
+            known.discard(pod.uid)
+            if not known:
+                del self._members[pod.group]
         members = {} if pod is None else self._groups.get(pod.group, {})
         if pod is not None and members.pop(pod.uid, None) is not None and not members:
             del self._groups[pod.group]
@@ -63,6 +81,14 @@ class Pods:
     def nodes_of_group(self, group: str) -> list[str]:
         """Where the placed members of a gang are, one entry for each."""
         return list(self._groups.get(group, {}).values())
+
+    def members_of_group(self, group: str) -> list[PodFacts]:
+        """Every known pod of a gang, by uid."""
+        return [self._by_uid[uid] for uid in sorted(self._members.get(group, ()))]
+
+    def lowest_priority(self) -> int | None:
+        """The lowest priority of the pods that have a node; ``None`` when there are none."""
+        return min(self._priorities, default=None)
 
     def get(self, uid: str) -> PodFacts | None:
         """What is known of the pod with this uid."""

@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gangs: holds the shares of all members before the first of them is bound, or none at all.
+
+Filter asks here about each member. A gang that lacks members is refused; once all exist, one job
+places them together (``core.gangs``) and appends a reservation with a lease for each, on the fences
+of their nodes. Only when the gang has what it needs is a member told its node, and nothing but that
+node. A job that cannot have all gives back what it got. Jobs of several schedulers never wait for
+each other: each takes nodes in the order of their names, the one that meets a node that changed
+under it releases and pauses for a time spread by chance, so neither deadlocks nor starves.
+
+A bind takes a member's reservation over; the leases of the others have them examined and released
+like any other. Where so many members are bound that only one is missing, a newcomer is placed by
+itself: that is how a member that died is replaced. Seconds throughout.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TypeVar
+
+import anyio
+import anyio.lowlevel
+import msgspec
+from msgspec import Struct
+
+from hami_common import annotations as keys
+from hami_common.errors import Denied, HamiError, NotFound, WireInvalid
+from hami_common.events.decision import DecisionRecord
+from hami_common.model.request import PodRequest
+from hami_common.podview import PodView
+from hami_common.ports import KubeApi
+from hami_common.runtime.tasks import Backoff
+from hami_scheduler.core.gangs import Assignment, GangRef, Member, place_together
+from hami_scheduler.core.ledger import Hold
+from hami_scheduler.core.names import NodeNames
+from hami_scheduler.core.podfacts import PodFacts
+from hami_scheduler.core.reasons import RefusalCode
+from hami_scheduler.core.repair import Holding
+from hami_scheduler.core.stimuli import CapacityReturned
+from hami_scheduler.settings import Settings
+from hami_scheduler.shell.backlog import Backlog
+from hami_scheduler.shell.binder import Binder, Refused
+from hami_scheduler.shell.decisions import Decisions
+from hami_scheduler.shell.effects import Chore, Effects, answer_within
+from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.state import State
+
+SIZE_KNOWN_S = 5.0
+"""How long the answer about a PodGroup is believed."""
+SAME_ANSWER_S = 1.0
+"""How long a gang that did not fit is not tried again while the ledger stays as it was."""
+REMEMBERED = 4096
+"""Members whose candidate nodes, and gangs whose last outcome, are remembered."""
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class _GroupSpec(Struct, frozen=True, kw_only=True, rename="camel"):
+    min_member: int = 0
+
+
+class _Group(Struct, frozen=True, kw_only=True):
+    spec: _GroupSpec = _GroupSpec()
+
+
+_group_decoder = msgspec.json.Decoder(_Group)
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What filter answers about a pod whose place is decided elsewhere."""
+
+    node: str = ""
+    """The one node that fits; empty: none does, and ``text`` says why."""
+    code: RefusalCode = "OtherReasons"
+    text: str = ""
+
+
+class _Count(Struct, frozen=True, kw_only=True):
+    """Where the members of a gang are."""
+
+    bound: tuple[PodFacts, ...]
+    held: tuple[tuple[PodFacts, Holding], ...]
+    waiting: tuple[PodFacts, ...]
+    """Without a node and without a share."""
+
+    @property
+    def present(self) -> int:
+        return len(self.bound) + len(self.held) + len(self.waiting)
+
+    @property
+    def ready(self) -> int:
+        return len(self.bound) + len(self.held)
+
+
+class _Job(Struct, kw_only=True):
+    """One attempt to place a gang."""
+
+    key: str
+    size: int
+    names: NodeNames
+    """Candidates of members that filter has not told us about."""
+    done: anyio.Event
+    move: bool = False
+    """A member's node is no candidate any more: begin with nothing held."""
+
+
+class _Last(Struct, frozen=True, kw_only=True):
+    """How the last attempt ended, and on which state of the ledger."""
+
+    answer: Answer
+    snapshot_id: str
+    members: frozenset[str]
+    until_s: float
+
+
+class Gangs:
+    """All gangs, as far as members were asked about."""
+
+    def __init__(
+        self,
+        *,
+        state: State,
+        binder: Binder,
+        effects: Effects,
+        kube: KubeApi,
+        chores: Backlog[Chore],
+        decisions: Decisions,
+        settings: Settings,
+        metrics: Metrics,
+    ) -> None:
+        """Hold shares through ``binder``; wake waiting members through ``chores``."""
+        self._state = state
+        self._binder = binder
+        self._effects = effects
+        self._kube = kube
+        self._chores = chores
+        self._decisions = decisions
+        self._settings = settings
+        self._metrics = metrics
+        self._jobs: OrderedDict[str, _Job] = OrderedDict()
+        self._wake = anyio.Event()
+        self._sizes: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._names: OrderedDict[str, NodeNames] = OrderedDict()
+        self._last: OrderedDict[str, _Last] = OrderedDict()
+        self._backoffs: OrderedDict[str, Backoff] = OrderedDict()
+        self._later = anyio.Event()
+        self._pause_s = 0.0
+
+    # --- called by filter ------------------------------------------------------------------------
+
+    async def admit(
+        self, ref: GangRef, pod: PodView, request: PodRequest, names: NodeNames
+    ) -> Answer | None:
+        """Where the member goes; ``None`` when it is to be placed like any other pod."""
+        size = ref.size or await self._size(ref)
+        if size <= 1:
+            return None
+        _remember(self._names, request.uid, names)
+        await self._until_known(request.uid)
+        answer = self._answer(ref.key, size, pod, names)
+        if not isinstance(answer, _Job):
+            return answer
+        if not self._is_pointless(ref.key):
+            known = self._jobs.get(ref.key)
+            if known is None:
+                known = self._jobs[ref.key] = answer
+                self._wake.set()
+            with anyio.move_on_after(self._settings.gang_wait_s):
+                await known.done.wait()
+            answer = self._answer(ref.key, size, pod, names)
+            if not isinstance(answer, _Job):
+                return answer
+        last = self._last.get(ref.key)
+        if last is not None:
+            return last.answer
+        return Answer(code="GangWaiting", text=f"GangWaiting: gang {ref.key} is being placed")
+
+    def _answer(
+        self, key: str, size: int, pod: PodView, names: NodeNames
+    ) -> "Answer | _Job | None":
+        """What is known of a member's place; a job when it has to be made first."""
+        count = self._count(key)
+        if count.present < size:
+            return Answer(
+                code="GangIncomplete",
+                text=f"GangIncomplete: gang {key} has {count.present} of {size} pods",
+            )
+        fenced = pod.annotations().get(keys.FENCE, "")
+        held = self._state.ledger.held_for(pod.metadata.uid, fenced=fenced)
+        job = _Job(key=key, size=size, names=names, done=anyio.Event())
+        if held is not None:
+            if count.ready < size:
+                return job
+            node = held.record.node
+            if node in names.strings():
+                return Answer(node=node, text=f"GangWaiting: a share is held on node {node}")
+            job.move = True
+            return job
+        if count.ready >= size or len(count.bound) >= size - 1:
+            return None
+        return job
+
+    def _count(self, key: str) -> _Count:
+        bound: list[PodFacts] = []
+        held: list[tuple[PodFacts, Holding]] = []
+        waiting: list[PodFacts] = []
+        for pod in self._state.pods.members_of_group(key):
+            if pod.node:
+                bound.append(pod)
+            elif pod.is_waiting() and not pod.is_gated:
+                holding = self._state.ledger.held_for(pod.uid, fenced=pod.fence)
+                if holding is None:
+                    waiting.append(pod)
+                else:
+                    held.append((pod, holding))
+        return _Count(bound=tuple(bound), held=tuple(held), waiting=tuple(waiting))
+
+    def _is_pointless(self, key: str) -> bool:
+        """Whether the last attempt would only be repeated."""
+        last = self._last.get(key)
+        if last is None or last.until_s <= self._state.clock.monotonic_s():
+            return False
+        members = frozenset(pod.uid for pod in self._state.pods.members_of_group(key))
+        return last.snapshot_id == self._state.ledger.snapshot_id and last.members == members
+
+    async def _until_known(self, uid: str) -> None:
+        """Let our watch show the pod that kube-scheduler's has shown already."""
+        left_s = self._settings.gang_wait_s
+        while self._state.pods.get(uid) is None and left_s > 0:
+            await self._state.clock.sleep(0.02)
+            left_s -= 0.02
+
+    async def _size(self, ref: GangRef) -> int:
+        """``minMember`` of the pod's PodGroup; 0 when there is none."""
+        path, now_s = ref.path(), self._state.clock.monotonic_s()
+        size, until_s = self._sizes.get(path, (0, 0.0))
+        if until_s > now_s:
+            return size
+        try:
+            with answer_within(self._settings.api_timeout_s, peer="API server"):
+                raw = await self._kube.get(path)
+            size = _group_decoder.decode(raw).spec.min_member
+        except NotFound:
+            size = 0  # no such group, or nobody has installed the kind
+        except Denied as error:
+            size = 0
+            _log.warning("group of pods not readable", extra={"problem": str(error)})
+        except msgspec.DecodeError as error:
+            raise WireInvalid(what=f"PodGroup {ref.key}", problem=str(error)) from error
+        _remember(self._sizes, path, (size, now_s + SIZE_KNOWN_S))
+        return size
+
+    # --- jobs ------------------------------------------------------------------------------------
+
+    async def work(self) -> None:
+        """Place gangs, one after another, for ever."""
+        while True:
+            while not self._jobs:
+                if self._wake.is_set():
+                    self._wake = anyio.Event()
+                await self._wake.wait()
+            key, job = next(iter(self._jobs.items()))
+            try:
+                outcome, answer = await self._place(job)
+            except HamiError as error:
+                outcome = "unavailable"
+                answer = Answer(code="GangWaiting", text=f"GangWaiting: gang {key}: {error}")
+            self._ended(job, outcome, answer)
+
+    def _ended(self, job: _Job, outcome: str, answer: Answer) -> None:
+        key, clock = job.key, self._state.clock
+        self._metrics.gangs.labels(outcome=outcome).inc()
+        _log.info("gang", extra={"gang": key, "outcome": outcome, "reason": answer.text})
+        until_s = clock.monotonic_s() + SAME_ANSWER_S
+        if outcome == "placed":
+            self._last.pop(key, None)
+            self._backoffs.pop(key, None)
+        else:
+            members = frozenset(pod.uid for pod in self._state.pods.members_of_group(key))
+            _remember(
+                self._last,
+                key,
+                _Last(
+                    answer=answer,
+                    snapshot_id=self._state.ledger.snapshot_id,
+                    members=members,
+                    until_s=until_s,
+                ),
+            )
+        del self._jobs[key]
+        job.done.set()
+
+    async def _place(self, job: _Job) -> tuple[str, Answer]:
+        """(outcome in one word, what members are told) of one attempt."""
+        self._state.require_complete()
+        if job.move:
+            for _, holding in self._count(job.key).held:
+                await self._effects.release(holding, "gang-moved")
+        count = self._count(job.key)
+        need = job.size - count.ready
+        if need <= 0:
+            return "placed", Answer()
+        if len(count.waiting) < need:
+            return "incomplete", Answer(
+                code="GangIncomplete",
+                text=f"GangIncomplete: gang {job.key} has {count.present} of {job.size} pods",
+            )
+        assignment = await self._assign(job, count, count.waiting)
+        if assignment is None and len(count.waiting) > need:
+            assignment = await self._assign(job, count, count.waiting[:need])
+        if assignment is None:
+            return "no-fit", Answer(
+                code="GangWaiting",
+                text=f"GangWaiting: gang {job.key}: no room for {need} pods at the same time",
+            )
+        return await self._acquire(job, assignment)
+
+    async def _assign(
+        self, job: _Job, count: _Count, pods: Sequence[PodFacts]
+    ) -> Assignment | None:
+        nodes: dict[int, frozenset[str]] = {}
+        members: list[Member] = []
+        for pod in pods:
+            names = self._names.get(pod.uid, job.names)
+            if id(names) not in nodes:
+                nodes[id(names)] = frozenset(names.strings())
+            if pod.request is not None:
+                members.append(Member(request=pod.request, nodes=nodes[id(names)]))
+        near = [pod.node for pod in count.bound if not pod.is_finished]
+        near += [holding.record.node for _, holding in count.held]
+        search = place_together(self._state.table, members, near=near)
+        try:
+            while True:
+                next(search)
+                await anyio.lowlevel.checkpoint()
+        except StopIteration as end:
+            found: Assignment | None = end.value
+            return found
+
+    async def _acquire(self, job: _Job, assignment: Assignment) -> tuple[str, Answer]:
+        """Hold every share, in the order of the nodes' names, or none."""
+        hold = Hold(held_for=f"gang {job.key}", lease_s=self._settings.gang_lease_s)
+        acquired: list[Holding] = []
+        try:
+            for uid, placement in sorted(assignment.items(), key=lambda a: (a[1].node, a[0])):
+                pod = self._state.pods.get(uid)
+                if pod is None or not pod.is_waiting():
+                    raise Refused(outcome="gone", text="a member has gone")
+                holding = await self._binder.hold(
+                    pod, placement.node, hold, traceparent=pod.traceparent
+                )
+                acquired.append(holding)
+        except HamiError as error:
+            await self._give_back(acquired)
+            outcome = error.outcome if isinstance(error, Refused) else "unavailable"
+            if outcome != "no-quota":
+                self._try_later(job.key)
+            return outcome, Answer(code="GangWaiting", text=f"GangWaiting: gang {job.key}: {error}")
+        self._tell(acquired)
+        self._chores.add(CapacityReturned(node=acquired[0].record.node))
+        return "placed", Answer()
+
+    async def _give_back(self, acquired: Sequence[Holding]) -> None:
+        """Release what was got; what cannot be released now, its lease does."""
+        for holding in acquired:
+            try:
+                await self._effects.release(holding, "gang-incomplete")
+            except HamiError as error:
+                _log.warning("share of a gang left to its lease", extra={"problem": str(error)})
+
+    def _try_later(self, key: str) -> None:
+        """Wake kube-scheduler after a pause: nothing that it watches tells it to try again."""
+        retry_s = self._settings.gang_retry_s
+        backoff = self._backoffs.get(key) or Backoff(first_s=retry_s, most_s=10 * retry_s)
+        _remember(self._backoffs, key, backoff)
+        self._pause_s = backoff.next_s()
+        self._later.set()
+
+    async def wake(self) -> None:
+        """Have members tried again some time after a gang lost its nodes to others, for ever."""
+        while True:
+            await self._later.wait()
+            self._later = anyio.Event()
+            await self._state.clock.sleep(self._pause_s)
+            node = next(iter(self._state.table.codes), "")
+            if node:
+                self._chores.add(CapacityReturned(node=node))
+
+    def _tell(self, acquired: Sequence[Holding]) -> None:
+        for holding in acquired:
+            record = holding.record
+            self._decisions.add(
+                DecisionRecord(
+                    verb="gang",
+                    namespace=record.namespace,
+                    pod=record.pod,
+                    pod_uid=record.pod_uid,
+                    time_s=self._state.clock.now_s(),
+                    verdict="placed",
+                    snapshot_id=self._state.ledger.snapshot_id,
+                    node=record.node,
+                    allocation_id=record.allocation_id,
+                    ledger_seq=holding.revision,
+                    containers=record.containers,
+                    writer=self._decisions.writer,
+                )
+            )
+
+
+def _remember(known: OrderedDict[str, T], key: str, value: T) -> None:
+    known[key] = value
+    known.move_to_end(key)
+    while len(known) > REMEMBERED:
+        known.popitem(last=False)

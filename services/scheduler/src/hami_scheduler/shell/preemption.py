@@ -1,0 +1,580 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes room for pods with a high priority: chooses victims, holds their room, evicts (design D17).
+
+Filter only notes that a pod fits nowhere; everything else happens here, beside the calls. In this
+order, so that a crash at any point leaves nothing stuck: victims are chosen on the table; their
+room is appended to the ledger as a reservation of the preemptor, on the node's fence, booked beyond
+what the devices have while the victims are there; the pod is told its node; the victims are evicted
+through policy/v1, each by its uid. Whoever sees the reservation first keeps it: a second one of the
+same pod, by another scheduler, is given back before anybody is evicted for it. The reservation ends
+like any other: the pod's bind takes it over, or the pod goes, or its lease ends. A scheduler that
+finds it with victims that nobody has evicted yet goes on from there.
+
+Nobody is ever evicted against a PodDisruptionBudget: the eviction API refuses, the room is given
+back, and the pods that could not go are spared for a while. Seconds throughout.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+import anyio
+import anyio.lowlevel
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hami_common import annotations
+from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable, WireInvalid
+from hami_common.events import codec
+from hami_common.events.allocation import AllocationRecord
+from hami_common.events.decision import DecisionRecord, Victim
+from hami_common.model.request import PodRequest
+from hami_common.podview import MetadataView, PodListView, PodView
+from hami_common.ports import Bucket, KubeApi
+from hami_common.runtime.kubeio.recorder import EventRecorder, ObjectRef
+from hami_scheduler.core.ledger import Hold
+from hami_scheduler.core.names import NodeNames
+from hami_scheduler.core.podfacts import PodFacts, pod_path
+from hami_scheduler.core.preempt import NEVER, Rules, Site, is_evictable, site, wanted_grace_s
+from hami_scheduler.core.repair import Holding
+from hami_scheduler.core.victims import NOTHING, Cost, Victims, cost_of, find_victims, run
+from hami_scheduler.settings import Settings
+from hami_scheduler.shell import extender_wire as wire
+from hami_scheduler.shell.binder import Binder, Refused
+from hami_scheduler.shell.decisions import Decisions
+from hami_scheduler.shell.effects import MANAGED, PODS, Effects, answer_within
+from hami_scheduler.shell.gangs import Answer
+from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.state import State
+
+HELD_FOR = "preemption"
+BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
+ASKED_MOST = 1024
+"""Pods remembered between two attempts."""
+SPARED_S = 30.0
+"""How long a pod that could not be evicted is not tried again."""
+
+_log = logging.getLogger(__name__)
+_encoder = msgspec.json.Encoder()
+_pods_decoder = msgspec.json.Decoder(PodListView)
+
+
+class _Expression(Struct, frozen=True, kw_only=True):
+    key: str
+    operator: str
+    values: list[str] | None = None
+
+
+class _Selector(Struct, frozen=True, kw_only=True, rename="camel"):
+    match_labels: dict[str, str] | None = None
+    match_expressions: list[_Expression] | None = None
+
+    def text(self) -> str:
+        """The selector as a query of the Kubernetes API has it."""
+        parts = [f"{key}={value}" for key, value in (self.match_labels or {}).items()]
+        for one in self.match_expressions or []:
+            values = ",".join(one.values or [])
+            parts.append(
+                {
+                    "In": f"{one.key} in ({values})",
+                    "NotIn": f"{one.key} notin ({values})",
+                    "Exists": one.key,
+                }.get(one.operator, f"!{one.key}")
+            )
+        return ",".join(parts)
+
+
+class _BudgetSpec(Struct, frozen=True, kw_only=True):
+    selector: _Selector | None = None
+
+
+class _BudgetStatus(Struct, frozen=True, kw_only=True, rename="camel"):
+    disruptions_allowed: int = 0
+
+
+class _Budget(Struct, frozen=True, kw_only=True):
+    metadata: MetadataView = MetadataView()
+    spec: _BudgetSpec = _BudgetSpec()
+    status: _BudgetStatus = _BudgetStatus()
+
+
+class _Budgets(Struct, frozen=True, kw_only=True):
+    items: list[_Budget] = []
+
+
+_budgets_decoder = msgspec.json.Decoder(_Budgets)
+
+
+class Covered(Struct, frozen=True, kw_only=True):
+    """What PodDisruptionBudgets allow now."""
+
+    allowed: Mapping[str, int] = {}
+    by_uid: Mapping[str, tuple[str, ...]] = {}
+
+
+class _Asked(Struct, frozen=True, kw_only=True):
+    """A pod that fits nowhere, and where kube-scheduler would have it."""
+
+    pod: PodView
+    request: PodRequest
+    names: NodeNames
+
+
+class _Plan(Struct, frozen=True, kw_only=True):
+    """Who has to leave which node."""
+
+    victims: Victims
+    site: Site
+
+
+class Preemption:
+    """Chooses and evicts, one pod after another."""
+
+    def __init__(
+        self,
+        *,
+        state: State,
+        binder: Binder,
+        effects: Effects,
+        records: Bucket,
+        kube: KubeApi,
+        decisions: Decisions,
+        settings: Settings,
+        metrics: Metrics,
+    ) -> None:
+        """Hold room through ``binder``; tell ``decisions`` who had to go."""
+        self._state = state
+        self._binder = binder
+        self._effects = effects
+        self._records = records
+        self._kube = kube
+        self._decisions = decisions
+        self._settings = settings
+        self._metrics = metrics
+        self._events = EventRecorder(
+            kube, component="hami-scheduler", clock=state.clock, instance=decisions.writer
+        )
+        self._asked: OrderedDict[str, _Asked] = OrderedDict()
+        self._wake = anyio.Event()
+        self._not_before_s: OrderedDict[str, float] = OrderedDict()
+        self._spared_until_s: dict[str, float] = {}
+
+    # --- called by filter ------------------------------------------------------------------------
+
+    def consider(self, pod: PodView, request: PodRequest, names: NodeNames) -> None:
+        """The pod fits on none of ``names``: see soon whether others may leave for it."""
+        if not self._settings.preemption or pod.spec.preemption_policy == NEVER:
+            return
+        uid, priority = request.uid, pod.spec.priority or 0
+        lowest = self._state.pods.lowest_priority()
+        if lowest is None or lowest >= priority:
+            return
+        if self._not_before_s.get(uid, 0.0) > self._state.clock.monotonic_s():
+            return
+        if uid in self._asked or len(self._asked) >= ASKED_MOST:
+            return
+        self._asked[uid] = _Asked(pod=pod, request=request, names=names)
+        self._wake.set()
+
+    def room(self, pod: PodView, request: PodRequest, names: NodeNames) -> Answer | None:
+        """The node on which room was made for the pod; ``None`` when it may go anywhere."""
+        held = self._state.ledger.held_for(
+            request.uid, fenced=pod.annotations().get(annotations.FENCE, "")
+        )
+        if held is None or held.record.held_for != HELD_FOR:
+            return None
+        node, waiting = held.record.node, len(self._state.ledger.awaited(held))
+        if not waiting and node in names.strings():
+            return Answer(node=node, code="VictimsLeaving", text=f"room is held on node {node}")
+        if len(self._state.verdicts.filter(request, names).left):
+            return None  # something else got free
+        if not waiting:
+            return None
+        self.consider(pod, request, names)  # they may not all have been evicted
+        return Answer(
+            code="VictimsLeaving",
+            text=f"VictimsLeaving: {waiting} pods leave node {node}, their room is held",
+        )
+
+    async def complete(
+        self, pod: PodView, request: PodRequest, given: Mapping[str, wire.MetaVictims]
+    ) -> dict[str, wire.MetaVictims]:
+        """Kube-scheduler's victims by node, with those added whom the pod's devices need.
+
+        Nodes where nobody can make room for it are left out.
+        """
+        covered = await self._covered()
+        rules = self._rules(covered.by_uid)
+        kept: dict[str, wire.MetaVictims] = {}
+        for node, victims in given.items():
+            uids = [victim.uid for victim in victims.pods or []]
+            found = site(
+                self._state.ledger,
+                node,
+                priority=pod.spec.priority or 0,
+                pod_of=self._state.pods.get,
+                members_of=self._state.pods.members_of_group,
+                rules=rules,
+            )
+            held = [self._state.ledger.holding(node, uid) for uid in uids]
+            going = [holding for holding in held if holding is not None]
+            left = {*uids, *(holding.record.pod_uid for holding in found.leaving)}
+            search = find_victims(
+                self._state.table,
+                request,
+                node,
+                [
+                    unit
+                    for unit in found.units
+                    if len(unit.pods) == 1 and unit.pods[0].uid not in left
+                ]
+                if self._settings.preemption
+                else [],
+                leaving=[
+                    *(holding.record.containers for holding in going),
+                    *(h.record.containers for h in found.leaving if h.record.pod_uid not in uids),
+                ],
+                allowed=covered.allowed,
+            )
+            more = run(search)
+            await anyio.lowlevel.checkpoint()
+            if more is not None:
+                pods = [*uids, *more.uids()]
+                kept[node] = wire.MetaVictims(
+                    pods=[wire.MetaPod(uid=uid) for uid in pods],
+                    num_violations=victims.num_violations + more.cost.violations,
+                )
+        return kept
+
+    async def work(self) -> None:
+        """Take up what ``consider`` noted, for ever."""
+        while True:
+            while not self._asked:
+                if self._wake.is_set():
+                    self._wake = anyio.Event()
+                await self._wake.wait()
+            uid, asked = self._asked.popitem(last=False)
+            self._put_off(uid)
+            try:
+                outcome = await self._preempt(asked)
+            except HamiError as error:
+                outcome = "unavailable"
+                _log.warning("preemption failed", extra={"uid": uid, "problem": str(error)})
+            if outcome:
+                self._metrics.preemptions.labels(outcome=outcome).inc()
+
+    def _put_off(self, uid: str) -> None:
+        self._not_before_s[uid] = self._state.clock.monotonic_s() + self._settings.preempt_retry_s
+        self._not_before_s.move_to_end(uid)
+        while len(self._not_before_s) > ASKED_MOST:
+            self._not_before_s.popitem(last=False)
+
+    # --- one pod ---------------------------------------------------------------------------------
+
+    async def _preempt(self, asked: _Asked) -> str:
+        """Make room for one pod; the outcome in one word, empty when there was nothing to do."""
+        uid = asked.request.uid
+        for _ in range(self._settings.fence_tries):
+            pod = self._state.pods.get(uid)
+            if pod is None or not pod.is_waiting() or not self._state.is_complete:
+                return ""
+            held = self._state.ledger.held_for(uid, fenced=pod.fence)
+            if held is not None:
+                return await self._go_on(asked, pod, held)
+            if len(self._state.verdicts.filter(asked.request, asked.names).left):
+                return ""
+            covered = await self._covered()
+            plan = await self._choose(asked, pod, covered)
+            if plan is None:
+                self._tell(asked, verdict="refused", error="no pod that may leave would make room")
+                return "none"
+            if plan.victims.cost.violations:
+                text = "room could be made only against a PodDisruptionBudget"
+                self._tell(asked, verdict="refused", error=text)
+                return "budget"
+            outcome = await self._carry_out(asked, pod, plan)
+            if outcome:
+                return outcome
+        return "contended"
+
+    async def _choose(self, asked: _Asked, pod: PodFacts, covered: Covered) -> _Plan | None:
+        """The cheapest victims on any of the nodes, ``None`` when none would do."""
+        rules = self._rules(covered.by_uid)
+        sites: list[tuple[Cost, str, Site]] = []
+        for number, node in enumerate(asked.names.strings()):
+            if not number % 64:
+                await anyio.lowlevel.checkpoint()
+            found = self._site(node, pod, rules)
+            if found.units or found.leaving:
+                cheapest = min(
+                    (cost_of([unit], covered.allowed) for unit in found.units), default=NOTHING
+                )
+                if found.leaving:
+                    cheapest = NOTHING  # their room alone may do
+                sites.append((cheapest, node, found))
+        sites.sort(key=lambda entry: entry[:2])
+        best: _Plan | None = None
+        for cheapest, node, _ in sites[: self._settings.preempt_nodes]:
+            below = None if best is None else best.victims.cost
+            if below is not None and cheapest >= below:
+                break
+            here = self._site(node, pod, rules)  # others ran since
+            search = find_victims(
+                self._state.table,
+                asked.request,
+                node,
+                here.units,
+                leaving=here.leaving_shares(),
+                allowed=covered.allowed,
+                below=below,
+            )
+            seen = self._state.ledger.fence(node)
+            try:
+                while self._state.ledger.fence(node) == seen:
+                    next(search)
+                    await anyio.lowlevel.checkpoint()
+            except StopIteration as end:
+                if end.value is not None:
+                    best = _Plan(victims=end.value, site=here)
+            await anyio.lowlevel.checkpoint()
+        return best
+
+    def _site(self, node: str, pod: PodFacts, rules: Rules) -> Site:
+        pods = self._state.pods
+        return site(
+            self._state.ledger,
+            node,
+            priority=pod.priority,
+            pod_of=pods.get,
+            members_of=pods.members_of_group,
+            rules=rules,
+        )
+
+    def _rules(self, budgets: Mapping[str, tuple[str, ...]]) -> Rules:
+        now_s = self._state.clock.monotonic_s()
+        for uid in [uid for uid, until_s in self._spared_until_s.items() if until_s <= now_s]:
+            del self._spared_until_s[uid]
+        return Rules(
+            now_s=self._state.clock.now_s(),
+            min_runtime_s=self._settings.min_runtime_s,
+            min_runtime_most_s=self._settings.min_runtime_most_s,
+            budgets=budgets,
+            spared=frozenset(self._spared_until_s),
+        )
+
+    async def _carry_out(self, asked: _Asked, pod: PodFacts, plan: _Plan) -> str:
+        """Hold the room, then evict; empty when the node has changed and must be looked at anew."""
+        node, uids = plan.victims.node, plan.victims.uids()
+        victims = [known for uid in uids if (known := self._state.pods.get(uid)) is not None]
+        # Those whom a budget may keep first: nobody shall go in vain.
+        budgets = {p.uid: p.budgets for unit in plan.victims.units for p in unit.pods}
+        victims.sort(key=lambda victim: (not budgets[victim.uid], victim.uid))
+        leaving = [holding.record.pod_uid for holding in plan.site.leaving]
+        going = [known for uid in leaving if (known := self._state.pods.get(uid)) is not None]
+        here = [uid for uid in uids if self._state.ledger.holding(node, uid) is not None]
+        hold = Hold(
+            held_for=HELD_FOR,
+            lease_s=self._settings.preempt_hold_s + wanted_grace_s([*victims, *going]),
+            awaits=(*here, *leaving),
+        )
+        try:
+            holding = await self._binder.hold(pod, node, hold, traceparent=pod.traceparent)
+        except Refused as refused:
+            _log.info("room not held", extra={"node": node, "problem": refused.text})
+            return "quota" if refused.outcome == "no-quota" else ""
+        if await self._is_second(holding):
+            await self._effects.release(holding, "held-elsewhere")
+            return ""
+        await self._nominate(pod, node)
+        refusals = await self._evict_all(pod, victims, node)
+        if refusals:
+            await self._effects.release(holding, "preemption-refused")
+            self._tell(asked, verdict="refused", node=node, victims=victims, error=refusals[0])
+            return "refused"
+        self._tell(asked, verdict="placed", node=node, victims=victims, holding=holding)
+        await self._events.record(
+            _reference(pod),
+            reason="Preempting",
+            message=f"{len(victims)} pods with lower priority leave node {node}"
+            f"{', ' + str(len(leaving)) + ' more are leaving' if leaving else ''};"
+            " their devices are held for this pod",
+        )
+        return "placed"
+
+    async def _go_on(self, asked: _Asked, pod: PodFacts, held: Holding) -> str:
+        """Evict those whom a scheduler that held their room did not come to evict."""
+        awaited = self._state.ledger.awaited(held)
+        found: dict[str, PodFacts] = {}
+        for holding in awaited:
+            victim = self._state.pods.get(holding.record.pod_uid)
+            if victim is None:
+                continue
+            members = self._state.pods.members_of_group(victim.group) if victim.group else [victim]
+            found |= {member.uid: member for member in members if member.node}
+        rules = self._rules({})
+        staying = [
+            victim for victim in found.values() if not victim.is_deleting and not victim.is_finished
+        ]
+        if not staying:
+            return ""
+        if not all(is_evictable(victim, priority=pod.priority, rules=rules) for victim in staying):
+            await self._effects.release(held, "preemption-refused")
+            return "refused"
+        refusals = await self._evict_all(pod, staying, held.record.node)
+        if refusals:
+            await self._effects.release(held, "preemption-refused")
+            return "refused"
+        self._tell(asked, verdict="placed", node=held.record.node, victims=staying, holding=held)
+        return "resumed"
+
+    # --- outside ---------------------------------------------------------------------------------
+
+    async def _is_second(self, holding: Holding) -> bool:
+        """Whether another scheduler held room for the pod before us, on another node."""
+        record = holding.record
+        with answer_within(self._settings.bus_timeout_s, peer="NATS"):
+            entries = await self._records.latest(f"*.{record.pod_uid}")
+        for entry in entries:
+            try:
+                other = codec.decode(entry.value, AllocationRecord, what=entry.key)
+            except WireInvalid:
+                continue
+            is_live = other.op != "release" and other.node != record.node
+            if is_live and other.held_for and entry.revision < holding.revision:
+                return True
+        return False
+
+    async def _covered(self) -> Covered:
+        """What the PodDisruptionBudgets of namespaces with our pods allow, and whom they cover."""
+        namespaces = {pod.namespace for pod in self._state.pods if pod.node}
+        allowed: dict[str, int] = {}
+        by_uid: dict[str, tuple[str, ...]] = {}
+        try:
+            with answer_within(self._settings.api_timeout_s, peer="API server"):
+                pages = await self._kube.list_pages(BUDGETS)
+            for budget in [b for page in pages for b in _budgets_decoder.decode(page).items]:
+                namespace, selector = budget.metadata.namespace, budget.spec.selector
+                if namespace not in namespaces or selector is None:
+                    continue
+                name = f"{namespace}/{budget.metadata.name}"
+                allowed[name] = budget.status.disruptions_allowed
+                text = ",".join(part for part in (MANAGED, selector.text()) if part)
+                with answer_within(self._settings.api_timeout_s, peer="API server"):
+                    found = await self._kube.list_pages(
+                        PODS.replace("/pods", f"/namespaces/{namespace}/pods"), label_selector=text
+                    )
+                for page in found:
+                    for item in _pods_decoder.decode(page).items:
+                        uid = item.metadata.uid
+                        by_uid[uid] = (*by_uid.get(uid, ()), name)
+        except msgspec.DecodeError as error:
+            raise WireInvalid(what="PodDisruptionBudgets", problem=str(error)) from error
+        return Covered(allowed=allowed, by_uid=by_uid)
+
+    async def _nominate(self, pod: PodFacts, node: str) -> None:
+        """Say in the pod's status where its room is made; nothing depends on it."""
+        document = {"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}}
+        try:
+            with answer_within(self._settings.api_timeout_s, peer="API server"):
+                await self._kube.patch(f"{pod.path()}/status", _encoder.encode(document))
+        except HamiError as error:
+            _log.info("pod not nominated", extra={"pod": pod.name, "problem": str(error)})
+
+    async def _evict_all(
+        self, preemptor: PodFacts, victims: Sequence[PodFacts], node: str
+    ) -> list[str]:
+        """Evict one after another, until one may not go; why not."""
+        for victim in victims:
+            problem = await self._evict(victim)
+            if problem:
+                now_s = self._state.clock.monotonic_s()
+                self._spared_until_s[victim.uid] = now_s + SPARED_S
+                return [f"pod {victim.namespace}/{victim.name} cannot be evicted: {problem}"]
+            self._metrics.victims.inc()
+            _log.warning(
+                "pod evicted for one with a higher priority",
+                extra={
+                    "namespace": victim.namespace,
+                    "pod": victim.name,
+                    "for": f"{preemptor.namespace}/{preemptor.name}",
+                    "node": node,
+                },
+            )
+            await self._events.record(
+                _reference(victim),
+                reason="Preempted",
+                kind="Warning",
+                message=f"Evicted for pod {preemptor.namespace}/{preemptor.name} (priority"
+                f" {preemptor.priority}, this pod {victim.priority}), which needs devices of node"
+                f" {node}",
+            )
+        return []
+
+    async def _evict(self, victim: PodFacts) -> str:
+        """Why the pod was not evicted; empty when it goes or is gone."""
+        document = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": victim.name, "namespace": victim.namespace},
+            "deleteOptions": {"preconditions": {"uid": victim.uid}},
+        }
+        path = f"{pod_path(victim.namespace, victim.name)}/eviction"
+        try:
+            with answer_within(self._settings.api_timeout_s, peer="API server"):
+                await self._kube.create(path, _encoder.encode(document))
+        except NotFound:
+            return ""
+        except (Unavailable, Conflict, Denied) as error:
+            # Refused by a budget (429), or lost on the way: the pod itself tells.
+            pod = await self._effects.get_pod(victim.namespace, victim.name)
+            if pod is None or pod.uid != victim.uid or pod.is_deleting or pod.is_finished:
+                return ""
+            return str(error)
+        return ""
+
+    def _tell(
+        self,
+        asked: _Asked,
+        *,
+        verdict: str,
+        node: str = "",
+        victims: Sequence[PodFacts] = (),
+        holding: Holding | None = None,
+        error: str = "",
+    ) -> None:
+        record = DecisionRecord(
+            verb="preempt",
+            namespace=asked.request.namespace,
+            pod=asked.request.name,
+            pod_uid=asked.request.uid,
+            time_s=self._state.clock.now_s(),
+            verdict="placed" if verdict == "placed" else "refused",
+            snapshot_id=self._state.ledger.snapshot_id,
+            nodes_considered=len(asked.names),
+            node=node,
+            victims=tuple(
+                Victim(
+                    namespace=victim.namespace,
+                    pod=victim.name,
+                    pod_uid=victim.uid,
+                    node=victim.node,
+                    priority=victim.priority,
+                )
+                for victim in sorted(victims, key=lambda victim: victim.uid)
+            ),
+            error=error,
+            writer=self._decisions.writer,
+        )
+        if holding is not None:
+            record = replace(
+                record,
+                allocation_id=holding.record.allocation_id,
+                ledger_seq=holding.revision,
+                containers=holding.record.containers,
+            )
+        self._decisions.add(record)
+
+
+def _reference(pod: PodFacts) -> ObjectRef:
+    return ObjectRef(kind="Pod", name=pod.name, namespace=pod.namespace, uid=pod.uid)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Victims of a preemption against every set of pods there is, on small nodes."""
+
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hami_common.model.placement import ContainerShares
+from hami_common.model.request import PodRequest
+from hami_scheduler.core.pick import pick
+from hami_scheduler.core.reasons import NodeRefusal
+from hami_scheduler.core.table import DeviceTable
+from hami_scheduler.core.victims import Cost, Pod, Unit, Victims, cost_of, find_victims, run
+from tests.support.builders import ask, device, held, node_devices, pod, share, whole
+
+NODE = "n"
+MIB = 1000
+
+
+@st.composite
+def holdings(draw: st.DrawFn, devices: int) -> tuple[ContainerShares, ...]:
+    """What one pod holds: shares of one or two devices."""
+    on = draw(st.lists(st.integers(0, devices - 1), min_size=1, max_size=2, unique=True))
+    mib = draw(st.sampled_from([100, 300, 500, 900]))
+    return (held(*(share(f"d{number}", mib, draw(st.sampled_from([0, 30]))) for number in on)),)
+
+
+@st.composite
+def units(draw: st.DrawFn, devices: int) -> list[Unit]:
+    """Single pods and small gangs, one of whose members may be on another node."""
+    found = []
+    for number in range(draw(st.integers(0, 5))):
+        here = draw(st.lists(holdings(devices), min_size=1, max_size=2))
+        away = draw(st.integers(0, 1))
+        found.append(
+            Unit(
+                pods=tuple(
+                    Pod(
+                        uid=f"u{number}-{member}",
+                        priority=draw(st.integers(-2, 2)),
+                        start_s=draw(st.integers(1, 4)),
+                        budgets=draw(st.sampled_from([(), (), ("a",), ("b",)])),
+                    )
+                    for member in range(len(here) + away)
+                ),
+                here=tuple(here),
+            )
+        )
+    return found
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> PodRequest:
+    count = draw(st.integers(1, 2))
+    if draw(st.booleans()):
+        return pod(ask(count, mib=draw(st.sampled_from([200, 600, 1000]))), uid="me")
+    return pod(whole(count), uid="me")
+
+
+def table_with(devices: int, booked: list[tuple[ContainerShares, ...]]) -> DeviceTable:
+    table = DeviceTable()
+    table.upsert_node(
+        node_devices(
+            NODE, [device(f"d{n}", index=n, memory_mib=MIB, slots=4) for n in range(devices)]
+        )
+    )
+    for containers in booked:
+        table.book(NODE, containers)
+    return table
+
+
+def cheapest(
+    devices: int,
+    request: PodRequest,
+    offered: list[Unit],
+    leaving: list[tuple[ContainerShares, ...]],
+    staying: list[tuple[ContainerShares, ...]],
+    allowed: dict[str, int],
+) -> Cost | None:
+    """By trying every set on a table that is built from nothing each time."""
+    costs = []
+    for size in range(len(offered) + 1):
+        for some in combinations(offered, size):
+            rest = [unit for unit in offered if unit not in some]
+            booked = [*staying, *(shares for unit in rest for shares in unit.here)]
+            if not isinstance(pick(table_with(devices, booked), request, NODE), NodeRefusal):
+                costs.append(cost_of(some, allowed))
+    return min(costs, default=None)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), devices=st.integers(1, 3), request=requests())
+def test_victims_are_the_cheapest_of_all_sets_and_the_table_is_as_before(
+    data: st.DataObject, devices: int, request: PodRequest
+) -> None:
+    offered = data.draw(units(devices))
+    leaving = data.draw(st.lists(holdings(devices), max_size=2))
+    staying = data.draw(st.lists(holdings(devices), max_size=2))
+    allowed = {"a": data.draw(st.integers(0, 2)), "b": 1}
+    booked = [*leaving, *staying, *(shares for unit in offered for shares in unit.here)]
+    table = table_with(devices, booked)
+    before = list(table.usages())
+    found = run(find_victims(table, request, NODE, offered, leaving=leaving, allowed=allowed))
+    assert list(table.usages()) == before
+    table.check()
+    wanted = cheapest(devices, request, offered, leaving, staying, allowed)
+    assert (None if found is None else found.cost) == wanted
+    if found is not None:
+        assert found.is_exact
+        assert cost_of(found.units, allowed) == found.cost
+        left = [u for u in offered if u not in found.units]
+        rest = table_with(devices, [*staying, *(s for unit in left for s in unit.here)])
+        assert not isinstance(pick(rest, request, NODE), NodeRefusal)
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data(), devices=st.integers(1, 3), request=requests())
+def test_beyond_its_bound_the_answer_makes_room_and_nobody_in_it_could_stay(
+    data: st.DataObject, devices: int, request: PodRequest
+) -> None:
+    offered = data.draw(units(devices))
+    table = table_with(devices, [shares for unit in offered for shares in unit.here])
+    found = run(find_victims(table, request, NODE, offered, tests=1))
+    if found is None:
+        return
+    assert not found.is_exact
+    for kept in (None, *found.units):
+        gone = [unit for unit in found.units if unit is not kept]
+        rest = [s for unit in offered if unit not in gone for s in unit.here]
+        fits = not isinstance(pick(table_with(devices, rest), request, NODE), NodeRefusal)
+        assert fits == (kept is None)
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data(), devices=st.integers(1, 3), request=requests())
+def test_only_an_answer_below_the_given_cost_is_found(
+    data: st.DataObject, devices: int, request: PodRequest
+) -> None:
+    offered = data.draw(units(devices))
+    table = table_with(devices, [shares for unit in offered for shares in unit.here])
+
+    def below(cost: Cost | None) -> Victims | None:
+        return run(find_victims(table, request, NODE, offered, below=cost))
+
+    found = below(None)
+    if found is not None and found.units:
+        assert below(found.cost) is None
+        assert below(found.cost._replace(newest=found.cost.newest + 1)) == found

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Room is made for pods with a high priority: who goes, who keeps the room, what a crash leaves."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import pytest
+
+from hami_common.events.allocation import AllocationRecord
+from tests.unit.scheduler.shell import builders
+from tests.unit.scheduler.shell.world import Running, World, quiet
+
+pytestmark = pytest.mark.anyio
+
+NODES = ["n1", "n2"]
+DEVICES = [builders.devices(node, memory_mib=10_000) for node in NODES]
+
+
+def pod(name: str, priority: int, *, mem_mib: int = 6000, **metadata: Any) -> builders.Obj:
+    made = builders.pod(name, mem_mib=mem_mib, annotated=metadata.pop("annotations", None))
+    made["spec"]["priority"] = priority
+    made["metadata"]["labels"] |= metadata.pop("labels", {})
+    return made
+
+
+async def world_with(*bound: tuple[builders.Obj, str]) -> World:
+    """Two nodes with one device each, and pods that run there."""
+    world = World()
+    for devices in DEVICES:
+        await world.add_devices(devices)
+    async with world.scheduler("before") as s:
+        for obj, node in bound:
+            world.add_pod(obj)
+            await quiet()
+            assert await s.bind(obj, node) == ""
+            path = f"/api/v1/namespaces/default/pods/{obj['metadata']['name']}"
+            world.kube.change(
+                path, status={"phase": "Running", "startTime": "1970-01-01T00:00:10Z"}
+            )
+    return world
+
+
+async def ask(world: World, s: Running, obj: builders.Obj) -> builders.Obj:
+    """What filter says, after the work that it caused was done."""
+    if obj["metadata"]["name"] not in {p["metadata"]["name"] for p in world.kube.pods()}:
+        world.add_pod(obj)
+        await quiet()
+    answer: builders.Obj = await s.filter(obj, NODES)
+    await quiet()
+    return answer
+
+
+def held(world: World) -> list[AllocationRecord]:
+    return [record for record in world.live() if record.held_for]
+
+
+async def gone(world: World, *names: str) -> None:
+    for name in names:
+        world.kube.remove(f"/api/v1/namespaces/default/pods/{name}")
+    await quiet()
+
+
+async def test_the_pod_with_the_lowest_priority_goes_and_its_room_is_kept() -> None:
+    world = await world_with((pod("low", 1), "n1"), (pod("mid", 5), "n2"))
+    urgent = pod("urgent", 10)
+    async with world.scheduler() as s:
+        answer = await ask(world, s, urgent)
+        assert answer["NodeNames"] == []
+        assert world.kube.evictions == ["low"]
+        (room,) = held(world)
+        assert (room.pod, room.node, room.awaits) == ("urgent", "n1", ("uid-low",))
+        assert world.kube.pod("urgent")["status"]["nominatedNodeName"] == "n1"
+        # While the victim is there: nobody else gets in, and the pod is told what it waits for.
+        answer = await ask(world, s, urgent)
+        assert "1 pods leave node n1" in answer["FailedNodes"]["n1"]
+        assert "have not left" in await s.bind(urgent, "n1")
+        await gone(world, "low")
+        thief = pod("thief", 3)
+        assert (await ask(world, s, thief))["NodeNames"] == []
+        assert "no-fit" not in await s.bind(thief, "n1")
+        assert (await ask(world, s, urgent))["NodeNames"] == ["n1"]
+        assert await s.bind(urgent, "n1") == ""
+        await quiet()
+        assert world.bound() == {"mid": "n2", "urgent": "n1"}
+        world.check_settled(*DEVICES)
+        assert s.value("hami_scheduler_preemptions_total", outcome="placed") == 1
+        assert s.value("hami_scheduler_preemption_victims_total") == 1
+    (decision,) = world.decisions("preempt")
+    assert [victim.pod for victim in decision.victims] == ["low"]
+    events = {event["reason"]: event for event in world.kube.events}
+    assert events["Preempted"]["involvedObject"]["name"] == "low"
+    assert "default/urgent" in events["Preempted"]["message"]
+    assert events["Preempting"]["involvedObject"]["name"] == "urgent"
+
+
+@pytest.mark.parametrize("why", ["off", "never", "equal"])
+async def test_nobody_goes_for_a_pod_that_may_not_preempt(why: str) -> None:
+    world = await world_with((pod("a", 5), "n1"), (pod("b", 5), "n2"))
+    waits = pod("waits", 5 if why == "equal" else 10)
+    if why == "never":
+        waits["spec"]["preemptionPolicy"] = "Never"
+    async with world.scheduler(preemption=why != "off") as s:
+        assert (await ask(world, s, waits))["NodeNames"] == []
+    assert world.kube.evictions == []
+    assert held(world) == []
+
+
+async def test_pods_within_their_minimum_runtime_stay_but_none_claims_for_ever() -> None:
+    long_claim = {"hami.io/min-runtime-s": "1e9"}
+    world = await world_with(
+        (pod("claims", 1, annotations=long_claim), "n1"), (pod("plain", 2), "n2")
+    )
+    began_s = world.clock.now_s()
+    world.kube.change(
+        "/api/v1/namespaces/default/pods/claims", status={"startTime": _time(began_s)}
+    )
+    async with world.scheduler(min_runtime_most_s=60.0, preempt_retry_s=1.0) as s:
+        await ask(world, s, pod("first", 10))
+        assert world.kube.evictions == ["plain"]
+        await ask(world, s, pod("second", 10))
+        assert world.kube.evictions == ["plain"]
+        await world.advance(70, *NODES)
+        await ask(world, s, pod("second", 10))
+    assert world.kube.evictions == ["plain", "claims"]
+
+
+def _time(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, tz=UTC).isoformat()
+
+
+async def test_budgets_are_never_violated() -> None:
+    world = await world_with((pod("low", 1, labels={"app": "db"}), "n1"), (pod("mid", 5), "n2"))
+    path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets/db"
+    budget = {
+        "metadata": {"name": "db", "namespace": "default"},
+        "spec": {"selector": {"matchLabels": {"app": "db"}}},
+        "status": {"disruptionsAllowed": 0},
+    }
+    world.kube.put(path, budget)
+    async with world.scheduler(preempt_retry_s=1.0) as s:
+        await ask(world, s, pod("first", 10))
+        assert world.kube.evictions == ["mid"]
+        await ask(world, s, pod("second", 10))
+        assert world.kube.evictions == ["mid"]
+        assert s.value("hami_scheduler_preemptions_total", outcome="budget") == 1
+        world.kube.put(path, {**budget, "status": {"disruptionsAllowed": 1}})
+        await world.advance(7, *NODES)
+        await ask(world, s, pod("second", 10))
+    assert world.kube.evictions == ["mid", "low"]
+
+
+async def test_refused_eviction_gives_the_room_back_and_others_are_tried_next() -> None:
+    world = await world_with((pod("low", 1), "n1"), (pod("mid", 5), "n2"))
+    world.kube.kept.add("low")
+    urgent = pod("urgent", 10)
+    async with world.scheduler(preempt_retry_s=1.0) as s:
+        await ask(world, s, urgent)
+        assert held(world) == []
+        assert s.value("hami_scheduler_preemptions_total", outcome="refused") == 1
+        await world.advance(7, *NODES)
+        await ask(world, s, urgent)
+        assert world.kube.evictions == ["mid"]
+        assert [record.node for record in held(world)] == ["n2"]
+
+
+async def test_gang_goes_as_a_whole_or_not_at_all() -> None:
+    gang: dict[str, Any] = {"annotations": {"hami.io/gang": "g", "hami.io/gang-size": "1"}}
+    world = await world_with((pod("g-1", 1, **gang), "n1"), (pod("g-2", 9, **gang), "n2"))
+    async with world.scheduler(preempt_retry_s=1.0) as s:
+        await ask(world, s, pod("middle", 5))
+        assert world.kube.evictions == []
+        await ask(world, s, pod("urgent", 10))
+        assert sorted(world.kube.evictions) == ["g-1", "g-2"]
+        await gone(world, "g-1", "g-2")
+        await quiet()
+    assert len(held(world)) == 1
+
+
+async def test_room_is_given_back_when_the_pod_goes_or_its_time_ends() -> None:
+    world = await world_with((pod("low", 1), "n1"), (pod("mid", 5), "n2"))
+    async with world.scheduler(preempt_hold_s=60.0) as s:
+        await ask(world, s, pod("urgent", 10))
+        await gone(world, "low", "urgent")
+        assert held(world) == []
+        other = pod("other", 10)
+        assert (await ask(world, s, other))["NodeNames"] == ["n1"]
+        assert await s.bind(other, "n1") == ""
+        await ask(world, s, pod("big", 20, mem_mib=9000))
+        (room,) = held(world)
+        assert (room.pod, room.node) == ("big", "n2")
+        await gone(world, "mid")
+        touched = len(world.kube.node_touches)
+        await world.advance(60 + 30 + 2 * 7, *NODES)
+        assert held(world) == []
+        await world.advance(7, *NODES)
+        assert len(world.kube.node_touches) > touched
+    world.check(*DEVICES)
+
+
+@pytest.mark.parametrize("point", range(6))
+async def test_crash_at_any_point_leaves_nothing_stuck(point: int) -> None:
+    world = await world_with((pod("low", 1), "n1"), (pod("mid", 5), "n2"))
+    urgent = world.add_pod(pod("urgent", 10))
+
+    async with world.scheduler("s1") as s:
+
+        async def stop() -> None:
+            await anyio.sleep_forever()
+
+        s.seen.before[len(s.seen.calls) + point] = stop
+        await s.filter(urgent, NODES)
+        await quiet()
+    async with world.scheduler("s1", preempt_retry_s=1.0) as s:
+        for _ in range(4):
+            await s.filter(urgent, NODES)
+            await quiet()
+            for name in list(world.kube.evictions):
+                if name in {p["metadata"]["name"] for p in world.kube.pods()}:
+                    await gone(world, name)
+            await world.advance(7, *NODES)
+        answer = await s.filter(urgent, NODES)
+        assert len(answer["NodeNames"]) == 1
+        assert await s.bind(urgent, answer["NodeNames"][0]) == ""
+        await quiet()
+        world.check_settled(*DEVICES)
+    assert len(set(world.kube.evictions)) == 1
+
+
+async def test_two_schedulers_make_room_for_one_pod_once() -> None:
+    world = await world_with((pod("low", 1), "n1"), (pod("mid", 1), "n2"))
+    urgent = world.add_pod(pod("urgent", 10))
+    async with world.scheduler("s1") as one, world.scheduler("s2") as two:
+        await one.filter(urgent, NODES)
+        await two.filter(urgent, NODES)
+        await quiet()
+        assert len(held(world)) == 1
+        evicted = set(world.kube.evictions)
+        assert len(evicted) == 1
+        await gone(world, *evicted)
+        answer = await two.filter(urgent, NODES)
+        assert await two.bind(urgent, answer["NodeNames"][0]) == ""
+        await quiet()
+        world.check_settled(*DEVICES)
+
+
+async def test_preempt_verb_adds_whom_the_devices_need_and_drops_nodes_of_no_use() -> None:
+    small = pod("small", 1, mem_mib=1000)
+    world = await world_with(
+        (small, "n1"), (pod("low", 2, mem_mib=8000), "n1"), (pod("high", 20), "n2")
+    )
+    body = {
+        "Pod": world.add_pod(pod("urgent", 10)),
+        "NodeNameToMetaVictims": {
+            "n1": {"Pods": [{"UID": "uid-small"}], "NumPDBViolations": 0},
+            "n2": {"Pods": [], "NumPDBViolations": 0},
+        },
+    }
+    async with world.scheduler() as s:
+        answer = await s.call("preempt", json.dumps(body).encode())
+        assert answer == {
+            "NodeNameToMetaVictims": {
+                "n1": {"Pods": [{"UID": "uid-small"}, {"UID": "uid-low"}], "NumPDBViolations": 0}
+            }
+        }
+        whole = {"Pod": body["Pod"], "NodeNameToVictims": {"n1": {"Pods": [small]}}}
+        again = await s.call("preempt", json.dumps(whole).encode())
+        assert again == answer
+    assert world.kube.evictions == []
