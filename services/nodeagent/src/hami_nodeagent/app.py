@@ -33,6 +33,7 @@ from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.tasks import background, finish_within
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.drivers import Driver, build_driver
+from hami_nodeagent.drivers.choice import chosen_drivers
 from hami_nodeagent.settings import NvidiaSettings, Settings
 from hami_nodeagent.shell.allocate import Allocator, GrantKeeper
 from hami_nodeagent.shell.breaches import BreachTeller
@@ -89,7 +90,7 @@ class _Parts:
             sequence=Sequence(context.clock),
         )
         catalog = Catalog.from_settings(settings.vendors)
-        drivers = _drivers(settings)
+        drivers = _drivers(settings, catalog)
         self.sources = tuple(
             VendorDevices(site=self.site, driver=driver, on_mismatch=context.stop)
             for driver in drivers
@@ -311,11 +312,12 @@ def _fallback(settings: Settings) -> PodsPage | None:
     )
 
 
-def _drivers(settings: Settings) -> tuple[Driver, ...]:
+def _drivers(settings: Settings, catalog: Catalog) -> tuple[Driver, ...]:
     drivers = []
     if settings.drivers.nvidia.enabled:
         drivers.append(_nvidia_driver(settings.drivers.nvidia, settings.node_name))
-    return tuple(drivers)
+    known = frozenset(vendor.name for vendor in catalog.vendors)
+    return (*drivers, *chosen_drivers(settings.drivers, settings.node_name, known=known))
 
 
 def _nvidia_driver(settings: NvidiaSettings, node: str) -> Driver:

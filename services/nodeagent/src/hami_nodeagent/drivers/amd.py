@@ -79,7 +79,6 @@ class AmdReader(ToolReader):
                     memory_mib=fixed.memory_mib or seen.memory_mib,
                     minor=card,
                     numa=fixed.numa,
-                    mode=fixed.mode,
                     attributes=attributes,
                 )
             )

@@ -71,6 +71,7 @@ def _joined(listed: parse.Listed, row: Seen | None) -> Seen:
             uuid=listed.uuid,
             type=listed.model,
             bus_id=listed.bus_id,
+            mode="whole",
             condition=Condition.DOUBTFUL,
             reason="it is not in the table of mx-smi",
         )

@@ -33,7 +33,7 @@ class MthreadsReader(ToolReader):
             devices=tuple(
                 replace(device, uuid=f"MTT-{node}-{device.bus_id.replace(':', '-')}")
                 for device in devices
-                if device.mode != "mpc-parent"
+                if device.attributes.get("kind") != parse.PARENT
             ),
             driver_version=version,
         )

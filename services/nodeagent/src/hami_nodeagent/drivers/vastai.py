@@ -30,9 +30,4 @@ class VastaiReader(ToolReader):
             power = await self.ask(parse.power_by_address, "summary", _JSON)
         except (AnswerUnknown, NotSupported):
             power = {}
-        return Sight(
-            devices=tuple(
-                replace(one, mode=one.mode or "whole", power_w=power.get(one.bus_id))
-                for one in devices
-            )
-        )
+        return Sight(devices=tuple(replace(one, power_w=power.get(one.bus_id)) for one in devices))

@@ -73,16 +73,17 @@ def static(text: str) -> tuple[dict[int, Seen], str]:
         if forms.is_told(serial):
             attributes["serial"] = serial[:64]
         name = forms.text_at(entry, "asic", "market_name")
-        mode = forms.text_at(entry, "partition", "accelerator_partition") or forms.text_at(
+        cut = forms.text_at(entry, "partition", "accelerator_partition") or forms.text_at(
             entry, "partition", "compute_partition"
         )
+        if re.fullmatch(r"[SDTQC]PX", cut):
+            attributes["compute_partition"] = cut
         found[number] = Seen(
             place=str(number),
             index=number,
             type=name if forms.is_told(name) else "",
             memory_mib=forms.mib(forms.text_at(entry, "vram", "size")),
             numa=forms.whole(forms.text_at(entry, "numa", "node")),
-            mode=mode.lower() if mode.upper() in {"CPX", "DPX", "QPX", "TPX"} else "",
             attributes=attributes,
         )
         version = version or forms.text_at(entry, "driver", "version")

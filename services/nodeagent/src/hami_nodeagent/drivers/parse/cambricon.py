@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What cnmon says (4.20 to 5.10; MLU370, MLU590).
 
+A card that is not in sMLU mode is given whole.
 The card number is its index and the number of ``/dev/cambricon_dev<N>``. cnmon writes MiB.
 """
 
@@ -45,7 +46,7 @@ def table(text: str) -> tuple[tuple[Seen, ...], str]:
                 type=record["Name"],
                 memory_mib=total,
                 bus_id=forms.bus_id(record.get("Bus-Id", "")),
-                mode=_MODE_BY_WORD.get(record.get("Mode", "").lower(), ""),
+                mode=_MODE_BY_WORD.get(record.get("Mode", "").lower(), "whole"),
                 used_mib=used,
                 core_pct=forms.percent(record.get("Util", "")),
                 temperature_c=forms.celsius(record.get("Temp", "")),

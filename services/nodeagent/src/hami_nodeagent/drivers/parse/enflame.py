@@ -52,7 +52,7 @@ def table(text: str) -> tuple[tuple[Seen, ...], str]:
                 type=name,
                 memory_mib=forms.mib(record.get("Mem", "")),
                 bus_id=address,
-                mode=_MODE_BY_WORD.get(record.get("GCU Virt", "").lower(), ""),
+                mode=_MODE_BY_WORD.get(record.get("GCU Virt", "").lower(), "whole"),
                 attributes={"serial": serial},
                 core_pct=forms.percent(record.get("DUsed", "")),
                 temperature_c=forms.celsius(record.get("TEMP", "")),

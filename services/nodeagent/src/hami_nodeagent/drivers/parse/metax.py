@@ -90,7 +90,7 @@ def table(text: str) -> tuple[tuple[Seen, ...], str]:
                 type=type_of(name),
                 memory_mib=total,
                 bus_id=address,
-                mode="sgpu" if record.get("sGPU-M", "") in {"Enabled", "sGPU"} else "",
+                mode="sgpu" if record.get("sGPU-M", "") in {"Enabled", "sGPU"} else "whole",
                 condition=Condition.GOOD if good else Condition.BAD,
                 reason="" if good else state or "its state is not told",
                 used_mib=used,

@@ -14,7 +14,8 @@ from hami_nodeagent.drivers.parse.trouble import Rule
 
 RULES = (Rule(words=r"failed to initiali[sz]e mtml", kind=DriverMissing),)
 _SEVERAL = ("Device Type", "Pcie Lane Width", "MPC Capable", "ECC Mode", "Process name")
-_MODE_BY_KIND = {"mpc parent": "mpc-parent", "mpc instance": "mpc", "virtual": "virtual"}
+PARENT = "MPC Parent"
+"""The kind of a card that is divided: its instances are devices, it is not."""
 
 
 def table(text: str) -> tuple[tuple[Seen, ...], str]:
@@ -52,7 +53,6 @@ def table(text: str) -> tuple[tuple[Seen, ...], str]:
                 type=record["Name"],
                 memory_mib=total,
                 bus_id=address,
-                mode=_MODE_BY_KIND.get(kind.lower(), ""),
                 attributes=attributes,
                 used_mib=used,
                 core_pct=forms.percent(record.get("%GPU", "")),

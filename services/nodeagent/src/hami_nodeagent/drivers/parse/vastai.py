@@ -46,8 +46,11 @@ def devices(text: str) -> tuple[Seen, ...]:
             type=one.type,
             memory_mib=one.memory_mib,
             bus_id=one.bus_id,
-            mode="die" if boards.count(one.attributes["board"]) > 1 else "",
-            attributes=one.attributes,
+            mode="whole",
+            attributes={
+                **one.attributes,
+                "strategy": "die" if boards.count(one.attributes["board"]) > 1 else "card",
+            },
             used_mib=one.used_mib,
         )
         for index, (_, one) in enumerate(sorted(found.items()))
