@@ -52,7 +52,17 @@ def test_roles_name_what_they_allow() -> None:
 @pytest.mark.parametrize(
     ("account", "writes"),
     [
-        ("hami-scheduler", {"pods": {"patch"}, "pods/binding": {"create"}, "nodes": {"patch"}}),
+        (
+            "hami-scheduler",
+            {
+                "pods": {"patch"},
+                "pods/binding": {"create"},
+                "pods/eviction": {"create"},
+                "pods/status": {"patch"},
+                "events": {"create", "patch"},
+                "nodes": {"patch"},
+            },
+        ),
         ("hami-registry", {}),
         ("hami-nodeagent", {"events": {"create", "patch"}}),
     ],
