@@ -321,6 +321,85 @@ def test_what_does_not_fit_of_contexts_and_modules_is_refused_and_leaves_nothing
     assert told == [OUT_OF_MEMORY, 0, OUT_OF_MEMORY, 0, 0, 0]
 
 
+ELF = """
+        import struct
+        from ctypes import addressof, create_string_buffer
+        def elf(length, sections=b"", count=0):
+            head = bytes([0x7F]) + b"ELF" + bytes([2, 1, 1]) + bytes(9)
+            sizes = (64, 56, 0, 64, count, 0)
+            head += struct.pack("<HHIQQQIHHHHHH", 2, 190, 1, 0, 0, length, 0, *sizes)
+            return head + sections
+        """
+
+
+@pytest.mark.parametrize("way", ["image", "file", "wrapper"])
+def test_image_that_tells_its_size_is_refused_before_the_driver_takes_it(
+    guest: CudaChild, tmp_path: Path, way: str
+) -> None:
+    told = guest(f"""
+        {ELF}
+        way, path = "{way}", b"{tmp_path}/image"
+        def load(mib):
+            image = elf(mib * MIB)
+            module = c_void_p()
+            if way == "file":
+                open(path, "wb").write(image)
+                return code("cuModuleLoad", byref(module), path), module
+            if way == "wrapper":
+                entry = struct.pack("<HHIQ", 2, 1, 64, mib * MIB) + bytes(48) + image
+                head = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 64 + mib * MIB)
+                inner = create_string_buffer(head + entry)
+                image = struct.pack("<IIQ", 0x466243B1, 1, addressof(inner))
+                return code("cuModuleLoadFatBinary", byref(module), image), module
+            return code("cuModuleLoadData", byref(module), image), module
+        begin()
+        alloc(info()[0] - 6 * MIB)
+        before = agree()
+        told = [load(7)[0], agree() - before]
+        result, module = load(5)
+        told += [result, (agree() - before) // MIB]
+        ask("cuModuleUnload", module)
+        told += [agree() - before]
+        """)
+    assert told == [OUT_OF_MEMORY, 0, 0, 5, 0]
+
+
+def test_zeros_of_an_image_count_though_they_are_not_in_it(guest: CudaChild) -> None:
+    """A section of zeros (a device array) is larger than the room; code and notes are not."""
+    told = guest(f"""
+        {ELF}
+        def section(kind, flags, size):
+            return struct.pack("<IIQQQQIIQQ", 0, kind, flags, 0, 0, size, 0, 0, 16, 0)
+        begin()
+        alloc(info()[0] - 6 * MIB)
+        module = c_void_p()
+        told = []
+        for kind, flags, size in ((8, 3, 7 * MIB), (8, 0, 7 * MIB), (1, 6, 4096)):
+            image = elf(64, section(kind, flags, size), 1)
+            told.append(code("cuModuleLoadData", byref(module), image))
+        """)
+    assert told == [OUT_OF_MEMORY, 0, 0]
+
+
+def test_images_that_are_none_are_the_drivers_to_refuse(guest: CudaChild) -> None:
+    """What a header promises is read only where there is something to read."""
+    told = guest(f"""
+        {ELF}
+        begin()
+        before = agree()
+        module = c_void_p()
+        nowhere = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 1 << 39)
+        told = [
+            code("cuModuleLoad", byref(module), b"/nowhere/image") != 0,
+            code("cuModuleLoadData", byref(module), elf(1 << 62)) != 0,
+            code("cuModuleLoadData", byref(module), elf(1 << 39, count=9)) != 0,
+            code("cuModuleLoadFatBinary", byref(module), nowhere) != 0,
+            agree() - before,
+        ]
+        """)
+    assert told == [True, True, True, True, 0]
+
+
 def test_what_one_device_keeps_is_given_back_after_a_wait_for_another(guest: CudaChild) -> None:
     told = guest("""
         begin(1)

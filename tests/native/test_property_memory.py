@@ -78,14 +78,10 @@ class Hardware(Struct, frozen=True, kw_only=True):
 
     context_bytes: int
     pool_granularity: int
-    slack_bytes: int
-    """What may exceed the limit for a moment, all processes together: the image of a module, whose
-    size the driver tells by taking it, until it is unloaded again; 64 KiB here per process."""
 
 
-SLACK_BYTES = 4 * (64 << 10)
-EXACT = Hardware(context_bytes=1 * MIB, pool_granularity=1, slack_bytes=SLACK_BYTES)
-REAL = Hardware(context_bytes=8 * MIB, pool_granularity=2 * MIB, slack_bytes=SLACK_BYTES)
+EXACT = Hardware(context_bytes=1 * MIB, pool_granularity=1)
+REAL = Hardware(context_bytes=8 * MIB, pool_granularity=2 * MIB)
 
 
 HARDWARE = {"exact": EXACT, "real": REAL}
@@ -108,7 +104,7 @@ def storms_on(
     for count, workers in ((len(indexes), 4), (3, 3), (1, 3)):
         memory_mib = randomness.choice((200, 700, 3000))
         container = node.container(*randomness.sample(indexes, count), memory_mib=memory_mib)
-        words = [str(randomness.randrange(1 << 30)), str(workers), str(hardware.slack_bytes)]
+        words = [str(randomness.randrange(1 << 30)), str(workers)]
         storm = Storm(container, program, words, env)
         storm.memory_mib = memory_mib
         storms.append(storm)

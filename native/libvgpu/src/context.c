@@ -12,6 +12,7 @@
 #include "context.h"
 
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -23,7 +24,8 @@
 
 #define CONTEXTS 254
 #define CONTEXT_MOST (UINT64_C(1) << 30)
-#define LISTED_PROCESSES 128
+#define LISTED_PROCESSES 64 /* more are asked for with memory of their own */
+#define LISTED_MOST 8192u
 
 struct context {
     CUcontext handle; /* NULL: free */
@@ -113,7 +115,8 @@ void context_reset(void)
 
 struct listing {
     unsigned int count;
-    nvmlProcessInfo_t processes[LISTED_PROCESSES];
+    nvmlProcessInfo_t *processes; /* `few`, or memory of its own */
+    nvmlProcessInfo_t few[LISTED_PROCESSES];
 };
 
 struct measure {
@@ -126,16 +129,40 @@ struct measure {
     struct listing before;
 };
 
+static nvmlReturn_t ask(nvmlDevice_t nvml, unsigned int *count, nvmlProcessInfo_t *processes)
+{
+    unsigned int room = *count;
+    nvmlReturn_t result = DRIVER(nvmlDeviceGetComputeRunningProcesses_v3)(nvml, count, processes);
+    if (result != NVML_ERROR_FUNCTION_NOT_FOUND) return result;
+    *count = room;
+    return DRIVER(nvmlDeviceGetComputeRunningProcesses_v2)(nvml, count, processes);
+}
+
+static void unlist(struct listing *listing)
+{
+    if (listing->processes != listing->few) free(listing->processes);
+    listing->processes = listing->few;
+    listing->count = 0;
+}
+
+/* What NVML lists; `unlist` it. False: nothing, because NVML does not say. */
 static bool list(nvmlDevice_t nvml, struct listing *listing)
 {
-    listing->count = LISTED_PROCESSES;
-    nvmlReturn_t result = DRIVER(nvmlDeviceGetComputeRunningProcesses_v3)(nvml, &listing->count, listing->processes);
-    if (result == NVML_ERROR_FUNCTION_NOT_FOUND) {
-        listing->count = LISTED_PROCESSES;
-        result = DRIVER(nvmlDeviceGetComputeRunningProcesses_v2)(nvml, &listing->count, listing->processes);
+    unsigned int room = LISTED_PROCESSES;
+    listing->processes = listing->few;
+    for (;;) {
+        listing->count = room;
+        nvmlReturn_t result = ask(nvml, &listing->count, listing->processes);
+        if (result == NVML_SUCCESS && listing->count <= room) return true;
+        bool is_short = result == NVML_ERROR_INSUFFICIENT_SIZE && room < LISTED_MOST;
+        unsigned int wanted = listing->count > room ? listing->count : room;
+        unlist(listing);
+        if (!is_short) return false;
+        room = wanted < LISTED_MOST / 2 ? wanted * 2 : LISTED_MOST; /* more may come meanwhile */
+        nvmlProcessInfo_t *more = malloc(room * sizeof *more);
+        if (!more) return false;
+        listing->processes = more;
     }
-    if (result != NVML_SUCCESS || listing->count > LISTED_PROCESSES) listing->count = 0;
-    return result == NVML_SUCCESS;
 }
 
 /* How often a pid is listed, and the bytes of all these entries. Twice: processes of two pid namespaces. */
@@ -179,13 +206,15 @@ static uint64_t own_growth(const struct measure *measure, bool *certain)
     struct listing after;
     *certain = false;
     if (!list(measure->nvml, &after)) return 0;
-    uint32_t pid = atomic_load(&nvml_pid);
-    uint64_t growth = growth_of(measure, &after, pid ? pid : (unsigned int)getpid(), certain);
-    if (growth && *certain && !pid) atomic_store(&nvml_pid, (uint32_t)getpid());
-    if (growth || pid) return growth;
-    pid = newcomer(&measure->before, &after);
-    growth = pid ? growth_of(measure, &after, pid, certain) : 0;
+    uint32_t known = atomic_load(&nvml_pid);
+    uint32_t pid = known ? known : (uint32_t)getpid();
+    uint64_t growth = growth_of(measure, &after, pid, certain);
+    if (!growth && !known) {
+        pid = newcomer(&measure->before, &after);
+        growth = pid ? growth_of(measure, &after, pid, certain) : 0;
+    }
     if (growth && *certain) atomic_store(&nvml_pid, pid);
+    unlist(&after);
     return growth;
 }
 
@@ -194,7 +223,10 @@ bool context_own_use(CUdevice cuda, uint64_t *bytes)
     struct listing now;
     uint32_t pid = atomic_load(&nvml_pid);
     nvmlDevice_t nvml = pid ? device_nvml(cuda) : NULL;
-    return nvml && list(nvml, &now) && listed(&now, pid, bytes) == 1;
+    if (!nvml || !list(nvml, &now)) return false;
+    bool is_certain = listed(&now, pid, bytes) == 1;
+    unlist(&now);
+    return is_certain;
 }
 
 static uint64_t device_use(nvmlDevice_t nvml)
@@ -237,7 +269,7 @@ static bool measure_begin(struct measure *measure, CUdevice cuda, int device)
     measure->nvml = device_nvml(cuda);
     if (!measure->nvml) return true;
     measure->own = account_own_used(device);
-    if (!list(measure->nvml, &measure->before)) measure->before.count = 0;
+    (void)list(measure->nvml, &measure->before);
     measure->used = device_use(measure->nvml);
     return true;
 }
@@ -252,12 +284,20 @@ static void learn_cost(int device, uint64_t bytes)
     if (word && bytes && better) __atomic_store_n(word, bytes, __ATOMIC_RELAXED);
 }
 
+/* There is no new context. */
+static void measure_drop(struct measure *measure)
+{
+    if (measure->nvml) unlist(&measure->before);
+    account_refund(measure->device, measure->charged);
+}
+
 /* What the new context takes. */
-static uint64_t measure_end(const struct measure *measure)
+static uint64_t measure_end(struct measure *measure)
 {
     bool certain;
     if (!measure->nvml) return measure->charged;
     uint64_t growth = own_growth(measure, &certain);
+    unlist(&measure->before);
     if (!growth) {
         uint64_t now = device_use(measure->nvml);
         growth = now > measure->used ? now - measure->used : 0;
@@ -336,10 +376,10 @@ static CUcontext primary_of(CUdevice cuda, bool retained_once)
 
 /* --- hooks --- */
 
-static CUresult created(const struct measure *measure, CUresult result, const CUcontext *context)
+static CUresult created(struct measure *measure, CUresult result, const CUcontext *context)
 {
     if (result != CUDA_SUCCESS) {
-        account_refund(measure->device, measure->charged);
+        measure_drop(measure);
         return result;
     }
     uint64_t bytes = measure_end(measure);
@@ -409,7 +449,7 @@ HOOK_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice devic
     if (first && !measure_begin(&measure, device_number, device)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuDevicePrimaryCtxRetain)(context, device_number);
     if (result != CUDA_SUCCESS) {
-        if (first) account_refund(device, measure.charged);
+        if (first) measure_drop(&measure);
         return result;
     }
     if (first) {

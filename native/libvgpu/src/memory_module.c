@@ -2,10 +2,11 @@
 /*
  * Hooks: modules and libraries of code, whose images take device memory.
  *
- * The driver does not say how much: it is the growth of this process in NVML's list around the load, or, where that does not
- * tell, the fall of the driver's free memory, at most MODULE_MOST because neighbours change that too; less what this process
- * was charged meanwhile. What does not fit is unloaded again. Code that is loaded lazily is found only by the agent's
- * comparison with NVML.
+ * What the image can take at most is charged before the driver is asked, where its header tells (module_image.h); then
+ * that is corrected to what it has taken. The driver does not say how much: it is the growth of this process in NVML's
+ * list around the load, or, where that does not tell, the header's figure, or, without one, the fall of the driver's free
+ * memory, at most MODULE_MOST because neighbours change that too; less what this process was charged meanwhile. What does
+ * not fit is unloaded again. Code that is loaded lazily is found only by the agent's comparison with NVML.
  */
 #include <stddef.h>
 
@@ -14,6 +15,7 @@
 #include "hook.h"
 #include "launch_hooks.h"
 #include "memory.h"
+#include "module_image.h"
 
 #define MODULE_MOST (UINT64_C(1) << 30)
 #define FUNCTIONS 256
@@ -24,8 +26,16 @@ struct measure {
     struct context_here here;
     bool active;
     bool listed; /* `used` is this process's, in NVML's list; else of the device */
+    bool bounded;
+    uint64_t charged; /* before the load, by the header; 0 without one */
     uint64_t used;
     uint64_t own;
+};
+
+/* Where an image is. */
+struct origin {
+    const void *image;
+    const char *file;
 };
 
 static bool device_use(uint64_t *bytes)
@@ -36,30 +46,52 @@ static bool device_use(uint64_t *bytes)
     return true;
 }
 
-static struct measure begin(void)
+static bool is_lazy(void)
 {
-    struct measure measure = {0};
-    hook_enter();
-    if (!context_here(&measure.here) || measure.here.device < 0 || account_limit(measure.here.device) == UINT64_MAX)
-        return measure;
-    measure.listed = context_own_use(measure.here.cuda, &measure.used);
-    measure.active = measure.listed || device_use(&measure.used);
-    if (measure.active) measure.own = account_own_used(measure.here.device);
-    return measure;
+    CUmoduleLoadingMode mode;
+    return DRIVER(cuModuleGetLoadingMode)(&mode) == CUDA_SUCCESS && mode == CU_MODULE_LAZY_LOADING;
 }
 
-/* Charge what the load has taken; false: it does not fit. */
-static bool fits(const struct measure *measure, uintptr_t image)
+/* false: the image does not fit. */
+static bool begin(struct measure *measure, const struct origin *origin)
+{
+    *measure = (struct measure){0};
+    hook_enter();
+    if (!context_here(&measure->here) || measure->here.device < 0 || account_limit(measure->here.device) == UINT64_MAX)
+        return true;
+    measure->bounded = origin->file ? module_file_bound(origin->file, is_lazy(), &measure->charged)
+                                    : module_image_bound(origin->image, is_lazy(), &measure->charged);
+    if (measure->charged && !context_charge(measure->here.device, measure->charged)) return false;
+    measure->listed = context_own_use(measure->here.cuda, &measure->used);
+    measure->active = measure->listed || measure->bounded || device_use(&measure->used);
+    if (measure->active) measure->own = account_own_used(measure->here.device);
+    return true;
+}
+
+/* What the load has taken. */
+static uint64_t taken_by(const struct measure *measure)
 {
     uint64_t used;
-    if (!measure->active || !(measure->listed ? context_own_use(measure->here.cuda, &used) : device_use(&used)))
-        return true;
+    bool measured = measure->listed ? context_own_use(measure->here.cuda, &used)
+                                    : !measure->bounded && measure->active && device_use(&used);
+    if (!measured) return measure->charged;
+    uint64_t meanwhile = account_own_used(measure->here.device) - measure->own;
+    int64_t taken = (int64_t)(used - measure->used) - (int64_t)meanwhile;
+    return taken <= 0 ? 0 : (uint64_t)taken < MODULE_MOST ? (uint64_t)taken : MODULE_MOST;
+}
+
+/* Charge what the load has taken instead of what it was thought to; false: it does not fit and nothing is charged. */
+static bool fits(const struct measure *measure, uintptr_t image)
+{
     int device = measure->here.device;
-    int64_t taken = (int64_t)(used - measure->used) - (int64_t)(account_own_used(device) - measure->own);
-    if (taken <= 0) return true;
-    uint64_t bytes = (uint64_t)taken < MODULE_MOST ? (uint64_t)taken : MODULE_MOST;
+    uint64_t bytes = taken_by(measure);
+    if (bytes < measure->charged) account_refund(device, measure->charged - bytes);
+    if (bytes > measure->charged && !context_charge(device, bytes - measure->charged)) {
+        account_refund(device, measure->charged);
+        return false;
+    }
+    if (bytes == 0) return true;
     struct held held = {.bytes = bytes & TABLE_BYTES_MAX, .device = (uint64_t)device & 0x3f, .tag = measure->here.tag};
-    if (!context_charge(device, bytes)) return false;
     if (!hook_remember(&modules, image, held)) {
         account_refund(device, bytes);
         return false;
@@ -76,31 +108,39 @@ static void unloaded(const void *image)
     account_note_module((int)held.device, -(int64_t)held.bytes);
 }
 
-#define LOAD(name, parameters, arguments, out, unload)                                                                 \
+#define LOAD(name, parameters, arguments, out, unload, ...)                                                            \
     HOOK_EXPORT CUresult name parameters                                                                               \
     {                                                                                                                  \
+        struct measure measure;                                                                                        \
         if (!(out)) return DRIVER(name) arguments;                                                                     \
-        struct measure measure = begin();                                                                              \
+        if (!begin(&measure, &(struct origin){__VA_ARGS__})) return CUDA_ERROR_OUT_OF_MEMORY;                          \
         CUresult result = DRIVER(name) arguments;                                                                      \
-        if (result != CUDA_SUCCESS || fits(&measure, (uintptr_t)*(out))) return result;                                \
+        if (result != CUDA_SUCCESS) {                                                                                  \
+            if (measure.charged) account_refund(measure.here.device, measure.charged);                                 \
+            return result;                                                                                             \
+        }                                                                                                              \
+        if (fits(&measure, (uintptr_t)*(out))) return result;                                                          \
         DRIVER(unload)(*(out));                                                                                        \
         return CUDA_ERROR_OUT_OF_MEMORY;                                                                               \
     }
 
-LOAD(cuModuleLoad, (CUmodule * module, const char *file), (module, file), module, cuModuleUnload)
-LOAD(cuModuleLoadData, (CUmodule * module, const void *image), (module, image), module, cuModuleUnload)
+LOAD(cuModuleLoad, (CUmodule * module, const char *file), (module, file), module, cuModuleUnload, .file = file)
+LOAD(cuModuleLoadData, (CUmodule * module, const void *image), (module, image), module, cuModuleUnload, .image = image)
 LOAD(cuModuleLoadDataEx,
      (CUmodule * module, const void *image, unsigned int count, CUjit_option *options, void **values),
-     (module, image, count, options, values), module, cuModuleUnload)
-LOAD(cuModuleLoadFatBinary, (CUmodule * module, const void *image), (module, image), module, cuModuleUnload)
+     (module, image, count, options, values), module, cuModuleUnload, .image = image)
+LOAD(cuModuleLoadFatBinary, (CUmodule * module, const void *image), (module, image), module, cuModuleUnload,
+     .image = image)
 LOAD(cuLibraryLoadData,
      (CUlibrary * library, const void *code, CUjit_option *jit_options, void **jit_values, unsigned int jit_count,
       CUlibraryOption *options, void **values, unsigned int count),
-     (library, code, jit_options, jit_values, jit_count, options, values, count), library, cuLibraryUnload)
+     (library, code, jit_options, jit_values, jit_count, options, values, count), library, cuLibraryUnload,
+     .image = code)
 LOAD(cuLibraryLoadFromFile,
      (CUlibrary * library, const char *file, CUjit_option *jit_options, void **jit_values, unsigned int jit_count,
       CUlibraryOption *options, void **values, unsigned int count),
-     (library, file, jit_options, jit_values, jit_count, options, values, count), library, cuLibraryUnload)
+     (library, file, jit_options, jit_values, jit_count, options, values, count), library, cuLibraryUnload,
+     .file = file)
 
 /* Addresses of functions are given out again: what is known of their durations goes with the module. */
 static void forget_functions(CUmodule module)

@@ -254,6 +254,16 @@ static CUresult load_file(CUmodule *out, const char *path, bool is_library)
     return result;
 }
 
+API(cuModuleGetLoadingMode, int *mode)
+{
+    ENTER();
+    if (mode == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *mode = 1; /* eager: what an image takes is taken when it is loaded */
+    return CUDA_SUCCESS;
+}
+
 API(cuModuleLoad, CUmodule *out, const char *path)
 {
     ENTER();

@@ -2,15 +2,14 @@
 /*
  * Holds one container to its law under random use: starts workers, kills them, compares counts.
  *
- *     storm SEED WORKERS SLACK   commands on stdin, one answer line each:
+ *     storm SEED WORKERS         commands on stdin, one answer line each:
  *     run MS LIMIT EVERY_MS      let the workers run so long, kill one about every EVERY_MS; then compare:
  *                                "ok OPERATIONS KILLS FORKS SAMPLES RECLAIM_US LIVES" (counted from the beginning, the
  *                                slowest reclaim), or "fail SEED: what"
  *     limit LIMIT                wait until every device of the container shows this limit (bytes)
  *
  * The law, per device. At every moment: what the driver has given to the container's living processes is at most the
- * limit, or not more than it was a moment ago when the limit has shrunk below it. SLACK bytes more are allowed: what is
- * known only when it has been taken, and then given back if it does not fit. When the workers stand still: what the
+ * limit, or not more than it was a moment ago when the limit has shrunk below it. When the workers stand still: what the
  * container is told is used equals what the driver has given, within a second of the last death; an allocation of all
  * that is free succeeds and then not one byte more; no view has more free or used than total.
  *
@@ -38,7 +37,6 @@
 static struct storm_shared *shared;
 static struct card *card;
 static uint64_t seed;
-static uint64_t slack;
 static unsigned int worker_count;
 static pid_t workers[STORM_WORKERS];
 static pid_t observer;
@@ -299,7 +297,7 @@ static void sample(uint64_t before[STORM_DEVICES])
             continue;
         }
         samples++;
-        if (now > limit + slack && now > before[i]) {
+        if (now > limit && now > before[i]) {
             storm_fail(shared, "device %u: the driver has given %llu, the limit is %llu, it was %llu before", i,
                        (unsigned long long)now, (unsigned long long)limit, (unsigned long long)before[i]);
         }
@@ -521,7 +519,7 @@ static void end_all(void)
 int main(int count, char **arguments)
 {
     char line[256];
-    if (count != 4 || !calls_resolve("link") || !find_devices()) {
+    if (count != 3 || !calls_resolve("link") || !find_devices()) {
         return 2;
     }
     (void)setvbuf(stdout, NULL, _IOLBF, 0);
@@ -529,7 +527,6 @@ int main(int count, char **arguments)
     seed = strtoull(arguments[1], NULL, 10);
     random_state = seed * 77 + 1;
     worker_count = (unsigned int)strtoul(arguments[2], NULL, 10);
-    slack = strtoull(arguments[3], NULL, 10);
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED || worker_count < 1 || worker_count > STORM_WORKERS) {
         return 2;

@@ -7,6 +7,7 @@
  */
 #include "storm.h"
 
+#include <elf.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -187,6 +188,15 @@ static CUresult make_vmm(struct thing *out)
     return CUDA_SUCCESS;
 }
 
+/* An image of code as compilers make it: an ELF file of this length, of which only the header is ever read. */
+static void make_image(Elf64_Ehdr *image, uint64_t bytes)
+{
+    *image = (Elf64_Ehdr){.e_ident = {ELFMAG0, ELFMAG1, ELFMAG2, ELFMAG3, ELFCLASS64, ELFDATA2LSB, EV_CURRENT},
+                          .e_version = EV_CURRENT,
+                          .e_ehsize = sizeof *image,
+                          .e_shoff = bytes};
+}
+
 static CUresult make_pooled(struct thing *out)
 {
     if (pools[device] == NULL) {
@@ -236,7 +246,7 @@ static void make(void)
 {
     struct thing *place = free_place();
     size_t pitch = 0;
-    char image[64];
+    Elf64_Ehdr image;
     if (place == NULL) {
         return;
     }
@@ -283,8 +293,8 @@ static void make(void)
         break;
     case 11:
         fresh.kind = MODULE;
-        (void)snprintf(image, sizeof image, "fake-bytes: %llu", (unsigned long long)below(MIB / 16));
-        result = cu.cuModuleLoadData(&fresh.module, image);
+        make_image(&image, below(MIB / 2));
+        result = cu.cuModuleLoadData(&fresh.module, &image);
         break;
     case 12:
         fresh.kind = GRAPH;
