@@ -18,6 +18,7 @@ GENERATORS: tuple[tuple[str, str], ...] = (
     ("the limiter's entry points in docs/, from its list", "tools/gen_symbols.py"),
     ("payload tables in docs/wire.md, from the message Structs", "tools/gen_wire.py"),
     ("the registry's OpenAPI document, from its operations", "tools/gen_openapi.py"),
+    ("resource names in deploy/kustomize/base/, from the vendors' catalog", "tools/gen_deploy.py"),
 )
 """What is generated, and by which program."""
 

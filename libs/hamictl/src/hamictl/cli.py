@@ -9,7 +9,7 @@ import click
 from hami_common.model.placement import ContainerShares
 from hami_common.runtime.clock import SystemClock
 from hami_scheduler.core.rerun import Report
-from hamictl import client, manifests, output, replay, simulate
+from hamictl import client, installation, manifests, output, replay, simulate
 from hamictl.client import Allocation, Device, Explanation, Node
 from hamictl.errors import EXIT_GAP, EXIT_NO
 
@@ -331,3 +331,6 @@ def _show_replay(report: Report, *, skip_gaps: bool) -> None:
     click.echo(f"  stimulus: {different.what}")
     click.echo(f"  expected: {different.expected}")
     click.echo(f"  got:      {different.got}")
+
+
+main.add_command(installation.bootstrap_command)

@@ -52,8 +52,9 @@ def _text(word: str) -> str:
     return "'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def _words(words: Iterable[str]) -> str:
-    return "[" + ", ".join(_text(word) for word in sorted(words)) + "]"
+def words(texts: Iterable[str]) -> str:
+    """``texts`` as a CEL list literal, in order."""
+    return "[" + ", ".join(_text(text) for text in sorted(texts)) + "]"
 
 
 def names_our_resources(resource_names: Iterable[str]) -> str:
@@ -62,21 +63,37 @@ def names_our_resources(resource_names: Iterable[str]) -> str:
         f"(has(object.spec.{group}) ? object.spec.{group} : [])"
         for group in ("containers", "initContainers", "ephemeralContainers")
     )
-    names = _words(resource_names)
+    return f"({lists}).exists(c, {names_resource('c', resource_names)})"
+
+
+def names_resource(container: str, resource_names: Iterable[str]) -> str:
+    """CEL: the container in the variable has one of the names in its limits or requests."""
+    names = words(resource_names)
     part = " || ".join(
-        f"(has(c.resources.{group}) && c.resources.{group}.exists(name, name in {names}))"
+        f"(has({container}.resources.{group}) && "
+        f"{container}.resources.{group}.exists(name, name in {names}))"
         for group in ("limits", "requests")
     )
-    return f"({lists}).exists(c, has(c.resources) && ({part}))"
+    return f"has({container}.resources) && ({part})"
+
+
+def reserved_key(variable: str) -> str:
+    """CEL: the annotation key in the variable is one that only our scheduler may write."""
+    suffixes = " || ".join(
+        f"{variable}.endsWith({_text(suffix)})" for suffix in keys.RESERVED_SUFFIXES
+    )
+    return (
+        f"{variable} in {words(keys.RESERVED)} || "
+        f"{variable}.contains({_text(keys.LIMITS_PREFIX_SUFFIX)}) || "
+        f"({variable}.startsWith('hami.io/') && ({suffixes}))"
+    )
 
 
 def has_reserved_annotation(variable: str) -> str:
     """CEL: the object in ``variable`` has an annotation that only our scheduler may write."""
-    suffixes = " || ".join(f"key.endsWith({_text(suffix)})" for suffix in keys.RESERVED_SUFFIXES)
     return (
-        f"(has({variable}.metadata.annotations) && {variable}.metadata.annotations.exists(key, "
-        f"key in {_words(keys.RESERVED)} || key.contains({_text(keys.LIMITS_PREFIX_SUFFIX)}) || "
-        f"(key.startsWith('hami.io/') && ({suffixes}))))"
+        f"(has({variable}.metadata.annotations) && "
+        f"{variable}.metadata.annotations.exists(key, {reserved_key('key')}))"
     )
 
 
