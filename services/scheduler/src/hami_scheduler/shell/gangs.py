@@ -145,6 +145,7 @@ class Gangs:
         self._names: OrderedDict[str, NodeNames] = OrderedDict()
         self._last: OrderedDict[str, _Last] = OrderedDict()
         self._backoffs: OrderedDict[str, Backoff] = OrderedDict()
+        self._present: OrderedDict[str, int] = OrderedDict()
         self._later = anyio.Event()
         self._pause_s = 0.0
 
@@ -183,6 +184,9 @@ class Gangs:
         """What is known of a member's place; a job when it has to be made first."""
         count = self._count(key)
         if count.present < size:
+            if count.present > self._present.get(key, 1):
+                self._wake_members()  # those who came before were told a smaller number
+            _remember(self._present, key, count.present)
             return Answer(
                 code="GangIncomplete",
                 text=f"GangIncomplete: gang {key} has {count.present} of {size} pods",
@@ -384,9 +388,12 @@ class Gangs:
             await self._later.wait()
             self._later = anyio.Event()
             await self._state.clock.sleep(self._pause_s)
-            node = next(iter(self._state.table.codes), "")
-            if node:
-                self._chores.add(CapacityReturned(node=node))
+            self._wake_members()
+
+    def _wake_members(self) -> None:
+        node = next(iter(self._state.table.codes), "")
+        if node:
+            self._chores.add(CapacityReturned(node=node))
 
     def _tell(self, acquired: Sequence[Holding]) -> None:
         for holding in acquired:
