@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from hami_common import annotations as keys
 from hami_common.errors import RequestInvalid
+from hami_common.model.device import DeviceFacts, Profile
 from hami_common.model.request import (
     ContainerRequest,
     DevicePolicy,
@@ -21,8 +22,21 @@ from hami_common.model.request import (
     ScoringWeights,
 )
 from hami_common.podview import PodView
+from hami_common.vendors import awsneuron
+from hami_common.vendors.amd import Amd, AmdSettings
+from hami_common.vendors.ascend import Ascend, AscendSettings
+from hami_common.vendors.awsneuron import Awsneuron, AwsneuronSettings
+from hami_common.vendors.biren import Biren, BirenSettings
+from hami_common.vendors.cambricon import Cambricon, CambriconSettings
+from hami_common.vendors.enflame import Enflame, EnflameSettings
+from hami_common.vendors.hygon import Hygon, HygonSettings
+from hami_common.vendors.iluvatar import Iluvatar, IluvatarSettings
+from hami_common.vendors.kunlunxin import Kunlunxin, KunlunxinSettings
+from hami_common.vendors.metax import Metax, MetaxSettings
+from hami_common.vendors.mthreads import Mthreads, MthreadsSettings
 from hami_common.vendors.nvidia import Nvidia, NvidiaSettings
 from hami_common.vendors.protocol import Vendor
+from hami_common.vendors.vastai import Vastai, VastaiSettings
 
 
 class VendorSettings(
@@ -31,6 +45,18 @@ class VendorSettings(
     """Configuration of all vendors: one section each."""
 
     nvidia: NvidiaSettings = NvidiaSettings()
+    ascend: AscendSettings = AscendSettings()
+    cambricon: CambriconSettings = CambriconSettings()
+    hygon: HygonSettings = HygonSettings()
+    iluvatar: IluvatarSettings = IluvatarSettings()
+    mthreads: MthreadsSettings = MthreadsSettings()
+    metax: MetaxSettings = MetaxSettings()
+    enflame: EnflameSettings = EnflameSettings()
+    kunlunxin: KunlunxinSettings = KunlunxinSettings()
+    awsneuron: AwsneuronSettings = AwsneuronSettings()
+    amd: AmdSettings = AmdSettings()
+    biren: BirenSettings = BirenSettings()
+    vastai: VastaiSettings = VastaiSettings()
 
 
 class Catalog:
@@ -45,7 +71,23 @@ class Catalog:
     def from_settings(cls, settings: VendorSettings | None = None) -> "Catalog":
         """Every vendor this project knows, configured."""
         settings = settings or VendorSettings()
-        return cls((Nvidia(settings.nvidia),))
+        return cls(
+            (
+                Nvidia(settings.nvidia),
+                Ascend(settings.ascend),
+                Cambricon(settings.cambricon),
+                Hygon(settings.hygon),
+                Iluvatar(settings.iluvatar),
+                Mthreads(settings.mthreads),
+                Metax(settings.metax),
+                Enflame(settings.enflame),
+                Kunlunxin(settings.kunlunxin),
+                Awsneuron(settings.awsneuron),
+                Amd(settings.amd),
+                Biren(settings.biren),
+                Vastai(settings.vastai),
+            )
+        )
 
     def vendor(self, name: str) -> Vendor:
         """The vendor called ``name``; ``KeyError`` when there is none."""
@@ -75,7 +117,7 @@ class Catalog:
             requests = tuple(
                 request
                 for vendor in self.vendors
-                if (request := vendor.parse_request(container)) is not None
+                if (request := vendor.parse_request(container, pod.annotations())) is not None
             )
             if requests:
                 priority = next(
@@ -106,6 +148,24 @@ class Catalog:
             },
             policy=parse_policy(pod.annotations(), defaults=defaults or PlacementPolicy()),
         )
+
+
+def partitions_of(facts: DeviceFacts) -> tuple[Profile, ...]:
+    """Sizes in which a device can be divided: the driver's list, else what the vendor knows."""
+    if facts.partitions or facts.vendor != awsneuron.NAME:
+        return facts.partitions
+    return awsneuron.partitions_of(facts)
+
+
+def resources_of(facts: DeviceFacts) -> dict[str, int]:
+    """Totals that partitions share, where the driver does not tell: those of the largest one."""
+    if facts.resources:
+        return facts.resources
+    totals: dict[str, int] = {}
+    for profile in partitions_of(facts):
+        for name, amount in profile.resources.items():
+            totals[name] = max(amount, totals.get(name, 0))
+    return totals
 
 
 def parse_policy(annotations: Mapping[str, str], *, defaults: PlacementPolicy) -> PlacementPolicy:

@@ -19,6 +19,8 @@ from hami_common.model.request import DeviceRequest, DeviceSelector
 from hami_common.podview import ContainerView
 from hami_common.units import INT32_MAX, parse_count, parse_percent
 from hami_common.vendors.protocol import (
+    NO_ANNOTATIONS,
+    Capability,
     ContainerChanges,
     ContainerEdits,
     DeviceNode,
@@ -143,6 +145,20 @@ class Nvidia:
         """Names of the resources."""
         return self._resources
 
+    @property
+    def families(self) -> tuple[ResourceNames, ...]:
+        """The one set of names."""
+        return (self._resources,)
+
+    @property
+    def capability(self) -> Capability:
+        """Shares are held by the in-container limiter."""
+        return Capability(memory_enforced="libvgpu", compute_enforced="libvgpu")
+
+    def advertised(self, device: Device) -> tuple[str, ...]:
+        """Every device under the one name."""
+        return (self._resources.count,) if device.vendor == NAME else ()
+
     def _value(self, container: ContainerView, name: str) -> str | None:
         """Text of a resource: limits first, then requests.
 
@@ -223,7 +239,11 @@ class Nvidia:
             at_most=MAX_PRIORITY,
         )
 
-    def parse_request(self, container: ContainerView) -> DeviceRequest | None:
+    def parse_request(
+        self,
+        container: ContainerView,
+        annotations: Mapping[str, str] = NO_ANNOTATIONS,  # noqa: ARG002 - the request needs none
+    ) -> DeviceRequest | None:
         """What the container asks for; see the table in docs/terms.md for defaults."""
         count = self._count(container)
         memory, percent, cores = (
@@ -250,7 +270,11 @@ class Nvidia:
             exclusive=cores == FULL_PCT,
         )
 
-    def admit(self, container: ContainerView) -> ContainerChanges | None:
+    def admit(
+        self,
+        container: ContainerView,
+        annotations: Mapping[str, str] = NO_ANNOTATIONS,  # noqa: ARG002 - the request needs none
+    ) -> ContainerChanges | None:
         """Defaults, renamed aliases.
 
         Environment and warnings for a container that mentions one of our resources.

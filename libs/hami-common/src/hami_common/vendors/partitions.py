@@ -73,7 +73,7 @@ class Division:
     """A table of sizes, and everything worked out from it."""
 
     def __init__(self, profiles: tuple[Profile, ...], totals: Mapping[str, int]) -> None:
-        """``totals`` of the named resources of one device."""
+        """``totals`` of the named resources of one device; ``check`` tells what is possible."""
         self.profiles = profiles
         self.by_name = {profile.name: number for number, profile in enumerate(profiles)}
         self.positions = max((max(p.starts) + p.size for p in profiles if p.starts), default=0)
@@ -91,16 +91,19 @@ class Division:
             line[place] = amounts.get(name, 0)
         return line
 
-    def problem(self) -> str:
-        """What makes the table unusable; empty when nothing does."""
-        if self.positions > GRID_LIMIT:
-            return f"a grid of {self.positions} positions, at most {GRID_LIMIT} are possible"
-        if len(self.names) > AMOUNTS_LIMIT:
-            return f"{len(self.names)} resources, at most {AMOUNTS_LIMIT} are possible"
-        if len(self.by_name) != len(self.profiles):
+    @staticmethod
+    def check(profiles: Sequence[Profile], totals: Mapping[str, int]) -> str:
+        """What makes a table unusable; empty when nothing does."""
+        positions = max((max(p.starts) + p.size for p in profiles if p.starts), default=0)
+        if positions > GRID_LIMIT:
+            return f"a grid of {positions} positions, at most {GRID_LIMIT} are possible"
+        names = {*totals, *(f"limit {p.name}" for p in profiles if p.limit)}
+        if len(names) > AMOUNTS_LIMIT:
+            return f"{len(names)} resources, at most {AMOUNTS_LIMIT} are possible"
+        if len({profile.name for profile in profiles}) != len(profiles):
             return "two partitions with one name"
-        for profile in self.profiles:
-            unknown = profile.resources.keys() - self.totals.keys()
+        for profile in profiles:
+            unknown = profile.resources.keys() - totals.keys()
             if unknown:
                 return f"partition {profile.name!r} takes {min(unknown)}, which the device has not"
             if profile.memory_mib < 0 or bool(profile.starts) != bool(profile.size):

@@ -27,9 +27,13 @@ class ResourceNames(Struct, frozen=True, kw_only=True):
     cores: str = ""
     priority: str = ""
     memory_unit_mib: int = 1
-    """MiB that one unit of ``memory`` stands for."""
+    """MiB that one unit of ``memory`` stands for; 0: it is a percentage of a device."""
+    core_units: int = 100
+    """Units of ``cores`` in one device."""
     aliases: dict[str, str] = {}
     """Accepted other name → the name it stands for."""
+    others: tuple[str, ...] = ()
+    """Further names of the vendor, of its other count resources."""
 
     def all(self) -> frozenset[str]:
         """Every name, aliases included."""
@@ -40,6 +44,7 @@ class ResourceNames(Struct, frozen=True, kw_only=True):
             self.cores,
             self.priority,
             *self.aliases,
+            *self.others,
         }
         return frozenset(name for name in names if name)
 
@@ -101,6 +106,28 @@ class RenderContext(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``GPU_CORE_UTILIZATION_POLICY``; empty leaves it unset."""
     library_mounts: tuple[BindMount, ...] = ()
     """The in-container limiter and its preload file; empty where none is installed."""
+    handles: dict[str, dict[str, str]] = {}
+    """By device UUID: what the driver made for the container's share there.
+
+    Words that a vendor's rendering names: an instance's id or UUID, a device node, a mask.
+    """
+
+
+class Capability(Struct, frozen=True, kw_only=True):
+    """What works for a vendor in this project; what is not said is not so."""
+
+    placed: bool = True
+    """Requests are admitted, placed and booked."""
+    memory_enforced: str = ""
+    """By what a container is held to its memory; empty: by nothing."""
+    compute_enforced: str = ""
+    partitioned: str = ""
+    """By whom hardware is divided for a share; empty: by nobody, or it cannot be."""
+    verified: str = ""
+    """Hardware and date of the last run on it; empty: never."""
+
+
+NO_ANNOTATIONS: Mapping[str, str] = {}
 
 
 class Vendor(Protocol):
@@ -114,14 +141,32 @@ class Vendor(Protocol):
         """Names of the vendor's resources."""
         ...
 
-    def admit(self, container: ContainerView) -> ContainerChanges | None:
+    @property
+    def families(self) -> tuple[ResourceNames, ...]:
+        """The names by count resource: most vendors have one."""
+        ...
+
+    @property
+    def capability(self) -> Capability:
+        """What works for this vendor here."""
+        ...
+
+    def advertised(self, device: Device) -> tuple[str, ...]:
+        """Count resources under which kubelet may give the device."""
+        ...
+
+    def admit(
+        self, container: ContainerView, annotations: Mapping[str, str] = NO_ANNOTATIONS
+    ) -> ContainerChanges | None:
         """Changes for a container that asks for this vendor's devices, ``None`` when it does not.
 
-        ``RequestInvalid`` when it cannot be served.
+        ``annotations`` are the pod's. ``RequestInvalid`` when it cannot be served.
         """
         ...
 
-    def parse_request(self, container: ContainerView) -> DeviceRequest | None:
+    def parse_request(
+        self, container: ContainerView, annotations: Mapping[str, str] = NO_ANNOTATIONS
+    ) -> DeviceRequest | None:
         """What the container asks for, ``None`` when nothing.
 
         Equal before and after ``admit`` was applied.

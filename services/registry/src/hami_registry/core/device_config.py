@@ -17,6 +17,7 @@ from msgspec.structs import asdict
 
 from hami_common.errors import SettingsInvalid
 from hami_common.model.device import Device, DeviceFacts
+from hami_common.vendors.catalog import partitions_of, resources_of
 
 MAX_SLOTS = 1024
 MAX_SCALING = 100.0
@@ -168,9 +169,10 @@ def canonical_device(
     physical_mib = max(0, facts.memory_mib - use.reserved_mib)
     capacity_mib = int(physical_mib * use.memory_scaling)
     core_pct = int(FULL_CORE_PCT * use.core_scaling)
-    if facts.partitions:
+    partitions = partitions_of(facts)
+    if partitions:
         # Hardware cannot hand out more than it has, and may keep a part for itself.
-        whole = [profile.memory_mib for profile in facts.partitions if not profile.name]
+        whole = [profile.memory_mib for profile in partitions if not profile.name]
         capacity_mib, core_pct = min([physical_mib, *whole]), FULL_CORE_PCT
     return Device(
         uuid=facts.uuid,
@@ -188,7 +190,7 @@ def canonical_device(
         health_reason=facts.health_reason,
         cordoned=use.cordoned or facts.uuid in cordoned_uuids,
         mode=facts.mode,
-        partitions=facts.partitions,
-        resources=facts.resources,
+        partitions=partitions,
+        resources=resources_of(facts),
         attributes=facts.attributes,
     )

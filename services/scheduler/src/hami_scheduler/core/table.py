@@ -308,9 +308,8 @@ class DeviceTable:
         key = _encoder.encode((device.partitions, device.resources))
         number = self._division_numbers.get(key)
         if number is None:
-            division = Division(device.partitions, device.resources)
-            if division.problem():
-                division = Division((), {})
+            usable = not Division.check(device.partitions, device.resources)
+            division = Division(device.partitions, device.resources) if usable else Division((), {})
             number = self._division_numbers[key] = len(self.divisions)
             self.divisions.append(division)
         return number

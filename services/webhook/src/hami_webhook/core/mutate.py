@@ -270,7 +270,11 @@ def _continue_trace(annotations: dict[str, str], traceparent: str) -> None:
 def _vendor_changes(view: PodView, catalog: Catalog) -> list[list[ContainerChanges]]:
     """Per container in kubelet's order: what each vendor that is asked wants to change."""
     return [
-        [changes for vendor in catalog.vendors if (changes := vendor.admit(container)) is not None]
+        [
+            changes
+            for vendor in catalog.vendors
+            if (changes := vendor.admit(container, view.annotations())) is not None
+        ]
         for _, container in view.containers_in_order()
     ]
 

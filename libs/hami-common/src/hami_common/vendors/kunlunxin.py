@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kunlunxin: whole XPUs, and vXPUs of a quarter or half a device, one size per device.
+
+Several devices are 1, 2, 4 or 8 that are linked (shape ``wings``). Memory of a vXPU is rounded up
+to the next size; what is above the half is a whole device. Memory in MiB.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hami_common.model.request import DeviceRequest, DeviceSelector
+from hami_common.vendors.protocol import RenderContext
+from hami_common.vendors.shapes import COUNTS
+from hami_common.vendors.sharing import (
+    FULL_PCT,
+    Asked,
+    Description,
+    Family,
+    Given,
+    Plan,
+    SelectorKeys,
+    ShareVendor,
+    mount,
+    node,
+    number_of,
+    numbers,
+    words_of,
+)
+
+NAME = "kunlunxin"
+_ALLOW = ("baidu.com/use-gpuuuid", "hami.io/use-xpu-uuid")
+_DENY = ("baidu.com/nouse-gpuuuid", "hami.io/no-use-xpu-uuid")
+_NOBODY = "-"
+"""Names no device."""
+
+
+class KunlunxinSettings(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Section ``kunlunxin`` of the vendor configuration."""
+
+    resource_count_name: str = "kunlunxin.com/xpu"
+    resource_v_count_name: str = "kunlunxin.com/vxpu"
+    resource_v_memory_name: str = "kunlunxin.com/vxpu-memory"
+    resource_aliases: dict[str, str] = {}
+    device_memory_mib: int = 98304
+    """Memory of a device; parts of it are the sizes of vXPUs."""
+    parts_per_device: tuple[int, ...] = (4, 2)
+    """Into how many vXPUs a device can be cut."""
+    runtime_class: str = ""
+
+
+class Kunlunxin(ShareVendor):
+    """Pure half of the vendor Kunlunxin."""
+
+    def __init__(self, settings: KunlunxinSettings | None = None) -> None:
+        """Use ``settings``, else the defaults HAMi ships."""
+        s = self._settings = settings or KunlunxinSettings()
+        super().__init__(
+            Description(
+                name=NAME,
+                families=(
+                    Family(count=s.resource_count_name, counts=COUNTS["wings"], shape="wings"),
+                    Family(
+                        count=s.resource_v_count_name,
+                        memory=s.resource_v_memory_name,
+                        counts=COUNTS["wings"],
+                        shape="wings",
+                    ),
+                ),
+                aliases=dict(s.resource_aliases),
+                selectors=SelectorKeys(allow_uuids=_ALLOW, deny_uuids=_DENY),
+                runtime_class=s.runtime_class,
+                node_env=("XPU_VISIBLE_DEVICES",),
+            )
+        )
+
+    def refine(self, asked: Asked, annotations: Mapping[str, str]) -> DeviceRequest:
+        """The smallest size that holds the memory."""
+        del annotations
+        request, s = asked.request, self._settings
+        for parts in sorted(s.parts_per_device, reverse=True):
+            size = s.device_memory_mib // parts
+            if 0 < request.memory_mib <= size:
+                return replace(
+                    request,
+                    memory_mib=size,
+                    core_pct=FULL_PCT // parts,
+                    exclusive=False,
+                    kind=f"1/{parts}",
+                    shape=request.shape if request.count > 1 else "",
+                )
+        return replace(
+            request, memory_mib=0, memory_pct=FULL_PCT, core_pct=FULL_PCT, exclusive=True
+        )
+
+    def parse_selector(self, annotations: Mapping[str, str]) -> DeviceSelector:
+        """A device must be in both lists where both are given."""
+        first, second = (words_of(annotations, (key,)) for key in _ALLOW)
+        allowed = first or second
+        if first and second:
+            allowed = tuple(word for word in first if word in second) or (_NOBODY,)
+        return replace(super().parse_selector(annotations), allow_uuids=allowed)
+
+    def plan(self, given: Sequence[Given], context: RenderContext) -> Plan:
+        """A vXPU is a device node of its own.
+
+        ``handles``: ``number``, N of the vXPU's ``/dev/xpuN``.
+        """
+        nodes = []
+        for _, device in given:
+            number = context.handles.get(device.uuid, {}).get("number", str(number_of(device)))
+            nodes.append(node(f"/dev/xpu{number}"))
+        return Plan(
+            env={"XPU_VISIBLE_DEVICES": numbers(given)},
+            nodes=(*nodes, node("/dev/xpuctrl")),
+            mounts=(mount("/usr/local/xpu"),),
+            annotations={
+                "BAIDU_COM_DEVICE_IDX": ",".join(str(device.index) for _, device in given)
+            },
+        )
