@@ -50,7 +50,6 @@ How the shell uses this
   record; ``Bucket.forget`` them, then ``forget`` them here.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -159,7 +158,7 @@ class _Held:
         self.state_seq = 0
         self.seen_s = 0.0
         self.examine_at_s = 0.0
-        self.story: deque[StoryLine] = deque(maxlen=STORY_LINES)
+        self.story: tuple[StoryLine, ...] = ()
 
     def joined(self) -> AllocationState | None:
         """State of the allocation, ``None`` where no record was seen."""
@@ -167,7 +166,7 @@ class _Held:
 
     def tell(self, now_s: float, what: str, seq: int = 0) -> None:
         """Remember one line."""
-        self.story.append(StoryLine(time_s=now_s, what=what, seq=seq))
+        self.story = (*self.story[1 - STORY_LINES :], StoryLine(time_s=now_s, what=what, seq=seq))
 
 
 class Ledger:

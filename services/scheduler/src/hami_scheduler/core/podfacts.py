@@ -6,6 +6,7 @@ no clock, and believes an allocation annotation only if its signature holds (des
 """
 
 from datetime import datetime
+from hashlib import blake2b
 from typing import Final
 
 from msgspec import Struct
@@ -60,8 +61,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """The allocation id in the annotation ``hami.io/fence``: its Binding must not come any more."""
     is_labelled: bool = True
     """Our label is on it, so that our watch sees it."""
-    annotation: str = ""
-    """The allocation annotation as it stands."""
+    annotation: bytes = b""
+    """Digest of the allocation annotation as it stands, empty where there is none."""
     group: str = ""
     """The gang the pod is a member of, see ``group_of``."""
     priority: int = 0
@@ -137,6 +138,7 @@ class PodReader:
         metadata = pod.metadata
         node = pod.spec.node_name
         annotation = pod.annotations().get(keys.ALLOCATION, "")
+        digest = blake2b(annotation.encode(), digest_size=16).digest() if annotation else b""
         request: PodRequest | None = None
         problem = ""
         signed: SignedPlacement | None = None
@@ -148,7 +150,7 @@ class PodReader:
                 problem = str(error)
         elif (
             known is not None
-            and known.annotation == annotation
+            and known.annotation == digest
             and (known.uid, known.node) == (metadata.uid, node)
         ):
             signed, mistrust = known.signed, known.mistrust
@@ -173,7 +175,7 @@ class PodReader:
             is_started=_is_started(pod),
             fence=pod.annotations().get(keys.FENCE, "").partition("/")[0],
             is_labelled=pod.labels().get(keys.MANAGED_LABEL) == "true",
-            annotation=annotation,
+            annotation=digest,
             group=group_of(pod),
             priority=pod.spec.priority or 0,
             start_s=_unix_s(pod.status.start_time),
