@@ -37,12 +37,21 @@ def check(
     verifier: Verifier,
     capacity: Sequence[NodeDevices],
 ) -> None:
-    """No device is over its capacity: by what pods carry, and by what the ledger says."""
+    """No device is over its capacity: by what pods carry, and by what the ledger says.
+
+    A share that waits for others to leave counts once they have left.
+    """
+    records = list(records)
+    there = {(r.node, r.pod_uid) for r in records if r.op != "release"}
     carried = [
         (signed.placement.node, signed.placement.containers)
         for _, signed in committed(pods, verifier)
     ]
-    held = [(r.node, r.containers) for r in records if r.op != "release"]
+    held = [
+        (r.node, r.containers)
+        for r in records
+        if r.op != "release" and not any((r.node, uid) in there for uid in r.awaits)
+    ]
     _check_capacity("pods", carried, capacity)
     _check_capacity("ledger", held, capacity)
 
