@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.placement import Share
 from hami_common.runtime.tasks import background
-from hami_nodeagent.core.region import Region
+from hami_nodeagent.core.region import DeviceUse, Region
 from hami_nodeagent.settings import PrioritySettings
+from hami_nodeagent.shell.living import Living
 from hami_nodeagent.shell.priority import FILE_NAME, PriorityKeeper
 from hami_nodeagent.shell.regions import read_activity, read_region, region_path
 from hami_nodeagent.shell.site import Site
@@ -48,14 +49,37 @@ def test_region_shows_what_the_driver_gave(node: GpuNode, start_drive: StartDriv
         assert shown.devices[uuid].used_bytes == node.card.used_bytes(uuid)
     assert shown.devices[node.uuids[0]].context_bytes > 0
     own = {first.process.pid, second.process.pid}
-    assert {one.pid for one in shown.processes} == own
+    assert {one.owner.pid for one in shown.processes} == own
     first.close()
     deadline = time.monotonic() + RECLAIMED_S
     ended = region_of(container)
-    while {one.pid for one in ended.processes} != {second.process.pid}:
+    while {one.owner.pid for one in ended.processes} != {second.process.pid}:
         assert time.monotonic() < deadline, "nobody found that the process has ended"
         ended = region_of(container)
     assert ended.devices[node.uuids[0]].used_bytes == 0
+
+
+def test_last_process_that_is_killed_uses_nothing_at_the_next_look(
+    node: GpuNode, start_drive: StartDrive
+) -> None:
+    """Nobody is left in the container who could take its slot back."""
+    container = node.container(0, memory_mib=2000)
+    path = container.region_directory / "region-1"
+    living = Living(Path("/proc"))
+    drive = start_drive(container).begin(0)
+    drive.ask("alloc 300M")
+    drive.ask("launch nop 1 3")
+    alive = read_region(path, living.dead_of)
+    assert isinstance(alive, Region)
+    assert alive.devices[node.uuids[0]].used_bytes > 300 * MIB
+    drive.kill()
+    drive.process.wait()
+    dead = read_region(path, living.dead_of)
+    assert isinstance(dead, Region)
+    assert dead.devices[node.uuids[0]] == DeviceUse()
+    assert dead.processes == ()
+    assert [one.launches for one in dead.ended] == [one.launches for one in alive.processes]
+    assert region_of(container).devices[node.uuids[0]].used_bytes > 300 * MIB, "still in the file"
 
 
 def test_region_counts_launches_and_refusals(node: GpuNode, start_drive: StartDrive) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hami_nodeagent.core import region
+from hami_nodeagent.core.living import Owner
 from hami_nodeagent.core.region import DeviceUse, Refused, Region, parse
 from tests.support.regions import Built, Process, Used
 
@@ -88,9 +89,25 @@ def test_use_of_all_processes_is_added_up_by_device() -> None:
         "GPU-a": DeviceUse(used_bytes=GIB + 1, context_bytes=5, module_bytes=6),
         "GPU-b": DeviceUse(used_bytes=30, context_bytes=1, over_since_ns=99),
     }
-    assert [(one.pid, one.launches) for one in found.processes] == [(7, 0), (8, 4)]
+    assert [(one.owner.pid, one.launches) for one in found.processes] == [(7, 0), (8, 4)]
     assert found.last_launch_ns == 9
     assert (found.reclaimed, found.errors) == (3, 4)
+
+
+def test_slots_of_the_dead_use_nothing_but_have_counted() -> None:
+    data = Built(
+        processes=(
+            Process(7, (Used(GIB, context=5),), launches=3, last_launch_ns=9),
+            Process(8, (Used(20),), namespace=4),
+        )
+    ).data()
+    gone = Owner(pid=7, namespace=1, start_ticks=1)
+    found = parse(data, lambda owners: owners & {gone} if isinstance(owners, frozenset) else ())
+    assert isinstance(found, Region)
+    assert found.devices == {"GPU-0": DeviceUse(used_bytes=20)}
+    assert [one.owner.pid for one in found.processes] == [8]
+    assert [(one.owner, one.launches) for one in found.ended] == [(gone, 3)]
+    assert found.last_launch_ns == 9
 
 
 def test_slots_without_an_owner_count_nothing() -> None:

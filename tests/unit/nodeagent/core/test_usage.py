@@ -4,6 +4,7 @@
 from typing import Any
 
 from hami_nodeagent.core.breach import Process
+from hami_nodeagent.core.living import Owner
 from hami_nodeagent.core.region import DeviceUse, ProcessUse, Region
 from hami_nodeagent.core.usage import Counted, Counters, containers_of, rows_of
 from tests.unit.nodeagent.core.test_breach import GPU, holder, process
@@ -11,10 +12,8 @@ from tests.unit.nodeagent.core.test_breach import GPU, holder, process
 KEY = ("uid-a", "main")
 
 
-def used(pid: int = 1, **more: Any) -> ProcessUse:
+def used(pid: int = 1, start_ticks: int = 1, **more: Any) -> ProcessUse:
     given: dict[str, int] = {
-        "pid_namespace": 1,
-        "start_ticks": 1,
         "last_launch_ns": 0,
         "launches": 0,
         "refusals": 0,
@@ -22,7 +21,8 @@ def used(pid: int = 1, **more: Any) -> ProcessUse:
         "waited_ns": 0,
         **more,
     }
-    return ProcessUse(pid=pid, **given)
+    owner = Owner(pid=pid, namespace=1, start_ticks=start_ticks)
+    return ProcessUse(owner=owner, **given)
 
 
 def region(*processes: ProcessUse, **devices: DeviceUse) -> Region:
@@ -54,6 +54,14 @@ def test_counters_do_not_fall_when_processes_end_or_lie() -> None:
     assert counters.add(KEY, None).launches == 12
     counters.keep_only(frozenset())
     assert counters.add(KEY, None) == Counted()
+
+
+def test_what_a_process_counted_before_it_ended_is_counted_once() -> None:
+    counters = Counters()
+    assert counters.add(KEY, region(used(1, launches=5))).launches == 5
+    dead = Region(devices={}, processes=(), ended=(used(1, launches=7),))
+    assert counters.add(KEY, dead).launches == 7
+    assert counters.add(KEY, dead).launches == 7
 
 
 def test_container_with_several_devices_is_one() -> None:

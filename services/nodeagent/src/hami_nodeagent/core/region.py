@@ -9,10 +9,12 @@ is raised. Sizes in bytes, times in nanoseconds of CLOCK_MONOTONIC.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
 from msgspec import Struct
+
+from hami_nodeagent.core.living import Owner
 
 MAGIC = 0x31494D4148204756
 LAYOUT = 1
@@ -94,13 +96,14 @@ class Refused(Struct, frozen=True, kw_only=True):
     reason: Reason
 
 
+FindDead = Callable[[Collection[Owner]], Collection[Owner]]
+"""Tells which of these owners have ended."""
+
+
 class ProcessUse(Struct, frozen=True, kw_only=True):
     """What one process says of itself."""
 
-    pid: int
-    """In the namespace below."""
-    pid_namespace: int
-    start_ticks: int
+    owner: Owner
     last_launch_ns: int
     launches: int
     refusals: int
@@ -109,7 +112,7 @@ class ProcessUse(Struct, frozen=True, kw_only=True):
 
 
 class DeviceUse(Struct, frozen=True, kw_only=True):
-    """What all processes together say they use of one device."""
+    """What all living processes together say they use of one device."""
 
     used_bytes: int = 0
     context_bytes: int = 0
@@ -124,6 +127,8 @@ class Region(Struct, frozen=True, kw_only=True):
     devices: Mapping[str, DeviceUse]
     """By UUID as the file has it."""
     processes: tuple[ProcessUse, ...]
+    ended: tuple[ProcessUse, ...] = ()
+    """Processes that are gone, whose slots nobody has taken back yet: they use nothing."""
     reclaimed: int = 0
     """Processes that ended without giving back what they used, cleaned up by others."""
     errors: int = 0
@@ -132,7 +137,8 @@ class Region(Struct, frozen=True, kw_only=True):
     @property
     def last_launch_ns(self) -> int:
         """Newest launch of any process; 0 before the first."""
-        return max((process.last_launch_ns for process in self.processes), default=0)
+        everybody = (*self.processes, *self.ended)
+        return max((process.last_launch_ns for process in everybody), default=0)
 
 
 def checksum(header: bytes) -> int:
@@ -205,17 +211,23 @@ def parse_header(head: bytes, file_bytes: int) -> Layout | Refused:
     )
 
 
-def parse(data: bytes) -> Region | Refused:
-    """The region that ``data`` (the whole file) holds."""
+def parse(data: bytes, find_dead: FindDead | None = None) -> Region | Refused:
+    """The region that ``data`` (the whole file) holds; without ``find_dead`` all owners live."""
     layout = parse_header(data[:HEADER_BYTES], len(data))
     if isinstance(layout, Refused):
         return layout
     reclaimed, errors = _CONTROL.unpack_from(data, _HEADER.size)
     slots = data[layout.slots_at : layout.slots_at + layout.slots_bytes]
-    owned = [(number, slot) for number, slot in enumerate(_SLOT.iter_unpack(slots)) if slot[0]]
+    owned = {
+        number: _process(slot) for number, slot in enumerate(_SLOT.iter_unpack(slots)) if slot[0]
+    }
+    owners = frozenset(process.owner for process in owned.values())
+    dead = frozenset(find_dead(owners)) if find_dead and owners else frozenset[Owner]()
+    living = [number for number, process in owned.items() if process.owner not in dead]
     return Region(
-        devices=_devices(data, layout, [number for number, _ in owned]),
-        processes=tuple(_process(slot) for _, slot in owned),
+        devices=_devices(data, layout, living),
+        processes=tuple(owned[number] for number in living),
+        ended=tuple(process for process in owned.values() if process.owner in dead),
         reclaimed=reclaimed,
         errors=errors,
     )
@@ -228,9 +240,7 @@ def activity(slots: bytes) -> int:
 
 def _process(slot: tuple[int, ...]) -> ProcessUse:
     return ProcessUse(
-        pid=slot[0],
-        pid_namespace=slot[1],
-        start_ticks=slot[2] & _LOW_48,
+        owner=Owner(pid=slot[0], namespace=slot[1], start_ticks=slot[2] & _LOW_48),
         last_launch_ns=slot[3],
         launches=slot[4],
         refusals=slot[5],

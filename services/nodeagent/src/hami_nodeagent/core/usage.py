@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from hami_nodeagent.core.breach import Process
 from hami_nodeagent.core.holders import Holder
+from hami_nodeagent.core.living import Owner
 from hami_nodeagent.core.region import DeviceUse, Region
 
 _MIB_SHIFT = 20
@@ -80,16 +81,16 @@ class Counters:
 
     def __init__(self) -> None:
         self._total: dict[ContainerKey, Counted] = {}
-        self._seen: dict[ContainerKey, dict[tuple[int, int, int], Counted]] = {}
+        self._seen: dict[ContainerKey, dict[Owner, Counted]] = {}
 
     def add(self, key: ContainerKey, region: Region | None) -> Counted:
         """Count what is new in the region; the total so far."""
         total = self._total.get(key, Counted())
         if region is not None:
             seen = self._seen.get(key, {})
-            now: dict[tuple[int, int, int], Counted] = {}
-            for process in region.processes:
-                name = (process.pid, process.pid_namespace, process.start_ticks)
+            now: dict[Owner, Counted] = {}
+            for process in (*region.processes, *region.ended):
+                name = process.owner
                 now[name] = Counted(
                     launches=process.launches,
                     waited_ns=process.waited_ns,

@@ -17,6 +17,7 @@ from hami_nodeagent.core.region import (
     FILE_NAME,
     HEADER_BYTES,
     SIZE_MAX,
+    FindDead,
     Refused,
     Region,
     activity,
@@ -34,9 +35,9 @@ def region_path(pods_dir: Path, pod_uid: str, volume: str) -> Path:
     return pods_dir / pod_uid / "volumes" / _EMPTY_DIR / volume / FILE_NAME
 
 
-def read_region(path: Path) -> Region | Refused:
-    """The region at ``path``; raises nothing."""
-    return _with_file(path, lambda file, size: parse(os.pread(file, size + 1, 0)))
+def read_region(path: Path, find_dead: FindDead | None = None) -> Region | Refused:
+    """The region at ``path``, without ``find_dead`` with all owners alive; raises nothing."""
+    return _with_file(path, lambda file, size: parse(os.pread(file, size + 1, 0), find_dead))
 
 
 def read_activity(path: Path) -> int | Refused:

@@ -21,6 +21,7 @@ from hami_nodeagent.drivers import Driver
 from hami_nodeagent.drivers.errors import DriverError
 from hami_nodeagent.drivers.protocol import DeviceUsage
 from hami_nodeagent.shell.breaches import BreachTeller
+from hami_nodeagent.shell.living import Living
 from hami_nodeagent.shell.owners import ContainerName, Owner, find_owners
 from hami_nodeagent.shell.regions import read_region, region_path
 from hami_nodeagent.shell.site import Site
@@ -43,6 +44,7 @@ class UsageWatch:
         self._drivers = tuple(drivers)
         self._pods_dir = Path(settings.pods_dir)
         self._proc = Path(settings.host_proc)
+        self._living = Living(self._proc)
         self._book_by_vendor = {
             driver.vendor: BreachBook(
                 settings.usage.breach, is_core_forced=settings.core_policy == "force"
@@ -110,11 +112,15 @@ class UsageWatch:
         regions: dict[ContainerKey, Region] = {}
         volumes = {(one.pod_uid, one.container): one.volume for one in holders if one.volume}
         for key, volume in volumes.items():
-            found = read_region(region_path(self._pods_dir, key[0], volume))
+            path = region_path(self._pods_dir, key[0], volume)
+            found = read_region(path, self._living.dead_of)
             if isinstance(found, Region):
                 regions[key] = found
             elif found.reason != "missing":
                 self._site.metrics.regions_refused.labels(reason=found.reason).inc()
+        self._living.keep_only(
+            [one.owner for found in regions.values() for one in (*found.processes, *found.ended)]
+        )
         return regions
 
     async def _processes(self, usages: Sequence[DeviceUsage]) -> dict[str, tuple[Process, ...]]:

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks the host's ``/proc`` which owners of region slots have ended; rules: ``core.living``.
+
+The last process of a container that is killed leaves its slot behind, because nobody is left in
+the container to take it back. A walk through ``/proc`` costs some reads per process, so it is done
+only when an owner is not where it was found last; who is once found dead is not asked for again.
+Not safe from several threads at once.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from hami_nodeagent.core.living import Owner, Seen, View, find, inner_pid, is_dead, parse_stat
+
+_U32 = (1 << 32) - 1
+
+
+class Living:
+    """What one agent knows of the processes of its host."""
+
+    def __init__(self, proc: Path) -> None:
+        """``proc`` is the host's."""
+        self._proc = proc
+        self._alive: dict[Owner, Seen] = {}
+        self._dead: frozenset[Owner] = frozenset()
+        self._inner: set[int] = set()
+
+    def dead_of(self, owners: Collection[Owner]) -> Collection[Owner]:
+        """Those that are gone for certain; blocks for as long as ``/proc`` takes."""
+        asked = [owner for owner in owners if owner not in self._dead and not self._still(owner)]
+        if not asked:
+            return self._dead.intersection(owners)
+        view = self._walk()
+        self._inner |= {seen.namespace for same in view.processes.values() for seen in same} - {0}
+        dead = set()
+        for owner in asked:
+            seen = find(owner, view)
+            if seen is not None:
+                self._alive[owner] = seen
+                if owner.start_ticks:
+                    self._inner.add(owner.namespace)
+            elif is_dead(owner, view, self._inner):
+                dead.add(owner)
+        # One whose start is not known may have a successor of the same number.
+        self._dead |= {owner for owner in dead if owner.start_ticks}
+        return dead | self._dead.intersection(owners)
+
+    def keep_only(self, owners: Collection[Owner]) -> None:
+        """Forget all others."""
+        kept = frozenset(owners)
+        self._dead &= kept
+        self._inner &= {owner.namespace for owner in kept}
+        self._alive = {owner: seen for owner, seen in self._alive.items() if owner in kept}
+
+    def _still(self, owner: Owner) -> bool:
+        seen = self._alive.get(owner)
+        if seen is None:
+            return False
+        try:
+            stat = parse_stat((self._proc / str(seen.pid) / "stat").read_text(errors="replace"))
+        except OSError:
+            stat = None
+        if stat == (seen.start_ticks, False):
+            return True
+        del self._alive[owner]
+        return False
+
+    def _walk(self) -> View:
+        processes: dict[int, list[Seen]] = {}
+        is_complete = True
+        try:
+            directories = [one for one in self._proc.iterdir() if one.name.isdecimal()]
+            _look(self._proc / "1")  # where this one is hidden from us, others are as well
+        except OSError:
+            return View(processes={}, namespace=0, is_complete=False)
+        for directory in directories:
+            try:
+                seen = _look(directory)
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended
+            except OSError:
+                seen = None
+            if seen is None:
+                is_complete = False
+            else:
+                processes.setdefault(seen.inner_pid, []).append(seen)
+        return View(processes=processes, namespace=self._shown(), is_complete=is_complete)
+
+    def _shown(self) -> int:
+        """The namespace whose numbers ``/proc`` shows, if it is this process's own."""
+        own = self._proc / "self"
+        try:
+            if str(own.readlink()) == str(inner_pid((own / "status").read_text(errors="replace"))):
+                return _namespace(own)
+        except OSError:
+            pass
+        return 0
+
+
+def _look(directory: Path) -> Seen | None:
+    stat = parse_stat((directory / "stat").read_text(errors="replace"))
+    if stat is None:
+        return None
+    start_ticks, has_ended = stat
+    if has_ended:
+        raise ProcessLookupError
+    number = inner_pid((directory / "status").read_text(errors="replace"))
+    if number is None:
+        return None
+    try:
+        namespace = _namespace(directory)
+    except PermissionError:
+        namespace = 0
+    return Seen(
+        pid=int(directory.name), inner_pid=number, start_ticks=start_ticks, namespace=namespace
+    )
+
+
+def _namespace(directory: Path) -> int:
+    """As the library writes it: the low half of the inode."""
+    name = str((directory / "ns" / "pid").readlink())
+    return int(name.partition("[")[2].rstrip("]") or 0) & _U32
