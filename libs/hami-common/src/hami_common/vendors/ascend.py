@@ -266,7 +266,8 @@ class Ascend(ShareVendor):
             )
         largest = max(t.memory_mib for chip in chips for t in chip.templates or (_NO_TEMPLATE,))
         limit = max(chip.memory_allocatable_mib for chip in chips) if soft else largest
-        if request.memory_mib and request.memory_mib <= limit:
+        is_share = soft and request.core_pct < FULL_PCT
+        if is_share or 0 < request.memory_mib <= limit:
             return self._part(asked, soft=soft)
         return self._whole(asked)
 

@@ -21,7 +21,7 @@ from hami_common.model.request import (
     PodRequest,
     ScoringWeights,
 )
-from hami_common.podview import PodView
+from hami_common.podview import ContainerView, PodView
 from hami_common.vendors import awsneuron
 from hami_common.vendors.amd import Amd, AmdSettings
 from hami_common.vendors.ascend import Ascend, AscendSettings
@@ -66,6 +66,8 @@ class Catalog:
         """Hold ``vendors``; see ``from_settings`` for the shipped ones."""
         self.vendors = vendors
         self._by_name = {vendor.name: vendor for vendor in vendors}
+        self._names = {vendor.name: vendor.resources.all() for vendor in vendors}
+        self._all_names = frozenset().union(*self._names.values())
 
     @classmethod
     def from_settings(cls, settings: VendorSettings | None = None) -> "Catalog":
@@ -95,15 +97,18 @@ class Catalog:
 
     def resource_names(self) -> frozenset[str]:
         """Every resource name of every vendor."""
-        return frozenset().union(*(vendor.resources.all() for vendor in self.vendors))
+        return self._all_names
+
+    def asked(self, container: ContainerView) -> tuple[Vendor, ...]:
+        """The vendors of which the container names a resource, whatever its value."""
+        named = self._all_names & (container.limits().keys() | container.requests().keys())
+        if not named:
+            return ()
+        return tuple(vendor for vendor in self.vendors if self._names[vendor.name] & named)
 
     def mentions(self, pod: PodView) -> bool:
         """Whether any container names one of our resources, whatever its value."""
-        names = self.resource_names()
-        return any(
-            names & (container.limits().keys() | container.requests().keys())
-            for _, container in pod.containers_in_order()
-        )
+        return any(self.asked(container) for _, container in pod.containers_in_order())
 
     def parse_pod(
         self, pod: PodView, *, defaults: PlacementPolicy | None = None
@@ -114,16 +119,17 @@ class Catalog:
         """
         containers: list[ContainerRequest] = []
         for kind, container in pod.containers_in_order():
+            vendors = self.asked(container)
             requests = tuple(
                 request
-                for vendor in self.vendors
+                for vendor in vendors
                 if (request := vendor.parse_request(container, pod.annotations())) is not None
             )
             if requests:
                 priority = next(
                     (
                         p
-                        for vendor in self.vendors
+                        for vendor in vendors
                         if (p := vendor.parse_priority(container)) is not None
                     ),
                     None,

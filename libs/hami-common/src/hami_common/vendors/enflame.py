@@ -56,13 +56,13 @@ class EnflameSettings(
 
 
 def partitions_of(sizes: Mapping[str, tuple[int, int]]) -> tuple[Profile, ...]:
-    """Profiles from ``name: (slices, GiB)``; compute is the part of the largest, rounded up."""
+    """Profiles from ``name: (slices, GiB)``; compute is the part of the largest, rounded down."""
     most = max((slices for slices, _ in sizes.values()), default=1)
     return tuple(
         Profile(
             name=name,
             memory_mib=gib * GIB_MIB,
-            core_pct=-(-FULL_PCT * slices // most),
+            core_pct=FULL_PCT * slices // most,
             resources={SLICES: slices},
         )
         for name, (slices, gib) in sizes.items()

@@ -1,0 +1,576 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each vendor does with a manifest that others would do differently."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from hami_common.errors import RequestInvalid
+from hami_common.events.inventory import NodeDevices
+from hami_common.model.device import Device, DeviceFacts, Profile
+from hami_common.model.placement import ContainerShares, Placement, Share
+from hami_common.model.request import DeviceRequest
+from hami_common.podview import PodView
+from hami_common.vendors import ascend, awsneuron, enflame
+from hami_common.vendors.cambricon import CambriconSettings
+from hami_common.vendors.catalog import Catalog, VendorSettings
+from hami_common.vendors.protocol import ContainerEdits, RenderContext
+from hami_scheduler.core.pick import pick
+from hami_scheduler.core.reasons import NodeRefusal
+from hami_scheduler.core.table import DeviceTable
+from tests.support import builders
+
+CATALOG = Catalog.from_settings()
+CHIPS = {chip.word: chip for chip in ascend.CHIPS}
+
+Limits = dict[str, Any]
+
+
+def pod(
+    *containers: Limits, annotations: dict[str, str] | None = None, name: str = "pod"
+) -> PodView:
+    document = {
+        "metadata": {"name": name, "namespace": "ns", "uid": name, "annotations": annotations},
+        "spec": {
+            "containers": [
+                {"name": f"c{i}", "resources": {"limits": limits}}
+                for i, limits in enumerate(containers)
+            ]
+        },
+    }
+    return msgspec.convert(document, PodView)
+
+
+def asked(limits: Limits, annotations: dict[str, str] | None = None) -> DeviceRequest:
+    request = CATALOG.parse_pod(pod(limits, annotations=annotations))
+    assert request is not None
+    (one,) = request.containers[0].requests
+    return one
+
+
+def refusal(limits: Limits, annotations: dict[str, str] | None = None) -> str:
+    with pytest.raises(RequestInvalid) as caught:
+        CATALOG.parse_pod(pod(limits, annotations=annotations))
+    return str(caught.value)
+
+
+def node(vendor: str, type_: str, memory_mib: int, count: int = 1, **more: Any) -> NodeDevices:
+    partitions: tuple[Profile, ...] = more.pop("partitions", ())
+    capacity = min([memory_mib, *(p.memory_mib for p in partitions if not p.name)])
+    return builders.node_devices(
+        "node",
+        [
+            Device(
+                uuid=f"{vendor}-{i}",
+                vendor=vendor,
+                index=i,
+                minor=i,
+                type=type_,
+                memory_mib=memory_mib,
+                capacity_mib=capacity,
+                partitions=partitions,
+                **more,
+            )
+            for i in range(count)
+        ],
+        vendor=vendor,
+    )
+
+
+def chips(word: str, count: int = 1) -> NodeDevices:
+    chip = CHIPS[word]
+    return node(
+        "ascend",
+        word,
+        chip.memory_capacity_mib,
+        count,
+        mode="vnpu",
+        partitions=ascend.partitions_of(chip),
+        resources=ascend.resources_of(chip),
+    )
+
+
+class Node:
+    """A node on which pods are placed one after another."""
+
+    def __init__(self, *inventory: NodeDevices, catalog: Catalog = CATALOG) -> None:
+        self.table = DeviceTable()
+        self.catalog = catalog
+        for devices in inventory:
+            self.table.upsert_node(devices)
+
+    def place(
+        self, *containers: Limits, annotations: dict[str, str] | None = None
+    ) -> list[Share] | str:
+        """The shares of the pod, or the reason against it."""
+        request = self.catalog.parse_pod(pod(*containers, annotations=annotations))
+        assert request is not None
+        found = pick(self.table, request, "node")
+        if isinstance(found, NodeRefusal):
+            return found.text
+        assert isinstance(found, Placement)
+        assert self.table.book("node", found.containers) == ()
+        self.table.check()
+        return [share for container in found.containers for share in container.shares]
+
+    def sizes(self, *containers: Limits, annotations: dict[str, str] | None = None) -> list[int]:
+        """MiB of each share."""
+        shares = self.place(*containers, annotations=annotations)
+        assert not isinstance(shares, str), shares
+        return [share.memory_mib for share in shares]
+
+
+# --- published screens ----------------------------------------------------------------------------
+
+
+def test_screen_a800_two_devices_with_10240_mib_each() -> None:
+    one = Node(node("nvidia", "NVIDIA A800-SXM4-80GB", 81920, 2))
+    shares = one.place({"nvidia.com/gpu": 2, "nvidia.com/gpumem": 10240})
+    assert [(s.uuid, s.memory_mib) for s in shares if isinstance(s, Share)] == [
+        ("nvidia-0", 10240),
+        ("nvidia-1", 10240),
+    ]
+
+
+def test_screen_910b3_gives_a_quarter_by_template() -> None:
+    one = Node(chips("Ascend910B3"))
+    limits = {"huawei.com/Ascend910B3": 1, "huawei.com/Ascend910B3-memory": 16384}
+    shares = one.place(limits)
+    assert not isinstance(shares, str)
+    assert [(s.memory_mib, s.profile, s.core_pct) for s in shares] == [(16384, "vir05_1c_16g", 25)]
+
+
+def test_screen_iluvatar_64_blocks_of_half_a_chip() -> None:
+    one = Node(node("iluvatar", "MR-V100", 32768))
+    assert one.sizes({"iluvatar.ai/gpu": 1, "iluvatar.ai/vcuda-memory": 64}) == [16384]
+
+
+def test_screen_mlu_20_percent() -> None:
+    settings = VendorSettings(cambricon=CambriconSettings(memory_unit="percent"))
+    one = Node(
+        node("cambricon", "MLU370-X4", 23308, mode="smlu"),
+        catalog=Catalog.from_settings(settings),
+    )
+    limits = {
+        "cambricon.com/vmlu": 1,
+        "cambricon.com/mlu.smlu.vmemory": 20,
+        "cambricon.com/mlu.smlu.vcore": 20,
+    }
+    (mib,) = one.sizes(limits)
+    assert 4660 <= mib <= 4662
+
+
+# --- Ascend ---------------------------------------------------------------------------------------
+
+
+def memory_of(word: str, mib: int) -> Limits:
+    return {f"huawei.com/{word}": 1, f"huawei.com/{word}-memory": mib}
+
+
+@pytest.mark.parametrize(
+    ("word", "mib", "granted", "profile"),
+    [
+        ("Ascend910B4", 5000, 8192, "vir05_1c_8g"),
+        ("Ascend310P", 1024, 3072, "vir01"),
+        ("Ascend310P", 4096, 6144, "vir02"),
+        ("Ascend310P", 7000, 12288, "vir04"),
+        ("Ascend310P", 13000, 21527, ""),
+        ("Ascend310P", 24576, 21527, ""),
+        ("Ascend910A", 8738, 8738, "vir08"),
+        ("Ascend910B4-1", 16385, 32768, "vir10_3c_32g"),
+        ("Ascend910C", 100, 16384, "vir05_1c_16g"),
+    ],
+)
+def test_ascend_memory_is_rounded_up_to_a_template(
+    word: str, mib: int, granted: int, profile: str
+) -> None:
+    shares = Node(chips(word)).place(memory_of(word, mib))
+    assert not isinstance(shares, str), shares
+    assert [(s.memory_mib, s.profile, s.exclusive) for s in shares] == [
+        (granted, profile, not profile)
+    ]
+
+
+def test_ascend_910b2_runs_out_of_ai_cpus_before_memory() -> None:
+    one = Node(chips("Ascend910B2"))
+    for _ in range(6):
+        assert one.sizes(memory_of("Ascend910B2", 8192)) == [8192]
+    refused = one.place(memory_of("Ascend910B2", 8192))
+    assert isinstance(refused, str)
+    assert refused.startswith("CardPartitionInfeasible: partition of 8192 MiB wanted")
+
+
+def test_ascend_four_quarters_of_a_910b3_and_no_fifth() -> None:
+    one = Node(chips("Ascend910B3"))
+    for _ in range(4):
+        assert one.sizes(memory_of("Ascend910B3", 16384)) == [16384]
+    refused = one.place(memory_of("Ascend910B3", 1))
+    assert isinstance(refused, str)
+    assert "16384 MiB (for 1) wanted, at most 0 MiB free" in refused
+
+
+def test_ascend_types_are_not_substrings() -> None:
+    refused = Node(chips("Ascend910B4-1")).place({"huawei.com/Ascend910B4": 1})
+    assert isinstance(refused, str)
+    assert refused == "CardTypeMismatch: no device is of a type wanted: Ascend910B4"
+
+
+def test_ascend_910_stands_for_any_910() -> None:
+    for word in ("Ascend910A", "Ascend910B2", "Ascend910B3", "Ascend910B4", "Ascend910B4-1"):
+        assert Node(chips(word)).sizes({"huawei.com/Ascend910": 1}) == [
+            CHIPS[word].memory_allocatable_mib
+        ]
+    assert Node(chips("Ascend910B4")).sizes(
+        {"huawei.com/ascend910": 1, "huawei.com/Ascend910-memory": 9000}
+    ) == [16384]
+    assert isinstance(Node(chips("Ascend310P")).place({"huawei.com/Ascend910": 1}), str)
+
+
+def test_ascend_910c_comes_in_modules() -> None:
+    one = Node(chips("Ascend910C", 4))
+    first = one.place({"huawei.com/Ascend910C": 1})
+    second = one.place({"huawei.com/Ascend910C": 2})
+    assert not isinstance(first, str)
+    assert not isinstance(second, str)
+    assert [s.uuid for s in (*first, *second)] == [f"ascend-{i}" for i in range(4)]
+    assert "3 chips are not whole modules of two; write 2 or 4" in refusal(
+        {"huawei.com/Ascend910C": 3}
+    )
+
+
+def test_ascend_module_with_a_part_taken_is_not_whole() -> None:
+    one = Node(chips("Ascend910C", 2))
+    assert one.sizes(memory_of("Ascend910C", 16384)) == [16384]
+    refused = one.place({"huawei.com/Ascend910C": 2})
+    assert isinstance(refused, str)
+
+
+def test_ascend_parts_are_of_one_chip_and_compute_follows_memory() -> None:
+    two = {"huawei.com/Ascend910B3": 2, "huawei.com/Ascend910B3-memory": 16384}
+    assert "a container can have one vNPU only" in refusal(two)
+    cores = {"huawei.com/Ascend910B3": 1, "huawei.com/Ascend910B3-core": 50}
+    assert "huawei.com/vnpu-mode: hami-core" in refusal(cores)
+    assert asked(cores, {ascend.MODE: "hami-core"}).core_pct == 50
+    assert "more than the chip has; write at most 65536" in refusal(memory_of("Ascend910B3", 65537))
+    assert "is not a mode" in refusal({"huawei.com/Ascend910B3": 1}, {ascend.MODE: "x"})
+
+
+def test_ascend_soft_shares_have_the_size_asked_for_on_chips_shared_so() -> None:
+    soft = {ascend.MODE: "hami-core"}
+    one = Node(node("ascend", "Ascend910B3", 65536))
+    assert one.sizes(memory_of("Ascend910B3", 5000), annotations=soft) == [5000]
+    assert isinstance(one.place(memory_of("Ascend910B3", 5000)), str)
+    hard = Node(chips("Ascend910B3"))
+    refused = hard.place(memory_of("Ascend910B3", 5000), annotations=soft)
+    assert isinstance(refused, str)
+    assert refused.startswith("ModeNotFit")
+
+
+# --- others ---------------------------------------------------------------------------------------
+
+
+def test_cambricon_part_is_one_instance_in_blocks() -> None:
+    part = {"cambricon.com/mlu.smlu.vmemory": 20, "cambricon.com/mlu.smlu.vcore": 30}
+    assert asked({"cambricon.com/vmlu": 1, **part}).memory_mib == 20 * 256
+    assert "one sMLU instance only" in refusal({"cambricon.com/vmlu": 2, **part})
+    assert asked({"cambricon.com/vmlu": 2}).exclusive
+    refused = Node(node("cambricon", "MLU370-X4", 23308)).place({"cambricon.com/vmlu": 1, **part})
+    assert isinstance(refused, str)
+    assert "no device is in mode smlu" in refused
+
+
+def test_hygon_part_is_one_virtual_device() -> None:
+    assert "one virtual DCU only" in refusal({"hygon.com/dcunum": 2, "hygon.com/dcumem": 100})
+    assert asked({"hygon.com/dcunum": 2}).exclusive
+
+
+def test_hygon_type_is_chosen_by_whole_words() -> None:
+    one = Node(node("hygon", "DCU-K100_AI", 65520))
+    limits = {"hygon.com/dcunum": 1}
+    key = "hygon.com/use-dcutype"
+    assert isinstance(one.place(limits, annotations={key: "DCU-K100"}), str)
+    assert one.sizes(limits, annotations={key: "dcu-k100_ai"}) == [65520]
+
+
+def test_mthreads_sizes_are_the_vendors() -> None:
+    limits = {"mthreads.com/vgpu": 1, "mthreads.com/sgpu-memory": 32, "mthreads.com/sgpu-core": 8}
+    request = asked(limits)
+    assert (request.memory_mib, request.core_pct, request.exclusive) == (16384, 50, False)
+    assert "write 2, 4, 8, 16, 32, 64 or 96" in refusal({**limits, "mthreads.com/sgpu-memory": 5})
+    several = asked({**limits, "mthreads.com/vgpu": 2, "mthreads.com/sgpu-memory": 192})
+    assert (several.count, several.memory_pct, several.exclusive) == (2, 100, True)
+    assert asked({"mthreads.com/vgpu": 1, "mthreads.com/sgpu-core": 4}).exclusive
+
+
+def test_metax_memory_is_gib_or_bytes_and_classes_do_not_mix() -> None:
+    def limits(memory: str, cores: int = 30) -> Limits:
+        return {
+            "metax-tech.com/sgpu": 1,
+            "metax-tech.com/vmemory": memory,
+            "metax-tech.com/vcore": cores,
+        }
+
+    assert asked(limits("4")).memory_mib == 4096
+    assert asked(limits("512Mi")).memory_mib == 512
+    one = Node(node("metax", "MXC500", 65536, mode="sgpu"))
+    qos = "metax-tech.com/sgpu-qos-policy"
+    assert one.sizes(limits("4"), annotations={qos: "fixed-share"}) == [4096]
+    refused = one.place(limits("4"))
+    assert isinstance(refused, str)
+    assert refused.startswith("CardQosPolicyMismatch: every device with room serves shares of")
+    assert one.sizes(limits("4"), annotations={qos: "fixed-share"}) == [4096]
+    assert "is not a class" in refusal(limits("4"), {qos: "best"})
+    online = {"metax-tech.com/sgpu-app-class": "online"}
+    assert asked(limits("4", 100), online).core_pct == 0
+    assert "has one sGPU" in refusal({**limits("4"), "metax-tech.com/sgpu": 2}, online)
+
+
+def test_enflame_slices_are_exact_and_shares_get_the_smallest() -> None:
+    table = enflame.partitions_of({"1g.8gb": (1, 8), "2g.16gb": (2, 16), "6g.48gb": (6, 48)})
+    one = Node(node("enflame", "S60", 49152, mode="drs", partitions=table, resources={"slices": 6}))
+    first = one.place({"enflame.com/drs-gcu": 2, "enflame.com/gcu-memory": 1})
+    assert not isinstance(first, str)
+    assert [(s.profile, s.memory_mib) for s in first] == [("2g.16gb", 16384)]
+    refused = one.place({"enflame.com/drs-gcu": 3})
+    assert isinstance(refused, str)
+    assert "no device has a partition of the size wanted: 3 slices" in refused
+    second = one.place({"enflame.com/gcu-memory": 5, "enflame.com/gcu-core": 30})
+    assert not isinstance(second, str)
+    assert [s.profile for s in second] == ["2g.16gb"]
+    assert one.sizes({"enflame.com/gcu-memory": 7000}) == [8192]
+    assert one.sizes({"enflame.com/vgcu": 1, "enflame.com/vgcu-percentage": 10}) == [8192]
+    assert "either" in refusal({"enflame.com/drs-gcu": 1, "enflame.com/vgcu": 1})
+
+
+def test_kunlunxin_sizes_do_not_mix_on_a_device() -> None:
+    one = Node(node("kunlunxin", "P800 OAM", 98304, 2))
+
+    def vxpu(mib: int) -> Limits:
+        return {"kunlunxin.com/vxpu": 1, "kunlunxin.com/vxpu-memory": mib}
+
+    quarters = [one.place(vxpu(20000)) for _ in range(2)]
+    halves = [one.place(vxpu(30000)) for _ in range(2)]
+    assert [[s.uuid for s in found if isinstance(s, Share)] for found in quarters] == [
+        ["kunlunxin-0"],
+        ["kunlunxin-0"],
+    ]
+    assert [[s.memory_mib for s in found if isinstance(s, Share)] for found in halves] == [
+        [49152],
+        [49152],
+    ]
+    refused = one.place(vxpu(30000))
+    assert isinstance(refused, str)
+    assert asked(vxpu(200_000)).exclusive
+
+
+def test_kunlunxin_devices_are_linked() -> None:
+    one = Node(node("kunlunxin", "P800 OAM", 98304, 8))
+    assert "write 1, 2, 4 or 8" in refusal({"kunlunxin.com/xpu": 3})
+    single = one.place({"kunlunxin.com/xpu": 1})
+    four = one.place({"kunlunxin.com/xpu": 4})
+    pair = one.place({"kunlunxin.com/xpu": 2})
+    taken = [
+        [int(s.uuid[-1]) for s in found if isinstance(s, Share)] for found in (single, four, pair)
+    ]
+    assert taken == [[0], [4, 5, 6, 7], [1, 2]]
+    refused = one.place({"kunlunxin.com/xpu": 2})
+    assert isinstance(refused, str)
+
+
+def test_kunlunxin_cross_pairs_serve_where_no_wing_can() -> None:
+    one = Node(node("kunlunxin", "P800 OAM", 98304, 8))
+    for number in (1, 2, 3, 5, 6, 7):
+        one.place(
+            {"kunlunxin.com/xpu": 1},
+            annotations={"baidu.com/use-gpuuuid": f"kunlunxin-{number}"},
+        )
+    found = one.place({"kunlunxin.com/xpu": 2})
+    assert [s.uuid for s in found if isinstance(s, Share)] == ["kunlunxin-0", "kunlunxin-4"]
+
+
+def test_kunlunxin_lists_of_both_kinds_hold() -> None:
+    annotations = {"baidu.com/use-gpuuuid": "a,b", "hami.io/use-xpu-uuid": "b,c"}
+    assert CATALOG.vendor("kunlunxin").parse_selector(annotations).allow_uuids == ("b",)
+    annotations["hami.io/use-xpu-uuid"] = "c"
+    assert not CATALOG.vendor("kunlunxin").parse_selector(annotations).accepts_uuid("a")
+
+
+def neuron(cores: int, count: int = 16, type_: str = "trainium2") -> NodeDevices:
+    devices = node("awsneuron", type_, 98304, count, attributes={"cores": str(cores)})
+    facts = devices.devices[0]
+    assert facts is not None
+    table = awsneuron.partitions_of(
+        msgspec.convert(
+            {
+                "uuid": "x",
+                "vendor": "awsneuron",
+                "index": 0,
+                "type": type_,
+                "memory_mib": 98304,
+                "attributes": {"cores": str(cores)},
+            },
+            DeviceFacts,
+        )
+    )
+    return node(
+        "awsneuron",
+        type_,
+        98304,
+        count,
+        attributes={"cores": str(cores)},
+        partitions=table,
+        resources={awsneuron.CORES: cores},
+    )
+
+
+def test_neuron_cores_are_neighbours() -> None:
+    settings = VendorSettings(awsneuron=awsneuron.AwsneuronSettings(cores_per_device=8))
+    one = Node(neuron(8, 1), catalog=Catalog.from_settings(settings))
+    starts = []
+    for cores in (4, 2, 2):
+        shares = one.place({"aws.amazon.com/neuroncore": cores})
+        assert not isinstance(shares, str), shares
+        starts.append((shares[0].start, cores))
+    positions = [at for start, size in starts for at in range(start or 0, (start or 0) + size)]
+    assert sorted(positions) == list(range(8))
+    assert isinstance(one.place({"aws.amazon.com/neuroncore": 1}), str)
+
+
+def test_neuron_cores_beyond_a_device_are_whole_aligned_devices() -> None:
+    one = Node(neuron(2))
+    shares = one.place({"aws.amazon.com/neuroncore": 8})
+    again = one.place({"aws.amazon.com/neuron": 8})
+    assert [s.uuid for s in shares if isinstance(s, Share)] == [f"awsneuron-{i}" for i in range(4)]
+    assert [s.uuid for s in again if isinstance(s, Share)] == [
+        f"awsneuron-{i}" for i in range(8, 16)
+    ]
+    assert "write up to 2, or a multiple of it" in refusal({"aws.amazon.com/neuroncore": 3})
+
+
+def test_neuron_any_number_of_neighbours_on_inferentia_only() -> None:
+    assert isinstance(Node(neuron(2)).place({"aws.amazon.com/neuron": 3}), str)
+    one = Node(neuron(2, type_="inferentia2"))
+    shares = one.place({"aws.amazon.com/neuron": 3})
+    assert [s.uuid for s in shares if isinstance(s, Share)] == [
+        "awsneuron-0",
+        "awsneuron-1",
+        "awsneuron-2",
+    ]
+
+
+def test_amd_wants_some_compute() -> None:
+    assert "0 is no share of compute" in refusal({"amd.com/gpu": 1, "amd.com/gpucores": 0})
+    assert asked({"amd.com/gpu": 1, "amd.com/gpumem": 1000}).exclusive
+
+
+def test_one_container_asks_for_one_family_but_two_vendors() -> None:
+    assert "ask for one of them" in refusal({"metax-tech.com/gpu": 1, "metax-tech.com/sgpu": 1})
+    request = CATALOG.parse_pod(pod({"hygon.com/dcunum": 1, "vastaitech.com/va": 1}))
+    assert request is not None
+    assert [r.vendor for r in request.containers[0].requests] == ["hygon", "vastai"]
+
+
+# --- rendering ------------------------------------------------------------------------------------
+
+
+def rendered(
+    share: Share, device: Device, handles: dict[str, str] | None = None, mode: str = "env"
+) -> ContainerEdits:
+    context = msgspec.convert(
+        {"mode": mode, "handles": {share.uuid: handles} if handles else {}}, RenderContext
+    )
+    return CATALOG.vendor(share.vendor).render(
+        ContainerShares(name="c", kind="app", shares=(share,)), (device,), context
+    )
+
+
+def test_ascend_template_is_made_by_the_runtime_unless_it_exists() -> None:
+    (device,) = chips("Ascend910B3").devices
+    share = Share(
+        vendor="ascend", uuid="ascend-0", memory_mib=16384, core_pct=25, profile="vir05_1c_16g"
+    )
+    edits = rendered(share, device)
+    assert edits.env == {
+        "ASCEND_VISIBLE_DEVICES": "0",
+        "ASCEND_VNPU_SPECS": "vir05_1c_16g",
+    }
+    assert edits.annotations == {
+        "huawei.com/Ascend910B3": '[{"UUID":"ascend-0","temp":"vir05_1c_16g","memory":16384}]'
+    }
+    made = rendered(share, device, {"vnpu_id": "100"}, mode="devices")
+    assert "ASCEND_VNPU_SPECS" not in made.env
+    assert ("/dev/vdavinci100", "/dev/davinci100") in [
+        (n.host_path, n.container_path) for n in made.devices
+    ]
+
+
+def test_ascend_soft_share_has_its_quota() -> None:
+    device = builders.device("ascend-0", vendor="ascend", type="Ascend910B3")
+    share = Share(vendor="ascend", uuid="ascend-0", memory_mib=5000, core_pct=30)
+    edits = rendered(share, device, {"shared_directory": "/x"}, mode="devices")
+    assert (edits.env["NPU_MEM_QUOTA"], edits.env["NPU_PRIORITY"]) == ("5000", "30")
+    assert "/hami-vnpu-shmem" in [mount.container_path for mount in edits.mounts]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "handles", "variable", "value"),
+    [
+        (
+            "metax",
+            {"sgpu": "1", "alias": "me"},
+            "METAX_SGPUS",
+            "sgpu=#1;compute=30;vram=4096;alias=me",
+        ),
+        ("enflame", {"instance_uuid": "u"}, "TOPS_VISIBLE_DEVICES", "DRS-u"),
+        ("amd", {"cu_mask": "0-75"}, "HSA_CU_MASK", "0:0-75"),
+        ("amd", {}, "HIP_DEVICE_MEMORY_LIMIT", "4096m"),
+        ("mthreads", {}, "MTHREADS_QOS_MEMORY_LIMIT", str(4096 << 20)),
+        ("mthreads", {}, "MTHREADS_QOS_COMPUTING_POWER_WEIGHT", "30"),
+    ],
+)
+def test_limits_of_a_part_are_told_as_the_vendor_wants(
+    vendor: str, handles: dict[str, str], variable: str, value: str
+) -> None:
+    device = builders.device("u", vendor=vendor)
+    share = Share(vendor=vendor, uuid="u", memory_mib=4096, core_pct=30)
+    assert rendered(share, device, handles).env[variable] == value
+
+
+@pytest.mark.parametrize(
+    ("vendor", "handles", "path"),
+    [
+        ("cambricon", {"cap_node": "/dev/cambricon-caps/cap_dev0_mi1"}, None),
+        ("kunlunxin", {"number": "9"}, "/dev/xpu9"),
+        ("kunlunxin", {}, "/dev/xpu0"),
+        ("hygon", {"config_directory": "/d"}, "/dev/mkfd"),
+        ("biren", {}, "/dev/biren/card_0"),
+        ("vastai", {}, "/dev/va0"),
+    ],
+)
+def test_a_part_is_seen_through_the_node_that_the_driver_made(
+    vendor: str, handles: dict[str, str], path: str | None
+) -> None:
+    device = builders.device("u", vendor=vendor)
+    share = Share(vendor=vendor, uuid="u", memory_mib=4096, core_pct=30)
+    edits = rendered(share, device, handles, mode="devices")
+    wanted = path or handles["cap_node"]
+    assert wanted in [one.host_path for one in edits.devices]
+
+
+def test_devices_of_a_toolkit_are_given_by_their_cdi_name() -> None:
+    for vendor, name in (
+        ("cambricon", "cambricon.com/mlu=0"),
+        ("amd", "amd.com/gpu=u"),
+        ("biren", "birentech.com/gpu=card_0"),
+    ):
+        share = Share(vendor=vendor, uuid="u", memory_mib=40_000, core_pct=100, exclusive=True)
+        edits = rendered(share, builders.device("u", vendor=vendor), mode="cdi")
+        assert edits.cdi_devices == (name,)
+        assert not edits.devices
+
+
+def test_neuron_cores_are_numbered_inside_the_container() -> None:
+    (device,) = neuron(8, 1).devices
+    share = Share(vendor="awsneuron", uuid="awsneuron-0", memory_mib=1, profile="2nc", start=4)
+    assert rendered(share, device).env["NEURON_RT_VISIBLE_CORES"] == "4-5"
