@@ -25,6 +25,8 @@ GANG_SIZE = "hami.io/gang-size"
 """Annotation with the number of members that the gang of ``GANG`` needs."""
 MIN_RUNTIME = "hami.io/min-runtime-s"
 """Annotation with the seconds for which a pod that has started is not evicted for another one."""
+NO_MOVE = "hami.io/no-move"
+"""Annotation, ``true``: plans to make room leave the pod where it is."""
 
 # written by us
 MANAGED_LABEL = "hami.io/managed"

@@ -8,8 +8,10 @@ import click
 
 from hami_common.model.placement import ContainerShares
 from hami_common.runtime.clock import SystemClock
+from hami_scheduler.core.defrag import MOST_MOVES, MOST_TRIALS
+from hami_scheduler.core.reasons import DeviceVerdict
 from hami_scheduler.core.rerun import Report
-from hamictl import client, installation, manifests, output, replay, simulate
+from hamictl import client, defrag, installation, manifests, output, pending, replay, simulate
 from hamictl.client import Allocation, Device, Explanation, Node
 from hamictl.errors import EXIT_GAP, EXIT_NO
 
@@ -27,6 +29,14 @@ _registry = click.option(
     show_default=True,
     show_envvar=True,
     help="Base URL of the registry, for example by kubectl port-forward.",
+)
+_scheduler = click.option(
+    "--scheduler",
+    envvar="HAMICTL_SCHEDULER",
+    default=SCHEDULER,
+    show_default=True,
+    show_envvar=True,
+    help="Base URL of a scheduler.",
 )
 _namespace = click.option("-n", "--namespace", default="default", show_default=True)
 
@@ -178,15 +188,67 @@ def explain() -> None:
 @explain.command()
 @click.argument("name")
 @_namespace
+@click.option("--node", default="", help="Also how each device of this node answers now.")
+@click.option(
+    "--snapshot",
+    "snapshot_file",
+    type=click.Path(path_type=Path),
+    help="What is true now, from this file instead of a scheduler.",
+)
+@_scheduler
 @_registry
 @_format
-def pod(name: str, namespace: str, registry: str, format_: str) -> None:
-    """Why a pod is where it is, or waits."""
-    answer = client.read(Explanation, registry, f"/v1/explain/{namespace}/{name}")
+def pod(  # noqa: PLR0917 - click passes them by name
+    name: str,
+    namespace: str,
+    node: str,
+    snapshot_file: Path | None,
+    scheduler: str,
+    registry: str,
+    format_: str,
+) -> None:
+    """Why a pod is where it is, or waits, and what would let it in."""
+    answer = pending.explain(
+        namespace, name, node=node, registry=registry, scheduler=scheduler, file=snapshot_file
+    )
     if format_ in ("json", "yaml"):
         output.show(answer, format_)
         return
-    _explain(answer)
+    _explain(answer.recorded)
+    _show_present(answer)
+
+
+def _show_present(answer: pending.Answer) -> None:
+    now = answer.now
+    if now is None:
+        if answer.problem:
+            click.echo(f"  now: {answer.problem}")
+        return
+    click.echo(f"  now: {now.feasible} of {now.nodes} nodes fit")
+    if now.best:
+        click.echo(f"    {now.best} would be chosen")
+    for refusal in now.refusals:
+        click.echo(f"    {refusal.nodes} nodes: {refusal.text}")
+    for change in now.closest[:3]:
+        click.echo(f"    closest fit: {change}")
+    if not now.best and not now.closest:
+        click.echo("    closest fit: no single change of the request would let the pod in")
+    if now.explained is not None:
+        rows = [
+            [step.container, device.uuid, _verdict(device)]
+            for step in now.explained.steps
+            for device in step.devices
+        ]
+        empty = f"{now.explained.node} has no device of this kind."
+        output.table(["CONTAINER", f"DEVICE ON {now.explained.node}", "ANSWER"], rows, empty=empty)
+
+
+def _verdict(device: DeviceVerdict) -> str:
+    if device.code is None:
+        return "fits, taken" if device.taken else "fits"
+    if not device.wanted:
+        return device.code
+    return f"{device.code}: {device.wanted} wanted, {device.free} free"
 
 
 def _explain(answer: Explanation) -> None:
@@ -205,14 +267,7 @@ def _explain(answer: Explanation) -> None:
 
 
 @main.command()
-@click.option(
-    "--scheduler",
-    envvar="HAMICTL_SCHEDULER",
-    default=SCHEDULER,
-    show_default=True,
-    show_envvar=True,
-    help="Base URL of a scheduler.",
-)
+@_scheduler
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def snapshot(scheduler: str, file: Path) -> None:
     """Save what a scheduler knows, for ``simulate``."""
@@ -221,14 +276,17 @@ def snapshot(scheduler: str, file: Path) -> None:
     click.echo(f"{file}: {len(body)} bytes")
 
 
-@main.command(name="simulate")
-@click.option(
+_snapshot_file = click.option(
     "--snapshot",
     "snapshot_file",
     type=click.Path(path_type=Path),
     required=True,
     help="From ``hamictl snapshot``.",
 )
+
+
+@main.command(name="simulate")
+@_snapshot_file
 @click.option(
     "--pods",
     "pod_files",
@@ -288,6 +346,95 @@ def _show_result(result: simulate.Result) -> None:
     headings = ["", "DEVICES USED", "OF THEIR MEMORY BOOKED", "FREE MEMORY STRANDED"]
     named = [[name, *row] for name, row in zip(("before", "after"), rows, strict=True)]
     output.table(headings, named, empty="")
+
+
+@main.command(name="defrag")
+@_snapshot_file
+@click.option(
+    "--shape",
+    "shape_file",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Manifest of the one pod that is to fit.",
+)
+@click.option(
+    "--pods",
+    "pod_files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="The running pods, as ``kubectl get pods -A -o json`` writes them; others stay.",
+)
+@click.option(
+    "--moves", default=MOST_MOVES, show_default=True, type=click.IntRange(0), help="Most moves."
+)
+@click.option(
+    "--trials",
+    default=MOST_TRIALS,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Most placings to try.",
+)
+@_format
+def defrag_(  # noqa: PLR0917 - click passes them by name
+    snapshot_file: Path,
+    shape_file: Path,
+    pod_files: tuple[Path, ...],
+    moves: int,
+    trials: int,
+    format_: str,
+) -> None:
+    """Plan the fewest moves of running pods after which a pod fits; changes nothing."""
+    known = simulate.read_snapshot(snapshot_file)
+    shape = defrag.shape_of(shape_file, known)
+    result = defrag.run(known, shape, pod_files, most_moves=moves, most_trials=trials)
+    if format_ in ("json", "yaml"):
+        output.show(result, format_)
+    else:
+        _show_defrag(result, most_moves=moves, is_wide=format_ == "wide")
+    if result.plan.outcome in ("none", "not-found"):
+        raise SystemExit(EXIT_NO)
+
+
+def _show_defrag(result: defrag.Defragmentation, *, most_moves: int, is_wide: bool) -> None:
+    plan, name = result.plan, f"{result.namespace}/{result.pod}"
+    match plan.outcome:
+        case "none":
+            click.echo(
+                f"No {most_moves} moves or fewer make room for {name}: every plan was looked at."
+            )
+        case "not-found":
+            click.echo(
+                f"Not found within {plan.trials} trials: no {plan.moves_searched} moves or fewer"
+                f" make room for {name}; more moves might (--trials)."
+            )
+        case "fits":
+            click.echo(f"{name} fits on {plan.node} as it is: {shares_text(plan.containers)}")
+        case "found":
+            rows = [
+                [
+                    number,
+                    f"{move.namespace}/{move.pod}",
+                    f"{move.source}: {devices_text(move.gives)}",
+                    f"{move.target}: {devices_text(move.takes)}",
+                    move.memory_mib,
+                ]
+                for number, move in enumerate(plan.moves, start=1)
+            ]
+            output.table(["STEP", "POD", "FROM", "TO", "MEMORY MIB"], rows, empty="")
+            click.echo(f"Then {name} fits on {plan.node}: {devices_text(plan.containers)}")
+            least = "the least" if plan.is_least_memory else "perhaps not the least, see --trials"
+            click.echo(f"{plan.memory_mib} MiB move, {least} of plans with so few moves.")
+    click.echo(f"{plan.movable} pods can be moved, {len(result.staying)} stay.")
+    if is_wide:
+        rows = [[f"{one.namespace}/{one.pod}", one.node, one.why] for one in result.staying]
+        output.table(["STAYING", "NODE", "WHY"], rows, empty="Nobody stays.")
+
+
+def devices_text(containers: tuple[ContainerShares, ...]) -> str:
+    """Devices, with the partition where there is one."""
+    shares = [share for container in containers for share in container.shares]
+    words = [f"{share.uuid} {share.part}".strip() for share in shares]
+    return ", ".join(dict.fromkeys(words))
 
 
 @main.command(name="replay")

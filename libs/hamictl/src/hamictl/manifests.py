@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods of manifest files: pods themselves, lists, and the pods that workloads would make."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
@@ -18,18 +19,49 @@ _REPLICAS_BY_KIND = {
     "Job": "parallelism",
 }
 
+_TIES = ("nodeSelector", "affinity", "topologySpreadConstraints")
+
+
+class Running(NamedTuple):
+    """A pod as the API server has it."""
+
+    view: PodView
+    is_tied: bool
+    """Its own rules choose among nodes: a node selector, an affinity or spread constraints."""
+
 
 def read_pods(path: Path) -> list[PodView]:
     """The pods of a YAML or JSON file, replicas spelled out; other kinds are passed over."""
+    return [pod for document in _documents(path) for pod in _pods(document, path)]
+
+
+def read_running(path: Path) -> list[Running]:
+    """The pods themselves of a file, such as ``kubectl get pods -A -o json`` writes it."""
+    found: list[Running] = []
+    for document in _documents(path):
+        if not isinstance(document, dict):
+            message = f"{path}: a document is a {type(document).__name__}, not a Kubernetes object"
+            raise InputRefused(message)
+        items = document.get("items")
+        for item in items if isinstance(items, list) else [document]:
+            if isinstance(item, dict) and item.get("kind", "Pod") == "Pod":
+                spec = item.get("spec") or {}
+                is_tied = any(spec.get(name) for name in _TIES)
+                found.append(Running(_view(item, path), is_tied))
+    return found
+
+
+def _documents(path: Path) -> list[Any]:
+    """What a YAML or JSON file holds."""
     try:
-        documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        return [json.loads(text)] if text.startswith("{") else list(yaml.safe_load_all(text))
     except OSError as error:
         message = f"{path}: {error.strerror}"
         raise InputRefused(message) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as error:
         message = f"{path}: not YAML: {error}"
         raise InputRefused(message) from error
-    return [pod for document in documents for pod in _pods(document, path)]
 
 
 def _pods(document: Any, path: Path) -> Iterator[PodView]:  # noqa: ANN401 - YAML may hold anything

@@ -42,10 +42,17 @@ class Result(Struct, frozen=True, kw_only=True):
 def read_snapshot(path: Path) -> Snapshot:
     """A snapshot file, as ``hamictl snapshot`` or ``GET /v1/snapshot`` of a scheduler gives it."""
     try:
-        return codec.decode(path.read_bytes(), Snapshot, what=str(path))
+        body = path.read_bytes()
     except OSError as error:
         message = f"{path}: {error.strerror}"
         raise InputRefused(message) from error
+    return decode_snapshot(body, what=str(path))
+
+
+def decode_snapshot(body: bytes, *, what: str) -> Snapshot:
+    """The same from its bytes."""
+    try:
+        return codec.decode(body, Snapshot, what=what)
     except HamiError as error:
         raise InputRefused(str(error)) from error
 

@@ -114,6 +114,35 @@ def test_nothing_is_offered_where_no_single_change_helps() -> None:
     assert closest(ledger, pod("p")) == {}
 
 
+def test_memory_and_compute_together_where_neither_alone_helps() -> None:
+    ledger = ledger_of(("a", [device("a", 0)]), ("b", [device("b", 0)]))
+    list(simulate(ledger, [pod("x", mib=600, core=50), pod("y", mib=900, core=10)], now_s=0))
+    used = {node: ledger.table.usage(node, f"{node}-0") for node in ("a", "b")}
+    assert {usage.memory_mib for usage in used.values() if usage} == {600, 900}
+    found = closest(ledger, pod("late", mib=800, core=95))
+    assert list(found) == ["memory_mib and core_pct"]
+    change = found["memory_mib and core_pct"]
+    assert (change.asked, change.fits) == ("800 and 95", "400 and 50")
+    tries = [
+        1 - mib / 800 * core / 95
+        for mib in range(1, 801, 1)
+        for core in (50, 90)
+        if (core <= 50 and mib <= 400) or (core <= 90 and mib <= 100)
+    ]
+    assert change.cost == pytest.approx(min(tries), abs=1e-4)
+
+
+def test_wish_to_be_alone_is_named_where_it_alone_keeps_the_pod_out() -> None:
+    ledger = ledger_of(("a", [device("a", 0)]))
+    list(simulate(ledger, [pod("x", mib=100)], now_s=0))
+    alone = pod("late", mib=100)
+    alone = msgspec.structs.replace(
+        alone, policy=msgspec.structs.replace(alone.policy, device=("mutex", "binpack"))
+    )
+    change = closest(ledger, alone)["mutex"]
+    assert (change.asked, change.fits) == ("mutex,binpack", "binpack")
+
+
 @settings(max_examples=60, deadline=None)
 @given(used=st.lists(st.integers(0, 1000), min_size=1, max_size=6), asked=st.integers(1001, 4000))
 def test_closest_memory_equals_trying_every_amount(used: list[int], asked: int) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from hami_common.events.inventory import NodeDevices
-from hami_common.model.request import PlacementPolicy
+from hami_common.model.request import PlacementPolicy, PodRequest
 from hami_scheduler.core.inventory import Inventory, Memory
 from hami_scheduler.core.ledger import Ledger, LedgerMemory
 from hami_scheduler.core.repair import Holding
@@ -65,6 +65,8 @@ class Snapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
     holdings: tuple[Holding, ...] = ()
     domains: dict[str, tuple[str, ...]] = {}
     """Where nodes stand in the network, by node, widest domain first."""
+    waiting: tuple[PodRequest, ...] = ()
+    """What pods ask for that have no node yet."""
     exact: Exact | None = None
 
 
@@ -125,6 +127,7 @@ def take(
     policy: PlacementPolicy,
     writer: str,
     now_s: float,
+    waiting: Iterable[PodRequest] = (),
 ) -> Snapshot:
     """The present state as a document."""
     return Snapshot(
@@ -139,6 +142,7 @@ def take(
         ),
         holdings=tuple(ledger.holdings()),
         domains=ledger.table.domains.known(),
+        waiting=tuple(waiting),
     )
 
 

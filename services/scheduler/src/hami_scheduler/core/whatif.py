@@ -2,7 +2,8 @@
 """What would happen: pods placed one after the other on a copy, and what would let a pod in.
 
 Uses the same filter, scores and picks as the live scheduler, on a ledger that the caller may spoil.
-``closest_fits`` searches for the smallest single change of a request that some node would take.
+``closest_fits`` searches for the smallest single change of a request that some node would take and,
+where none helps, for the smallest change of one container's memory and compute together.
 Memory in MiB, compute in percent of one device, shares of a whole as fractions 0..1.
 """
 
@@ -14,14 +15,16 @@ from msgspec.structs import replace
 
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares
-from hami_common.model.request import ContainerRequest, DeviceRequest, DeviceSelector, PodRequest
+from hami_common.model.request import DeviceSelector, PodRequest
 from hami_scheduler.core.ledger import Ledger
+from hami_scheduler.core.reasons import NodeExplanation, explain
 from hami_scheduler.core.stimuli import Accepted, Append
 from hami_scheduler.core.verdicts import Filtered, Verdicts
 
 SELECTOR_COST: Final = 0.5
 """What giving up a wish costs, next to the part of an amount that is given up."""
 _FULL_PCT: Final = 100
+_NodeFor = Callable[[PodRequest], str]
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
@@ -38,7 +41,8 @@ class Change(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Empty where the change is of the whole pod."""
     vendor: str
     what: str
-    """``memory_mib``, ``memory_pct``, ``core_pct``, ``count``, ``exclusive`` or a selector's."""
+    """``memory_mib``, ``memory_pct``, ``core_pct``, ``count``, two of these with `` and ``, a
+    selector's field, or ``mutex``."""
     asked: str
     fits: str
     node: str
@@ -64,6 +68,20 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Largest group first."""
     closest: tuple[Change, ...] = ()
     """Cheapest first; at most one for each amount and wish."""
+
+
+class Standing(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a pod would be told now."""
+
+    nodes: int
+    feasible: int
+    best: str = ""
+    """The node that would be chosen."""
+    refusals: tuple[Refusal, ...] = ()
+    closest: tuple[Change, ...] = ()
+    """As of ``Outcome``; only where no node fits."""
+    explained: NodeExplanation | None = None
+    """Device by device, of the node asked about."""
 
 
 class Packing(Struct, frozen=True, kw_only=True):
@@ -104,6 +122,20 @@ def simulate(
         yield known
 
 
+def standing(ledger: Ledger, request: PodRequest, *, node: str = "") -> Standing:
+    """How the pod stands now; ``node`` is explained device by device."""
+    verdicts = Verdicts(ledger.table)
+    best, filtered = _best(verdicts, ledger, request)
+    return Standing(
+        nodes=len(filtered.nodes),
+        feasible=len(filtered.left),
+        best=best,
+        refusals=_refusals(filtered),
+        closest=() if best else closest_fits(ledger, verdicts, request),
+        explained=explain(ledger.table, request, node) if node else None,
+    )
+
+
 def _best(verdicts: Verdicts, ledger: Ledger, request: PodRequest) -> tuple[str, Filtered]:
     filtered = verdicts.filter(request, ledger.table.nodes())
     if not len(filtered.left):
@@ -120,7 +152,7 @@ def _refusals(filtered: Filtered) -> tuple[Refusal, ...]:
 
 
 def closest_fits(ledger: Ledger, verdicts: Verdicts, request: PodRequest) -> tuple[Change, ...]:
-    """Single changes after which some node takes the pod, cheapest first; empty: none does."""
+    """Changes after which some node takes the pod, cheapest first; empty: none was found."""
 
     def node_for(changed: PodRequest) -> str:
         return _best(verdicts, ledger, changed)[0]
@@ -132,10 +164,15 @@ def closest_fits(ledger: Ledger, verdicts: Verdicts, request: PodRequest) -> tup
         for change in _smaller(request, index, wanted, node_for)
     ]
     found += _unselected(request, node_for)
+    found += _unmixed(request, node_for)
+    if not found:
+        found = [
+            change
+            for index, container in enumerate(request.containers)
+            for wanted in range(len(container.requests))
+            for change in _smaller_both(request, index, wanted, node_for)
+        ]
     return tuple(sorted(found, key=lambda change: (change.cost, change.what, change.container)))
-
-
-_NodeFor = Callable[[PodRequest], str]
 
 
 def _smaller(request: PodRequest, index: int, wanted: int, node_for: _NodeFor) -> Iterator[Change]:
@@ -151,10 +188,7 @@ def _smaller(request: PodRequest, index: int, wanted: int, node_for: _NodeFor) -
     for what, amount in amounts.items():
 
         def with_amount(value: int, what: str = what) -> PodRequest:
-            smaller = replace(asked, **{what: value})
-            if smaller.core_pct < _FULL_PCT:
-                smaller = replace(smaller, exclusive=False)
-            return _with(request, container, index, wanted, smaller)
+            return _with(request, index, wanted, **{what: value})
 
         value, node = _largest(amount, lambda value: node_for(with_amount(value)))
         if node:
@@ -167,6 +201,40 @@ def _smaller(request: PodRequest, index: int, wanted: int, node_for: _NodeFor) -
                 node=node,
                 cost=round(1 - value / amount, 4),
             )
+
+
+def _smaller_both(
+    request: PodRequest, index: int, wanted: int, node_for: _NodeFor
+) -> Iterator[Change]:
+    """The pair of memory and compute that fits and gives up least."""
+    container = request.containers[index]
+    asked = container.requests[wanted]
+    what = "memory_mib" if asked.memory_mib else "memory_pct"
+    amount = asked.memory_mib or asked.memory_pct
+    best: tuple[float, int, int, str] | None = None
+    for core_pct in range(asked.core_pct - 1, 0, -1):
+
+        def with_memory(value: int, core_pct: int = core_pct) -> PodRequest:
+            return _with(request, index, wanted, core_pct=core_pct, **{what: value})
+
+        given_up = 1 - core_pct / asked.core_pct
+        if best is not None and given_up >= best[0]:
+            break
+        value, node = _largest(amount, lambda value: node_for(with_memory(value)))
+        cost = 1 - value / amount * core_pct / asked.core_pct
+        if node and (best is None or cost < best[0]):
+            best = (cost, value, core_pct, node)
+    if best is not None:
+        cost, value, core_pct, node = best
+        yield Change(
+            container=container.name,
+            vendor=asked.vendor,
+            what=f"{what} and core_pct",
+            asked=f"{amount} and {asked.core_pct}",
+            fits=f"{value} and {core_pct}",
+            node=node,
+            cost=round(cost, 4),
+        )
 
 
 def _largest(below: int, node_for: Callable[[int], str]) -> tuple[int, str]:
@@ -183,18 +251,35 @@ def _largest(below: int, node_for: Callable[[int], str]) -> tuple[int, str]:
     return low, found
 
 
-def _with(
-    request: PodRequest,
-    container: ContainerRequest,
-    index: int,
-    wanted: int,
-    smaller: DeviceRequest,
-) -> PodRequest:
+def _with(request: PodRequest, index: int, wanted: int, **amounts: int) -> PodRequest:
+    """The pod with other amounts in one request; who asks for less compute shares the device."""
+    container = request.containers[index]
+    smaller = replace(container.requests[wanted], **amounts)
+    if smaller.core_pct < _FULL_PCT:
+        smaller = replace(smaller, exclusive=False)
     requests = list(container.requests)
     requests[wanted] = smaller
     containers = list(request.containers)
     containers[index] = replace(container, requests=tuple(requests))
     return replace(request, containers=tuple(containers))
+
+
+def _unmixed(request: PodRequest, node_for: _NodeFor) -> Iterator[Change]:
+    """The wish to be alone on its devices."""
+    if "mutex" not in request.policy.device:
+        return
+    words = tuple(word for word in request.policy.device if word != "mutex") or ("spread",)
+    node = node_for(replace(request, policy=replace(request.policy, device=words)))
+    if node:
+        yield Change(
+            container="",
+            vendor="",
+            what="mutex",
+            asked=",".join(request.policy.device),
+            fits=",".join(words),
+            node=node,
+            cost=SELECTOR_COST,
+        )
 
 
 def _unselected(request: PodRequest, node_for: _NodeFor) -> Iterator[Change]:

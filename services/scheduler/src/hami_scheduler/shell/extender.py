@@ -328,6 +328,11 @@ class Extender:
                 policy=self._settings.policy,
                 writer=self._writer,
                 now_s=self._state.clock.now_s(),
+                waiting=[
+                    pod.request
+                    for pod in self._state.pods
+                    if pod.request is not None and pod.is_waiting()
+                ],
             )
         )
 

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``hamictl explain pod`` of a pod that waits: what is true now, and what would let it in."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hami_common.events import codec
+from hami_scheduler.core.snapshot import Snapshot
+from hamictl.cli import main
+from tests.support import builders
+
+NOWHERE = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    """Two nodes with a device each, and three pods that wait."""
+    big = builders.node_devices("big", [builders.device("big-0", memory_mib=16_000)])
+    small = builders.node_devices("small", [builders.device("small-0", memory_mib=8000)])
+    known = Snapshot(
+        snapshot_id="7.1",
+        time_s=0.0,
+        devices=(big, small),
+        waiting=(
+            builders.pod(builders.ask(mib=20_000), uid="u1", name="huge"),
+            builders.pod(builders.ask(mib=10_000), uid="u2", name="fitting"),
+            builders.pod(builders.ask(3, mib=20_000), uid="u3", name="hopeless"),
+        ),
+    )
+    path = tmp_path / "snapshot.json"
+    path.write_bytes(codec.encode(known))
+    return path
+
+
+def explain(snapshot: Path, name: str, *more: str) -> Result:
+    words = ["explain", "pod", name, "--snapshot", str(snapshot), "--registry", NOWHERE, *more]
+    return CliRunner().invoke(main, words)
+
+
+def test_waiting_pod_is_told_what_would_let_it_in(snapshot: Path) -> None:
+    result = explain(snapshot, "huge")
+    assert result.exit_code == 0, result.output
+    assert "now: 0 of 2 nodes fit" in result.output
+    assert "20000 MiB wanted, at most 16000 MiB free on a device (big)" in result.output
+    assert "closest fit: container main: memory_mib 16000 instead of 20000 would fit on big" in (
+        result.output
+    )
+
+
+def test_pod_that_would_fit_now_is_told_where(snapshot: Path) -> None:
+    result = explain(snapshot, "fitting", "--node", "small")
+    assert "1 of 2 nodes fit" in result.output
+    assert "big would be chosen" in result.output
+    assert "CardInsufficientMemory: 10000 wanted, 8000 free" in result.output
+
+
+def test_pod_that_no_single_change_lets_in_is_told_so(snapshot: Path) -> None:
+    assert "no single change of the request would let the pod in" in (
+        explain(snapshot, "hopeless").output
+    )
+
+
+def test_json_has_the_same(snapshot: Path) -> None:
+    now = json.loads(explain(snapshot, "huge", "-o", "json").output)["now"]
+    assert (now["nodes"], now["feasible"]) == (2, 0)
+    assert now["closest"][0]["fits"] == "16000"
+
+
+def test_pod_that_does_not_wait_is_told_so(snapshot: Path) -> None:
+    assert "knows no such pod that waits" in explain(snapshot, "nobody").output
+
+
+def test_without_a_file_a_registry_must_answer() -> None:
+    result = CliRunner().invoke(main, ["explain", "pod", "huge", "--registry", NOWHERE])
+    assert result.exit_code == 3
+    assert "does not answer" in result.output
