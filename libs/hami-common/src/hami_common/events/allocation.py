@@ -29,6 +29,8 @@ class Account(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The pod has a deadline (``activeDeadlineSeconds``)."""
     is_best_effort: bool = False
     """The pod's quality-of-service class is BestEffort."""
+    resources: tuple[tuple[str, str, str], ...] = ()
+    """(container, vendor, count resource), for vendors that have several count resources."""
 
 
 class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,6 +5,7 @@ A pod's facts are small enough to be held for every managed pod of a cluster. Kn
 no clock, and believes an allocation annotation only if its signature holds (design D4, D6).
 """
 
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from hashlib import blake2b
 from typing import Final
@@ -18,6 +19,7 @@ from hami_common.model.request import PlacementPolicy, PodRequest
 from hami_common.podview import PodView
 from hami_common.signing import SignedPlacement, Verifier
 from hami_common.vendors.catalog import Catalog
+from hami_scheduler.core.quota import count_resources
 
 GROUP_KEYS: Final = (
     "scheduling.x-k8s.io/pod-group",
@@ -101,16 +103,28 @@ def group_of(pod: PodView) -> str:
     return ""
 
 
-def account_of(pod: PodView) -> Account | None:
-    """What quotas count the pod under besides its namespace, ``None`` where nothing is special."""
+def account_of(pod: PodView, names: Mapping[str, tuple[str, str]]) -> Account | None:
+    """What quotas count the pod under besides its namespace, ``None`` where nothing is special.
+
+    ``names``: see ``count_resources``.
+    """
     labels = pod.labels()
     account = Account(
         queue=labels.get(keys.QUEUE_LABEL) or labels.get(keys.KUEUE_QUEUE_LABEL) or "",
         priority_class=pod.spec.priority_class_name or "",
         is_terminating=pod.spec.active_deadline_seconds is not None,
         is_best_effort=pod.status.qos_class == "BestEffort",
+        resources=tuple(_count_resources(pod, names)) if names else (),
     )
     return None if account == _NO_ACCOUNT else account
+
+
+def _count_resources(
+    pod: PodView, names: Mapping[str, tuple[str, str]]
+) -> Iterator[tuple[str, str, str]]:
+    for _, container in pod.containers_in_order():
+        written = (*container.limits(), *container.requests())
+        yield from sorted({(container.name, *names[name]) for name in written if name in names})
 
 
 def pod_path(namespace: str, name: str) -> str:
@@ -126,12 +140,17 @@ class PodReader:
     ) -> None:
         """Parse requests with ``catalog`` and believe annotations that ``verifier`` accepts."""
         self._catalog = catalog
+        self._count_resources = count_resources(catalog)
         self._verifier = verifier
         self._policy = policy or PlacementPolicy()
 
     def request_of(self, pod: PodView) -> PodRequest | None:
         """What the pod asks for, ``None`` when it asks for nothing of ours."""
         return self._catalog.parse_pod(pod, defaults=self._policy)
+
+    def account_of(self, pod: PodView) -> Account | None:
+        """What quotas count the pod under."""
+        return account_of(pod, self._count_resources)
 
     def facts_of(self, pod: PodView, *, known: PodFacts | None = None) -> PodFacts:
         """The facts of this version; ``known`` is an earlier one, so as not to verify twice."""
@@ -182,7 +201,7 @@ class PodReader:
             min_runtime_s=_seconds(pod.annotations().get(keys.MIN_RUNTIME, "")),
             grace_s=_grace_s(pod),
             is_gated=bool(pod.spec.scheduling_gates),
-            account=account_of(pod),
+            account=self.account_of(pod),
         )
 
 

@@ -17,6 +17,7 @@ from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hami_common.errors import RequestInvalid
 from hami_common.events.allocation import Account
@@ -37,9 +38,10 @@ NO_ACCOUNT: Final = Account()
 
 
 class Resource(NamedTuple):
-    """Something that is counted: of one vendor, or of all of them together."""
+    """Something that is counted: of one vendor, of one of its count resources, or of all."""
 
     vendor: str
+    """Vendor word; the name of a count resource, of a vendor that has several; empty: of all."""
     kind: Kind
 
     def __str__(self) -> str:
@@ -60,7 +62,9 @@ def add_to(total: dict[Resource, int], amounts: Amounts, sign: int = 1) -> None:
             total.pop(resource, None)
 
 
-def amounts_of(containers: Iterable[ContainerShares]) -> dict[Resource, int]:
+def amounts_of(
+    containers: Iterable[ContainerShares], account: Account | None = None
+) -> dict[Resource, int]:
     """What the containers of ONE pod count, as the ledger books them."""
     containers = tuple(containers)
     vendors = {share.uuid: share.vendor for one in containers for share in one.shares}
@@ -68,20 +72,46 @@ def amounts_of(containers: Iterable[ContainerShares]) -> dict[Resource, int]:
     for uuid, booked in booked_by_device(containers).items():
         for vendor in (vendors[uuid], EVERY_VENDOR):
             add_to(total, _amounts(vendor, booked.memory_mib, booked.core_pct, booked.slots))
+    for name, mine in _by_count_resource(account).items():
+        for booked in booked_by_device(_those(containers, mine)).values():
+            add_to(total, _amounts(name, booked.memory_mib, booked.core_pct, booked.slots))
     return total
 
 
-def least_amounts(request: PodRequest, least_mib: Mapping[str, int]) -> dict[Resource, int]:
+def _by_count_resource(account: Account | None) -> dict[str, set[tuple[str, str]]]:
+    """(container, vendor) by count resource, of vendors that have several."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for container, vendor, name in account.resources if account else ():
+        found.setdefault(name, set()).add((container, vendor))
+    return found
+
+
+def _those(
+    containers: Iterable[ContainerShares], wanted: set[tuple[str, str]]
+) -> list[ContainerShares]:
+    """The containers with just the shares of the vendors wanted."""
+    return [
+        replace(
+            one, shares=tuple(share for share in one.shares if (one.name, share.vendor) in wanted)
+        )
+        for one in containers
+    ]
+
+
+def least_amounts(
+    request: PodRequest, least_mib: Mapping[str, int], account: Account | None = None
+) -> dict[Resource, int]:
     """The least that the request counts wherever it is placed.
 
     ``least_mib``: memory of the smallest device, by vendor, of which a percentage is taken; a
     vendor that is absent counts none then. Exact for a pod with one container on equal devices.
     """
+    names = {(one, vendor): name for one, vendor, name in (account.resources if account else ())}
     running: dict[Resource, int] = {}
     peak: dict[Resource, int] = {}
     for container in request.containers:
         together = dict(running)
-        add_to(together, _of_container(container, least_mib))
+        add_to(together, _of_container(container, least_mib, names))
         for resource, amount in together.items():
             peak[resource] = max(peak.get(resource, 0), amount)
         if container.kind != "init":
@@ -103,12 +133,17 @@ def vendors_by_percentage(request: PodRequest) -> tuple[str, ...]:
     )
 
 
-def _of_container(container: ContainerRequest, least_mib: Mapping[str, int]) -> dict[Resource, int]:
+def _of_container(
+    container: ContainerRequest,
+    least_mib: Mapping[str, int],
+    names: Mapping[tuple[str, str], str],
+) -> dict[Resource, int]:
     total: dict[Resource, int] = {}
     for asked in container.requests:
         each_mib = asked.memory_mib_on(least_mib.get(asked.vendor, 0))
         count = asked.count
-        for vendor in (asked.vendor, EVERY_VENDOR):
+        name = names.get((container.name, asked.vendor))
+        for vendor in (asked.vendor, EVERY_VENDOR, *([name] if name else [])):
             add_to(total, _amounts(vendor, count * each_mib, count * asked.core_pct, count))
     return total
 
@@ -206,17 +241,28 @@ class Quota(Struct, frozen=True, kw_only=True):
         return all(scope.holds(account or NO_ACCOUNT) for scope in self.scopes)
 
 
+def count_resources(catalog: Catalog) -> dict[str, tuple[str, str]]:
+    """(vendor, count resource) by resource name, for vendors that have several count resources."""
+    return {
+        name: (vendor.name, family.count)
+        for vendor in catalog.vendors
+        if len(vendor.families) > 1
+        for family in vendor.families
+        for name in family.all()
+    }
+
+
 class QuotaReader:
     """Makes quotas from documents, for one set of vendors."""
 
     def __init__(self, catalog: Catalog) -> None:
         """Look for the resource names of ``catalog``."""
-        self._resources: dict[str, tuple[Resource, int]] = {}
+        self._resources: dict[str, tuple[Resource, ResourceNames]] = {}
         for vendor in catalog.vendors:
-            for name, resource in _names(vendor.name, vendor.resources).items():
-                unit_mib = vendor.resources.memory_unit_mib
-                unit = unit_mib if resource.kind == "memory_mib" else 0
-                self._resources[LIMITS_PREFIX + name] = (resource, unit)
+            for family in vendor.families:
+                word = family.count if len(vendor.families) > 1 else vendor.name
+                for name, kind in _kinds(family, vendor.resources.aliases).items():
+                    self._resources[LIMITS_PREFIX + name] = (Resource(word, kind), family)
 
     def read(self, raw: bytes) -> Quota | None:
         """The quota of a document, ``None`` when it limits nothing of ours.
@@ -228,8 +274,8 @@ class QuotaReader:
         for key, value in sorted((view.spec.hard or {}).items()):
             if key not in self._resources:
                 continue
-            resource, unit_mib = self._resources[key]
-            limit = _limit(key, str(value), unit_mib)
+            resource, names = self._resources[key]
+            limit = _limit(key, str(value), resource.kind, names)
             before = limits.get(resource)
             if before is None or before.most > limit.most:  # an alias names a resource twice
                 limits[resource] = limit
@@ -256,29 +302,34 @@ class QuotaReader:
 _decoder = msgspec.json.Decoder(ResourceQuotaView)
 
 
-def _names(vendor: str, names: ResourceNames) -> dict[str, Resource]:
-    """Which of a vendor's resource names count as what."""
+def _kinds(names: ResourceNames, aliases: Mapping[str, str]) -> dict[str, Kind]:
+    """What the resource names of one count resource count as."""
     kinds: dict[str, Kind] = {
         names.count: "devices",
         names.memory: "memory_mib",
         names.cores: "core_pct",
     }
-    for alias, target in names.aliases.items():
-        if target in kinds:
+    for alias, target in aliases.items():
+        if target and target in kinds:
             kinds[alias] = kinds[target]
-    return {name: Resource(vendor, kind) for name, kind in kinds.items() if name}
+    return {name: kind for name, kind in kinds.items() if name}
 
 
-def _limit(key: str, text: str, unit_mib: int) -> Limit:
-    unit = "devices or percent" if not unit_mib else "MiB"
+def _limit(key: str, text: str, kind: Kind, names: ResourceNames) -> Limit:
+    unit_mib = names.memory_unit_mib if kind == "memory_mib" else 1
+    if not unit_mib:
+        problem = "is a percentage of a device, which adds up to nothing; limit the count instead"
+        return Limit(key=key, problem=problem)
+    unit = {"devices": "devices", "core_pct": "units of compute", "memory_mib": "MiB"}[kind]
     if unit_mib > 1:
         unit = f"units of {unit_mib} MiB"
-    at_most = MOST // max(1, unit_mib)
     try:
-        if unit_mib and text.strip().endswith(("Mi", "Gi", "Ti", "Pi", "Ei")):
+        if kind == "memory_mib" and text.strip().endswith(("Mi", "Gi", "Ti", "Pi", "Ei")):
             # kube-apiserver writes a large plain number as 24k, never with a binary suffix.
             parse_count(text, field=key, unit=unit, unit_mib=unit_mib)
-        count = parse_count(text, field=key, unit=unit, at_most=at_most)
+        count = parse_count(text, field=key, unit=unit, at_most=MOST // (100 * unit_mib))
     except RequestInvalid as error:
         return Limit(key=key, problem=f"{error.problem}; {error.fix}")
-    return Limit(key=key, most=count * max(1, unit_mib))
+    if kind == "core_pct":
+        return Limit(key=key, most=-(-count * 100 // names.core_units))
+    return Limit(key=key, most=count * unit_mib)

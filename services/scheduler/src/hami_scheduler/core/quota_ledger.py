@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hami_common.events.allocation import Account, AllocationRecord
 from hami_scheduler.core.queues import Claim, Objection, QueueTree, QueueUse
@@ -57,13 +58,20 @@ class _Entry:
 
     @property
     def account(self) -> Account:
-        return self._record.account or NO_ACCOUNT
+        return _plain(self._record.account)
 
     @property
     def amounts(self) -> dict[Resource, int]:
         if self._amounts is None:
-            self._amounts = amounts_of(self._record.containers)
+            self._amounts = amounts_of(self._record.containers, self._record.account)
         return self._amounts
+
+
+def _plain(account: Account | None) -> Account:
+    """The account without what only tells amounts apart."""
+    if account is None:
+        return NO_ACCOUNT
+    return replace(account, resources=()) if account.resources else account
 
 
 class _Coming(Struct, frozen=True, kw_only=True):
@@ -274,8 +282,8 @@ class QuotaLedger:
         """A reservation is about to be written: count it until the stream shows it."""
         self._coming[record.allocation_id] = _Coming(
             namespace=record.namespace,
-            account=record.account or NO_ACCOUNT,
-            amounts=amounts_of(record.containers),
+            account=_plain(record.account),
+            amounts=amounts_of(record.containers, record.account),
             pod_uid=record.pod_uid,
         )
 

@@ -12,6 +12,7 @@ from itertools import chain
 
 import numpy as np
 
+from hami_common.events.allocation import Account
 from hami_common.events.decision import NODES_LISTED, RefusalClass
 from hami_common.model.request import PodRequest
 from hami_scheduler.core.block import LEAST_MIB, Columns
@@ -58,13 +59,19 @@ class Allowed:
         )
 
 
-def allowed(table: DeviceTable, request: PodRequest, filtered: Filtered, ask: Ask) -> Allowed:
+def allowed(
+    table: DeviceTable,
+    request: PodRequest,
+    account: Account | None,
+    filtered: Filtered,
+    ask: Ask,
+) -> Allowed:
     """Ask for each amount that the request may come to on the nodes that fit."""
     if not len(filtered.left):
         return Allowed(filtered, filtered.left, [])
     vendors = vendors_by_percentage(request)
     if not vendors:
-        refusal = ask(least_amounts(request, {}))
+        refusal = ask(least_amounts(request, {}, account))
         if refusal is None:
             return Allowed(filtered, filtered.left, [])
         return Allowed(filtered, NodeNames.of(()), [(refusal, _fitting(filtered))])
@@ -72,7 +79,7 @@ def allowed(table: DeviceTable, request: PodRequest, filtered: Filtered, ask: As
     refused: dict[NodeRefusal, list[Columns]] = {}
     names = filtered.nodes.several(fitting)
     for least_mib, mine in _by_least_mib(table, names, vendors):
-        refusal = ask(least_amounts(request, least_mib))
+        refusal = ask(least_amounts(request, least_mib, account))
         if refusal is not None:
             refused.setdefault(refusal, []).append(fitting[mine])
     groups = [(refusal, np.sort(np.concatenate(some))) for refusal, some in refused.items()]

@@ -212,7 +212,7 @@ class Binder:
             for held in self._state.ledger.holdings_of_pod(record.pod_uid)
         ]
         refusal = ledger.first_look(
-            record.namespace, record.account, amounts_of(record.containers), own=own
+            record.namespace, record.account, amounts_of(record.containers, record.account), own=own
         )
         if refusal is not None:
             raise Refused(outcome="no-quota", text=refusal.text)

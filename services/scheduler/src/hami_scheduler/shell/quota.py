@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from hami_common import annotations as keys
 from hami_common.errors import SettingsInvalid, Unavailable
-from hami_common.events.allocation import AllocationRecord
+from hami_common.events.allocation import Account, AllocationRecord
 from hami_common.model.request import PodRequest
 from hami_common.podview import MetadataView, PodView
 from hami_common.ports import KubeApi, WatchEvent
@@ -31,7 +31,7 @@ from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.vendors.catalog import Catalog
 from hami_scheduler.core import queues
 from hami_scheduler.core.podfacts import account_of
-from hami_scheduler.core.quota import LIMITS_PREFIX, Amounts, QuotaReader
+from hami_scheduler.core.quota import LIMITS_PREFIX, Amounts, QuotaReader, count_resources
 from hami_scheduler.core.quota_ledger import QueueRow, QuotaLedger, QuotaRow, unknown_queue
 from hami_scheduler.core.quota_verdicts import Allowed, allowed
 from hami_scheduler.core.reasons import NodeRefusal
@@ -90,6 +90,7 @@ class QuotaKeeper:
         self.ledger = QuotaLedger()
         self._state = state
         self._reader = QuotaReader(catalog)
+        self._names = count_resources(catalog)
         self._vendors = tuple(vendor.name for vendor in catalog.vendors)
         self._kube = kube
         self._settings = settings
@@ -139,10 +140,10 @@ class QuotaKeeper:
 
     def allowed(self, pod: PodView, request: PodRequest, filtered: Filtered) -> Filtered | Allowed:
         """Filter's answer, less what quotas refuse."""
-        ledger, namespace, account = self.ledger, request.namespace, account_of(pod)
+        ledger, namespace, account = self.ledger, request.namespace, account_of(pod, self._names)
         wish = pod.labels().get(keys.QUEUE_LABEL, "")
         if wish and ledger.tree and not ledger.tree.admits(namespace, wish):
-            return self._ask(request, filtered, lambda _: unknown_queue(wish, namespace))
+            return self._ask(request, account, filtered, lambda _: unknown_queue(wish, namespace))
         if not ledger.governs(namespace, account):
             return filtered
         ledger.unclaim(request.uid)
@@ -156,15 +157,19 @@ class QuotaKeeper:
                 ledger.claim(request.uid, namespace, account, wanted)
             return refusal
 
-        answer = self._ask(request, filtered, ask)
+        answer = self._ask(request, account, filtered, ask)
         if len(answer.left):
             ledger.unclaim(request.uid)
         return answer
 
     def _ask(
-        self, request: PodRequest, filtered: Filtered, ask: Callable[[Amounts], NodeRefusal | None]
+        self,
+        request: PodRequest,
+        account: Account | None,
+        filtered: Filtered,
+        ask: Callable[[Amounts], NodeRefusal | None],
     ) -> Allowed:
-        return allowed(self._state.table, request, filtered, ask)
+        return allowed(self._state.table, request, account, filtered, ask)
 
     def _waits(self, pod_uid: str) -> bool:
         pod = self._state.pods.get(pod_uid)
