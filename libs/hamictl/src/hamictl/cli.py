@@ -49,7 +49,7 @@ def main() -> None:
 
 @main.group()
 def get() -> None:
-    """List nodes, devices or allocations."""
+    """List nodes, devices, allocations, queues or quotas."""
 
 
 @get.command()
@@ -178,6 +178,52 @@ def _age(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"
     return f"{max(0, int(seconds))}s"
+
+
+@get.command()
+@_scheduler
+@_format
+def queues(scheduler: str, format_: str) -> None:
+    """Queues with what is used under them, those above first."""
+    answer = client.read(client.Queues, scheduler, "/v1/queues")
+    if format_ in ("json", "yaml"):
+        output.show(answer, format_)
+        return
+    if answer.problem:
+        click.echo(f"The queues file is not in force: {answer.problem}", err=True)
+    headings = ["QUEUE", "RESOURCE", "USED", "GUARANTEED", "BORROWED", "LIMIT", "WEIGHT", "WAITING"]
+    rows = [
+        [
+            "  " * (one.depth - 1) + one.queue,
+            one.resource,
+            one.used,
+            one.guaranteed,
+            one.borrowed,
+            "-" if one.limit is None else one.limit,
+            one.borrow_weight,
+            one.waiting,
+        ]
+        for one in answer.items
+    ]
+    output.table(headings, rows, empty="There are no queues.")
+
+
+@get.command()
+@click.option("-n", "--namespace", default="", help="Only of this namespace.")
+@_scheduler
+@_format
+def quotas(namespace: str, scheduler: str, format_: str) -> None:
+    """ResourceQuotas with what is used under them."""
+    answer = client.read(client.Quotas, scheduler, "/v1/quotas")
+    found = tuple(one for one in answer.items if namespace in ("", one.namespace))
+    if format_ in ("json", "yaml"):
+        output.show(client.Quotas(items=found), format_)
+        return
+    headings = ["NAMESPACE", "QUOTA", "KEY", "USED", "LIMIT"]
+    rows = [
+        [one.namespace, one.quota, one.key, one.used, one.problem or one.limit] for one in found
+    ]
+    output.table(headings, rows, empty="No ResourceQuota limits a device.")
 
 
 @main.group()

@@ -74,6 +74,31 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     enforcement: str = ""
 
 
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """One resource of one queue."""
+
+    queue: str
+    depth: int
+    resource: str
+    used: int
+    guaranteed: int
+    borrowed: int
+    limit: int | None = None
+    borrow_weight: int = 1
+    waiting: int = 0
+
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True):
+    """One limit of one ResourceQuota."""
+
+    namespace: str
+    quota: str
+    key: str
+    used: int
+    limit: int
+    problem: str = ""
+
+
 class Nodes(msgspec.Struct, frozen=True):
     """Answer of ``/v1/nodes``."""
 
@@ -90,6 +115,19 @@ class Allocations(msgspec.Struct, frozen=True):
     """Answer of ``/v1/allocations``."""
 
     items: tuple[Allocation, ...]
+
+
+class Queues(msgspec.Struct, frozen=True):
+    """Answer of ``/v1/queues``."""
+
+    items: tuple[Queue, ...]
+    problem: str = ""
+
+
+class Quotas(msgspec.Struct, frozen=True):
+    """Answer of ``/v1/quotas``."""
+
+    items: tuple[Quota, ...]
 
 
 class Explanation(msgspec.Struct, frozen=True):
