@@ -238,7 +238,7 @@ class Bench:
             if entry.is_write():
                 writes[_who(entry)] += 1
         await kube.stop()
-        await self._clear(self._pods if side == "hami" else 0)
+        await self._clear(side)
         seconds = (max(bound) - min(bound)).total_seconds()
         used = {name: spent[name] - spent_first.get(name, 0.0) for name in spent}
         each_pod = {who: round(count / self._pods, 3) for who, count in writes.most_common()}
@@ -264,11 +264,16 @@ class Bench:
         print(f"  {row.pods_per_s} pods/s", file=sys.stderr)
         return row, problems
 
-    async def _clear(self, held: int) -> None:
+    async def _clear(self, side: Side) -> None:
         """Delete all pods and wait until no share is held."""
         path = f"/api/v1/namespaces/{NAMESPACE}/pods"
         before = (await self._metrics())["hami_scheduler_releases_total"]
-        await self._cluster.request("DELETE", f"{path}?gracePeriodSeconds=0")
+        held = self._pods if side == "hami" else 0
+        names = [f"{side}-{number}" for number in range(self._pods)]
+        await each(
+            names,
+            lambda name: self._cluster.request("DELETE", f"{path}/{name}?gracePeriodSeconds=0"),
+        )
 
         async def empty() -> bool:
             pods = await self._cluster.request("GET", f"{path}?limit=1")
