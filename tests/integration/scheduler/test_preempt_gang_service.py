@@ -96,14 +96,14 @@ async def test_of_two_gangs_that_want_the_same_nodes_one_gets_all_and_then_the_o
         await site.check()
         return {name[0] for name in await site.bound()}
 
-    with anyio.fail_after(25):
+    with anyio.fail_after(60):
         while len(await site.bound()) < 5:
             assert len(await round_of_all("ab")) <= 1, "members of both gangs were bound"
     first = next(iter(await site.bound()))[0]
     for name in [name for name in pods if name[0] == first]:
         await site.kube.delete("pods", name, "default", gracePeriodSeconds="0")
         del pods[name]
-    with anyio.fail_after(25):
+    with anyio.fail_after(60):
         while len(await site.bound()) < 5:
             await round_of_all("ab")
     await site.check_settled()
@@ -148,7 +148,7 @@ async def test_scheduler_killed_before_it_evicts_is_followed_and_budgets_hold(
     await first.process.kill()
     (held,) = [record for record in live(await site.log()) if record.held_for]
     assert (held.pod, held.node) == ("urgent", "n2"), "a budget keeps the cheaper one"
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while True:
             answer = await second.filter(urgent, names)
             pods = {pod["metadata"]["name"]: pod for pod in await site.pods()}
