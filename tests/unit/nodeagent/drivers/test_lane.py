@@ -20,6 +20,22 @@ def release() -> Iterator[threading.Event]:
     event.set()
 
 
+async def begin_and_cancel(lane: Lane, release: threading.Event) -> None:
+    """Cancel a call once its thread is inside."""
+    entered = threading.Event()
+
+    def hang() -> None:
+        entered.set()
+        release.wait()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(lane.call, "read", hang)
+        with anyio.fail_after(5):
+            while not entered.is_set():
+                await anyio.sleep(0.001)
+        group.cancel_scope.cancel()
+
+
 async def test_call_returns_what_the_function_returns() -> None:
     assert await Lane("card", 5.0).call("add", lambda: 1 + 1) == 2
 
@@ -58,8 +74,7 @@ async def test_lane_refuses_at_once_while_a_call_hangs_and_serves_again_afterwar
 
 async def test_call_after_a_cancelled_one_waits_for_it(release: threading.Event) -> None:
     lane = Lane("card", 5.0)
-    with anyio.move_on_after(0.02):
-        await lane.call("read", release.wait)
+    await begin_and_cancel(lane, release)
     assert not lane.is_stuck
     results: list[int] = []
 
@@ -76,8 +91,7 @@ async def test_call_after_a_cancelled_one_waits_for_it(release: threading.Event)
 
 async def test_cancelled_call_that_never_returns_counts_as_hung(release: threading.Event) -> None:
     lane = Lane("card", 0.05)
-    with anyio.move_on_after(0.01):
-        await lane.call("read", release.wait)
+    await begin_and_cancel(lane, release)
     with pytest.raises(DeviceHung, match="an earlier call has not returned yet"):
         await lane.call("read", lambda: 1)
     assert lane.is_stuck

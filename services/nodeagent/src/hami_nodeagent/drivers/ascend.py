@@ -121,7 +121,7 @@ class AscendReader(ToolReader):
         ]
         return replace(
             seen,
-            mode="template",
+            mode="vnpu",
             partitions=(*fitting, whole) if fitting else (),
             resources=dict(division.totals),
             attributes={

@@ -20,7 +20,7 @@ import msgspec.structs
 from msgspec import Struct
 
 from hami_common.errors import SettingsInvalid
-from hami_common.model.device import DeviceFacts
+from hami_common.model.device import DeviceFacts, Profile
 from hami_nodeagent.core.health import (
     DeviceLost,
     DriverGone,
@@ -35,7 +35,7 @@ from hami_nodeagent.drivers.rules import Neighbour, fault_policy, links_of, type
 
 _log = logging.getLogger(__name__)
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "devices.hami.io")
-_PASSED_ON = frozenset({"compute_capability", "pci_device_id"})
+_PASSED_ON = frozenset({"compute_capability", "pci_device_id", "chip", "cores", "serial"})
 """Attributes of the model that the real driver reports, too."""
 _POLL_S = 0.05
 """How often a wait looks at the control file."""
@@ -50,6 +50,9 @@ class _ModelPart(Struct, frozen=True):
     memory_mib: int
     compute_units: int = 0
     unified_memory: bool = False
+    mode: str = "soft"
+    max_shares: int = 0
+    resources: dict[str, int] = {}
     attributes: dict[str, str] = {}
 
 
@@ -84,6 +87,7 @@ class _Profile(Struct, frozen=True):
     uuid_prefix: str = ""
     fabric: _Fabric = _Fabric()
     proximity: tuple[_Proximity, ...] = ()
+    partitions: tuple[Profile, ...] = ()
 
 
 class ControlledFault(Struct, frozen=True, kw_only=True):
@@ -279,6 +283,10 @@ class SimulatedDriver:
             minor=device.minor,
             bus_id=device.bus_id,
             numa=device.numa,
+            mode=profile.model.mode,
+            partitions=profile.partitions,
+            resources=profile.model.resources,
+            max_shares=profile.model.max_shares,
             attributes=attributes,
         )
 
