@@ -193,13 +193,6 @@ async def test_nothing_is_doubled_nor_stuck(seed: int) -> None:
         assert world.live() == []
         group.cancel_scope.cancel()
     assert drive.cuts, "no scheduler was cut off"
-    print(
-        seed,
-        drive.cuts,
-        len(world.decisions("gang")),
-        len(world.decisions("preempt")),
-        len(world.kube.evictions),
-    )
     assert {r.verdict for r in world.decisions("gang")} == {"placed"}
     assert "placed" in {r.verdict for r in world.decisions("preempt")}
     assert world.kube.evictions
