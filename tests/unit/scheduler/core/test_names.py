@@ -107,3 +107,14 @@ def test_empty_index_finds_nothing_and_one_without_ascii_still_finds() -> None:
     agree({}, ["a"] * 100)
     agree({"é": 3}, ["é"] * 100)
     agree({"": 4}, [""] * 100)
+
+
+@pytest.mark.parametrize("count", [1, 3, 200])
+def test_one_name_is_divided_from_all_others(count: int) -> None:
+    names = [f"node-{number:03}" for number in range(count)]
+    for nodes in (NodeNames(text_of(names)), NodeNames.of(names)):
+        one, others = nodes.divided(names[-1])
+        assert list(one.strings()) == names[-1:]
+        assert others.tolist() == list(range(count - 1))
+        none, all_ = nodes.divided("unknown")
+        assert (len(none), all_.tolist()) == (0, list(range(count)))

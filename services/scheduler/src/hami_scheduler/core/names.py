@@ -111,6 +111,11 @@ class NodeNames:
         part.rows = rows
         return part
 
+    def divided(self, name: str) -> tuple["NodeNames", Columns]:
+        """(just this name if it is among them, the places of all others)."""
+        is_it = np.array([other == name for other in self.strings()], np.bool_)
+        return self.part(is_it), np.flatnonzero(~is_it)
+
     def json(self) -> bytes:
         """The names as a JSON array."""
         return b"[" + self.text if self.text else _encoder.encode(self._names)

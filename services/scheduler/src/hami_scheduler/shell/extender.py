@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Literal
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 from opentelemetry.trace import get_current_span
@@ -158,8 +157,7 @@ class Extender:
     ) -> bytes:
         """The reply where a share is held for the pod, or where others have to come or go first."""
         names = candidates.names
-        fits = np.array([name == answer.node for name in names.strings()], np.bool_)
-        left, others = names.part(fits), np.flatnonzero(~fits)
+        left, others = names.divided(answer.node)
         refusals: tuple[RefusalClass, ...] = ()
         if len(others):
             self._metrics.refusals.labels(code=answer.code).inc(len(others))
