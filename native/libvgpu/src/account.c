@@ -47,6 +47,7 @@ static uint64_t turn_after_ns;
 static uint64_t used_last_tick[REGION_DEVICES_MAX];
 static uint32_t sees_everybody = 1;
 static bool broken_said;
+static void (*cores_changed)(void); /* read without it */
 
 extern char **environ;
 
@@ -440,15 +441,29 @@ static void begin_anew(void)
     WRITE(region, NULL);
 }
 
+void account_when_cores_change(void (*changed)(void))
+{
+    WRITE(cores_changed, changed);
+}
+
+static bool are_other_cores(const uint32_t *before, uint32_t policy_before)
+{
+    return policy_before != limits.core_policy ||
+           memcmp(before, limits.core_pct, limits.device_count * sizeof *before) != 0;
+}
+
 /* Limits that fell take the slack of everybody, so that each further charge is compared with the new one. */
-static bool follow_limits(void)
+static bool follow_limits(bool *other_cores)
 {
     static struct limits fresh;
     uint64_t before[REGION_DEVICES_MAX];
+    uint32_t cores_before[REGION_DEVICES_MAX];
+    uint32_t policy_before = limits.core_policy;
     char problem[256] = "";
     if ((limits.source != LIMITS_FILE && limits.source != LIMITS_REFUSED) || !limits_changed(LIMITS_PATH, &stamp))
         return false;
     memcpy(before, limits.memory_bytes, sizeof before);
+    memcpy(cores_before, limits.core_pct, sizeof cores_before);
     bool good = limits_read(LIMITS_PATH, &fresh, &stamp, problem, sizeof problem) == LIMITS_READ;
     if (good && limits.source == LIMITS_REFUSED) {
         begin_anew();
@@ -463,6 +478,7 @@ static bool follow_limits(void)
     }
     broken_said = false;
     publish_limits();
+    *other_cores = are_other_cores(cores_before, policy_before);
     struct region *mapped = READ(region);
     for (uint32_t i = 0; i < limits.device_count && slot != REGION_NO_SLOT; i++) {
         if (limits.memory_bytes[i] >= before[i]) continue;
@@ -513,7 +529,8 @@ bool account_tick(void)
     uint64_t now_ns = platform_now_ns();
     fork_lock();
     bool attached = account_is_attached();
-    bool changed = attached && follow_limits();
+    bool other_cores = false;
+    bool changed = attached && follow_limits(&other_cores);
     attached = attached && account_is_attached();
     bool slotted = attached && slot != REGION_NO_SLOT;
     bool turn = slotted && is_my_turn(now_ns);
@@ -523,6 +540,8 @@ bool account_tick(void)
     uint32_t mine = slot;
     if (!attached) __atomic_store_n(&fork_words->watching, 0, __ATOMIC_RELAXED);
     fork_unlock();
+    void (*tell)(void) = READ(cores_changed);
+    if (other_cores && tell) tell();
     /* Without the lock: reads /proc and every slot. Regions are never unmapped. */
     if (turn) WRITE(sees_everybody, slot_reclaim(mapped, &me, mine).unknown == 0);
     if (turn || (slotted && changed)) mark_over(mapped, now_ns);

@@ -44,6 +44,10 @@ uint64_t account_limit(int device);
 /* Percent of device time 1..100; 100: unlimited. */
 uint32_t account_core_pct(int device);
 
+/* Called whenever a compute limit or the policy has changed, by the thread that has read them, without a lock. One for
+   the process and its children; NULL: none. */
+void account_when_cores_change(void (*changed)(void));
+
 /* Some device of the container has a compute limit. A load or two: asked at every launch. */
 bool account_is_core_limited(void);
 

@@ -65,6 +65,7 @@ HOOK_EXPORT CUresult cuInit(unsigned int flags)
     CUresult result = DRIVER(cuInit)(flags);
     if (result != CUDA_SUCCESS) return result;
     lend_driver();
+    account_when_cores_change(compute_limits_changed);
     account_attach();
     return result;
 }
