@@ -16,7 +16,7 @@ from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.inventory import DeviceFault, Heartbeat
 from hami_common.model.request import DevicePolicy, PlacementPolicy, PodRequest, ScoringWeights
 from hami_common.runtime.clock import ManualClock
-from hami_scheduler.core.ledger import Ledger
+from hami_scheduler.core.ledger import Hold, Ledger
 from hami_scheduler.core.snapshot import Parts
 from hami_scheduler.core.stimuli import (
     Accepted,
@@ -238,6 +238,16 @@ class Drive:
         node = scored.best(1)[0][0]
         if self.random.random() < 0.1:
             node = self.random.choice(self.names)
+        if self.random.random() < 0.1:
+            leaving = [h.record.pod_uid for h in self.ledger.holdings_of_node(node)[:1]]
+            hold = Hold(held_for="preemption", lease_s=20.0, awaits=tuple(leaving))
+            held = self.ledger.plan_hold(
+                request, node, allocation_id=f"h-{self.pods}", now_s=self.now_s, hold=hold
+            )
+            self.decisions += 2
+            if isinstance(held, Append):
+                self.accept(held)
+            return
         plan = self.ledger.plan_bind(
             request, node, allocation_id=f"s1-{self.pods}", now_s=self.now_s
         )

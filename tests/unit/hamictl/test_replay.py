@@ -19,7 +19,7 @@ async def log(tmp_path: Path) -> Path:
     """A log of three segments."""
     drive = Drive(tmp_path / "log", 4)
     for _ in range(3):
-        for _ in range(15):
+        for _ in range(8):
             drive.step()
         await drive.recorder.drain()
     return tmp_path / "log"

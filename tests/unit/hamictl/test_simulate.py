@@ -92,6 +92,23 @@ def test_policy_changes_the_outcome(snapshot: Path) -> None:
     assert used == {"binpack": 1, "spread": 2}
 
 
+def test_policies_are_compared_side_by_side(snapshot: Path) -> None:
+    documents = [deployment("web", 2, x_gpu="1", x_gpumem="1000")]
+    flags = ["--policy", "device=binpack", "--policy", "node=spread;device=spread"]
+    text = " ".join(run(snapshot, documents, *flags).output.split())
+    assert "node=binpack;device=binpack 2 0 1/2" in text
+    assert "node=spread;device=spread 2 0 2/2" in text
+    answer = json.loads(run(snapshot, documents, *flags, "-o", "json").output)
+    assert [result["after"]["devices_used"] for result in answer["results"]] == [1, 2]
+
+
+def test_words_about_different_parts_are_one_policy(snapshot: Path) -> None:
+    documents = [deployment("web", 2, x_gpu="1", x_gpumem="1000")]
+    flags = ["--policy", "device=binpack", "--policy", "node=spread", "-o", "json"]
+    policy = json.loads(run(snapshot, documents, *flags).output)["policy"]
+    assert (policy["node"], policy["device"]) == ("spread", ["binpack"])
+
+
 def test_pod_that_admission_refuses_is_told_so(snapshot: Path) -> None:
     result = run(snapshot, [deployment("web", 1, x_gpu="1", x_gpumem="3Gi")])
     assert "would be refused" in result.output

@@ -342,7 +342,9 @@ _snapshot_file = click.option(
     help="Manifests: pods, lists, Deployments, StatefulSets, ReplicaSets, Jobs.",
 )
 @click.option(
-    "--policy", multiple=True, help="node=binpack|spread, device=…, weights=slot=1,core=1,memory=1."
+    "--policy",
+    multiple=True,
+    help="node=binpack|spread;device=…;weights=slot=1,core=1,memory=1. Several are compared.",
 )
 @click.option("--strict", is_flag=True, help="Exit with 1 unless every pod is placed.")
 @_format
@@ -356,13 +358,41 @@ def simulate_(
     """Place pods on a snapshot: where they would go, and what would let the others in."""
     known = simulate.read_snapshot(snapshot_file)
     pods = [found for path in pod_files for found in manifests.read_pods(path)]
-    result = simulate.run(known, pods, simulate.policy_of(policy, known.policy))
+    policies = simulate.policies_of(policy, known.policy)
+    results = tuple(simulate.run(known, pods, one) for one in policies)
+    first = results[0]
     if format_ in ("json", "yaml"):
-        output.show(result, format_)
+        is_one = len(results) == 1
+        output.show(first if is_one else simulate.Comparison(results=results), format_)
+    elif len(results) == 1:
+        _show_result(first)
     else:
-        _show_result(result)
-    if strict and result.refused:
+        _show_comparison(results)
+    if strict and any(result.refused for result in results):
         raise SystemExit(EXIT_NO)
+
+
+def _show_comparison(results: tuple[simulate.Result, ...]) -> None:
+    rows = [
+        [
+            simulate.policy_text(result.policy),
+            result.placed,
+            result.refused,
+            f"{result.after.devices_used}/{result.after.devices}",
+            f"{result.after.used_devices_full:.0%}",
+            f"{result.after.stranded:.0%}",
+        ]
+        for result in results
+    ]
+    headings = [
+        "POLICY",
+        "PLACED",
+        "REFUSED",
+        "DEVICES USED",
+        "OF THEIR MEMORY BOOKED",
+        "FREE MEMORY STRANDED",
+    ]
+    output.table(headings, rows, empty="")
 
 
 def _show_result(result: simulate.Result) -> None:

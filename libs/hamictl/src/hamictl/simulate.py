@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from hami_common.errors import HamiError, RequestInvalid
 from hami_common.events import codec
-from hami_common.model.request import PlacementPolicy, PodRequest
+from hami_common.model.request import PlacementPolicy, PodRequest, ScoringWeights
 from hami_common.podview import PodView
 from hami_common.vendors.catalog import Catalog, parse_policy
 from hami_scheduler.core.snapshot import Snapshot, load
@@ -39,6 +39,12 @@ class Result(Struct, frozen=True, kw_only=True):
     rejected: tuple[Rejected, ...] = ()
 
 
+class Comparison(Struct, frozen=True, kw_only=True):
+    """The same pods on the same snapshot under several policies."""
+
+    results: tuple[Result, ...]
+
+
 def read_snapshot(path: Path) -> Snapshot:
     """A snapshot file, as ``hamictl snapshot`` or ``GET /v1/snapshot`` of a scheduler gives it."""
     try:
@@ -55,6 +61,18 @@ def decode_snapshot(body: bytes, *, what: str) -> Snapshot:
         return codec.decode(body, Snapshot, what=what)
     except HamiError as error:
         raise InputRefused(str(error)) from error
+
+
+def policies_of(words: tuple[str, ...], default: PlacementPolicy) -> list[PlacementPolicy]:
+    """The policies to compare, each ``node=…;device=…;weights=…`` over the snapshot's own.
+
+    Several words without a semicolon, each about another part, make one policy together.
+    """
+    parts = [tuple(filter(None, word.split(";"))) for word in words]
+    named = [part.partition("=")[0] for some in parts for part in some]
+    if all(len(some) == 1 for some in parts) and len(set(named)) == len(named):
+        parts = [tuple(part for some in parts for part in some)]
+    return [policy_of(some, default) for some in parts]
 
 
 def policy_of(words: tuple[str, ...], default: PlacementPolicy) -> PlacementPolicy:
@@ -77,6 +95,15 @@ def policy_of(words: tuple[str, ...], default: PlacementPolicy) -> PlacementPoli
         raise InputRefused(str(error)) from error
 
 
+def policy_text(policy: PlacementPolicy) -> str:
+    """The policy in the words that ``--policy`` takes."""
+    weights = policy.weights
+    text = f"node={policy.node};device={','.join(policy.device)}"
+    if weights != ScoringWeights():
+        text += f";weights=slot={weights.slot},core={weights.core},memory={weights.memory}"
+    return text
+
+
 def run(snapshot: Snapshot, pods: list[PodView], policy: PlacementPolicy) -> Result:
     """Place every pod, in order."""
     catalog = Catalog.from_settings()
@@ -97,7 +124,9 @@ def run(snapshot: Snapshot, pods: list[PodView], policy: PlacementPolicy) -> Res
         else:
             requests.append(msgspec.structs.replace(request, uid=f"whatif-{number}"))
     ledger = load(snapshot)
-    devices = [(known.node, device) for known in snapshot.devices for device in known.devices]
+    exact = snapshot.exact
+    inventory = snapshot.devices if exact is None else exact.inventory.devices
+    devices = [(known.node, device) for known in inventory for device in known.devices]
     before = packing(ledger, devices, requests)
     outcomes = tuple(simulate(ledger, requests, now_s=snapshot.time_s))
     placed = sum(1 for outcome in outcomes if outcome.node)

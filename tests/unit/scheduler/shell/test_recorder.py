@@ -43,29 +43,29 @@ async def lived(directory: Path, seed: int, steps: int, *, segment_bytes: int = 
     drive = Drive(directory, seed, segment_bytes=segment_bytes)
     for number in range(steps):
         drive.step()
-        if number % 100 == 99:
+        if number % 30 == 29:
             drive.wipe()
-        if number % 25 == 0:
+        if number % 10 == 0:
             await drive.recorder.flush()
     await drive.recorder.drain()
     return drive
 
 
-async def test_a_long_life_is_decided_identically(tmp_path: Path) -> None:
-    drive = await lived(tmp_path, 1, 400, segment_bytes=20_000)
+async def test_a_life_is_decided_identically(tmp_path: Path) -> None:
+    drive = await lived(tmp_path, 1, 60, segment_bytes=5_000)
     report = replayed(tmp_path)
     assert report.difference is None
     assert report.missing == ()
-    assert report.decisions == drive.decisions > 400
+    assert report.decisions == drive.decisions > 60
     assert report.segments == len(segments(tmp_path)) > 1
-    assert {"FilterAsked", "PrioritizeAsked", "BindPlanned", "HeartbeatHeard", "Wiped"} < set(
+    assert {"FilterAsked", "PrioritizeAsked", "BindPlanned", "HoldPlanned", "Wiped"} < set(
         report.by_kind
     )
 
 
-@pytest.mark.parametrize("seed", [2, 24])
-async def test_each_segment_can_be_decided_by_itself(tmp_path: Path, seed: int) -> None:
-    await lived(tmp_path, seed, 150, segment_bytes=10_000)
+async def test_each_segment_can_be_decided_by_itself(tmp_path: Path) -> None:
+    await lived(tmp_path, 2, 60, segment_bytes=5_000)
+    assert len(segments(tmp_path)) > 1
     for file in segments(tmp_path):
         report = rerun(items(file))
         assert report.difference is None
@@ -73,7 +73,7 @@ async def test_each_segment_can_be_decided_by_itself(tmp_path: Path, seed: int) 
 
 
 async def test_first_difference_is_told_with_stimulus_expected_and_got(tmp_path: Path) -> None:
-    await lived(tmp_path, 2, 100)
+    await lived(tmp_path, 2, 20)
     rewrite(segments(tmp_path)[0], b'"feasible":', b'"feasible":9')
     found = replayed(tmp_path).difference
     assert found is not None
@@ -83,7 +83,7 @@ async def test_first_difference_is_told_with_stimulus_expected_and_got(tmp_path:
 
 
 async def test_a_state_that_no_answer_shows_is_compared_at_the_next_segment(tmp_path: Path) -> None:
-    await lived(tmp_path, 3, 150, segment_bytes=5_000)
+    await lived(tmp_path, 3, 60, segment_bytes=3_000)
     rewrite(segments(tmp_path)[1], b'"fence_delay_s":3.0', b'"fence_delay_s":4.0')
     found = replayed(tmp_path).difference
     assert found is not None
@@ -92,8 +92,8 @@ async def test_a_state_that_no_answer_shows_is_compared_at_the_next_segment(tmp_
 
 
 async def test_full_queue_drops_counts_and_leaves_a_gap_that_is_not_crossed(tmp_path: Path) -> None:
-    drive = Drive(tmp_path, 5, queue_size=200)
-    for _ in range(100):
+    drive = Drive(tmp_path, 5, queue_size=100)
+    for _ in range(60):
         drive.step()
     dropped = drive.count("dropped")
     assert dropped > 0
@@ -113,7 +113,7 @@ async def test_full_queue_drops_counts_and_leaves_a_gap_that_is_not_crossed(tmp_
 
 
 async def test_missing_segment_is_a_gap(tmp_path: Path) -> None:
-    await lived(tmp_path, 6, 200, segment_bytes=5_000)
+    await lived(tmp_path, 6, 40, segment_bytes=2_000)
     segments(tmp_path)[1].unlink()
     report = replayed(tmp_path)
     assert report.segments == 2

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from hami_common.errors import InvariantBroken
 from hami_scheduler.core import stimuli
+from hami_scheduler.core.ledger import Hold
 from hami_scheduler.core.names import NodeNames
 from hami_scheduler.core.snapshot import Exact, Parts, Snapshot, resume, take_exact
 from hami_scheduler.core.stimuluslog import (
@@ -118,6 +119,14 @@ _CALLS: Final[Mapping[type[Struct], Callable[[Parts, Any], object]]] = MappingPr
             it.node,
             allocation_id=it.allocation_id,
             now_s=it.now_s,
+            fenced=it.fenced,
+        ),
+        stimuli.HoldPlanned: lambda parts, it: parts.ledger.plan_hold(
+            it.request,
+            it.node,
+            allocation_id=it.allocation_id,
+            now_s=it.now_s,
+            hold=Hold(held_for=it.held_for, lease_s=it.lease_s, awaits=it.awaits),
             fenced=it.fenced,
         ),
         stimuli.RestorePlanned: lambda parts, it: parts.ledger.plan_restore(

@@ -231,6 +231,19 @@ class BindPlanned(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fenced: str = ""
 
 
+class HoldPlanned(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``Ledger.plan_hold``."""
+
+    request: PodRequest
+    node: str
+    allocation_id: str
+    now_s: float
+    held_for: str
+    lease_s: float
+    awaits: tuple[str, ...] = ()
+    fenced: str = ""
+
+
 class RestorePlanned(Struct, frozen=True, kw_only=True):
     """``Ledger.plan_restore``."""
 

@@ -54,6 +54,7 @@ CALLS: Final[tuple[type[Struct], ...]] = (
     stimuli.FilterAsked,
     stimuli.PrioritizeAsked,
     stimuli.BindPlanned,
+    stimuli.HoldPlanned,
     stimuli.RestorePlanned,
 )
 """Stimuli of the core beside those of the ledger."""
@@ -69,6 +70,7 @@ DECISIONS: Final = (
     stimuli.FilterAsked,
     stimuli.PrioritizeAsked,
     stimuli.BindPlanned,
+    stimuli.HoldPlanned,
     stimuli.RestorePlanned,
 )
 """Kinds whose answer is a verdict about a pod."""

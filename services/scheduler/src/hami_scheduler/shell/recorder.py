@@ -32,7 +32,7 @@ from hami_common.ports import Clock
 from hami_common.signing import SignedPlacement
 from hami_scheduler.core import stimuli
 from hami_scheduler.core.inventory import Inventory
-from hami_scheduler.core.ledger import Ledger
+from hami_scheduler.core.ledger import Hold, Ledger
 from hami_scheduler.core.names import NodeNames
 from hami_scheduler.core.reasons import NodeRefusal
 from hami_scheduler.core.snapshot import Parts, Snapshot, take_exact
@@ -405,6 +405,40 @@ class RecordedLedger(Ledger):
             stimulus,
             lambda: plan_bind(
                 request, node, allocation_id=allocation_id, now_s=now_s, fenced=fenced
+            ),
+        )
+
+    def plan_hold(
+        self,
+        request: PodRequest,
+        node: str,
+        *,
+        allocation_id: str,
+        now_s: float,
+        hold: Hold,
+        fenced: str = "",
+    ) -> stimuli.Append | stimuli.Reuse | NodeRefusal:
+        """Recorded."""
+        stimulus = stimuli.HoldPlanned(
+            request=request,
+            node=node,
+            allocation_id=allocation_id,
+            now_s=now_s,
+            held_for=hold.held_for,
+            lease_s=hold.lease_s,
+            awaits=hold.awaits,
+            fenced=fenced,
+        )
+        plan_hold = super().plan_hold
+        return self._recorder.call(
+            stimulus,
+            lambda: plan_hold(
+                request,
+                node,
+                allocation_id=allocation_id,
+                now_s=now_s,
+                hold=hold,
+                fenced=fenced,
             ),
         )
 
