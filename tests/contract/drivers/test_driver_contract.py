@@ -42,7 +42,7 @@ async def faults_within(driver: Driver, limit_s: float) -> tuple[Stimulus, ...]:
     return stimuli
 
 
-@pytest.mark.parametrize("name", profile.names())
+@pytest.mark.parametrize("name", profile.names("nvidia"))
 async def test_discovery_lists_the_machine_as_it_is(
     make_profile_bench: MakeProfileBench, opened: Opened, name: str
 ) -> None:

@@ -3,9 +3,13 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hami_common.errors import SettingsInvalid
+from hami_common.model import device
+from hami_common.vendors.catalog import Catalog
+from hami_common.vendors.partitions import Division
 from hami_sim.hardware import profile
 from hami_sim.hardware.profile import Level
 
@@ -57,7 +61,31 @@ def test_shipped_profile_loads(name: str, count: int, memory_mib: int, model: st
 
 
 def test_every_shipped_profile_is_covered_above() -> None:
-    assert len(profile.names()) == 8
+    assert len(profile.names("nvidia")) == 8
+
+
+@pytest.mark.parametrize("vendor", [vendor.name for vendor in Catalog.from_settings().vendors])
+def test_every_vendor_has_a_machine_with_possible_partitions(vendor: str) -> None:
+    assert profile.names(vendor)
+    for name in profile.names(vendor):
+        machine = profile.load(name)
+        partitions = tuple(
+            msgspec.convert(msgspec.to_builtins(part), device.Profile)
+            for part in machine.partitions
+        )
+        assert Division.check(partitions, machine.model.resources) == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        ("[[partitions]]\nmemory_mib = 24577", "larger than its device"),
+        ("[[partitions]]\nmemory_mib = 1\nresources = { x = 1 }", "the model has not"),
+    ],
+)
+def test_impossible_partitions_are_refused(tmp_path: Path, more: str, word: str) -> None:
+    with pytest.raises(SettingsInvalid, match=word):
+        profile.load(written(tmp_path, more=more))
 
 
 def test_uuids_are_stable_per_node_and_differ_between_nodes_and_devices() -> None:

@@ -9,7 +9,9 @@ in watts.
     vendor, uuid_prefix
     [driver]       version, [driver.attributes]
     [model]        name, memory_mib, reserved_mib, compute_units, power_limit_w, unified_memory,
-                   [model.attributes]
+                   mode, max_shares, [model.resources], [model.attributes]
+    [[partitions]] sizes in which the hardware divides a device: name (none: the whole device),
+                   memory_mib, core_pct, size, starts, kind, limit, resources = {name = amount}
     [[devices]]    bus_id, minor, and where known numa and cpus; name and memory_mib where a device
                    differs from the model
     [fabric]       kind "switch" (all reach all, links_per_device each) or "direct", with
@@ -63,7 +65,26 @@ class ModelPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     power_limit_w: int = 0
     unified_memory: bool = False
     """The device shares the host's memory and its driver reports none of its own."""
+    mode: str = "soft"
+    """How the devices can be shared, as drivers report it."""
+    max_shares: int = 0
+    """Most shares that the hardware allows at a time; 0: no limit of its own."""
+    resources: dict[str, int] = {}
+    """Totals of what partitions take beside memory and compute, by name."""
     attributes: dict[str, str] = {}
+
+
+class PartitionPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One size in which the hardware divides a device."""
+
+    memory_mib: int
+    name: str = ""
+    core_pct: int = 0
+    size: int = 0
+    starts: tuple[int, ...] = ()
+    kind: str = ""
+    limit: int = 0
+    resources: dict[str, int] = {}
 
 
 class DevicePart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,6 +131,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     uuid_prefix: str = ""
     fabric: Fabric | None = None
     proximity: tuple[Proximity, ...] = ()
+    partitions: tuple[PartitionPart, ...] = ()
 
     def name_of(self, index: int) -> str:
         """Model name of one device."""
@@ -136,10 +158,11 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return levels
 
 
-def names() -> tuple[str, ...]:
-    """Names of the profiles that come with the simulation."""
+def names(vendor: str = "") -> tuple[str, ...]:
+    """Names of the profiles that come with the simulation, of one vendor or of all."""
     files = resources.files(__package__).joinpath("profiles").iterdir()
-    return tuple(sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml")))
+    known = sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml"))
+    return tuple(name for name in known if not vendor or load(name).vendor == vendor)
 
 
 def path_of(name: str) -> Path:
@@ -180,6 +203,12 @@ def check(profile: Profile, name: str) -> None:
         "two devices with one bus_id": len({d.bus_id.lower() for d in profile.devices}) != count,
         "two devices with one minor": len({d.minor for d in profile.devices}) != count,
         f"a device index outside 0..{count - 1}": any(not 0 <= i < count for i in used),
+        "a partition larger than its device": any(
+            p.memory_mib > profile.model.memory_mib for p in profile.partitions
+        ),
+        "a partition that takes what the model has not": any(
+            p.resources.keys() - profile.model.resources.keys() for p in profile.partitions
+        ),
         f"fabric kind {kind!r} is neither switch nor direct": kind not in {"switch", "direct"},
     }
     for problem, holds in problems.items():
