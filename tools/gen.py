@@ -16,6 +16,7 @@ GENERATORS: tuple[tuple[str, str], ...] = (
     ("kubelet protobufs, from proto/", "tools/gen_kubeletapi.py"),
     ("tables of codes and states in docs/runbook/, from the code", "tools/gen_codes.py"),
     ("the limiter's entry points in docs/, from its list", "tools/gen_symbols.py"),
+    ("tables of docs/vendors.md, from the vendors", "tools/gen_vendors.py"),
     ("payload tables in docs/wire.md, from the message Structs", "tools/gen_wire.py"),
     ("the registry's OpenAPI document, from its operations", "tools/gen_openapi.py"),
     ("resource names in deploy/kustomize/base/, from the vendors' catalog", "tools/gen_deploy.py"),

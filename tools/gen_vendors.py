@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the tables of docs/vendors.md from the vendors' pure halves; ``--check`` only compares."""
+
+import sys
+from pathlib import Path
+
+from hami_common.vendors.catalog import Catalog
+from hami_common.vendors.protocol import ResourceNames, Vendor
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "vendors.md"
+END = "<!-- end of generated part -->"
+
+
+def capabilities(vendors: tuple[Vendor, ...]) -> str:
+    """What works for each vendor; an empty cell says no."""
+    rows = [
+        "| vendor | placed | memory held by | compute held by | partitioned by | verified on |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for vendor in vendors:
+        can = vendor.capability
+        cells = (
+            vendor.name,
+            "yes" if can.placed else "",
+            can.memory_enforced,
+            can.compute_enforced,
+            can.partitioned,
+            can.verified,
+        )
+        rows.append(f"| {' | '.join(cells)} |".replace("|  ", "| "))
+    return "\n".join(rows)
+
+
+def resources(vendors: tuple[Vendor, ...]) -> str:
+    """Names by count resource."""
+    rows = [
+        "| vendor | count | memory | unit | compute |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for vendor in vendors:
+        rows += [_row(vendor.name, family) for family in vendor.families]
+    return "\n".join(rows)
+
+
+def _row(vendor: str, family: ResourceNames) -> str:
+    unit = "" if not family.memory else _unit(family.memory_unit_mib)
+    memory = " ".join(filter(None, (family.memory, family.memory_percentage)))
+    names = (f"`{name}`" if name else "" for name in (family.count, memory, unit, family.cores))
+    count, memory, _, cores = names
+    return f"| {vendor} | {count} | {memory} | {unit} | {cores} |".replace("|  ", "| ")
+
+
+def _unit(mib: int) -> str:
+    return {1: "MiB", 1024: "GiB"}.get(mib, f"{mib} MiB")
+
+
+def replaced(text: str, name: str, table: str) -> str:
+    """``text`` with the table between its markers."""
+    begin = f"<!-- generated: {name} -->"
+    if begin not in text:
+        raise ValueError(begin)
+    head, _, rest = text.partition(begin)
+    _, _, tail = rest.partition(END)
+    return f"{head}{begin}\n\n{table}\n\n{END}{tail}"
+
+
+def main() -> int:
+    """Write, or with ``--check`` compare; the exit code."""
+    vendors = Catalog.from_settings().vendors
+    text = TARGET.read_text(encoding="utf-8")
+    wanted = replaced(text, "capabilities", capabilities(vendors))
+    wanted = replaced(wanted, "resources", resources(vendors))
+    if "--check" in sys.argv[1:]:
+        return 0 if wanted == text else 1
+    TARGET.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
