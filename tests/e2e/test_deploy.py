@@ -130,7 +130,9 @@ class TestInstallation:
         secret = await site.client.get("secrets", "hami-webhook-tls", "hami-system")
         assert secret["type"] == "kubernetes.io/tls"
 
-    async def test_second_application_changes_nothing(self, site: Site) -> None:
+    async def test_second_application_would_change_nothing(self, site: Site) -> None:
+        difference = await site.kubectl("diff", "-k", str(OVERLAYS / "dev"), check=False)
+        assert difference.returncode == 0, difference.stdout + difference.stderr
         difference = await site.kubectl("diff", "-k", str(OVERLAYS / "dev"), check=False)
         assert difference.returncode == 0, difference.stdout + difference.stderr
         # kubectl sends some fields again although they are the same, and says "configured" then.

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of deploy/ fit each other and the services that read them."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hami_common.runtime.settings import ServiceSettings, load
+from hami_nodeagent.settings import Settings as Nodeagent
+from hami_registry.core.device_config import DeviceConfig, parse
+from hami_registry.settings import Settings as Registry
+from hami_scheduler.settings import Settings as Scheduler
+from hami_webhook.settings import Settings as Webhook
+
+ROOT = Path(__file__).resolve().parents[3]
+DEPLOY = ROOT / "deploy"
+KUSTOMIZE = DEPLOY / "kustomize"
+TYPES: dict[str, type[ServiceSettings]] = {
+    "webhook": Webhook,
+    "scheduler": Scheduler,
+    "registry": Registry,
+    "nodeagent": Nodeagent,
+}
+CONFIGURATIONS = sorted(path for path in KUSTOMIZE.rglob("config/*.toml") if path.stem in TYPES)
+MANIFESTS = [
+    (path.relative_to(KUSTOMIZE), document)
+    for path in sorted(KUSTOMIZE.rglob("*.yaml"))
+    for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    if document
+]
+
+
+def pods() -> list[tuple[str, dict[str, Any]]]:
+    """Pod templates by where they stand."""
+    found = []
+    for path, document in MANIFESTS:
+        spec = document.get("spec") or {}
+        template = spec.get("jobTemplate", {}).get("spec", spec).get("template")
+        if template:
+            found.append((f"{path}:{document['kind']}", template["spec"]))
+    return found
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: str(path.relative_to(KUSTOMIZE)))
+def test_settings_are_those_of_the_service(path: Path) -> None:
+    environ = {"HAMI_NODEAGENT_NODE_NAME": "n"} if path.stem == "nodeagent" else {}
+    loaded = load(
+        TYPES[path.stem], service=path.stem, argv=["--config", str(path)], environ=environ
+    )
+    assert loaded.settings.nats_urls == ["nats://nats.hami-system.svc:4222"]
+
+
+def test_device_configuration_is_understood() -> None:
+    text = (KUSTOMIZE / "base/config/devices.toml").read_bytes()
+    assert parse(text, name="devices.toml") == DeviceConfig()
+
+
+def test_every_image_is_built_here_or_comes_from_others() -> None:
+    targets = set(re.findall(r"(?m)^FROM \S+ AS (\w+)$", (DEPLOY / "Containerfile").read_text()))
+    images = {c["image"] for _, pod in pods() for c in pod["containers"]}
+    ours = {image.removeprefix("hami/") for image in images if image.startswith("hami/")}
+    assert ours == targets - {"build", "base", "limiter"}
+    assert images - {f"hami/{name}" for name in ours} == {"kube-scheduler", "nats"}
+
+
+def test_what_images_copy_is_there() -> None:
+    for line in (DEPLOY / "Containerfile").read_text().splitlines():
+        if line.startswith("COPY") and "--from" not in line:
+            for source in line.split()[1:-1]:
+                assert (ROOT / source).exists(), line
+
+
+@pytest.mark.parametrize(("where", "pod"), pods(), ids=[where for where, _ in pods()])
+def test_containers_have_no_right_they_do_not_name(where: str, pod: dict[str, Any]) -> None:
+    for container in pod["containers"]:
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["capabilities"]["drop"] == ["ALL"]
+        assert container["resources"]["limits"]["memory"]
+    is_agent = "nodeagent" in where
+    assert bool(pod.get("hostPID")) is is_agent
+    assert bool(pod.get("securityContext", {}).get("runAsNonRoot")) is not is_agent
+    assert pod["enableServiceLinks"] is False
+
+
+def test_every_name_a_pod_mounts_is_made_somewhere() -> None:
+    generated = {
+        entry["name"]
+        for path, document in MANIFESTS
+        if path.name == "kustomization.yaml"
+        for entry in document.get("configMapGenerator", ())
+    }
+    made_at_start = {"hami-trusted-keys", "hami-signing-key", "hami-webhook-tls"}
+    for where, pod in pods():
+        for volume in pod.get("volumes", ()):
+            name = volume.get("configMap", {}).get("name") or volume.get("secret", {}).get(
+                "secretName"
+            )
+            assert name is None or name in generated | made_at_start, where
