@@ -71,7 +71,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     that these may take to end."""
     preempt_retry_s: float = 5.0
     """Shortest time between two attempts to make room for the same pod."""
-    preempt_nodes: int = 500
+    preempt_nodes: int = 100
     """Nodes that are searched for one pod, those with the cheapest single victim first."""
     min_runtime_s: float = 0.0
     """A pod that has run for less is never evicted for another one; a pod may claim more by its

@@ -45,7 +45,7 @@ async def ask(world: World, s: Running, pod: builders.Obj, **more: Any) -> build
 async def test_gang_waits_for_its_last_member_and_then_each_has_its_own_node() -> None:
     world = await world_with_nodes()
     pods = [member(number) for number in range(4)]
-    async with world.scheduler() as s:
+    async with world.scheduler(gang_wait_s=60.0) as s:
         for count, pod in enumerate(pods[:3], start=1):
             answer = await ask(world, s, pod)
             assert answer["NodeNames"] == []
@@ -55,6 +55,7 @@ async def test_gang_waits_for_its_last_member_and_then_each_has_its_own_node() -
         touched = len(world.kube.node_touches)
         answers = {pods[3]["metadata"]["name"]: await ask(world, s, pods[3])}
         assert len(held(world)) == 4
+        await world.advance(7, *NODES)  # touches keep a distance
         assert len(world.kube.node_touches) > touched, "the others are not woken"
         for pod in pods[:3]:
             answers[pod["metadata"]["name"]] = await ask(world, s, pod)
@@ -71,7 +72,7 @@ async def test_gang_waits_for_its_last_member_and_then_each_has_its_own_node() -
 
 async def test_gang_that_does_not_fit_as_a_whole_holds_nothing() -> None:
     world = await world_with_nodes()
-    async with world.scheduler() as s:
+    async with world.scheduler(gang_wait_s=60.0) as s:
         for number in range(4):
             await ask(world, s, member(number, size=5))
         answer = await ask(world, s, member(4, size=5))
@@ -85,7 +86,7 @@ async def test_gang_is_placed_once_there_is_room() -> None:
     world = await world_with_nodes()
     blocker = world.add_pod(builders.pod("blocker", mem_mib=9000))
     pods = [member(number) for number in range(4)]
-    async with world.scheduler() as s:
+    async with world.scheduler(gang_wait_s=60.0) as s:
         assert await s.bind(blocker, "n2") == ""
         for pod in pods:
             await ask(world, s, pod)
@@ -100,7 +101,7 @@ async def test_gang_is_placed_once_there_is_room() -> None:
 async def test_leases_give_back_what_no_member_took() -> None:
     world = await world_with_nodes()
     pods = [member(number) for number in range(4)]
-    async with world.scheduler(gang_lease_s=20.0) as s:
+    async with world.scheduler(gang_lease_s=20.0, gang_wait_s=60.0) as s:
         for pod in pods:
             await ask(world, s, pod)
         assert await s.bind(pods[0], held(world)["g-0"].node) == ""
@@ -120,7 +121,7 @@ async def test_leases_give_back_what_no_member_took() -> None:
 async def test_member_that_died_is_replaced_alone() -> None:
     world = await world_with_nodes()
     pods = [member(number, size=3) for number in range(3)]
-    async with world.scheduler() as s:
+    async with world.scheduler(gang_wait_s=60.0) as s:
         for pod in pods:
             await ask(world, s, pod)
         for pod in pods:
@@ -138,7 +139,7 @@ async def test_member_that_died_is_replaced_alone() -> None:
 async def test_node_that_is_no_candidate_any_more_has_the_gang_placed_anew() -> None:
     world = await world_with_nodes()
     pods = [member(number, size=2) for number in range(2)]
-    async with world.scheduler() as s:
+    async with world.scheduler(gang_wait_s=60.0) as s:
         for pod in pods:
             await ask(world, s, pod)
         before = held(world)["g-0"].node
@@ -153,7 +154,10 @@ async def test_two_schedulers_that_place_the_same_two_gangs_admit_one() -> None:
     """Room is for one of them: never half of each, whoever comes first."""
     world = await world_with_nodes()
     gangs = {name: [member(n, size=3, gang=name) for n in range(3)] for name in ("a", "b")}
-    async with world.scheduler("s1") as one, world.scheduler("s2") as two:
+    async with (
+        world.scheduler("s1", gang_wait_s=60.0) as one,
+        world.scheduler("s2", gang_wait_s=60.0) as two,
+    ):
         for pod in [pod for pods in gangs.values() for pod in pods]:
             world.add_pod(pod)
         await quiet()
@@ -194,7 +198,7 @@ async def test_groups_of_other_schedulers_are_gangs(kind: str) -> None:
     group = {"metadata": {"name": "g", "namespace": "default"}, "spec": {"minMember": 2}}
     for api in {"scheduler-plugins": [PLUGINS], "volcano": [VOLCANO]}.get(kind, []):
         world.kube.put(f"/apis/{api}/namespaces/default/podgroups/g", group)
-    async with world.scheduler() as s:
+    async with world.scheduler(gang_wait_s=60.0) as s:
         answer = await ask(world, s, grouped(kind, 0))
         assert "gang default/g has 1 of 2 pods" in answer["FailedNodes"]["n1"]
         assert len((await ask(world, s, grouped(kind, 1)))["NodeNames"]) == 1
@@ -204,14 +208,14 @@ async def test_groups_of_other_schedulers_are_gangs(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["scheduler-plugins", "volcano"])
 async def test_without_its_pod_group_a_pod_is_an_ordinary_one(kind: str) -> None:
     world = await world_with_nodes()
-    async with world.scheduler() as s:
+    async with world.scheduler(gang_wait_s=60.0) as s:
         assert (await ask(world, s, grouped(kind, 0)))["NodeNames"] == NODES
 
 
 async def test_size_that_is_no_number_is_told_with_the_fix() -> None:
     world = await world_with_nodes()
     pod = builders.pod("g-0", annotated={"hami.io/gang": "g", "hami.io/gang-size": "four"})
-    async with world.scheduler() as s:
+    async with world.scheduler(gang_wait_s=60.0) as s:
         answer = await ask(world, s, pod)
     (text,) = set(answer["FailedAndUnresolvableNodes"].values())
     assert "hami.io/gang-size" in text
@@ -223,6 +227,6 @@ async def test_gated_members_do_not_count_yet() -> None:
     gated = member(0, size=2)
     gated["spec"]["schedulingGates"] = [{"name": "wait"}]
     world.add_pod(gated)
-    async with world.scheduler() as s:
+    async with world.scheduler(gang_wait_s=60.0) as s:
         answer = await ask(world, s, member(1, size=2))
         assert "has 1 of 2 pods" in answer["FailedNodes"]["n1"]

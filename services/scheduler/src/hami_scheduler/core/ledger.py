@@ -50,7 +50,7 @@ How the shell uses this
   record; ``Bucket.forget`` them, then ``forget`` them here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from msgspec import Struct
@@ -242,6 +242,10 @@ class Ledger:
         """The node's live allocations, by pod uid."""
         found = (self.holding(node, uid) for uid in sorted(self._uids_by_node.get(node, ())))
         return [holding for holding in found if holding is not None]
+
+    def uids_of_node(self, node: str) -> Iterable[str]:
+        """Pods that hold, or have held, something on the node."""
+        return self._uids_by_node.get(node, ())
 
     def held_for(self, pod_uid: str, *, fenced: str = "") -> Holding | None:
         """The share that is held for a pod which nobody has begun to bind; the oldest of several.

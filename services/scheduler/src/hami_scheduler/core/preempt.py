@@ -14,7 +14,7 @@ from msgspec import Struct
 from hami_scheduler.core.ledger import Ledger
 from hami_scheduler.core.podfacts import PodFacts
 from hami_scheduler.core.repair import Holding
-from hami_scheduler.core.victims import Pod, Shares, Unit
+from hami_scheduler.core.victims import NOTHING, Cost, Pod, Shares, Unit, least_of
 
 NEVER = "Never"
 """``preemptionPolicy`` of a pod for which nobody is evicted."""
@@ -43,6 +43,23 @@ class Site(Struct, frozen=True, kw_only=True):
     def leaving_shares(self) -> tuple[Shares, ...]:
         """What those who leave anyway hold."""
         return tuple(holding.record.containers for holding in self.leaving)
+
+
+def least_cost(
+    ledger: Ledger, node: str, *, priority: int, pod_of: Callable[[str], PodFacts | None]
+) -> Cost | None:
+    """No victims on ``node`` cost less than this; ``None`` when nobody there may have to leave."""
+    lowest: int | None = None
+    for uid in ledger.uids_of_node(node):
+        pod = pod_of(uid)
+        if pod is None or pod.node != node:
+            continue
+        if pod.is_finished or pod.is_deleting:
+            if ledger.holding(node, uid) is not None:
+                return NOTHING  # its room alone may do
+        elif pod.priority < priority and (lowest is None or pod.priority < lowest):
+            lowest = pod.priority
+    return None if lowest is None else least_of(lowest)
 
 
 def site(

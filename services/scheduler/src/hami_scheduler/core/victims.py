@@ -17,6 +17,7 @@ Knows no pods but their priorities; times are Unix seconds.
 import heapq
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from math import inf
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -31,8 +32,10 @@ from hami_scheduler.core.table import DeviceTable
 
 TESTS: Final = 512
 """Trials on one node within which the answer is exact: every set of 9 units, or any pair of 31."""
-TESTS_AT_ONCE: Final = 8
+TESTS_AT_ONCE: Final = 2
 """Trials between two points where others may run."""
+NEEDED_OF_MOST: Final = 16
+"""Units among which those that have to leave in any case are looked for first."""
 _PRIORITY_OFFSET: Final = 2**31
 """Makes every priority positive, so that a pod more is never cheaper."""
 
@@ -74,6 +77,11 @@ class Cost(NamedTuple):
 
 
 NOTHING: Final = Cost(0, -_PRIORITY_OFFSET, 0, 0, 0.0)
+
+
+def least_of(priority: int) -> Cost:
+    """The least that a set can cost in which nobody has less than this priority."""
+    return Cost(0, priority, priority + _PRIORITY_OFFSET, 1, -inf)
 
 
 class Victims(Struct, frozen=True, kw_only=True):
@@ -135,14 +143,24 @@ def find_victims(
         return None
     yield
     done = 1
+    needed: list[Unit] = []
+    is_looked_for = len(useful) > NEEDED_OF_MOST
     sets: list[tuple[Cost, tuple[int, ...]]] = [(NOTHING, ())]
     while sets:
         cost, numbers = heapq.heappop(sets)
         if below is not None and cost >= below:
             return None
-        chosen = [useful[number] for number in numbers]
         if done >= tests:
             break
+        if len(numbers) > 1 and not is_looked_for:
+            # No single unit was enough so far: begin again with those without whom nothing is.
+            is_looked_for = True
+            needed = yield from _needed(trial, useful)
+            done += len(useful)
+            useful = [unit for unit in useful if unit not in needed]
+            sets = [(cost_of(needed, budgets), ())]
+            continue
+        chosen = [*needed, *(useful[number] for number in numbers)]
         if trial.fits(chosen):
             return Victims(node=node, units=tuple(chosen), cost=cost, is_exact=True)
         done += 1
@@ -151,11 +169,22 @@ def find_victims(
         for number in range(numbers[-1] + 1 if numbers else 0, len(useful)):
             more = cost_of([*chosen, useful[number]], budgets)
             heapq.heappush(sets, (more, (*numbers, number)))
-    found = yield from _taken_back(trial, useful, budgets)
+    found = yield from _taken_back(trial, [*needed, *useful], budgets)
     cost = cost_of(found, budgets)
     if below is not None and cost >= below:
         return None
     return Victims(node=node, units=tuple(found), cost=cost, is_exact=False)
+
+
+def _needed(trial: "_Trial", useful: Sequence[Unit]) -> Generator[None, None, list[Unit]]:
+    """Those without whom all others together are not enough."""
+    needed = []
+    for number, unit in enumerate(useful):
+        if not trial.fits([other for other in useful if other is not unit]):
+            needed.append(unit)
+        if not number % TESTS_AT_ONCE:
+            yield
+    return needed
 
 
 def run(search: Generator[None, None, Victims | None]) -> Victims | None:

@@ -36,9 +36,17 @@ from hami_common.runtime.kubeio.recorder import EventRecorder, ObjectRef
 from hami_scheduler.core.ledger import Hold
 from hami_scheduler.core.names import NodeNames
 from hami_scheduler.core.podfacts import PodFacts, pod_path
-from hami_scheduler.core.preempt import NEVER, Rules, Site, is_evictable, site, wanted_grace_s
+from hami_scheduler.core.preempt import (
+    NEVER,
+    Rules,
+    Site,
+    is_evictable,
+    least_cost,
+    site,
+    wanted_grace_s,
+)
 from hami_scheduler.core.repair import Holding
-from hami_scheduler.core.victims import NOTHING, Cost, Victims, cost_of, find_victims, run
+from hami_scheduler.core.victims import Cost, Victims, find_victims, run
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
 from hami_scheduler.shell.binder import Binder, Refused
@@ -52,6 +60,8 @@ HELD_FOR = "preemption"
 BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 ASKED_MOST = 1024
 """Pods remembered between two attempts."""
+NODES_AT_ONCE = 256
+"""Nodes that are ranked between two points where others may run."""
 SPARED_S = 30.0
 """How long a pod that could not be evicted is not tried again."""
 
@@ -301,25 +311,22 @@ class Preemption:
     async def _choose(self, asked: _Asked, pod: PodFacts, covered: Covered) -> _Plan | None:
         """The cheapest victims on any of the nodes, ``None`` when none would do."""
         rules = self._rules(covered.by_uid)
-        sites: list[tuple[Cost, str, Site]] = []
+        ranked: list[tuple[Cost, str]] = []
         for number, node in enumerate(asked.names.strings()):
-            if not number % 64:
+            if not number % NODES_AT_ONCE:
                 await anyio.lowlevel.checkpoint()
-            found = self._site(node, pod, rules)
-            if found.units or found.leaving:
-                cheapest = min(
-                    (cost_of([unit], covered.allowed) for unit in found.units), default=NOTHING
-                )
-                if found.leaving:
-                    cheapest = NOTHING  # their room alone may do
-                sites.append((cheapest, node, found))
-        sites.sort(key=lambda entry: entry[:2])
+            least = least_cost(
+                self._state.ledger, node, priority=pod.priority, pod_of=self._state.pods.get
+            )
+            if least is not None:
+                ranked.append((least, node))
+        ranked.sort()
         best: _Plan | None = None
-        for cheapest, node, _ in sites[: self._settings.preempt_nodes]:
+        for least, node in ranked[: self._settings.preempt_nodes]:
             below = None if best is None else best.victims.cost
-            if below is not None and cheapest >= below:
+            if below is not None and least >= below:
                 break
-            here = self._site(node, pod, rules)  # others ran since
+            here = self._site(node, pod, rules)
             search = find_victims(
                 self._state.table,
                 asked.request,
