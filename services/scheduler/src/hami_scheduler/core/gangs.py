@@ -43,6 +43,16 @@ _PLUGINS_NAME: Final = "scheduling.x-k8s.io/pod-group"
 _VOLCANO_NAME: Final = "scheduling.k8s.io/group-name"
 
 
+_Kind = Literal["pods", "scheduler-plugins", "volcano"]
+_TOLD: Final[tuple[tuple[str, _Kind, str], ...]] = (
+    (_PLUGINS_NAME, "scheduler-plugins", ""),
+    (_VOLCANO_NAME, "volcano", ""),
+    (_KUEUE_NAME, "pods", KUEUE_COUNT),
+    (keys.GANG, "pods", keys.GANG_SIZE),
+)
+"""(label or annotation with the name, who says how large it is, where the pod itself says it)."""
+
+
 class GangRef(Struct, frozen=True, kw_only=True):
     """What a pod says about its gang."""
 
@@ -50,7 +60,7 @@ class GangRef(Struct, frozen=True, kw_only=True):
     """``<namespace>/<name>``."""
     size: int = 0
     """Members it needs; 0: its PodGroup says it."""
-    kind: Literal["pods", "scheduler-plugins", "volcano"] = "pods"
+    kind: _Kind = "pods"
 
     def path(self) -> str:
         """Path of the PodGroup in the Kubernetes API; empty when there is none to be asked."""
@@ -65,15 +75,16 @@ class GangRef(Struct, frozen=True, kw_only=True):
 
 def gang_of(pod: PodView) -> GangRef | None:
     """The gang of a pod; ``RequestInvalid`` when what it says about it makes no sense."""
-    told = {**pod.annotations(), **pod.labels()}
+    labels, annotations = pod.labels(), pod.annotations()
     namespace = pod.metadata.namespace or "default"
-    if name := told.get(_PLUGINS_NAME):
-        return GangRef(key=f"{namespace}/{name}", kind="scheduler-plugins")
-    if name := told.get(_VOLCANO_NAME):
-        return GangRef(key=f"{namespace}/{name}", kind="volcano")
-    for name_key, size_key in ((_KUEUE_NAME, KUEUE_COUNT), (keys.GANG, keys.GANG_SIZE)):
-        if name := told.get(name_key):
-            return GangRef(key=f"{namespace}/{name}", size=_size(told.get(size_key), size_key))
+    for key, kind, size_key in _TOLD:
+        name = labels.get(key) or annotations.get(key)
+        if not name:
+            continue
+        size = 0
+        if size_key:
+            size = _size(annotations.get(size_key) or labels.get(size_key), size_key)
+        return GangRef(key=f"{namespace}/{name}", size=size, kind=kind)
     return None
 
 
