@@ -262,6 +262,24 @@ def test_process_that_cannot_be_judged_counts_as_alive(container: Container, pro
         assert inner.ask("charge 0 1") == 0
 
 
+def test_processes_of_the_same_number_in_two_namespaces_are_two(container: Container) -> None:
+    """Two containers of a pod may share the volume, and number their processes alike."""
+    if not can_unshare():
+        pytest.skip("needs leave to make namespaces")
+    before = ("unshare", "-Urpf", "--mount-proc", "--kill-child")
+    with container.probe(before=before) as one, container.probe(before=before) as other:
+        assert one.ask("pid") == other.ask("pid") == 1
+        assert one.ask(f"charge 0 {60 * MIB}") == 1
+        assert other.ask(f"charge 0 {40 * MIB + 1}") == 0, "the other's memory counts"
+        assert other.ask(f"charge 0 {40 * MIB}") == 1
+        assert (one.ask("own 0"), other.ask("own 0")) == (60 * MIB, 40 * MIB)
+        assert one.ask("processes") == other.ask("processes") == 2
+        assert other.ask(f"refund 0 {40 * MIB}") == 1
+        assert one.ask(f"charge 0 {40 * MIB}") == 1
+        one.kill()
+        assert other.ask("charge 0 1") == 0, "who cannot be judged lives, though it has my number"
+
+
 def test_steady_path_makes_no_system_call(tmp_path: Path) -> None:
     env = {
         "CUDA_DEVICE_MEMORY_LIMIT": "100m",

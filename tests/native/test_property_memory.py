@@ -47,6 +47,11 @@ class Storm:
         self.figures = [0] * 6
         self._process = container.start([program, *words], env)
 
+    @property
+    def pid(self) -> int:
+        """Of the program that watches over the others."""
+        return self._process.pid
+
     def send(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
