@@ -91,8 +91,8 @@ def test_vendor_whose_devices_are_pretended_is_served(bare: Tables, tmp_path: Pa
 
 
 def test_unknown_vendor_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(SettingsInvalid, match=r"drivers\.serve.*'acend' is no vendor"):
-        words(DriversSettings(serve=("acend",)))
+    with pytest.raises(SettingsInvalid, match=r"drivers\.serve.*'asscend' is no vendor"):
+        words(DriversSettings(serve=("asscend",)))
     with pytest.raises(SettingsInvalid, match=r"drivers\.vendors\.nvidia"):
         words(DriversSettings(vendors={"nvidia": {}}))
 

@@ -206,6 +206,12 @@ def test_dies_of_one_board_have_identities_of_their_own() -> None:
         vastai.devices('{"elem":[]}')
 
 
+def test_processes_under_a_broken_head_belong_to_no_device() -> None:
+    text = golden("cambricon/cnmon_5_10_13.txt").replace("|  Card  MI  PID", "|  Card\n  PID")
+    cards, _ = cambricon.table(text)
+    assert [card.processes for card in cards] == [(), ()]
+
+
 @pytest.mark.parametrize(
     ("text", "mib"),
     [

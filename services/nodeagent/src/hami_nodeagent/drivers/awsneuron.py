@@ -82,6 +82,7 @@ class AwsNeuronReader(ToolReader):
             seen,
             uuid=f"{self.settings.node}-AWSNeuron-{seen.index}",
             type=kind or (report.type if report is not None else "") or "neuron",
+            max_shares=cores,
             condition=Condition.BAD if errors else Condition.GOOD,
             reason=f"{errors} uncorrectable memory errors" if errors else "",
             core_pct=None

@@ -356,7 +356,8 @@ def process_lines(
 ) -> list[tuple[list[str], int, int | None]]:
     """Rows of a table of processes: the words before the pid, the pid, and memory in MiB.
 
-    The column called ``pid`` tells where the pid stands; memory is the last size of the row.
+    The column called ``pid`` tells where the pid stands, never first, for the device goes before;
+    memory is the last size of the row.
     """
     found: list[tuple[list[str], int, int | None]] = []
     before: int | None = None
@@ -364,7 +365,7 @@ def process_lines(
         joined = " ".join(cells(line))
         if before is None:
             names = names_in(joined, (pid, *several))
-            before = names.index(pid) if pid in names else None
+            before = (names.index(pid) or None) if pid in names else None
             continue
         words = joined.split()
         if len(words) <= before or (process := whole(words[before])) is None:
