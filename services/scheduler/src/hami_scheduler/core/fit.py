@@ -153,19 +153,27 @@ class View:
 
     def bools(self, matrix: Bools) -> Bools:
         """The columns' part of a matrix."""
-        return matrix[:, : self.count] if self.columns is None else matrix[:, self.columns]
+        if self.columns is None:
+            return matrix[:, : self.count]
+        return matrix.take(self.columns, axis=1)
 
     def ints(self, matrix: Ints) -> Ints:
         """The columns' part of a matrix."""
-        return matrix[:, : self.count] if self.columns is None else matrix[:, self.columns]
+        if self.columns is None:
+            return matrix[:, : self.count]
+        return matrix.take(self.columns, axis=1)
 
     def shorts(self, matrix: Shorts) -> Shorts:
         """The columns' part of a matrix."""
-        return matrix[:, : self.count] if self.columns is None else matrix[:, self.columns]
+        if self.columns is None:
+            return matrix[:, : self.count]
+        return matrix.take(self.columns, axis=1)
 
     def floats(self, matrix: Floats) -> Floats:
         """The columns' part of a matrix."""
-        return matrix[:, : self.count] if self.columns is None else matrix[:, self.columns]
+        if self.columns is None:
+            return matrix[:, : self.count]
+        return matrix.take(self.columns, axis=1)
 
     def ids(self, line: Columns) -> Columns:
         """The columns' part of a line."""
@@ -304,8 +312,9 @@ def devices_of(view: View, vendor: str) -> Bools:
 
 def known_devices(view: View, vendor: str) -> Ints:
     """How many registered devices of the vendor each node has."""
-    totals = totals_of(view, vendor)
-    return np.zeros(view.count, np.int64) if totals is None else totals[DEVICES]
+    number = view.table.vendors.find(vendor)
+    totals = None if number is None else view.block.totals.get(number)
+    return np.zeros(view.count, np.int64) if totals is None else view.ids(totals[DEVICES])
 
 
 def totals_of(view: View, vendor: str) -> Ints | None:

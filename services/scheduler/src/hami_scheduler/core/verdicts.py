@@ -99,9 +99,16 @@ class Located:
             self._ranks[others] = np.arange(len(others)) + len(self._table)
         return self._ranks
 
+    def _ranks_at(self, places: Columns) -> Ints:
+        """``ranks`` of some places."""
+        if self._ranks is None and len(self.parts) == 1 and not len(self.unregistered):
+            (part,) = self.parts
+            return self._table.name_ranks(part.block)[part.columns[places]]
+        return self.ranks()[places]
+
     def first(self, places: Columns, count: int) -> Columns:
         """The first ``count`` of ``places`` in the order of names."""
-        ranks = self.ranks()[places]
+        ranks = self._ranks_at(places)
         if count == 1:
             return places[[ranks.argmin()]]
         if len(places) > count:
