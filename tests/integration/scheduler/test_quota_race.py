@@ -13,7 +13,7 @@ from hami_sim.natsd import NatsServer
 from tests.integration.scheduler.site import SchedulerProcess, Site, open_site
 from tests.unit.scheduler.shell import builders
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 NODES = [f"n{number}" for number in range(4)]
 POD_MIB = 1000
@@ -74,7 +74,7 @@ async def until_used(scheduler: SchedulerProcess) -> None:
         used: int = json.loads(await scheduler.get("/v1/quotas"))["items"][0]["used"]
         return used
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         while await used_mib() != PODS_ALLOWED * POD_MIB:
             await anyio.sleep(0.05)
 
@@ -82,8 +82,8 @@ async def until_used(scheduler: SchedulerProcess) -> None:
 async def test_two_schedulers_fill_a_quota_exactly(site: Site, http: aiohttp.ClientSession) -> None:
     await limit_default_namespace(site)
     schedulers = await started(site, http)
-    pods = {f"p{i}": await site.add_pod(f"p{i}", mem_mib=POD_MIB, cores=1) for i in range(40)}
-    with anyio.fail_after(20):
+    pods = {f"p{i}": await site.add_pod(f"p{i}", mem_mib=POD_MIB, cores=1) for i in range(24)}
+    with anyio.fail_after(60):
         while len(await site.bound()) < PODS_ALLOWED:
             bound = await site.bound()
             await bind_all(schedulers, [p for n, p in pods.items() if n not in bound])
@@ -105,15 +105,15 @@ async def test_killed_in_the_middle_of_a_race_leaves_the_quota_whole(
 ) -> None:
     await limit_default_namespace(site)
     first, second = await started(site, http)
-    pods = {f"p{i}": await site.add_pod(f"p{i}", mem_mib=POD_MIB, cores=1) for i in range(30)}
+    pods = {f"p{i}": await site.add_pod(f"p{i}", mem_mib=POD_MIB, cores=1) for i in range(20)}
     async with anyio.create_task_group() as group:
         group.start_soon(bind_all, [first, second], list(pods.values()))
-        with anyio.fail_after(15):
+        with anyio.fail_after(30):
             while not await site.log():
                 await anyio.sleep(0.005)
         await first.process.kill()
     assert len(await site.bound()) <= PODS_ALLOWED
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while len(await site.bound()) < PODS_ALLOWED:
             bound = await site.bound()
             await bind_all([second], [pod for name, pod in pods.items() if name not in bound])

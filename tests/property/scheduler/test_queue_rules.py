@@ -94,7 +94,7 @@ def passes(tree: QueueTree, held: Held, leaf: str, amount: int) -> bool:
     return sum(map(after.occupied, top)) <= sum(map(after.guarantee, top))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_rules_equal_a_plain_recomputation_and_keep_their_promises(data: st.DataObject) -> None:
     tree = data.draw(trees())

@@ -297,9 +297,9 @@ async def test_bind_whose_stream_falls_silent_gives_the_share_back() -> None:
         """The feed tells nothing any more."""
 
     world = await world_with(quota(5000))
-    async with world.scheduler(bus_timeout_s=0.05) as s:
+    async with world.scheduler(bus_timeout_s=0.5) as s:
         s.scheduler.quota.fold = fold  # type: ignore[method-assign]  # a stream that is silent
-        assert "no answer in 0.05 s" in await bind(world, s, "a")
+        assert "no answer in 0.5 s" in await bind(world, s, "a")
     assert world.live() == []
     assert world.bound() == {}
 
