@@ -143,7 +143,7 @@ class World:
         if scheduler.quota.seq < attempt.seq:
             return  # the stream has not shown it yet
         scheduler.attempts.remove(attempt)
-        scheduler.quota.unexpect(attempt.record.allocation_id)
+        scheduler.quota.stop_expecting(attempt.record.allocation_id)
         if scheduler.quota.verdict(attempt.seq) is None:
             self.in_force.add(attempt.record.allocation_id)
             self.did["bound"] += 1

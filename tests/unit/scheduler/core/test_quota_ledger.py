@@ -165,7 +165,7 @@ def test_reservation_under_way_counts_until_the_stream_shows_it() -> None:
     assert found.verdict(1) is None
     assert text_of(found, 400) == ""
     found.expect(record("b", 600))
-    found.unexpect("id-b")
+    found.stop_expecting("id-b")
     assert text_of(found, 400) == ""
 
 

@@ -287,7 +287,7 @@ class QuotaLedger:
             pod_uid=record.pod_uid,
         )
 
-    def unexpect(self, allocation_id: str) -> None:
+    def stop_expecting(self, allocation_id: str) -> None:
         """It was not written, or need not be counted twice any more."""
         self._coming.pop(allocation_id, None)
 

@@ -135,7 +135,7 @@ class Binder:
             attempt = await self._reserve(pod, args.node, allocation_id, traceparent)
             settled = await self._within_quota(attempt, generation)
         finally:
-            self._quota.ledger.unexpect(allocation_id)
+            self._quota.ledger.stop_expecting(allocation_id)
         bound = await self._commit(attempt) if settled is None else settled
         if bound.holding is not None:
             self._chores.add(Confirm(holding=bound.holding))
@@ -155,7 +155,7 @@ class Binder:
                 if attempt.is_first:
                     await self._within_quota(attempt, generation)
             finally:
-                self._quota.ledger.unexpect(allocation_id)
+                self._quota.ledger.stop_expecting(allocation_id)
         return attempt.holding
 
     async def _reserve(
@@ -206,7 +206,7 @@ class Binder:
         ledger = self._quota.ledger
         if not ledger.governs(record.namespace, record.account):
             return
-        ledger.unexpect(record.allocation_id)
+        ledger.stop_expecting(record.allocation_id)
         own = [
             (held.record.node, record.pod_uid)
             for held in self._state.ledger.holdings_of_pod(record.pod_uid)
