@@ -57,6 +57,7 @@ async def test_operator_sees_explains_and_tries(cluster: Cluster, tmp_path: Path
     why = await hamictl(cluster, "explain", "pod", "huge")
     assert b"refused, 0 of 1 nodes fit" in why.stdout
     assert b"90000" in why.stdout
+    assert b"closest fit: container main: memory_mib 1" in why.stdout, why.stdout
 
     snapshot, pods = tmp_path / "snapshot.json", tmp_path / "pods.yaml"
     saved = await hamictl(cluster, "snapshot", str(snapshot))

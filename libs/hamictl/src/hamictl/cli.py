@@ -12,7 +12,7 @@ from hami_scheduler.core.defrag import MOST_MOVES, MOST_TRIALS
 from hami_scheduler.core.reasons import DeviceVerdict
 from hami_scheduler.core.rerun import Report
 from hamictl import client, defrag, installation, manifests, output, pending, replay, simulate
-from hamictl.client import Allocation, Device, Explanation, Node
+from hamictl.client import Allocation, Device, Node
 from hamictl.errors import EXIT_GAP, EXIT_NO
 
 REGISTRY = "http://127.0.0.1:9396"
@@ -260,7 +260,7 @@ def pod(  # noqa: PLR0917 - click passes them by name
     if format_ in ("json", "yaml"):
         output.show(answer, format_)
         return
-    _explain(answer.recorded)
+    _explain(answer)
     _show_present(answer)
 
 
@@ -297,7 +297,7 @@ def _verdict(device: DeviceVerdict) -> str:
     return f"{device.code}: {device.wanted} wanted, {device.free} free"
 
 
-def _explain(answer: Explanation) -> None:
+def _explain(answer: pending.Answer) -> None:
     click.echo(f"Pod {answer.namespace}/{answer.pod}")
     for one in answer.allocations:
         reason = f" ({one.reason})" if one.reason else ""

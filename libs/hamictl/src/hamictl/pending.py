@@ -9,11 +9,13 @@ recorded decisions only.
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from hami_common.events.decision import DecisionRecord
 from hami_scheduler.core.snapshot import Snapshot, load
 from hami_scheduler.core.whatif import Standing, standing
 from hamictl import client
-from hamictl.client import Explanation
+from hamictl.client import Allocation, Explanation
 from hamictl.errors import Absent, Unreachable
 from hamictl.simulate import decode_snapshot, read_snapshot
 
@@ -21,8 +23,12 @@ from hamictl.simulate import decode_snapshot, read_snapshot
 class Answer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that is known of a pod."""
 
-    recorded: Explanation
+    namespace: str
+    pod: str
+    decisions: tuple[DecisionRecord, ...]
+    allocations: tuple[Allocation, ...]
     snapshot_id: str = ""
+    """What ``now`` is about."""
     now: Standing | None = None
     """Only of a pod that waits for a node."""
     problem: str = ""
@@ -42,25 +48,31 @@ def explain(
     except Unreachable:
         if file is None:  # a file is also looked at where there is no cluster
             raise
+    answer = Answer(
+        namespace=recorded.namespace,
+        pod=recorded.pod,
+        decisions=recorded.decisions,
+        allocations=recorded.allocations,
+    )
     if any(one.state not in ("released", "failed") for one in recorded.allocations):
-        return Answer(recorded=recorded)
+        return answer
     try:
         known = _known(scheduler, file)
     except Unreachable as error:
         if absent is not None:
             raise absent from error
-        return Answer(recorded=recorded, problem=error.message)
+        return replace(answer, problem=error.message)
     request = next((r for r in known.waiting if (r.namespace, r.name) == (namespace, name)), None)
     if request is None:
         if absent is not None:
             raise absent
-        return Answer(
-            recorded=recorded,
+        return replace(
+            answer,
             snapshot_id=known.snapshot_id,
             problem="the scheduler knows no such pod that waits for a node",
         )
-    return Answer(
-        recorded=recorded,
+    return replace(
+        answer,
         snapshot_id=known.snapshot_id,
         now=standing(load(known), request, node=node),
     )
