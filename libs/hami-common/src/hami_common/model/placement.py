@@ -10,7 +10,8 @@ application containers)``, separately for memory, compute and slots. A hardware 
 from the pod's first moment to its last, so one that an init container holds counts as a sidecar's.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import add
 
 from msgspec import Struct
 
@@ -77,10 +78,7 @@ class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):
             slots=self.slots + other.slots,
             exclusive=self.exclusive or other.exclusive,
             kind=_kind_of_both(self.kind, other.kind),
-            parts={
-                part: self.parts.get(part, 0) + other.parts.get(part, 0)
-                for part in {**self.parts, **other.parts}
-            },
+            parts=_of_both(self.parts, other.parts, add),
         )
 
     def peak(self, other: "Booked") -> "Booked":
@@ -91,16 +89,21 @@ class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):
             slots=max(self.slots, other.slots),
             exclusive=self.exclusive or other.exclusive,
             kind=_kind_of_both(self.kind, other.kind),
-            parts={
-                part: max(self.parts.get(part, 0), other.parts.get(part, 0))
-                for part in {**self.parts, **other.parts}
-            },
+            parts=_of_both(self.parts, other.parts, max),
         )
 
 
 NOTHING = Booked()
 MIXED = "*"
 """The kind of shares that differ in it: nobody else may join them."""
+
+
+def _of_both(
+    a: dict[str, int], b: dict[str, int], join: Callable[[int, int], int]
+) -> dict[str, int]:
+    if not a or not b:
+        return a or b
+    return {part: join(a.get(part, 0), b.get(part, 0)) for part in {**a, **b}}
 
 
 def _kind_of_both(a: str, b: str) -> str:
@@ -129,14 +132,17 @@ def booked_by_device(containers: Iterable[ContainerShares]) -> dict[str, Booked]
                 slots=1,
                 exclusive=share.exclusive,
                 kind=share.kind,
-                parts={share.part: 1} if share.part else {},
+                parts={share.part: 1} if share.profile else {},
             )
-            own[share.uuid] = own.get(share.uuid, NOTHING).plus(booked)
-            if stays(container.kind, share):
-                kept[share.uuid] = kept.get(share.uuid, NOTHING).plus(booked)
+            own[share.uuid] = own[share.uuid].plus(booked) if share.uuid in own else booked
+            if share.profile and container.kind == "init":
+                before = kept.get(share.uuid)
+                kept[share.uuid] = booked if before is None else before.plus(booked)
         for uuid, booked in own.items():
-            with_running = running.get(uuid, NOTHING).plus(booked)
-            peak[uuid] = peak.get(uuid, NOTHING).peak(with_running)
-        for uuid, booked in kept.items():
-            running[uuid] = running.get(uuid, NOTHING).plus(booked)
+            with_running = running[uuid].plus(booked) if uuid in running else booked
+            peak[uuid] = peak[uuid].peak(with_running) if uuid in peak else with_running
+            if container.kind != "init":
+                running[uuid] = with_running
+            elif uuid in kept:
+                running[uuid] = running.get(uuid, NOTHING).plus(kept[uuid])
     return peak
