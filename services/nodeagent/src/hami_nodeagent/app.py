@@ -73,7 +73,12 @@ class _Parts:
     def __init__(self, context: ServiceContext[Settings]) -> None:
         settings = context.settings
         checkpoint = _checkpoint(settings)
-        picture = Picture(node=settings.node_name, grants=checkpoint.load_grants())
+        catalog = Catalog.from_settings(settings.vendors)
+        picture = Picture(
+            node=settings.node_name,
+            grants=checkpoint.load_grants(),
+            advertised=lambda device: catalog.vendor(device.vendor).advertised(device),
+        )
         past = checkpoint.load_devices()
         for canonical in past:
             if canonical.node == settings.node_name:
@@ -89,14 +94,15 @@ class _Parts:
             checkpoint=checkpoint,
             sequence=Sequence(context.clock),
         )
-        catalog = Catalog.from_settings(settings.vendors)
         drivers = _drivers(settings, catalog)
         self.sources = tuple(
             VendorDevices(site=self.site, driver=driver, on_mismatch=context.stop)
             for driver in drivers
         )
         self.vendor_by_resource = {
-            catalog.vendor(source.vendor).resources.count: source.vendor for source in self.sources
+            family.count: source.vendor
+            for source in self.sources
+            for family in catalog.vendor(source.vendor).families
         }
         self.keys = TrustedKeys(Path(settings.trusted_keys_dir))
         self.kubelet = PodResources(site=self.site, fallback=_fallback(settings))
@@ -163,10 +169,13 @@ async def serve_agent(
 
 
 def _serve_kubelet(group: TaskGroup, parts: _Parts) -> None:
+    count_by_vendor: dict[str, int] = {}
     for resource, vendor in parts.vendor_by_resource.items():
+        number = count_by_vendor[vendor] = count_by_vendor.get(vendor, 0) + 1
         plugin = DevicePlugin(
             site=parts.site,
             vendor=vendor,
+            name=vendor if number == 1 else f"{vendor}-{number}",
             resource=resource,
             allocator=parts.allocator,
             tracing=parts.context.tracing,

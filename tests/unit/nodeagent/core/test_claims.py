@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from hami_common.model.device import Profile
 from hami_nodeagent.core.claims import (
     TRUST_ALL,
     Claim,
@@ -426,6 +427,29 @@ def test_allocation_with_another_number_of_devices_is_refused() -> None:
     entry = replace(pod.entry, record=replace(pod.record, op="resize", containers=(one,)))
     seen = view(pod, entries_by_uid={pod.uid: entry})
     assert code_of(decide(seen, [pod.listed()], request("a", "b"))) == "count-mismatch"
+
+
+@pytest.mark.parametrize(("ids", "is_right"), [(("a", "b", "c"), True), (("a", "b"), False)])
+def test_ids_may_count_the_units_of_a_partition(ids: tuple[str, ...], *, is_right: bool) -> None:
+    pod = Given("pod", ("main", "app", {GPU: len(ids)}))
+    shares = pod.record.containers[0]
+    share = replace(shares.shares[0], profile="3c")
+    one = replace(shares, shares=(share,))
+    entry = replace(pod.entry, record=replace(pod.record, op="resize", containers=(one,)))
+    sizes = (
+        Profile(name="1c", memory_mib=250, resources={"cores": 1}),
+        Profile(name="3c", memory_mib=750, resources={"cores": 3}),
+    )
+    seen = view(
+        pod,
+        entries_by_uid={pod.uid: entry},
+        devices_by_uuid={"nvidia-0": device(0, partitions=sizes)},
+    )
+    decision = decide(seen, [pod.listed()], request(*ids))
+    if is_right:
+        assert claimed(decision) == (pod.uid, "main")
+    else:
+        assert code_of(decision) == "count-mismatch"
 
 
 @pytest.mark.parametrize("ids", [(), ("a", "a")])

@@ -580,12 +580,6 @@ def _one_of(view: View, candidate: _Candidate, entry: Entry, request: Request) -
             text=f"the allocation of pod {pod.title} holds no {request.vendor} share for "
             f"container {meant.container}",
         )
-    if len(own) != len(request.ids):
-        return Refuse(
-            code=Code.COUNT_MISMATCH,
-            text=f"kubelet names {len(request.ids)} devices for container {meant.container} of pod "
-            f"{pod.title}, its allocation holds {len(own)}",
-        )
     devices: list[Device] = []
     for share in own:
         device = view.devices_by_uuid.get(share.uuid)
@@ -603,6 +597,12 @@ def _one_of(view: View, candidate: _Candidate, entry: Entry, request: Request) -
                 return Refuse(code=Code.DEVICE_UNHEALTHY, text=text)
             return Wait(code=Code.DEVICE_UNHEALTHY, text=text)
         devices.append(device)
+    if len(request.ids) not in {len(own), *_units(own, devices)}:
+        return Refuse(
+            code=Code.COUNT_MISMATCH,
+            text=f"kubelet names {len(request.ids)} devices for container {meant.container} of pod "
+            f"{pod.title}, its allocation holds {len(own)}",
+        )
     return Claim(
         pod=pod,
         container=meant.container,
@@ -612,6 +612,21 @@ def _one_of(view: View, candidate: _Candidate, entry: Entry, request: Request) -
         devices=tuple(devices),
         entry=entry,
     )
+
+
+def _units(own: Sequence[Share], devices: Sequence[Device]) -> set[int]:
+    """What the shares amount to in each unit by which their devices are divided.
+
+    Some resources count such units (cores, slices), not devices, and so does kubelet then.
+    """
+    totals: dict[str, int] = {}
+    for share, device in zip(own, devices, strict=True):
+        profile = next((one for one in device.partitions if one.name == share.profile), None)
+        if profile is None:
+            return set()
+        for name, amount in profile.resources.items():
+            totals[name] = totals.get(name, 0) + amount
+    return set(totals.values())
 
 
 def _equal_in_effect(

@@ -50,8 +50,11 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         resource: str,
         allocator: Allocator,
         tracing: Tracing,
+        name: str = "",
     ) -> None:
+        """``name``: of the plugin on this node; empty: the vendor's word."""
         self.vendor = vendor
+        self.name = name or vendor
         self.resource = resource
         self.options = api.DevicePluginOptions(
             pre_start_required=site.settings.pre_start, get_preferred_allocation_available=True
@@ -82,7 +85,7 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         """All ids with their health, now and whenever that changes."""
         del request, context
         self.stream_count += 1
-        self._picture.note_served(self.vendor, served=True)
+        self._picture.note_served(self.vendor, served=True, resource=self.resource)
         sent: Splits | None = None
         try:
             while True:
@@ -96,7 +99,9 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         finally:
             self.stream_count -= 1
             # The first sign that kubelet died is the end of its stream.
-            self._picture.note_served(self.vendor, served=self.stream_count > 0)
+            self._picture.note_served(
+                self.vendor, served=self.stream_count > 0, resource=self.resource
+            )
 
     async def GetPreferredAllocation(  # noqa: N802 - the protocol's name
         self,

@@ -78,7 +78,7 @@ class PluginKeeper:
         directory = Path(site.settings.device_plugin_dir)
         self._plugin = plugin
         self._kubelet = directory / KUBELET_SOCKET
-        self._socket = directory / f"hami-{plugin.vendor}.sock"
+        self._socket = directory / f"hami-{plugin.name}.sock"
         """What kubelet dials."""
         self._own = self._socket
         """What we serve: the same, or what the proxy dials."""

@@ -7,10 +7,13 @@ faults (``shell.inventory``), grants (``shell.allocate``, ``shell.check``), kube
 (``shell.kubelet``). Decisions read it through ``view``.
 """
 
+from collections.abc import Callable, Collection
+
 import anyio
 
 from hami_common.events.allocation import StateRecord
 from hami_common.events.inventory import NodeDevices
+from hami_common.model.device import Device
 from hami_nodeagent.core.claims import Entry, View
 from hami_nodeagent.core.grants import GrantBook
 from hami_nodeagent.core.podbook import PodBook
@@ -21,8 +24,17 @@ from hami_nodeagent.core.splits import Splits
 class Picture:
     """This node as the agent knows it."""
 
-    def __init__(self, *, node: str, grants: GrantBook | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        node: str,
+        grants: GrantBook | None = None,
+        advertised: Callable[[Device], Collection[str]] | None = None,
+    ) -> None:
+        """``advertised``: under which count resources a device is offered; none: under every."""
         self.node = node
+        self._advertised = advertised
+        self._served_resources: set[tuple[str, str]] = set()
         self.pods = PodBook()
         self.entries_by_uid: dict[str, Entry] = {}
         self.states_by_uid: dict[str, StateRecord] = {}
@@ -74,9 +86,13 @@ class Picture:
         self.note_change()
         return True
 
-    def note_served(self, vendor: str, *, served: bool) -> None:
-        """Kubelet has taken the vendor's plugin, or has it no longer."""
-        now = self.served | {vendor} if served else self.served - {vendor}
+    def note_served(self, vendor: str, *, served: bool, resource: str = "") -> None:
+        """Kubelet has taken a plugin of the vendor, or has it no longer; one of them is enough."""
+        if served:
+            self._served_resources.add((vendor, resource))
+        else:
+            self._served_resources.discard((vendor, resource))
+        now = frozenset(word for word, _ in self._served_resources)
         if now != self.served:
             self.served = now
             self.note_change()
@@ -95,8 +111,12 @@ class Picture:
     def splits(self, vendor: str, resource: str) -> Splits:
         """Ids to announce for a vendor's resource now."""
         canonical = self.canonical_by_vendor.get(vendor)
+        devices = canonical.devices if canonical is not None else ()
         return Splits.of_devices(
-            canonical.devices if canonical is not None else (),
+            [one for one in devices if self._offers(one, resource)],
             faulty=self.faulty_by_vendor.get(vendor, frozenset()),
             held=self.grants.held_ids(resource),
         )
+
+    def _offers(self, device: Device, resource: str) -> bool:
+        return self._advertised is None or resource in self._advertised(device)
