@@ -48,6 +48,8 @@ ON_REAL_PLANE = {
     "test_api_server_killed": {"binding-delivered", "pod-on-its-way-to-the-agent"},
     "test_stopped_for_a_minute_at_every_point": set(),
     "test_hot_replica_takes_over": set(),
+    "test_every_vendor_has_pods_that_lived_and_one_that_is_told_why_not": set(),
+    "test_shares_are_those_of_the_vendors_rules": set(),
     "test_stopped_scheduler_for_a_minute_in_the_middle_of_a_burst": set(),
 }
 """Failures that also strike on the real control plane: each part dies, answers are lost.

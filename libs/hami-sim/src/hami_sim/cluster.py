@@ -39,6 +39,7 @@ from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.codec import decode
 from hami_common.podview import PodView
 from hami_common.signing import Signer, Verifier
+from hami_common.vendors.catalog import Catalog
 from hami_sim.certs import CertificateAuthority
 from hami_sim.hardware import profile as hardware
 from hami_sim.hardware.control import SimulatedControl
@@ -65,6 +66,15 @@ class NodeSpec(Struct, frozen=True, kw_only=True):
     name: str
     profile: str
     """Hardware profile, see ``hami_sim.hardware.profile.names()``."""
+    others: tuple[str, ...] = ()
+    """Profiles of further vendors whose devices are in the same node."""
+
+    def profiles(self) -> dict[str, str]:
+        """Path of the hardware profile by vendor."""
+        return {
+            hardware.load(name).vendor: str(hardware.path_of(name))
+            for name in (self.profile, *self.others)
+        }
 
 
 DEFAULT_NODES = (
@@ -95,6 +105,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
 
     (``scheduler``, ``webhook``, ``registry``, ``nodeagent``).
     """
+    pretended_paths: tuple[str, ...] = ()
+    """Where vendors' drivers would be on a node: what agents mount from there is pretended."""
     node_cpu: str = "64"
     backoff_s: float = 1.0
     """First pause of kube-scheduler before it tries a pod again."""
@@ -136,7 +148,7 @@ class Cluster:
         self.nvml = {
             node.name: FakeNvml(self._machine(node.name), hardware.load(node.profile), node.name)
             for node in spec.nodes
-            if spec.nvml_library
+            if spec.nvml_library and "nvidia" in node.profiles()
         }
         """The same where the devices are found through NVML."""
         self.plane = make_plane(spec.plane, directory)
@@ -319,6 +331,7 @@ class Cluster:
                 *("--cpu", self.spec.node_cpu, "--owner-pid", str(os.getpid())),
                 "--kill-on-exit",
                 *self._driver_arguments(),
+                *(f"--pretended-path={path}" for path in self.spec.pretended_paths),
             ],
         )
         for node in self.spec.nodes:
@@ -372,10 +385,20 @@ class Cluster:
         }
 
     def _driver_settings(self, node: NodeSpec) -> dict[str, str]:
+        profiles = node.profiles()
+        nvidia = profiles.pop("nvidia", "")
+        others = {word: {"simulated_profile": path} for word, path in profiles.items()}
+        settings = {
+            "drivers.serve": "[]",
+            "drivers.vendors": msgspec.json.encode(others).decode(),
+        }
+        if not nvidia:
+            return {**settings, "drivers.nvidia.enabled": "false"}
         if self.spec.nvml_library:
-            return {"drivers.nvidia.library_path": self.spec.nvml_library}
+            return {**settings, "drivers.nvidia.library_path": self.spec.nvml_library}
         return {
-            "drivers.nvidia.simulated_profile": str(hardware.path_of(node.profile)),
+            **settings,
+            "drivers.nvidia.simulated_profile": nvidia,
             "drivers.nvidia.simulated_control": str(self.hardware[node.name].path),
         }
 
@@ -393,14 +416,22 @@ class Cluster:
                 )
 
     async def nodes_offer_devices(self) -> bool:
-        """Whether kubelet of every node announces devices to give."""
+        """Whether kubelet of every node announces devices of each vendor to give."""
         nodes = (await self.request("GET", "/api/v1/nodes"))["items"]
-        ready = {
-            node["metadata"]["name"]
+        counts = {vendor.name: vendor.resources.all() for vendor in Catalog.from_settings().vendors}
+        offered = {
+            node["metadata"]["name"]: {
+                name
+                for name, amount in node["status"].get("allocatable", {}).items()
+                if amount.isdigit() and int(amount) > 0
+            }
             for node in nodes
-            if int(node["status"].get("allocatable", {}).get("nvidia.com/gpu", "0")) > 0
         }
-        return ready >= {node.name for node in self.spec.nodes}
+        return all(
+            counts[vendor] & offered.get(node.name, set())
+            for node in self.spec.nodes
+            for vendor in node.profiles()
+        )
 
     async def stop(self) -> None:
         """End all processes, services first, then what they stand on."""
@@ -625,6 +656,8 @@ class Cluster:
                         "memory_mib": s.memory_mib,
                         "core_pct": s.core_pct,
                         "exclusive": s.exclusive,
+                        "vendor": s.vendor,
+                        "partition": s.part,
                     }
                     for s in shares.get(container.name, ())
                 ],

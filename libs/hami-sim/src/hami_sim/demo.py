@@ -27,7 +27,8 @@ import yaml
 
 from hami_common import limits
 from hami_common.errors import HamiError, Unavailable, WireInvalid
-from hami_sim.cluster import Cluster, ClusterSpec, run_cluster
+from hami_sim import demo_mixed
+from hami_sim.cluster import DEFAULT_NODES, Cluster, ClusterSpec, run_cluster
 
 NAMESPACE = "default"
 FIRST = (
@@ -281,10 +282,15 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-async def demo(*, once: bool, json_path: Path | None, directory: Path) -> int:
+PROFILES = ("nvidia", "mixed")
+
+
+async def demo(*, once: bool, profile: str, json_path: Path | None, directory: Path) -> int:
     """Run the demo; the exit code."""
     begun = anyio.current_time()
     spec = ClusterSpec(
+        nodes=demo_mixed.NODES if profile == "mixed" else DEFAULT_NODES,
+        pretended_paths=demo_mixed.PRETENDED if profile == "mixed" else (),
         nvml_library=str(await built("build_native_fakes.py") / "libnvidia-ml.so.1"),
         limiter=str(await built("build_native.py")),
         # Limits hold for containers that are alone on a device, too, so that they show.
@@ -295,7 +301,10 @@ async def demo(*, once: bool, json_path: Path | None, directory: Path) -> int:
         cluster.timings_s["built"] = built_s
         ready_s = cluster.timings_s["cluster_ready"]
         say(f"cluster ready in {ready_s:.1f} s: {len(cluster.spec.nodes)} nodes")
-        stories, problems = await play(cluster)
+        if profile == "mixed":
+            stories, problems = await demo_mixed.play(cluster, examples_directory())
+        else:
+            stories, problems = await play(cluster)
         events = await cluster.event_count()
         cluster.timings_s["total"] = anyio.current_time() - begun
         say(table(stories))
@@ -333,6 +342,12 @@ def main() -> int:
     )
     parser.add_argument("--once", action="store_true", help="check what happened and exit")
     parser.add_argument(
+        "--profile",
+        choices=PROFILES,
+        default=PROFILES[0],
+        help="nvidia: GPU programs under their limits; mixed: devices of every vendor",
+    )
+    parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the result as one JSON document"
     )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep logs and state in DIR")
@@ -340,7 +355,12 @@ def main() -> int:
     directory = options.keep or Path(tempfile.mkdtemp(prefix="hami-demo-"))
     failed = True
     try:
-        code = _run(once=options.once, json_path=options.json, directory=directory)
+        code = _run(
+            once=options.once,
+            profile=options.profile,
+            json_path=options.json,
+            directory=directory,
+        )
         failed = code != 0
     except KeyboardInterrupt:
         code, failed = 0, False
@@ -351,9 +371,11 @@ def main() -> int:
     return code
 
 
-def _run(*, once: bool, json_path: Path | None, directory: Path) -> int:
+def _run(*, once: bool, profile: str, json_path: Path | None, directory: Path) -> int:
     try:
-        return anyio.run(lambda: demo(once=once, json_path=json_path, directory=directory))
+        return anyio.run(
+            lambda: demo(once=once, profile=profile, json_path=json_path, directory=directory)
+        )
     except* HamiError as group:
         for error in group.exceptions:
             say(f"FAILED {error}")

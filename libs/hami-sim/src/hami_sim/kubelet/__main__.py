@@ -40,6 +40,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--host-path", action="append", default=[], help="shown read-only in containers"
     )
+    parser.add_argument(
+        "--pretended-path", action="append", default=[], help="plugins mount from below it"
+    )
     parser.add_argument("--driver-libraries", default="", help="directory of the fake driver")
     parser.add_argument("--driver-programs", default="", help="directory of programs beside it")
     parser.add_argument("--driver-state", default="", help="its state file; {node} is the node")
@@ -79,6 +82,7 @@ def _settings(arguments: argparse.Namespace) -> KubeletSettings:
         labels={key: value for key, _, value in pairs},
         owner_pid=arguments.owner_pid,
         host_paths=tuple(arguments.host_path),
+        pretended_paths=tuple(arguments.pretended_path),
         sync_s=arguments.sync_s,
         backoff_s=arguments.backoff_s,
         cdi_directories=tuple(arguments.cdi_directory or KubeletSettings().cdi_directories),

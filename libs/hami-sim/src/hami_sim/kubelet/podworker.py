@@ -394,6 +394,14 @@ class PodWorker:
 
     # -- what a container is started with
 
+    def _host_path(self, source: str) -> Path:
+        """What a plugin mounts: as it is, or a stand-in where the settings pretend it."""
+        path = Path(source)
+        pretended = self._node.settings.pretended_paths
+        if not path.exists() and any(path.is_relative_to(prefix) for prefix in pretended):
+            path = self._node.runtime.pretended(source)
+        return path
+
     async def _plan(self, spec: Obj) -> Plan:
         node, pod = self._node, self.pod
         options = await node.devices.run_options(pod, spec)
@@ -412,7 +420,7 @@ class PodWorker:
             image.rpartition(":")[0] or image, ()
         )
         mounts = [
-            Mount(source=Path(source), target=target, is_readonly=is_readonly)
+            Mount(source=self._host_path(source), target=target, is_readonly=is_readonly)
             for target, source, is_readonly in (*options.mounts, *edits.mounts)
         ]
         mounts += [self._mount(mount, env) for mount in spec.get("volumeMounts") or []]

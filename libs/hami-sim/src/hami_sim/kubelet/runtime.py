@@ -195,6 +195,12 @@ class Runtime:
             words += ["bind", str(path), target, ""]
         return words
 
+    def pretended(self, source: str) -> Path:
+        """Make an empty directory that stands for a path that this machine lacks."""
+        path = self._directory / "host" / source.lstrip("/")
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
     def _placeholder(self, source: str) -> Path:
         """Make a stand-in for a device node that this machine lacks: it behaves like /dev/null."""
         path = self._directory / "host" / source.lstrip("/")

@@ -52,6 +52,9 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     """Process with which all containers end; 0: they outlive everybody, as real ones do."""
     host_paths: tuple[str, ...] = ()
     """Directories of the host that containers see read-only, besides the system's programs."""
+    pretended_paths: tuple[str, ...] = ()
+    """Paths below which vendors keep their drivers: what plugins mount from there is there, empty
+    where this machine lacks it."""
     driver: DriverFiles | None = None
     """Driver of the machine, given to containers that ask for devices; None: there is none."""
     cdi_directories: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
