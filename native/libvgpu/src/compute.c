@@ -30,10 +30,11 @@ enum {
     CAPTURE_MODE_RELAXED = 2 /* CU_STREAM_CAPTURE_MODE_RELAXED */
 };
 
-#define RECHECK_NS (500 * BUDGET_NS_PER_MS)         /* a waiter looks at its limit at least so often */
-#define RECHECK_UNKNOWN_NS (BUDGET_NS_PER_MS / 2)   /* and, doubling, for the duration of an unknown function */
-#define HAND_NS (BUDGET_NS_PER_MS / 10)             /* at most so much in a thread's hand, or one launch */
-#define RECHECK_PRIORITY_NS (50 * BUDGET_NS_PER_MS) /* and for the page */
+#define RECHECK_NS (500 * BUDGET_NS_PER_MS)            /* a waiter looks at its limit at least so often */
+#define RECHECK_UNKNOWN_NS (BUDGET_NS_PER_MS / 2)      /* and, doubling, for the duration of an unknown function, */
+#define RECHECK_UNKNOWN_MAX_NS (20 * BUDGET_NS_PER_MS) /* at least so often */
+#define HAND_NS (BUDGET_NS_PER_MS / 10)                /* at most so much in a thread's hand, or one launch */
+#define RECHECK_PRIORITY_NS (50 * BUDGET_NS_PER_MS)    /* and for the page */
 /* Under a higher priority's eye a process queues no more than this ahead of the device. */
 #define PACED_NS (20 * BUDGET_NS_PER_MS)
 
@@ -274,8 +275,11 @@ static void harvest(struct state *state, uint64_t now, const struct core_terms *
         struct sample *sample = *link;
         CUresult ended = sample->failed ? CUDA_ERROR_UNKNOWN : the_driver.event_query(sample->end);
         if (ended == CUDA_ERROR_NOT_READY) {
-            if (unfinished++ == 0 && the_driver.event_query(sample->start) == CUDA_SUCCESS)
-                core_runs(&state->core, &sample->core, now, terms);
+            if (unfinished++ == 0) {
+                core_pends(&state->core, &sample->core, now);
+                if (the_driver.event_query(sample->start) == CUDA_SUCCESS)
+                    core_runs(&state->core, &sample->core, now, terms);
+            }
             before = sample;
             link = &sample->next;
             continue;
@@ -337,7 +341,7 @@ static void admit(struct state *state, struct estimate *estimate, struct core_ad
         uint64_t longest = RECHECK_NS;
         if (admission->unknown) {
             longest = step;
-            step = step < RECHECK_NS ? 2 * step : step;
+            step = step < RECHECK_UNKNOWN_MAX_NS ? 2 * step : step;
         }
         platform_futex_wait(&state->line->budget_futex, wakes, due - now < longest ? due - now : longest);
     }
@@ -529,9 +533,7 @@ void compute_before(int device, CUstream stream, const struct compute_work *work
     if (account_core_pct(device) >= 100 && !paced) return;
     if (is_known_captured(state, stream)) return;
     ticket->limited = true;
-    if (__atomic_load_n(&state->core.stream, __ATOMIC_RELAXED) != stream &&
-        __atomic_load_n(&state->core.several_streams, __ATOMIC_RELAXED) == 0)
-        __atomic_store_n(&state->core.several_streams, 1, __ATOMIC_RELAXED);
+    core_note_stream(&state->core, stream);
     struct hand *hand = &the_hand;
     struct estimate *estimate = known_estimate(hand, state, work);
     bool paid = false;

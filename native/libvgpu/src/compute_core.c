@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { CREDIT_QUANTA_MAX = 2, PHASE_COST_MIN_NS = 100000, OVERLAP_MIN = 16, ROSTER_BITS = 16 };
+enum { CREDIT_QUANTA_MAX = 2, PHASE_COST_MIN_NS = 100000, OVERLAP_MIN = 16, ROSTER_BITS = 16, BLIND_LAUNCHES = 2 };
 
 #define ROSTER_COUNT UINT64_C(0xffff)
 
@@ -15,6 +15,14 @@ void core_init(struct core_device *device, uint64_t *word)
     device->budget.own_pct = 100;
     device->overlap = CORE_OVERLAP_ONE;
     device->owed_since_ns = UINT64_MAX;
+    device->stream = device;
+}
+
+/* What reaches or leaves the hand otherwise than by launches is no part of what the present phase costs. */
+static void move_credit(struct core_device *device, int64_t ns)
+{
+    __atomic_fetch_add(&device->credit_ns, ns, __ATOMIC_RELAXED);
+    device->phase.credit_ns += ns;
 }
 
 uint32_t core_siblings(uint64_t *roster, uint32_t *own_round, uint64_t now_ns)
@@ -51,7 +59,7 @@ static int64_t settle(struct core_device *device, uint64_t now_ns, const struct 
         device->charged_ns +=
             budget_owe(&device->budget, now_ns, &terms->budget, (uint64_t)owed, device->owed_since_ns);
     else if (owed < 0)
-        __atomic_fetch_sub(&device->credit_ns, owed, __ATOMIC_RELAXED);
+        move_credit(device, -owed);
     device->owed_since_ns = UINT64_MAX;
     return __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED);
 }
@@ -63,7 +71,8 @@ static int64_t give_excess_back(struct core_device *device, uint64_t now_ns, con
     int64_t quantum = (int64_t)budget_quantum(&terms->budget);
     if (credit <= CREDIT_QUANTA_MAX * quantum) return credit;
     int64_t excess = credit - quantum;
-    __atomic_fetch_sub(&device->credit_ns, excess, __ATOMIC_RELAXED);
+    move_credit(device, -excess);
+    device->busy_until_ns -= (uint64_t)excess < device->busy_until_ns ? (uint64_t)excess : device->busy_until_ns;
     budget_refund(&device->budget, now_ns, &terms->budget, (uint64_t)excess);
     device->charged_ns -= (uint64_t)excess < device->charged_ns ? (uint64_t)excess : device->charged_ns;
     return quantum;
@@ -110,48 +119,100 @@ static void end_phase(struct core_device *device, const struct core_terms *terms
     finish_phase(device, terms);
 }
 
-uint64_t core_begin(struct core_device *device, uint64_t now_ns, const struct core_terms *terms,
-                    struct estimate *estimate, struct core_admission *admission)
+/* Let go of what was drawn, as much as the device should have at hand. */
+static void let_go(struct core_device *device, uint64_t now_ns, const struct core_terms *terms, int64_t cost)
 {
-    int64_t credit = give_excess_back(device, now_ns, terms, settle(device, now_ns, terms));
-    admission->waits = false;
-    admission->unknown = estimate->samples == 0;
-    uint64_t cost = admission->unknown ? estimate_unknown(estimate) : core_cost(device, estimate->charge_ns);
-    admission->cost_ns = (int64_t)cost;
-    if (credit >= (int64_t)cost && core_spend(device, cost)) return 0;
-    int64_t needed = (int64_t)cost - credit;
+    uint64_t busy = device->busy_until_ns > now_ns ? device->busy_until_ns : now_ns;
+    int64_t ahead = (int64_t)(now_ns + CORE_AHEAD_NS) - (int64_t)busy;
+    int64_t part = ahead > (int64_t)CORE_PART_NS ? ahead : (int64_t)CORE_PART_NS;
+    if (part < cost) part = cost;
+    if (part > device->reserve_ns || !terms->budget.enforced) part = device->reserve_ns;
+    device->reserve_ns -= part;
+    /* What is lent is not measured out, and prices may be far too high when they begin to matter. */
+    device->busy_until_ns = terms->budget.enforced ? busy + (uint64_t)part : now_ns;
+    device->let_go_ns += (uint64_t)part;
+    move_credit(device, part - cost);
+    device->phase.credit_ns += cost;
+}
+
+static void draw(struct core_device *device, uint64_t now_ns, const struct core_terms *terms,
+                 struct core_admission *admission)
+{
+    move_credit(device, device->reserve_ns);
+    device->reserve_ns = 0;
+    int64_t credit = __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED);
+    int64_t needed = admission->cost_ns > credit ? admission->cost_ns - credit : 0;
     int64_t quantum = (int64_t)budget_quantum(&terms->budget);
-    bool wanders = terms->tenants != 1 && cost >= CORE_LONG_NS;
+    if (device->began_ns == 0) device->began_ns = now_ns;
+    if (now_ns - device->began_ns < CORE_ROSTER_ROUND_NS && quantum > (int64_t)CORE_FIRST_NS)
+        quantum = (int64_t)CORE_FIRST_NS;
+    bool wanders = terms->tenants != 1 && admission->cost_ns >= (int64_t)CORE_LONG_NS;
     if (wanders) quantum = quantum / 2 + (int64_t)(estimate_random(&device->estimates) % (uint64_t)quantum);
     int64_t amount = needed > quantum ? needed : quantum;
     admission->shift_ns = wanders ? estimate_random(&device->estimates) % CORE_SHIFT_NS : 0;
     budget_draw(&device->budget, now_ns, &terms->budget, (uint64_t)amount, &admission->draw);
     device->charged_ns += (uint64_t)amount;
+}
+
+uint64_t core_begin(struct core_device *device, uint64_t now_ns, const struct core_terms *terms,
+                    struct estimate *estimate, struct core_admission *admission)
+{
+    int64_t credit = give_excess_back(device, now_ns, terms, settle(device, now_ns, terms));
+    admission->waits = false;
+    admission->reserved = false;
+    admission->blind = false;
+    admission->shift_ns = 0;
+    admission->part_due_ns = now_ns;
+    admission->unknown = estimate->samples == 0;
+    uint64_t cost = admission->unknown ? estimate_unknown(estimate) : core_cost(device, estimate->charge_ns);
+    admission->cost_ns = (int64_t)cost;
+    if (credit >= (int64_t)cost && core_spend(device, cost)) return 0;
+    if (device->reserve_ns >= (int64_t)cost) {
+        admission->reserved = true;
+        admission->part_due_ns = device->busy_until_ns > now_ns ? device->busy_until_ns : now_ns;
+        return core_ask(device, now_ns, terms, admission);
+    }
+    admission->blind = admission->unknown && estimate->unknown_launches > BLIND_LAUNCHES && terms->budget.enforced;
+    if (!admission->blind) draw(device, now_ns, terms, admission);
     return core_ask(device, now_ns, terms, admission);
 }
 
 uint64_t core_ask(struct core_device *device, uint64_t now_ns, const struct core_terms *terms,
                   struct core_admission *admission)
 {
-    uint64_t due = budget_due(&admission->draw, now_ns, &terms->budget);
-    if (due > now_ns && terms->budget.enforced && !admission->waits) {
-        admission->waits = true;
-        end_phase(device, terms, __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED));
+    uint64_t due = 0;
+    if (admission->blind && now_ns >= admission->part_due_ns + CORE_HELD_MAX_NS) {
+        admission->blind = false;
+        draw(device, now_ns, terms, admission);
     }
-    if (admission->waits) due += admission->shift_ns;
+    if (admission->blind) {
+        due = admission->part_due_ns + CORE_HELD_MAX_NS;
+    } else if (admission->reserved) {
+        if (terms->budget.enforced && device->busy_until_ns > CORE_AHEAD_NS - CORE_PART_NS)
+            due = device->busy_until_ns - (CORE_AHEAD_NS - CORE_PART_NS);
+        if (due > admission->part_due_ns + CORE_HELD_MAX_NS) due = admission->part_due_ns + CORE_HELD_MAX_NS;
+    } else {
+        due = budget_due(&admission->draw, now_ns, &terms->budget);
+        if (due > now_ns && terms->budget.enforced && !admission->waits) {
+            admission->waits = true;
+            end_phase(device, terms, __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED));
+        }
+        if (admission->waits) due += admission->shift_ns;
+    }
     if (due > now_ns) return due;
-    int64_t left = (int64_t)admission->draw.device_ns - admission->cost_ns;
-    __atomic_fetch_add(&device->credit_ns, left, __ATOMIC_RELAXED);
-    device->phase.credit_ns += (int64_t)admission->draw.device_ns;
+    if (!admission->reserved) device->reserve_ns += (int64_t)admission->draw.device_ns;
+    let_go(device, now_ns, terms, admission->cost_ns);
     return 0;
 }
 
 void core_withdraw(struct core_device *device, uint64_t now_ns, const struct core_terms *terms,
                    struct core_admission *admission, struct estimate *estimate)
 {
-    budget_refund(&device->budget, now_ns, &terms->budget, admission->draw.device_ns);
-    device->charged_ns -=
-        admission->draw.device_ns < device->charged_ns ? admission->draw.device_ns : device->charged_ns;
+    if (!admission->reserved && !admission->blind) {
+        uint64_t drawn = admission->draw.device_ns;
+        budget_refund(&device->budget, now_ns, &terms->budget, drawn);
+        device->charged_ns -= drawn < device->charged_ns ? drawn : device->charged_ns;
+    }
     /* The launches before this one were settled with it, as if it had been made. */
     device->owed_ns -= (int64_t)core_cost(device, estimate->charge_ns) - admission->cost_ns;
 }
@@ -186,6 +247,8 @@ void core_sampled(struct core_device *device, struct core_sample *sample, struct
     sample->first = first;
     sample->launched_ns = now_ns;
     sample->running_since_ns = 0;
+    int64_t unspent = __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED);
+    sample->let_go_ns = device->let_go_ns - (unspent > 0 ? (uint64_t)unspent : 0);
     sample->stream = stream;
     struct core_phase *phase = &device->phase;
     sample->in_phase = phase->open;
@@ -206,6 +269,15 @@ static void owe(struct core_device *device, const struct core_sample *sample, in
     if (sample->launched_ns < device->owed_since_ns) device->owed_since_ns = sample->launched_ns;
 }
 
+void core_pends(struct core_device *device, const struct core_sample *sample, uint64_t now_ns)
+{
+    /* On several streams it may wait for something else than the device. */
+    if (__atomic_load_n(&device->several_streams, __ATOMIC_RELAXED) != 0 || device->let_go_ns < sample->let_go_ns)
+        return;
+    uint64_t busy_until = now_ns + (device->let_go_ns - sample->let_go_ns);
+    if (busy_until > CORE_LATE_NS + device->busy_until_ns) device->busy_until_ns = busy_until - CORE_LATE_NS;
+}
+
 void core_runs(struct core_device *device, struct core_sample *sample, uint64_t now_ns, const struct core_terms *terms)
 {
     if (sample->running_since_ns == 0) sample->running_since_ns = now_ns;
@@ -213,7 +285,7 @@ void core_runs(struct core_device *device, struct core_sample *sample, uint64_t 
     if (sample->first || least <= sample->charged_ns) return;
     if (least > CORE_DOUBT_NS && least / CORE_DOUBT_RATIO > sample->charged_ns &&
         sample->generation == sample->estimate->generation && sample->epoch == sample->estimate->epoch)
-        estimate_doubt(sample->estimate);
+        estimate_doubt(sample->estimate, now_ns - sample->running_since_ns);
     owe(device, sample, (int64_t)(least - sample->charged_ns));
     sample->charged_ns = least;
 }

@@ -16,9 +16,17 @@
 #include "estimate.h"
 
 #define CORE_ROSTER_ROUND_NS (2 * BUDGET_PERIOD_NS)
+/* Until a process can know how many others began with it, it draws no more than this at once. */
+#define CORE_FIRST_NS (2 * BUDGET_NS_PER_MS)
 #define CORE_LONG_NS BUDGET_NS_PER_MS
 #define CORE_SHIFT_NS (40 * BUDGET_NS_PER_MS)
 #define CORE_PHASE_EVERY_NS (100 * BUDGET_NS_PER_MS)
+/* Of a quantum so much is queued ahead of the device, by its price, and the rest in such parts as time goes by: work that
+   has become longer unnoticed is then met by less of it. */
+#define CORE_AHEAD_NS (40 * BUDGET_NS_PER_MS)
+#define CORE_PART_NS (20 * BUDGET_NS_PER_MS)
+#define CORE_LATE_NS (10 * BUDGET_NS_PER_MS)     /* neighbours may make the device be so much behind */
+#define CORE_HELD_MAX_NS (80 * BUDGET_NS_PER_MS) /* longer no launch waits for what the device has before it */
 
 /* A launch that runs so long, and so many times longer than estimated, puts its estimate in doubt. */
 #define CORE_DOUBT_NS (5 * BUDGET_NS_PER_MS)
@@ -39,15 +47,19 @@ struct core_phase {
 };
 
 struct core_device {
-    int64_t credit_ns; /* drawn and not spent; below 0 for a moment */
-    const void *stream;
+    int64_t credit_ns;        /* drawn and not spent; below 0 for a moment */
+    const void *stream;       /* of the first launch lately; the device itself: none yet */
     uint32_t several_streams; /* launches on another stream than `stream` were seen */
     uint32_t overlap;         /* device time per charged time in 1/1024; 1024 where nothing overlaps */
     /* Under the lock. */
     struct budget budget;
     int64_t owed_ns; /* charged too little so far; below 0: too much */
     uint64_t owed_since_ns;
-    uint64_t charged_ns; /* device time charged so far */
+    uint64_t charged_ns;    /* device time charged so far */
+    int64_t reserve_ns;     /* drawn and due, but not to be spent yet */
+    uint64_t let_go_ns;     /* device time let go so far */
+    uint64_t busy_until_ns; /* the device is, with what was let go so far, if it takes as long as it is charged */
+    uint64_t began_ns;      /* its first draw; 0: none yet */
     uint64_t phase_since_ns;
     uint32_t overlaps[CORE_PHASES]; /* of the last phases measured */
     uint32_t phases;
@@ -68,6 +80,9 @@ struct core_admission {
     int64_t cost_ns;
     bool unknown;
     bool waits;
+    bool reserved; /* nothing was drawn, the reserve has enough */
+    bool blind;    /* nothing was drawn yet, the duration should be known soon */
+    uint64_t part_due_ns;
 };
 
 /* A launch between two events. */
@@ -81,6 +96,7 @@ struct core_sample {
     uint64_t charged_ns;
     uint64_t launched_ns;
     uint64_t running_since_ns;
+    uint64_t let_go_ns; /* up to and with it */
     const void *stream;
 };
 
@@ -97,6 +113,17 @@ static inline bool core_spend(struct core_device *device, uint64_t cost_ns)
     if (before >= (int64_t)cost_ns) return true;
     __atomic_fetch_add(&device->credit_ns, (int64_t)cost_ns, __ATOMIC_RELAXED);
     return false;
+}
+
+/* Every launch says on which stream it goes. */
+static inline void core_note_stream(struct core_device *device, const void *stream)
+{
+    const void *known = __atomic_load_n(&device->stream, __ATOMIC_RELAXED);
+    if (known == stream) return;
+    if (known == device)
+        __atomic_store_n(&device->stream, stream, __ATOMIC_RELAXED);
+    else if (__atomic_load_n(&device->several_streams, __ATOMIC_RELAXED) == 0)
+        __atomic_store_n(&device->several_streams, 1, __ATOMIC_RELAXED);
 }
 
 /* A launch did not happen. */
@@ -134,6 +161,9 @@ void core_sampled(struct core_device *device, struct core_sample *sample, struct
 
 /* A launch of the phase should have been sampled and could not be. */
 void core_missed(struct core_device *device);
+
+/* It is the oldest that has not ended at this time, so the device has all that was launched after it before it. */
+void core_pends(struct core_device *device, const struct core_sample *sample, uint64_t now_ns);
 
 /* It runs, and is seen to run at this time. */
 void core_runs(struct core_device *device, struct core_sample *sample, uint64_t now_ns, const struct core_terms *terms);

@@ -11,9 +11,16 @@ enum {
     MEAN_WEIGHT = 256,
     LOW_WEIGHT = 192,
     STRANGE_IN_A_ROW = 8,
-    EARLY = 8,
+    STRANGE_MOST = 64,
+    EARLY = 16,
     CALM_IN_A_ROW = 16,
-    CALM_RATIO = 8
+    CALM_RATIO = 8,
+    WATCHED_MAX = 256,
+    HITS_MIN = 8,
+    HITS_PER_2_SLICES = 5,
+    STOLEN_RATIO = 2,
+    STRETCH_ONE = 1024,
+    CONTENDERS_POSSIBLE = 4
 };
 
 /* A slice of a driver's time-slicing, about. */
@@ -62,6 +69,11 @@ static void reset(struct estimate *entry, const void *function, uint64_t shape)
     entry->mean_ns = 0;
     entry->near_ns = 0;
     entry->low_ns = 0;
+    entry->worth_ns = 0;
+    entry->longest_ns = 0;
+    entry->watched = 0;
+    entry->shared_ns = 0;
+    entry->patience = STRANGE_IN_A_ROW;
     entry->strange = 0;
     entry->calm = 0;
     entry->taken = 0;
@@ -117,15 +129,24 @@ uint64_t estimate_unknown(struct estimate *estimate)
     return charge;
 }
 
-void estimate_doubt(struct estimate *estimate)
+/* Everything known of the durations is forgotten. */
+static void start_anew(struct estimate *estimate)
 {
-    if (estimate->samples == 0) return;
+    estimate->strange = 0;
+    estimate->low_ns = 0;
+    estimate->worth_ns = 0;
+    estimate->taken = 0;
+    estimate->watched = 0;
+    estimate->shared_ns = 0;
+    estimate->epoch++;
+}
+
+void estimate_doubt(struct estimate *estimate, uint64_t running_ns)
+{
+    if (estimate->samples == 0 || running_ns / 2 <= estimate->longest_ns) return;
     estimate->unknown_launches = 0;
     estimate->unknown_charged_ns = 0;
-    estimate->low_ns = 0;
-    estimate->taken = 0;
-    estimate->strange = 0;
-    estimate->epoch++;
+    start_anew(estimate);
     __atomic_store_n(&estimate->samples, 0, __ATOMIC_RELAXED);
 }
 
@@ -159,24 +180,35 @@ static void remember_shortest(struct estimate *estimate, size_t count)
     uint64_t low = estimate->elapsed_ns[0];
     for (size_t i = 1; i < count; i++)
         low = estimate->elapsed_ns[i] < low ? estimate->elapsed_ns[i] : low;
+    if (trim_limit(low) < estimate->low_ns) {
+        /* What was thought of the others was wrong; where that happens again, short and long ones take turns. */
+        estimate->worth_ns = 0;
+        estimate->watched = 0;
+        if (estimate->epoch > 0 && estimate->patience < STRANGE_MOST) estimate->patience *= 2;
+    }
     if (estimate->low_ns == 0 || low <= estimate->low_ns)
         estimate->low_ns = low;
     else
         estimate->low_ns += (low - estimate->low_ns + LOW_WEIGHT - 1) / LOW_WEIGHT;
 }
 
+/* Elapsed times up to here may be due to neighbours: a slice of each for each slice of ours, and once more before the
+   first. */
+static uint64_t explained(uint64_t low, uint32_t contenders)
+{
+    return low * contenders + 2 * SLICE_NS * (contenders - 1);
+}
+
 /* Short kernels are seldom met by a slice, long ones grow with the number of contenders: what is longer again and again
-   is no neighbour but other work under the same name. Then everything known of it is forgotten. */
+   is no neighbour but other work under the same name, the sooner the longer it is. */
 static void notice_change(struct estimate *estimate, uint64_t elapsed, uint32_t contenders)
 {
-    uint64_t explained = trim_limit(estimate->low_ns);
-    if (estimate->low_ns > ESTIMATE_TRIM_NS) explained *= contenders;
-    estimate->strange = elapsed > explained ? estimate->strange + 1 : 0;
-    if (estimate->strange < STRANGE_IN_A_ROW) return;
-    estimate->strange = 0;
-    estimate->low_ns = 0;
-    estimate->taken = 0;
-    estimate->epoch++;
+    uint64_t limit = trim_limit(estimate->low_ns);
+    if (estimate->low_ns > ESTIMATE_TRIM_NS) limit *= contenders;
+    uint64_t times = elapsed / (limit > 0 ? limit : 1);
+    if (times > STRANGE_IN_A_ROW) times = STRANGE_IN_A_ROW;
+    estimate->strange = elapsed <= limit ? 0 : estimate->strange + (times > 0 ? (uint32_t)times : 1);
+    if (estimate->strange >= estimate->patience) start_anew(estimate);
 }
 
 static void add_to_mean(uint64_t *mean, uint64_t value, uint32_t weight)
@@ -215,6 +247,57 @@ static void plan(struct estimate *estimate)
     __atomic_store_n(&estimate->every, (uint32_t)every, __ATOMIC_RELAXED);
 }
 
+/* Keep count of what neighbours may have done to samples that they can explain. */
+static void watch(struct estimate *estimate, uint64_t elapsed, bool hit)
+{
+    if (estimate->watched == 0) {
+        estimate->watched_ns = 0;
+        estimate->stolen_ns = 0;
+        estimate->hits = 0;
+    } else if (estimate->watched >= WATCHED_MAX) {
+        estimate->watched /= 2;
+        estimate->watched_ns /= 2;
+        estimate->stolen_ns /= 2;
+        estimate->hits /= 2;
+    }
+    estimate->watched++;
+    estimate->watched_ns += estimate->near_ns;
+    if (!hit) return;
+    estimate->hits++;
+    estimate->stolen_ns += elapsed - estimate->near_ns;
+}
+
+/* Prolonged more often than slices come, or by more than all neighbours can take: it is the work that varies. */
+static bool varies(const struct estimate *estimate, uint32_t contenders)
+{
+    uint64_t others = contenders - 1;
+    uint64_t slices = estimate->watched_ns / SLICE_NS;
+    return estimate->hits >= HITS_MIN &&
+           (estimate->hits > HITS_MIN + HITS_PER_2_SLICES * others * slices / 2 ||
+            estimate->stolen_ns > HITS_MIN * SLICE_NS + STOLEN_RATIO * others * estimate->watched_ns);
+}
+
+/* How much longer than alone everything takes at present, in 1/1024. */
+static uint64_t stretch(const struct estimate *estimate, uint32_t contenders)
+{
+    if (estimate->watched_ns < SLICE_NS) return (uint64_t)STRETCH_ONE * contenders;
+    uint64_t seen = STRETCH_ONE + estimate->stolen_ns * STRETCH_ONE / estimate->watched_ns;
+    return seen < (uint64_t)STRETCH_ONE * contenders ? seen : (uint64_t)STRETCH_ONE * contenders;
+}
+
+/* How much of an elapsed time was ours. */
+static uint64_t worth_of(struct estimate *estimate, uint64_t elapsed, uint32_t contenders)
+{
+    if (contenders == 1) return elapsed;
+    bool clean = elapsed <= trim_limit(estimate->low_ns);
+    /* A tenant may have several processes, and not all tenants may be known. */
+    uint32_t most = contenders < CONTENDERS_POSSIBLE ? CONTENDERS_POSSIBLE : contenders;
+    bool possible = elapsed <= explained(estimate->low_ns, most);
+    if (clean || possible) watch(estimate, elapsed, !clean);
+    if (clean || varies(estimate, contenders)) return elapsed;
+    return possible ? estimate->near_ns : elapsed * STRETCH_ONE / stretch(estimate, contenders);
+}
+
 uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t contenders)
 {
     uint64_t elapsed = elapsed_ns < ESTIMATE_MAX_NS ? elapsed_ns : ESTIMATE_MAX_NS;
@@ -231,19 +314,28 @@ uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_
     if (elapsed <= limit) add_to_mean(&estimate->near_ns, elapsed, weight);
     /* What was long and is short now, again and again, owes nothing to its past. */
     estimate->calm = elapsed <= limit ? estimate->calm + 1 : 0;
-    if (estimate->calm >= CALM_IN_A_ROW && estimate->mean_ns / contenders > CALM_RATIO * estimate->near_ns)
+    if (estimate->calm >= CALM_IN_A_ROW && estimate->mean_ns / contenders > CALM_RATIO * estimate->near_ns) {
         estimate->mean_ns = estimate->near_ns;
+        estimate->worth_ns = estimate->near_ns;
+    }
     uint64_t least = estimate->mean_ns / contenders;
     /* Processes of a container that begin together see nothing but each other at first. */
     bool early = estimate->taken < EARLY && contenders > 2;
     if (early) {
         uint64_t shared = 1 + elapsed / SLICE_NS;
-        least = estimate->mean_ns / (shared < contenders ? shared : contenders);
+        uint64_t share = elapsed / (shared < contenders ? shared : contenders);
+        if (share > estimate->shared_ns) estimate->shared_ns = share;
+        least = estimate->shared_ns < estimate->low_ns ? estimate->shared_ns : estimate->low_ns;
     }
-    uint64_t charge = estimate->near_ns > least && !early ? estimate->near_ns : least;
+    estimate->longest_ns = elapsed > estimate->longest_ns ? elapsed : estimate->longest_ns;
+    uint64_t worth = worth_of(estimate, elapsed, contenders);
+    if (estimate->worth_ns == 0) estimate->worth_ns = worth;
+    add_to_mean(&estimate->worth_ns, worth, weight);
+    if (!varies(estimate, contenders) && estimate->worth_ns < estimate->near_ns) estimate->worth_ns = estimate->near_ns;
+    uint64_t charge = estimate->worth_ns > least && !early ? estimate->worth_ns : least;
     __atomic_store_n(&estimate->charge_ns, charge > 0 ? charge : 1, __ATOMIC_RELAXED);
     if (estimate->samples < UINT32_MAX) __atomic_store_n(&estimate->samples, estimate->samples + 1, __ATOMIC_RELAXED);
     plan(estimate);
-    if (charge == least && charge > estimate->near_ns) return elapsed / contenders;
-    return elapsed <= limit && !early ? elapsed : charge;
+    if (early) return charge;
+    return charge == least && elapsed / contenders > worth ? elapsed / contenders : worth;
 }

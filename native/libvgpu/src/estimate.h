@@ -46,14 +46,23 @@ struct estimate {
     /* Under the owner's lock. */
     uint32_t unknown_launches;
     uint64_t unknown_charged_ns;
-    uint64_t mean_ns; /* of elapsed times, neighbours included */
-    uint64_t near_ns; /* mean of those near the shortest */
+    uint64_t mean_ns;  /* of elapsed times, neighbours included */
+    uint64_t near_ns;  /* mean of those near the shortest */
+    uint64_t worth_ns; /* mean of what samples were found to be worth */
+    /* Of the samples that a neighbour's slices may have prolonged, the newer ones counting more: */
+    uint64_t watched_ns; /* how long they would have been without, */
+    uint64_t stolen_ns;  /* how much longer they were, */
+    uint32_t hits;       /* and how many were so at all. */
+    uint32_t watched;
+    uint64_t longest_ns; /* ever, since it is this function */
+    uint64_t shared_ns; /* the most that a sample can have been worth if all contenders worked, since the last change */
     uint64_t low_ns;
     uint32_t taken;          /* samples since the last change */
     uint32_t calm;           /* consecutive samples near the shortest */
     uint32_t epoch;          /* changes when the work has changed */
     int64_t strange_owed_ns; /* if the present strange ones turn out to be a change */
-    uint32_t strange;        /* consecutive samples that no neighbour explains */
+    uint32_t strange;        /* consecutive samples that no neighbour explains, the longest count several times */
+    uint32_t patience;       /* so many of them are a change of the work */
     uint64_t elapsed_ns[ESTIMATE_SAMPLES];
 };
 
@@ -82,8 +91,9 @@ uint64_t estimate_unknown(struct estimate *estimate);
 /* Any number; not for secrets. */
 uint32_t estimate_random(struct estimates *all);
 
-/* A launch has taken far longer than estimated and is not done: treat what follows as unknown until it is measured. */
-void estimate_doubt(struct estimate *estimate);
+/* A launch has taken so long already, far longer than estimated: treat what follows as unknown until it is measured,
+   unless such long ones were seen before. */
+void estimate_doubt(struct estimate *estimate, uint64_t running_ns);
 
 /* It was not made after all. */
 void estimate_unknown_cancel(struct estimate *estimate, uint64_t charged_ns);

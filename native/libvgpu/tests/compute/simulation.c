@@ -42,6 +42,7 @@ enum {
 #define NEVER UINT64_MAX
 #define START (1000 * MS)
 #define PACED_NS (20 * MS)
+#define LATE_NS (100 * MS) /* beyond what was computed first */
 
 struct sample {
     struct core_sample core;
@@ -178,7 +179,10 @@ static void harvest(struct process *process, const struct core_terms *terms)
             sample->launched = 0;
             continue;
         }
-        if (unfinished++ == 0 && sample->start != NEVER) core_runs(&process->core, &sample->core, now, terms);
+        if (unfinished++ == 0) {
+            core_pends(&process->core, &sample->core, now);
+            if (sample->start != NEVER) core_runs(&process->core, &sample->core, now, terms);
+        }
         process->running[kept++] = sample;
     }
     process->running_count = kept;
@@ -261,7 +265,7 @@ static void launch(struct process *process, uint32_t index)
     }
     struct core_device *core = &process->core;
     const void *stream = stream_name(process, work->stream);
-    if (core->stream != stream) core->several_streams = 1;
+    core_note_stream(core, stream);
     uint64_t shape = estimate_shape(work->blocks, 256, work->graph);
     struct estimate *estimate = estimate_add(&core->estimates, work, shape);
     uint64_t cost = core_cost(core, estimate->charge_ns);
@@ -285,16 +289,18 @@ static void launch(struct process *process, uint32_t index)
             thread->step = MS / 2;
             thread->began = now;
         }
+        if (!asking) memset(&thread->admission, 0xa5, sizeof thread->admission);
         uint64_t due = asking ? core_ask(core, now, &terms, &thread->admission)
                               : core_begin(core, now, &terms, estimate, &thread->admission);
         if (due != 0) {
-            if (asking && terms.budget.pct == tenants[process->tenant].pct && due > thread->due) process->late++;
+            if (asking && terms.budget.pct == tenants[process->tenant].pct && due > thread->due + LATE_NS)
+                process->late++;
             uint64_t longest = 500 * MS;
             if (thread->admission.unknown) {
                 longest = thread->step;
-                thread->step *= 2;
+                thread->step = thread->step < 20 * MS ? 2 * thread->step : thread->step;
             }
-            thread->due = due;
+            if (!asking) thread->due = due;
             thread->state = WAITS;
             thread->wake = due - now < longest ? due : now + longest;
             return;

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compute limit keeps its promises for loads that its constants were not chosen on.
+
+Loads are drawn by chance from fixed seeds, in virtual time: every run is exact and repeatable.
+"""
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.support import compute
+from tests.support.compute import simulate
+
+CAP_ERROR = 3.0
+OVERSHOOT = 10.0
+TENANT_ERROR = 5.0
+CONVERGED_S = 3.0
+EQUAL = 1.2
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compute.build("simulation", tmp_path_factory.mktemp("heldout"))
+
+
+def any_us(chance: random.Random, least: float = 10, most: float = 20_000) -> float:
+    """A duration; each order of magnitude is as likely as any other."""
+    return round(math.exp(chance.uniform(math.log(least), math.log(most))), 1)
+
+
+def any_work(chance: random.Random) -> str:
+    """A kernel or graph whose runs differ by up to three percent."""
+    jitter, graph = chance.choice([0, 10, 30]), chance.choice([0, 1])
+    return f"work us={any_us(chance)} jitter={jitter} graph={graph}"
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_cap_holds(program: Path, seed: int) -> None:
+    chance = random.Random(f"held out: cap {seed}")
+    pct = chance.randint(10, 90)
+    works = " ".join(any_work(chance) for _ in range(1 if seed % 2 else chance.randint(2, 8)))
+    words = f"sms={chance.randint(1, 200)} seconds=10 tenant pct={pct} process thread {works}"
+    result = simulate(program, words)
+    tenant = result.tenants[0]
+    assert tenant.share(0, 10) == pytest.approx(pct, abs=CAP_ERROR)
+    assert max(tenant.windows()) < pct + OVERSHOOT
+    assert tenant.share(CONVERGED_S) == pytest.approx(pct, abs=CAP_ERROR)
+    assert all(process.late == 0 for process in result.processes)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_two_tenants_get_their_shares(program: Path, seed: int) -> None:
+    chance = random.Random(f"held out: two {seed}")
+    small_pct = (10, 20, 30)[seed % 3]
+    result = simulate(
+        program,
+        f"seconds=13 seed={seed} tenant pct={small_pct} process thread {any_work(chance)}",
+        f"tenant pct={100 - small_pct} process thread {any_work(chance)}",
+    )
+    small, large = (tenant.share(CONVERGED_S) for tenant in result.tenants)
+    assert small == pytest.approx(small_pct, abs=TENANT_ERROR)
+    assert large == pytest.approx(100 - small_pct, abs=TENANT_ERROR)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_equal_processes_of_a_container_get_equal_parts(program: Path, seed: int) -> None:
+    chance = random.Random(f"held out: equal {seed}")
+    pct, work = chance.choice([20, 35, 50, 80]), any_work(chance)
+    processes = [f"process thread {work}" for _ in range(chance.randint(2, 8))]
+    result = simulate(program, f"seconds=15 seed={seed} tenant pct={pct}", *processes)
+    parts = [process.pct for process in result.processes]
+    assert max(parts) <= EQUAL * min(parts)
+    assert result.tenants[0].share(0, 10) == pytest.approx(pct, abs=CAP_ERROR)
+
+
+@pytest.mark.parametrize("us", [15, 70, 700, 3000])
+def test_sixteen_processes_that_begin_together_get_equal_parts(program: Path, us: int) -> None:
+    processes = [f"process thread work us={us}" for _ in range(16)]
+    result = simulate(program, "seconds=10 seed=5 tenant pct=35", *processes)
+    parts = [process.pct for process in result.processes]
+    assert max(parts) <= EQUAL * min(parts)
+    assert result.tenants[0].share() == pytest.approx(35, abs=CAP_ERROR)
+
+
+@pytest.mark.parametrize(
+    ("us", "us2", "permille"),
+    [(70, 1200, 350), (500, 6800, 800), (30, 560, 300), (1100, 12_000, 700), (200, 1500, 850)],
+)
+def test_one_name_for_short_and_long_work_is_counted_in_full(
+    program: Path, us: int, us2: int, permille: int
+) -> None:
+    words = (
+        f"seconds=14 seed=3 tenant pct=40 process thread work us={us} us2={us2} chance2={permille}"
+    )
+    tenant = simulate(program, words).tenants[0]
+    assert tenant.share(CONVERGED_S) == pytest.approx(40, abs=TENANT_ERROR)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_work_that_grows_suddenly_is_repaid(program: Path, seed: int) -> None:
+    chance = random.Random(f"held out: change {seed}")
+    pct, us = chance.randint(20, 70), any_us(chance, 10, 2000)
+    us3 = min(us * any_us(chance, 5, 200), 20_000)
+    words = f"seconds=40 tenant pct={pct} process thread work us={us} us3={us3:.1f} from_ms=2000"
+    assert simulate(program, words).tenants[0].share() == pytest.approx(pct, abs=CAP_ERROR)
+
+
+def test_a_hundred_microseconds_that_become_twenty_milliseconds_are_repaid(program: Path) -> None:
+    words = "seconds=40 tenant pct=48 process thread work us=100 us3=20000 from_ms=2000"
+    result = simulate(program, words)
+    assert result.tenants[0].share() == pytest.approx(48, abs=CAP_ERROR)
+    assert result.processes[0].late == 0
+
+
+@pytest.mark.parametrize("us", [40, 900, 7000, 15_000])
+def test_beside_a_neighbour_that_never_pauses_the_cap_is_not_exceeded(
+    program: Path, us: int
+) -> None:
+    words = f"seconds=13 tenant pct=40 process thread work us={us} tenant limited=0"
+    share = simulate(program, words, "process thread work us=800").tenants[0].share(CONVERGED_S)
+    assert 40 / 2 - CAP_ERROR < share < 40 + CAP_ERROR
