@@ -125,7 +125,7 @@ class Pair:
             ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.data())
 def test_core_and_oracle_agree_on_any_cluster(data: st.DataObject) -> None:
     pair = Pair()
