@@ -19,6 +19,7 @@ from math import comb
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hami_common.vendors.shapes import legal_sets
 from hami_scheduler.core.block import Bools
@@ -153,11 +154,15 @@ class _Tree:
     def _restore(self, rows: Sequence[int], before: list[Any]) -> None:
         """Give devices back."""
         held, some = self._held, list(rows)
-        for line, was in zip(
-            (held.mib, held.core, held.slots, held.exclusive, held.taken, held.kind),
-            before,
-            strict=False,
-        ):
+        lines: tuple[NDArray[Any], ...] = (
+            held.mib,
+            held.core,
+            held.slots,
+            held.exclusive,
+            held.taken,
+            held.kind,
+        )
+        for line, was in zip(lines, before[:-1], strict=True):
             line[some] = was
         held.spent[:, some] = before[-1]
 
