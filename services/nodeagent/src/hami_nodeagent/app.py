@@ -73,7 +73,7 @@ class _Parts:
     def __init__(self, context: ServiceContext[Settings]) -> None:
         settings = context.settings
         checkpoint = _checkpoint(settings)
-        catalog = Catalog.from_settings(settings.vendors)
+        self.catalog = catalog = Catalog.from_settings(settings.vendors)
         picture = Picture(
             node=settings.node_name,
             grants=checkpoint.load_grants(),
@@ -267,6 +267,7 @@ async def _use_bus(parts: _Parts, bus: Bus) -> None:
         bucket=NatsBucket(bus, subjects.STATE_BUCKET),
         generation=lambda: bus.generation,
         events=parts.events,
+        holding=lambda vendor: parts.catalog.vendor(vendor).capability.memory_enforced,
     )
     devices = NatsBucket(bus, subjects.DEVICES_BUCKET)
     async with anyio.create_task_group() as group:

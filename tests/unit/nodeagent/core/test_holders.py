@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who holds which share now."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from msgspec.structs import replace
 
 from hami_common.model.placement import Share
 from hami_nodeagent.core.grants import GrantBook
-from hami_nodeagent.core.holders import Holder, enforcement_of, holders_of, is_whole, needs_library
+from hami_nodeagent.core.holders import (
+    Holder,
+    enforcement_of,
+    holders_of,
+    is_whole,
+    needs_library,
+    unheld_vendors,
+)
 from hami_nodeagent.core.podbook import PodBook
 from tests.unit.nodeagent.core.builders import GPU, NPU, Given, device
 
@@ -91,3 +98,28 @@ def test_enforcement_is_what_was_mounted() -> None:
         grants = GrantBook([pod.grant("a", "x"), pod.grant("b", "y", library=library)])
         kinds.append(enforcement_of(pod.record, grants))
     assert kinds == ["none", "libvgpu"]
+
+
+def held_by(**words: str) -> Callable[[str], str]:
+    return lambda vendor: words.get(vendor, "")
+
+
+def test_part_of_a_device_is_unheld_where_its_vendor_has_no_means() -> None:
+    pod = with_shares(Given("pod"), Share(vendor="ascend", uuid="ascend-0", memory_mib=10))
+    assert unheld_vendors(pod.record, GrantBook(), DEVICES, held_by()) == ("ascend",)
+    assert unheld_vendors(pod.record, GrantBook(), DEVICES, held_by(ascend="vNPU")) == ()
+
+
+def test_whole_device_needs_nobody_who_holds() -> None:
+    whole = replace(WHOLE, memory_mib=DEVICES["nvidia-0"].memory_mib)
+    pod = with_shares(Given("pod"), whole)
+    assert unheld_vendors(pod.record, GrantBook(), DEVICES, held_by()) == ()
+
+
+def test_library_must_have_been_given_whatever_is_promised() -> None:
+    pod = with_shares(Given("pod"), Share(vendor="nvidia", uuid="nvidia-1", memory_mib=10))
+    promised = held_by(nvidia="libvgpu")
+    without = GrantBook([pod.grant("main", "a")])
+    assert unheld_vendors(pod.record, without, DEVICES, promised) == ("nvidia",)
+    given = GrantBook([replace(pod.grant("main", "a"), library="libvgpu-1.so")])
+    assert unheld_vendors(pod.record, given, DEVICES, promised) == ()

@@ -103,6 +103,23 @@ async def test_states_follow_the_facts_in_order(tmp_path: Path) -> None:
         assert headers["ce-type"] == "io.hami.state.running.v1"
 
 
+@pytest.mark.parametrize(("library", "is_told"), [("libvgpu-1.so", False), ("", True)])
+async def test_share_that_nothing_holds_is_told_to_the_pods_owner(
+    tmp_path: Path, library: str, *, is_told: bool
+) -> None:
+    pod = Given("pod")
+    async with running(tmp_path) as bench:
+        await bench.write(pod)
+        bench.bind(pod)
+        bench.site.picture.grants.add(replace(pod.grant("main", "a"), library=library))
+        bench.site.picture.note_change()
+        await bench.reaches(pod, "prepared")
+        bench.bind(pod, started=frozenset({"main"}))
+        await bench.reaches(pod, "running")
+        told = [what for what, _ in bench.recorder.events]
+        assert told == (["default/pod ShareNotHeld"] if is_told else [])
+
+
 @pytest.mark.parametrize(("library", "said"), [("libvgpu-1.so", "libvgpu"), ("", "none")])
 async def test_states_say_who_holds_the_containers_to_their_shares(
     tmp_path: Path, library: str, said: str

@@ -7,7 +7,7 @@ Containers that hold only whole devices are not limited at all (design D33). Mem
 in percent of one device (0: no limit).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -61,6 +61,34 @@ def enforcement_of(record: AllocationRecord, grants: GrantBook) -> Enforcement:
     """What the state record says: whether any container of the pod was given the library."""
     given = any(grant.library for grant in grants.of_pod(record.pod_uid))
     return "libvgpu" if given else "none"
+
+
+def unheld_vendors(
+    record: AllocationRecord,
+    grants: GrantBook,
+    devices_by_uuid: Mapping[str, Device],
+    holding: Callable[[str], str],
+) -> tuple[str, ...]:
+    """Vendors of which the pod has a part of a device that nothing keeps it from exceeding.
+
+    ``holding`` tells what holds a vendor's containers to their memory, empty: nothing does. Where
+    that is the in-container library, it must have been given with the grant.
+    """
+    has_library = {(g.container, g.vendor) for g in grants.of_pod(record.pod_uid) if g.library}
+    found = set()
+    for container in record.containers:
+        for share in container.shares:
+            device = devices_by_uuid.get(share.uuid)
+            if share.exclusive and (device is None or share.memory_mib >= device.memory_mib):
+                continue
+            is_held = (
+                (container.name, share.vendor) in has_library
+                if share.vendor in LIMITED_VENDORS
+                else bool(holding(share.vendor))
+            )
+            if not is_held:
+                found.add(share.vendor)
+    return tuple(sorted(found))
 
 
 def holders_of(

@@ -71,6 +71,9 @@ class Metrics:
         self.state_conflicts = counter(
             "state_conflicts", "States that somebody else had written first."
         )
+        self.unheld = counter(
+            "unheld_pods", "Pods with a part of a device that nothing holds them to.", "vendor"
+        )
         self.records = counter("ledger_records", "Ledger records received.")
         self.feed_resets = counter("ledger_resets", "Times the ledger was found replaced.")
         self.undecodable = counter("undecodable_messages", "Messages that do not decode.", "what")

@@ -16,14 +16,14 @@ from anyio.abc import TaskStatus
 
 from hami_common import subjects
 from hami_common.errors import Conflict, HamiError, Unavailable, WireInvalid
-from hami_common.events.allocation import StateRecord
+from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.codec import decode, encode, event_headers
 from hami_common.ports import Bucket, Expect
 from hami_common.ports import Entry as Stored
 from hami_common.runtime.kubeio import EventRecorder, ObjectRef
 from hami_common.runtime.tasks import Backoff
 from hami_nodeagent.core.claims import Entry
-from hami_nodeagent.core.holders import enforcement_of
+from hami_nodeagent.core.holders import enforcement_of, unheld_vendors
 from hami_nodeagent.core.reporting import Step, next_step
 from hami_nodeagent.shell.site import Site
 
@@ -31,6 +31,12 @@ READ_AGAIN_S = 60.0
 """How often all states are read although nothing seems to have changed."""
 
 _log = logging.getLogger(__name__)
+
+
+def nothing_holds(vendor: str) -> str:
+    """What holds containers of ``vendor``: nothing."""
+    del vendor
+    return ""
 
 
 class States:
@@ -43,8 +49,13 @@ class States:
         bucket: Bucket,
         generation: Callable[[], int],
         events: Callable[[], EventRecorder | None],
+        holding: Callable[[str], str] = nothing_holds,
     ) -> None:
-        """``generation`` grows with each connection to the bus."""
+        """``generation`` grows with each connection to the bus.
+
+        ``holding`` tells what holds a vendor's containers to their memory, empty: nothing does.
+        """
+        self._holding = holding
         self._bucket = bucket
         self._generation = generation
         self._picture = site.picture
@@ -190,6 +201,8 @@ class States:
                 "code": step.code,
             },
         )
+        if step.state == "prepared":
+            await self._warn_of_unheld(record)
         recorder = self._events()
         if step.state == "failed" and recorder is not None:
             await recorder.record(
@@ -200,3 +213,21 @@ class States:
                 message=f"{step.code}: {step.reason}",
                 kind="Warning",
             )
+
+    async def _warn_of_unheld(self, record: AllocationRecord) -> None:
+        """A share that is placed and booked but not enforced is never given in silence."""
+        vendors = unheld_vendors(
+            record, self._picture.grants, self._picture.view.devices_by_uuid, self._holding
+        )
+        for vendor in vendors:
+            self._metrics.unheld.labels(vendor=vendor).inc()
+        recorder = self._events()
+        if not vendors or recorder is None:
+            return
+        await recorder.record(
+            ObjectRef(kind="Pod", name=record.pod, namespace=record.namespace, uid=record.pod_uid),
+            reason="ShareNotHeld",
+            message=f"nothing keeps this pod from using more than its share of "
+            f"{', '.join(vendors)} devices: the share is booked, not enforced",
+            kind="Warning",
+        )
