@@ -69,7 +69,7 @@ async def test_gap_is_exit_code_4_unless_it_is_to_be_skipped(log: Path) -> None:
     ("name", "content", "text"),
     [
         ("a.jsonl.gz", b"no gzip", "not a segment of a stimulus log"),
-        ("a.jsonl.gz", gzip.compress(b"{}\n"), "a.jsonl.gz, line 1"),
+        ("a.jsonl.gz", gzip.compress(b"{}\n", mtime=0), "a.jsonl.gz, line 1"),
         ("a.txt", b"", "no file *.jsonl.gz in it"),
     ],
 )
