@@ -6,14 +6,21 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from hami_common.model.device import Device
+from hami_common.model.device import Device, Profile
 from hami_common.model.placement import ContainerShares, Placement, Share
-from hami_common.model.request import DevicePolicy, DeviceSelector, PodRequest, ScoringWeights
+from hami_common.model.request import (
+    DevicePolicy,
+    DeviceRequest,
+    DeviceSelector,
+    PodRequest,
+    ScoringWeights,
+)
 from hami_scheduler.core.fit import Plan, compile_request
 from hami_scheduler.core.pick import pick, satisfies
 from hami_scheduler.core.reasons import NodeRefusal
 from hami_scheduler.core.search import is_searchable
 from hami_scheduler.core.table import DeviceTable
+from hami_scheduler.core.verdicts import Verdicts
 from tests.support.builders import (
     ask,
     container,
@@ -108,6 +115,41 @@ def test_one_node_serves_shares_parts_and_whole_devices_side_by_side() -> None:
     assert placed(table, pod(ask(), selector=DeviceSelector(modes=("mig",)))) == [["m"]]
     assert code(table, pod(whole(2))) == "AllocatedCardsInsufficientRequest"
     assert code(table_of(device("m", mode="mig")), pod(ask())) == "ModeNotFit"
+
+
+def test_pod_that_names_a_partition_is_refused_where_no_device_has_any() -> None:
+    table, named = table_of(device("x")), replace(ask(), profile="1g")
+    assert code(table, pod(ask())) is None
+    assert code(table, pod(named)) == "CardPartitionMismatch"
+    assert code(table, pod(replace(ask(), exact=(("core", 2),)))) == "CardPartitionMismatch"
+    assert code(table, pod(ask())) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "want"),
+    [
+        (replace(ask(), types=("T4",)), "CardTypeMismatch"),
+        (replace(ask(), modes=("mig",)), "ModeNotFit"),
+        (replace(ask(), profile="1g"), "CardPartitionMismatch"),
+    ],
+)
+def test_every_container_chooses_its_own_devices_however_much_room_there_is(
+    other: DeviceRequest, want: str
+) -> None:
+    table = table_of(device("x"), device("y", index=1))
+    request = pod(container(ask(), name="a"), container(other, name="b"))
+    assert Verdicts(table).filter(request, ["n"]).feasible == []
+    assert code(table, request) == want
+
+
+def test_share_that_takes_a_whole_divided_device_keeps_the_pods_other_containers_off() -> None:
+    whole_only = (Profile(name="", memory_mib=8, core_pct=100),)
+    table = table_of(device("x", memory_mib=8, partitions=whole_only))
+    request = pod(
+        container(ask(mib=8), name="a", kind="sidecar"),
+        container(replace(ask(mib=8), kind="fixed"), name="b"),
+    )
+    assert code(table, request) == "ExclusiveDeviceAllocateConflict"
 
 
 @pytest.mark.parametrize(
@@ -255,6 +297,23 @@ def test_numa_bind_takes_all_devices_from_one_node() -> None:
     assert placed(table, pod(ask(2))) == [["a", "d"]]
     assert code(table, pod(ask(3), selector=bound)) == "NumaNotFit"
     assert code(table, pod(ask(3))) is None
+
+
+def test_numa_bind_holds_for_every_choice_that_is_tried() -> None:
+    table = table_of(
+        device("a", index=0, numa=1, memory_mib=12),
+        device("b", index=1, numa=0, memory_mib=10),
+        device("c", index=2, numa=0, memory_mib=10, slots=1),
+    )
+    request = pod(
+        container(ask(2, mib=6), name="init", kind="init"),
+        container(ask(mib=2), name="x"),
+        container(ask(2, mib=4), name="y"),
+        container(ask(mib=6), name="z"),
+        device=("binpack",),
+        selector=DeviceSelector(numa_bind=True),
+    )
+    assert placed(table, request) == [["b", "c"], ["a"], ["b", "c"], ["a"]]
 
 
 def test_devices_of_unknown_affinity_count_as_one_numa_node() -> None:

@@ -226,6 +226,8 @@ class Held:
             if one.grant is None:
                 continue
             here = chosen & one.devices
+            if one.grant.exclusive:
+                self.exclusive[here] = True  # the whole device, though only a part was asked for
             self.spent += one.division.needs[one.grant.profile][:, None, None] * here
             if one.grant.kind:
                 self.kind[here] = view.table.kinds.number(one.grant.kind)
@@ -336,7 +338,8 @@ def _selected(view: View, step: Step) -> Bools:
         return passing
 
     request = step.request
-    sized = request if request.types or request.modes or view.table.has_divisions else None
+    named = request.types or request.modes or request.profile or request.exact
+    sized = request if named or view.table.has_divisions else None
     key = ("static", request.vendor, request.exclusive, step.selector, sized)
     return view.bools(block.derived(key, make))
 
@@ -567,7 +570,7 @@ def kept_devices(view: View, step: Step, chosen: Bools) -> Bools | None:
 
 
 def is_plain(view: View, step: Step) -> bool:
-    """Whether a step has no constraint but amounts, and none on how devices are combined."""
+    """Whether usage matters to a step by amounts only, and how devices are combined not at all."""
     request = step.request
     return not (
         request.exclusive
@@ -595,10 +598,18 @@ def has_room(view: View, steps: Sequence[Step]) -> Bools:
             running_mib, running_slots = with_mib, running_slots + 1
             running_core += request.core_pct
     passing = _selected(view, steps[0]) & view.bools(block.unheld)
+    for step in steps[1:]:
+        if not _is_answered_alike(step.request, steps[0].request):
+            passing &= _selected(view, step)
     passing &= view.shorts(block.used_slots) <= view.shorts(block.slots) - np.int32(slots)
     passing &= view.ints(block.free_mib) >= mib
     passing &= view.shorts(block.free_core) >= core
     return passing
+
+
+def _is_answered_alike(a: DeviceRequest, b: DeviceRequest) -> bool:
+    """Whether two plain requests of a pod to one vendor accept the same devices."""
+    return (a.types, a.modes, a.profile, a.exact) == (b.types, b.modes, b.profile, b.exact)
 
 
 def reached(scene: Scene, step: Step) -> Shorts:

@@ -30,6 +30,7 @@ from hami_scheduler.core.fit import (
     Scene,
     Step,
     View,
+    beside_counts,
     divisions_of,
     has_enough,
     kept_devices,
@@ -100,7 +101,10 @@ class _Tree:
             open_ = open_ & has_enough(view, step, passing)
             if not open_.any():
                 return
-            self._path[number] = choose_first(view, step, passing & open_, ())
+            passing = passing & open_
+            if step.selector.numa_bind and step.request.count > 1:
+                passing &= beside_counts(view, passing) >= step.request.count
+            self._path[number] = choose_first(view, step, passing, ())
             if is_last:
                 self._solve(open_)
             else:
