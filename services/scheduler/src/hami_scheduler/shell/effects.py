@@ -59,6 +59,8 @@ Chore = Effect | repair.Step
 CHORE_TRIES = 4
 """Attempts at one chore while bus or API server are away, before the next comparison has it."""
 
+READ_TRIES = 3
+"""How often a node's records are read anew because our feed knew more when the answer came."""
 LIST_TIMEOUTS = 6
 """A list of all pods may take this many times as long as any other answer."""
 
@@ -162,14 +164,20 @@ class Effects:
     async def read_node(self, node: str) -> None:
         """Fold what the ledger really holds for ``node``."""
         epoch = self._state.storage_epoch
-        with self._bus():
-            entries = await self._ports.records.latest(subjects.node_keys(node))
-        self._state.require_storage(epoch)
-        newest = max((entry.revision for entry in entries), default=0)
-        if newest < self._state.ledger.fence(node):
-            # Sequences went back: the bus lost its storage, and the feed is about to say so.
-            self._state.records_gone()
-            raise Unavailable(peer="NATS", detail=f"records of node {node} are gone")
+        for _ in range(READ_TRIES):
+            known = self._state.ledger.fence(node)
+            with self._bus():
+                entries = await self._ports.records.latest(subjects.node_keys(node))
+            self._state.require_storage(epoch)
+            newest = max((entry.revision for entry in entries), default=0)
+            if newest < known:
+                # Sequences went back: the bus lost its storage, and the feed is about to say so.
+                self._state.records_gone()
+                raise Unavailable(peer="NATS", detail=f"records of node {node} are gone")
+            if newest >= self._state.ledger.fence(node):
+                break  # else our feed was faster than this read
+        else:
+            raise Unavailable(peer="NATS", detail=f"node {node} kept changing")
         decoded: list[tuple[int, AllocationRecord]] = []
         for entry in entries:
             try:
