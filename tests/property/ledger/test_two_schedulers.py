@@ -20,7 +20,7 @@ from tests.property.ledger.conftest import OPERATIONS, SEED, OpenDrive, memory_d
 from tests.property.ledger.drive import ROUND, Drive
 from tests.support.ledger_outside import SteppedLoop
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(360)]
 
 PARTS = 5
 ENOUGH = 5 * ROUND
