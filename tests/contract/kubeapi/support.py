@@ -19,7 +19,7 @@ from hami_sim.apiserver.client import Access, KubeClient, StatusError, Watch
 from hami_sim.certs import CertificateAuthority
 
 Obj = dict[str, Any]
-WAIT_S = 10.0
+WAIT_S = 30.0
 NOBODY = "nobody-schedules"
 
 
