@@ -61,6 +61,17 @@ CHAINS: tuple[tuple[DevicePolicy, ...], ...] = (
     ("topology-aware",),
     ("topology-aware", "binpack"),
     ("topology-aware", "numa", "spread"),
+    ("spread", "numa"),
+    ("binpack", "spread"),
+    ("numa", "spread", "binpack"),
+    ("mutex", "topology-aware", "binpack"),
+    ("topology-aware", "mutex", "numa"),
+)
+WEIGHTS = (
+    ScoringWeights(),
+    ScoringWeights(slot=0, core=0, memory=3),
+    ScoringWeights(slot=2, core=5, memory=1),
+    ScoringWeights(slot=1, core=0, memory=0),
 )
 
 
@@ -205,7 +216,7 @@ def pods(draw: st.DrawFn, uid: str = "uid") -> PodRequest:
         uid=uid,
         node=draw(st.sampled_from(("binpack", "spread"))),
         device=draw(st.sampled_from(CHAINS)),
-        weights=draw(st.sampled_from((ScoringWeights(), ScoringWeights(slot=0, core=0, memory=3)))),
+        weights=draw(st.sampled_from(WEIGHTS)),
         selectors={vendor: draw(selectors(vendor)) for vendor in VENDORS if draw(st.booleans())},
     )
 

@@ -125,7 +125,7 @@ class Pair:
             ]
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(st.data())
 def test_core_and_oracle_agree_on_any_cluster(data: st.DataObject) -> None:
     pair = Pair()
@@ -146,7 +146,7 @@ def columns_are_worked_out_one_by_one() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(st.data())
 def test_answers_kept_from_before_stay_right_through_any_events(data: st.DataObject) -> None:
     pair = Pair()
@@ -159,7 +159,7 @@ def test_answers_kept_from_before_stay_right_through_any_events(data: st.DataObj
         pair.table.check()
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_pods_placed_one_after_another_never_exceed_a_device(data: st.DataObject) -> None:
     pair = Pair()
