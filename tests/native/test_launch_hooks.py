@@ -62,7 +62,7 @@ def own():
     region = parse(open(os.environ["CUDA_DEVICE_MEMORY_SHARED_CACHE"] + "-1", "rb").read())
     if not isinstance(region, Region):
         raise AssertionError(region)
-    return next(p for p in region.processes if p.pid == os.getpid())
+    return next(p for p in region.processes if p.owner.pid == os.getpid())
 """
 
 
