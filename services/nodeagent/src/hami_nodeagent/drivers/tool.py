@@ -28,7 +28,7 @@ from hami_nodeagent.drivers.errors import (
 
 ANSWER_LIMIT = 4 << 20
 """More than any tool says about a full node."""
-_REAP_S = 2.0
+_REAP_S = 10.0
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 
@@ -104,14 +104,16 @@ class Tool:
             )
         environment = {**os.environ, **self._environment, "LANG": "C", "LC_ALL": "C"}
         try:
-            return await anyio.open_process(
-                [path, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment,
-                start_new_session=True,
-            )
+            # Shielded: who is cancelled while a process starts would never know of it.
+            with anyio.CancelScope(shield=True):
+                return await anyio.open_process(
+                    [path, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=environment,
+                    start_new_session=True,
+                )
         except FileNotFoundError as error:
             raise DriverMissing(doing=doing, detail=str(error), code=_NOT_FOUND) from error
         except PermissionError as error:
