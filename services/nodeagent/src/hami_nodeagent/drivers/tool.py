@@ -106,7 +106,7 @@ class Tool:
         try:
             # Shielded: who is cancelled while a process starts would never know of it.
             with anyio.CancelScope(shield=True):
-                return await anyio.open_process(
+                process = await anyio.open_process(
                     [path, *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
@@ -120,6 +120,7 @@ class Tool:
             raise DriverDenied(doing=doing, detail=str(error), code=_NOT_EXECUTABLE) from error
         except OSError as error:
             raise DriverTransient(doing=doing, detail=str(error), code=error.errno or 0) from error
+        return process
 
     async def _talk(
         self, process: Process, doing: str, limit_s: float, *, one_line: bool
