@@ -15,8 +15,8 @@ was tested on. The last line counts tests, with failed gates among the failures.
 
 Tiers with real processes and real time (all but unit) run a few failed tests once more, alone: one
 that passes then is told as "flaked", by name, with its first failure printed above. More than
-``FLAKES_OF_ALL_MOST`` of them in a run are failures. A flake is a defect to be mended: of the test, or of
-what it tests; it must not hide what else a change did.
+``FLAKES_OF_ALL_MOST`` of them in a run are failures. A flake is a defect to be mended: of the test,
+or of what it tests; it must not hide what else a change did.
 """
 
 import argparse
