@@ -261,7 +261,7 @@ def too_large_revision(requested: int, current: int) -> ApiError:
 
 
 def too_many_requests(message: str, *, retry_after_s: int = 0, causes: list[Cause]) -> ApiError:
-    """Refuse for now; the same request may succeed later."""
+    """Refuse at this moment; the same request may succeed later."""
     details: Obj = {}
     if causes:
         details["causes"] = [cause.to_json() for cause in causes]

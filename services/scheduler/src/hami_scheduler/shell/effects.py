@@ -283,7 +283,7 @@ class Effects:
         return found
 
     async def forget(self, node: str, pod_uid: str) -> bool:
-        """Remove the tombstone of a pod that is gone; false when it has to stay for now."""
+        """Remove the tombstone of a pod that is gone; false when it still has to stay."""
         key = subjects.allocation_key(node, pod_uid)
         with self._bus():
             entry = await self._ports.records.get(key)

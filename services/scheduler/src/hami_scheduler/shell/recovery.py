@@ -170,7 +170,7 @@ class Recovery:
             try:
                 await self._effects.forget(node, uid)
             except Unavailable as error:
-                _log.debug("tombstones kept for now", extra={"problem": str(error)})
+                _log.debug("tombstones kept until next time", extra={"problem": str(error)})
                 return
 
 
