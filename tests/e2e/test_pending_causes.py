@@ -290,6 +290,8 @@ async def _is_known(cluster: Cluster) -> bool:
     """Whether the inventory is as the nodes are: devices, cordon, slots, and who is silent."""
     try:
         async with cluster.session.get(f"{cluster.url('scheduler')}/v1/snapshot") as response:
+            if response.status != 200:
+                return False  # it does not know its ledger yet
             known = await response.json()
     except OSError:
         return False

@@ -3,7 +3,15 @@
 
 import pytest
 
-from hami_sim.apiserver.client import APPLY, JSON_PATCH, STRATEGIC, Access, KubeClient, path_of
+from hami_sim.apiserver.client import (
+    APPLY,
+    JSON_PATCH,
+    STRATEGIC,
+    Access,
+    KubeClient,
+    StatusError,
+    path_of,
+)
 from tests.contract.kubeapi.support import (
     Cluster,
     Obj,
@@ -654,7 +662,19 @@ class PodsContract:
         resource = "priorityclasses.scheduling.k8s.io"
         await cluster.client.create(resource, {"metadata": {"name": name}, "value": 77})
         made["spec"]["priorityClassName"] = name
-        found = await cluster.client.create("pods", made, cluster.namespace)
+
+        async def known() -> bool:
+            """Admission reads classes from a cache that follows the storage."""
+            try:
+                await cluster.client.create("pods", made, cluster.namespace)
+            except StatusError as error:
+                if error.code != 403:
+                    raise
+                return False
+            return True
+
+        await until(known)
+        found = await cluster.client.get("pods", "a", cluster.namespace)
         assert found["spec"]["priority"] == 77
         await cluster.client.delete(resource, name)
 

@@ -77,8 +77,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def running(tmp_path: Path) -> AsyncIterator[Bench]:
-    bench = Bench(make_site(tmp_path))
+async def running(tmp_path: Path, **settings: Any) -> AsyncIterator[Bench]:
+    bench = Bench(make_site(tmp_path, **settings))
     async with background() as group:
         await group.start(bench.feed.follow)
         await group.start(bench.keeper.keep)
@@ -103,12 +103,19 @@ async def test_states_follow_the_facts_in_order(tmp_path: Path) -> None:
         assert headers["ce-type"] == "io.hami.state.running.v1"
 
 
-@pytest.mark.parametrize(("library", "is_told"), [("libvgpu-1.so", False), ("", True)])
+@pytest.mark.parametrize(
+    ("enforcement", "library", "is_told", "counted"),
+    [
+        ("libvgpu", "libvgpu-1.so", False, 0),
+        ("libvgpu", "", True, 1),
+        ("none", "", False, 1),
+    ],
+)
 async def test_share_that_nothing_holds_is_told_to_the_pods_owner(
-    tmp_path: Path, library: str, *, is_told: bool
+    tmp_path: Path, enforcement: str, library: str, *, is_told: bool, counted: int
 ) -> None:
     pod = Given("pod")
-    async with running(tmp_path) as bench:
+    async with running(tmp_path, enforcement=enforcement) as bench:
         await bench.write(pod)
         bench.bind(pod)
         bench.site.picture.grants.add(replace(pod.grant("main", "a"), library=library))
@@ -118,6 +125,8 @@ async def test_share_that_nothing_holds_is_told_to_the_pods_owner(
         await bench.reaches(pod, "running")
         told = [what for what, _ in bench.recorder.events]
         assert told == (["default/pod ShareNotHeld"] if is_told else [])
+        metric = bench.site.metrics.unheld.labels(vendor="nvidia")
+        assert metric._value.get() == counted  # noqa: SLF001
 
 
 @pytest.mark.parametrize(("library", "said"), [("libvgpu-1.so", "libvgpu"), ("", "none")])

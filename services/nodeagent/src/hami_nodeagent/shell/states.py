@@ -23,7 +23,7 @@ from hami_common.ports import Entry as Stored
 from hami_common.runtime.kubeio import EventRecorder, ObjectRef
 from hami_common.runtime.tasks import Backoff
 from hami_nodeagent.core.claims import Entry
-from hami_nodeagent.core.holders import enforcement_of, unheld_vendors
+from hami_nodeagent.core.holders import LIMITED_VENDORS, enforcement_of, unheld_vendors
 from hami_nodeagent.core.reporting import Step, next_step
 from hami_nodeagent.shell.site import Site
 
@@ -64,6 +64,7 @@ class States:
         self._clock = site.clock
         self._metrics = site.metrics
         self._retry_s = site.settings.report_retry_s
+        self._site_enforces_nothing = site.settings.enforcement == "none"
         self._revision_by_uid: dict[str, int] = {}
 
     async def keep(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -215,12 +216,18 @@ class States:
             )
 
     async def _warn_of_unheld(self, record: AllocationRecord) -> None:
-        """A share that is placed and booked but not enforced is never given in silence."""
+        """A share that is placed and booked but not enforced is never given in silence.
+
+        Where the operator's setting says that nothing is enforced, the metric and the state record
+        tell it: an Event for each pod would say nothing new, at one write to the API server each.
+        """
         vendors = unheld_vendors(
             record, self._picture.grants, self._picture.view.devices_by_uuid, self._holding
         )
         for vendor in vendors:
             self._metrics.unheld.labels(vendor=vendor).inc()
+        if self._site_enforces_nothing:
+            vendors = tuple(vendor for vendor in vendors if vendor not in LIMITED_VENDORS)
         recorder = self._events()
         if not vendors or recorder is None:
             return
