@@ -32,6 +32,7 @@ def facts(number: int) -> DeviceFacts:
 
 class FakeDriver:
     vendor = "nvidia"
+    partitioner = None
     is_stuck = False
 
     def __init__(self) -> None:

@@ -13,6 +13,8 @@
         ├── DeviceHung          no answer within the deadline; the call may still be running
         ├── DeviceBusy          somebody else holds it: ask again later
         ├── NotSupported        this part cannot do that: use the fallback
+        ├── PartitionRefused    no room for the partition, or its size is not known there
+        ├── PartitionBusy       processes use the partition: it stays
         ├── AnswerUnknown       the answer has no form that we know: what was known before stands
         └── DriverTransient     anything else: try again, a limited number of times
 """
@@ -77,6 +79,14 @@ class DeviceBusy(DriverError):
 
 class NotSupported(DriverError):
     """The part or the driver version cannot do it."""
+
+
+class PartitionRefused(DriverError):
+    """The hardware has no room for the partition, or does not know its size."""
+
+
+class PartitionBusy(DriverError):
+    """Processes use the partition; it is not removed under them."""
 
 
 class AnswerUnknown(DriverError):

@@ -37,6 +37,7 @@ from hami_nodeagent.drivers.errors import (
     DriverMissing,
 )
 from hami_nodeagent.drivers.lane import Lane
+from hami_nodeagent.drivers.partitioner import Partitioner
 from hami_nodeagent.drivers.protocol import DeviceUsage, Inventory
 from hami_nodeagent.drivers.rules import Neighbour, fault_policy, links_of
 
@@ -111,6 +112,11 @@ class NvidiaDriver:
     def vendor(self) -> str:
         """The word ``nvidia``."""
         return nvidia.VENDOR
+
+    @property
+    def partitioner(self) -> Partitioner | None:
+        """Nothing divides these devices."""
+        return None
 
     @property
     def is_stuck(self) -> bool:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from hami_common.model.device import DeviceFacts, Link
 from hami_nodeagent.core.health import Stimulus
+from hami_nodeagent.drivers.partitioner import Partitioner
 
 
 class Inventory(Struct, frozen=True, kw_only=True):
@@ -60,6 +61,11 @@ class Driver(Protocol):
     @property
     def is_stuck(self) -> bool:
         """A call into the vendor's library never came back; its thread outlives the loop."""
+        ...
+
+    @property
+    def partitioner(self) -> Partitioner | None:
+        """What divides these devices in hardware; ``None`` where nothing does."""
         ...
 
     async def discover(self) -> Inventory:

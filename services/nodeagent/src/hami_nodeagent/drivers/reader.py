@@ -16,6 +16,7 @@ from msgspec import Struct
 from hami_nodeagent.drivers.errors import AnswerUnknown
 from hami_nodeagent.drivers.parse.seen import Sight
 from hami_nodeagent.drivers.parse.trouble import Rule, trouble, unexplained
+from hami_nodeagent.drivers.partitioner import Partitioner
 from hami_nodeagent.drivers.tool import Tool
 
 T = TypeVar("T")
@@ -96,6 +97,11 @@ class Reader(Protocol):
         """Every tool it runs."""
         ...
 
+    @property
+    def partitioner(self) -> Partitioner | None:
+        """What divides the devices in hardware; ``None`` where nothing does."""
+        ...
+
     async def survey(self) -> Sight:
         """Look at everything; raises the errors of ``errors``."""
         ...
@@ -125,6 +131,11 @@ class ToolReader:
     def tools(self) -> Sequence[Tool]:
         """The one tool."""
         return (self.tool,)
+
+    @property
+    def partitioner(self) -> Partitioner | None:
+        """Nothing divides the devices of most vendors."""
+        return None
 
     def forget(self) -> None:
         """Nothing is remembered."""

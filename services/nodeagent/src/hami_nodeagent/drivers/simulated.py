@@ -30,6 +30,7 @@ from hami_nodeagent.core.health import (
     Stimulus,
 )
 from hami_nodeagent.drivers.errors import DriverMissing
+from hami_nodeagent.drivers.partitioner import Partitioner
 from hami_nodeagent.drivers.protocol import DeviceUsage, Inventory, ProcessUsage
 from hami_nodeagent.drivers.rules import Neighbour, fault_policy, links_of, type_of
 
@@ -169,6 +170,11 @@ class SimulatedDriver:
     def vendor(self) -> str:
         """The vendor of the profile."""
         return self._profile.vendor
+
+    @property
+    def partitioner(self) -> Partitioner | None:
+        """Nothing divides these devices."""
+        return None
 
     @property
     def is_stuck(self) -> bool:

@@ -37,6 +37,7 @@ from hami_nodeagent.drivers.errors import (
     HardwareAbsent,
 )
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
+from hami_nodeagent.drivers.partitioner import Partitioner
 from hami_nodeagent.drivers.protocol import DeviceUsage, Inventory
 from hami_nodeagent.drivers.reader import Reader, ToolSettings, numa_of
 from hami_nodeagent.drivers.rules import fault_policy, links_of
@@ -76,6 +77,11 @@ class ToolDriver:
     def vendor(self) -> str:
         """The reader's vendor."""
         return self._reader.vendor
+
+    @property
+    def partitioner(self) -> Partitioner | None:
+        """What the reader has for it."""
+        return self._reader.partitioner
 
     @property
     def is_stuck(self) -> bool:
