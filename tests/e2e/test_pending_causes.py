@@ -295,7 +295,7 @@ async def _is_known(cluster: Cluster) -> bool:
             known = await response.json()
     except OSError:
         return False
-    devices = {d["uuid"]: d for node in known["devices"] for d in node.get("devices", [])}
+    devices = {d["uuid"]: d for node in known.get("devices", []) for d in node.get("devices", [])}
     wanted = sum(cause.devices for cause in CAUSES)
     return (
         len(devices) == wanted
