@@ -20,7 +20,7 @@ class Wanted(Struct, frozen=True, kw_only=True, omit_defaults=True):
     uuid: str
     """UUID of the device it is on."""
     profile: str
-    """Name in the device's ``Device.partitions``."""
+    """Name in the device's ``Device.partitions``; empty: a share of any size, see ``any_size``."""
     start: int | None = None
     """First position on the device's grid; ``None`` where positions do not matter."""
     kind: str = ""
@@ -40,6 +40,12 @@ class Instance(Struct, frozen=True, kw_only=True, omit_defaults=True):
     profile: str = ""
     """Name in ``Device.partitions``; empty: of a size that the table does not have."""
     start: int | None = None
+    memory_mib: int = 0
+    """Its size where the hardware tells it, and so with compute; 0: not told. One without profile
+    and without memory is not whole."""
+    core_pct: int = 0
+    kind: str = ""
+    """As in ``Wanted``, where the hardware tells it."""
     is_busy: bool | None = None
     """Whether processes use it now; ``None`` where the vendor cannot tell."""
     handles: dict[str, str] = {}
@@ -52,6 +58,11 @@ class Partitioner(Protocol):
     @property
     def vendor(self) -> str:
         """Vendor word, as in ``DeviceFacts.vendor``."""
+        ...
+
+    @property
+    def any_size(self) -> bool:
+        """Whether parts of a device without a profile need an instance of their own size, too."""
         ...
 
     async def instances(self) -> tuple[Instance, ...]:
