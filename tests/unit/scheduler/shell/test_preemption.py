@@ -9,13 +9,21 @@ import anyio
 import pytest
 
 from hami_common.events.allocation import AllocationRecord
+from hami_scheduler.shell.preemption import TRIES_MOST
 from tests.unit.scheduler.shell import builders
-from tests.unit.scheduler.shell.world import Running, World, quiet
+from tests.unit.scheduler.shell.world import STEP_S, Running, World, quiet
 
 pytestmark = pytest.mark.anyio
 
 NODES = ["n1", "n2"]
 DEVICES = [builders.devices(node, memory_mib=10_000) for node in NODES]
+
+BUDGET_PATH = "/apis/policy/v1/namespaces/default/poddisruptionbudgets/db"
+BUDGET: builders.Obj = {
+    "metadata": {"name": "db", "namespace": "default"},
+    "spec": {"selector": {"matchLabels": {"app": "db"}}},
+    "status": {"disruptionsAllowed": 0},
+}
 
 
 def pod(name: str, priority: int, *, mem_mib: int = 6000, **metadata: Any) -> builders.Obj:
@@ -95,6 +103,47 @@ async def test_the_pod_with_the_lowest_priority_goes_and_its_room_is_kept() -> N
     assert events["Preempting"]["involvedObject"]["name"] == "urgent"
 
 
+async def test_pod_that_is_asked_for_before_it_is_known_gets_its_room() -> None:
+    """The watch may tell of a pod after kube-scheduler, which then asks for minutes no more."""
+    world = await world_with((pod("low", 1), "n1"), (pod("mid", 5), "n2"))
+    urgent = pod("urgent", 10)
+    async with world.scheduler(preempt_retry_s=1.0) as s:
+        for _ in range(3):
+            assert (await s.filter(urgent, NODES))["NodeNames"] == []
+            await quiet()
+        assert world.kube.evictions == []
+        world.add_pod(urgent)
+        await quiet()
+        await world.advance(STEP_S, *NODES)
+        assert world.kube.evictions == ["low"]
+        assert [room.pod for room in held(world)] == ["urgent"]
+        assert s.value("hami_scheduler_preemptions_total", outcome="early") == 1
+
+
+async def test_pod_that_never_comes_is_not_looked_for_for_ever() -> None:
+    world = await world_with((pod("low", 1), "n1"), (pod("mid", 5), "n2"))
+    async with world.scheduler(preempt_retry_s=1.0) as s:
+        await s.filter(pod("ghost", 10), NODES)
+        await world.advance(30 * STEP_S, *NODES)
+        assert s.value("hami_scheduler_preemptions_total", outcome="early") == 1 + TRIES_MOST
+    assert world.kube.evictions == []
+
+
+async def test_call_that_comes_too_early_is_answered_later() -> None:
+    """Kube-scheduler asks at once when the pod changes, then not again."""
+    low = pod("low", 1, labels={"app": "db"})
+    world = await world_with((low, "n1"), (pod("mid", 20), "n2"))
+    world.kube.put(BUDGET_PATH, BUDGET)
+    urgent = pod("urgent", 10)
+    async with world.scheduler(preempt_retry_s=5.0) as s:
+        await ask(world, s, urgent)
+        world.kube.put(BUDGET_PATH, {**BUDGET, "status": {"disruptionsAllowed": 1}})
+        assert (await ask(world, s, urgent))["NodeNames"] == []
+        assert world.kube.evictions == []
+        await world.advance(STEP_S, *NODES)
+        assert world.kube.evictions == ["low"]
+
+
 @pytest.mark.parametrize("why", ["off", "never", "equal"])
 async def test_nobody_goes_for_a_pod_that_may_not_preempt(why: str) -> None:
     world = await world_with((pod("a", 5), "n1"), (pod("b", 5), "n2"))
@@ -132,20 +181,14 @@ def _time(unix_s: float) -> str:
 
 async def test_budgets_are_never_violated() -> None:
     world = await world_with((pod("low", 1, labels={"app": "db"}), "n1"), (pod("mid", 5), "n2"))
-    path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets/db"
-    budget = {
-        "metadata": {"name": "db", "namespace": "default"},
-        "spec": {"selector": {"matchLabels": {"app": "db"}}},
-        "status": {"disruptionsAllowed": 0},
-    }
-    world.kube.put(path, budget)
+    world.kube.put(BUDGET_PATH, BUDGET)
     async with world.scheduler(preempt_retry_s=1.0) as s:
         await ask(world, s, pod("first", 10))
         assert world.kube.evictions == ["mid"]
         await ask(world, s, pod("second", 10))
         assert world.kube.evictions == ["mid"]
         assert s.value("hami_scheduler_preemptions_total", outcome="budget") == 1
-        world.kube.put(path, {**budget, "status": {"disruptionsAllowed": 1}})
+        world.kube.put(BUDGET_PATH, {**BUDGET, "status": {"disruptionsAllowed": 1}})
         await world.advance(7, *NODES)
         await ask(world, s, pod("second", 10))
     assert world.kube.evictions == ["mid", "low"]

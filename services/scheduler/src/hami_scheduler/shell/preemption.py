@@ -62,6 +62,13 @@ ASKED_MOST = 1024
 """Pods remembered between two attempts."""
 NODES_AT_ONCE = 256
 """Nodes that are ranked between two points where others may run."""
+PASSING = frozenset({"early", "contended", "unavailable"})
+"""Outcomes of a look that say nothing about the pod: it is looked at again without being asked.
+
+``early``: filter was asked for the pod before the watch of pods had told of it.
+"""
+TRIES_MOST = 10
+"""Looks in a row that may end so; whoever waits longer is asked for by kube-scheduler again."""
 SPARED_S = 30.0
 """How long a pod that could not be evicted is not tried again."""
 
@@ -129,6 +136,10 @@ class _Asked(Struct, frozen=True, kw_only=True):
     pod: PodView
     request: PodRequest
     names: NodeNames
+    due_s: float
+    """Not looked at before, by the monotonic clock."""
+    tries: int = 0
+    """Looks so far that ended with a word of ``PASSING``."""
 
 
 class _Plan(Struct, frozen=True, kw_only=True):
@@ -165,7 +176,7 @@ class Preemption:
         self._events = EventRecorder(
             kube, component="hami-scheduler", clock=state.clock, instance=decisions.writer
         )
-        self._asked: OrderedDict[str, _Asked] = OrderedDict()
+        self._asked: dict[str, _Asked] = {}
         self._wake = anyio.Event()
         self._not_before_s: OrderedDict[str, float] = OrderedDict()
         self._spared_until_s: dict[str, float] = {}
@@ -180,11 +191,11 @@ class Preemption:
         lowest = self._state.pods.lowest_priority()
         if lowest is None or lowest >= priority:
             return
-        if self._not_before_s.get(uid, 0.0) > self._state.clock.monotonic_s():
-            return
         if uid in self._asked or len(self._asked) >= ASKED_MOST:
             return
-        self._asked[uid] = _Asked(pod=pod, request=request, names=names)
+        # Kube-scheduler may not ask again for minutes: what comes too early is looked at later.
+        due_s = max(self._not_before_s.get(uid, 0.0), self._state.clock.monotonic_s())
+        self._asked[uid] = _Asked(pod=pod, request=request, names=names, due_s=due_s)
         self._wake.set()
 
     def room(self, pod: PodView, request: PodRequest, names: NodeNames) -> Answer | None:
@@ -260,19 +271,40 @@ class Preemption:
     async def work(self) -> None:
         """Take up what ``consider`` noted, for ever."""
         while True:
-            while not self._asked:
-                if self._wake.is_set():
-                    self._wake = anyio.Event()
-                await self._wake.wait()
-            uid, asked = self._asked.popitem(last=False)
+            asked = await self._next()
+            uid = asked.request.uid
             self._put_off(uid)
             try:
                 outcome = await self._preempt(asked)
             except HamiError as error:
                 outcome = "unavailable"
                 _log.warning("preemption failed", extra={"uid": uid, "problem": str(error)})
+            if outcome in PASSING and asked.tries < TRIES_MOST and uid not in self._asked:
+                due_s = self._not_before_s[uid]
+                self._asked[uid] = replace(asked, due_s=due_s, tries=asked.tries + 1)
             if outcome:
                 self._metrics.preemptions.labels(outcome=outcome).inc()
+
+    async def _next(self) -> _Asked:
+        """The pod that is due first, taken out, as soon as it is due."""
+        while True:
+            if self._wake.is_set():
+                self._wake = anyio.Event()
+            first = min(self._asked.values(), key=lambda asked: asked.due_s, default=None)
+            if first is None:
+                await self._wake.wait()
+                continue
+            wait_s = first.due_s - self._state.clock.monotonic_s()
+            if wait_s <= 0:
+                return self._asked.pop(first.request.uid)
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._wake_after, wait_s)
+                await self._wake.wait()
+                group.cancel_scope.cancel()
+
+    async def _wake_after(self, wait_s: float) -> None:
+        await self._state.clock.sleep(wait_s)
+        self._wake.set()
 
     def _put_off(self, uid: str) -> None:
         self._not_before_s[uid] = self._state.clock.monotonic_s() + self._settings.preempt_retry_s
@@ -287,7 +319,9 @@ class Preemption:
         uid = asked.request.uid
         for _ in range(self._settings.fence_tries):
             pod = self._state.pods.get(uid)
-            if pod is None or not pod.is_waiting() or not self._state.is_complete:
+            if pod is None or not self._state.is_complete:
+                return "early"
+            if not pod.is_waiting():
                 return ""
             held = self._state.ledger.held_for(uid, fenced=pod.fence)
             if held is not None:
