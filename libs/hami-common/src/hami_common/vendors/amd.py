@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from hami_common.errors import RequestInvalid
 from hami_common.model.request import DeviceRequest
+from hami_common.vendors.handles import handle_of
 from hami_common.vendors.protocol import RenderContext
 from hami_common.vendors.sharing import (
     FULL_PCT,
@@ -96,8 +97,8 @@ class Amd(ShareVendor):
         env = {"ROCR_VISIBLE_DEVICES": ",".join(device.uuid for _, device in given)}
         masks = [
             f"{place}:{mask}"
-            for place, (_, device) in enumerate(given)
-            if (mask := context.handles.get(device.uuid, {}).get("cu_mask", ""))
+            for place, (share, device) in enumerate(given)
+            if (mask := handle_of(share, device, context, "cu_mask"))
         ]
         if masks:
             env["HSA_CU_MASK"] = ";".join(masks)

@@ -21,6 +21,7 @@ from hami_common.errors import RequestInvalid
 from hami_common.model.device import Profile
 from hami_common.model.request import DeviceRequest, DeviceSelector
 from hami_common.podview import ContainerView
+from hami_common.vendors.handles import handle_of
 from hami_common.vendors.protocol import (
     BindMount,
     Capability,
@@ -235,6 +236,7 @@ class Ascend(ShareVendor):
                 node_env=(
                     "ASCEND_VISIBLE_DEVICES",
                     "ASCEND_VNPU_SPECS",
+                    "ASCEND_RUNTIME_OPTIONS",
                     "NPU_MEM_QUOTA",
                     "NPU_PRIORITY",
                 ),
@@ -321,7 +323,7 @@ class Ascend(ShareVendor):
         return super().parse_selector(annotations)
 
     def plan(self, given: Sequence[Given], context: RenderContext) -> Plan:
-        """The vendor's runtime makes the vNPU from ``ASCEND_VNPU_SPECS``.
+        """The vendor's runtime makes a vNPU from ``ASCEND_VNPU_SPECS`` unless there is one already.
 
         ``handles``: ``vnpu_id`` of a vNPU that exists already, ``shared_directory`` of a soft
         share.
@@ -331,11 +333,13 @@ class Ascend(ShareVendor):
         nodes = [node(path, permissions="rwm") for path in _CONTROL_NODES]
         for share, device in given:
             number = number_of(device)
-            vnpu = context.handles.get(device.uuid, {}).get("vnpu_id", "")
+            vnpu = handle_of(share, device, context, "vnpu_id")
             path = f"/dev/vdavinci{vnpu}" if vnpu else f"/dev/davinci{number}"
             inside = f"/dev/davinci{vnpu or number}"
             nodes.append(DeviceNode(host_path=path, container_path=inside, permissions="rwm"))
-            if share.profile and not vnpu:
+            if vnpu:
+                env |= {"ASCEND_VISIBLE_DEVICES": vnpu, "ASCEND_RUNTIME_OPTIONS": "VIRTUAL"}
+            elif share.profile:
                 env["ASCEND_VNPU_SPECS"] = share.profile
         if given and not given[0].share.exclusive and not given[0].share.profile:
             env |= _soft_env(given[0])

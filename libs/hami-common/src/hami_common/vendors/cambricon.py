@@ -13,6 +13,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from hami_common.model.request import DeviceRequest
+from hami_common.vendors.handles import handle_of
 from hami_common.vendors.protocol import RenderContext
 from hami_common.vendors.sharing import (
     FULL_PCT,
@@ -96,16 +97,17 @@ class Cambricon(ShareVendor):
         return one_part_only(asked, "sMLU instance")
 
     def plan(self, given: Sequence[Given], context: RenderContext) -> Plan:
-        """An instance is seen through its capability node.
+        """An instance is seen through its capability node; the card's name would give the card.
 
         ``handles``: ``cap_node``, the device node of the instance.
         """
         nodes = [node(path) for path in _CONTROL_NODES]
-        for _, device in given:
+        caps: list[str] = []
+        for share, device in given:
             number = number_of(device)
             nodes += [node(f"/dev/cambricon_dev{number}"), node(f"/dev/cambricon_ipcm{number}")]
-            cap = context.handles.get(device.uuid, {}).get("cap_node", "")
-            nodes += [node(cap)] if cap else []
+            cap = handle_of(share, device, context, "cap_node")
+            caps += [cap] if cap else []
         first = given[0] if given else None
         annotations = {}
         if first is not None and first.share.memory_mib < first.device.memory_mib:
@@ -114,8 +116,9 @@ class Cambricon(ShareVendor):
                 f"{number_of(first.device)}_{share.core_pct}_{share.memory_mib // BLOCK_MIB}"
             )
         return Plan(
-            env={"CAMBRICON_VISIBLE_DEVICES": numbers(given)},
-            nodes=tuple(nodes),
+            env={} if caps else {"CAMBRICON_VISIBLE_DEVICES": numbers(given)},
+            nodes=(*nodes, *map(node, caps)),
+            only_nodes=bool(caps),
             mounts=(mount("/usr/bin/cnmon"),),
             annotations=annotations,
         )

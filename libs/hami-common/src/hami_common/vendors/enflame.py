@@ -17,6 +17,7 @@ from hami_common.errors import RequestInvalid
 from hami_common.model.device import Profile
 from hami_common.model.request import DeviceRequest
 from hami_common.podview import ContainerView
+from hami_common.vendors.handles import handle_of
 from hami_common.vendors.protocol import RenderContext
 from hami_common.vendors.sharing import (
     FULL_PCT,
@@ -159,8 +160,8 @@ class Enflame(ShareVendor):
         env = {"ENFLAME_VISIBLE_DEVICES": numbers(given)}
         slices = [
             uuid
-            for _, device in given
-            if (uuid := context.handles.get(device.uuid, {}).get("instance_uuid", ""))
+            for share, device in given
+            if (uuid := handle_of(share, device, context, "instance_uuid"))
         ]
         if slices:
             env["TOPS_VISIBLE_DEVICES"] = ",".join(f"DRS-{uuid}" for uuid in slices)

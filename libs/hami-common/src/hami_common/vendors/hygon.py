@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from hami_common.model.request import DeviceRequest
+from hami_common.vendors.handles import handle_of
 from hami_common.vendors.protocol import BindMount, RenderContext
 from hami_common.vendors.sharing import (
     FULL_PCT,
@@ -88,9 +89,9 @@ class Hygon(ShareVendor):
         """
         nodes = [node("/dev/kfd", permissions="rwm"), node("/dev/mkfd", permissions="rwm")]
         mounts = [mount("/opt/hyhal")]
-        for _, device in given:
+        for share, device in given:
             nodes += [node(f"/dev/dri/card{number_of(device)}"), render_node(device)]
-            config = context.handles.get(device.uuid, {}).get("config_directory", "")
+            config = handle_of(share, device, context, "config_directory")
             if config:
                 mounts.append(
                     BindMount(host_path=config, container_path="/etc/vdev/docker", read_only=False)

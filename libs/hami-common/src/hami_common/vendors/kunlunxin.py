@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common.model.request import DeviceRequest, DeviceSelector
+from hami_common.vendors.handles import handle_of
 from hami_common.vendors.protocol import RenderContext
 from hami_common.vendors.shapes import COUNTS
 from hami_common.vendors.sharing import (
@@ -25,7 +26,6 @@ from hami_common.vendors.sharing import (
     mount,
     node,
     number_of,
-    numbers,
     words_of,
 )
 
@@ -109,13 +109,12 @@ class Kunlunxin(ShareVendor):
 
         ``handles``: ``number``, N of the vXPU's ``/dev/xpuN``.
         """
-        nodes = []
-        for _, device in given:
-            number = context.handles.get(device.uuid, {}).get("number", str(number_of(device)))
-            nodes.append(node(f"/dev/xpu{number}"))
+        found = []
+        for share, device in given:
+            found.append(handle_of(share, device, context, "number") or str(number_of(device)))
         return Plan(
-            env={"XPU_VISIBLE_DEVICES": numbers(given)},
-            nodes=(*nodes, node("/dev/xpuctrl")),
+            env={"XPU_VISIBLE_DEVICES": ",".join(found)},
+            nodes=(*(node(f"/dev/xpu{number}") for number in found), node("/dev/xpuctrl")),
             mounts=(mount("/usr/local/xpu"),),
             annotations={
                 "BAIDU_COM_DEVICE_IDX": ",".join(str(device.index) for _, device in given)

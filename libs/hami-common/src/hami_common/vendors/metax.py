@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from hami_common.errors import RequestInvalid
 from hami_common.model.request import DeviceRequest
+from hami_common.vendors.handles import handle_of
 from hami_common.vendors.protocol import RenderContext
 from hami_common.vendors.sharing import (
     FULL_PCT,
@@ -121,13 +122,14 @@ class Metax(ShareVendor):
         nodes = [node(path, optional=path != _CONTROL_NODES[0]) for path in _CONTROL_NODES]
         for share, device in given:
             nodes += [node(f"/dev/dri/card{number_of(device)}"), render_node(device)]
-            handle = context.handles.get(device.uuid, {})
-            if "sgpu" in handle:
+            sgpu = handle_of(share, device, context, "sgpu")
+            alias = context.handles.get(device.uuid, {}).get("alias", "")
+            if sgpu:
                 words = [
-                    f"sgpu={device.bus_id}#{handle['sgpu']}",
+                    f"sgpu={device.bus_id}#{sgpu}",
                     f"compute={share.core_pct or FULL_PCT}",
                     f"vram={share.memory_mib}",
-                    *([f"alias={handle['alias']}"] if "alias" in handle else []),
+                    *([f"alias={alias}"] if alias else []),
                 ]
                 slices.append(";".join(words))
         env = {"METAX_SGPUS": ",".join(slices)} if slices else {}

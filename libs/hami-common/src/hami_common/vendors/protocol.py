@@ -111,6 +111,8 @@ class RenderContext(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Words that a vendor's rendering names: an instance's id or UUID, a device node, a mask.
     """
+    divides: bool = False
+    """The node's driver makes what shares need: a share whose words are missing is an error."""
 
 
 class Capability(Struct, frozen=True, kw_only=True):

@@ -142,6 +142,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     nodes: tuple[DeviceNode, ...] = ()
     mounts: tuple[BindMount, ...] = ()
     annotations: dict[str, str] = {}
+    only_nodes: bool = False
+    """Neither CDI nor the vendor's runtime knows what is given here: they would give more."""
 
 
 def field_of(container: ContainerView, name: str) -> str:
@@ -440,8 +442,8 @@ class ShareVendor(ABC):
             if share.uuid in device_by_uuid
         ]
         plan = self.plan(given, context)
-        cdi = context.mode == "cdi" and bool(self.about.cdi_kind)
-        by_env = context.mode == "env" and self.about.runtime_reads_env
+        cdi = context.mode == "cdi" and bool(self.about.cdi_kind) and not plan.only_nodes
+        by_env = context.mode == "env" and self.about.runtime_reads_env and not plan.only_nodes
         by_nodes = not cdi and not by_env
         return ContainerEdits(
             env=plan.env,

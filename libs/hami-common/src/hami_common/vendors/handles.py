@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which shares are carried by something that the node's driver makes, and by what word it is known.
+
+Such a share is a hardware partition (MIG, vNPU, sMLU, sGPU, DRS, vXPU) or a description that only
+one share may have (a vDCU's file, a mask of compute units). Who divides devices asks
+``needs_instance``; who renders takes the word from ``handle_of``, which is an error where the node
+makes such things and has not made this one: a container never starts with less than its share's
+bounds by mistake. Memory in MiB, compute in percent of one device.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from hami_common.errors import NotFound
+from hami_common.model.device import Device
+from hami_common.model.placement import Share
+from hami_common.vendors.protocol import RenderContext
+
+_FULL_PCT: Final = 100
+
+
+def is_part(share: Share, device: Device) -> bool:
+    """Whether the share is less than its device, in memory or in compute."""
+    return share.memory_mib < device.memory_mib or 0 < share.core_pct < _FULL_PCT
+
+
+def _by_profile(share: Share, device: Device) -> bool:  # noqa: ARG001 - one signature for all
+    return bool(share.profile)
+
+
+def _by_mode(mode: str) -> Callable[[Share, Device], bool]:
+    return lambda share, device: device.mode == mode and bool(share.profile)
+
+
+def _smlu(share: Share, device: Device) -> bool:
+    return device.mode == "smlu" and is_part(share, device)
+
+
+def _sgpu(share: Share, device: Device) -> bool:
+    """Every sGPU has a class; a whole GPU has none."""
+    return device.mode == "sgpu" and bool(share.kind)
+
+
+def _compute(share: Share, device: Device) -> bool:  # noqa: ARG001 - one signature for all
+    return 0 < share.core_pct < _FULL_PCT
+
+
+_NEEDS: Mapping[str, Callable[[Share, Device], bool]] = {
+    "nvidia": _by_mode("mig"),
+    "ascend": _by_mode("vnpu"),
+    "cambricon": _smlu,
+    "hygon": is_part,
+    "metax": _sgpu,
+    "enflame": _by_mode("drs"),
+    "kunlunxin": _by_profile,
+    "amd": _compute,
+}
+
+
+def needs_instance(share: Share, device: Device) -> bool:
+    """Whether a partitioner must make something before the share can be used."""
+    rule = _NEEDS.get(share.vendor)
+    return rule is not None and rule(share, device)
+
+
+def handle_of(share: Share, device: Device, context: RenderContext, key: str) -> str:
+    """The word ``key`` of what the driver made for the share; empty where it makes nothing.
+
+    ``NotFound`` where the node divides devices (``RenderContext.divides``), the share needs it and
+    it is not there.
+    """
+    word = context.handles.get(device.uuid, {}).get(key, "")
+    if not word and context.divides and needs_instance(share, device):
+        what = f"{key} of the share of {share.memory_mib} MiB on {device.uuid}: its partition"
+        raise NotFound(what=f"{what} has not been made on this node")
+    return word
