@@ -18,6 +18,7 @@ GENERATORS: tuple[tuple[str, str], ...] = (
     ("the limiter's entry points in docs/, from its list", "tools/gen_symbols.py"),
     ("tables of docs/vendors.md, from the vendors", "tools/gen_vendors.py"),
     ("payload tables in docs/wire.md, from the message Structs", "tools/gen_wire.py"),
+    ("docs/events.md, the AsyncAPI document and schemas, from the events", "tools/gen_events.py"),
     ("the registry's OpenAPI document, from its operations", "tools/gen_openapi.py"),
     ("resource names in deploy/kustomize/base/, from the vendors' catalog", "tools/gen_deploy.py"),
 )
@@ -29,14 +30,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Make the generated files anew.")
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
     flags = ["--check"] if parser.parse_args().check else []
-    failed = [title for title, program in GENERATORS if not _succeeds([program, *flags])]
+    failed = [title for title, program in GENERATORS if not _succeeds([_module(program), *flags])]
     for title in failed:
         print(f"{title}: failed" + ("; run ./dev gen and commit" if flags else ""), file=sys.stderr)
     return 1 if failed else 0
 
 
+def _module(program: str) -> str:
+    return program.removesuffix(".py").replace("/", ".")
+
+
 def _succeeds(arguments: list[str]) -> bool:
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, check=False).returncode == 0
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
 if __name__ == "__main__":

@@ -16,13 +16,25 @@ from pathlib import Path
 import msgspec
 
 from hami_common import limits, signing
-from hami_common.events import allocation, breach, decision, inventory
+from hami_common.events import allocation, breach, decision, inventory, partition, usage
 from hami_common.model import device, placement, request
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "wire.md"
 BEGIN, END = "<!-- generated: payloads -->", "<!-- end of generated part -->"
-MODULES = (inventory, allocation, decision, breach, signing, placement, device, request, limits)
+MODULES = (
+    inventory,
+    allocation,
+    decision,
+    breach,
+    partition,
+    usage,
+    signing,
+    placement,
+    device,
+    request,
+    limits,
+)
 
 
 def field_texts(struct: type) -> dict[str, str]:

@@ -26,6 +26,8 @@ ALLOC_FEED_PREFIX = "hami.v1.alloc"
 REPORT_PREFIX = "hami.v1.report"
 HEARTBEAT_PREFIX = "hami.v1.heartbeat"
 FAULT_PREFIX = "hami.v1.fault"
+ASK_PREFIX = "hami.v1.ask"
+RECORDS_PREFIX = "hami.v1.records"
 DEAD_LETTER_PREFIX = "hami.v1.deadletter"
 
 _NAME = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9.]*[a-zA-Z0-9])?")
@@ -126,6 +128,25 @@ def fault(node: str) -> str:
     return f"{FAULT_PREFIX}.{escape(node)}"
 
 
+def ask(node: str, what: str) -> str:
+    """Subject of a question to a node's agent; ``*`` as ``what`` is all questions."""
+    return f"{ASK_PREFIX}.{escape(node)}.{what}"
+
+
+def records(node: str, bucket: str) -> str:
+    """Where an agent asks for the newest values of a bucket that concern its node."""
+    return f"{RECORDS_PREFIX}.{escape(node)}.{bucket}"
+
+
+def parse_records(subject: str) -> tuple[str, str]:
+    """(node, bucket) of such a question."""
+    prefix = f"{RECORDS_PREFIX}."
+    node, separator, bucket = subject.removeprefix(prefix).partition(".")
+    if not subject.startswith(prefix) or not separator or bucket not in BUCKETS:
+        raise WireInvalid(what=f"subject {subject!r}", problem=f"is not {prefix}<node>.<bucket>")
+    return unescape(node), bucket
+
+
 def alloc_feed(node: str) -> str:
     """Filter over a node's accepted ledger records as the server republishes them (D23)."""
     return f"{ALLOC_FEED_PREFIX}.{escape(node)}.*"
@@ -152,6 +173,16 @@ def admission_event(namespace: str, pod: str) -> str:
 def breach_event(node: str, pod_uid: str) -> str:
     """Subject of a breach by a process of this pod; an empty uid stands for the host itself."""
     return f"{EVENT_PREFIX}.breach.{escape(node)}.{escape(pod_uid or 'host')}"
+
+
+def partition_event(node: str, vendor: str) -> str:
+    """Subject of a change of a hardware partition."""
+    return f"{EVENT_PREFIX}.partition.{escape(node)}.{escape(vendor)}"
+
+
+def usage_event(node: str) -> str:
+    """Subject of a node's usage."""
+    return f"{EVENT_PREFIX}.usage.{escape(node)}"
 
 
 def dead_letter(service: str, subject: str) -> str:

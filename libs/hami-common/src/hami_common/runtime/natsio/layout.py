@@ -56,6 +56,8 @@ def stream_configs(limits: BusLimits) -> list[dict[str, Any]]:
             f"{subjects.EVENT_PREFIX}.decision.>",
             f"{subjects.EVENT_PREFIX}.admission.>",
             f"{subjects.EVENT_PREFIX}.breach.>",
+            f"{subjects.EVENT_PREFIX}.partition.>",
+            f"{subjects.EVENT_PREFIX}.usage.>",
         ],
         "sources": [
             {
