@@ -96,7 +96,8 @@ async def test_two_schedulers_fill_a_quota_exactly(site: Site, http: aiohttp.Cli
         assert "1000 MiB wanted, 10000 used, limit 10000" in await scheduler.bind(waits, "n0")
     metrics = (await schedulers[0].get("/metrics")).decode()
     assert (
-        'hami_resource_quota_limit{namespace="default",quota_name="nvidia.com/gpumem"}' in metrics
+        'hami_resource_quota_limit{namespace="default",quota_name="nvidia.com/gpumem",zone="vGPU"}'
+        in metrics
     )
 
 

@@ -90,8 +90,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
 
     node_name: str
     """Name of the Kubernetes node this agent serves; a DaemonSet sets it from ``spec.nodeName``."""
-    http_port: int = 9397
-    """Health and metrics; 0 lets the kernel choose."""
+    http_port: int = 9394
+    """Health and metrics, HAMi's port for the latter; 0 lets the kernel choose."""
     device_plugin_dir: str = "/var/lib/kubelet/device-plugins"
     """Where kubelet listens for plugins and where plugins put their sockets."""
     plugin_socket_dir: str = ""

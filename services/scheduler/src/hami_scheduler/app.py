@@ -36,6 +36,7 @@ from hami_scheduler.core.verdicts import Verdicts
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.binder import Binder
+from hami_scheduler.shell.clustermetrics import ClusterMetrics
 from hami_scheduler.shell.decisions import Decision, Decisions
 from hami_scheduler.shell.effects import Chore, Effects, Ports
 from hami_scheduler.shell.extender import Deciders, Extender
@@ -143,6 +144,10 @@ class Scheduler:
             wake=self.chores.add,
         )
         register(registry, quota)
+        self.cluster_metrics = ClusterMetrics(
+            state=state, quota=quota, registry=registry, sets=settings.metric_names
+        )
+        metrics.waiting_pods.set_function(state.pods.waiting_count)
         self._feed = feed = Feed(
             sources=Sources(
                 devices=world.devices,
@@ -344,13 +349,18 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             writer=settings.replica or socket.gethostname(),
             ids=lambda: uuid.uuid4().hex,
         )
+        pages = scheduler.cluster_metrics.routes()
         app = httpd.HttpApp(
-            {**scheduler.extender.routes(), **scheduler.quota.routes()},
+            {
+                **scheduler.extender.routes(),
+                **scheduler.quota.routes(),
+                **pages,
+            },
             registry=context.registry,
             ready=lambda: context.ready.is_set and scheduler.state.is_complete,
             body_limit=settings.body_limit_bytes,
         )
-        probes = httpd.HttpApp({}, registry=context.registry, ready=app.is_ready)
+        probes = httpd.HttpApp(pages, registry=context.registry, ready=app.is_ready)
         async with anyio.create_task_group() as group:
             limits = natsio.BusLimits(replicas=settings.bus_replicas)
             await group.start(natsio.keep_bus, bus, limits, settings.start_timeout_s)

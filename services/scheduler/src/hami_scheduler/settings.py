@@ -5,6 +5,7 @@ The defaults are those of the shipped deployment: a sidecar of kube-scheduler, c
 (design D18). Loaded from file, environment and flags by ``hami_common.runtime.settings``.
 """
 
+from hami_common.metricfamilies import NameSet
 from hami_common.model.request import PlacementPolicy
 from hami_common.runtime.settings import ServiceSettings
 
@@ -17,8 +18,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     probe_host: str = ""
     """Address of a second server with probes and metrics alone, for a kubelet and a Prometheus that
     cannot reach the extender's loopback; empty: none."""
-    probe_port: int = 9400
-    """Its port; 0 lets the kernel choose."""
+    probe_port: int = 9395
+    """Its port, HAMi's for the scheduler's metrics; 0 lets the kernel choose."""
+    metric_names: tuple[NameSet, ...] = ("hami",)
+    """Under which names devices and shares are shown, see docs/metrics.md: ``hami``, ``legacy``
+    (HAMi's older ones), ``volcano``. Each set costs some ten series per device."""
     signing_key_file: str
     """PKCS#8 PEM Ed25519 key that signs allocations (design D4)."""
     trusted_key_files: tuple[str, ...] = ()

@@ -408,7 +408,7 @@ async def test_use_and_limits_are_shown(tmp_path: Path) -> None:
         await quiet()
         assert await bind(world, s, "b", mem_mib=3000) == ""
         await quiet()
-    labels = {"namespace": "team-a", "quota_name": "nvidia.com/gpumem"}
+    labels = {"namespace": "team-a", "quota_name": "nvidia.com/gpumem", "zone": "vGPU"}
     assert s.value("hami_resource_quota_used", **labels, limit="5000") == 3000
     assert s.value("hami_resource_quota_limit", **labels) == 5000
     queue = {"queue": "vision", "resource": "memory_mib"}

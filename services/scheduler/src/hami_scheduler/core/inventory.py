@@ -155,6 +155,10 @@ class Inventory:
         """How many (node, vendor) pairs are served by an agent that is heard."""
         return len(self._alive_until_s) - len(self._dead)
 
+    def silent_count(self) -> int:
+        """How many (node, vendor) pairs are not."""
+        return len(self._dead)
+
     def _set_alive(self, served: _Served, *, alive: bool) -> None:
         if alive:
             self._dead.discard(served)

@@ -382,3 +382,4 @@ class Feed:
             if state.is_complete:
                 state.tell(Tick(now_s=state.clock.now_s()))
             self._metrics.served_nodes.set(self._inventory.alive_count())
+            self._metrics.silent_nodes.set(self._inventory.silent_count())

@@ -152,3 +152,13 @@ class Metrics:
             "Pairs of node and vendor whose agent was heard within the heartbeat timeout.",
             registry=registry,
         )
+        self.silent_nodes = Gauge(
+            "hami_scheduler_silent_nodes",
+            "Pairs of node and vendor with devices whose agent is not heard: they get no pods.",
+            registry=registry,
+        )
+        self.waiting_pods = Gauge(
+            "hami_scheduler_waiting_pods",
+            "Pods that ask for devices and have no node yet.",
+            registry=registry,
+        )

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 from hami_common import annotations as keys
 from hami_common.errors import SettingsInvalid, Unavailable
 from hami_common.events.allocation import Account, AllocationRecord
+from hami_common.metricfamilies import ZONE
 from hami_common.model.request import PodRequest
 from hami_common.podview import MetadataView, PodView
 from hami_common.ports import KubeApi, WatchEvent
@@ -329,26 +330,32 @@ def register(registry: CollectorRegistry, keeper: QuotaKeeper) -> None:
     registry.register(QuotaMetrics(keeper))
 
 
+def tightest(rows: list[QuotaRow]) -> list[QuotaRow]:
+    """Of several quotas with one key the one with the least room, in order of namespace and key."""
+    found: dict[tuple[str, str], QuotaRow] = {}
+    for row in rows:
+        at = row.namespace, row.key.removeprefix(LIMITS_PREFIX)
+        if at not in found or row.limit - row.used < found[at].limit - found[at].used:
+            found[at] = row
+    return [row for _, row in sorted(found.items())[:MOST_SERIES]]
+
+
 def _quota_metrics(rows: list[QuotaRow]) -> Iterable[Metric]:
-    """Names and labels as in HAMi; of several quotas with one key the one with the least room."""
+    """Names and labels as in HAMi."""
     used = GaugeMetricFamily(
         "hami_resource_quota_used",
         "What the pods of a namespace hold of a resource that a ResourceQuota limits.",
-        labels=["namespace", "quota_name", "limit"],
+        labels=["namespace", "quota_name", "limit", "zone"],
     )
     limit = GaugeMetricFamily(
         "hami_resource_quota_limit",
         "Limit of a resource in a namespace by its ResourceQuota.",
-        labels=["namespace", "quota_name"],
+        labels=["namespace", "quota_name", "zone"],
     )
-    tightest: dict[tuple[str, str], QuotaRow] = {}
-    for row in rows:
-        at = row.namespace, row.key.removeprefix(LIMITS_PREFIX)
-        if at not in tightest or row.limit - row.used < tightest[at].limit - tightest[at].used:
-            tightest[at] = row
-    for (namespace, name), row in sorted(tightest.items())[:MOST_SERIES]:
-        used.add_metric([namespace, name, str(row.limit)], row.used)
-        limit.add_metric([namespace, name], row.limit)
+    for row in tightest(rows):
+        name = row.key.removeprefix(LIMITS_PREFIX)
+        used.add_metric([row.namespace, name, str(row.limit), ZONE], row.used)
+        limit.add_metric([row.namespace, name, ZONE], row.limit)
     yield used
     yield limit
 

@@ -98,6 +98,10 @@ class Pods:
         """Whether a pod that asks for devices has no node yet."""
         return bool(self._waiting)
 
+    def waiting_count(self) -> int:
+        """How many pods that ask for devices have no node yet."""
+        return len(self._waiting)
+
     def __iter__(self) -> Iterator[PodFacts]:
         """Every pod."""
         return iter(self._by_uid.values())
