@@ -48,7 +48,7 @@ CUDA_PARTS = (
     "graph",
 )
 FILES_BY_LIBRARY = {
-    NVML: ("nvml.c", "state.c", "card.c"),
+    NVML: ("nvml.c", "mig.c", "state.c", "card.c"),
     CUDA: (*(f"{part}.c" for part in CUDA_PARTS), "state.c", "card.c"),
 }
 FILES_BY_PROGRAM = {

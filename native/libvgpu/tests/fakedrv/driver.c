@@ -20,35 +20,29 @@
 struct fake fake = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static struct fake_entry *entries;
-static struct stat state_stat;
+static struct fake_stamp state_stamp;
 static __thread struct fake_context *stack[FAKE_STACK];
 static __thread unsigned int depth;
 
 /* ---- state, faults, counters ---- */
-
-static bool same_file(const struct stat *a, const struct stat *b)
-{
-    return a->st_ino == b->st_ino && a->st_size == b->st_size && a->st_mtim.tv_sec == b->st_mtim.tv_sec &&
-           a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
-}
 
 /* Caller holds the lock. false: no state file, or a malformed one. */
 static bool refresh(void)
 {
     const char *path = getenv("FAKE_NVML_STATE");
     char problem[512];
-    struct stat seen;
-    if (path == NULL || stat(path, &seen) != 0) {
+    struct fake_stamp seen;
+    if (path == NULL || !fake_state_stamp(path, &seen)) {
         return false;
     }
-    if (same_file(&seen, &state_stat)) {
+    if (fake_same_stamp(&seen, &state_stamp)) {
         return true;
     }
     if (!fake_state_read(path, &fake.state, problem, sizeof problem)) {
         (void)fprintf(stderr, "fake cuda: %s\n", problem);
         return false;
     }
-    state_stat = seen;
+    state_stamp = seen;
     return true;
 }
 

@@ -18,6 +18,7 @@
  */
 #include "card.h"
 #include "nvml_abi.h"
+#include "nvml_parts.h"
 #include "state.h"
 
 #include <pthread.h>
@@ -42,7 +43,7 @@ struct nvmlEventSet_st {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fake_state state;
-static struct stat state_stat;
+static struct fake_stamp state_stamp;
 static nvmlReturn_t state_status = NVML_ERROR_DRIVER_NOT_LOADED;
 static unsigned int references;
 static struct nvmlDevice_st handles[HANDLES_MAX];
@@ -65,27 +66,21 @@ static unsigned long long now_ms(void)
     return (unsigned long long)now.tv_sec * 1000ULL + (unsigned long long)now.tv_nsec / 1000000ULL;
 }
 
-static bool same_file(const struct stat *a, const struct stat *b)
-{
-    return a->st_ino == b->st_ino && a->st_size == b->st_size && a->st_mtim.tv_sec == b->st_mtim.tv_sec &&
-           a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
-}
-
 /* Caller holds the lock. */
 static void refresh(void)
 {
     const char *path = getenv("FAKE_NVML_STATE");
-    struct stat seen;
+    struct fake_stamp seen;
     char problem[512];
-    if (path == NULL || stat(path, &seen) != 0) {
-        memset(&state_stat, 0, sizeof state_stat);
+    if (path == NULL || !fake_state_stamp(path, &seen)) {
+        memset(&state_stamp, 0, sizeof state_stamp);
         state_status = NVML_ERROR_DRIVER_NOT_LOADED;
         return;
     }
-    if (same_file(&seen, &state_stat)) {
+    if (fake_same_stamp(&seen, &state_stamp)) {
         return;
     }
-    state_stat = seen;
+    state_stamp = seen;
     if (fake_state_read(path, &state, problem, sizeof problem)) {
         state_status = NVML_SUCCESS;
     } else {
@@ -206,10 +201,17 @@ static void become_instance(struct fake_gpu *gpu, const struct fake_mig *mig)
     gpu->memory_used = 0;
     gpu->memory_reserved = 0;
     gpu->sm_count = mig->sm_count;
-    gpu->process_count = 0;
     gpu->is_instance = true;
     gpu->gpu_instance = mig->gpu_instance;
     gpu->compute_instance = mig->compute_instance;
+    unsigned int all = gpu->process_count;
+    gpu->process_count = 0;
+    for (unsigned int i = 0; i < all; i++) {
+        const struct fake_process *process = &gpu->processes[i];
+        if (process->gpu_instance == mig->gpu_instance && process->compute_instance == mig->compute_instance) {
+            gpu->processes[gpu->process_count++] = *process;
+        }
+    }
 }
 
 /* Prologue of every function on one device: copies the device's present state to `out`. */
@@ -236,6 +238,19 @@ static nvmlReturn_t begin_device(const char *function, nvmlDevice_t handle, stru
     }
     (void)pthread_mutex_unlock(&lock);
     return status;
+}
+
+nvmlReturn_t fake_begin_device(const char *function, nvmlDevice_t handle, struct fake_gpu *out)
+{
+    return begin_device(function, handle, out);
+}
+
+nvmlDevice_t fake_device_of_uuid(const char *uuid)
+{
+    (void)pthread_mutex_lock(&lock);
+    nvmlDevice_t handle = handle_of_uuid(uuid);
+    (void)pthread_mutex_unlock(&lock);
+    return handle;
 }
 
 static nvmlReturn_t copy_text(const char *text, char *out, unsigned int size)
@@ -718,6 +733,21 @@ static struct processes *list_processes(const struct fake_gpu *gpu)
         add_cuda_processes(list, mig->uuid, mig->gpu_instance, mig->compute_instance);
     }
     return list;
+}
+
+unsigned int fake_processes_of(const struct fake_gpu *gpu, unsigned int gpu_instance, unsigned int compute_instance)
+{
+    struct processes *list = list_processes(gpu);
+    unsigned int found = 0;
+    for (unsigned int i = 0; list != NULL && i < list->count; i++) {
+        const struct fake_process *process = &list->at[i];
+        found += process->gpu_instance == gpu_instance &&
+                         (compute_instance == NVML_INSTANCE_NONE || process->compute_instance == compute_instance)
+                     ? 1U
+                     : 0U;
+    }
+    free(list);
+    return found;
 }
 
 /* Process memory counts as used even when the state's own figure is smaller. */

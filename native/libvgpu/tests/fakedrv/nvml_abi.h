@@ -24,7 +24,9 @@ enum {
     NVML_ERROR_DRIVER_NOT_LOADED = 9,
     NVML_ERROR_TIMEOUT = 10,
     NVML_ERROR_GPU_IS_LOST = 15,
+    NVML_ERROR_IN_USE = 19,
     NVML_ERROR_MEMORY = 20,
+    NVML_ERROR_INSUFFICIENT_RESOURCES = 23,
     NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
     NVML_ERROR_UNKNOWN = 999
 };
@@ -48,6 +50,8 @@ enum { NVML_NVLINK_DEVICE_TYPE_GPU = 0, NVML_NVLINK_DEVICE_TYPE_SWITCH = 2 };
 
 typedef struct nvmlDevice_st *nvmlDevice_t;
 typedef struct nvmlEventSet_st *nvmlEventSet_t;
+typedef struct nvmlGpuInstance_st *nvmlGpuInstance_t;
+typedef struct nvmlComputeInstance_st *nvmlComputeInstance_t;
 
 typedef struct {
     char busIdLegacy[16];
@@ -165,5 +169,83 @@ typedef struct {
     unsigned int computeInstanceId;
 } nvmlEventData_t;
 _Static_assert(sizeof(nvmlEventData_t) == 32, "nvmlEventData_t layout");
+
+typedef struct {
+    unsigned int start;
+    unsigned int size;
+} nvmlPlacement_t;
+
+typedef struct {
+    unsigned int id;
+    unsigned int isP2pSupported;
+    unsigned int sliceCount;
+    unsigned int instanceCount;
+    unsigned int multiprocessorCount;
+    unsigned int copyEngineCount;
+    unsigned int decoderCount;
+    unsigned int encoderCount;
+    unsigned int jpegCount;
+    unsigned int ofaCount;
+    unsigned long long memorySizeMB;
+} nvmlGpuInstanceProfileInfo_t;
+_Static_assert(sizeof(nvmlGpuInstanceProfileInfo_t) == 48, "nvmlGpuInstanceProfileInfo_t layout");
+
+typedef struct {
+    unsigned int version;
+    unsigned int id;
+    unsigned int isP2pSupported;
+    unsigned int sliceCount;
+    unsigned int instanceCount;
+    unsigned int multiprocessorCount;
+    unsigned int copyEngineCount;
+    unsigned int decoderCount;
+    unsigned int encoderCount;
+    unsigned int jpegCount;
+    unsigned int ofaCount;
+    unsigned long long memorySizeMB;
+    char name[96];
+} nvmlGpuInstanceProfileInfo_v2_t;
+#define NVML_GPU_INSTANCE_PROFILE_INFO_V2_VERSION 0x02000098U
+_Static_assert(sizeof(nvmlGpuInstanceProfileInfo_v2_t) == (NVML_GPU_INSTANCE_PROFILE_INFO_V2_VERSION & 0xFFFFU),
+               "nvmlGpuInstanceProfileInfo_v2_t layout");
+
+typedef struct {
+    unsigned int id;
+    unsigned int sliceCount;
+    unsigned int instanceCount;
+    unsigned int multiprocessorCount;
+    unsigned int sharedCopyEngineCount;
+    unsigned int sharedDecoderCount;
+    unsigned int sharedEncoderCount;
+    unsigned int sharedJpegCount;
+    unsigned int sharedOfaCount;
+} nvmlComputeInstanceProfileInfo_t;
+_Static_assert(sizeof(nvmlComputeInstanceProfileInfo_t) == 36, "nvmlComputeInstanceProfileInfo_t layout");
+
+typedef struct {
+    unsigned int version;
+    nvmlComputeInstanceProfileInfo_t info;
+    char name[96];
+} nvmlComputeInstanceProfileInfo_v2_t;
+#define NVML_COMPUTE_INSTANCE_PROFILE_INFO_V2_VERSION 0x02000088U
+_Static_assert(sizeof(nvmlComputeInstanceProfileInfo_v2_t) == (NVML_COMPUTE_INSTANCE_PROFILE_INFO_V2_VERSION & 0xFFFFU),
+               "nvmlComputeInstanceProfileInfo_v2_t layout");
+
+typedef struct {
+    nvmlDevice_t device;
+    unsigned int id;
+    unsigned int profileId;
+    nvmlPlacement_t placement;
+} nvmlGpuInstanceInfo_t;
+_Static_assert(sizeof(nvmlGpuInstanceInfo_t) == 24, "nvmlGpuInstanceInfo_t layout");
+
+typedef struct {
+    nvmlDevice_t device;
+    nvmlGpuInstance_t gpuInstance;
+    unsigned int id;
+    unsigned int profileId;
+    nvmlPlacement_t placement;
+} nvmlComputeInstanceInfo_t;
+_Static_assert(sizeof(nvmlComputeInstanceInfo_t) == 32, "nvmlComputeInstanceInfo_t layout");
 
 #endif

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LINE_MAX_BYTES = 1024, WORDS_MAX = 8, CONTEXT_BYTES = 64 << 20, POOL_GRANULARITY = 2 << 20 };
+enum { LINE_MAX_BYTES = 1024, WORDS_MAX = 16, CONTEXT_BYTES = 64 << 20, POOL_GRANULARITY = 2 << 20 };
 
 struct words {
     char *at[WORDS_MAX];
@@ -145,6 +145,41 @@ static bool add_mig(char *value, struct fake_gpu *gpu)
            to_u32(words.at[4], &mig->sm_count);
 }
 
+/* "0,2,4" into bits. */
+static bool to_starts(char *value, unsigned int *out)
+{
+    char *rest = NULL;
+    for (char *part = strtok_r(value, ",", &rest); part != NULL; part = strtok_r(NULL, ",", &rest)) {
+        unsigned int start = 0;
+        if (!to_u32(part, &start) || start >= 32) {
+            return false;
+        }
+        *out |= 1U << start;
+    }
+    return *out != 0;
+}
+
+static bool add_gi_profile(char *value, struct fake_gpu *gpu)
+{
+    struct words words = split(value);
+    if (words.count != 14 || gpu->gi_profile_count == FAKE_GI_PROFILES_MAX) {
+        return false;
+    }
+    struct fake_gi_profile *profile = &gpu->gi_profiles[gpu->gi_profile_count++];
+    unsigned int *const numbers[] = {
+        &profile->kind,     &profile->id,    &profile->slices,       &profile->memory_mib,
+        &profile->sm_count, &profile->count, &profile->copy_engines, &profile->decoders,
+        &profile->encoders, &profile->jpeg,  &profile->ofa,          &profile->size,
+    };
+    for (unsigned int i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        if (!to_u32(words.at[i], numbers[i])) {
+            return false;
+        }
+    }
+    return profile->size > 0 && profile->size < 32 && to_starts(words.at[12], &profile->starts) &&
+           set_text(profile->name, words.at[13]);
+}
+
 static bool add_pair(char *value, struct fake_state *state)
 {
     struct words words = split(value);
@@ -239,6 +274,7 @@ static bool set_gpu_key(const char *key, char *value, struct fake_gpu *gpu)
     if (KEY("context_bytes")) return to_u64(value, &gpu->context_bytes);
     if (KEY("pool_granularity")) return to_u64(value, &gpu->pool_granularity) && gpu->pool_granularity > 0;
     if (KEY("mig")) return add_mig(value, gpu);
+    if (KEY("gi_profile")) return add_gi_profile(value, gpu);
     if (KEY("process")) return add_process(value, gpu);
     if (KEY("nvlink")) return add_link(value, gpu);
     return false;
@@ -301,6 +337,106 @@ static bool read_line(char *line, struct fake_state *state)
     return set_gpu_key(key, value, &state->gpus[state->gpu_count - 1]);
 }
 
+/* ---- instances made through the library ---- */
+
+static struct fake_gpu *gpu_named(struct fake_state *state, const char *uuid)
+{
+    for (unsigned int i = 0; i < state->gpu_count; i++) {
+        if (strcmp(state->gpus[i].uuid, uuid) == 0) {
+            return &state->gpus[i];
+        }
+    }
+    return NULL;
+}
+
+static bool add_gi(struct words words, struct fake_state *state)
+{
+    unsigned int id = 0;
+    unsigned int profile_id = 0;
+    unsigned int start = 0;
+    if (words.count != 5 || !to_u32(words.at[2], &id) || !to_u32(words.at[3], &profile_id) ||
+        !to_u32(words.at[4], &start)) {
+        return false;
+    }
+    struct fake_gpu *gpu = gpu_named(state, words.at[1]);
+    for (unsigned int i = 0; gpu != NULL && i < gpu->gi_profile_count; i++) {
+        if (gpu->gi_profiles[i].id == profile_id && gpu->gi_count < FAKE_GIS_MAX) {
+            gpu->gis[gpu->gi_count++] = (struct fake_gi){.id = id, .profile = i, .start = start};
+        }
+    }
+    return true;
+}
+
+static bool add_ci(struct words words, struct fake_state *state)
+{
+    struct fake_mig mig = {.slices = 0};
+    if (words.count != 6 || !to_u32(words.at[2], &mig.gpu_instance) || !to_u32(words.at[3], &mig.compute_instance) ||
+        !to_u32(words.at[4], &mig.slices) || !set_text(mig.uuid, words.at[5])) {
+        return false;
+    }
+    struct fake_gpu *gpu = gpu_named(state, words.at[1]);
+    for (unsigned int i = 0; gpu != NULL && i < gpu->gi_count; i++) {
+        const struct fake_gi_profile *profile = &gpu->gi_profiles[gpu->gis[i].profile];
+        if (gpu->gis[i].id == mig.gpu_instance && gpu->mig_count < FAKE_MIGS_MAX && profile->slices > 0) {
+            mig.memory_total = (unsigned long long)profile->memory_mib << 20U;
+            mig.sm_count = profile->sm_count * mig.slices / profile->slices;
+            gpu->migs[gpu->mig_count++] = mig;
+        }
+    }
+    return true;
+}
+
+/* No such file: none were made. */
+static bool read_instances(const char *path, struct fake_state *state, char *problem, size_t problem_size)
+{
+    char own_path[4096];
+    char line[LINE_MAX_BYTES];
+    bool good = snprintf(own_path, sizeof own_path, "%s.mig", path) < (int)sizeof own_path;
+    FILE *file = good ? fopen(own_path, "re") : NULL;
+    while (good && file != NULL && fgets(line, sizeof line, file) != NULL) {
+        struct words words = split(trim(line));
+        good = words.count > 0 && (strcmp(words.at[0], "gi") == 0   ? add_gi(words, state)
+                                   : strcmp(words.at[0], "ci") == 0 ? add_ci(words, state)
+                                                                    : false);
+    }
+    if (!good) {
+        (void)snprintf(problem, problem_size, "%s.mig: not understood", path);
+    }
+    if (file != NULL) {
+        (void)fclose(file);
+    }
+    return good;
+}
+
+unsigned int fake_positions(const struct fake_gi_profile *profile, unsigned int start)
+{
+    return ((1U << profile->size) - 1U) << start;
+}
+
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_ino == b->st_ino && a->st_size == b->st_size && a->st_mtim.tv_sec == b->st_mtim.tv_sec &&
+           a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
+bool fake_state_stamp(const char *path, struct fake_stamp *out)
+{
+    char own_path[4096];
+    memset(out, 0, sizeof *out);
+    if (stat(path, &out->state) != 0 || snprintf(own_path, sizeof own_path, "%s.mig", path) >= (int)sizeof own_path) {
+        return false;
+    }
+    if (stat(own_path, &out->instances) != 0) {
+        memset(&out->instances, 0, sizeof out->instances);
+    }
+    return true;
+}
+
+bool fake_same_stamp(const struct fake_stamp *a, const struct fake_stamp *b)
+{
+    return same_file(&a->state, &b->state) && same_file(&a->instances, &b->instances);
+}
+
 bool fake_state_read(const char *path, struct fake_state *state, char *problem, size_t problem_size)
 {
     char line[LINE_MAX_BYTES];
@@ -327,7 +463,7 @@ bool fake_state_read(const char *path, struct fake_state *state, char *problem, 
         (void)snprintf(problem, problem_size, "%s:%u: not understood: %s", path, number, trim(copy));
     }
     (void)fclose(file);
-    return good;
+    return good && read_instances(path, state, problem, problem_size);
 }
 
 unsigned long long fake_state_last_event(const struct fake_state *state)

@@ -19,8 +19,14 @@
  *                  process = PID BYTES SM MEM GI CI TIME_US
  *                  context_bytes pool_granularity            what CUDA takes per context and by which pools grow
  *                  mig = UUID GI CI BYTES SMS                an instance; CUDA sees instances when mig_current is 1
+ *                  gi_profile = KIND ID SLICES MIB SMS COUNT CE DEC ENC JPEG OFA SIZE STARTS NAME
+ *                                                            a size of MIG instance; STARTS as 0,2,4
  *                  nvlink = LINK ACTIVE TYPE BUS_ID          TYPE as in NVML: 0 gpu, 2 switch
  * Units: bytes, percent, milliwatts, MHz, microseconds since the epoch.
+ *
+ * MIG instances that were made through the library stand in a second file, PATH.mig (written by mig.c), and are read
+ * with the first: `gi CARD GI PROFILE_ID START` and, after it, `ci CARD GI CI SLICES UUID`. Lines of cards or profiles
+ * that the first file does not have are passed over.
  *
  * Locks taken here: none; callers hold the one lock of nvml.c.
  */
@@ -30,12 +36,15 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 enum {
     FAKE_GPUS_MAX = 32,
     FAKE_PROCESSES_MAX = 128,
     FAKE_LINKS_MAX = 36,
-    FAKE_MIGS_MAX = 8,
+    FAKE_MIGS_MAX = 16,
+    FAKE_GI_PROFILES_MAX = 18,
+    FAKE_GIS_MAX = 16,
     FAKE_FAULTS_MAX = 64,
     FAKE_EVENTS_MAX = 256,
     FAKE_CPU_WORDS = 16,
@@ -66,6 +75,32 @@ struct fake_mig {
     unsigned int compute_instance;
     unsigned long long memory_total;
     unsigned int sm_count;
+    unsigned int slices; /* compute slices; 0: named by the state file, which does not say */
+};
+
+/* A size of GPU instance. `kind` is the number by which callers ask for it, `id` that of this card. */
+struct fake_gi_profile {
+    unsigned int kind;
+    unsigned int id;
+    unsigned int slices;
+    unsigned int memory_mib;
+    unsigned int sm_count;
+    unsigned int count;
+    unsigned int copy_engines;
+    unsigned int decoders;
+    unsigned int encoders;
+    unsigned int jpeg;
+    unsigned int ofa;
+    unsigned int size;
+    unsigned int starts; /* bit i: position i */
+    char name[FAKE_TEXT];
+};
+
+/* A GPU instance that was made through the library. */
+struct fake_gi {
+    unsigned int id;
+    unsigned int profile; /* index in gi_profiles */
+    unsigned int start;
 };
 
 struct fake_gpu {
@@ -112,6 +147,10 @@ struct fake_gpu {
     unsigned int mig_max;
     struct fake_mig migs[FAKE_MIGS_MAX];
     unsigned int mig_count;
+    struct fake_gi_profile gi_profiles[FAKE_GI_PROFILES_MAX];
+    unsigned int gi_profile_count;
+    struct fake_gi gis[FAKE_GIS_MAX];
+    unsigned int gi_count;
     bool is_instance; /* never in the file: this is the view of one MIG instance */
     unsigned int gpu_instance;
     unsigned int compute_instance;
@@ -152,8 +191,21 @@ struct fake_state {
     unsigned int event_count;
 };
 
+/* What tells whether the files of a state have changed. */
+struct fake_stamp {
+    struct stat state;
+    struct stat instances; /* zero: no instances were made */
+};
+
+/* false: there is no state file. */
+bool fake_state_stamp(const char *path, struct fake_stamp *out);
+bool fake_same_stamp(const struct fake_stamp *a, const struct fake_stamp *b);
+
 /* Parse `path` into `state`. On failure `state` is undefined and `problem` says which line and why. */
 bool fake_state_read(const char *path, struct fake_state *state, char *problem, size_t problem_size);
+
+/* The positions that an instance of the profile takes from `start`, as bits. */
+unsigned int fake_positions(const struct fake_gi_profile *profile, unsigned int start);
 
 /* Sequence number of the newest event, 0 when there is none. */
 unsigned long long fake_state_last_event(const struct fake_state *state);

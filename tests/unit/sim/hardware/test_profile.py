@@ -44,6 +44,7 @@ def written(
     ("name", "count", "memory_mib", "model"),
     [
         ("8xH200", 8, 143771, "NVIDIA H200"),
+        ("8xB200", 8, 183359, "NVIDIA B200"),
         ("8xH100", 8, 81559, "NVIDIA H100 80GB HBM3"),
         ("8xA100-40", 8, 40960, "NVIDIA A100-SXM4-40GB"),
         ("8xA100-80", 8, 81920, "NVIDIA A100-SXM4-80GB"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from hami_sim.hardware.fake_nvml import FakeNvml
 from hami_sim.hardware.profile import load
 from hami_sim.kubelet.plan import Plan
-from hami_sim.kubelet.toolkit import DriverFiles, Toolkit, view_of
+from hami_sim.kubelet.toolkit import DriverFiles, Toolkit, instances_of, view_of
 
 
 def machine(directory: Path) -> FakeNvml:
@@ -38,3 +38,10 @@ def test_container_that_names_no_devices_gets_nothing(tmp_path: Path) -> None:
     for visible in ({}, {"NVIDIA_VISIBLE_DEVICES": "void"}, {"NVIDIA_VISIBLE_DEVICES": "none"}):
         plan = Plan(uid="u", namespace="n", pod="p", name="c", argv=["true"], env=visible)
         assert toolkit.equip(plan, mounts=True) is plan
+
+
+def test_container_sees_its_mig_instances_alone() -> None:
+    text = "gi GPU-a 7 19 0\nci GPU-a 7 0 1 MIG-x\ngi GPU-a 8 19 1\nci GPU-a 8 0 1 MIG-y\n"
+    assert instances_of(text, ["MIG-y"]) == "gi GPU-a 8 19 1\nci GPU-a 8 0 1 MIG-y\n"
+    assert instances_of(text, None) == text
+    assert instances_of(text, ["GPU-a"]) == ""

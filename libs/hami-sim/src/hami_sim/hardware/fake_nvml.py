@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common.errors import NotFound
-from hami_sim.hardware import fake_cuda
+from hami_sim.hardware import fake_cuda, mig_tables
 from hami_sim.hardware.profile import Level, Profile
 
 STATE_VARIABLE = "FAKE_NVML_STATE"
@@ -50,6 +50,8 @@ class Process(Struct, frozen=True, kw_only=True):
     used_mib: int
     sm_pct: int = 0
     memory_pct: int = 0
+    gpu_instance: int = WHOLE_GPU
+    compute_instance: int = WHOLE_GPU
 
 
 class NvLink(Struct, frozen=True, kw_only=True):
@@ -71,6 +73,16 @@ class Mig(Struct, frozen=True, kw_only=True):
     compute_instance: int = 0
 
 
+class MadeInstance(Struct, frozen=True, kw_only=True):
+    """One GPU instance that was made through the library."""
+
+    number: int
+    profile: str
+    start: int
+    uuids: tuple[str, ...] = ()
+    """MIG UUIDs of its compute instances."""
+
+
 class Gpu(Struct, frozen=True, kw_only=True):
     """Present state of one device."""
 
@@ -84,6 +96,8 @@ class Gpu(Struct, frozen=True, kw_only=True):
     processes: tuple[Process, ...] = ()
     links: tuple[NvLink, ...] = ()
     migs: tuple[Mig, ...] = ()
+    sizes: tuple[mig_tables.MigProfile, ...] = ()
+    """Into what MIG mode divides it."""
 
 
 class FakeNvml:
@@ -142,6 +156,43 @@ class FakeNvml:
         mode = str(int(bool(migs)))
         keys = {**self._gpu(index).keys, "mig_current": mode, "mig_pending": mode}
         self._change(index, migs=tuple(migs), keys=keys)
+
+    def set_mig_mode(self, index: int, *, is_on: bool) -> None:
+        """Whether the device can be divided through the library; its instances stay."""
+        mode = str(int(is_on))
+        keys = {**self._gpu(index).keys, "mig_current": mode, "mig_pending": mode}
+        self._change(index, keys=keys)
+
+    def made_instances(self, index: int) -> tuple[MadeInstance, ...]:
+        """What the library's callers have made on the device, in order of place."""
+        gpu = self._gpu(index)
+        name_by_id = {str(size.native_id): size.name for size in gpu.sizes}
+        lines = [line.split() for line in self._instances_text().splitlines()]
+        own = [words for words in lines if words[1] == gpu.uuid]
+        made = [
+            MadeInstance(
+                number=int(words[2]),
+                profile=name_by_id[words[3]],
+                start=int(words[4]),
+                uuids=tuple(ci[5] for ci in own if ci[0] == "ci" and ci[2] == words[2]),
+            )
+            for words in own
+            if words[0] == "gi"
+        ]
+        return tuple(sorted(made, key=lambda instance: instance.start))
+
+    def reset_instances(self) -> None:
+        """What a restart of the machine does: MIG instances are gone."""
+        self._instances_path().unlink(missing_ok=True)
+
+    def _instances_path(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.mig")
+
+    def _instances_text(self) -> str:
+        try:
+            return self._instances_path().read_text(encoding="ascii")
+        except FileNotFoundError:
+            return ""
 
     def set_level(self, a: int, b: int, level: Level) -> None:
         """Common ancestor of ``a`` and ``b``, in this direction only."""
@@ -239,6 +290,25 @@ class FakeNvml:
         self.write()
 
 
+def write_capabilities(proc_root: Path, profile: Profile) -> None:
+    """The table by which the driver tells device nodes of MIG instances, below ``proc_root``.
+
+    Minors count through all instances that could be: fifteen GPU instances of eight compute
+    instances on each device.
+    """
+    lines = ["config 1", "monitor 2"]
+    minor = 3
+    for device in sorted(profile.devices, key=lambda device: device.minor):
+        for gpu_instance in range(15):
+            place = f"gpu{device.minor}/gi{gpu_instance}"
+            lines.append(f"{place}/access {minor}")
+            lines += [f"{place}/ci{number}/access {minor + 1 + number}" for number in range(8)]
+            minor += 9
+    table = proc_root / "driver/nvidia-caps/mig-minors"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    table.write_text("\n".join(lines) + "\n", encoding="ascii")
+
+
 def _gpu_of(profile: Profile, node: str, index: int) -> Gpu:
     model, device = profile.model, profile.devices[index]
     attributes = model.attributes
@@ -271,7 +341,12 @@ def _gpu_of(profile: Profile, node: str, index: int) -> Gpu:
         keys["cpus"] = device.cpus
     if "ecc" in attributes:
         keys["ecc_current"] = keys["ecc_pending"] = attributes["ecc"]
-    return Gpu(uuid=profile.uuid_of(node, index), keys=keys, links=_links_of(profile, index))
+    return Gpu(
+        uuid=profile.uuid_of(node, index),
+        keys=keys,
+        links=_links_of(profile, index),
+        sizes=mig_tables.TABLES[attributes["mig_table"]] if "mig_table" in attributes else (),
+    )
 
 
 def _links_of(profile: Profile, index: int) -> tuple[NvLink, ...]:
@@ -300,7 +375,7 @@ def _gpu_lines(gpu: Gpu, row: int) -> list[str]:
     now_us = time.time_ns() // 1000
     lines += [
         f"process = {p.pid} {p.used_mib * _MIB} {p.sm_pct} {p.memory_pct}"
-        f" {WHOLE_GPU} {WHOLE_GPU} {now_us}"
+        f" {p.gpu_instance} {p.compute_instance} {now_us}"
         for p in gpu.processes
     ]
     lines += [
@@ -308,6 +383,7 @@ def _gpu_lines(gpu: Gpu, row: int) -> list[str]:
         f" {mig.memory_mib * _MIB} {mig.compute_units}"
         for mig in gpu.migs
     ]
+    lines += [f"gi_profile = {size.line()}" for size in gpu.sizes]
     lines += [
         f"nvlink = {link.number} {int(link.active)} {link.remote_type} {link.remote_bus_id}"
         for link in gpu.links

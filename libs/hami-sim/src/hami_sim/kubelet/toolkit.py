@@ -59,7 +59,10 @@ class Toolkit:
         self._open()
         own = self._state.with_name(f"{plan.uid}.{plan.name}")
         visible = None if asked == "all" else frozenset(asked.split(","))
-        own.write_text(view_of(self._state.read_text(encoding="ascii"), visible), encoding="ascii")
+        instances = instances_of(self._instances_text(), visible)
+        cards = visible and visible | {line.split()[1] for line in instances.splitlines()}
+        own.write_text(view_of(self._state.read_text(encoding="ascii"), cards), encoding="ascii")
+        own.with_name(f"{own.name}.mig").write_text(instances, encoding="ascii")
         for suffix in (".card", ".live"):
             link = own.with_name(f"{own.name}{suffix}")
             if not link.is_symlink():
@@ -85,6 +88,12 @@ class Toolkit:
         for path in self._state.parent.glob(f"{uid}.*"):
             path.unlink(missing_ok=True)
 
+    def _instances_text(self) -> str:
+        try:
+            return self._state.with_name(f"{self._state.name}.mig").read_text(encoding="ascii")
+        except FileNotFoundError:
+            return ""
+
     def _host_paths(self) -> tuple[Path, Path]:
         return self._libraries, self._programs or self._libraries
 
@@ -104,6 +113,17 @@ class Toolkit:
                 peer="fake driver", detail=f"code {opened.returncode} {opened.stderr.strip()}"
             )
         self._is_open = True
+
+
+def instances_of(text: str, uuids: Collection[str] | None) -> str:
+    """The MIG instances among ``uuids`` (``None``: all), in the form of native fakedrv/state.h."""
+    if uuids is None:
+        return text
+    lines = [line.split() for line in text.splitlines()]
+    named = [words for words in lines if words[0] == "ci" and words[5] in uuids]
+    places = {(words[1], words[2]) for words in named}
+    homes = [words for words in lines if words[0] == "gi" and (words[1], words[2]) in places]
+    return "".join(f"{' '.join(words)}\n" for words in (*homes, *named))
 
 
 def view_of(state: str, uuids: Collection[str] | None) -> str:

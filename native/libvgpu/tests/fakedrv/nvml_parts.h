@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What nvml.c offers to mig.c: both are one library. Each function takes the lock of nvml.c by itself.
+ */
+#ifndef FAKEDRV_NVML_PARTS_H
+#define FAKEDRV_NVML_PARTS_H
+
+#include "nvml_abi.h"
+#include "state.h"
+
+/* Prologue of every function on one device: applies the faults of `function`, copies the present state to `out`. */
+nvmlReturn_t fake_begin_device(const char *function, nvmlDevice_t handle, struct fake_gpu *out);
+
+/* The handle of a device or instance; NULL when there are too many. */
+nvmlDevice_t fake_device_of_uuid(const char *uuid);
+
+/* How many processes use an instance; NVML_INSTANCE_NONE: any compute instance of that GPU instance. */
+unsigned int fake_processes_of(const struct fake_gpu *gpu, unsigned int gpu_instance, unsigned int compute_instance);
+
+#endif
