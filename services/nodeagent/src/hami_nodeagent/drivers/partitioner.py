@@ -20,7 +20,7 @@ class Wanted(Struct, frozen=True, kw_only=True, omit_defaults=True):
     uuid: str
     """UUID of the device it is on."""
     profile: str
-    """Name in the device's ``Device.partitions``; empty: a share of any size, see ``any_size``."""
+    """Name in the device's ``Device.partitions``; empty: the device has no table of sizes."""
     start: int | None = None
     """First position on the device's grid; ``None`` where positions do not matter."""
     kind: str = ""
@@ -41,15 +41,15 @@ class Instance(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Name in ``Device.partitions``; empty: of a size that the table does not have."""
     start: int | None = None
     memory_mib: int = 0
-    """Its size where the hardware tells it, and so with compute; 0: not told. One without profile
-    and without memory is not whole."""
+    """Its size where the hardware tells it, and so with compute; 0: not told."""
     core_pct: int = 0
     kind: str = ""
     """As in ``Wanted``, where the hardware tells it."""
     is_busy: bool | None = None
     """Whether processes use it now; ``None`` where the vendor cannot tell."""
     handles: dict[str, str] = {}
-    """Words for ``RenderContext.handles`` of the share that it carries."""
+    """Words for ``RenderContext.handles`` of the share that it carries. One without profile and
+    without handles is not whole."""
 
 
 class Partitioner(Protocol):
@@ -58,11 +58,6 @@ class Partitioner(Protocol):
     @property
     def vendor(self) -> str:
         """Vendor word, as in ``DeviceFacts.vendor``."""
-        ...
-
-    @property
-    def any_size(self) -> bool:
-        """Whether parts of a device without a profile need an instance of their own size, too."""
         ...
 
     async def instances(self) -> tuple[Instance, ...]:
@@ -79,7 +74,7 @@ class Partitioner(Protocol):
         ``PartitionRefused`` when the hardware has no room for it or does not know the profile: it
         says what there is. Other errors as ``Driver.discover``. On any error what was made of it
         on the way is removed again as far as the hardware lets it; what could not be removed is in
-        the next ``instances``, with an empty ``profile`` when it is not whole.
+        the next ``instances``, with neither profile nor handles when it is not whole.
         """
         ...
 
