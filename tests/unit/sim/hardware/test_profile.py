@@ -62,7 +62,7 @@ def test_shipped_profile_loads(name: str, count: int, memory_mib: int, model: st
 
 
 def test_every_shipped_profile_is_covered_above() -> None:
-    assert len(profile.names("nvidia")) == 8
+    assert len(profile.names("nvidia")) == 9
 
 
 @pytest.mark.parametrize("vendor", [vendor.name for vendor in Catalog.from_settings().vendors])
