@@ -300,7 +300,8 @@ async def test_decisions_reach_the_event_stream(site: Site, http: aiohttp.Client
                 for message in await decisions.receive():
                     assert message.headers["ce-specversion"] == "1.0"
                     assert message.headers["traceparent"].startswith("00-")
-                    records.append(codec.decode(message.data, DecisionRecord, what=message.subject))
+                    told = codec.decode(message.data, DecisionRecord, what=message.subject)
+                    records += told.unfolded()
     assert [(r.verb, r.verdict) for r in records] == [("filter", "feasible"), ("bind", "placed")]
     assert records[0].refusals[0].nodes == ("nope",)
     assert records[1].containers[0].shares[0].uuid == "GPU-n1-0"

@@ -178,7 +178,9 @@ class Scheduler:
         self._publishing = Decisions(
             publisher=world.publisher,
             backlog=self.decisions,
+            clock=world.clock,
             timeout_s=settings.bus_timeout_s,
+            hold_s=settings.decision_hold_s,
             writer=writer,
             ids=ids,
         )
@@ -241,11 +243,13 @@ class Scheduler:
             for number in range(self._settings.chore_workers):
                 group.start_soon(self.chores.work, self._effects.carry_out, name=f"chores {number}")
             group.start_soon(self.decisions.work, self._publishing.send, name="decisions")
+            group.start_soon(self._publishing.watch, name="decisions without a bind")
             if self.recorder is not None:
                 group.start_soon(self.recorder.work, name="stimulus log")
 
     async def drain(self, *, limit_s: float) -> None:
         """Wait for what is queued, as long as that is worth it."""
+        self._publishing.flush()
         with anyio.move_on_after(limit_s):
             await self.chores.drain(limit_s=limit_s)
             await self.decisions.drain(limit_s=limit_s)

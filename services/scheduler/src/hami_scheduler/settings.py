@@ -105,6 +105,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     decision_queue_size: int = 4096
     """Decisions waiting to be published. When full, new ones are dropped and counted: a slow bus
     must never slow down a placement."""
+    decision_hold_s: float = 2.0
+    """How long a filter that found nodes waits for the bind it leads to, so that one message tells
+    of both; without a bind it is published after at most twice this."""
     chore_queue_size: int = 65536
     """Releases and states waiting to be written. When full, the periodic comparison does them."""
     chore_workers: int = 8

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read models: joins, bookings, bounded memory."""
 
+from msgspec.structs import replace
+
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.decision import DecisionRecord
 from hami_common.events.inventory import NodeDevices
@@ -134,6 +136,16 @@ def test_decision_that_is_told_again_counts_once() -> None:
     explained = projection.explain("ns", "p")
     assert explained is not None
     assert [d.time_s for d in explained.decisions] == [2, 1]
+
+
+def test_decisions_that_travel_in_one_message_are_explained_one_by_one() -> None:
+    projection = Projection(liveness_s=15)
+    filtered, bound = decision(verdict="feasible", time_s=1), decision(verdict="placed", time_s=2)
+    projection.decision_seen(replace(bound, before=(filtered,)))
+    projection.decision_seen(filtered)
+    explained = projection.explain("ns", "p")
+    assert explained is not None
+    assert explained.decisions == (bound, filtered)
 
 
 def test_explain_of_a_finished_pod_still_shows_its_allocation() -> None:

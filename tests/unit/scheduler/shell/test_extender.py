@@ -18,6 +18,7 @@ from tests.unit.scheduler.shell.world import Running, World, quiet
 pytestmark = pytest.mark.anyio
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+HOLD_S = 1.0
 
 
 async def world_with_nodes() -> World:
@@ -239,11 +240,11 @@ async def test_bind_continues_the_pods_trace_into_the_ledger() -> None:
 
 async def test_bus_that_takes_no_decisions_slows_no_call_and_counts_the_drops() -> None:
     world = await world_with_nodes()
-    async with world.scheduler(decision_queue_size=2) as s:
+    async with world.scheduler(decision_queue_size=2, decision_hold_s=HOLD_S) as s:
         world.bus.set_available(available=False)
         for number in range(6):
             assert (await s.filter(builders.pod(f"p{number}"), ["big"]))["NodeNames"] == ["big"]
-        await quiet()
+        await world.clock.advance(2 * HOLD_S)
         failed = s.value("hami_scheduler_queue_failures_total", queue="decisions")
         dropped = s.value("hami_scheduler_queue_drops_total", queue="decisions")
     assert failed + dropped == 6

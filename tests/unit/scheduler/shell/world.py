@@ -367,7 +367,7 @@ class World:
             for message in self.bus.published
             if message.subject.startswith(f"{subjects.EVENT_PREFIX}.decision.")
         ]
-        return [record for record in found if record.verb == verb]
+        return [one for record in found for one in record.unfolded() if one.verb == verb]
 
     def bound(self) -> dict[str, str]:
         """Node by name of each assigned pod."""

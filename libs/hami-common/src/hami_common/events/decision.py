@@ -5,12 +5,15 @@ Published on ``hami.v1.event.{decision,admission}.<namespace>.<pod>``.
 
 A decision is compact (design D14): refused nodes are grouped into classes with one reason text
 each, and a class lists its nodes only up to ``NODES_LISTED``; the full per-node explanation is
-computed again from the snapshot on request.
+computed again from the snapshot on request. What an attempt to place a pod decided travels in one
+message: the bind carries the filter and the prioritize before it.
 """
 
+from collections.abc import Iterator
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hami_common.model.placement import ContainerShares
 
@@ -71,6 +74,14 @@ class DecisionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str = ""
     duration_ms: float = 0.0
     writer: str = ""
+    before: tuple["DecisionRecord", ...] = ()
+    """Decisions of the same attempt that led to this one, oldest first: the filter and the
+    prioritize before a bind. They have no message of their own."""
+
+    def unfolded(self) -> Iterator["DecisionRecord"]:
+        """Every decision that the message tells of, oldest first, each by itself."""
+        yield from self.before
+        yield replace(self, before=()) if self.before else self
 
 
 class AdmissionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):

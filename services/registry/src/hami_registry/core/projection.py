@@ -133,11 +133,12 @@ class Projection:
             self._heartbeats[(node, vendor)] = now_s
 
     def decision_seen(self, decision: DecisionRecord) -> None:
-        """A decision; the newest few per pod are kept, for a bounded number of pods."""
+        """Decisions of one message; the newest few are kept, of a bounded number of pods."""
         key = (decision.namespace, decision.pod)
         kept = self._decisions.pop(key, None) or deque(maxlen=DECISIONS_PER_POD)
-        if decision not in kept:
-            kept.appendleft(decision)
+        for one in decision.unfolded():
+            if one not in kept:
+                kept.appendleft(one)
         self._decisions[key] = kept
         while len(self._decisions) > PODS_REMEMBERED:
             self._decisions.popitem(last=False)

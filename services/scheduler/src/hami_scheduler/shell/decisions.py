@@ -1,21 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publishes what was decided and why, beside the path of the call that decided it (design D14).
 
-Decisions go to the event stream through a bounded queue. A decision that finds it full, or that the
-bus does not take, is dropped and counted: it explains, nothing depends on it.
+One message tells of one attempt to place a pod. A filter that found nodes, and the prioritize after
+it, wait ``hold_s`` for the bind that they lead to and travel with it (``DecisionRecord.before``);
+without one they travel alone. Everything else is sent at once. Decisions go to the event stream
+through a bounded queue. One that finds it full, or that the bus does not take, is dropped and
+counted: it explains, nothing depends on it. Seconds throughout.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 
+import anyio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hami_common import subjects
 from hami_common.errors import WireInvalid
 from hami_common.events import codec
 from hami_common.events.decision import DecisionRecord
-from hami_common.ports import Publisher
+from hami_common.ports import Clock, Publisher
 from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.effects import answer_within
+
+HELD_MOST = 4096
+"""Attempts that wait for their bind; beyond, the oldest is sent without it."""
+_LEADING = ("filter", "prioritize")
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -23,6 +33,14 @@ class Decision(Struct, frozen=True, kw_only=True):
 
     record: DecisionRecord
     traceparent: str = ""
+
+
+class _Attempt(Struct, kw_only=True):
+    """What was decided about a pod whose bind is still to come."""
+
+    until_s: float
+    records: tuple[DecisionRecord, ...]
+    traceparent: str
 
 
 class Decisions:
@@ -33,24 +51,78 @@ class Decisions:
         *,
         publisher: Publisher,
         backlog: Backlog[Decision],
+        clock: Clock,
         timeout_s: float,
+        hold_s: float,
         writer: str,
         ids: Callable[[], str],
     ) -> None:
         """Publish through ``publisher``, waiting up to ``timeout_s`` for each acknowledgement."""
         self._publisher = publisher
         self._backlog = backlog
+        self._clock = clock
         self._timeout_s = timeout_s
+        self._hold_s = hold_s
         self.writer = writer
         """Name of this replica."""
         self._ids = ids
+        self._attempts: OrderedDict[str, _Attempt] = OrderedDict()
+        """By pod, the oldest first."""
+        self._wake = anyio.Event()
 
     def add(self, record: DecisionRecord, *, traceparent: str = "") -> None:
         """Have the decision published some time soon."""
+        attempt = self._attempts.pop(record.pod_uid, None)
+        before = () if attempt is None else attempt.records
+        if attempt is not None and not _goes_on(before[-1], record):
+            self._send(attempt)
+            before = ()
+        if record.verb in _LEADING and record.verdict == "feasible" and record.nodes_feasible:
+            self._hold(record, before, traceparent)
+            return
+        if before:
+            record = replace(record, before=before)
         self._backlog.add(Decision(record=record, traceparent=traceparent))
 
+    def _hold(
+        self, record: DecisionRecord, before: tuple[DecisionRecord, ...], traceparent: str
+    ) -> None:
+        if len(self._attempts) >= HELD_MOST:
+            self._send(self._attempts.popitem(last=False)[1])
+        self._attempts[record.pod_uid] = _Attempt(
+            until_s=self._clock.monotonic_s() + self._hold_s,
+            records=(*before, record),
+            traceparent=traceparent,
+        )
+        self._wake.set()
+
+    def _send(self, attempt: _Attempt) -> None:
+        *before, last = attempt.records
+        record = replace(last, before=tuple(before)) if before else last
+        self._backlog.add(Decision(record=record, traceparent=attempt.traceparent))
+
+    def flush(self) -> None:
+        """Let nothing wait for a bind any more."""
+        while self._attempts:
+            self._send(self._attempts.popitem(last=False)[1])
+
+    async def watch(self) -> None:
+        """Send what waited for a bind in vain, for ever."""
+        while True:
+            if not self._attempts:
+                self._wake = anyio.Event()
+                await self._wake.wait()
+            await self._clock.sleep(self._hold_s)
+            now_s = self._clock.monotonic_s()
+            while self._attempts:
+                uid, oldest = next(iter(self._attempts.items()))
+                if oldest.until_s > now_s:
+                    break
+                del self._attempts[uid]
+                self._send(oldest)
+
     async def send(self, decision: Decision) -> None:
-        """Publish one decision; failures are the queue's to count."""
+        """Publish one message; failures are the queue's to count."""
         record = decision.record
         event_id = self._ids()
         try:
@@ -70,3 +142,10 @@ class Decisions:
                 ),
                 message_id=event_id,
             )
+
+
+def _goes_on(last: DecisionRecord, record: DecisionRecord) -> bool:
+    """Whether ``record`` may belong to the attempt whose newest decision is ``last``."""
+    if record.verb == "prioritize":
+        return last.verb == "filter"
+    return record.verb == "bind"
