@@ -11,7 +11,17 @@ from hami_common.runtime.clock import SystemClock
 from hami_scheduler.core.defrag import MOST_MOVES, MOST_TRIALS
 from hami_scheduler.core.reasons import DeviceVerdict
 from hami_scheduler.core.rerun import Report
-from hamictl import client, defrag, installation, manifests, output, pending, replay, simulate
+from hamictl import (
+    client,
+    defrag,
+    installation,
+    manifests,
+    migration,
+    output,
+    pending,
+    replay,
+    simulate,
+)
 from hamictl.client import Allocation, Device, Node
 from hamictl.errors import EXIT_GAP, EXIT_NO
 
@@ -557,3 +567,4 @@ def _show_replay(report: Report, *, skip_gaps: bool) -> None:
 
 
 main.add_command(installation.bootstrap_command)
+main.add_command(migration.import_command)

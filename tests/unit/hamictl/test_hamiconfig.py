@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A HAMi installation's configuration in our terms: what is taken, told or refused."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from hami_common.model.device import DeviceFacts
+from hami_common.runtime.settings import load
+from hami_nodeagent.settings import Settings as AgentSettings
+from hami_registry.core import device_config
+from hami_registry.settings import Settings as RegistrySettings
+from hami_scheduler.settings import Settings as SchedulerSettings
+from hami_webhook.settings import Settings as WebhookSettings
+from hamictl.cli import main
+from hamictl.errors import EXIT_INPUT
+from hamictl.hamiconfig import NotUnderstood, import_hami
+
+ROOT = Path(__file__).resolve().parents[3]
+GOLDEN = ROOT / "tests" / "golden" / "hamiconfig"
+BASE = ROOT / "deploy" / "kustomize" / "base" / "config"
+
+
+def golden(name: str) -> Any:
+    return yaml.safe_load((GOLDEN / name).read_text())
+
+
+def facts(index: int = 1, *, uuid: str = "GPU-x", vendor: str = "nvidia") -> DeviceFacts:
+    return DeviceFacts(uuid=uuid, vendor=vendor, index=index, type="NVIDIA A30", memory_mib=24_576)
+
+
+def test_names_defaults_and_sharing_are_taken_over() -> None:
+    imported = import_hami(device_config=golden("device-config.yaml"))
+    assert imported.settings["webhook"] == {
+        "policy": {"hide_devices_from_others": True},
+        "vendors": imported.settings["scheduler"]["vendors"],
+    }
+    vendors = imported.settings["scheduler"]["vendors"]
+    assert vendors["nvidia"] == {
+        "resource_count_name": "acme.com/gpu",
+        "resource_memory_name": "acme.com/gpumem",
+        "default_memory_mib": 1024,
+        "default_core_pct": 25,
+        "core_policy": "force",
+        "runtime_class": "nvidia",
+    }
+    assert vendors["hygon"] == {"memory_factor": 2}
+    assert [chip["word"] for chip in vendors["iluvatar"]["chips"]] == ["MR-V100"]
+    assert [chip["word"] for chip in vendors["ascend"]["chips"]] == ["Ascend910B3"]
+    assert vendors["ascend"]["runtime_class"] == "ascend"
+    assert vendors.keys() == {"nvidia", "hygon", "iluvatar", "ascend"}
+    agent = {
+        key: value for key, value in imported.settings["nodeagent"].items() if key != "vendors"
+    }
+    assert agent == {
+        "numa_topology": False,
+        "library_log_level": "1",
+        "drivers": {"nvidia": {"unified_memory_mib": 0}},
+    }
+    assert imported.devices == {
+        "rules": [{"vendors": ["nvidia"], "slots": 16, "memory_scaling": 1.5, "core_scaling": 1.0}]
+    }
+    assert [(note.key, note.weight) for note in imported.notes] == [
+        ("nvidia.migProfileAllowlist", "warning")
+    ]
+
+
+def test_single_nodes_become_rules_in_which_zero_says_nothing() -> None:
+    imported = import_hami(
+        device_config=golden("device-config.yaml"), node_config=golden("config.json")
+    )
+    text = yaml.safe_dump(imported.devices).encode()
+    config = device_config.parse(text, name="devices.yaml")
+    online = "m5-cloudinfra-online02"
+    use = device_config.use_of(config, online, facts())
+    assert (use.slots, use.memory_scaling, use.core_scaling, use.hidden) == (8, 1.8, 1.0, False)
+    assert device_config.use_of(config, online, facts(3)).hidden
+    assert device_config.use_of(config, "mig-node", facts(uuid="GPU-1")).hidden
+    other = device_config.use_of(config, "other", facts(3))
+    assert (other.slots, other.memory_scaling, other.hidden) == (16, 1.5, False)
+    npu = device_config.use_of(config, "other", facts(vendor="ascend"))
+    assert (npu.slots, npu.memory_scaling) == (10, 1.0)
+    told = {note.key for note in imported.notes if "nodeconfig" in note.key}
+    assert told == {"nodeconfig[0].migstrategy", "nodeconfig[1].operatingmode"}
+
+
+def test_values_of_the_chart_are_taken_over_or_told() -> None:
+    imported = import_hami(
+        values={
+            "resourceName": "acme.com/gpu",
+            "schedulerName": "acme-scheduler",
+            "scheduler": {
+                "defaultSchedulerPolicy": {
+                    "nodeSchedulerPolicy": "spread",
+                    "gpuSchedulerPolicy": "numa,binpack",
+                },
+                "nodeLockExpire": "10m",
+                "forceOverwriteDefaultScheduler": False,
+                "overwriteEnv": "true",
+                "replicas": 1,
+                "extender": {"image": {"tag": "v2.10.0"}},
+            },
+            "devicePlugin": {
+                "deviceSplitCount": 5,
+                "deviceListStrategy": "cdi-cri",
+                "passDeviceSpecsEnabled": False,
+                "disablecorelimit": "true",
+                "image": {"tag": "v2.10.0"},
+            },
+            "devices": {"nvidia": {"gpuCorePolicy": "disable"}, "kunlun": {"enabled": True}},
+        }
+    )
+    assert imported.settings["scheduler"]["policy"] == {
+        "node": "spread",
+        "device": ["numa", "binpack"],
+    }
+    assert imported.settings["webhook"]["policy"] == {
+        "scheduler_name": "acme-scheduler",
+        "overwrite_default_scheduler": False,
+        "hide_devices_from_others": True,
+    }
+    assert imported.settings["nodeagent"]["injection"] == "cdi"
+    assert imported.settings["registry"]["vendors"]["nvidia"] == {
+        "resource_count_name": "acme.com/gpu",
+        "core_policy": "disable",
+    }
+    told = {note.key for note in imported.notes}
+    assert told == {
+        "values: scheduler.nodeLockExpire",
+        "values: devicePlugin.disablecorelimit",
+        "values",
+    }
+
+
+@pytest.mark.parametrize(
+    ("documents", "text"),
+    [
+        (
+            {"device_config": {"nvidia": {"deviceSpiltCount": 3}}},
+            "nvidia: 'deviceSpiltCount' is not a key of HAMi 2.10; did you mean deviceSplitCount?",
+        ),
+        ({"device_config": {"nvidea": {}}}, "did you mean nvidia?"),
+        (
+            {"device_config": {"nvidia": {"deviceSplitCount": "ten"}}},
+            "nvidia.deviceSplitCount: 'ten' is not a whole number",
+        ),
+        ({"device_config": {"nvidia": {"overwriteEnv": 1}}}, "1 is not true or false"),
+        ({"device_config": {"nvidia": [1]}}, "nvidia: [1] is not a mapping"),
+        (
+            {"device_config": {"vnpus": {"configs": [{"commonWord": "A"}]}}},
+            "vnpus.configs[0].resourceName",
+        ),
+        (
+            {"device_config": {"vnpus": {"configs": [{"aiCores": 3}]}}},
+            "vnpus.configs[0]: 'aiCores' is not a key of HAMi 2.10; did you mean aiCore?",
+        ),
+        (
+            {"node_config": {"nodeconfig": [{"devicesplitcount": 3}]}},
+            "nodeconfig[0].name is missing",
+        ),
+        ({"values": {"devicePlugin": {"deviceSplitCnt": 3}}}, "devicePlugin.deviceSplitCount?"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_nearest_key(documents: dict[str, Any], text: str) -> None:
+    with pytest.raises(NotUnderstood) as caught:
+        import_hami(**documents)
+    assert text in str(caught.value)
+
+
+def test_component_holds_settings_that_every_service_accepts(tmp_path: Path) -> None:
+    out = tmp_path / "from-hami"
+    configmap = tmp_path / "configmap.yaml"
+    configmap.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "data": {"device-config.yaml": (GOLDEN / "device-config.yaml").read_text()},
+            }
+        )
+    )
+    values = tmp_path / "values.yaml"
+    node_config = (GOLDEN / "config.json").read_text()
+    values.write_text(
+        yaml.safe_dump({"devicePlugin": {"nodeConfiguration": {"config": node_config}}})
+    )
+    arguments = ["--device-config", configmap, "--values", values, "--base", BASE, "--out", out]
+    ran = CliRunner().invoke(main, ["import-config", *map(str, arguments)])
+    assert ran.exit_code == 0, ran.output
+    assert "nvidia.migProfileAllowlist" in ran.output
+    services: dict[str, Any] = {
+        "webhook": WebhookSettings,
+        "scheduler": SchedulerSettings,
+        "registry": RegistrySettings,
+        "nodeagent": AgentSettings,
+    }
+    for service, settings_type in services.items():
+        flags = ["--config", str(out / "config" / f"{service}.toml")]
+        flags += ["--set", "node_name=n"] if service == "nodeagent" else []
+        settings = load(settings_type, service=service, argv=flags, environ={}).settings
+        assert settings.vendors.nvidia.resource_count_name == "acme.com/gpu"
+        base = tomllib.loads((BASE / f"{service}.toml").read_text())
+        assert settings.http_port == base["http_port"]
+    config = device_config.parse((out / "config/devices.toml").read_bytes(), name="devices.toml")
+    assert device_config.use_of(config, "m5-cloudinfra-online02", facts()).slots == 8
+    made = yaml.safe_load((out / "kustomization.yaml").read_text())
+    files = [file for generator in made["configMapGenerator"] for file in generator["files"]]
+    assert all((out / file).is_file() for file in files)
+    again = CliRunner().invoke(main, ["import-config", *map(str, arguments)])
+    assert again.exit_code == EXIT_INPUT
+    assert "is not empty" in again.output
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("a: [", "expected"),
+        ("- a", "not a mapping at its top"),
+        ("kind: ConfigMap\ndata: {x: y}", "it is not one of HAMi's"),
+        ("nvidia: {deviceSpiltCount: 3}", "did you mean deviceSplitCount?"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, content: str, text: str) -> None:
+    path = tmp_path / "device-config.yaml"
+    path.write_text(content)
+    ran = CliRunner().invoke(main, ["import-config", "--device-config", str(path)])
+    assert ran.exit_code == EXIT_INPUT
+    assert text in ran.output
