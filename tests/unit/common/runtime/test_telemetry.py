@@ -4,7 +4,10 @@
 import io
 import json
 import logging
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,14 +89,25 @@ def test_levels_below_the_setting_are_silent(lines: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "nonsense", "00-00000000000000000000000000000000-b7ad6b7169203331-01", "00-1-2-3"]
+    "text",
+    [
+        "",
+        "nonsense",
+        "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+        "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+        "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\nNats-Msg-Id: 1",
+        "00-1-2-3",
+    ],
 )
 def test_an_invalid_traceparent_is_no_context(text: str) -> None:
     assert telemetry.extract(text) is None
 
 
 def test_a_span_continues_the_callers_trace_and_hands_it_on() -> None:
-    tracing = telemetry.Tracing(service="t")
+    tracing = telemetry.Tracing(
+        service="t", processors=(SimpleSpanProcessor(InMemorySpanExporter()),)
+    )
     assert telemetry.current_traceparent() == ""
     with tracing.start_span("outer", traceparent=PARENT):
         outer = telemetry.current_traceparent()
@@ -104,11 +118,89 @@ def test_a_span_continues_the_callers_trace_and_hands_it_on() -> None:
     assert len({PARENT, outer, inner}) == 3
 
 
-def test_without_a_parent_a_new_trace_begins() -> None:
+def test_without_a_collector_what_was_handed_in_is_handed_on() -> None:
     tracing = telemetry.Tracing(service="t")
+    assert not tracing.is_recording
+    with tracing.start_span("outer", traceparent=PARENT) as span:
+        assert not span.is_recording()
+        assert not telemetry.current_span().is_recording()
+        assert telemetry.current_traceparent() == PARENT
+        with tracing.start_span("inner", traceparent="nonsense"):
+            assert telemetry.current_traceparent() == PARENT
+        assert telemetry.current_traceparent() == PARENT
+    assert telemetry.current_traceparent() == ""
+
+
+def test_without_a_collector_the_library_that_makes_spans_is_not_even_loaded() -> None:
+    program = (
+        "import sys\n"
+        "from hami_common.runtime.telemetry import Tracing\n"
+        "with Tracing(service='t').start_span('x'): pass\n"
+        "sys.exit('opentelemetry.sdk' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_without_a_collector_a_span_costs_a_small_part_of_a_real_one() -> None:
+    def cost_s(tracing: telemetry.Tracing) -> float:
+        tries = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            for _ in range(200):
+                with tracing.start_span("filter", traceparent=PARENT, attributes={"a": "b"}):
+                    telemetry.current_traceparent()
+            tries.append(time.perf_counter() - begin)
+        return min(tries)
+
+    exporter = SimpleSpanProcessor(InMemorySpanExporter())
+    real = cost_s(telemetry.Tracing(service="t", processors=(exporter,)))
+    assert cost_s(telemetry.Tracing(service="t")) * 5 < real
+
+
+@pytest.mark.parametrize("is_recording", [False, True], ids=["carried", "recorded"])
+def test_a_span_that_is_over_is_told_with_its_times(*, is_recording: bool) -> None:
+    exporter = InMemorySpanExporter()
+    tracing = telemetry.Tracing(
+        service="t", processors=(SimpleSpanProcessor(exporter),) if is_recording else ()
+    )
+    handed_on = tracing.record(
+        "allocate", traceparent=PARENT, begin_s=10.5, end_s=10.0, problem="no room"
+    )
+    assert tracing.record("x", traceparent="nonsense", begin_s=1, end_s=2) == ""
+    if not is_recording:
+        assert handed_on == PARENT
+        return
+    (span,) = exporter.get_finished_spans()
+    assert (span.start_time, span.end_time) == (10_500_000_000, 10_500_000_000)
+    assert span.status.description == "no room"
+    assert handed_on.split("-")[1] == PARENT.split("-")[1]
+    assert span.context is not None
+    assert handed_on.split("-")[2] == f"{span.context.span_id:016x}"
+
+
+def is_sampled(traceparent: str) -> bool:
+    return bool(int(traceparent.rpartition("-")[2], 16) & 1)
+
+
+def test_part_of_the_traces_is_recorded_and_others_follow() -> None:
+    exporter = InMemorySpanExporter()
+    processors = (SimpleSpanProcessor(exporter),)
+    tracing = telemetry.Tracing(service="t", ratio=0.0, processors=processors)
+    with tracing.start_span("mine"):
+        assert is_sampled(telemetry.current_traceparent()) is False
+    with tracing.start_span("theirs", traceparent=PARENT):
+        assert is_sampled(telemetry.current_traceparent()) is True
+    assert [span.name for span in exporter.get_finished_spans()] == ["theirs"]
+
+
+@pytest.mark.parametrize("is_recording", [False, True], ids=["carried", "recorded"])
+def test_without_a_parent_a_new_trace_begins(*, is_recording: bool) -> None:
+    processors = (SimpleSpanProcessor(InMemorySpanExporter()),)
+    tracing = telemetry.Tracing(service="t", processors=processors if is_recording else ())
     seen = set()
     for _ in range(2):
         with tracing.start_span("root", traceparent="nonsense"):
+            assert telemetry.extract(telemetry.current_traceparent()) is not None
             seen.add(telemetry.current_traceparent().split("-")[1])
     assert len(seen) == 2
 

@@ -86,6 +86,8 @@ class ServiceContext(Generic[S]):
         self.tracing = telemetry.Tracing(
             service=service,
             endpoint=settings.otlp_endpoint,
+            ratio=settings.otlp_ratio,
+            registry=self.registry,
             instance=os.environ.get("HOSTNAME", ""),
         )
 

@@ -48,6 +48,8 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     otlp_endpoint: str = ""
     """Base URL of an OTLP/HTTP collector; empty: no export, yet traceparents are passed on."""
+    otlp_ratio: float = 1.0
+    """Part of the traces beginning here that are recorded: of the webhook's, part of the pods."""
     grace_s: float = 20.0
     """How long work in flight may take after SIGTERM; less than the pod's termination period."""
     start_timeout_s: float = 60.0
