@@ -19,6 +19,7 @@ GENERATORS: tuple[tuple[str, str], ...] = (
     ("tables of docs/vendors.md, from the vendors", "tools/gen_vendors.py"),
     ("payload tables in docs/wire.md, from the message Structs", "tools/gen_wire.py"),
     ("docs/events.md, the AsyncAPI document and schemas, from the events", "tools/gen_events.py"),
+    ("the catalogue in docs/metrics.md, from the services' metrics", "tools/gen_metrics.py"),
     ("the registry's OpenAPI document, from its operations", "tools/gen_openapi.py"),
     ("resource names in deploy/kustomize/base/, from the vendors' catalog", "tools/gen_deploy.py"),
 )

@@ -6,7 +6,7 @@ ones, ``volcano`` those of Volcano's vGPU plugin. Each exporter shows the sets i
 HAMi's families carry the constant label ``zone``. The text is Prometheus' exposition format 0.0.4.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Generic, Literal, TypeVar
 
 from msgspec import Struct
@@ -40,7 +40,7 @@ class Group(Struct, Generic[T], frozen=True, kw_only=True):
     families: tuple[tuple[Family, Callable[[T], float | None]], ...]
     """With the figure; ``None``: no sample."""
 
-    def is_shown(self, sets: Iterable[NameSet]) -> bool:
+    def is_shown(self, sets: Collection[str]) -> bool:
         """Whether an exporter that shows ``sets`` shows this."""
         return self.names is None or self.names in sets
 

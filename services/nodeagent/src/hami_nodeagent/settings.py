@@ -10,6 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from hami_common.events.breach import BreachAction
+from hami_common.metricfamilies import NameSet
 from hami_common.runtime.settings import ServiceSettings
 from hami_common.vendors.protocol import InjectionMode
 from hami_nodeagent.core.breach import BreachRules
@@ -92,6 +93,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Name of the Kubernetes node this agent serves; a DaemonSet sets it from ``spec.nodeName``."""
     http_port: int = 9394
     """Health and metrics, HAMi's port for the latter; 0 lets the kernel choose."""
+    metric_names: tuple[NameSet, ...] = ("hami",)
+    """Under which names devices and shares are shown, see docs/metrics.md: ``hami``, ``legacy``
+    (HAMi's older ones), ``volcano`` (the same on a node)."""
     device_plugin_dir: str = "/var/lib/kubelet/device-plugins"
     """Where kubelet listens for plugins and where plugins put their sockets."""
     plugin_socket_dir: str = ""

@@ -155,7 +155,29 @@ def series(name: str, **labels: str) -> str:
 
 
 def of_device(name: str) -> str:
-    return series(name, vdevice_index="0", device_uuid="nvidia-0")
+    return series(name, vdevice_index="0", device_uuid="nvidia-0", zone="vGPU")
+
+
+async def test_device_time_is_metered_by_namespace_from_the_first_look_on(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.run_pod(memory_mib=1000)
+    sums = 'device_type="TEST",namespace="default",node="node-a",vendor="nvidia"'
+
+    def metered(what: str) -> float:
+        return desk.metrics()[f"hami_metering_{what}_seconds_total{{{sums}}}"]
+
+    await desk.look(1)
+    assert metered("slice") == metered("idle") == 0
+    for _ in range(50):
+        await desk.look(1)
+    kind = 'device_type="TEST",node="node-a",vendor="nvidia"'
+    whole = desk.metrics()[f"hami_metering_device_seconds_total{{{kind}}}"]
+    assert 0 < metered("slice") < whole
+    assert metered("core") == 0
+    assert metered("idle") == 0, "the driver shows no processes, and no region was written"
+    desk.driver.answer = (DeviceUsage(uuid="nvidia-0", processes=()),)
+    await desk.look(2)
+    assert 0 < metered("idle") < metered("slice")
 
 
 async def test_container_that_never_used_its_device_shows_zeros(tmp_path: Path) -> None:
@@ -170,7 +192,7 @@ async def test_container_that_never_used_its_device_shows_zeros(tmp_path: Path) 
     assert shown[series("hami_vgpu_launches_total")] == 0
     assert shown[series("hami_vgpu_wait_seconds_total")] == 0
     assert shown[series("hami_vgpu_processes")] == 0
-    assert series("hami_container_last_kernel_elapsed_seconds") not in shown
+    assert of_device("hami_container_last_kernel_elapsed_seconds") not in shown
 
 
 async def test_region_is_shown_to_the_byte(tmp_path: Path) -> None:
@@ -186,7 +208,7 @@ async def test_region_is_shown_to_the_byte(tmp_path: Path) -> None:
     assert shown[series("hami_vgpu_launches_total")] == 3
     assert shown[series("hami_vgpu_wait_seconds_total")] == 1
     assert shown[series("hami_vgpu_processes")] == 1
-    assert shown[series("hami_container_last_kernel_elapsed_seconds")] >= 0
+    assert shown[of_device("hami_container_last_kernel_elapsed_seconds")] >= 0
 
 
 def replace_time(worker: Process) -> Process:
@@ -215,7 +237,11 @@ async def test_hostile_region_hides_nobody_else(tmp_path: Path) -> None:
     await desk.look(1)
     shown = desk.metrics()
     other = series(
-        "hami_vgpu_memory_used_bytes", pod="other", vdevice_index="0", device_uuid="nvidia-0"
+        "hami_vgpu_memory_used_bytes",
+        pod="other",
+        vdevice_index="0",
+        device_uuid="nvidia-0",
+        zone="vGPU",
     )
     assert shown[other] == 5
     assert shown[of_device("hami_vgpu_memory_used_bytes")] == 0
@@ -360,7 +386,7 @@ async def test_host_figures_name_the_device(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.driver.answer = (DeviceUsage(uuid="nvidia-1", used_mib=3, core_pct=40),)
     await desk.look(1)
-    labels = 'device_index="1",device_type="TEST",device_uuid="nvidia-1",node="node-a"'
+    labels = 'device_index="1",device_type="TEST",device_uuid="nvidia-1",node="node-a",zone="vGPU"'
     shown = desk.metrics()
     assert shown[f"hami_host_gpu_memory_used_bytes{{{labels}}}"] == 3 * MIB
     assert shown[f"hami_host_gpu_utilization_ratio{{{labels}}}"] == 40

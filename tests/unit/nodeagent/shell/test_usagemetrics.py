@@ -1,51 +1,105 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The catalogue of metrics in the documentation is that of the code."""
+"""Names and labels of the node's metrics are those that HAMi's users know."""
 
-import re
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
+import pytest
+from prometheus_client.core import Metric
 
+from hami_common.metricfamilies import NameSet
+from hami_common.model.device import Device
+from hami_nodeagent.core.metering import FORGET_S, Meter, Part
+from hami_nodeagent.core.usage import ContainerRow, Row
+from hami_nodeagent.drivers.protocol import DeviceUsage
 from hami_nodeagent.settings import PrioritySettings, Settings, UsageSettings
-from hami_nodeagent.shell.metrics import Metrics
-from hami_nodeagent.shell.usagemetrics import UsageMetrics
+from hami_nodeagent.shell.usagemetrics import Look, UsageMetrics
+from tests.unit.nodeagent.core.test_breach import GPU, holder
 
 PAGE = Path(__file__).parents[4] / "docs" / "limiter-agent.md"
-SHARED_PREFIX = "hami_vgpu_memory_"
+POD = {"namespace", "pod", "container", "vdevice_index", "device_uuid", "zone"}
+OLD_POD = {"podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid", "zone"}
+HOST = {"node", "device_index", "device_uuid", "device_type", "zone"}
+OLD_HOST = {"nodeid", "deviceidx", "deviceuuid", "devicetype", "zone"}
+NEW = {
+    "hami_host_gpu_memory_used_bytes": HOST,
+    "hami_host_gpu_utilization_ratio": HOST,
+    "hami_host_gpu_memory_controller_utilization_ratio": HOST,
+    "hami_vgpu_memory_used_bytes": POD,
+    "hami_vgpu_memory_limit_bytes": POD,
+    "hami_container_device_memory_bytes": POD,
+    "hami_vgpu_memory_context_bytes": POD,
+    "hami_vgpu_memory_module_bytes": POD,
+    "hami_vgpu_memory_buffer_bytes": POD,
+    "hami_container_device_utilization_ratio": POD,
+    "hami_container_last_kernel_elapsed_seconds": POD,
+}
+OLD = {
+    "HostGPUMemoryUsage": OLD_HOST,
+    "HostCoreUtilization": OLD_HOST,
+    "vGPU_device_memory_usage_in_bytes": OLD_POD,
+    "vGPU_device_memory_limit_in_bytes": OLD_POD,
+    "Device_memory_desc_of_container": OLD_POD | {"context", "module", "data", "offset"},
+    "Device_utilization_desc_of_container": OLD_POD,
+    "Device_last_kernel_of_container": OLD_POD,
+}
+"""Names and labels that dashboards of HAMi's users rely on."""
 
 
-def documented() -> set[str]:
-    """Every metric named in the catalogue's first column, shortened names written out."""
-    found: set[str] = set()
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
-        cells = line.split("|")
-        if len(cells) < 4 or "`hami_" not in cells[1]:
-            continue
-        for name in re.findall(r"`([a-z_]+)`", cells[1]):
-            found.add(name if name.startswith("hami_") else f"{SHARED_PREFIX}{name.lstrip('_')}")
-    return found
+def device() -> Device:
+    return Device(uuid=GPU, vendor="nvidia", index=0, type="T4", memory_mib=1000, capacity_mib=1000)
 
 
-def exposed() -> set[str]:
-    return {
-        family.name + ("_total" if family.type == "counter" else "")
-        for family in UsageMetrics("node-a").collect()
-    }
+def shown(*sets: NameSet) -> dict[str, Metric]:
+    metrics = UsageMetrics("node-a", sets=sets)
+    usage = DeviceUsage(uuid=GPU, used_mib=1, core_pct=2, memory_bus_pct=3)
+    metrics.look = Look(
+        rows=[Row(holder=holder(), used_bytes=10, context_bytes=3, module_bytes=2)],
+        containers=[ContainerRow(holder=holder(), idle_s=1.5)],
+        devices=[(device(), usage)],
+    )
+    return {family.name: family for family in metrics.collect()}
 
 
-def test_every_metric_of_containers_and_devices_is_documented() -> None:
-    ours = {name for name in documented() if not name.startswith("hami_nodeagent_")}
-    assert ours == exposed()
+@pytest.mark.parametrize(
+    ("sets", "names"),
+    [(("hami",), NEW), (("legacy",), OLD), (("volcano",), OLD), (("hami", "legacy"), NEW | OLD)],
+)
+def test_every_name_of_a_set_has_its_labels(
+    sets: tuple[NameSet, ...], names: dict[str, set[str]]
+) -> None:
+    families = shown(*sets)
+    for name, labels in names.items():
+        (sample,) = families[name].samples
+        assert set(sample.labels) == labels, name
+        assert sample.labels["zone"] == "vGPU"
+    others = (NEW.keys() | OLD.keys()) - names.keys()
+    assert not others & families.keys()
+    assert families["hami_vgpu_launches"].samples, "what HAMi has no name for is always there"
 
 
-def test_documented_counters_of_the_agent_exist() -> None:
-    registry = CollectorRegistry()
-    Metrics(registry)
-    existing = {
-        family.name + ("_total" if family.type == "counter" else "")
-        for family in registry.collect()
-    }
-    assert {name for name in documented() if name.startswith("hami_nodeagent_")} <= existing
+def test_older_names_show_the_same_figures() -> None:
+    families = shown("hami", "legacy")
+
+    def value(name: str) -> float:
+        return float(families[name].samples[0].value)
+
+    used = value("hami_vgpu_memory_used_bytes")
+    assert value("vGPU_device_memory_usage_in_bytes") == used == 10
+    assert value("HostGPUMemoryUsage") == value("hami_host_gpu_memory_used_bytes") == 1 << 20
+    assert value("Device_last_kernel_of_container") == 1.5
+    labels = families["Device_memory_desc_of_container"].samples[0].labels
+    assert (labels["context"], labels["module"], labels["data"]) == ("3", "2", "5")
+
+
+def test_namespaces_that_come_and_go_leave_no_series() -> None:
+    metrics = UsageMetrics("node-a", sets=("hami", "legacy"))
+    metrics.meter = Meter()
+    sizes = []
+    for number in range(20):
+        one = Part(pod_uid="u", namespace=f"ci-{number}", uuid=GPU, slice=1, memory=1, core=0)
+        metrics.meter.look({GPU: device()}, [one], (), now_s=2 * FORGET_S * number)
+        sizes.append(sum(len(family.samples) for family in metrics.collect()))
+    assert sizes[0] == sizes[-1] == 5
 
 
 def test_documented_defaults_are_those_of_the_settings() -> None:

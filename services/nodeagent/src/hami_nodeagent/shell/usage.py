@@ -13,10 +13,12 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from hami_common.model.placement import booked_by_device
 from hami_nodeagent.core.breach import BreachBook, Outcome, Process
 from hami_nodeagent.core.holders import Holder, holders_of
+from hami_nodeagent.core.metering import idle_parts, part_of
 from hami_nodeagent.core.region import Region
-from hami_nodeagent.core.usage import ContainerKey, Counters, containers_of, rows_of
+from hami_nodeagent.core.usage import ContainerKey, Counters, Row, containers_of, rows_of
 from hami_nodeagent.drivers import Driver
 from hami_nodeagent.drivers.errors import DriverError
 from hami_nodeagent.drivers.protocol import DeviceUsage
@@ -54,7 +56,8 @@ class UsageWatch:
         self._going_by_vendor: dict[str, Outcome] = {}
         self._processes_by_uuid: Mapping[str, Sequence[Process]] = {}
         self._counters = Counters()
-        self.metrics = UsageMetrics(site.node)
+        self._launches: dict[ContainerKey, int] = {}
+        self.metrics = UsageMetrics(site.node, sets=settings.metric_names)
         site.metrics.registry.register(self.metrics)
 
     async def run(self) -> None:
@@ -87,7 +90,46 @@ class UsageWatch:
             self._going_by_vendor[driver.vendor] = outcome
             await self._teller.tell(outcome, driver.vendor)
         self._processes_by_uuid = processes_by_uuid
-        self._show(self._holders(), region_by_container, processes_by_uuid, usages)
+        holders = self._holders()
+        self._show(holders, region_by_container, processes_by_uuid, usages)
+        self._meter(holders, region_by_container, processes_by_uuid)
+
+    async def rows(self) -> tuple[Row, ...]:
+        """What is used at this moment by the regions; what drivers say is of the last look."""
+        holders = self._holders()
+        regions = await anyio.to_thread.run_sync(self._read_regions, holders)
+        return rows_of(holders, regions, self._processes_by_uuid)
+
+    def _meter(
+        self,
+        holders: Sequence[Holder],
+        region_by_container: Mapping[ContainerKey, Region],
+        processes_by_uuid: Mapping[str, Sequence[Process]],
+    ) -> None:
+        """Share out the time since the last look."""
+        shown, devices = self.metrics.look, self._picture.view.devices_by_uuid
+        idle = idle_parts(
+            shown.rows,
+            shown.containers,
+            self._launches,
+            with_region=region_by_container,
+            seen_uuids=processes_by_uuid,
+        )
+        self._launches = {
+            (one.holder.pod_uid, one.holder.container): one.counted.launches
+            for one in shown.containers
+        }
+        namespaces = {one.pod_uid: one.namespace for one in holders}
+        held = {(one.pod_uid, one.uuid) for one in holders}
+        parts = [
+            part_of(uid, namespace, devices[uuid], booked)
+            for uid, namespace in namespaces.items()
+            for uuid, booked in booked_by_device(
+                self._picture.entries_by_uid[uid].record.containers
+            ).items()
+            if uuid in devices and (uid, uuid) in held
+        ]
+        self.metrics.meter.look(devices, parts, idle, now_s=self._site.clock.monotonic_s())
 
     def _holders(self) -> tuple[Holder, ...]:
         return holders_of(

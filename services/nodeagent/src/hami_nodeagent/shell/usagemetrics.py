@@ -1,108 +1,434 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every metric of containers and devices; the catalogue with meanings is docs/limiter-agent.md.
+"""Every metric of containers, devices and device time; the catalogue is docs/metrics.md.
 
-Names and labels are those of HAMi's node monitor where it has the same figure. A series exists
-while its container holds its share, with 0 rather than nothing, and vanishes with it: a scrape
-shows the last look, nothing is kept per series. Labels come from the ledger and the API server,
-never from what a tenant wrote. Sizes in bytes, shares of a device in percent.
+Names and labels are those of HAMi's node monitor where it has the same figure, its older ones on
+request. A series exists while its container holds its share, with 0 rather than nothing, and
+vanishes with it: a scrape shows the last look, nothing is kept per series but device time. Labels
+come from the ledger and the API server, never from what a tenant wrote. Sizes in bytes, shares of a
+device in percent.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from hami_common.metricfamilies import ZONE, Family, Group, NameSet
 from hami_common.model.device import Device
 from hami_nodeagent.core.breach import Breach
 from hami_nodeagent.core.holders import Holder
-from hami_nodeagent.core.usage import ContainerRow, Row
+from hami_nodeagent.core.metering import Account, Kind, Meter, Sums
+from hami_nodeagent.core.usage import ContainerKey, ContainerRow, Row
 from hami_nodeagent.drivers.protocol import DeviceUsage
 
-_MIB = 1 << 20
-_FULL_PCT = 100
-_NS = 1e-9
-_DEVICE_LABELS = ("namespace", "pod", "container", "vdevice_index", "device_uuid")
-_CONTAINER_LABELS = ("namespace", "pod", "container")
-_HOST_LABELS = ("node", "device_index", "device_uuid", "device_type")
-_BREACH_LABELS = ("namespace", "pod", "container", "device_uuid", "kind")
+T = TypeVar("T")
 
-_BY_DEVICE: tuple[tuple[str, str, Callable[[Row], float]], ...] = (
-    (
-        "hami_vgpu_memory_limit_bytes",
-        "Memory of the device that the container may use.",
-        lambda row: row.holder.limit_mib * _MIB,
+_MIB: Final = 1 << 20
+_FULL_PCT: Final = 100
+_NS: Final = 1e-9
+
+
+class DeviceLine(NamedTuple):
+    """One container on one device."""
+
+    row: Row
+    idle_s: float | None
+    """Since the container's last launch; ``None`` before the first."""
+
+
+class HostLine(NamedTuple):
+    """One device as the driver sees it."""
+
+    node: str
+    device: Device
+    usage: DeviceUsage
+
+
+class BreachLine(NamedTuple):
+    """One breach that stands; names of the pod are empty for processes of the host."""
+
+    breach: Breach
+    namespace: str
+    pod: str
+
+
+class MeterLine(NamedTuple):
+    """What one namespace held of one type of device."""
+
+    node: str
+    account: Account
+    sums: Sums
+
+
+class CapacityLine(NamedTuple):
+    """How long all devices of one type were there."""
+
+    node: str
+    kind: Kind
+    seconds: float
+
+
+def _container(holder: Holder) -> tuple[str, ...]:
+    return (holder.namespace, holder.pod, holder.container)
+
+
+def _share(line: DeviceLine) -> tuple[str, ...]:
+    holder = line.row.holder
+    return (*_container(holder), str(holder.number), holder.uuid, ZONE)
+
+
+def _buffer_bytes(line: DeviceLine) -> int:
+    row = line.row
+    return max(0, row.used_bytes - row.context_bytes - row.module_bytes)
+
+
+def _host(line: HostLine) -> tuple[str, ...]:
+    return (line.node, str(line.device.index), line.device.uuid, line.device.type, ZONE)
+
+
+def _host_used(line: HostLine) -> float | None:
+    used = line.usage.used_mib
+    return None if used is None else used * _MIB
+
+
+_SHARE_LABELS = ("namespace", "pod", "container", "vdevice_index", "device_uuid", "zone")
+_OLD_SHARE_LABELS = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid", "zone")
+_HOST_LABELS = ("node", "device_index", "device_uuid", "device_type", "zone")
+
+DEVICE_GROUPS: Final[tuple[Group[DeviceLine], ...]] = (
+    Group(
+        names="hami",
+        labels=_SHARE_LABELS,
+        values=_share,
+        families=(
+            (
+                Family(
+                    name="hami_vgpu_memory_limit_bytes",
+                    text="Memory of the device that the container may use.",
+                    replaces="vGPU_device_memory_limit_in_bytes",
+                ),
+                lambda line: line.row.holder.limit_mib * _MIB,
+            ),
+            (
+                Family(
+                    name="hami_vgpu_memory_used_bytes",
+                    text="Memory of the device that the container uses: its region's word to the "
+                    "byte, the driver's for whole devices.",
+                    replaces="vGPU_device_memory_usage_in_bytes",
+                ),
+                lambda line: line.row.used_bytes,
+            ),
+            (
+                Family(
+                    name="hami_container_device_memory_bytes",
+                    text="The same; HAMi shows it twice.",
+                    replaces="Device_memory_desc_of_container",
+                ),
+                lambda line: line.row.used_bytes,
+            ),
+            (
+                Family(
+                    name="hami_vgpu_memory_context_bytes",
+                    text="Of the memory used, contexts of the driver.",
+                ),
+                lambda line: line.row.context_bytes,
+            ),
+            (
+                Family(
+                    name="hami_vgpu_memory_module_bytes",
+                    text="Of the memory used, loaded code.",
+                ),
+                lambda line: line.row.module_bytes,
+            ),
+            (
+                Family(
+                    name="hami_vgpu_memory_buffer_bytes",
+                    text="Of the memory used, what the program asked for.",
+                ),
+                _buffer_bytes,
+            ),
+            (
+                Family(
+                    name="hami_container_device_utilization_ratio",
+                    text="Percent of the device's time that the driver saw the container use last.",
+                    replaces="Device_utilization_desc_of_container",
+                ),
+                lambda line: line.row.core_pct,
+            ),
+            (
+                Family(
+                    name="hami_container_last_kernel_elapsed_seconds",
+                    text="Since the container's last launch; absent before the first.",
+                    replaces="Device_last_kernel_of_container",
+                ),
+                lambda line: line.idle_s,
+            ),
+        ),
     ),
-    (
-        "hami_vgpu_memory_used_bytes",
-        "Memory of the device that the container uses.",
-        lambda row: row.used_bytes,
+    Group(
+        labels=_SHARE_LABELS,
+        values=_share,
+        families=(
+            (
+                Family(
+                    name="hami_vgpu_memory_driver_bytes",
+                    text="Memory that the container uses as the driver sees it from outside.",
+                ),
+                lambda line: line.row.driver_bytes,
+            ),
+            (
+                Family(
+                    name="hami_vgpu_memory_over",
+                    text="1 while more is used than the limit allows since it was lowered.",
+                ),
+                lambda line: line.row.is_over,
+            ),
+            (
+                Family(
+                    name="hami_vgpu_core_limit_ratio",
+                    text="Percent of the device's time that the container may use; 100: no limit.",
+                ),
+                lambda line: line.row.holder.core_pct or _FULL_PCT,
+            ),
+        ),
     ),
-    (
-        "hami_vgpu_memory_context_bytes",
-        "Of it, contexts of the driver.",
-        lambda row: row.context_bytes,
+    Group(
+        names="legacy",
+        labels=_OLD_SHARE_LABELS,
+        values=_share,
+        families=(
+            (
+                Family(
+                    name="vGPU_device_memory_limit_in_bytes",
+                    text="As hami_vgpu_memory_limit_bytes.",
+                ),
+                lambda line: line.row.holder.limit_mib * _MIB,
+            ),
+            (
+                Family(
+                    name="vGPU_device_memory_usage_in_bytes", text="As hami_vgpu_memory_used_bytes."
+                ),
+                lambda line: line.row.used_bytes,
+            ),
+            (
+                Family(
+                    name="Device_utilization_desc_of_container",
+                    text="As hami_container_device_utilization_ratio.",
+                ),
+                lambda line: line.row.core_pct,
+            ),
+            (
+                Family(
+                    name="Device_last_kernel_of_container",
+                    text="As hami_container_last_kernel_elapsed_seconds.",
+                ),
+                lambda line: line.idle_s,
+            ),
+        ),
     ),
-    ("hami_vgpu_memory_module_bytes", "Of it, loaded code.", lambda row: row.module_bytes),
-    (
-        "hami_vgpu_memory_buffer_bytes",
-        "Of it, what the program asked for.",
-        lambda row: max(0, row.used_bytes - row.context_bytes - row.module_bytes),
-    ),
-    (
-        "hami_vgpu_memory_driver_bytes",
-        "The same as the driver sees it from outside.",
-        lambda row: row.driver_bytes,
-    ),
-    (
-        "hami_vgpu_memory_over",
-        "1 while more is used than the limit allows since it was lowered.",
-        lambda row: row.is_over,
-    ),
-    (
-        "hami_vgpu_core_limit_ratio",
-        "Percent of the device's time that the container may use; 100: no limit.",
-        lambda row: row.holder.core_pct or _FULL_PCT,
-    ),
-    (
-        "hami_container_device_utilization_ratio",
-        "Percent of the device's time that the driver saw the container use last.",
-        lambda row: row.core_pct,
+    Group(
+        names="legacy",
+        labels=(*_OLD_SHARE_LABELS, "context", "module", "data", "offset"),
+        values=lambda line: (
+            *_share(line),
+            str(line.row.context_bytes),
+            str(line.row.module_bytes),
+            str(_buffer_bytes(line)),
+            "0",
+        ),
+        families=(
+            (
+                Family(
+                    name="Device_memory_desc_of_container",
+                    text="As hami_container_device_memory_bytes. Its figures are labels too, as "
+                    "HAMi's users know them: a new series with each change.",
+                ),
+                lambda line: line.row.used_bytes,
+            ),
+        ),
     ),
 )
-_BY_CONTAINER: tuple[tuple[str, str, Callable[[ContainerRow], float]], ...] = (
-    ("hami_vgpu_launches", "Launches of work on devices.", lambda row: row.counted.launches),
-    (
-        "hami_vgpu_wait_seconds",
-        "Time that launches waited for the compute limit or for higher priorities.",
-        lambda row: row.counted.waited_ns * _NS,
-    ),
-    (
-        "hami_vgpu_device_seconds",
-        "Time of devices that launches took, measured or estimated.",
-        lambda row: row.counted.device_time_ns * _NS,
-    ),
-    (
-        "hami_vgpu_refused_allocations",
-        "Allocations refused because they did not fit the limit.",
-        lambda row: row.counted.refusals,
+
+CONTAINER_GROUPS: Final[tuple[Group[ContainerRow], ...]] = (
+    Group(
+        labels=("namespace", "pod", "container"),
+        values=lambda row: _container(row.holder),
+        families=(
+            (
+                Family(
+                    name="hami_vgpu_launches_total",
+                    kind="counter",
+                    text="Launches of work on devices.",
+                ),
+                lambda row: row.counted.launches,
+            ),
+            (
+                Family(
+                    name="hami_vgpu_wait_seconds_total",
+                    kind="counter",
+                    text="Time that launches waited for the compute limit or for higher "
+                    "priorities.",
+                ),
+                lambda row: row.counted.waited_ns * _NS,
+            ),
+            (
+                Family(
+                    name="hami_vgpu_device_seconds_total",
+                    kind="counter",
+                    text="Time of devices that launches took, measured or estimated.",
+                ),
+                lambda row: row.counted.device_time_ns * _NS,
+            ),
+            (
+                Family(
+                    name="hami_vgpu_refused_allocations_total",
+                    kind="counter",
+                    text="Allocations refused because they did not fit the limit.",
+                ),
+                lambda row: row.counted.refusals,
+            ),
+            (
+                Family(
+                    name="hami_vgpu_processes",
+                    text="Processes of the container that use its devices.",
+                ),
+                lambda row: row.processes,
+            ),
+        ),
     ),
 )
-_BY_HOST: tuple[tuple[str, str, Callable[[DeviceUsage], float | None]], ...] = (
-    (
-        "hami_host_gpu_memory_used_bytes",
-        "Memory of the device in use, by anybody.",
-        lambda usage: None if usage.used_mib is None else usage.used_mib * _MIB,
+
+HOST_GROUPS: Final[tuple[Group[HostLine], ...]] = (
+    Group(
+        names="hami",
+        labels=_HOST_LABELS,
+        values=_host,
+        families=(
+            (
+                Family(
+                    name="hami_host_gpu_memory_used_bytes",
+                    text="Memory of the device in use, by anybody.",
+                    replaces="HostGPUMemoryUsage",
+                ),
+                _host_used,
+            ),
+            (
+                Family(
+                    name="hami_host_gpu_utilization_ratio",
+                    text="Percent of time in which the device did anything.",
+                    replaces="HostCoreUtilization",
+                ),
+                lambda line: line.usage.core_pct,
+            ),
+            (
+                Family(
+                    name="hami_host_gpu_memory_controller_utilization_ratio",
+                    text="Percent of time in which the device's memory was read or written.",
+                ),
+                lambda line: line.usage.memory_bus_pct,
+            ),
+        ),
     ),
-    (
-        "hami_host_gpu_utilization_ratio",
-        "Percent of time in which the device did anything.",
-        lambda usage: usage.core_pct,
+    Group(
+        names="legacy",
+        labels=("nodeid", "deviceidx", "deviceuuid", "devicetype", "zone"),
+        values=_host,
+        families=(
+            (
+                Family(name="HostGPUMemoryUsage", text="As hami_host_gpu_memory_used_bytes."),
+                _host_used,
+            ),
+            (
+                Family(name="HostCoreUtilization", text="As hami_host_gpu_utilization_ratio."),
+                lambda line: line.usage.core_pct,
+            ),
+        ),
     ),
-    (
-        "hami_host_gpu_memory_controller_utilization_ratio",
-        "Percent of time in which the device's memory was read or written.",
-        lambda usage: usage.memory_bus_pct,
+)
+
+BREACH_GROUPS: Final[tuple[Group[BreachLine], ...]] = (
+    Group(
+        labels=("namespace", "pod", "container", "device_uuid", "kind"),
+        values=lambda line: (
+            line.namespace,
+            line.pod,
+            line.breach.container,
+            line.breach.uuid,
+            line.breach.kind,
+        ),
+        families=(
+            (
+                Family(
+                    name="hami_vgpu_breach",
+                    text="1 while a process uses a device beyond the container's share, or "
+                    "without one.",
+                ),
+                lambda _: 1,
+            ),
+        ),
+    ),
+)
+
+METER_GROUPS: Final[tuple[Group[MeterLine], ...]] = (
+    Group(
+        labels=("node", "namespace", "vendor", "device_type"),
+        values=lambda line: (line.node, *line.account),
+        families=(
+            (
+                Family(
+                    name="hami_metering_slice_seconds_total",
+                    kind="counter",
+                    text="Device time that pods of the namespace held: the larger of their parts "
+                    "of memory and compute, never more per device than went by.",
+                ),
+                lambda line: line.sums.slice_s,
+            ),
+            (
+                Family(
+                    name="hami_metering_memory_seconds_total",
+                    kind="counter",
+                    text="The same by their part of the device's memory alone.",
+                ),
+                lambda line: line.sums.memory_s,
+            ),
+            (
+                Family(
+                    name="hami_metering_core_seconds_total",
+                    kind="counter",
+                    text="The same by their part of the device's compute alone; pods without a "
+                    "compute limit hold none.",
+                ),
+                lambda line: line.sums.core_s,
+            ),
+            (
+                Family(
+                    name="hami_metering_idle_seconds_total",
+                    kind="counter",
+                    text="Of the slice seconds, those in which the pod was seen to do nothing on "
+                    "the device.",
+                ),
+                lambda line: line.sums.idle_s,
+            ),
+        ),
+    ),
+)
+
+CAPACITY_GROUPS: Final[tuple[Group[CapacityLine], ...]] = (
+    Group(
+        labels=("node", "vendor", "device_type"),
+        values=lambda line: (line.node, *line.kind),
+        families=(
+            (
+                Family(
+                    name="hami_metering_device_seconds_total",
+                    kind="counter",
+                    text="Time of all devices, held or not: what slice seconds are a part of.",
+                ),
+                lambda line: line.seconds,
+            ),
+        ),
     ),
 )
 
@@ -120,60 +446,42 @@ class Look(Struct, frozen=True, kw_only=True):
 class UsageMetrics(Collector):
     """Shows the last look at every scrape."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, *, sets: Collection[NameSet]) -> None:
+        """Show the sets of names ``sets``, and what HAMi has no name for."""
         self._node = node
+        # Volcano's agents show some of HAMi's older names.
+        self._sets = {"legacy" if name == "volcano" else name for name in sets}
         self.look = Look()
+        self.meter = Meter()
 
     def collect(self) -> Iterable[Metric]:
         """All families, those without a series too."""
-        look = self.look
-        for name, text, value in _BY_DEVICE:
-            family = GaugeMetricFamily(name, text, labels=_DEVICE_LABELS)
-            for row in look.rows:
-                family.add_metric(_device_labels(row.holder), value(row))
-            yield family
-        for name, text, counted in _BY_CONTAINER:
-            counter = CounterMetricFamily(name, text, labels=_CONTAINER_LABELS)
-            for one in look.containers:
-                counter.add_metric(_container_labels(one.holder), counted(one))
-            yield counter
-        processes = GaugeMetricFamily(
-            "hami_vgpu_processes",
-            "Processes of the container that use its devices.",
-            labels=_CONTAINER_LABELS,
-        )
-        idle = GaugeMetricFamily(
-            "hami_container_last_kernel_elapsed_seconds",
-            "Since the container's last launch; absent before the first.",
-            labels=_CONTAINER_LABELS,
-        )
-        for one in look.containers:
-            processes.add_metric(_container_labels(one.holder), one.processes)
-            if one.idle_s is not None:
-                idle.add_metric(_container_labels(one.holder), one.idle_s)
-        yield processes
-        yield idle
-        for name, text, figure in _BY_HOST:
-            family = GaugeMetricFamily(name, text, labels=_HOST_LABELS)
-            for device, usage in look.devices:
-                shown = figure(usage)
-                if shown is not None:
-                    labels = (self._node, str(device.index), device.uuid, device.type)
-                    family.add_metric(labels, shown)
-            yield family
-        breaches = GaugeMetricFamily(
-            "hami_vgpu_breach",
-            "1 while a process uses a device beyond the container's share, or without one.",
-            labels=_BREACH_LABELS,
-        )
-        for breach, namespace, pod in look.breaches:
-            breaches.add_metric((namespace, pod, breach.container, breach.uuid, breach.kind), 1)
-        yield breaches
+        look, node, meter = self.look, self._node, self.meter
+        idle_by_container = {_key(one.holder): one.idle_s for one in look.containers}
+        lines = [DeviceLine(row, idle_by_container.get(_key(row.holder))) for row in look.rows]
+        hosts = [HostLine(node, device, usage) for device, usage in look.devices]
+        meters = [MeterLine(node, *one) for one in meter.sums.items()]
+        devices = [CapacityLine(node, *one) for one in meter.devices_s.items()]
+        yield from self._families(DEVICE_GROUPS, lines)
+        yield from self._families(CONTAINER_GROUPS, look.containers)
+        yield from self._families(HOST_GROUPS, hosts)
+        yield from self._families(BREACH_GROUPS, [BreachLine(*one) for one in look.breaches])
+        yield from self._families(METER_GROUPS, meters)
+        yield from self._families(CAPACITY_GROUPS, devices)
+
+    def _families(self, groups: Sequence[Group[T]], things: Sequence[T]) -> Iterable[Metric]:
+        for group in groups:
+            if not group.is_shown(self._sets):
+                continue
+            for family, figure in group.families:
+                kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+                shown = kind(family.name, family.text, labels=group.labels)
+                for thing in things:
+                    value = figure(thing)
+                    if value is not None:
+                        shown.add_metric(group.values(thing), value)
+                yield shown
 
 
-def _device_labels(holder: Holder) -> tuple[str, ...]:
-    return (*_container_labels(holder), str(holder.number), holder.uuid)
-
-
-def _container_labels(holder: Holder) -> tuple[str, ...]:
-    return (holder.namespace, holder.pod, holder.container)
+def _key(holder: Holder) -> ContainerKey:
+    return (holder.pod_uid, holder.container)
