@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from hami_common import limits, signing
-from hami_common.events import allocation, breach, decision, inventory, partition, usage
+from hami_common.events import allocation, asking, breach, decision, inventory, partition, usage
 from hami_common.model import device, placement, request
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +29,7 @@ MODULES = (
     breach,
     partition,
     usage,
+    asking,
     signing,
     placement,
     device,

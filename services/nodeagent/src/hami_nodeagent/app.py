@@ -10,6 +10,7 @@ its plugin for a moment stops no container.
 
 import logging
 from collections.abc import Sequence as Arguments
+from importlib.metadata import version
 from pathlib import Path
 
 import anyio
@@ -38,11 +39,13 @@ from hami_nodeagent.settings import NvidiaSettings, Settings
 from hami_nodeagent.shell.allocate import Allocator, GrantKeeper
 from hami_nodeagent.shell.breaches import BreachTeller
 from hami_nodeagent.shell.check import SelfCheck
+from hami_nodeagent.shell.answers import Answers
 from hami_nodeagent.shell.checkpoint import Checkpoint
 from hami_nodeagent.shell.deviceplugin import DevicePlugin
 from hami_nodeagent.shell.feed import LedgerFeed
 from hami_nodeagent.shell.inventory import Reporter, VendorDevices, beat
 from hami_nodeagent.shell.keys import TrustedKeys
+from hami_nodeagent.shell.hostcheck import HostCheck
 from hami_nodeagent.shell.kubelet import PluginKeeper
 from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.metrics import Metrics
@@ -51,6 +54,7 @@ from hami_nodeagent.shell.podresources import PodResources, PodsPage
 from hami_nodeagent.shell.pods import PodSource
 from hami_nodeagent.shell.render import Renderer
 from hami_nodeagent.shell.sequence import Sequence
+from hami_nodeagent.shell.relimit import Relimiter
 from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.states import States
 from hami_nodeagent.shell.usage import UsageWatch
@@ -237,6 +241,7 @@ async def _follow_pods(parts: _Parts, kube: KubeApi) -> None:
         group.start_soon(check.run)
         parts.kube_ready.set()
 
+        group.start_soon(Relimiter(site=site, keeper=parts.keeper).run)
 
 async def _with_bus(parts: _Parts) -> None:
     """Report, and follow the ledger, once the bus was reached."""
@@ -299,6 +304,14 @@ async def _mirror_connection(site: Site, bus: Bus) -> None:
             site.metrics.bus_connected.set(bus.is_connected)
             site.picture.note_change()
         await site.clock.sleep(_MIRROR_S)
+        answers = Answers(
+            site=site,
+            usage=parts.usage,
+            holding=lambda vendor: parts.catalog.vendor(vendor).capability.memory_enforced,
+            check=HostCheck(site=site, resources=parts.vendor_by_resource).check,
+            version=version("hami-nodeagent"),
+        )
+        group.start_soon(answers.serve, bus)
 
 
 def _checkpoint(settings: Settings) -> Checkpoint:

@@ -149,6 +149,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     list_timeout_s: float = 1.0
     """Longest wait for one answer of kubelet's PodResources."""
     api_timeout_s: float = 5.0
+    host_root: str = ""
+    """The host's root file system, read by ``hamictl doctor``; empty: ``<host_proc>/1/root``."""
     """Longest wait for one answer of the API server, and at most ``allocate_wait_s`` inside a call
     of kubelet."""
     bus_timeout_s: float = 2.0

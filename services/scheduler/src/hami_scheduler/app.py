@@ -11,6 +11,7 @@ import socket
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -54,6 +55,7 @@ from hami_scheduler.shell.recorder import (
     Recorder,
 )
 from hami_scheduler.shell.recovery import Recovery
+from hami_scheduler.shell.resize import Ask, Resizer, nobody
 from hami_scheduler.shell.state import State
 
 DRAIN_S = 5.0
@@ -72,6 +74,8 @@ class World(Struct, frozen=True, kw_only=True):
     clock: Clock
     is_connected: Callable[[], bool] = always
     """Whether the bus can be heard now; one in memory always can."""
+    ask: Ask = nobody
+    """Asks the agent of a node."""
 
 
 class Keys(Struct, frozen=True, kw_only=True):
@@ -196,6 +200,17 @@ class Scheduler:
         )
         self.preemption = Preemption(
             state=state,
+        self.resizer = Resizer(
+            state=state,
+            effects=effects,
+            quota=quota,
+            kube=world.kube,
+            signer=keys.signer,
+            ask=world.ask,
+            settings=settings,
+            metrics=metrics,
+        )
+        effects.align = self.resizer.align
             binder=self.binder,
             effects=effects,
             records=world.records,
@@ -348,6 +363,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
                 is_connected=lambda: bus.is_connected,
             ),
             keys=keys,
+                ask=partial(_ask, bus),
             registry=context.registry,
             tracing=context.tracing,
             writer=settings.replica or socket.gethostname(),
@@ -360,6 +376,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
                 **scheduler.quota.routes(),
                 **pages,
             },
+                **scheduler.resizer.routes(),
             registry=context.registry,
             ready=lambda: context.ready.is_set and scheduler.state.is_complete,
             body_limit=settings.body_limit_bytes,
@@ -386,6 +403,11 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
 
 def load_keys(settings: Settings) -> Keys:
     """Keys from the files that ``settings`` names; ``SettingsInvalid`` names the wrong one."""
+async def _ask(bus: natsio.Bus, subject: str) -> bytes:
+    """An agent's answer to a question."""
+    return (await bus.request(subject)).data
+
+
     signer = Signer.from_pem(_read(settings.signing_key_file, field="signing_key_file"))
     trusted = [
         _read(path, field=f"trusted_key_files[{number}]")

@@ -52,6 +52,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """How often one bind posts again after the pod changed under it (design D4)."""
     bind_wait_s: float = 15.0
     """How long a bind may wait for others of its pod or node before it gives up."""
+    resize_confirm_s: float = 20.0
+    """How long a resize waits for the node to rewrite the container's limits file."""
     lease_s: float = 30.0
     """How long a reservation may stay unbound before anybody examines it (design D4)."""
     fence_delay_s: float = 3.0

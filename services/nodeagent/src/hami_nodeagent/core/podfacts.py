@@ -55,6 +55,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """Why there is none although the annotation is present; empty when it is absent."""
     limits_mounted: frozenset[str] = frozenset()
     """Containers whose limits file travels with the pod, because it passed our webhook."""
+    limits_volumes: Mapping[str, str] = {}
+    """The same containers → volume of the pod that holds the limits file."""
     region_volumes: Mapping[str, str] = {}
     """Container → volume of the pod that holds its usage region, where one travels with it."""
     container_by_id: Mapping[str, str] = {}
@@ -93,6 +95,7 @@ def facts_of(
         signed=signed,
         annotation_problem=problem,
         limits_mounted=frozenset(_mounting(pod, DIRECTORY)),
+        limits_volumes=_mounting(pod, DIRECTORY),
         region_volumes=_mounting(pod, REGION_DIRECTORY),
         container_by_id=_container_by_id(pod),
         traceparent=pod.annotations().get(annotations.TRACEPARENT, ""),

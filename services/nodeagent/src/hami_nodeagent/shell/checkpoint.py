@@ -20,6 +20,8 @@ from hami_common.errors import WireInvalid
 from hami_common.events.codec import decode, encode
 from hami_common.events.inventory import NodeDevices
 from hami_nodeagent.core.grants import FILE_VERSION, Grant, GrantBook, GrantFile
+from hami_nodeagent.core.partitions import FILE_VERSION as JOURNAL_VERSION
+from hami_nodeagent.core.partitions import JournalFile
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class Checkpoint:
         self._grants = directory / "grants.json"
         self._devices = directory / "devices.json"
         self._limits = directory / "limits"
+        self._partitions = directory / "partitions.json"
 
     def load_grants(self) -> GrantBook:
         """The grants of the last run."""
@@ -60,6 +63,19 @@ class Checkpoint:
     def save_devices(self, vendors: tuple[NodeDevices, ...]) -> None:
         """Store the canonical devices of all vendors."""
         _write(self._devices, encode(DevicesFile(version=FILE_VERSION, vendors=vendors)))
+
+    def limits_file(self, pod_uid: str, container: str) -> Path:
+        """Where the limits file of a container is, if this agent wrote it."""
+        return self._limits / pod_uid / container / limits.FILE_NAME
+
+    def load_partitions(self) -> JournalFile | None:
+        """The journal of partitions; ``None`` when there is none that can be read."""
+        file = _load(self._partitions, JournalFile)
+        return file if file is not None and file.version == JOURNAL_VERSION else None
+
+    def save_partitions(self, file: JournalFile) -> None:
+        """Store the journal of partitions."""
+        _write(self._partitions, encode(file))
 
     def write_limits(self, grant: Grant, text: str) -> Path:
         """Put a container's limits file on the host; returns the directory to mount."""

@@ -16,9 +16,10 @@ from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.signing import SignedPlacement
 from hami_scheduler.core.podfacts import PodFacts
 
-Judgement = Literal["keep", "confirm", "release", "replace", "undecided"]
+Judgement = Literal["keep", "confirm", "release", "replace", "undecided", "align"]
 """``confirm``: committed, but no state says so. ``replace``: another allocation of the same pod on
-the same node is committed. ``undecided``: not bound yet."""
+the same node is committed. ``undecided``: not bound yet. ``align``: committed, and resized since in
+the ledger only."""
 
 EXISTING_CONTAINERS = frozenset({"prepared", "running"})
 """States of allocations that win any dispute: their containers exist."""
@@ -68,7 +69,13 @@ class Restore(Struct, frozen=True, kw_only=True):
     replaces: Holding | None = None
 
 
-Step = Release | Doubt | Confirm | Restore
+class Align(Struct, frozen=True, kw_only=True):
+    """Write the annotations that belong to the record: a resize was cut off."""
+
+    holding: Holding
+
+
+Step = Release | Doubt | Confirm | Restore | Align
 
 
 def judge(holding: Holding, pod: PodFacts) -> tuple[Judgement, str]:
@@ -89,6 +96,11 @@ def judge(holding: Holding, pod: PodFacts) -> tuple[Judgement, str]:
     state = holding.state
     if state is None or state.allocation_id != holding.record.allocation_id:
         return "confirm", ""
+    if (
+        holding.record.op == "resize"
+        and pod.signed.placement.containers != holding.record.containers
+    ):
+        return "align", ""
     return "keep", ""
 
 
@@ -114,6 +126,8 @@ def compare(holdings: Iterable[Holding], pods: Mapping[str, PodFacts]) -> list[S
             releases.append(Release(holding=holding, reason=reason))
         elif judgement == "confirm":
             others.append(Confirm(holding=holding))
+        elif judgement == "align":
+            others.append(Align(holding=holding))
         elif judgement == "replace" and pod.signed is not None:
             restores.append(Restore(signed=pod.signed, must=pod.is_started, replaces=holding))
     restores.extend(

@@ -14,21 +14,23 @@ exclude each other in the API server. Sequences are JetStream's; seconds through
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 
 import anyio
 import anyio.lowlevel
 import msgspec
 from msgspec import Struct
+from opentelemetry.trace import Span, SpanKind
 
 from hami_common import annotations, subjects
 from hami_common.errors import Conflict, Denied, NotFound, Unavailable, WireInvalid
 from hami_common.events import codec
-from hami_common.events.allocation import AllocationRecord
+from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.podview import PodListView, PodView
 from hami_common.ports import Bucket, Expect, KubeApi
 from hami_common.runtime.tasks import Backoff
+from hami_common.runtime.telemetry import Tracing, current_traceparent
 from hami_scheduler.core import binding, repair
 from hami_scheduler.core.ledger import RENEWED
 from hami_scheduler.core.podfacts import PodFacts, PodReader, pod_path
@@ -82,6 +84,7 @@ class Ports(Struct, frozen=True, kw_only=True):
     states: Bucket
     """Bucket ``hami_state``."""
     kube: KubeApi
+    tracing: Tracing = Tracing(service="scheduler")
 
 
 @contextmanager
@@ -118,6 +121,8 @@ class Effects:
         self._metrics = metrics
         self._writer = writer
         self._ids = ids
+        self.align: Callable[[Holding], Awaitable[str]] | None = None
+        """Brings a pod's annotations in line with its record; set by the composition root."""
         self._nodes = KeyLocks("node")
         self._in_flight: set[str] = set()
         self._touch_node = ""
@@ -147,12 +152,16 @@ class Effects:
         """
         record = append.record
         epoch = self._state.storage_epoch
-        with self._bus(), self._metrics.append_seconds.time():
+        with (
+            self._span(record.op, record, SpanKind.PRODUCER, traceparent),
+            self._bus(),
+            self._metrics.append_seconds.time(),
+        ):
             try:
                 seq = await self._ports.records.append(
                     append.key,
                     codec.encode(record),
-                    headers=self._headers(f"allocation.{record.op}", record.time_s, traceparent),
+                    headers=self._headers(f"allocation.{record.op}", record.time_s),
                     expect=append.expect,
                 )
             except NotFound as error:
@@ -193,12 +202,12 @@ class Effects:
         """Store a state record and fold it; false when a later state is already there."""
         state = write.state
         epoch = self._state.storage_epoch
-        with self._bus():
+        with self._span(state.state, state, SpanKind.PRODUCER, traceparent), self._bus():
             try:
                 seq = await self._ports.states.append(
                     write.key,
                     codec.encode(state),
-                    headers=self._headers(f"state.{state.state}", state.time_s, traceparent),
+                    headers=self._headers(f"state.{state.state}", state.time_s),
                     expect=write.expect,
                 )
             except Conflict:
@@ -221,7 +230,10 @@ class Effects:
     async def post_binding(self, pod: PodFacts, document: bytes) -> None:
         """Commit. ``Unavailable``: nobody knows whether it took effect."""
         path = binding.binding_path(pod.namespace, pod.name)
-        with self._api():
+        with (
+            self._ports.tracing.start_span("commit", begins=False, kind=SpanKind.CLIENT),
+            self._api(),
+        ):
             await self._ports.kube.create(path, document)
 
     async def move_pod(self, holding: Holding) -> PodFacts | None:
@@ -520,6 +532,10 @@ class Effects:
                 await self.doubt(holding)
             case repair.Confirm(holding=holding):
                 await self.confirm(holding)
+            case repair.Align(holding=holding):
+                if self.align is not None:
+                    outcome = await self.align(holding)
+                    self._metrics.repairs.labels(action=outcome).inc()
             case repair.Restore():
                 outcome = await self.restore(chore)
                 self._metrics.repairs.labels(action=outcome).inc()
@@ -556,13 +572,32 @@ class Effects:
         with answer_within(self._settings.api_timeout_s, peer="API server"):
             yield
 
-    def _headers(self, what: str, time_s: float, traceparent: str) -> dict[str, str]:
+    def _span(
+        self, name: str, record: AllocationRecord | StateRecord, kind: SpanKind, traceparent: str
+    ) -> AbstractContextManager[Span]:
+        """A span of the trace of the record's pod; nothing where that has none."""
+        tracing = self._ports.tracing
+        if not traceparent and (pod := self._state.pods.get(record.pod_uid)) is not None:
+            traceparent = pod.traceparent
+        attributes = None
+        if tracing.is_recording:
+            attributes = {
+                "messaging.system": "nats",
+                "k8s.node.name": record.node,
+                "k8s.pod.uid": record.pod_uid,
+                "hami.allocation.id": record.allocation_id,
+            }
+        return tracing.start_span(
+            name, traceparent=traceparent, begins=False, kind=kind, attributes=attributes
+        )
+
+    def _headers(self, what: str, time_s: float) -> dict[str, str]:
         return codec.event_headers(
             event_id=self._ids(),
             event_type=f"io.hami.{what}.v1",
             source=f"/scheduler/{self._writer}",
             time_s=time_s,
-            traceparent=traceparent,
+            traceparent=current_traceparent(),
         )
 
 

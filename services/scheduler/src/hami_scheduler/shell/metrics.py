@@ -53,6 +53,12 @@ class Metrics:
             "Reservations taken back because another one was first and left too little quota.",
             registry=registry,
         )
+        self.resizes = Counter(
+            "hami_scheduler_resizes",
+            "Resizes of running shares that were asked for, by what came of it.",
+            ["outcome"],
+            registry=registry,
+        )
         self.lost_acks = Counter(
             "hami_scheduler_lost_acks",
             "Appends whose acknowledgement was lost but which were found in the ledger.",

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers questions over the bus: what is used on this node now, and what is wrong with it.
+
+Who asks is known to the bus alone, which lets only our services publish on ``hami.v1.ask``. Usage
+is what the regions say at this moment, joined with what each container's limits file says. A
+question that is not known is left without an answer, and the asker's time runs out.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import anyio.to_thread
+
+from hami_common import subjects
+from hami_common.events.asking import CheckAnswer, Finding, ShareNow, UsageAnswer
+from hami_common.events.codec import encode
+from hami_common.runtime.natsio import Bus
+from hami_nodeagent.core.holders import LIMITED_VENDORS
+from hami_nodeagent.core.usage import ContainerKey, Row
+from hami_nodeagent.shell.relimit import limits_path, read_all
+from hami_nodeagent.shell.site import Site
+from hami_nodeagent.shell.usage import UsageWatch
+
+MIB_SHIFT = 20
+
+_log = logging.getLogger(__name__)
+
+
+class Answers:
+    """What one agent answers."""
+
+    def __init__(
+        self,
+        *,
+        site: Site,
+        usage: UsageWatch,
+        holding: Callable[[str], str],
+        check: Callable[[], Awaitable[tuple[Finding, ...]]],
+        version: str,
+    ) -> None:
+        """``holding`` tells what holds a vendor's containers to their memory, empty: nothing."""
+        self._site = site
+        self._usage = usage
+        self._holding = holding
+        self._check = check
+        self._version = version
+
+    async def serve(self, bus: Bus) -> None:
+        """Answer for ever."""
+        answer_by_subject: Mapping[str, Callable[[], Awaitable[bytes]]] = {
+            subjects.ask(self._site.node, "usage"): self.usage,
+            subjects.ask(self._site.node, "check"): self.check,
+        }
+        async with bus.subscribe(subjects.ask(self._site.node, "*")) as questions:
+            async for question in questions:
+                answer = answer_by_subject.get(question.subject)
+                if answer is None or not question.reply:
+                    _log.debug("question not known", extra={"subject": question.subject})
+                    continue
+                await bus.publish(question.reply, await answer())
+
+    async def usage(self) -> bytes:
+        """Every share of the node with what is used of it."""
+        rows = await self._usage.rows()
+        pods_dir = Path(self._site.settings.pods_dir)
+        paths: dict[ContainerKey, Path] = {}
+        for row in rows:
+            holder = row.holder
+            pod = self._site.picture.pods.find(holder.pod_uid)
+            if pod is not None:
+                agent_file = self._site.checkpoint.limits_file(holder.pod_uid, holder.container)
+                key = (holder.pod_uid, holder.container)
+                paths[key] = limits_path(pods_dir, agent_file, pod, holder.container)
+        files = await anyio.to_thread.run_sync(read_all, list(paths.items()))
+        shares = []
+        for row in rows:
+            limit = files.get((row.holder.pod_uid, row.holder.container), {}).get(row.holder.uuid)
+            shares.append(
+                ShareNow(
+                    namespace=row.holder.namespace,
+                    pod=row.holder.pod,
+                    pod_uid=row.holder.pod_uid,
+                    container=row.holder.container,
+                    vendor=row.holder.vendor,
+                    uuid=row.holder.uuid,
+                    memory_mib=row.holder.limit_mib,
+                    core_pct=row.holder.core_pct,
+                    used_mib=-(-row.used_bytes >> MIB_SHIFT),
+                    used_core_pct=row.core_pct,
+                    is_whole=row.holder.is_whole,
+                    is_held=self._is_held(row),
+                    is_over=row.is_over,
+                    file_mib=None if limit is None else limit.memory_mib,
+                    file_core_pct=None if limit is None else limit.core_pct,
+                )
+            )
+        return encode(
+            UsageAnswer(node=self._site.node, time_s=self._site.clock.now_s(), shares=tuple(shares))
+        )
+
+    def _is_held(self, row: Row) -> bool:
+        holder = row.holder
+        if holder.is_whole:
+            return True
+        if holder.vendor not in LIMITED_VENDORS:
+            return bool(self._holding(holder.vendor))
+        return any(
+            grant.library
+            for grant in self._site.picture.grants.of_pod(holder.pod_uid)
+            if (grant.container, grant.vendor) == (holder.container, holder.vendor)
+        )
+
+    async def check(self) -> bytes:
+        """What is wrong with the node."""
+        return encode(
+            CheckAnswer(
+                node=self._site.node,
+                time_s=self._site.clock.now_s(),
+                version=self._version,
+                findings=await self._check(),
+            )
+        )

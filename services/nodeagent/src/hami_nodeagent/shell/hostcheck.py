@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks at the node's files for what keeps devices from being shared well, and says what to do.
+
+Reads only, below the host's root file system as the agent sees it (``host_root``): configuration of
+the container runtime and of the vendor's toolkit, CDI specifications, kubelet's directory of
+plugins, the C library. What cannot be read is told as such, never taken for good. Calls block for
+as long as reads of small files take, so they run in a thread.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+
+from hami_common.events.asking import Finding, Verdict
+from hami_nodeagent.shell.site import Site
+
+OLDEST_GLIBC = (2, 17)
+"""The oldest C library that the in-container library and the vendor's toolkit run on."""
+OLDEST_DRIVER = (440, 0)
+NVIDIA = "nvidia"
+CDI_KINDS = ("nvidia.com/gpu",)
+CONTAINERD = (
+    "etc/containerd/config.toml",
+    "var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+    "var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+    "var/snap/microk8s/current/args/containerd.toml",
+)
+CONTAINERD_DROP_INS = ("etc/containerd/conf.d", "etc/containerd/config.d")
+CRIO = ("etc/crio/crio.conf", "usr/share/crio/crio.conf")
+CRIO_DROP_INS = ("etc/crio/crio.conf.d", "usr/share/crio/crio.conf.d")
+TOOLKIT = (
+    "etc/nvidia-container-runtime/config.toml",
+    "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
+)
+CDI_DIRECTORIES = ("etc/cdi", "var/run/cdi", "run/cdi")
+C_LIBRARIES = (
+    "lib64/libc.so.6",
+    "usr/lib64/libc.so.6",
+    "lib/x86_64-linux-gnu/libc.so.6",
+    "usr/lib/x86_64-linux-gnu/libc.so.6",
+    "lib/aarch64-linux-gnu/libc.so.6",
+    "usr/lib/aarch64-linux-gnu/libc.so.6",
+)
+_MOST_BYTES = 16 << 20
+_GLIBC = re.compile(rb"GNU C Library [^\n]*?version (\d+)\.(\d+)")
+_DRIVER = re.compile(r"Kernel Module[^\n]*?\s(\d+)\.(\d+)")
+_KIND = re.compile(r"""^[\s{]*["']?kind["']?\s*:\s*["']?([^\s"',]+)""", re.MULTILINE)
+"""The kind of a CDI specification, in YAML or JSON."""
+_ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+
+
+class HostCheck:
+    """The checks of one node."""
+
+    def __init__(self, *, site: Site, resources: Mapping[str, str]) -> None:
+        """``resources``: count resources that this agent serves → vendor."""
+        settings = site.settings
+        self._site = site
+        self._resources = resources
+        self._proc = Path(settings.host_proc)
+        self._root = Path(settings.host_root) if settings.host_root else self._proc / "1" / "root"
+        self._plugins = Path(settings.device_plugin_dir)
+        self._injection = settings.injection
+
+    async def check(self) -> tuple[Finding, ...]:
+        """Every finding of this node."""
+        return tuple(await anyio.to_thread.run_sync(lambda: list(self.findings())))
+
+    def findings(self) -> Iterator[Finding]:
+        """The same, one after the other."""
+        looks: list[Callable[[], Finding]] = [self.kubelet, self.second_plugin]
+        if NVIDIA in self._resources.values():
+            looks += [self.driver, self.runtime_handler, self.toolkit, self.cdi]
+        looks.append(self.glibc)
+        for look in looks:
+            yield look()
+
+    def _say(self, check: str, verdict: Verdict, text: str, fix: str = "") -> Finding:
+        return Finding(check=check, verdict=verdict, text=text, fix=fix, node=self._site.node)
+
+    # --- kubelet ---------------------------------------------------------------------------------
+
+    def kubelet(self) -> Finding:
+        """Whether kubelet has taken our plugins."""
+        missing = sorted(set(self._resources.values()) - self._site.picture.served)
+        if missing:
+            return self._say(
+                "kubelet",
+                "FAIL",
+                f"kubelet has not taken the device plugin of {', '.join(missing)}",
+                f"see that {self._plugins}/kubelet.sock exists and the agent's log",
+            )
+        return self._say("kubelet", "PASS", "kubelet has taken all device plugins")
+
+    def second_plugin(self) -> Finding:
+        """Sockets of other device plugins for the same vendors."""
+        words = {resource.partition(".")[0] for resource in self._resources} | set(
+            self._resources.values()
+        )
+        try:
+            names = sorted(path.name for path in self._plugins.iterdir() if path.suffix == ".sock")
+        except OSError as error:
+            return self._say(
+                "second-plugin",
+                "WARN",
+                f"{self._plugins} cannot be read: {error.strerror}",
+                "mount kubelet's directory of device plugins into the agent",
+            )
+        foreign = [
+            name
+            for name in names
+            if not name.startswith(("hami", "kubelet")) and any(word in name for word in words)
+        ]
+        if foreign:
+            return self._say(
+                "second-plugin",
+                "FAIL",
+                f"another device plugin has a socket here: {', '.join(foreign)}",
+                "remove the other plugin from this node (for NVIDIA: the device plugin's DaemonSet,"
+                " or devicePlugin.enabled=false in the GPU operator), then restart kubelet",
+            )
+        return self._say("second-plugin", "PASS", "no other device plugin has a socket here")
+
+    # --- driver ----------------------------------------------------------------------------------
+
+    def driver(self) -> Finding:
+        """Whether the driver is there, and not too old."""
+        known = self._site.picture.canonical_by_vendor.get(NVIDIA)
+        try:
+            text = (self._proc / "driver" / "nvidia" / "version").read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            text = ""
+        found = _DRIVER.search(text)
+        if found is not None and (int(found[1]), int(found[2])) < OLDEST_DRIVER:
+            return self._say(
+                "driver",
+                "FAIL",
+                f"the NVIDIA driver is {found[1]}.{found[2]}",
+                f"install {OLDEST_DRIVER[0]} or newer",
+            )
+        if known is None or not known.devices:
+            is_loaded = "is loaded, but shows no device" if text else "is not loaded"
+            return self._say(
+                "driver",
+                "FAIL",
+                f"the NVIDIA driver {is_loaded}",
+                "install the driver, run nvidia-smi on the node, and see dmesg for NVRM lines",
+            )
+        version = f" {found[1]}.{found[2]}" if found is not None else ""
+        return self._say("driver", "PASS", f"driver{version} shows {len(known.devices)} devices")
+
+    # --- runtime and toolkit ---------------------------------------------------------------------
+
+    def runtime_handler(self) -> Finding:
+        """Whether the container runtime knows the handler ``nvidia``."""
+        documents = list(self._runtime_files())
+        if not documents:
+            return self._say(
+                "runtime-handler",
+                "WARN",
+                "no configuration of containerd or CRI-O was found",
+                "see that the runtime has a handler nvidia: nvidia-ctk runtime configure",
+            )
+        if any(NVIDIA in _handlers(document) for _, document in documents):
+            return self._say("runtime-handler", "PASS", "the container runtime has handler nvidia")
+        names = ", ".join(f"/{name}" for name, _ in documents)
+        return self._say(
+            "runtime-handler",
+            "FAIL",
+            f"the container runtime has no handler nvidia in {names}",
+            "run nvidia-ctk runtime configure for the runtime and restart it",
+        )
+
+    def toolkit(self) -> Finding:
+        """Whether the toolkit lets any container have devices by an environment variable."""
+        for name in TOOLKIT:
+            document = _toml(self._root / name)
+            if document is None:
+                continue
+            is_accepted = document.get(_ENVVAR, True) is not False
+            if self._injection == "env" and not is_accepted:
+                return self._say(
+                    "toolkit-envvar",
+                    "FAIL",
+                    f"/{name} refuses the variable by which devices are injected here",
+                    f"set injection to cdi, or {_ENVVAR} = true",
+                )
+            if self._injection != "env" and is_accepted:
+                return self._say(
+                    "toolkit-envvar",
+                    "WARN",
+                    f"/{name} gives devices to any container that sets NVIDIA_VISIBLE_DEVICES;"
+                    " only the admission policy prevents it",
+                    f"set {_ENVVAR} = false",
+                )
+            return self._say("toolkit-envvar", "PASS", f"/{name} fits injection {self._injection}")
+        return self._say(
+            "toolkit-envvar",
+            "WARN",
+            "no configuration of the NVIDIA container toolkit was found",
+            "install nvidia-container-toolkit, or tell the agent where the host's root is",
+        )
+
+    def cdi(self) -> Finding:
+        """Whether devices can be injected by name."""
+        if self._injection != "cdi":
+            return self._say("cdi", "PASS", f"not needed: injection is {self._injection}")
+        for name, document in self._runtime_files():
+            if _has_cdi_off(document):
+                return self._say(
+                    "cdi", "FAIL", f"/{name} turns CDI off", "set enable_cdi = true and restart it"
+                )
+        kinds = {kind for place in CDI_DIRECTORIES for kind in _cdi_kinds(self._root / place)}
+        if not kinds & set(CDI_KINDS):
+            return self._say(
+                "cdi",
+                "FAIL",
+                "no CDI specification of nvidia.com/gpu in /etc/cdi or /var/run/cdi",
+                "run nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+            )
+        return self._say("cdi", "PASS", "there is a CDI specification of nvidia.com/gpu")
+
+    def _runtime_files(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Configuration files of the container runtime that can be read, relative to the root."""
+        names = [*CONTAINERD, *CRIO]
+        for place in (*CONTAINERD_DROP_INS, *CRIO_DROP_INS):
+            directory = self._root / place
+            try:
+                names += sorted(f"{place}/{path.name}" for path in directory.iterdir())
+            except OSError:
+                continue
+        for name in names:
+            document = _toml(self._root / name)
+            if document is not None:
+                yield name, document
+
+    # --- C library -------------------------------------------------------------------------------
+
+    def glibc(self) -> Finding:
+        """Whether the host's C library is new enough."""
+        for name in C_LIBRARIES:
+            try:
+                with (self._root / name).open("rb") as file:
+                    found = _GLIBC.search(file.read(_MOST_BYTES))
+            except OSError:
+                continue
+            if found is None:
+                continue
+            version = (int(found[1]), int(found[2]))
+            text = f"the host's glibc is {version[0]}.{version[1]}"
+            if version < OLDEST_GLIBC:
+                return self._say(
+                    "glibc",
+                    "FAIL",
+                    f"{text}, older than {OLDEST_GLIBC[0]}.{OLDEST_GLIBC[1]}",
+                    "use a newer operating system on this node",
+                )
+            return self._say("glibc", "PASS", text)
+        return self._say(
+            "glibc",
+            "WARN",
+            "the host's C library was not found, or is none of GNU's",
+            "see that the agent can read the host's root; on musl hosts look at the driver's notes",
+        )
+
+
+def _toml(path: Path) -> Mapping[str, Any] | None:
+    try:
+        with path.open("rb") as file:
+            return tomllib.loads(file.read(_MOST_BYTES).decode())
+    except (OSError, ValueError):
+        return None
+
+
+def _handlers(document: object) -> set[str]:
+    """Names under any table ``runtimes`` of a configuration."""
+    if not isinstance(document, dict):
+        return set()
+    names: set[str] = set()
+    for key, value in document.items():
+        if key == "runtimes" and isinstance(value, dict):
+            names |= set(value)
+        names |= _handlers(value)
+    return names
+
+
+def _has_cdi_off(document: object) -> bool:
+    if not isinstance(document, dict):
+        return False
+    return document.get("enable_cdi") is False or any(
+        _has_cdi_off(value) for value in document.values()
+    )
+
+
+def _cdi_kinds(directory: Path) -> Iterator[str]:
+    """Kinds of the specifications in a directory."""
+    try:
+        paths = sorted(directory.iterdir())
+    except OSError:
+        return
+    for path in paths:
+        try:
+            found = _KIND.search(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if found is not None:
+            yield found[1]

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps limits files as the pods' signed allocations say, while containers run (design D8).
+
+Where a limits file travels with the pod, kubelet rewrites it from the annotation and nothing is
+done here but to read what it says. Where the agent mounted one, because the pod did not pass our
+webhook, it is rewritten when the pod's verified annotation names other shares than the file: after
+a resize, also one that happened while the agent was away. Memory in MiB.
+"""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+import anyio.to_thread
+
+from hami_common import limits
+from hami_common.errors import WireInvalid
+from hami_common.limits import DeviceLimit
+from hami_nodeagent.core.grants import Grant
+from hami_nodeagent.core.podfacts import PodFacts
+from hami_nodeagent.shell.allocate import GrantKeeper
+from hami_nodeagent.shell.site import Site
+
+_DOWNWARD_API = "kubernetes.io~downward-api"
+_MOST_BYTES = 65536
+_LOOK_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+def limits_path(pods_dir: Path, agent_file: Path, pod: PodFacts, container: str) -> Path:
+    """Where the host has the container's limits file: in the pod's volume, or the agent's own."""
+    volume = pod.limits_volumes.get(container)
+    if volume is None:
+        return agent_file
+    return pods_dir / pod.uid / "volumes" / _DOWNWARD_API / volume / limits.FILE_NAME
+
+
+def read_limits(path: Path) -> dict[str, DeviceLimit]:
+    """Limits by device as a file says them; empty when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES).decode()
+        found = limits.decode(text)
+    except (OSError, ValueError, WireInvalid):
+        return {}
+    return {one.uuid: one for one in found.devices}
+
+
+class Relimiter:
+    """Rewrites the limits files that this agent mounted."""
+
+    def __init__(self, *, site: Site, keeper: GrantKeeper) -> None:
+        self._site = site
+        self._picture = site.picture
+        self._keeper = keeper
+
+    async def run(self) -> None:
+        """Keep them for ever."""
+        while True:
+            changed = self._picture.changed
+            await self.look()
+            await self._picture.wait_change(changed, _LOOK_S)
+
+    async def look(self) -> None:
+        """Compare every file with its pod once."""
+        for grant in tuple(self._picture.grants):
+            pod = self._picture.pods.find(grant.pod_uid)
+            if pod is None or not self._picture.pods.is_alive(pod.uid):
+                continue
+            text = self._wanted(grant, pod)
+            path = self._site.checkpoint.limits_file(grant.pod_uid, grant.container)
+            if text is None or not await anyio.to_thread.run_sync(_differs, path, text):
+                continue
+            try:
+                await self._keeper.write_limits(grant, text)
+            except OSError as error:
+                _log.warning("limits not rewritten", extra={"problem": str(error)})
+            else:
+                _log.info(
+                    "limits rewritten",
+                    extra={"pod": pod.title, "container": grant.container},
+                )
+
+    def _wanted(self, grant: Grant, pod: PodFacts) -> str | None:
+        """Text of the file; ``None`` where none of ours is mounted or nothing can be told."""
+        signed = pod.signed
+        if grant.container in pod.limits_mounted or signed is None:
+            return None
+        if signed.allocation_id != grant.allocation_id:
+            return None
+        for shares in signed.placement.containers:
+            if shares.name == grant.container:
+                return limits.encode(
+                    limits.limits_of(
+                        shares,
+                        allocation_id=signed.allocation_id,
+                        core_policy=self._site.settings.core_policy,
+                    )
+                )
+        return None
+
+
+def _differs(path: Path, text: str) -> bool:
+    """Whether the file is there and says something else."""
+    try:
+        return path.read_bytes() != text.encode()
+    except OSError:
+        return False
+
+
+def read_all(
+    paths: Iterable[tuple[tuple[str, str], Path]],
+) -> dict[tuple[str, str], dict[str, DeviceLimit]]:
+    """What the files of some containers say."""
+    return {key: read_limits(path) for key, path in paths}

@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes the shares of a running container: ledger, annotations, limits file, ledger.
+
+Order (``hami_scheduler.core.resizing``): the ledger books the larger of old and new on the node's
+fence, within capacity and quotas; the pod's annotations are written with uid and resourceVersion as
+preconditions; the node's agent is asked until the container's limits file says so; what became
+less is given back. Whatever is cut off in between, the ledger stands, and ``align`` writes the
+annotations that belong to it: the comparison of ledger and pods asks for that after a crash. A
+shrink that the node does not take in time is taken back the same way. Seconds throughout.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hami_common import subjects
+from hami_common.errors import (
+    Conflict,
+    HamiError,
+    NotFound,
+    Unavailable,
+    WireInvalid,
+)
+from hami_common.events import codec
+from hami_common.events.asking import ShareNow, UsageAnswer
+from hami_common.model.placement import ContainerShares, Placement
+from hami_common.ports import KubeApi
+from hami_common.runtime.httpd import Handler, Request, Response, error_response, json_response
+from hami_common.signing import Signer
+from hami_scheduler.core import binding
+from hami_scheduler.core.podfacts import PodFacts
+from hami_scheduler.core.quota import amounts_of
+from hami_scheduler.core.reasons import NodeRefusal
+from hami_scheduler.core.repair import Holding
+from hami_scheduler.core.resizing import ResizeRequest, larger, resized, shrinks
+from hami_scheduler.core.stimuli import Append
+from hami_scheduler.settings import Settings
+from hami_scheduler.shell.effects import Effects, answer_within
+from hami_scheduler.shell.keylocks import KeyLocks
+from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.quota import QuotaKeeper
+from hami_scheduler.shell.state import State
+
+Ask = Callable[[str], Awaitable[bytes]]
+"""Asks an agent: from the subject to the answer; ``Unavailable`` when none came."""
+
+REFUSED = 409
+_LOOK_S = 0.25
+_ANNOTATE_TRIES = 6
+
+_log = logging.getLogger(__name__)
+_decoder = msgspec.json.Decoder(ResizeRequest)
+_encoder = msgspec.json.Encoder()
+
+
+async def nobody(subject: str) -> bytes:
+    """No agent can be asked."""
+    raise Unavailable(peer="agent", detail=f"nobody to ask on {subject}")
+
+
+class ResizeRefused(HamiError):
+    """The shares stay as they are. ``code`` is a stable word."""
+
+    def __init__(self, *, code: str, text: str) -> None:
+        super().__init__(code, text)
+        self.code = code
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Resized(Struct, frozen=True, kw_only=True):
+    """What the container has now."""
+
+    namespace: str
+    pod: str
+    node: str
+    allocation_id: str
+    ledger_seq: int
+    container: ContainerShares
+    before: ContainerShares
+    in_force: bool
+    """The container's limits file says so; else it will when the node comes to it."""
+
+
+class Resizer:
+    """Carries out resizes, one at a time for each pod."""
+
+    def __init__(
+        self,
+        *,
+        state: State,
+        effects: Effects,
+        quota: QuotaKeeper,
+        kube: KubeApi,
+        signer: Signer,
+        ask: Ask,
+        settings: Settings,
+        metrics: Metrics,
+    ) -> None:
+        self._state = state
+        self._effects = effects
+        self._quota = quota
+        self._kube = kube
+        self._signer = signer
+        self._ask = ask
+        self._settings = settings
+        self._metrics = metrics
+        self._pods = KeyLocks("pod")
+
+    def routes(self) -> Mapping[tuple[str, str], Handler]:
+        """Handlers by method and path."""
+        return {("POST", "/v1/resize"): self.serve}
+
+    async def serve(self, request: Request) -> Response:
+        """Answer ``POST /v1/resize``."""
+        try:
+            wish = _decoder.decode(request.body)
+        except msgspec.DecodeError as error:
+            raise WireInvalid(what="resize request", problem=str(error)) from error
+        await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
+        try:
+            return json_response(await self.resize(wish))
+        except ResizeRefused as refused:
+            return error_response(status=REFUSED, code=refused.code, message=refused.text)
+
+    async def resize(self, wish: ResizeRequest) -> Resized:
+        """Resize; ``ResizeRefused``, ``RequestInvalid`` and ``NotFound`` say why not."""
+        try:
+            found = self._find(wish)
+            async with self._pods.hold(found.uid, wait_s=self._settings.bind_wait_s):
+                done = await self._resize(wish)
+        except HamiError as error:
+            outcome = error.code if isinstance(error, ResizeRefused) else type(error).__name__
+            self._metrics.resizes.labels(outcome=outcome).inc()
+            raise
+        self._metrics.resizes.labels(outcome="resized").inc()
+        _log.info(
+            "shares resized",
+            extra={
+                "namespace": done.namespace,
+                "pod": done.pod,
+                "node": done.node,
+                "container": done.container.name,
+                "ledger_seq": done.ledger_seq,
+                "in_force": done.in_force,
+            },
+        )
+        return done
+
+    def _find(self, wish: ResizeRequest) -> PodFacts:
+        for pod in self._state.pods:
+            if (pod.namespace, pod.name) == (wish.namespace, wish.pod) and pod.node:
+                return pod
+        raise NotFound(what=f"running pod {wish.namespace}/{wish.pod} with shares of ours")
+
+    async def _resize(self, wish: ResizeRequest) -> Resized:
+        pod = await self._effects.get_pod(wish.namespace, wish.pod)
+        if pod is None or not pod.node or pod.is_finished or pod.is_deleting:
+            raise NotFound(what=f"running pod {wish.namespace}/{wish.pod}")
+        holding = self._state.ledger.holding(pod.node, pod.uid)
+        state = self._state.ledger.state_of(pod.node, pod.uid)
+        if holding is None or state is None:
+            raise NotFound(what=f"an allocation of pod {wish.namespace}/{wish.pod}")
+        if pod.signed is None or pod.signed.allocation_id != holding.record.allocation_id:
+            raise ResizeRefused(
+                code="not-settled",
+                text="the pod does not carry this allocation: "
+                + (pod.mistrust or "it is still being settled; try again"),
+            )
+        before = holding.record.containers
+        if pod.signed.placement.containers != before:  # an earlier resize was cut off
+            await self.align(holding)
+            pod = await self._effects.get_pod(wish.namespace, wish.pod)
+            if pod is None:
+                raise NotFound(what=f"running pod {wish.namespace}/{wish.pod}")
+        changed, containers = resized(holding, wish, state=state)
+        was = next(one for one in before if one.name == changed.name)
+        if shrinks(before, containers) and not wish.force:
+            await self._require_unused(holding, changed)
+        upper = larger(before, containers)
+        text = f"container {changed.name} resized"
+        booked = await self._book(holding, upper, reason=text)
+        try:
+            await self._annotate(pod, booked, containers)
+            in_force = await self._until_in_force(booked, changed)
+            if upper != containers:
+                if not in_force:
+                    raise Unavailable(
+                        peer=f"node {pod.node}",
+                        detail=f"the container's limits did not change in"
+                        f" {self._settings.resize_confirm_s:g} s, so they stay as they were",
+                    )
+                booked = await self._book(booked, containers, reason=text)
+        except HamiError:
+            if upper != containers:
+                await self._undo(booked, before)
+            raise
+        return Resized(
+            namespace=pod.namespace,
+            pod=pod.name,
+            node=pod.node,
+            allocation_id=booked.record.allocation_id,
+            ledger_seq=booked.revision,
+            container=changed,
+            before=was,
+            in_force=in_force,
+        )
+
+    async def _undo(self, booked: Holding, before: tuple[ContainerShares, ...]) -> None:
+        """A shrink did not come through: give what it had back to the container."""
+        try:
+            if booked.record.containers != before:
+                booked = await self._book(booked, before, reason="resize taken back")
+            await self.align(booked)
+        except HamiError as error:
+            # The ledger and the pod are compared again, and agree then.
+            _log.warning("resize not taken back yet", extra={"problem": str(error)})
+
+    # --- use -------------------------------------------------------------------------------------
+
+    async def _usage(self, node: str) -> UsageAnswer:
+        data = await self._ask(subjects.ask(node, "usage"))
+        return codec.decode(data, UsageAnswer, what=f"usage of node {node}")
+
+    async def _require_unused(self, holding: Holding, wanted: ContainerShares) -> None:
+        """``ResizeRefused`` when the container uses more now than it is to have."""
+        try:
+            usage = await self._usage(holding.record.node)
+        except (Unavailable, WireInvalid) as error:
+            raise Unavailable(
+                peer=f"agent of node {holding.record.node}",
+                detail=f"nobody can tell what the container uses ({error}); --force does not ask",
+            ) from error
+        own = _own(usage.shares, holding, wanted.name)
+        for share in wanted.shares:
+            now = own.get(share.uuid)
+            if now is not None and now.used_mib > share.memory_mib:
+                raise ResizeRefused(
+                    code="in-use",
+                    text=f"container {wanted.name} uses {now.used_mib} MiB of {share.uuid}, more"
+                    f" than {share.memory_mib}; free memory first, or force it: no memory is"
+                    " taken away, but nothing new is given until use is below the limit",
+                )
+
+    async def _until_in_force(self, holding: Holding, wanted: ContainerShares) -> bool:
+        """Whether the container's limits file came to say what is wanted."""
+        clock = self._state.clock
+        deadline_s = clock.monotonic_s() + self._settings.resize_confirm_s
+        while True:
+            try:
+                own = _own((await self._usage(holding.record.node)).shares, holding, wanted.name)
+            except (Unavailable, WireInvalid) as error:
+                _log.debug("limits not confirmed", extra={"problem": str(error)})
+                own = {}
+            if all(
+                (now := own.get(share.uuid)) is not None
+                and (now.file_mib, now.file_core_pct) == (share.memory_mib, share.core_pct)
+                for share in wanted.shares
+            ):
+                return True
+            if clock.monotonic_s() >= deadline_s:
+                return False
+            await clock.sleep(_LOOK_S)
+
+    # --- ledger ----------------------------------------------------------------------------------
+
+    async def _book(
+        self, holding: Holding, containers: tuple[ContainerShares, ...], *, reason: str
+    ) -> Holding:
+        """Book these shares instead of those of ``holding``, within capacity and quotas."""
+        record = holding.record
+        grows = larger(record.containers, containers) != record.containers
+        generation = self._quota.ledger.generation
+        try:
+            async with self._effects.planning(record.node):
+                booked = await self._append(holding, containers, grows=grows, reason=reason)
+            if not grows or not self._quota.ledger.governs(record.namespace, record.account):
+                return booked
+            refusal: NodeRefusal | None = None
+            try:
+                refusal = await self._quota.verdict(booked.revision, generation=generation)
+            except Unavailable as error:
+                await self._book(booked, record.containers, reason="quota not known")
+                raise ResizeRefused(code="unavailable", text=str(error)) from error
+        finally:
+            self._quota.ledger.stop_expecting(record.allocation_id)
+        if refusal is not None:
+            await self._book(booked, record.containers, reason="beyond a quota")
+            raise ResizeRefused(code="no-quota", text=refusal.text)
+        return booked
+
+    async def _append(
+        self,
+        holding: Holding,
+        containers: tuple[ContainerShares, ...],
+        *,
+        grows: bool,
+        reason: str,
+    ) -> Holding:
+        record, ledger = holding.record, self._state.ledger
+        for _ in range(self._settings.fence_tries):
+            self._state.require_complete()
+            now = ledger.holding(record.node, record.pod_uid)
+            if now is None or now.record.allocation_id != record.allocation_id:
+                raise NotFound(what=f"an allocation of pod {record.namespace}/{record.pod}")
+            if now.record.containers != record.containers:
+                raise ResizeRefused(
+                    code="changed", text="the pod's shares were changed meanwhile; try again"
+                )
+            plan = ledger.plan_resize(
+                now,
+                Placement(node=record.node, containers=containers),
+                now_s=self._state.clock.now_s(),
+                reason=reason,
+            )
+            if isinstance(plan, NodeRefusal):
+                raise ResizeRefused(code="no-room", text=f"node {record.node}: {plan.text}")
+            if grows:
+                self._expect(plan, record.pod_uid)
+            booked = await self._store(plan)
+            if booked is not None:
+                return booked
+        raise ResizeRefused(
+            code="contended",
+            text=f"node {record.node} changed {self._settings.fence_tries} times; try again",
+        )
+
+    def _expect(self, plan: Append, pod_uid: str) -> None:
+        """Refuse what is beyond a quota before anything is written; else count it."""
+        record, ledger = plan.record, self._quota.ledger
+        if not ledger.governs(record.namespace, record.account):
+            return
+        ledger.stop_expecting(record.allocation_id)
+        refusal = ledger.first_look(
+            record.namespace,
+            record.account,
+            amounts_of(record.containers, record.account),
+            own=[(record.node, pod_uid)],
+        )
+        if refusal is not None:
+            raise ResizeRefused(code="no-quota", text=refusal.text)
+        ledger.expect(record)
+
+    async def _store(self, plan: Append) -> Holding | None:
+        """What the append left; ``None`` when it was not stored."""
+        record = plan.record
+        try:
+            await self._effects.append(plan)
+        except Conflict:
+            self._metrics.fence_conflicts.inc()
+            await self._effects.read_node(record.node)
+        except Unavailable:
+            await self._effects.read_node(record.node)  # it may be stored or not
+        now = self._state.ledger.holding(record.node, record.pod_uid)
+        return now if now is not None and now.record == record else None
+
+    # --- pod -------------------------------------------------------------------------------------
+
+    async def align(self, holding: Holding) -> str:
+        """Write the annotations that belong to the ledger's record; what was done, in one word."""
+        record = holding.record
+        async with self._effects.planning(record.node):
+            await self._effects.read_node(record.node)
+        now = self._state.ledger.holding(record.node, record.pod_uid)
+        if now is None or now.record.allocation_id != record.allocation_id:
+            return "obsolete"
+        pod = await self._effects.get_pod(record.namespace, record.pod)
+        if pod is None or pod.uid != record.pod_uid or pod.node != record.node or pod.is_finished:
+            return "obsolete"
+        signed = pod.signed
+        if signed is None or signed.allocation_id != now.record.allocation_id:
+            return "obsolete"
+        if signed.placement.containers == now.record.containers:
+            return "present"
+        await self._annotate(pod, now, now.record.containers)
+        _log.warning(
+            "annotations brought in line with the ledger",
+            extra={"namespace": record.namespace, "pod": record.pod, "node": record.node},
+        )
+        return "aligned"
+
+    async def _annotate(
+        self, pod: PodFacts, holding: Holding, containers: Sequence[ContainerShares]
+    ) -> None:
+        """Give the pod these shares in its annotations, while ``holding`` is its newest record."""
+        record = replace(holding.record, containers=tuple(containers))
+        current: PodFacts | None = pod
+        for _ in range(_ANNOTATE_TRIES):
+            now = self._state.ledger.holding(record.node, record.pod_uid)
+            if now is None or now.revision != holding.revision:
+                raise ResizeRefused(
+                    code="changed", text="the pod's shares were changed meanwhile; try again"
+                )
+            if current is None or current.uid != record.pod_uid or current.is_finished:
+                raise NotFound(what=f"running pod {record.namespace}/{record.pod}")
+            document = {
+                "metadata": {
+                    "uid": current.uid,
+                    "resourceVersion": current.resource_version,
+                    "annotations": binding.allocation_annotations(
+                        record,
+                        ledger_seq=holding.revision,
+                        signer=self._signer,
+                        core_policy=self._settings.vendors.nvidia.core_policy,
+                    ),
+                }
+            }
+            try:
+                with answer_within(self._settings.api_timeout_s, peer="API server"):
+                    await self._kube.patch(current.path(), _encoder.encode(document))
+            except Conflict:
+                current = await self._effects.get_pod(record.namespace, record.pod)
+                await self._effects.read_node(record.node)
+            else:
+                return
+        raise Unavailable(peer="API server", detail=f"pod {record.pod} kept changing")
+
+
+def _own(shares: Sequence[ShareNow], holding: Holding, container: str) -> dict[str, ShareNow]:
+    """The container's shares by device."""
+    return {
+        share.uuid: share
+        for share in shares
+        if share.pod_uid == holding.record.pod_uid and share.container == container
+    }
