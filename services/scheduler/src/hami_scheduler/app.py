@@ -131,7 +131,9 @@ class Scheduler:
             policy=settings.policy,
         )
         self._effects = effects = Effects(
-            ports=Ports(records=world.records, states=world.states, kube=world.kube),
+            ports=Ports(
+                records=world.records, states=world.states, kube=world.kube, tracing=tracing
+            ),
             state=state,
             chores=self.chores,
             reader=reader,

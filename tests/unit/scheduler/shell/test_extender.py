@@ -224,7 +224,7 @@ async def test_decision_of_filter_names_classes_and_carries_the_pods_trace() -> 
     assert (refused.code, refused.count, refused.nodes) == ("CardInsufficientMemory", 1, ("small",))
     (message,) = (m for m in world.bus.published if ".decision." in m.subject)
     assert message.headers["traceparent"].split("-")[1] == TRACEPARENT.split("-")[1]
-    assert message.headers["traceparent"] != TRACEPARENT
+    assert message.headers["traceparent"] == TRACEPARENT
 
 
 async def test_bind_continues_the_pods_trace_into_the_ledger() -> None:

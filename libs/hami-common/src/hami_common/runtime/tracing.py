@@ -136,12 +136,18 @@ class Tracing:
         traceparent: str = "",
         attributes: Attributes | None = None,
         kind: SpanKind = SpanKind.INTERNAL,
+        begins: bool = True,
     ) -> AbstractContextManager[Span]:
-        """A span around the block: child of ``traceparent`` if valid, else of the current span."""
+        """A span around the block: child of ``traceparent`` if valid, else of the current span.
+
+        Where there is neither, a trace begins, or with ``begins`` false there is no span.
+        """
+        if not traceparent or _TRACEPARENT.fullmatch(traceparent) is None:
+            traceparent = _carried.get()
+            if not traceparent and not begins:
+                return _Carry("")
         if self._tracer is None:
-            if not traceparent or _TRACEPARENT.fullmatch(traceparent) is None:
-                traceparent = _carried.get() or _new_traceparent()
-            return _Carry(traceparent)
+            return _Carry(traceparent or _new_traceparent())
         return self._span(self._tracer, name, traceparent, attributes, kind)
 
     @contextmanager

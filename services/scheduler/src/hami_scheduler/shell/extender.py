@@ -9,22 +9,28 @@ Obeys k8s.io/kube-scheduler/extender/v1 (v1.34). Milliseconds only where the nam
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
-from opentelemetry.trace import get_current_span
+from opentelemetry.trace import SpanKind
 
 from hami_common import annotations as keys
 from hami_common.errors import HamiError, RequestInvalid, Unavailable
 from hami_common.events.decision import NODES_LISTED, DecisionRecord, NodeScore, RefusalClass
+from hami_common.model.placement import ContainerShares
 from hami_common.model.request import PodRequest
 from hami_common.podview import PodView
 from hami_common.runtime.httpd import Handler, Request, Response, json_response
-from hami_common.runtime.telemetry import Tracing, current_traceparent, log_context
+from hami_common.runtime.telemetry import (
+    Tracing,
+    current_span,
+    current_traceparent,
+    log_context,
+)
 from hami_scheduler.core import snapshot
 from hami_scheduler.core.gangs import gang_of
 from hami_scheduler.core.inventory import Inventory
@@ -260,11 +266,12 @@ class Extender:
             self._tracing.start_span(
                 "bind",
                 traceparent=known.traceparent if known is not None else "",
+                kind=SpanKind.SERVER,
                 attributes={
-                    "hami.pod.namespace": args.pod_namespace,
-                    "hami.pod.name": args.pod_name,
-                    "hami.pod.uid": args.pod_uid,
-                    "hami.node": args.node,
+                    "k8s.namespace.name": args.pod_namespace,
+                    "k8s.pod.name": args.pod_name,
+                    "k8s.pod.uid": args.pod_uid,
+                    "k8s.node.name": args.node,
                 },
             ) as span,
             log_context(namespace=args.pod_namespace, pod=args.pod_name, node=args.node),
@@ -297,8 +304,14 @@ class Extender:
                 outcome = bound.outcome
                 if bound.holding is not None:
                     held = bound.holding
-                    span.set_attribute("hami.allocation.id", held.record.allocation_id)
-                    span.set_attribute("hami.allocation.ledger_seq", held.revision)
+                    if span.is_recording():
+                        span.set_attributes(
+                            {
+                                "hami.allocation.id": held.record.allocation_id,
+                                "hami.allocation.ledger_seq": held.revision,
+                                "hami.shares": shares_text(held.record.containers),
+                            }
+                        )
                     record = replace(
                         record,
                         allocation_id=held.record.allocation_id,
@@ -341,10 +354,11 @@ class Extender:
         with self._tracing.start_span(
             verb,
             traceparent=pod.annotations().get(keys.TRACEPARENT, ""),
+            kind=SpanKind.SERVER,
             attributes={
-                "hami.pod.namespace": pod.metadata.namespace,
-                "hami.pod.name": pod.metadata.name,
-                "hami.pod.uid": pod.metadata.uid,
+                "k8s.namespace.name": pod.metadata.namespace,
+                "k8s.pod.name": pod.metadata.name,
+                "k8s.pod.uid": pod.metadata.uid,
             },
         ):
             yield
@@ -363,15 +377,21 @@ class Extender:
 
     def _decided(self, record: DecisionRecord, begin: float) -> None:
         record = replace(record, duration_ms=_ms_since(begin))
-        get_current_span().set_attributes(
-            {
-                "hami.verdict": record.verdict,
-                "hami.snapshot": record.snapshot_id,
-                "hami.nodes.considered": record.nodes_considered,
-                "hami.nodes.feasible": record.nodes_feasible,
-                "hami.refusals": [f"{refused.code}={refused.count}" for refused in record.refusals],
-            }
-        )
+        span = current_span()
+        if span.is_recording():
+            span.set_attributes(
+                {
+                    "hami.verdict": record.verdict,
+                    "hami.snapshot": record.snapshot_id,
+                    "hami.nodes.considered": record.nodes_considered,
+                    "hami.nodes.feasible": record.nodes_feasible,
+                    "hami.nodes.best": [f"{one.node}={one.score:g}" for one in record.feasible],
+                    "hami.refusals": [
+                        f"{refused.code}={refused.count}: {refused.text}"
+                        for refused in record.refusals
+                    ],
+                }
+            )
         _log.info(
             record.verb,
             extra={
@@ -395,6 +415,15 @@ class Extender:
     ) -> None:
         self._metrics.verb_errors.labels(verb=verb, cause=cause).inc()
         self._decided(replace(self._record(verb, pod), error=str(error)), begin)
+
+
+def shares_text(containers: Sequence[ContainerShares]) -> list[str]:
+    """``<container>: <device> <memory> MiB <compute> %`` for each share."""
+    return [
+        f"{container.name}: {share.uuid} {share.memory_mib} MiB {share.core_pct} %"
+        for container in containers
+        for share in container.shares
+    ]
 
 
 def _named(pod: PodView) -> dict[str, object]:
