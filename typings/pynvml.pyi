@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The part of nvidia-ml-py that hami_nodeagent.drivers.nvidia uses; the library ships no types.
+# The part of nvidia-ml-py that hami_nodeagent.drivers.{nvidia,mig} use; it ships no types.
 # ruff: noqa: N801, N802, N803, N815, N816 -- names are the library's
 
 import ctypes
@@ -9,6 +9,39 @@ class NVMLError(Exception):
 
 class c_nvmlDevice_t(ctypes.c_void_p): ...
 class c_nvmlEventSet_t(ctypes.c_void_p): ...
+class c_nvmlGpuInstance_t(ctypes.c_void_p): ...
+class c_nvmlComputeInstance_t(ctypes.c_void_p): ...
+
+class c_nvmlGpuInstancePlacement_t(ctypes.Structure):
+    start: int
+    size: int
+    def __init__(self, *, start: int = ..., size: int = ...) -> None: ...
+
+class _GpuInstanceProfileInfo:
+    id: int
+    sliceCount: int
+    instanceCount: int
+    multiprocessorCount: int
+    decoderCount: int
+    encoderCount: int
+    jpegCount: int
+    ofaCount: int
+    memorySizeMB: int
+    name: str
+
+class _ComputeInstanceProfileInfo:
+    id: int
+    sliceCount: int
+    instanceCount: int
+
+class _GpuInstanceInfo:
+    id: int
+    profileId: int
+    placement: c_nvmlGpuInstancePlacement_t
+
+class _ComputeInstanceInfo:
+    id: int
+    profileId: int
 
 class _PciInfo:
     busId: str
@@ -30,6 +63,7 @@ class _Utilization:
 class _Process:
     pid: int
     usedGpuMemory: int | None
+    gpuInstanceId: int
 
 class _ProcessSample:
     pid: int
@@ -56,6 +90,11 @@ NVML_ERROR_NO_PERMISSION: int
 NVML_ERROR_NOT_FOUND: int
 NVML_ERROR_DRIVER_NOT_LOADED: int
 NVML_ERROR_TIMEOUT: int
+NVML_ERROR_IN_USE: int
+NVML_ERROR_INSUFFICIENT_RESOURCES: int
+NVML_GPU_INSTANCE_PROFILE_COUNT: int
+NVML_COMPUTE_INSTANCE_PROFILE_COUNT: int
+NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED: int
 NVML_ERROR_LIBRARY_NOT_FOUND: int
 NVML_ERROR_FUNCTION_NOT_FOUND: int
 NVML_ERROR_GPU_IS_LOST: int
@@ -114,3 +153,43 @@ def nvmlDeviceRegisterEvents(
 ) -> None: ...
 def nvmlEventSetWait_v2(eventSet: c_nvmlEventSet_t, timeoutms: int) -> _EventData: ...
 def nvmlEventSetFree(eventSet: c_nvmlEventSet_t) -> None: ...
+def nvmlDeviceGetMaxMigDeviceCount(device: c_nvmlDevice_t) -> int: ...
+def nvmlDeviceGetMigDeviceHandleByIndex(device: c_nvmlDevice_t, index: int) -> c_nvmlDevice_t: ...
+def nvmlDeviceGetGpuInstanceId(device: c_nvmlDevice_t) -> int: ...
+def nvmlDeviceGetComputeInstanceId(device: c_nvmlDevice_t) -> int: ...
+def nvmlDeviceGetGpuInstanceProfileInfo(
+    device: c_nvmlDevice_t, profile: int, version: int = ...
+) -> _GpuInstanceProfileInfo: ...
+def nvmlDeviceGetGpuInstancePossiblePlacements(
+    device: c_nvmlDevice_t,
+    profileId: int,
+    placementsRef: ctypes.Array[c_nvmlGpuInstancePlacement_t],
+    countRef: object,
+) -> int: ...
+def nvmlDeviceGetGpuInstances(
+    device: c_nvmlDevice_t,
+    profileId: int,
+    gpuInstancesRef: ctypes.Array[c_nvmlGpuInstance_t],
+    countRef: object,
+) -> int: ...
+def nvmlDeviceCreateGpuInstanceWithPlacement(
+    device: c_nvmlDevice_t, profileId: int, placement: object
+) -> c_nvmlGpuInstance_t: ...
+def nvmlGpuInstanceGetInfo(gpuInstance: c_nvmlGpuInstance_t) -> _GpuInstanceInfo: ...
+def nvmlGpuInstanceDestroy(gpuInstance: c_nvmlGpuInstance_t) -> int: ...
+def nvmlGpuInstanceGetComputeInstanceProfileInfo(
+    device: c_nvmlGpuInstance_t, profile: int, engProfile: int, version: int = ...
+) -> _ComputeInstanceProfileInfo: ...
+def nvmlGpuInstanceCreateComputeInstance(
+    gpuInstance: c_nvmlGpuInstance_t, profileId: int
+) -> c_nvmlComputeInstance_t: ...
+def nvmlGpuInstanceGetComputeInstances(
+    gpuInstance: c_nvmlGpuInstance_t,
+    profileId: int,
+    computeInstancesRef: ctypes.Array[c_nvmlComputeInstance_t],
+    countRef: object,
+) -> int: ...
+def nvmlComputeInstanceGetInfo(
+    computeInstance: c_nvmlComputeInstance_t,
+) -> _ComputeInstanceInfo: ...
+def nvmlComputeInstanceDestroy(computeInstance: c_nvmlComputeInstance_t) -> int: ...

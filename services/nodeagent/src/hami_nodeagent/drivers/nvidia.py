@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What NVML says about one device or about the library: blocking calls, errors translated.
 
-The one module that may import pynvml. Everything here runs in worker threads, led by
+With ``mig`` the only module that may import pynvml. Everything here runs in worker threads, led by
 ``nvidia_driver``; nothing here awaits, decides about health, or remembers anything but the event
 set it is handed. Memory in MiB (NVML: bytes, rounded down), power in watts (NVML: milliwatts).
 Facts and names: https://docs.nvidia.com/deploy/nvml-api/ (R570).
@@ -103,8 +103,8 @@ class LinkView(Struct, frozen=True, kw_only=True):
 # ---- asking ------------------------------------------------------------------------------------
 
 
-def _ask(doing: str, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call NVML; its error becomes ours."""
+def ask(doing: str, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call NVML; its error becomes ours. ``mig`` calls through here too."""
     try:
         return fn(*args, **kwargs)
     except pynvml.NVMLError as error:
@@ -113,10 +113,10 @@ def _ask(doing: str, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
         raise kind(doing=doing, detail=str(error), code=code) from error
 
 
-def _ask_or(default: D, doing: str, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | D:
+def ask_or(default: D, doing: str, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | D:
     """Call NVML; parts and drivers that do not support it have the default."""
     try:
-        return _ask(doing, fn, *args, **kwargs)
+        return ask(doing, fn, *args, **kwargs)
     except NotSupported:
         return default
 
@@ -132,7 +132,7 @@ def open_library(path: str) -> None:
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
             raise DriverMissing(doing="load NVML", detail=str(error)) from error
-    _ask("open NVML", pynvml.nvmlInit)
+    ask("open NVML", pynvml.nvmlInit)
 
 
 def close_library(events: Events) -> None:
@@ -140,17 +140,17 @@ def close_library(events: Events) -> None:
     free_events(events)
     with suppress(DriverMissing):  # which is how NVML says that it is not open
         for _ in range(_OPENS_MAX):
-            _ask("close NVML", pynvml.nvmlShutdown)
+            ask("close NVML", pynvml.nvmlShutdown)
 
 
 def count_devices() -> int:
     """How many devices NVML listed when it was opened."""
-    return _ask("count devices", pynvml.nvmlDeviceGetCount)
+    return ask("count devices", pynvml.nvmlDeviceGetCount)
 
 
 def driver_version() -> str:
     """Version of the kernel driver."""
-    return _ask("read the driver version", pynvml.nvmlSystemGetDriverVersion)
+    return ask("read the driver version", pynvml.nvmlSystemGetDriverVersion)
 
 
 def bound_addresses(sysfs_root: str) -> frozenset[str] | None:
@@ -167,16 +167,16 @@ def bound_addresses(sysfs_root: str) -> frozenset[str] | None:
 
 def read_facts(index: int, sysfs_root: str, unified_memory_mib: int) -> tuple[Handle, DeviceFacts]:
     """Everything the inventory holds about the device at ``index``."""
-    raw = _ask("open the device", pynvml.nvmlDeviceGetHandleByIndex, index)
-    pci = _ask("read the PCI address", pynvml.nvmlDeviceGetPciInfo, raw)
-    mig = _ask_or(None, "read the MIG mode", pynvml.nvmlDeviceGetMigMode, raw)
+    raw = ask("open the device", pynvml.nvmlDeviceGetHandleByIndex, index)
+    pci = ask("read the PCI address", pynvml.nvmlDeviceGetPciInfo, raw)
+    mig = ask_or(None, "read the MIG mode", pynvml.nvmlDeviceGetMigMode, raw)
     facts = DeviceFacts(
-        uuid=_ask("read the UUID", pynvml.nvmlDeviceGetUUID, raw),
+        uuid=ask("read the UUID", pynvml.nvmlDeviceGetUUID, raw),
         vendor=VENDOR,
         index=index,
-        type=type_of(VENDOR, _ask("read the name", pynvml.nvmlDeviceGetName, raw)),
+        type=type_of(VENDOR, ask("read the name", pynvml.nvmlDeviceGetName, raw)),
         memory_mib=_memory_mib(raw, unified_memory_mib),
-        minor=_ask("read the minor number", pynvml.nvmlDeviceGetMinorNumber, raw),
+        minor=ask("read the minor number", pynvml.nvmlDeviceGetMinorNumber, raw),
         bus_id=pci.busId,
         numa=_numa_node(Path(sysfs_root), pci),
         mode="mig" if mig is not None and mig[0] else "soft",
@@ -187,7 +187,7 @@ def read_facts(index: int, sysfs_root: str, unified_memory_mib: int) -> tuple[Ha
 
 def _memory_mib(raw: pynvml.c_nvmlDevice_t, unified_memory_mib: int) -> int:
     try:
-        info = _ask("read the memory size", pynvml.nvmlDeviceGetMemoryInfo, raw)
+        info = ask("read the memory size", pynvml.nvmlDeviceGetMemoryInfo, raw)
     except NotSupported as error:
         if unified_memory_mib > 0:
             return unified_memory_mib
@@ -211,9 +211,9 @@ def _numa_node(sysfs_root: Path, pci: "_PciInfo") -> int | None:
 def _attributes(
     raw: pynvml.c_nvmlDevice_t, pci: "_PciInfo", *, is_mig_capable: bool
 ) -> dict[str, str]:
-    capability = _ask("read the compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, raw)
-    serial = _ask_or("", "read the serial number", pynvml.nvmlDeviceGetSerial, raw)
-    units = _ask_or(None, "read the attributes", pynvml.nvmlDeviceGetAttributes, raw)
+    capability = ask("read the compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, raw)
+    serial = ask_or("", "read the serial number", pynvml.nvmlDeviceGetSerial, raw)
+    units = ask_or(None, "read the attributes", pynvml.nvmlDeviceGetAttributes, raw)
     attributes = {
         "compute_capability": f"{capability[0]}.{capability[1]}",
         "pci_device_id": f"0x{pci.pciDeviceId:08X}",
@@ -230,11 +230,11 @@ def _attributes(
 def probe(uuid: str, known: Handle | None) -> Handle:
     """Ask for identity, memory and lasting defects; returns the handle that answered."""
     raw = _find(uuid) if known is None else known.raw
-    answer = _ask("read the UUID", pynvml.nvmlDeviceGetUUID, raw)
+    answer = ask("read the UUID", pynvml.nvmlDeviceGetUUID, raw)
     if answer != uuid:
         raise DeviceGone(doing="read the UUID", detail=f"another device answers: {answer}")
-    _ask_or(None, "read the memory", pynvml.nvmlDeviceGetMemoryInfo, raw)
-    rows = _ask_or(None, "read remapped rows", pynvml.nvmlDeviceGetRemappedRows, raw)
+    ask_or(None, "read the memory", pynvml.nvmlDeviceGetMemoryInfo, raw)
+    rows = ask_or(None, "read remapped rows", pynvml.nvmlDeviceGetRemappedRows, raw)
     if rows is not None and rows[3]:
         raise DriverTransient(
             doing="read remapped rows", detail="a defective memory row could not be remapped"
@@ -244,7 +244,7 @@ def probe(uuid: str, known: Handle | None) -> Handle:
 
 def _find(uuid: str) -> pynvml.c_nvmlDevice_t:
     try:
-        return _ask("find the device", pynvml.nvmlDeviceGetHandleByUUID, uuid.encode("ascii"))
+        return ask("find the device", pynvml.nvmlDeviceGetHandleByUUID, uuid.encode("ascii"))
     except DriverTransient as error:
         if error.code == pynvml.NVML_ERROR_NOT_FOUND:
             raise DeviceGone(doing=error.doing, detail=error.detail, code=error.code) from error
@@ -257,16 +257,16 @@ def _find(uuid: str) -> pynvml.c_nvmlDevice_t:
 def read_usage(uuid: str, handle: Handle, since_us: int) -> tuple[DeviceUsage, int]:
     """What the device does, and the time of the newest process sample (``since_us`` if none)."""
     raw = handle.raw
-    memory = _ask_or(None, "read the memory", _memory_info, raw)
-    load = _ask_or(None, "read the load", pynvml.nvmlDeviceGetUtilizationRates, raw)
-    celsius = _ask_or(
+    memory = ask_or(None, "read the memory", _memory_info, raw)
+    load = ask_or(None, "read the load", pynvml.nvmlDeviceGetUtilizationRates, raw)
+    celsius = ask_or(
         None,
         "read the temperature",
         pynvml.nvmlDeviceGetTemperature,
         raw,
         pynvml.NVML_TEMPERATURE_GPU,
     )
-    milliwatts = _ask_or(None, "read the power", pynvml.nvmlDeviceGetPowerUsage, raw)
+    milliwatts = ask_or(None, "read the power", pynvml.nvmlDeviceGetPowerUsage, raw)
     samples = _process_samples(raw, since_us)
     usage = DeviceUsage(
         uuid=uuid,
@@ -294,10 +294,10 @@ def _memory_info(raw: pynvml.c_nvmlDevice_t) -> "_Memory":
 def _processes(
     raw: pynvml.c_nvmlDevice_t, core_pct_by_pid: Mapping[int, int]
 ) -> tuple[ProcessUsage, ...] | None:
-    running = _ask_or(None, "read processes", pynvml.nvmlDeviceGetComputeRunningProcesses, raw)
+    running = ask_or(None, "read processes", pynvml.nvmlDeviceGetComputeRunningProcesses, raw)
     if running is None:
         return None
-    drawing = _ask_or(
+    drawing = ask_or(
         (), "read processes that draw", pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, raw
     )
     # Who does both is in both lists, with the same memory.
@@ -321,7 +321,7 @@ def _larger(one: int | None, other: int | None) -> int | None:
 def _process_samples(raw: pynvml.c_nvmlDevice_t, since_us: int) -> Sequence["_ProcessSample"]:
     """Samples newer than ``since_us``; an idle device has none, which NVML calls an error."""
     try:
-        return _ask("read process load", pynvml.nvmlDeviceGetProcessUtilization, raw, since_us)
+        return ask("read process load", pynvml.nvmlDeviceGetProcessUtilization, raw, since_us)
     except NotSupported:
         return ()
     except DriverTransient as error:
@@ -337,7 +337,7 @@ def read_links(own: Handle, peers: Mapping[str, Handle]) -> LinkView:
     """How one device sees its peers (by UUID): closest bridges and active NVLinks."""
     levels = {}
     for uuid, peer in peers.items():
-        ancestor = _ask_or(
+        ancestor = ask_or(
             pynvml.NVML_TOPOLOGY_SYSTEM,
             "read the topology",
             pynvml.nvmlDeviceGetTopologyCommonAncestor,
@@ -348,7 +348,7 @@ def read_links(own: Handle, peers: Mapping[str, Handle]) -> LinkView:
     direct: dict[str, int] = {}
     switch_links = 0
     for link in _active_links(own.raw):
-        kind = _ask_or(
+        kind = ask_or(
             pynvml.NVML_NVLINK_DEVICE_TYPE_GPU,
             "read the kind of a link's far end",
             pynvml.nvmlDeviceGetNvLinkRemoteDeviceType,
@@ -358,7 +358,7 @@ def read_links(own: Handle, peers: Mapping[str, Handle]) -> LinkView:
         if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
             switch_links += 1
         elif kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU:
-            far = _ask(
+            far = ask(
                 "read a link's far end", pynvml.nvmlDeviceGetNvLinkRemotePciInfo, own.raw, link
             )
             direct[far.busId] = direct.get(far.busId, 0) + 1
@@ -369,7 +369,7 @@ def _active_links(raw: pynvml.c_nvmlDevice_t) -> Iterator[int]:
     """Numbers of the links that are up; the first number the part does not know ends the list."""
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
-            is_active = _ask("read a link", pynvml.nvmlDeviceGetNvLinkState, raw, link)
+            is_active = ask("read a link", pynvml.nvmlDeviceGetNvLinkState, raw, link)
         except NotSupported:
             return
         except DriverTransient as error:
@@ -407,7 +407,7 @@ def free_events(events: Events) -> None:
     if event_set is None:
         return
     try:
-        _ask("free the event set", pynvml.nvmlEventSetFree, event_set)
+        ask("free the event set", pynvml.nvmlEventSetFree, event_set)
     except DriverError as error:
         _log.info("an event set could not be freed", extra={"error": str(error)})
 
@@ -422,13 +422,11 @@ def _register(events: Events, handles: Mapping[str, Handle]) -> pynvml.c_nvmlEve
     missing = {uuid: handle for uuid, handle in handles.items() if uuid not in registered}
     event_set = events.event_set
     if event_set is None:
-        event_set = events.event_set = _ask("make an event set", pynvml.nvmlEventSetCreate)
+        event_set = events.event_set = ask("make an event set", pynvml.nvmlEventSetCreate)
     for uuid, handle in missing.items():
         try:
-            types = _ask(
-                "read the event types", pynvml.nvmlDeviceGetSupportedEventTypes, handle.raw
-            )
-            _ask(
+            types = ask("read the event types", pynvml.nvmlDeviceGetSupportedEventTypes, handle.raw)
+            ask(
                 "watch events",
                 pynvml.nvmlDeviceRegisterEvents,
                 handle.raw,
@@ -448,7 +446,7 @@ def _one_event(
     events: Events, event_set: pynvml.c_nvmlEventSet_t, limit_s: float, policy: FaultPolicy
 ) -> tuple[FaultSeen, ...]:
     try:
-        event = _ask("wait for events", pynvml.nvmlEventSetWait_v2, event_set, int(limit_s * 1000))
+        event = ask("wait for events", pynvml.nvmlEventSetWait_v2, event_set, int(limit_s * 1000))
     except DriverTransient as error:
         if error.code == pynvml.NVML_ERROR_TIMEOUT:
             return ()

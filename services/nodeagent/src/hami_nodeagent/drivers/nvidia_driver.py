@@ -12,9 +12,10 @@ design D22 and D25.
 """
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import anyio
 from msgspec import Struct
@@ -28,7 +29,7 @@ from hami_nodeagent.core.health import (
     ProbePassed,
     Stimulus,
 )
-from hami_nodeagent.drivers import nvidia
+from hami_nodeagent.drivers import mig, nvidia
 from hami_nodeagent.drivers.errors import (
     DeviceGone,
     DeviceHung,
@@ -37,6 +38,7 @@ from hami_nodeagent.drivers.errors import (
     DriverMissing,
 )
 from hami_nodeagent.drivers.lane import Lane
+from hami_nodeagent.drivers.mig_partitioner import MigPartitioner
 from hami_nodeagent.drivers.partitioner import Partitioner
 from hami_nodeagent.drivers.protocol import DeviceUsage, Inventory
 from hami_nodeagent.drivers.rules import Neighbour, fault_policy, links_of
@@ -45,6 +47,7 @@ _PAUSE_S = 1.0
 """Rest after a failed wait, so that a broken driver is not asked in a tight loop."""
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class NvidiaDriverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,8 +57,12 @@ class NvidiaDriverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """File to load as libnvidia-ml.so.1; empty lets the dynamic linker find it."""
     sysfs_root: str = "/sys"
     """Where NUMA nodes and the list of bound cards are read."""
+    proc_root: str = "/proc"
+    """Where the driver tells device nodes of MIG instances."""
     call_deadline_s: float = 5.0
     """Longest time one call may take before its device counts as hung."""
+    partition_deadline_s: float = 60.0
+    """The same for the reading, making and removing of MIG instances."""
     reopen_min_s: float = 60.0
     """Shortest time between two new opens of NVML for the sake of a lost card: each one closes the
     event set for a moment."""
@@ -86,6 +93,13 @@ class _Card:
         return self.handle
 
 
+def _read_facts(
+    index: int, sysfs_root: str, unified_memory_mib: int
+) -> tuple[nvidia.Handle, DeviceFacts]:
+    handle, facts = nvidia.read_facts(index, sysfs_root, unified_memory_mib)
+    return handle, mig.with_sizes(handle.raw, facts)
+
+
 class NvidiaDriver:
     """Driver protocol over NVML."""
 
@@ -107,6 +121,7 @@ class NvidiaDriver:
         self._is_open = False
         self._bound_at_open: frozenset[str] | None = None
         self._opened_at_s = 0.0
+        self._partitioner = MigPartitioner(self, self._settings.proc_root)
 
     @property
     def vendor(self) -> str:
@@ -115,8 +130,8 @@ class NvidiaDriver:
 
     @property
     def partitioner(self) -> Partitioner | None:
-        """Nothing divides these devices."""
-        return None
+        """MIG, on those cards that are in MIG mode."""
+        return self._partitioner
 
     @property
     def is_stuck(self) -> bool:
@@ -192,6 +207,27 @@ class NvidiaDriver:
                     await self._close_locked()
             except DriverError as error:
                 _log.warning("NVML could not be closed", extra={"error": str(error)})
+
+    # ---- what the partitioner asks for ----------------------------------------------------------
+
+    async def listed(self) -> tuple[DeviceFacts, ...]:
+        """All cards that were ever listed, in order of index."""
+        if not self._card_by_uuid:
+            await self.discover()
+        cards = sorted(self._card_by_uuid.values(), key=lambda card: card.facts.index)
+        return tuple(card.facts for card in cards)
+
+    async def ask_card(self, uuid: str, doing: str, fn: Callable[[nvidia.Handle], T]) -> T:
+        """Run ``fn`` in the card's lane, with the deadline of partitions."""
+        await self._open()
+        card = self._card_by_uuid.get(uuid)
+        if card is None:
+            raise DeviceGone(doing=doing, detail=f"the driver never listed {uuid}")
+        return await card.lane.call(
+            doing,
+            lambda: fn(card.open_handle()),
+            deadline_s=self._settings.partition_deadline_s,
+        )
 
     # ---- opening and closing --------------------------------------------------------------------
 
@@ -303,7 +339,7 @@ class NvidiaDriver:
         root, unified_mib = self._settings.sysfs_root, self._settings.unified_memory_mib
         try:
             handle, facts = await lane.call(
-                "read facts", lambda: nvidia.read_facts(index, root, unified_mib)
+                "read facts", lambda: _read_facts(index, root, unified_mib)
             )
         except DriverError as error:
             failures[index] = error

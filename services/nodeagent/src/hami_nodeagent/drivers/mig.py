@@ -1,0 +1,512 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MIG instances of one NVIDIA device: what NVML tells of them, makes and removes.
+
+Blocking calls for worker threads, led by ``mig_partitioner``; nothing is remembered between calls.
+Names, ids, sizes and places come from NVML, never from a list here. A GPU instance and one compute
+instance over all of it are one partition; anything else (no compute instance, several, a smaller
+one) is not whole: it is listed without a profile, under the name ``GI-<number>``, and can only be
+removed. Memory in MiB, places in the device's own grid.
+
+NVML: https://docs.nvidia.com/deploy/nvml-api/group__nvmlMultiInstanceGPU.html (R570). Device nodes:
+https://docs.nvidia.com/datacenter/tesla/mig-user-guide/device-nodes-and-capabilities.html.
+"""
+
+import ctypes
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pynvml
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hami_common.model.device import DeviceFacts, Profile
+from hami_nodeagent.drivers.errors import (
+    AnswerUnknown,
+    DriverError,
+    DriverTransient,
+    NotSupported,
+    PartitionBusy,
+    PartitionRefused,
+)
+from hami_nodeagent.drivers.nvidia import ask, ask_or
+from hami_nodeagent.drivers.partitioner import Instance, Wanted
+
+if TYPE_CHECKING:
+    from pynvml import _GpuInstanceProfileInfo  # a name of the type stub only
+
+MODE = "mig"
+"""``DeviceFacts.mode`` of a device in MIG mode."""
+_WHOLE_PCT = 100
+_MOST_PLACES = 32
+_UNDO_TRIES = 2
+_HALF = "GI-{}"
+_PLAIN = re.compile(r"\d+g\.\d+gb")
+"""Names of profiles that differ in nothing but size; others have or lack engines."""
+_UNITS = ("decoders", "encoders", "jpeg", "ofa")
+"""Media engines: each instance takes some of the device's."""
+_REFUSALS = (pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Size(Struct, frozen=True, kw_only=True):
+    """One GPU instance profile of a device."""
+
+    name: str
+    native_id: int
+    slices: int
+    count: int
+    memory_mib: int
+    processors: int
+    engines: tuple[int, int, int, int]
+    """By ``_UNITS``."""
+    length: int
+    starts: tuple[int, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """It differs from others in size only."""
+        return _PLAIN.fullmatch(self.name) is not None
+
+
+class _Found(Struct, frozen=True, kw_only=True):
+    """One GPU instance."""
+
+    raw: pynvml.c_nvmlGpuInstance_t
+    number: int
+    size: Size
+    start: int
+
+
+# ---- sizes -------------------------------------------------------------------------------------
+
+
+def is_divided(raw: pynvml.c_nvmlDevice_t) -> bool:
+    """Whether the device is in MIG mode now."""
+    mode = ask_or(None, "read the MIG mode", pynvml.nvmlDeviceGetMigMode, raw)
+    return mode is not None and bool(mode[0])
+
+
+def read_sizes(raw: pynvml.c_nvmlDevice_t) -> tuple[Size, ...]:
+    """All profiles that the device has, smallest number first."""
+    sizes: dict[int, Size] = {}
+    for kind in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        info = _profile_info(raw, kind)
+        if info is None or info.id in sizes:
+            continue
+        places = _places(raw, info.id)
+        if places:
+            sizes[info.id] = Size(
+                name=_name_of(info),
+                native_id=info.id,
+                slices=info.sliceCount,
+                count=info.instanceCount,
+                memory_mib=info.memorySizeMB,
+                processors=info.multiprocessorCount,
+                engines=(info.decoderCount, info.encoderCount, info.jpegCount, info.ofaCount),
+                length=places[0][1],
+                starts=tuple(sorted(start for start, _ in places)),
+            )
+    return tuple(sizes[number] for number in sorted(sizes))
+
+
+def _profile_info(raw: pynvml.c_nvmlDevice_t, kind: int) -> "_GpuInstanceProfileInfo | None":
+    """``None`` where the part has no such profile: drivers say so in two ways."""
+    try:
+        return ask("read a profile", pynvml.nvmlDeviceGetGpuInstanceProfileInfo, raw, kind)
+    except NotSupported:
+        return None
+    except DriverTransient as error:
+        if error.code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+            return None
+        raise
+
+
+def _name_of(info: "_GpuInstanceProfileInfo") -> str:
+    name = info.name.removeprefix("MIG").strip()
+    if not name:
+        raise AnswerUnknown(doing="read a profile", detail=f"profile {info.id} has no name")
+    return name
+
+
+def _places(raw: pynvml.c_nvmlDevice_t, profile_id: int) -> list[tuple[int, int]]:
+    """(start, length) of every place that a profile may have."""
+    count = ctypes.c_uint(_MOST_PLACES)
+    places = (pynvml.c_nvmlGpuInstancePlacement_t * _MOST_PLACES)()
+    ask(
+        "read the places of a profile",
+        pynvml.nvmlDeviceGetGpuInstancePossiblePlacements,
+        raw,
+        profile_id,
+        places,
+        ctypes.byref(count),
+    )
+    return [(place.start, place.size) for place in places[: count.value]]
+
+
+def with_sizes(raw: pynvml.c_nvmlDevice_t, facts: DeviceFacts) -> DeviceFacts:
+    """The facts of a device in MIG mode, with what it can be divided into; others as they are.
+
+    The count of a profile is a limit only where its places allow more. Media engines are counted
+    where the driver's own figures add up: a kind of which the plain profiles would need more than
+    there are is not counted, because it is shared or told in another unit.
+    """
+    if facts.mode != MODE:
+        return facts
+    sizes = read_sizes(raw)
+    if not sizes:
+        raise NotSupported(
+            doing="read the MIG profiles",
+            detail="the device is in MIG mode, but the driver tells no profile",
+        )
+    most_processors = max(1, *(size.processors for size in sizes))
+    totals = {unit: max(size.engines[i] for size in sizes) for i, unit in enumerate(_UNITS)}
+    plain = [size for size in sizes if size.is_plain]
+    counted = {
+        unit: totals[unit]
+        for i, unit in enumerate(_UNITS)
+        if totals[unit] and all(s.count * s.engines[i] <= totals[unit] for s in plain)
+    }
+    profiles = tuple(
+        Profile(
+            name=size.name,
+            memory_mib=size.memory_mib,
+            core_pct=_WHOLE_PCT * size.processors // most_processors,
+            resources={
+                unit: size.engines[i]
+                for i, unit in enumerate(_UNITS)
+                if unit in counted and size.engines[i]
+            },
+            size=size.length,
+            starts=size.starts,
+            limit=size.count if size.count < _most_beside(size) else 0,
+            native_id=size.native_id,
+            by_name_only=not size.is_plain,
+        )
+        for size in sizes
+    )
+    most = max(size.count for size in sizes)
+    return replace(facts, partitions=profiles, resources=counted, max_shares=most)
+
+
+def _most_beside(size: Size) -> int:
+    """How many instances of one size have room beside each other."""
+    count, end = 0, -1
+    for start in size.starts:
+        if start > end:
+            count, end = count + 1, start + size.length - 1
+    return count
+
+
+# ---- instances ---------------------------------------------------------------------------------
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """The device that is asked, and where its device nodes are told."""
+
+    raw: pynvml.c_nvmlDevice_t
+    uuid: str
+    minor: int | None
+    proc_root: str
+
+
+def read_instances(at: Place) -> tuple[Instance, ...]:
+    """Everything that takes room on the device, by place; nothing where it is not in MIG mode."""
+    return _instances(at, read_sizes(at.raw)) if is_divided(at.raw) else ()
+
+
+def _instances(at: Place, sizes: tuple[Size, ...]) -> tuple[Instance, ...]:
+    users = _users(at.raw)
+    found = sorted(_gpu_instances(at.raw, sizes), key=lambda gi: gi.start)
+    return tuple(_describe(at, gi, users) for gi in found)
+
+
+def _gpu_instances(raw: pynvml.c_nvmlDevice_t, sizes: tuple[Size, ...]) -> Iterator[_Found]:
+    for size in sizes:
+        count = ctypes.c_uint(0)
+        handles = (pynvml.c_nvmlGpuInstance_t * max(size.count, 1))()
+        ask(
+            "list GPU instances",
+            pynvml.nvmlDeviceGetGpuInstances,
+            raw,
+            size.native_id,
+            handles,
+            ctypes.byref(count),
+        )
+        for handle in handles[: count.value]:
+            info = ask("read a GPU instance", pynvml.nvmlGpuInstanceGetInfo, handle)
+            yield _Found(raw=handle, number=info.id, size=size, start=info.placement.start)
+
+
+def _describe(at: Place, gi: _Found, users: frozenset[int] | None) -> Instance:
+    is_busy = None if users is None else gi.number in users
+    number, mig_uuid = _whole(at.raw, gi)
+    if not mig_uuid:
+        return Instance(
+            uuid=at.uuid, instance_id=_HALF.format(gi.number), start=gi.start, is_busy=is_busy
+        )
+    return Instance(
+        uuid=at.uuid,
+        instance_id=mig_uuid,
+        profile=gi.size.name,
+        start=gi.start,
+        is_busy=is_busy,
+        handles={
+            "mig_uuid": mig_uuid,
+            "gpu_instance": str(gi.number),
+            "compute_instance": str(number),
+            **_capabilities(at, gi.number, number),
+        },
+    )
+
+
+def _whole(raw: pynvml.c_nvmlDevice_t, gi: _Found) -> tuple[int, str]:
+    """Number and MIG UUID of the compute instance that is all of ``gi``; no UUID: there is none."""
+    inside = list(_compute_instances(gi.raw))
+    if len(inside) != 1 or inside[0][2] != gi.size.slices:
+        return 0, ""
+    number = inside[0][1]
+    return number, _mig_uuids(raw, gi.number).get(number, "")
+
+
+def _compute_instances(
+    gi: pynvml.c_nvmlGpuInstance_t,
+) -> Iterator[tuple[pynvml.c_nvmlComputeInstance_t, int, int]]:
+    """(handle, number, slices) of each compute instance."""
+    for profile_id, slices, most in _compute_profiles(gi):
+        count = ctypes.c_uint(0)
+        handles = (pynvml.c_nvmlComputeInstance_t * max(most, 1))()
+        ask(
+            "list compute instances",
+            pynvml.nvmlGpuInstanceGetComputeInstances,
+            gi,
+            profile_id,
+            handles,
+            ctypes.byref(count),
+        )
+        for handle in handles[: count.value]:
+            info = ask("read a compute instance", pynvml.nvmlComputeInstanceGetInfo, handle)
+            yield handle, info.id, slices
+
+
+def _compute_profiles(gi: pynvml.c_nvmlGpuInstance_t) -> Iterator[tuple[int, int, int]]:
+    """(id, slices, most instances) of each compute profile that the GPU instance has."""
+    seen: set[int] = set()
+    for kind in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+        try:
+            info = ask(
+                "read a compute profile",
+                pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo,
+                gi,
+                kind,
+                pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
+            )
+        except NotSupported:
+            continue
+        except DriverTransient as error:
+            if error.code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+                continue
+            raise
+        if info.id not in seen:
+            seen.add(info.id)
+            yield info.id, info.sliceCount, info.instanceCount
+
+
+def _mig_uuids(raw: pynvml.c_nvmlDevice_t, gpu_instance: int) -> dict[int, str]:
+    """UUIDs of the MIG devices in one GPU instance, by number of the compute instance."""
+    most = ask("count MIG devices", pynvml.nvmlDeviceGetMaxMigDeviceCount, raw)
+    found: dict[int, str] = {}
+    for index in range(most):
+        try:
+            mig = ask("open a MIG device", pynvml.nvmlDeviceGetMigDeviceHandleByIndex, raw, index)
+        except DriverTransient as error:
+            if error.code in {pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT}:
+                continue  # indices have holes
+            raise
+        if ask("read a MIG device", pynvml.nvmlDeviceGetGpuInstanceId, mig) == gpu_instance:
+            number = ask("read a MIG device", pynvml.nvmlDeviceGetComputeInstanceId, mig)
+            found[number] = ask("read the UUID of a MIG device", pynvml.nvmlDeviceGetUUID, mig)
+    return found
+
+
+def _users(raw: pynvml.c_nvmlDevice_t) -> frozenset[int] | None:
+    """GPU instances in which processes compute; ``None`` where the driver does not tell."""
+    running = ask_or(None, "read processes", pynvml.nvmlDeviceGetComputeRunningProcesses, raw)
+    return None if running is None else frozenset(process.gpuInstanceId for process in running)
+
+
+def _capabilities(at: Place, gpu_instance: int, compute_instance: int) -> dict[str, str]:
+    """Device nodes by which a container is let into an instance; empty where /proc is silent."""
+    parts = (f"gi{gpu_instance}", f"gi{gpu_instance}/ci{compute_instance}")
+    minors = [_cap_minor(at, part) for part in parts]
+    if None in minors:
+        return {}
+    return {
+        word: f"/dev/nvidia-caps/nvidia-cap{minor}"
+        for word, minor in zip(("gi_cap", "ci_cap"), minors, strict=True)
+    }
+
+
+def _cap_minor(at: Place, part: str) -> int | None:
+    """The file of the instance itself tells; where it is missing, the table of all."""
+    if at.minor is None:
+        return None
+    root = Path(at.proc_root) / "driver"
+    access = root / f"nvidia/capabilities/gpu{at.minor}/mig/{part}/access"
+    with suppress(OSError):
+        if match := _MINOR.search(access.read_text("ascii")):
+            return int(match.group(1))
+    with suppress(OSError):
+        for line in (root / "nvidia-caps/mig-minors").read_text("ascii").splitlines():
+            name, _, number = line.partition(" ")
+            if name == f"gpu{at.minor}/{part}/access" and number.strip().isdigit():
+                return int(number)
+    return None
+
+
+# ---- making and removing -----------------------------------------------------------------------
+
+
+def create(at: Place, wanted: Wanted) -> Instance:
+    """One partition, as the hardware tells it afterwards; on any error nothing of it is left.
+
+    What was made is found again by its place, because a call that fails may have done its work.
+    """
+    sizes = _sizes_now(at.raw, wanted)
+    size, start = _choice(sizes, wanted)
+    doing = f"make {size.name} at {start}"
+    taken = {p for gi in _gpu_instances(at.raw, sizes) for p in _positions(gi.size, gi.start)}
+    if overlap := taken.intersection(_positions(size, start)):
+        raise PartitionRefused(doing=doing, detail=f"position {min(overlap)} is taken")
+    try:
+        gi = _make_gi(at.raw, size, start, doing)
+        _make_ci(gi, size, doing)
+        return _read_back(at, sizes, size, start)
+    except _NothingMade as error:
+        raise PartitionRefused(doing=doing, detail=error.detail, code=error.code) from error
+    except DriverError:
+        _undo(at.raw, size, start)
+        raise
+
+
+class _NothingMade(DriverError):
+    """The driver refused to make the GPU instance, so whatever stands there is not ours."""
+
+
+def _positions(size: Size, start: int) -> range:
+    return range(start, start + size.length)
+
+
+def _sizes_now(raw: pynvml.c_nvmlDevice_t, wanted: Wanted) -> tuple[Size, ...]:
+    if not is_divided(raw):
+        doing = f"make {wanted.profile}"
+        raise PartitionRefused(doing=doing, detail="the device is not in MIG mode")
+    return read_sizes(raw)
+
+
+def _choice(sizes: tuple[Size, ...], wanted: Wanted) -> tuple[Size, int]:
+    """The size and place that are wanted, if the device has them."""
+    size = next((size for size in sizes if size.name == wanted.profile), None)
+    if size is None:
+        known = ", ".join(size.name for size in sizes) or "none"
+        raise PartitionRefused(
+            doing=f"make {wanted.profile!r}", detail=f"the device has the sizes {known}"
+        )
+    if wanted.start is None or wanted.start not in size.starts:
+        raise PartitionRefused(
+            doing=f"make {size.name} at {wanted.start}",
+            detail=f"it may be at {', '.join(map(str, size.starts))}",
+        )
+    return size, wanted.start
+
+
+def _make_gi(
+    raw: pynvml.c_nvmlDevice_t, size: Size, start: int, doing: str
+) -> pynvml.c_nvmlGpuInstance_t:
+    place = pynvml.c_nvmlGpuInstancePlacement_t(start=start, size=size.length)
+    try:
+        return ask(
+            doing,
+            pynvml.nvmlDeviceCreateGpuInstanceWithPlacement,
+            raw,
+            size.native_id,
+            ctypes.byref(place),
+        )
+    except DriverTransient as error:
+        if error.code in _REFUSALS:
+            raise _NothingMade(doing=doing, detail=error.detail, code=error.code) from error
+        raise
+
+
+def _make_ci(gi: pynvml.c_nvmlGpuInstance_t, size: Size, doing: str) -> None:
+    for profile_id, slices, _ in _compute_profiles(gi):
+        if slices == size.slices:
+            ask(doing, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, profile_id)
+            return
+    raise PartitionRefused(doing=doing, detail="no compute instance takes the whole of it")
+
+
+def _read_back(at: Place, sizes: tuple[Size, ...], size: Size, start: int) -> Instance:
+    for instance in _instances(at, sizes):
+        if instance.start == start and instance.profile == size.name:
+            return instance
+    raise DriverTransient(
+        doing=f"make {size.name} at {start}",
+        detail="the driver reported success, but the instance is not there",
+    )
+
+
+def _undo(raw: pynvml.c_nvmlDevice_t, size: Size, start: int) -> None:
+    """Remove what stands at the place; it was free before."""
+    for left in reversed(range(_UNDO_TRIES)):
+        try:
+            for gi in _gpu_instances(raw, (size,)):
+                if gi.start == start:
+                    _remove(gi.raw)
+        except DriverError as error:
+            _log.warning(
+                "a MIG instance that failed could not be removed",
+                extra={"profile": size.name, "start": start, "left": left, "error": str(error)},
+            )
+        else:
+            return
+
+
+def destroy(at: Place, instance: Instance) -> None:
+    """Remove what ``read_instances`` lists under this id; nothing where it lists no such id."""
+    doing = f"remove {instance.instance_id}"
+    if not is_divided(at.raw):
+        return
+    users = _users(at.raw) or frozenset()
+    for gi in _gpu_instances(at.raw, read_sizes(at.raw)):
+        if instance.instance_id != (_whole(at.raw, gi)[1] or _HALF.format(gi.number)):
+            continue
+        if gi.number in users:
+            raise PartitionBusy(doing=doing, detail="processes compute in it")
+        try:
+            _remove(gi.raw)
+        except DriverTransient as error:
+            if error.code == pynvml.NVML_ERROR_IN_USE:
+                raise PartitionBusy(doing=doing, detail=error.detail, code=error.code) from error
+            raise
+        return
+
+
+def _remove(gi: pynvml.c_nvmlGpuInstance_t) -> None:
+    for ci, _, _ in list(_compute_instances(gi)):
+        _gone_is_fine("remove a compute instance", pynvml.nvmlComputeInstanceDestroy, ci)
+    _gone_is_fine("remove a GPU instance", pynvml.nvmlGpuInstanceDestroy, gi)
+
+
+def _gone_is_fine(doing: str, fn: Callable[[T], object], handle: T) -> None:
+    try:
+        ask(doing, fn, handle)
+    except DriverTransient as error:
+        if error.code != pynvml.NVML_ERROR_NOT_FOUND:
+            raise

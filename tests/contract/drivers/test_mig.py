@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MIG through the driver and the fake NVML library: tables, instances, roll-back, strangers."""
+
+import ctypes
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pynvml  # noqa: TID251 - a stranger beside the driver
+import pytest
+
+from hami_common.vendors.partitions import Division
+from hami_nodeagent.drivers import mig, nvidia
+from hami_nodeagent.drivers.errors import (
+    DeviceGone,
+    DriverError,
+    PartitionBusy,
+    PartitionRefused,
+)
+from hami_nodeagent.drivers.partitioner import Instance, Wanted
+from hami_sim.hardware.fake_nvml import FakeNvml, MadeInstance, Process, write_capabilities
+from hami_sim.hardware.mig_tables import TABLES, MigProfile
+from tests.contract.drivers.benches import FakeNvmlBench
+
+CHIP_BY_MACHINE = {
+    "2xA30": "A30",
+    "8xA100-40": "A100-40",
+    "8xA100-80": "A100-80",
+    "8xH100": "H100-80",
+    "8xH200": "H200-141",
+    "8xB200": "B200-180",
+    "1xRTX-PRO-6000": "RTX-PRO-6000",
+}
+UNKNOWN, TIMEOUT = 999, 10
+LEAST_FAILURES = 1000
+"""At least so many calls fail, one at a time, over all machines."""
+NVML_CALLS = sorted(set(re.findall(r"pynvml\.(nvml\w+)", Path(mig.__file__).read_text("utf-8"))))
+
+
+class Card:
+    """The first card of a machine, in MIG mode, asked without a driver around it."""
+
+    def __init__(self, bench: FakeNvmlBench, library: Path, proc: Path) -> None:
+        self.bench = bench
+        self.nvml: FakeNvml = bench.nvml
+        self.uuid = bench.uuids[0]
+        write_capabilities(proc, bench.profile)
+        self.nvml.set_mig_mode(0, is_on=True)
+        nvidia.open_library(str(library))
+        self.raw = pynvml.nvmlDeviceGetHandleByIndex(0)
+        minor = bench.profile.devices[0].minor
+        self.at = mig.Place(raw=self.raw, uuid=self.uuid, minor=minor, proc_root=str(proc))
+
+    def wanted(self, profile: str, start: int) -> Wanted:
+        return Wanted(uuid=self.uuid, profile=profile, start=start, memory_mib=1, core_pct=0)
+
+    def make(self, profile: str, start: int) -> Instance:
+        return mig.create(self.at, self.wanted(profile, start))
+
+    def made(self) -> tuple[MadeInstance, ...]:
+        return self.nvml.made_instances(0)
+
+    def half(self, size: MigProfile, start: int) -> None:
+        """A stranger makes a GPU instance and no compute instance."""
+        place = pynvml.c_nvmlGpuInstancePlacement_t(start=start, size=size.size)
+        pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+            self.raw, size.native_id, ctypes.byref(place)
+        )
+
+
+@pytest.fixture
+def card_of(
+    nvidia_bench: Callable[[str], FakeNvmlBench], nvml_library: Path, tmp_path: Path
+) -> Iterator[Callable[[str], Card]]:
+    yield lambda name: Card(nvidia_bench(name), nvml_library, tmp_path / "proc")
+    nvidia.close_library(nvidia.Events())
+
+
+class Failure:
+    """Fails one NVML call, the ``at``-th, or all from it on; before or after its work is done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        self.at = 0
+        self.is_done = False
+        self.lasts = False
+        self.code = UNKNOWN
+        for name in NVML_CALLS:
+            monkeypatch.setattr(pynvml, name, self._wrapped(getattr(pynvml, name)))
+
+    def arm(self, at: int, *, is_done: bool, code: int = UNKNOWN, lasts: bool = False) -> None:
+        self.calls, self.at, self.is_done, self.code, self.lasts = 0, at, is_done, code, lasts
+
+    def disarm(self) -> None:
+        self.arm(0, is_done=False)
+
+    def _wrapped(self, fn: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            self.calls += 1
+            hit = self.at > 0 and (self.calls == self.at or (self.lasts and self.calls >= self.at))
+            if not hit:
+                return fn(*arguments)
+            if self.is_done:
+                with suppress(pynvml.NVMLError):
+                    fn(*arguments)
+            raise pynvml.NVMLError(self.code)
+
+        return call
+
+
+@pytest.fixture
+def failure(monkeypatch: pytest.MonkeyPatch) -> Failure:
+    return Failure(monkeypatch)
+
+
+# ---- what the card can do ----------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("machine", CHIP_BY_MACHINE)
+async def test_sizes_are_those_that_the_card_tells(
+    machine: str, nvidia_bench: Callable[[str], FakeNvmlBench]
+) -> None:
+    bench = nvidia_bench(machine)
+    bench.nvml.set_mig_mode(0, is_on=True)
+    driver = bench.driver()
+    inventory = await driver.discover()
+    await driver.aclose()
+    first, *others = inventory.devices
+    assert first.mode == "mig"
+    assert all(device.mode == "soft" and not device.partitions for device in others)
+    table = TABLES[CHIP_BY_MACHINE[machine]]
+    told = {p.name: (p.native_id, p.memory_mib, p.size, p.starts) for p in first.partitions}
+    assert told == {p.name: (p.native_id, p.memory_mib, p.size, p.starts) for p in table}
+    assert {p.name for p in first.partitions if p.by_name_only} == {
+        p.name for p in table if "+" in p.name or "-" in p.name
+    }
+    assert not Division.check(first.partitions, first.resources)
+    largest = max(p.sm_count for p in table)
+    assert {p.name: p.core_pct for p in first.partitions} == {
+        p.name: 100 * p.sm_count // largest for p in table
+    }
+
+
+@pytest.mark.anyio
+async def test_card_in_mig_mode_without_profiles_is_not_usable(
+    nvidia_bench: Callable[[str], FakeNvmlBench],
+) -> None:
+    bench = nvidia_bench("8xH200")
+    bench.nvml.set_mig_mode(0, is_on=True)
+    bench.nvml.fault("nvmlDeviceGetGpuInstanceProfileInfoV", 0, pynvml.NVML_ERROR_NOT_SUPPORTED)
+    driver = bench.driver()
+    inventory = await driver.discover()
+    await driver.aclose()
+    assert [device.index for device in inventory.devices] == list(range(1, 8))
+    assert any("tells no profile" in problem for problem in inventory.problems)
+
+
+# ---- making, telling, removing -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("machine", CHIP_BY_MACHINE)
+def test_every_profile_can_be_made_at_each_of_its_places(
+    machine: str, card_of: Callable[[str], Card]
+) -> None:
+    card = card_of(machine)
+    for size in TABLES[CHIP_BY_MACHINE[machine]]:
+        for start in size.starts:
+            made = card.make(size.name, start)
+            assert (made.profile, made.start, made.is_busy) == (size.name, start, False)
+            assert [(m.profile, m.start) for m in card.made()] == [(size.name, start)]
+            assert card.made()[0].uuids == (made.instance_id,)
+            assert mig.read_instances(card.at) == (made,)
+            mig.destroy(card.at, made)
+            assert card.made() == ()
+
+
+def test_instance_tells_its_uuid_and_device_nodes(card_of: Callable[[str], Card]) -> None:
+    card = card_of("8xH200")
+    made = card.make("1g.18gb", 6)
+    assert made.instance_id.startswith("MIG-")
+    card_minor = card.bench.profile.devices[0].minor
+    number = 3 + card_minor * 135 + 13 * 9
+    assert made.handles == {
+        "mig_uuid": made.instance_id,
+        "gpu_instance": "13",
+        "compute_instance": "0",
+        "gi_cap": f"/dev/nvidia-caps/nvidia-cap{number}",
+        "ci_cap": f"/dev/nvidia-caps/nvidia-cap{number + 1}",
+    }
+
+
+def test_file_of_the_instance_goes_before_the_table(
+    card_of: Callable[[str], Card], tmp_path: Path
+) -> None:
+    card = card_of("8xH200")
+    minor = card.bench.profile.devices[0].minor
+    for part, number in (("gi13", 700), ("gi13/ci0", 701)):
+        folder = tmp_path / f"proc/driver/nvidia/capabilities/gpu{minor}/mig/{part}"
+        folder.mkdir(parents=True)
+        text = f"DeviceFileMinor: {number}\nDeviceFileMode: 256\nDeviceFileModify: 1\n"
+        (folder / "access").write_text(text, "ascii")
+    made = card.make("1g.18gb", 6)
+    assert made.handles["gi_cap"] == "/dev/nvidia-caps/nvidia-cap700"
+    assert made.handles["ci_cap"] == "/dev/nvidia-caps/nvidia-cap701"
+
+
+def test_refusal_says_what_there_is(card_of: Callable[[str], Card]) -> None:
+    card = card_of("8xA100-40")
+    card.make("3g.20gb", 4)
+    before = card.made()
+    refusals = {
+        ("9g.90gb", 0): r"has the sizes 7g\.40gb, 4g\.20gb, 3g\.20gb",
+        ("3g.20gb", 2): r"it may be at 0, 4",
+        ("2g.10gb", 4): r"position 4 is taken",
+        ("7g.40gb", 0): r"position 4 is taken",
+    }
+    for (profile, start), text in refusals.items():
+        with pytest.raises(PartitionRefused, match=text):
+            card.make(profile, start)
+    with pytest.raises(PartitionRefused, match="it may be at"):
+        mig.create(card.at, Wanted(uuid=card.uuid, profile="1g.5gb", memory_mib=1, core_pct=0))
+    card.nvml.set_mig_mode(0, is_on=False)
+    with pytest.raises(PartitionRefused, match="not in MIG mode"):
+        card.make("1g.5gb", 0)
+    assert mig.read_instances(card.at) == ()
+    card.nvml.set_mig_mode(0, is_on=True)
+    assert card.made() == before
+
+
+def test_media_engines_run_out_before_places_do(card_of: Callable[[str], Card]) -> None:
+    card = card_of("1xRTX-PRO-6000")
+    card.make("1g.24gb+me.all", 0)
+    with pytest.raises(PartitionRefused) as refused:
+        card.make("1g.24gb", 3)
+    assert refused.value.code == pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
+    card.make("1g.24gb-me", 3)
+    assert [m.profile for m in card.made()] == ["1g.24gb+me.all", "1g.24gb-me"]
+
+
+def test_instance_that_another_made_meanwhile_is_left_alone(
+    card_of: Callable[[str], Card], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = card_of("8xH200")
+    ours = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
+
+    def after_another(*arguments: object) -> object:
+        monkeypatch.setattr(pynvml, "nvmlDeviceCreateGpuInstanceWithPlacement", ours)
+        card.make("1g.18gb", 3)
+        return ours(*arguments)  # type: ignore[arg-type]  # passed on as they came
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceCreateGpuInstanceWithPlacement", after_another)
+    with pytest.raises(PartitionRefused):
+        card.make("1g.18gb", 3)
+    assert [(m.profile, m.start) for m in card.made()] == [("1g.18gb", 3)]
+
+
+def test_instance_in_use_stays(card_of: Callable[[str], Card]) -> None:
+    card = card_of("8xH100")
+    made = card.make("2g.20gb", 2)
+    number = int(made.handles["gpu_instance"])
+    worker = Process(pid=41, used_mib=100, gpu_instance=number, compute_instance=0)
+    card.nvml.set_processes(0, [worker])
+    assert [i.is_busy for i in mig.read_instances(card.at)] == [True]
+    with pytest.raises(PartitionBusy):
+        mig.destroy(card.at, made)
+    assert len(card.made()) == 1
+    card.nvml.set_processes(0, [])
+    mig.destroy(card.at, made)
+    mig.destroy(card.at, made)  # gone already
+    assert card.made() == ()
+
+
+def test_driver_that_says_in_use_is_believed(card_of: Callable[[str], Card]) -> None:
+    card = card_of("8xH100")
+    made = card.make("2g.20gb", 2)
+    card.nvml.fault("nvmlComputeInstanceDestroy", 0, pynvml.NVML_ERROR_IN_USE)
+    with pytest.raises(PartitionBusy):
+        mig.destroy(card.at, made)
+    assert mig.read_instances(card.at) == (made,)
+
+
+def test_strangers_are_told_apart(card_of: Callable[[str], Card]) -> None:
+    card = card_of("8xA100-80")
+    by_name = {size.name: size for size in TABLES["A100-80"]}
+    card.half(by_name["2g.20gb"], 0)  # nothing in it
+    card.half(by_name["3g.40gb"], 4)  # split in two by its maker
+    split = pynvml.nvmlDeviceGetHandleByIndex(0)
+    handles = (pynvml.c_nvmlGpuInstance_t * 2)()
+    count = ctypes.c_uint()
+    pynvml.nvmlDeviceGetGpuInstances(split, 9, handles, ctypes.byref(count))
+    for kind in (0, 1):
+        pynvml.nvmlGpuInstanceCreateComputeInstance(handles[0], kind)
+    whole = card.make("1g.10gb+me", 2)
+    told = mig.read_instances(card.at)
+    assert [(i.start, i.profile) for i in told] == [(0, ""), (2, "1g.10gb+me"), (4, "")]
+    assert told[1] == whole
+    assert len({i.instance_id for i in told}) == 3
+    assert all(not i.handles for i in told if not i.profile)
+    for instance in told:
+        mig.destroy(card.at, instance)
+    assert card.made() == ()
+
+
+@pytest.mark.anyio
+async def test_partitioner_sees_all_cards_in_mig_mode_and_only_those(
+    nvidia_bench: Callable[[str], FakeNvmlBench], tmp_path: Path
+) -> None:
+    bench = nvidia_bench("8xH200")
+    write_capabilities(tmp_path / "proc", bench.profile)
+    for index in (1, 4):
+        bench.nvml.set_mig_mode(index, is_on=True)
+    driver = bench.driver(proc_root=str(tmp_path / "proc"))
+    partitioner = driver.partitioner
+    assert partitioner is not None
+    assert partitioner.vendor == "nvidia"
+    made = [
+        await partitioner.create(
+            Wanted(
+                uuid=bench.uuids[index],
+                profile="3g.71gb",
+                start=start,
+                memory_mib=71168,
+                core_pct=45,
+            )
+        )
+        for index, start in ((4, 0), (1, 4), (4, 4))
+    ]
+    assert sorted(i.instance_id for i in await partitioner.instances()) == sorted(
+        i.instance_id for i in made
+    )
+    with pytest.raises(PartitionRefused, match="not in MIG mode"):
+        await partitioner.create(
+            Wanted(uuid=bench.uuids[0], profile="1g.18gb", start=0, memory_mib=1, core_pct=0)
+        )
+    bench.lose(1)
+    assert [i.uuid for i in await partitioner.instances()] == [bench.uuids[4]] * 2
+    with pytest.raises(DeviceGone):
+        await partitioner.destroy(made[1])
+    bench.restore(1)
+    for instance in made:
+        await partitioner.destroy(instance)
+    assert await partitioner.instances() == ()
+    bench.nvml.fault("nvmlDeviceGetGpuInstances", 4, UNKNOWN)
+    with pytest.raises(DriverError):
+        await partitioner.instances()
+    with pytest.raises(DeviceGone):
+        await partitioner.destroy(Instance(uuid="GPU-other", instance_id="MIG-x"))
+    await driver.aclose()
+
+
+# ---- failures ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("machine", CHIP_BY_MACHINE)
+def test_create_that_fails_at_any_call_leaves_nothing(
+    machine: str, card_of: Callable[[str], Card], failure: Failure
+) -> None:
+    card = card_of(machine)
+    table = TABLES[CHIP_BY_MACHINE[machine]]
+    plain = sorted(
+        (s for s in table if "+" not in s.name and "-" not in s.name), key=lambda s: s.size
+    )
+    neighbour, size = plain[0], plain[1]
+    owned = card.make(neighbour.name, neighbour.starts[-1])
+    standing = card.made()
+    failure.arm(0, is_done=False)
+    mig.destroy(card.at, card.make(size.name, size.starts[0]))
+    failure.calls = 0
+    probe = card.make(size.name, size.starts[0])
+    calls = failure.calls
+    mig.destroy(card.at, probe)
+    for at in range(1, calls + 1):
+        for is_done, code in ((False, UNKNOWN), (True, TIMEOUT)):
+            failure.arm(at, is_done=is_done, code=code)
+            with pytest.raises(DriverError):
+                card.make(size.name, size.starts[0])
+            assert card.made() == standing, f"call {at} of {calls}"
+    failure.disarm()
+    assert mig.read_instances(card.at) == (owned,)
+    assert 2 * calls * len(CHIP_BY_MACHINE) >= LEAST_FAILURES
+
+
+def test_what_cannot_be_undone_is_told_and_can_be_removed_later(
+    card_of: Callable[[str], Card], failure: Failure
+) -> None:
+    card = card_of("8xA100-40")
+    owned = card.make("3g.20gb", 4)
+    standing = card.made()
+    failure.calls = 0
+    mig.destroy(card.at, card.make("2g.10gb", 0))
+    calls, left = failure.calls, 0
+    for at in range(1, calls + 1):
+        failure.arm(at, is_done=False, lasts=True)
+        with pytest.raises(DriverError):
+            mig.destroy(card.at, card.make("2g.10gb", 0))
+        failure.disarm()
+        for instance in mig.read_instances(card.at):
+            if instance != owned:
+                left += 1
+                assert instance.start == 0
+                assert instance.profile in {"", "2g.10gb"}
+                mig.destroy(card.at, instance)
+        assert card.made() == standing
+    assert left > 0  # the driver was broken so that undoing failed too
