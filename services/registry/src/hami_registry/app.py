@@ -10,6 +10,9 @@ stand still; without the registry scheduling goes on with what it published last
 import logging
 import socket
 from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -38,6 +41,7 @@ from hami_registry.shell.config_file import ConfigFile
 from hami_registry.shell.cordons import Cordons
 from hami_registry.shell.follow import follow
 from hami_registry.shell.metrics import Metrics
+from hami_registry.shell.agents import Agents
 from hami_registry.shell.reports import Reports
 from hami_registry.shell.views import Views
 
@@ -87,6 +91,9 @@ async def serve_registry(
     *,
     task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
+            agents=Agents(
+                ask=partial(_ask, bus), clock=context.clock, version=version("hami-registry")
+            ),
     """Serve until ``context.stopping``; started, with its port, once it is ready."""
     settings = context.settings
     async with connect(
@@ -127,6 +134,11 @@ async def _start_following(
     await group.start(follow, NatsBucket(bus, subjects.ALLOC_BUCKET), (views.ledger,), metrics)
     await group.start(follow, NatsBucket(bus, subjects.STATE_BUCKET), (views.states,), metrics)
     group.start_soon(views.follow_decisions, bus)
+async def _ask(bus: Bus, subject: str) -> bytes:
+    """An answer to a question on the bus."""
+    return (await bus.request(subject)).data
+
+
     group.start_soon(views.follow_heartbeats, bus)
     reports = Reports(bus=bus, writer=parts.writer, publisher=NatsPublisher(bus), metrics=metrics)
     group.start_soon(reports.run)

@@ -17,6 +17,7 @@ from hami_common.ports import Clock
 from hami_common.runtime.httpd import Request, Response, StreamedResponse
 from hami_registry.core.device_config import DeviceConfig
 from hami_registry.core.projection import AllocationView, DeviceView, ExplainView, NodeView
+from hami_registry.shell.agents import Agents, Checks, Usage
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.config_file import ConfigFile
 from hami_registry.shell.views import Change, Views, server_sent_events
@@ -164,6 +165,20 @@ OPERATIONS: tuple[Operation, ...] = (
         errors={404: "Nothing is known about a pod of this name."},
     ),
     Operation(
+        path="/v1/usage",
+        name="usage",
+        text="What containers use of their shares now, asked of the agents.",
+        answer=Usage,
+        parameters=(_BY_NODE,),
+    ),
+    Operation(
+        path="/v1/checks",
+        name="checks",
+        text="What is wrong on nodes and bus, asked of the agents.",
+        answer=Checks,
+        parameters=(_BY_NODE,),
+    ),
+    Operation(
         path="/v1/config", name="config", text="The device configuration in use.", answer=ConfigView
     ),
     Operation(
@@ -193,12 +208,19 @@ class Api:
     """Answers the operations."""
 
     def __init__(
-        self, *, views: Views, writer: CanonicalWriter, config_file: ConfigFile, clock: Clock
+        self,
+        *,
+        views: Views,
+        writer: CanonicalWriter,
+        config_file: ConfigFile,
+        agents: Agents,
+        clock: Clock,
     ) -> None:
         self._views = views
         self._projection = views.projection
         self._writer = writer
         self._config_file = config_file
+        self._agents = agents
         self._clock = clock
 
     def routes(self) -> dict[tuple[str, str], Answerer]:
@@ -276,6 +298,17 @@ class Api:
         if found is None:
             raise NotFound(what=f"pod {namespace}/{pod}")
         return self._json(found)
+
+    async def usage(self, request: Request) -> Response:
+        return self._json(await self._agents.usage(self._nodes_of(request)))
+
+    async def checks(self, request: Request) -> Response:
+        return self._json(await self._agents.checks(self._nodes_of(request)))
+
+    def _nodes_of(self, request: Request) -> list[str]:
+        wanted = request.query.get("node")
+        known = [view.node for view in self._projection.nodes(now_s=self._clock.now_s())]
+        return [name for name in known if wanted in (None, name)]
 
     async def config(self, request: Request) -> Response:
         del request

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks agents what is used on their nodes and what is wrong there, for those who ask the registry.
+
+All nodes that ever reported a device are asked at the same time. One that does not answer in time
+is named among the silent ones, never left out. The bus is looked at as well: that every stream is
+there. Times in seconds.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+from msgspec import Struct
+
+from hami_common import subjects
+from hami_common.errors import HamiError, Unavailable, WireInvalid
+from hami_common.events import codec
+from hami_common.events.asking import CheckAnswer, Finding, Question, UsageAnswer
+from hami_common.ports import Clock
+
+S = TypeVar("S", bound=Struct)
+
+PARALLEL = 32
+STREAMS = (
+    *(subjects.stream_of(bucket) for bucket in subjects.BUCKETS),
+    subjects.EVENTS_STREAM,
+    subjects.REPORTS_STREAM,
+    subjects.DEAD_LETTERS_STREAM,
+)
+"""Every stream that the services declare."""
+
+Ask = Callable[[str], Awaitable[bytes]]
+"""From a subject to the answer; ``Unavailable`` when none came."""
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """What is used now, by node."""
+
+    items: tuple[UsageAnswer, ...]
+    silent: tuple[str, ...] = ()
+    """Nodes whose agent did not answer."""
+
+
+class Checks(Struct, frozen=True, kw_only=True):
+    """What is wrong on nodes and bus, as far as the registry can tell."""
+
+    time_s: float
+    """The registry's clock."""
+    version: str
+    """Of the registry."""
+    items: tuple[CheckAnswer, ...]
+    findings: tuple[Finding, ...] = ()
+    """About the bus."""
+    silent: tuple[str, ...] = ()
+    """Nodes whose agent did not answer."""
+
+
+class Agents:
+    """The agents of all nodes, as the registry can ask them."""
+
+    def __init__(self, *, ask: Ask, clock: Clock, version: str) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._version = version
+
+    async def usage(self, nodes: list[str]) -> Usage:
+        """What is used on these nodes."""
+        answers, silent = await self._all(nodes, "usage", UsageAnswer)
+        return Usage(items=tuple(answers), silent=tuple(silent))
+
+    async def checks(self, nodes: list[str]) -> Checks:
+        """What is wrong on these nodes, and on the bus."""
+        answers, silent = await self._all(nodes, "check", CheckAnswer)
+        return Checks(
+            time_s=self._clock.now_s(),
+            version=self._version,
+            items=tuple(answers),
+            findings=tuple([await self._stream(name) for name in STREAMS]),
+            silent=tuple(silent),
+        )
+
+    async def _all(
+        self, nodes: list[str], what: Question, kind: type[S]
+    ) -> tuple[list[S], list[str]]:
+        answer_by_node: dict[str, S] = {}
+        limiter = anyio.CapacityLimiter(PARALLEL)
+
+        async def one(node: str) -> None:
+            async with limiter:
+                try:
+                    data = await self._ask(subjects.ask(node, what))
+                    answer_by_node[node] = codec.decode(data, kind, what=f"{what} of node {node}")
+                except (Unavailable, WireInvalid):
+                    return
+
+        async with anyio.create_task_group() as group:
+            for node in nodes:
+                group.start_soon(one, node)
+        answers = [answer_by_node[node] for node in nodes if node in answer_by_node]
+        return answers, [node for node in nodes if node not in answer_by_node]
+
+    async def _stream(self, name: str) -> Finding:
+        try:
+            answer = codec.decode(
+                await self._ask(f"$JS.API.STREAM.INFO.{name}"), _StreamInfo, what=name
+            )
+        except HamiError as error:
+            return Finding(
+                check="bus",
+                verdict="FAIL",
+                text=f"JetStream does not tell about stream {name}: {error}",
+                fix="see the NATS server's log, and that JetStream has storage",
+            )
+        if answer.error is not None:
+            return Finding(
+                check="bus",
+                verdict="FAIL",
+                text=f"stream {name}: {answer.error.description}",
+                fix="start the registry again: it declares what is missing",
+            )
+        return Finding(check="bus", verdict="PASS", text=f"stream {name} is there")
+
+
+class _ApiError(Struct, frozen=True):
+    description: str = ""
+
+
+class _StreamInfo(Struct, frozen=True):
+    error: _ApiError | None = None
