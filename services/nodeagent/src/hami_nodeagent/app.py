@@ -97,6 +97,7 @@ class _Parts:
             metrics=Metrics(context.registry),
             checkpoint=checkpoint,
             sequence=Sequence(context.clock),
+            tracing=context.tracing,
         )
         drivers = _drivers(settings, catalog)
         self.sources = tuple(

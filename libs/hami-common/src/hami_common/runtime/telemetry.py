@@ -21,11 +21,12 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from hami_common.runtime.tracing import Tracing, current_span, current_traceparent, extract
+from hami_common.runtime.tracing import Tracing, carry, current_span, current_traceparent, extract
 
 __all__ = [
     "JsonFormatter",
     "Tracing",
+    "carry",
     "configure_logging",
     "current_span",
     "current_traceparent",

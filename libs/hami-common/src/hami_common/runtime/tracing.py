@@ -32,7 +32,7 @@ from prometheus_client import CollectorRegistry
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
-__all__ = ["Tracing", "current_span", "current_traceparent", "extract"]
+__all__ = ["Tracing", "carry", "current_span", "current_traceparent", "extract"]
 
 AttributeValue = str | int | float | bool
 Attributes = Mapping[str, AttributeValue]
@@ -92,6 +92,11 @@ class _Carry:
     def __exit__(self, *_: object) -> None:
         if self._token is not None:
             _carried.reset(self._token)
+
+
+def carry(traceparent: str) -> AbstractContextManager[Span]:
+    """A block in which ``traceparent`` is current for log lines and messages, without a span."""
+    return _Carry(traceparent if _TRACEPARENT.fullmatch(traceparent) is not None else "")
 
 
 class Tracing:

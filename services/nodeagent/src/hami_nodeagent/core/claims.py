@@ -140,6 +140,8 @@ class Entry(Struct, frozen=True, kw_only=True):
 
     record: AllocationRecord
     sequence: int
+    traceparent: str = ""
+    """Of the span that wrote it; empty where the pod has no trace."""
 
 
 class Request(Struct, frozen=True, kw_only=True):

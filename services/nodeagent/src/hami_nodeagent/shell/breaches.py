@@ -131,6 +131,7 @@ class BreachTeller:
                 event_type=f"io.hami.breach.{record.kind}.v1",
                 source=f"/nodeagent/{record.node}",
                 time_s=record.time_s,
+                traceparent=self._traceparent_of(record.pod_uid),
             )
             try:
                 await publisher.publish_stored(
@@ -143,6 +144,10 @@ class BreachTeller:
                 _log.debug("breach not published", extra={"problem": str(error)})
                 return
             del self._pending[event_id]
+
+    def _traceparent_of(self, pod_uid: str) -> str:
+        pod = self._site.picture.pods.find(pod_uid) if pod_uid else None
+        return pod.traceparent if pod is not None else ""
 
     def _drop_evictions(self, going: Sequence[Breach]) -> None:
         """A breach that ended before its pod could be evicted is no reason any more."""

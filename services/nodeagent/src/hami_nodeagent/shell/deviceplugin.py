@@ -12,10 +12,11 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from opentelemetry.trace import SpanKind
 
 from hami_common.kubeletapi import deviceplugin as api
 from hami_common.kubeletapi import deviceplugin_grpc
-from hami_common.runtime.telemetry import Tracing, log_context
+from hami_common.runtime.telemetry import Tracing, carry, log_context
 from hami_nodeagent.core.claims import Claim, Code, Refuse, Request
 from hami_nodeagent.core.splits import Splits
 from hami_nodeagent.shell.allocate import Allocator
@@ -161,9 +162,12 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         context: _Context[api.PreStartContainerRequest, api.PreStartContainerResponse],
     ) -> api.PreStartContainerResponse:
         """Let a container start only with ids that were granted."""
-        refusal = self._allocator.check_start(self.resource, list(request.devices_ids))
+        begun_s = self._clock.monotonic_s()
+        ids = list(request.devices_ids)
+        refusal = self._allocator.check_start(self.resource, ids)
+        self._trace_start(ids, begun_s, refusal)
         if refusal is not None:
-            await self._refuse(context, refusal, self._clock.monotonic_s())
+            await self._refuse(context, refusal, begun_s)
         self._metrics.starts.labels(resource=self.resource).inc()
         return api.PreStartContainerResponse()
 
@@ -207,20 +211,14 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
 
     def _tell(self, claim: Claim, request: Request, begun_s: float) -> None:
         record = claim.entry.record
+        took_s = self._clock.monotonic_s() - begun_s
+        shares = [f"{share.uuid} {share.memory_mib} MiB {share.core_pct} %" for share in claim.own]
+        self._trace(
+            "allocate", claim.pod.uid, claim.container, took_s, **{"hami.shares": ", ".join(shares)}
+        )
         with (
+            carry(claim.entry.traceparent or claim.pod.traceparent),
             log_context(pod=claim.pod.title, container=claim.container),
-            self._tracing.start_span(
-                "nodeagent.allocate",
-                traceparent=claim.pod.traceparent,
-                attributes={
-                    "hami.node": self._picture.node,
-                    "hami.pod": claim.pod.title,
-                    "hami.container": claim.container,
-                    "hami.allocation_id": record.allocation_id,
-                    "hami.devices": ",".join(share.uuid for share in claim.own),
-                    "hami.took_s": self._clock.monotonic_s() - begun_s,
-                },
-            ),
         ):
             _log.info(
                 "container granted its shares",
@@ -229,9 +227,50 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
                     "ledger_seq": claim.entry.sequence,
                     "devices": [share.uuid for share in claim.own],
                     "ids": list(request.ids),
-                    "took_s": round(self._clock.monotonic_s() - begun_s, 4),
+                    "took_s": round(took_s, 4),
                 },
             )
+
+    def _trace_start(self, ids: Sequence[str], begun_s: float, refusal: Refuse | None) -> None:
+        grants = self._picture.grants.of_ids(self.resource, ids)
+        if grants:
+            took_s = self._clock.monotonic_s() - begun_s
+            problem = f"{refusal.code}: {refusal.text}" if refusal is not None else ""
+            self._trace("prestart", grants[-1].pod_uid, grants[-1].container, took_s, problem)
+
+    def _trace(
+        self,
+        name: str,
+        pod_uid: str,
+        container: str,
+        took_s: float,
+        problem: str = "",
+        **attributes: str,
+    ) -> None:
+        """A span of the pod's trace, below the one that wrote its ledger record."""
+        entry = self._picture.entries_by_uid.get(pod_uid)
+        if not self._tracing.is_recording or entry is None:
+            return
+        pod = self._picture.pods.find(pod_uid)
+        end_s = self._clock.now_s()
+        self._tracing.record(
+            name,
+            traceparent=entry.traceparent or (pod.traceparent if pod is not None else ""),
+            begin_s=end_s - took_s,
+            end_s=end_s,
+            kind=SpanKind.SERVER,
+            attributes={
+                "k8s.node.name": self._picture.node,
+                "k8s.namespace.name": entry.record.namespace,
+                "k8s.pod.name": entry.record.pod,
+                "k8s.pod.uid": pod_uid,
+                "k8s.container.name": container,
+                "hami.resource": self.resource,
+                "hami.allocation.id": entry.record.allocation_id,
+                **attributes,
+            },
+            problem=problem,
+        )
 
     def _devices(self, splits: Splits) -> api.ListAndWatchResponse:
         return api.ListAndWatchResponse(

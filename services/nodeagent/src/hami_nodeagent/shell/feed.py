@@ -62,7 +62,9 @@ class LedgerFeed:
         known = self._picture.entries_by_uid.get(record.pod_uid)
         if known is None or known.sequence < stored.revision:
             self._picture.entries_by_uid[record.pod_uid] = Entry(
-                record=record, sequence=stored.revision
+                record=record,
+                sequence=stored.revision,
+                traceparent=stored.headers.get("traceparent", ""),
             )
 
 

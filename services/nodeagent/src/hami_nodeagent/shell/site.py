@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every part of one agent shares: the picture, the settings, the clock, counters, the disk."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hami_common.ports import Clock
+from hami_common.runtime.telemetry import Tracing
 from hami_nodeagent.settings import Settings
 from hami_nodeagent.shell.checkpoint import Checkpoint
 from hami_nodeagent.shell.metrics import Metrics
@@ -21,6 +22,7 @@ class Site:
     metrics: Metrics
     checkpoint: Checkpoint
     sequence: Sequence
+    tracing: Tracing = field(default_factory=lambda: Tracing(service="nodeagent"))
 
     @property
     def node(self) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import anyio
 from anyio.abc import TaskStatus
+from opentelemetry.trace import SpanKind
 
 from hami_common import subjects
 from hami_common.errors import Conflict, HamiError, Unavailable, WireInvalid
@@ -62,6 +63,7 @@ class States:
         self._sequence = site.sequence
         self._events = events
         self._clock = site.clock
+        self._tracing = site.tracing
         self._metrics = site.metrics
         self._retry_s = site.settings.report_retry_s
         self._site_enforces_nothing = site.settings.enforcement == "none"
@@ -166,12 +168,13 @@ class States:
             ),
         )
         pod = self._picture.pods.find(record.pod_uid)
+        traceparent = entry.traceparent or (pod.traceparent if pod is not None else "")
         headers = event_headers(
             event_id=secrets.token_hex(16),
             event_type=f"io.hami.state.{step.state}.v1",
             source=f"/nodeagent/{self._picture.node}",
             time_s=state.time_s,
-            traceparent=pod.traceparent if pod is not None else "",
+            traceparent=traceparent,
         )
         expect = Expect(
             subject=subjects.kv_subject(subjects.STATE_BUCKET, key),
@@ -190,6 +193,8 @@ class States:
                 self._revision_by_uid[record.pod_uid] = 0
                 self._take(stored)
             return
+        before = self._picture.states_by_uid.get(record.pod_uid)
+        self._trace(state, before, traceparent)
         self._revision_by_uid[record.pod_uid] = revision
         self._picture.states_by_uid[record.pod_uid] = state
         self._metrics.states.labels(state=step.state).inc()
@@ -214,6 +219,31 @@ class States:
                 message=f"{step.code}: {step.reason}",
                 kind="Warning",
             )
+
+    def _trace(self, state: StateRecord, before: StateRecord | None, traceparent: str) -> None:
+        """A span from the state before, if we wrote it, to this one."""
+        if not self._tracing.is_recording:
+            return
+        begin_s = state.time_s
+        if before is not None and before.writer == state.writer:
+            begin_s = before.time_s
+        self._tracing.record(
+            state.state,
+            traceparent=traceparent,
+            begin_s=begin_s,
+            end_s=self._clock.now_s(),
+            kind=SpanKind.PRODUCER,
+            attributes={
+                "k8s.node.name": state.node,
+                "k8s.namespace.name": state.namespace,
+                "k8s.pod.name": state.pod,
+                "k8s.pod.uid": state.pod_uid,
+                "hami.allocation.id": state.allocation_id,
+                "hami.containers": ",".join(state.containers),
+                "hami.enforcement": state.enforcement,
+            },
+            problem=f"{state.code}: {state.reason}" if state.code else "",
+        )
 
     async def _warn_of_unheld(self, record: AllocationRecord) -> None:
         """A share that is placed and booked but not enforced is never given in silence.
