@@ -86,6 +86,25 @@ class PrioritySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long what the page says holds when the agent stops saying it; above all periods."""
 
 
+class PartitionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How hardware partitions are made and removed (design D24)."""
+
+    look_s: float = 30.0
+    """How often the hardware is read although nothing is to be done."""
+    retry_s: float = 0.5
+    """First pause after a failure; doubles up to ``retry_most_s``."""
+    retry_most_s: float = 10.0
+    tries: int = 6
+    """After so many failures a share that never had its partition is given up."""
+    pre_start_wait_s: float = 15.0
+    """How long ``PreStartContainer`` waits for a container's partitions; below the 20 s that the
+    plugin proxy waits, and the 30 s that kubelet does."""
+    collect_foreign: bool = False
+    """Also remove partitions that this agent did not make and that nobody uses."""
+    cdi_dir: str = "/var/run/cdi"
+    """Where CDI specs of partitions are put, for the container runtime: the host's directory."""
+
+
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything an operator may set, beyond what all services share."""
 
@@ -130,6 +149,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     host_proc: str = "/proc"
     """The host's ``/proc``: the agent must see all processes to know which versions are in use and
     whose processes use the devices."""
+    host_root: str = ""
+    """The host's root file system, read by ``hamictl doctor``; empty: ``<host_proc>/1/root``."""
     pods_dir: str = "/var/lib/kubelet/pods"
     """Kubelet's directory of pods, where their volumes are."""
     library_log_level: str = ""
@@ -149,8 +170,6 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     list_timeout_s: float = 1.0
     """Longest wait for one answer of kubelet's PodResources."""
     api_timeout_s: float = 5.0
-    host_root: str = ""
-    """The host's root file system, read by ``hamictl doctor``; empty: ``<host_proc>/1/root``."""
     """Longest wait for one answer of the API server, and at most ``allocate_wait_s`` inside a call
     of kubelet."""
     bus_timeout_s: float = 2.0
@@ -180,5 +199,6 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     a new report is awaited."""
     usage: UsageSettings = UsageSettings()
     priority: PrioritySettings = PrioritySettings()
+    partitions: PartitionSettings = PartitionSettings()
     health: HealthRules = HealthRules()
     drivers: DriversSettings = DriversSettings()

@@ -6,7 +6,8 @@ States and who writes them::
     reserved  (no state record)      the ledger record itself
     bound                            the scheduler; this agent when it finds a proven, assigned pod
                                      without it, so that states are always in order
-    prepared                         every container with shares has its grants
+    prepared                         every container with shares has its grants, and every hardware
+                                     partition that they need was read back
     running                          the containers with shares run, or ran to their end
     failed                           the agent: kubelet's books contradict a grant; the scheduler:
                                      the share was lost
@@ -68,8 +69,12 @@ def next_step(
     grants: GrantBook,
     *,
     failure: Failure | None = None,
+    is_divided: bool = True,
 ) -> Step | None:
-    """The state to write now, ``None`` when the reservation stands where the facts put it."""
+    """The state to write now, ``None`` when the reservation stands where the facts put it.
+
+    ``is_divided``: all hardware partitions of the pod are there, as read back.
+    """
     record = entry.record
     now = standing(record, state)
     if record.op == "release" or now == "failed":
@@ -81,7 +86,11 @@ def next_step(
     names = tuple(shares.name for shares in record.containers)
     if now is None:
         return Step(state="bound", containers=names)
-    if now == "bound" and all(_has_grants(pod, shares, grants) for shares in record.containers):
+    if (
+        now == "bound"
+        and is_divided
+        and all(_has_grants(pod, shares, grants) for shares in record.containers)
+    ):
         return _step(record, now, Step(state="prepared", containers=names))
     if now == "prepared" and (reached := _running(pod, record)):
         return _step(record, now, Step(state="running", containers=reached))

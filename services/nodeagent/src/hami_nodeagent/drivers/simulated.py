@@ -33,6 +33,7 @@ from hami_nodeagent.drivers.errors import DriverMissing
 from hami_nodeagent.drivers.partitioner import Partitioner
 from hami_nodeagent.drivers.protocol import DeviceUsage, Inventory, ProcessUsage
 from hami_nodeagent.drivers.rules import Neighbour, fault_policy, links_of, type_of
+from hami_nodeagent.drivers.simulated_partitions import SimulatedPartitioner, divides
 
 _log = logging.getLogger(__name__)
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "devices.hami.io")
@@ -140,6 +141,8 @@ class SimulatedDriverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_
     """Node name, part of every UUID."""
     control: str = ""
     """Path of the control file; empty or not there: all devices work."""
+    partitions: str = ""
+    """Path of the file of partitions (``drivers.simulated_partitions``); empty: in memory."""
     unified_memory_mib: int = 0
     """Memory to count for devices that share the host's; 0 leaves them out."""
     disable_health_checks: str = ""
@@ -165,6 +168,16 @@ class SimulatedDriver:
         self._delivered_seq: int | None = None
         """Newest fault that was delivered; ``None`` before the first wait."""
         self._last_control = Control()
+        model = self._profile.model
+        self._partitioner = (
+            SimulatedPartitioner(
+                vendor=self._profile.vendor,
+                devices=self._reachable,
+                path=Path(settings.partitions) if settings.partitions else None,
+            )
+            if divides(self._profile.vendor, model.mode, has_table=bool(self._profile.partitions))
+            else None
+        )
 
     @property
     def vendor(self) -> str:
@@ -173,8 +186,8 @@ class SimulatedDriver:
 
     @property
     def partitioner(self) -> Partitioner | None:
-        """Nothing divides these devices."""
-        return None
+        """What divides the devices, where the real ones can be divided."""
+        return self._partitioner
 
     @property
     def is_stuck(self) -> bool:
@@ -271,6 +284,13 @@ class SimulatedDriver:
 
     async def aclose(self) -> None:
         """Nothing is held."""
+
+    def _reachable(self) -> dict[str, DeviceFacts]:
+        """Devices whose partitions can be read; none that nobody asked for yet."""
+        reason = self._last_control.driver_missing
+        if reason or not self._facts_by_index:
+            raise DriverMissing(doing="reach the devices", detail=reason or "not listed yet")
+        return {facts.uuid: facts for facts in self._facts_by_index.values()}
 
     def _facts(self, index: int) -> DeviceFacts:
         profile, device = self._profile, self._profile.devices[index]

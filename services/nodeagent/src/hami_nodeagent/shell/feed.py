@@ -36,11 +36,13 @@ class LedgerFeed:
         async with self._feed.watch() as items:
             async for item in items:
                 if isinstance(item, Synced):
+                    self._picture.ledger_known = True
                     task_status.started()
                     task_status = anyio.TASK_STATUS_IGNORED
                 elif isinstance(item, Reset):
                     self._metrics.feed_resets.inc()
                     _log.warning("the ledger was replaced, its records are dropped")
+                    self._picture.ledger_known = False
                     self._picture.entries_by_uid.clear()
                 else:
                     await self._take(item)

@@ -85,6 +85,22 @@ class Metrics:
         )
         self.driver_up = gauge("driver_up", "1 while the vendor's driver answers.", "vendor")
         self.pods = gauge("pods", "Pods of this node that are known.")
+        self.partitions = gauge(
+            "partitions",
+            "Hardware partitions, of this agent (ours) and others (foreign).",
+            "vendor",
+            "device",
+            "whose",
+        )
+        self.partition_changes = counter(
+            "partition_changes", "Partitions seen made, adopted, removed, lost.", "vendor", "change"
+        )
+        self.partition_failures = counter(
+            "partition_failures", "Failed attempts on partitions.", "vendor", "code"
+        )
+        self.partition_seconds = seconds(
+            "partition", "Time to make or remove a partition.", "vendor", "doing"
+        )
         self.bus_connected = gauge("bus_connected", "1 while the connection to NATS is up.")
         self.checkpoint_failures = counter(
             "checkpoint_failures", "Writes of the state directory that failed."

@@ -3,8 +3,8 @@
 
 Owned by the event loop: changed and read between two awaits, never from a thread. Who writes what:
 pods (``shell.pods``), ledger records (``shell.feed``), states (``shell.states``), devices and
-faults (``shell.inventory``), grants (``shell.allocate``, ``shell.check``), kubelet's run
-(``shell.kubelet``). Decisions read it through ``view``.
+faults (``shell.inventory``), partitions (``shell.partitions``), grants (``shell.allocate``,
+``shell.check``), kubelet's run (``shell.kubelet``). Decisions read it through ``view``.
 """
 
 from collections.abc import Callable, Collection
@@ -16,6 +16,7 @@ from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
 from hami_nodeagent.core.claims import Entry, View
 from hami_nodeagent.core.grants import GrantBook
+from hami_nodeagent.core.partitions import Board
 from hami_nodeagent.core.podbook import PodBook
 from hami_nodeagent.core.reporting import Failure
 from hami_nodeagent.core.splits import Splits
@@ -46,6 +47,11 @@ class Picture:
         """Vendors whose plugin is registered with kubelet."""
         self.failures_by_uid: dict[str, Failure] = {}
         """Allocations found wrong by this agent."""
+        self.partitions = Board()
+        self.ledger_known = False
+        """All records of this node that the ledger holds have arrived."""
+        self.pods_known = False
+        """All pods of this node that exist have been listed."""
         self.view = View(
             pods_by_name=self.pods.by_name,
             entries_by_uid=self.entries_by_uid,
@@ -83,6 +89,7 @@ class Picture:
             for of_vendor in self.canonical_by_vendor.values()
             for device in of_vendor.devices
         }
+        self.partitions.devices_by_uuid = self.view.devices_by_uuid
         self.note_change()
         return True
 

@@ -72,6 +72,8 @@ class PodSource:
         async with self._kube.list_watch(PODS_PATH, field_selector=selector) as events:
             async for event in events:
                 if event.type == "SYNCED":
+                    self._picture.pods_known = True
+                    self._picture.note_change()
                     if not is_started:
                         is_started = True
                         task_status.started()

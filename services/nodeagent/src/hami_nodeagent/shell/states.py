@@ -138,6 +138,7 @@ class States:
                 self._picture.pods.find(uid),
                 self._picture.grants,
                 failure=self._picture.failures_by_uid.get(uid),
+                is_divided=self._picture.partitions.are_all_there(entry),
             )
             if step is None:
                 return

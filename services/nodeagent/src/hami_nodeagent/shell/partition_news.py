@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells the bus of hardware partitions that were made, adopted, removed, or could not be.
+
+One message per change, after the hardware was read again (docs/wire.md). What the bus does not take
+is kept, up to a bound, and sent later: these messages inform, nothing is decided on them.
+"""
+
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+
+from hami_common import subjects
+from hami_common.errors import HamiError
+from hami_common.events.codec import encode, event_headers
+from hami_common.events.partition import PartitionChange, PartitionRecord
+from hami_common.ports import Publisher
+from hami_nodeagent.core.partitions import Change, ChangeKind, Owner
+from hami_nodeagent.drivers.partitioner import Wanted
+from hami_nodeagent.shell.site import Site
+
+PENDING_MAX = 256
+"""Messages kept while the bus is away; older ones are dropped."""
+LOST = "partition-lost"
+"""An instance is gone that this agent had not removed."""
+_AGAIN_S = 1.0
+
+_log = logging.getLogger(__name__)
+_WORDS: dict[ChangeKind, PartitionChange] = {
+    "created": "created",
+    "adopted": "adopted",
+    "removed": "removed",
+    "lost": "removed",
+}
+
+
+class PartitionTeller:
+    """Messages about one node's partitions."""
+
+    def __init__(self, *, site: Site, publisher: Callable[[], Publisher | None]) -> None:
+        """The bus is asked for at each use: it may not have been reached yet."""
+        self._site = site
+        self._publisher = publisher
+        self._pending: OrderedDict[str, PartitionRecord] = OrderedDict()
+
+    def tell(self, vendor: str, change: Change, *, took_s: float = 0.0) -> None:
+        """Tell of a change that the hardware showed."""
+        record = self._record(
+            _WORDS[change.kind],
+            vendor,
+            change.owner,
+            change.wanted,
+            instance_id=change.instance_id,
+            code=LOST if change.kind == "lost" else "",
+            reason="it was there and is gone" if change.kind == "lost" else "",
+            duration_ms=round(took_s * 1000, 3),
+        )
+        self._keep(record)
+
+    def tell_failed(
+        self, vendor: str, owner: Owner, wanted: Wanted, *, code: str, reason: str
+    ) -> None:
+        """Tell of a share that gets no partition."""
+        self._keep(self._record("failed", vendor, owner, wanted, code=code, reason=reason))
+
+    async def run(self) -> None:
+        """Send what is to be told, for ever."""
+        while True:
+            changed = self._site.picture.changed
+            if self._pending:
+                await self._send()
+            await self._site.picture.wait_change(changed, _AGAIN_S if self._pending else 60.0)
+
+    def _record(
+        self,
+        change: PartitionChange,
+        vendor: str,
+        owner: Owner,
+        wanted: Wanted,
+        *,
+        instance_id: str = "",
+        code: str = "",
+        reason: str = "",
+        duration_ms: float = 0.0,
+    ) -> PartitionRecord:
+        site = self._site
+        entry = site.picture.entries_by_uid.get(owner.pod_uid)
+        pod = site.picture.pods.find(owner.pod_uid)
+        known = entry.record if entry is not None else None
+        return PartitionRecord(
+            change=change,
+            node=site.node,
+            vendor=vendor,
+            uuid=wanted.uuid,
+            boot_id=site.sequence.boot_id,
+            seq=site.sequence.next(),
+            time_s=site.clock.now_s(),
+            instance_id=instance_id,
+            profile=wanted.profile,
+            start=wanted.start,
+            kind=wanted.kind,
+            memory_mib=wanted.memory_mib,
+            core_pct=wanted.core_pct,
+            namespace=known.namespace if known is not None else pod.namespace if pod else "",
+            pod=known.pod if known is not None else pod.name if pod else "",
+            pod_uid=owner.pod_uid,
+            allocation_id=owner.allocation_id,
+            code=code,
+            reason=reason,
+            duration_ms=duration_ms,
+        )
+
+    def _keep(self, record: PartitionRecord) -> None:
+        self._pending[secrets.token_hex(16)] = record
+        while len(self._pending) > PENDING_MAX:
+            self._pending.popitem(last=False)
+
+    async def _send(self) -> None:
+        publisher = self._publisher()
+        if publisher is None:
+            return
+        for event_id, record in list(self._pending.items()):
+            headers = event_headers(
+                event_id=event_id,
+                event_type=f"io.hami.partition.{record.change}.v1",
+                source=f"/nodeagent/{record.node}",
+                time_s=record.time_s,
+            )
+            try:
+                await publisher.publish_stored(
+                    subjects.partition_event(record.node, record.vendor),
+                    encode(record),
+                    headers=headers,
+                    message_id=event_id,
+                )
+            except HamiError as error:
+                _log.debug("partition not told", extra={"problem": str(error)})
+                return
+            self._pending.pop(event_id, None)
