@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hami_nodeagent.drivers.parse import (
     amd,
@@ -35,15 +36,7 @@ def faked(vendor: str, *arguments: str, tool: str = "") -> str:
     """The answer of a fake tool for three cards, one of them busy."""
     make = MAKE_BY_VENDOR[vendor]
     idle, busy, third = (vendoranswers.card(make, index) for index in range(3))
-    busy = vendoranswers.Card(
-        index=1,
-        bus_id=busy.bus_id,
-        numa=busy.numa,
-        memory_mib=busy.memory_mib,
-        used_mib=2048,
-        core_pct=77,
-        processes=(Process(pid=4242, used_mib=1024),),
-    )
+    busy = replace(busy, used_mib=2048, core_pct=77, processes=(Process(pid=4242, used_mib=1024),))
     return make.answers([idle, busy, third], None)[tool or make.tools[0], arguments].text
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hami_common.model.device import Profile
 from hami_common.model.request import DeviceRequest, DeviceSelector
 from hami_common.vendors.handles import handle_of
 from hami_common.vendors.protocol import RenderContext
@@ -50,6 +51,37 @@ class KunlunxinSettings(
     parts_per_device: tuple[int, ...] = (4, 2)
     """Into how many vXPUs a device can be cut."""
     runtime_class: str = ""
+
+
+_PARTS = (4, 2)
+"""Into how many vXPUs the hardware cuts a device."""
+
+
+def partitions_of(memory_mib: int) -> tuple[Profile, ...]:
+    """Sizes of vXPUs of a device, the whole device last; sizes on one device do not mix."""
+    if memory_mib < max(_PARTS):
+        return ()
+    parts = tuple(
+        Profile(
+            name=name_of(parts),
+            memory_mib=memory_mib // parts,
+            core_pct=FULL_PCT // parts,
+            kind=name_of(parts),
+            limit=parts,
+        )
+        for parts in _PARTS
+    )
+    return (*parts, Profile(memory_mib=memory_mib, core_pct=FULL_PCT))
+
+
+def name_of(parts: int) -> str:
+    """Size of one of ``parts`` vXPUs, as ``Share.kind`` has it; empty where none is so cut."""
+    return f"1/{parts}" if parts in _PARTS else ""
+
+
+def parts_of(name: str) -> int:
+    """The opposite of ``name_of``."""
+    return next((parts for parts in _PARTS if name_of(parts) == name), 0)
 
 
 class Kunlunxin(ShareVendor):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
+from hami_sim.hardware import vendorparts
 from hami_sim.hardware.fake_nvml import Process
 
 _MIB = 1 << 20
@@ -37,6 +38,24 @@ class Card(Struct, frozen=True, kw_only=True):
     present: bool = True
     lost: bool = False
     failing: bool = False
+    model: str = ""
+    """Chip, where the vendor's cards differ in what they can be divided into."""
+    divided: bool = False
+    """In the mode in which it is divided into parts, where it has such a mode."""
+
+    def plain(self) -> dict[str, object]:
+        """What ``vendorparts`` knows of it."""
+        return {
+            "index": self.index,
+            "bus_id": self.bus_id,
+            "memory_mib": self.memory_mib,
+            "used_mib": self.used_mib,
+            "core_pct": self.core_pct,
+            "processes": [(one.pid, one.used_mib) for one in self.processes],
+            "lost": self.lost,
+            "failing": self.failing,
+            "model": self.model,
+        }
 
 
 Key = tuple[str, tuple[str, ...]]
@@ -57,6 +76,8 @@ class Make(Struct, frozen=True, kw_only=True):
     print: Callable[[Sequence[Card]], Texts]
     no_driver: Answer
     no_device: Answer
+    model: str = ""
+    """``Card.model`` where nothing else is said."""
     tells_loss: bool = True
     """The tool has a word for a card that is broken; others list it no more."""
     tells_processes: bool = True
@@ -72,13 +93,17 @@ class Make(Struct, frozen=True, kw_only=True):
         return {key: Answer(text=text) for key, text in self.print(cards).items()}
 
 
-def card(make: Make, index: int) -> Card:
+def card(make: Make, index: int, *, model: str = "", divided: bool = False) -> Card:
     """A card that works and idles."""
+    model = model or make.model
+    chip = vendorparts.ASCEND_CHIPS.get(model)
     return Card(
         index=index,
         bus_id=f"0000:{0x11 + 8 * index:02x}:00.0",
         numa=index // 4,
-        memory_mib=make.memory_mib,
+        memory_mib=chip["memory_mib"] if chip else make.memory_mib,
+        model=model,
+        divided=divided,
     )
 
 
@@ -120,7 +145,7 @@ def _ascend(cards: Sequence[Card]) -> Texts:
         hbm = f"{one.used_mib:<5}/ {one.memory_mib}"
         rows += [
             (
-                f"| {one.index:<5} 910B3               | {health:<13} |"
+                f"| {one.index:<5} {one.model:<19} | {health:<13} |"
                 " 91.2        36                0    / 0             |"
             ),
             (
@@ -164,7 +189,7 @@ def _ascend(cards: Sequence[Card]) -> Texts:
     names = ("NPU ID", "Chip ID", "Chip Logic ID", "Chip Name")
     mapping = ["\t" + "".join(f"{name:<31}" for name in names)]
     for one in cards:
-        values = (str(one.index), "0", str(one.index), "Ascend 910B3")
+        values = (str(one.index), "0", str(one.index), f"Ascend {one.model}")
         mapping.append("\t" + "".join(f"{value:<31}" for value in values))
         mapping.append("\t" + "".join(f"{v:<31}" for v in (str(one.index), "1", "-", "Mcu")))
     named = ["NPU" + str(one.index) for one in cards]
@@ -177,7 +202,9 @@ def _ascend(cards: Sequence[Card]) -> Texts:
         ("npu-smi", ("info",)): info,
         ("npu-smi", ("info", "-m")): "\n".join(mapping) + "\n",
         ("npu-smi", ("info", "-t", "topo")): "\n".join(topo) + "\n",
-        ("npu-smi", ("info", "-t", "template-info")): _ASCEND_TEMPLATES,
+        ("npu-smi", ("info", "-t", "template-info")): vendorparts.ascend_templates(
+            cards[0].model if cards else "910B3"
+        ),
     }
     for one in cards:
         chip = ("-i", str(one.index), "-c", "0")
@@ -185,39 +212,14 @@ def _ascend(cards: Sequence[Card]) -> Texts:
             f"\tNPU ID                         : {one.index}\n"
             "\tChip ID                        : 0\n"
             "\tChip Type                      : Ascend\n"
-            "\tChip Name                      : 910B3\n"
+            f"\tChip Name                      : {one.model}\n"
             f"\tVDie ID                        : {' '.join(w.lstrip('0') for w in _die(one))}\n"
             f"\tPCIe Bus Info                  : {one.bus_id.upper()}\n"
         )
-        texts["npu-smi", ("info", "-t", "info-vnpu", *chip)] = _ASCEND_DIVISION
+        texts["npu-smi", ("info", "-t", "info-vnpu", *chip)] = vendorparts.ascend_division(
+            one.model, {}
+        )
     return texts
-
-
-_ASCEND_TEMPLATES = f"""\
-+{"-" * 90}+
-|NPU instance template info is:                                                            |
-|Name                AICORE    Memory    AICPU     VPC            VENC           JPEGD     |
-|                               GB                 PNGD           VDEC           JPEGE     |
-|{"=" * 90}|
-|vir10_3c_32g        10        32        3         4              0              12        |
-|                                                  0              1              2         |
-+{"-" * 90}+
-|vir05_1c_16g        5         16        1         2              0              6         |
-|                                                  0              0              1         |
-+{"-" * 90}+
-"""
-_ASCEND_DIVISION = f"""\
-+{"-" * 79}+
-| NPU resource static info as follow:                                           |
-| Format:Free/Total                   NA: Currently, query is not supported.    |
-| AICORE    Memory    AICPU    VPC    VENC    VDEC    JPEGD    JPEGE    PNGD    |
-|            GB                                                                 |
-|{"=" * 79}|
-| 20/20     64/64     7/7      9/9    0/0     2/2     24/24    4/4      NA/NA   |
-+{"-" * 79}+
-| Total number of vnpu: 0                                                       |
-+{"-" * 79}+
-"""
 
 
 # ---- Cambricon ---------------------------------------------------------------------------------
@@ -237,9 +239,10 @@ def _cambricon(cards: Sequence[Card]) -> Texts:
     texts: dict[Key, str] = {}
     for one in cards:
         load, memory = f"{one.core_pct}%", f"{one.used_mib} MiB/ {one.memory_mib} MiB"
+        mode = "SMLU" if one.divided else "FULL"
         table += [
             f"| {one.index:<6}/   MLU370-X4    v1.1.6 | {one.bus_id.upper():>20} | {load:<18}N/A |",
-            f"|  0%   41C         44 W/ 150 W | {memory:>20} | FULL          Default |",
+            f"|  0%   41C         44 W/ 150 W | {memory:>20} | {mode:<14}Default |",
             line,
         ]
         bus, device, function = one.bus_id[5:7], one.bus_id[8:10], one.bus_id[11]
@@ -457,7 +460,7 @@ def _metax(cards: Sequence[Card]) -> Texts:
         table += [
             (
                 f"| {one.index:<5} MetaX C500 | {one.index:<11} Off | {one.bus_id}        |"
-                f" {load:<12}Disabled |"
+                f" {load:<12}{'Enabled' if one.divided else 'Disabled':>8} |"
             ),
             f"| 57W / 350W       | 35C          P0 | {memory:<19} | Available            |",
             line,
@@ -520,13 +523,14 @@ def _enflame(cards: Sequence[Card]) -> Texts:
     details = []
     for one in cards:
         memory, load = f"{one.memory_mib}MiB", f"{one.core_pct}%"
+        virtual = "DRS" if one.divided else "Disable"
         table += [
             (
                 f"| {one.index:<6} Enflame S60          | 31.5.3            |"
                 f" {one.bus_id[2:]}  Disable       |"
             ),
             (
-                f"| 34℃    LP0      N/A         | {memory:<9} Disable | {load:<11}"
+                f"| 34℃    LP0      N/A         | {memory:<9} {virtual:<7} | {load:<11}"
                 f" {_enflame_serial(one)} |"
             ),
             line,
@@ -566,47 +570,7 @@ def _enflame_serial(one: Card) -> str:
 
 
 def _kunlunxin(cards: Sequence[Card]) -> Texts:
-    shown = [one for one in cards if not one.failing]
-    line = "+-------------------------------+----------------------+----------------------+"
-    table = [
-        f"+{'-' * 77}+",
-        "| XPU-SMI               Driver Version: 5.0.21.26    XPU-RT Version: 5.0.21   |",
-        line.replace("+", "|", 1),
-        "| XPU  Name        Persistence-M| Bus-Id        Disp.A | Volatile Uncorr. ECC |",
-        "| Fan  Temp  Perf  Pwr:Usage/Cap|         Memory-Usage | XPU-Util  Compute M. |",
-        "|                               |             L3-Usage |            SR-IOV M. |",
-        "|===============================+======================+======================|",
-    ]
-    for one in shown:
-        memory, load = f"{one.used_mib}MiB / {one.memory_mib}MiB", f"{one.core_pct}%"
-        table += [
-            (
-                f"|   {one.index}  P800 OAM           N/A   | 0000{one.bus_id.upper()} N/A |"
-                f" {2 if one.lost else 0:>20} |"
-            ),
-            f"| N/A   35C  N/A     87W / 400W | {memory:>20} | {load:>8}      Default |",
-            "|                               |      0MiB /    96MiB |             Disabled |",
-            line,
-        ]
-    rows = _rows(
-        shown,
-        lambda c, p: (
-            f"|    {c.index}   N/A  N/A      {p.pid}      C   trainer {p.used_mib:>30}MiB|"
-        ),
-        f"|  {'No running processes found':<75}|",
-    )
-    table += [
-        "",
-        f"+{'-' * 77}+",
-        f"| {'Processes:':<76}|",
-        "|  XPU   XI   CI        PID   Type   Process name                  XPU Memory |",
-        "|        ID   ID                                                   Usage      |",
-        f"|{'=' * 77}|",
-        rows,
-        f"+{'-' * 77}+",
-        "",
-    ]
-    return {("xpu-smi", ()): "\n".join(table)}
+    return {("xpu-smi", ()): vendorparts.kunlunxin_table([one.plain() for one in cards], {})}
 
 
 # ---- AWS Neuron --------------------------------------------------------------------------------
@@ -814,6 +778,7 @@ MAKE_BY_VENDOR: Mapping[str, Make] = {
         tools=("npu-smi",),
         pci_vendor="19e5",
         memory_mib=65536,
+        model="910B3",
         type="Ascend910B3",
         version="24.1.0",
         uuid=lambda one, _: "-".join(word.upper() for word in _die(one)),

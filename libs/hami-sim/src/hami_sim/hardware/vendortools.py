@@ -4,12 +4,15 @@
 ``VendorTools`` keeps a directory with the vendor's tools, each a small shell script that prints the
 answer prepared for exactly the arguments it was given, and a tree as sysfs shows the cards. What
 befalls cards and driver is told by methods; each prepares all answers anew and puts them in place
-at once. What real tools print in each case is in ``vendoranswers``. Memory in MiB, compute in
-percent of one card.
+at once. What real tools print in each case is in ``vendoranswers``. What depends on hardware
+partitions is answered by ``vendorparts``, which the scripts run. Memory in MiB, compute in percent
+of one card.
 """
 
+import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common.errors import NotFound
-from hami_sim.hardware import vendoranswers
+from hami_sim.hardware import vendoranswers, vendorparts
 from hami_sim.hardware.fake_nvml import Process
 from hami_sim.hardware.vendoranswers import Answer, Card, Make
 
@@ -28,9 +31,10 @@ answers='{answers}'
 [ -e "$answers/hang" ] && {{ sleep 600 & wait; }}
 IFS=_
 file="$answers/{tool}/args_$*"
+[ -e "$file.out" ] || file="$answers/trouble"
 if [ ! -e "$file.out" ]; then
-    echo "{tool}: unknown argument: $*" >&2
-    exit 64
+    unset IFS
+    exec '{python}' -I -S '{parts}' '{folder}' {tool} "$@"
 fi
 [ -s "$file.err" ] && cat "$file.err" >&2
 cat "$file.out"
@@ -52,8 +56,21 @@ class Machine(Struct, frozen=True, kw_only=True):
 class VendorTools:
     """One vendor's tools on a fake machine. Cards are named by index."""
 
-    def __init__(self, folder: Path, vendor: str, count: int, *, node: str = "node-a") -> None:
-        """Put the tools of ``vendor`` for ``count`` cards into ``folder``, which must exist."""
+    def __init__(
+        self,
+        folder: Path,
+        vendor: str,
+        count: int,
+        *,
+        node: str = "node-a",
+        model: str = "",
+        divided: bool = False,
+    ) -> None:
+        """Put the tools of ``vendor`` for ``count`` cards into ``folder``, which must exist.
+
+        ``model``: another chip than the vendor's usual one. ``divided``: the cards are in the mode
+        in which they can be divided.
+        """
         if vendor not in vendoranswers.MAKE_BY_VENDOR:
             raise NotFound(what=f"a fake tool of the vendor {vendor!r}")
         self.make: Make = vendoranswers.MAKE_BY_VENDOR[vendor]
@@ -65,14 +82,26 @@ class VendorTools:
         self._folder = folder
         self._generation = 0
         self._machine = Machine()
-        self._cards = [vendoranswers.card(self.make, index) for index in range(count)]
+        self._cards = [
+            vendoranswers.card(self.make, index, model=model, divided=divided)
+            for index in range(count)
+        ]
         self.bin.mkdir(parents=True)
         self.etc.mkdir()
         answers = folder / "answers"
         for tool in self.make.tools:
             path = self.bin / tool
-            path.write_text(_SCRIPT.format(answers=answers, tool=tool), encoding="ascii")
+            script = _SCRIPT.format(
+                answers=answers,
+                tool=tool,
+                folder=folder,
+                python=sys.executable,
+                parts=vendorparts.__file__,
+            )
+            path.write_text(script, encoding="utf-8")
             path.chmod(0o755)
+        with vendorparts.state_of(folder) as state:
+            state["sysfs"] = str(self.sysfs)
         self._write()
 
     @property
@@ -87,6 +116,7 @@ class VendorTools:
             "tool_path": str(self.tool),
             "sysfs_root": str(self.sysfs),
             "etc_root": str(self.etc),
+            "shares_root": str(self._folder / "shares"),
             "node": self.node,
         }
 
@@ -130,6 +160,37 @@ class VendorTools:
         """What is done with the card."""
         self._change(index, used_mib=used_mib, core_pct=core_pct, processes=tuple(processes))
 
+    # ---- partitions -----------------------------------------------------------------------------
+
+    def parts(self, index: int) -> Mapping[str, Mapping[str, object]]:
+        """The card's partitions now, by the vendor's number."""
+        with vendorparts.state_of(self._folder) as state:
+            found: Mapping[str, Mapping[str, object]] = state.get("parts", {}).get(str(index), {})
+        return found
+
+    def cuts(self, index: int) -> int:
+        """Into how many equal parts a card is cut, where a card is cut as a whole."""
+        with vendorparts.state_of(self._folder) as state:
+            return int(state.get("cuts", {}).get(str(index), 0))
+
+    def occupy(self, index: int, number: str, *, busy: bool = True) -> None:
+        """Processes use a partition, or no more; where a card is cut as a whole, any of them."""
+        with vendorparts.state_of(self._folder) as state:
+            state.setdefault("using", {})[str(index)] = busy
+            part = state.get("parts", {}).get(str(index), {}).get(number)
+            if part is not None:
+                part["busy"] = busy
+
+    def trip(self, word: str, how: str, *, times: int = 1) -> None:
+        """The next commands with ``word`` go wrong.
+
+        ``fail``: nothing is done and the tool says so. ``late``: it is done and the tool says that
+        it failed. ``hang``, ``stall``: it never ends, before or after it was done. ``garbage``: it
+        is done and the answer is noise.
+        """
+        with vendorparts.state_of(self._folder) as state:
+            state.setdefault("faults", []).extend([{"word": word, "how": how}] * times)
+
     # ---- the machine ----------------------------------------------------------------------------
 
     def unload_driver(self) -> None:
@@ -165,6 +226,22 @@ class VendorTools:
             return dict.fromkeys(prepared, self.make.no_device)
         return prepared
 
+    def say(self, tool: str, arguments: tuple[str, ...]) -> Answer:
+        """What a run of the tool would say, and do, without starting a process.
+
+        ``TimeoutError`` where it would never end.
+        """
+        prepared = self._told.get((tool, arguments))
+        healthy = self._machine.trouble is None and any(card.present for card in self._cards)
+        if not healthy:
+            return prepared or self._machine.trouble or self.make.no_device
+        if prepared is not None and not vendorparts.is_live(tool, arguments):
+            return self._garbled(prepared)
+        (text, complaint, status), how = vendorparts.run(self._folder, tool, list(arguments))
+        if how in vendorparts.ENDLESS:
+            raise TimeoutError
+        return self._garbled(Answer(text=text, complaint=complaint, status=status))
+
     # ---- files ----------------------------------------------------------------------------------
 
     def _card(self, index: int) -> Card:
@@ -184,15 +261,23 @@ class VendorTools:
         """Prepare all answers in a fresh directory and switch to it."""
         self._generation += 1
         fresh = self._folder / f"answers.{self._generation}"
-        for (tool, arguments), answer in self.answers().items():
+        healthy = self._machine.trouble is None and any(card.present for card in self._cards)
+        self._told = self.answers()
+        for (tool, arguments), answer in self._told.items():
+            if healthy and vendorparts.is_live(tool, arguments):
+                continue
             told = self._garbled(answer)
-            name = "args_" + "_".join(arguments)
             (fresh / tool).mkdir(parents=True, exist_ok=True)
-            (fresh / tool / f"{name}.out").write_text(told.text, encoding="utf-8")
-            (fresh / tool / f"{name}.err").write_text(told.complaint, encoding="utf-8")
-            (fresh / tool / f"{name}.status").write_text(f"{told.status}\n", encoding="ascii")
+            _put(fresh / tool / ("args_" + "_".join(arguments)), told)
+        fresh.mkdir(exist_ok=True)
         if self._machine.hangs:
             (fresh / "hang").touch()
+        if self._machine.garbled:
+            (fresh / self._machine.garbled).touch()
+        if not healthy:
+            _put(fresh / "trouble", self._machine.trouble or self.make.no_device)
+        present = [card.plain() for card in self._cards if card.present]
+        (self._folder / "cards.json").write_text(json.dumps(present), encoding="utf-8")
         link = self._folder / "answers"
         beside = self._folder / f".answers.{os.getpid()}"
         beside.symlink_to(fresh.name)
@@ -226,3 +311,10 @@ class VendorTools:
                 drm.mkdir()
                 (drm / f"card{card.index}").mkdir()
                 (drm / _RENDER_NODE.format(128 + card.index)).mkdir()
+
+
+def _put(path: Path, answer: Answer) -> None:
+    """Store an answer where the script looks for it."""
+    for suffix, text in ((".out", answer.text), (".err", answer.complaint)):
+        path.with_name(path.name + suffix).write_text(text, encoding="utf-8")
+    path.with_name(path.name + ".status").write_text(f"{answer.status}\n", encoding="ascii")

@@ -13,6 +13,8 @@ from msgspec.structs import replace
 from hami_nodeagent.drivers.errors import AnswerUnknown, NotSupported
 from hami_nodeagent.drivers.parse import amd as parse
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
+from hami_nodeagent.drivers.partition_amd import AmdPartitioner
+from hami_nodeagent.drivers.partitioner import Partitioner
 from hami_nodeagent.drivers.protocol import ProcessUsage
 from hami_nodeagent.drivers.reader import Signs, ToolReader, ToolSettings, drm_of, read_text
 from hami_nodeagent.drivers.tool import Tool
@@ -33,6 +35,12 @@ class AmdReader(ToolReader):
         super().__init__(settings)
         beside = Path(settings.tool_path).with_name(_OLD_TOOL) if settings.tool_path else None
         self._old = Tool(_OLD_TOOL, path=str(beside or ""), limit_s=settings.query_limit_s)
+        self._partitioner = AmdPartitioner(self)
+
+    @property
+    def partitioner(self) -> Partitioner:
+        """Masks of compute units."""
+        return self._partitioner
 
     @property
     def tools(self) -> Sequence[Tool]:

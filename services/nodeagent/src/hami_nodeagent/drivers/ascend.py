@@ -3,8 +3,8 @@
 
 A glance is one run of ``npu-smi info``. A survey asks besides for the numberings, for each chip's
 board (remembered while chip, address and driver stay the same) and division, and for templates.
-Where a chip can be divided when a container starts, its facts carry the templates and the whole
-chip; 910A and two-chip 310P boards are divided by an administrator only and are given whole.
+Where npu-smi tells how a chip is divided, its facts carry the templates and the whole chip; vNPUs
+are made by ``partition_ascend`` before a container starts, which every divisible chip allows.
 """
 
 import msgspec
@@ -14,12 +14,13 @@ from hami_common.model.device import Profile
 from hami_nodeagent.drivers.errors import AnswerUnknown, DeviceBusy, NotSupported
 from hami_nodeagent.drivers.parse import ascend as parse
 from hami_nodeagent.drivers.parse.seen import Seen, Sight
+from hami_nodeagent.drivers.partition_ascend import AscendPartitioner
+from hami_nodeagent.drivers.partitioner import Partitioner
 from hami_nodeagent.drivers.reader import Signs, ToolReader, ToolSettings
 from hami_nodeagent.drivers.rules import Neighbour
 
 SIGNS = Signs(pci_vendors=("19e5",), pci_classes=("12",), paths=("class/davinci_manager",))
 _SOFT_FAILURES = (NotSupported, AnswerUnknown, DeviceBusy)
-_STATIC_ONLY = frozenset({"Ascend910A"})
 
 
 class AscendReader(ToolReader):
@@ -32,6 +33,12 @@ class AscendReader(ToolReader):
     def __init__(self, settings: ToolSettings) -> None:
         super().__init__(settings)
         self._board_by_chip: dict[tuple[parse.ChipKey, str, str], parse.Board] = {}
+        self._partitioner = AscendPartitioner(self)
+
+    @property
+    def partitioner(self) -> Partitioner:
+        """Hard vNPUs."""
+        return self._partitioner
 
     def forget(self) -> None:
         """Another driver may number other boards."""
@@ -54,7 +61,7 @@ class AscendReader(ToolReader):
             if place is None:
                 problems.append(f"chip {_place(chip.key)} has no logic id in npu-smi info -m")
                 continue
-            board = await self._board(chip, version)
+            board = await self.board(chip, version)
             seen = replace(
                 _seen(chip),
                 index=place.logic,
@@ -62,9 +69,7 @@ class AscendReader(ToolReader):
                 uuid=board.die,
                 attributes={"chip": board.chip_name or chip.name, "npu": _place(chip.key)},
             )
-            alone = sum(other.key[0] == chip.key[0] for other in chips) == 1
-            is_duo = seen.type == "Ascend310P" and not alone
-            if templates and seen.type not in _STATIC_ONLY and not is_duo:
+            if templates:
                 seen = await self._divided(seen, chip, templates)
             devices.append(seen)
         views = await self._views(devices)
@@ -75,7 +80,7 @@ class AscendReader(ToolReader):
             problems=tuple(problems),
         )
 
-    async def _board(self, chip: parse.Chip, version: str) -> parse.Board:
+    async def board(self, chip: parse.Chip, version: str) -> parse.Board:
         """The chip's board query, then the card's where the first tells no identity."""
         key = (chip.key, chip.bus_id, version)
         if key not in self._board_by_chip:
@@ -117,7 +122,13 @@ class AscendReader(ToolReader):
         )
         whole = Profile(memory_mib=seen.memory_mib, core_pct=100, resources=dict(division.totals))
         instances = [
-            {"id": one.id, "profile": one.template, "used": one.used} for one in division.instances
+            {
+                "id": one.id,
+                "profile": one.template,
+                "used": one.used,
+                **({"container": one.container} if one.owner else {}),
+            }
+            for one in division.instances
         ]
         return replace(
             seen,

@@ -8,7 +8,9 @@ from hami_common.model.device import Profile
 from hami_nodeagent.drivers.errors import AnswerUnknown, NotSupported
 from hami_nodeagent.drivers.parse import enflame as parse
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
-from hami_nodeagent.drivers.reader import Signs, ToolReader
+from hami_nodeagent.drivers.partition_enflame import EnflamePartitioner
+from hami_nodeagent.drivers.partitioner import Partitioner
+from hami_nodeagent.drivers.reader import Signs, ToolReader, ToolSettings
 
 SIGNS = Signs(pci_vendors=("1e36",))
 _SOFT_FAILURES = (NotSupported, AnswerUnknown)
@@ -20,6 +22,15 @@ class EnflameReader(ToolReader):
     vendor = "enflame"
     tool_name = "efsmi"
     rules = parse.RULES
+
+    def __init__(self, settings: ToolSettings) -> None:
+        super().__init__(settings)
+        self._partitioner = EnflamePartitioner(self)
+
+    @property
+    def partitioner(self) -> Partitioner:
+        """DRS instances."""
+        return self._partitioner
 
     async def glance(self) -> Sight:
         """Table and details."""

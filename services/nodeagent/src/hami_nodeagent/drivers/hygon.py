@@ -13,7 +13,9 @@ from msgspec.structs import replace
 from hami_nodeagent.drivers.errors import AnswerUnknown, NotSupported
 from hami_nodeagent.drivers.parse import hygon as parse
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
-from hami_nodeagent.drivers.reader import Signs, ToolReader, drm_of, read_text
+from hami_nodeagent.drivers.partition_hygon import HygonPartitioner
+from hami_nodeagent.drivers.partitioner import Partitioner
+from hami_nodeagent.drivers.reader import Signs, ToolReader, ToolSettings, drm_of, read_text
 
 SIGNS = Signs(
     pci_vendors=("1d94",),
@@ -35,6 +37,17 @@ class HygonReader(ToolReader):
     vendor = "hygon"
     tool_name = "hy-smi"
     rules = parse.RULES
+    facts = _FACTS
+    """The query that tells identity, address and memory."""
+
+    def __init__(self, settings: ToolSettings) -> None:
+        super().__init__(settings)
+        self._partitioner = HygonPartitioner(self)
+
+    @property
+    def partitioner(self) -> Partitioner:
+        """Virtual DCUs."""
+        return self._partitioner
 
     async def glance(self) -> Sight:
         """Identity with memory in use, then load and health."""
@@ -47,7 +60,7 @@ class HygonReader(ToolReader):
         """A glance, and what does not change: NUMA, compute units, device nodes, vDCU files."""
         sight = await self.glance()
         numa = await self._numa()
-        units = await self._units()
+        units = await self.units()
         vdcus, problems = await self.read_files(self._vdcus)
         devices: list[Seen] = []
         for seen in sight.devices:
@@ -89,7 +102,8 @@ class HygonReader(ToolReader):
         except _SOFT_FAILURES:
             return {}
 
-    async def _units(self) -> dict[int, int]:
+    async def units(self) -> dict[int, int]:
+        """Compute units by card number; empty where the tool has no such query."""
         try:
             return await self.ask(parse.compute_units, "virtual", "-show-device-info")
         except _SOFT_FAILURES:

@@ -6,7 +6,9 @@ from msgspec.structs import replace
 from hami_nodeagent.drivers.errors import AnswerUnknown, NotSupported
 from hami_nodeagent.drivers.parse import metax as parse
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
-from hami_nodeagent.drivers.reader import Signs, ToolReader, drm_of
+from hami_nodeagent.drivers.partition_metax import MetaxPartitioner
+from hami_nodeagent.drivers.partitioner import Partitioner
+from hami_nodeagent.drivers.reader import Signs, ToolReader, ToolSettings, drm_of
 from hami_nodeagent.drivers.rules import Neighbour
 
 SIGNS = Signs(pci_vendors=("9999",))
@@ -18,6 +20,16 @@ class MetaxReader(ToolReader):
 
     vendor = "metax"
     tool_name = "mx-smi"
+    rules = parse.RULES
+
+    def __init__(self, settings: ToolSettings) -> None:
+        super().__init__(settings)
+        self._partitioner = MetaxPartitioner(self)
+
+    @property
+    def partitioner(self) -> Partitioner:
+        """Slices of a GPU."""
+        return self._partitioner
 
     async def glance(self) -> Sight:
         """Both lists; a GPU that is not available has no UUID and is known by its address."""

@@ -36,6 +36,8 @@ class ToolSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Where device nodes are looked for."""
     etc_root: str = "/etc"
     """Where vendors keep descriptions of shares."""
+    shares_root: str = "/usr/local/vgpu"
+    """Where we keep descriptions of shares that containers read."""
     query_limit_s: float = 10.0
     """Longest time one run of the tool may take; then it is killed."""
     answer_age_s: float = 2.0
@@ -166,6 +168,14 @@ class ToolReader:
                 trouble(doing, answer.words, answer.status, self.rules)
                 or (unexplained(doing, answer.words, answer.status) if answer.status else error)
             ) from error
+
+    async def change(self, *arguments: str) -> None:
+        """Run a command of which only its exit status says whether it went well."""
+        answer = await self.tool.run(*arguments)
+        if answer.status:
+            doing = " ".join((self.tool.name, *arguments))
+            words, status = answer.words, answer.status
+            raise trouble(doing, words, status, self.rules) or unexplained(doing, words, status)
 
     async def read_files(self, read: Callable[[Unpack[Ts]], T], *arguments: *Ts) -> T:
         """Read small files of sysfs or ``/etc`` outside of the loop."""

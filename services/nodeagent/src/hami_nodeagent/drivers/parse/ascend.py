@@ -17,6 +17,7 @@ from hami_nodeagent.drivers.errors import (
     DriverMissing,
     DriverTransient,
     NotSupported,
+    PartitionRefused,
 )
 from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse.seen import Condition
@@ -30,6 +31,8 @@ RULES = (
     Rule(words=r"ret is -8005|dcmi.{0,40}initiali[sz]ed? failed", kind=DriverMissing),
     Rule(words=r"ret is -(8006|8012|8017)", kind=DriverTransient),
     Rule(words=r"ret is -(8013|8255)|not in docker mode", kind=NotSupported),
+    Rule(words=r"insufficient number of \w+ available", kind=PartitionRefused),
+    Rule(words=r"\b(is )?(in use|being used|occupied)\b", kind=DeviceBusy),
 )
 
 _SEVERAL = ("Process id", "Process name", "Process memory(MB)")
@@ -90,6 +93,11 @@ class Instance(Struct, frozen=True, kw_only=True):
     template: str
     used: bool
     container: str
+
+    @property
+    def owner(self) -> str:
+        """The container where the driver knows it: one made by the runtime shows only ``f``."""
+        return "" if set(self.container) <= {"0", "f"} else self.container
 
 
 class Division(Struct, frozen=True, kw_only=True):
@@ -297,6 +305,35 @@ def _instance(row: dict[str, str]) -> Instance:
         used=row.get("Status") == "1",
         container=row.get("Container ID", ""),
     )
+
+
+def created(text: str) -> bool:
+    """``set -t create-vnpu``: it says so, or it is none of our answers."""
+    return _succeeded("create-vnpu", text, r"Create vnpu success")
+
+
+def destroyed(text: str) -> bool:
+    """``set -t destroy-vnpu``."""
+    return _succeeded("destroy-vnpu", text, r"Destroy vnpu \d{1,6} success")
+
+
+def recovery_set(text: str) -> bool:
+    """``set -t vnpu-cfg-recover``."""
+    return _succeeded("vnpu-cfg-recover", text, r"recover mode \w+ is set successfully")
+
+
+def _succeeded(command: str, text: str, words: str) -> bool:
+    if not re.search(words, text) or re.search(r"\bfail", text, re.IGNORECASE):
+        raise forms.unknown(f"npu-smi set -t {command}", text)
+    return True
+
+
+def recovers(text: str) -> bool:
+    """``info -t vnpu-cfg-recover``: whether vNPUs are made again after a reboot."""
+    match = re.search(r"recover mode\s*:\s*(Enable|Disable)\b", text)
+    if match is None:
+        raise forms.unknown("npu-smi info -t vnpu-cfg-recover", text)
+    return match[1] == "Enable"
 
 
 def topology(text: str) -> dict[tuple[int, int], Neighbour]:

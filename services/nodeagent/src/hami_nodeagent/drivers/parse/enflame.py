@@ -11,12 +11,15 @@ import re
 from msgspec import Struct
 
 from hami_common.model.device import Profile
-from hami_nodeagent.drivers.errors import DriverMissing
+from hami_nodeagent.drivers.errors import DriverMissing, PartitionRefused
 from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse.seen import Condition, Seen
 from hami_nodeagent.drivers.parse.trouble import Rule
 
-RULES = (Rule(words=r"libefml", kind=DriverMissing),)
+RULES = (
+    Rule(words=r"libefml", kind=DriverMissing),
+    Rule(words=r"insufficient|no (free|enough)|profile \S+ is not found", kind=PartitionRefused),
+)
 _SEVERAL = ("GCU Virt", "Boot FW VER", "FW VER")
 _MODE_BY_WORD = {"drs": "drs", "sriov": "sriov"}
 _PROFILE = re.compile(r"(\d{1,2})g\.(\d{1,4})gb")
@@ -137,6 +140,8 @@ def profiles(text: str) -> dict[int, tuple[Profile, ...]]:
 
 def instances(text: str) -> tuple[Instance, ...]:
     """``efsmi -L``: the DRS instances of all cards."""
+    if forms.has_no_rows(text, first="DEV", needs="INSTANCE-ID"):
+        return ()
     found: list[Instance] = []
     for record in forms.box(text, first="DEV", needs="INSTANCE-ID").records:
         number = forms.whole(record.get("DEV", ""))
@@ -147,4 +152,6 @@ def instances(text: str) -> tuple[Instance, ...]:
         if not _PROFILE.fullmatch(profile):
             raise forms.unknown("an instance of efsmi", " ".join(record.values()))
         found.append(Instance(device=number, profile=profile, id=native, uuid=uuid))
+    if len({(one.device, one.id) for one in found}) != len(found):
+        raise forms.unknown("efsmi -L", text)
     return tuple(found)

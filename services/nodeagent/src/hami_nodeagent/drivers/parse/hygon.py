@@ -140,6 +140,21 @@ def compute_units(text: str) -> dict[int, int]:
     return found
 
 
+def vdcu_text(one: Vdcu, *, device: int | None = None) -> str:
+    """The file that describes a vDCU; the order of its lines matters. ``device``: its host copy."""
+    lines = (
+        f"PciBusId: {one.bus_id}",
+        *(f"cu_mask: 0x{mask:016x}" for mask in one.masks),
+        f"cu_count: {one.cu_count}",
+        f"mem: {one.memory_mib} MiB",
+        f"device_id: {one.device if device is None else device}",
+        f"vdev_id: {one.vdev}",
+        f"pipe_id: {one.pipe}",
+        "enable: 1",
+    )
+    return "\n".join((*lines, ""))
+
+
 def vdcu(text: str) -> Vdcu:
     """One ``vdev<N>.conf``; a count that is not that of the masks is refused."""
     masks: list[int] = []

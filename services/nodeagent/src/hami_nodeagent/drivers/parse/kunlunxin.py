@@ -8,7 +8,14 @@ The table tells no UUID; the bus address is what stays. The XPU's number is its 
 
 import re
 
-from hami_nodeagent.drivers.errors import DeviceGone, DriverMissing, ToolMismatch
+from hami_nodeagent.drivers.errors import (
+    DeviceBusy,
+    DeviceGone,
+    DriverMissing,
+    NotSupported,
+    PartitionRefused,
+    ToolMismatch,
+)
 from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse.seen import Condition, Seen
 from hami_nodeagent.drivers.parse.trouble import Rule
@@ -16,8 +23,12 @@ from hami_nodeagent.drivers.parse.trouble import Rule
 RULES = (
     Rule(words=r"libxpuml", kind=DriverMissing),
     Rule(words=r"XPU is lost", kind=DeviceGone),
+    Rule(words=r"insufficient resources", kind=PartitionRefused),
+    Rule(words=r"\bin use\b", kind=DeviceBusy),
+    Rule(words=r"\becc\b.{0,40}(enabled|not supported)", kind=NotSupported),
     Rule(words=r"driver/library version", kind=ToolMismatch),
 )
+_SR_IOV_WORDS = ("Enabled", "Disabled")
 _SEVERAL = ("Volatile Uncorr. ECC", "Compute M.", "SR-IOV M.", "Process name", "XPU Memory")
 
 
@@ -50,6 +61,11 @@ def table(text: str) -> tuple[tuple[Seen, ...], str]:
                 memory_mib=total,
                 bus_id=address,
                 mode="sriov" if record.get("SR-IOV M.") == "Enabled" else "",
+                attributes=(
+                    {"sriov": record["SR-IOV M."].lower()}
+                    if record.get("SR-IOV M.") in _SR_IOV_WORDS
+                    else {}
+                ),
                 condition=Condition.BAD if errors else Condition.GOOD,
                 reason=f"{errors} uncorrectable ECC errors since the last reset" if errors else "",
                 used_mib=used,

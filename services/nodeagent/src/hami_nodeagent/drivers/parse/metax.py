@@ -9,10 +9,17 @@ import re
 
 from msgspec import Struct
 
+from hami_nodeagent.drivers.errors import DriverDenied, PartitionRefused
 from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse.seen import Condition, Seen
+from hami_nodeagent.drivers.parse.trouble import Rule
 from hami_nodeagent.drivers.rules import Neighbour
 
+RULES = (
+    Rule(words=r"insufficient|no more sgpu|invalid compute|exceed", kind=PartitionRefused),
+    Rule(words=r"read-only file system", kind=DriverDenied),
+)
+SCHEDULING_BY_KIND = {"best-effort": 0, "fixed-share": 1, "burst-share": 2}
 _SEVERAL = ("Process Name", "GPU Memory")
 _LINE = re.compile(
     r"^GPU#(\d{1,3})\s+(\S{1,40})\s+(\S{7,20})"
@@ -20,6 +27,19 @@ _LINE = re.compile(
     re.MULTILINE,
 )
 _UUID = re.compile(r"UUID: (GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
+
+
+class Sgpu(Struct, frozen=True, kw_only=True):
+    """One sGPU."""
+
+    gpu: int
+    number: int
+    alias: str
+    compute_pct: int
+    memory_mib: int
+    scheduling: int
+    """0 best effort, 1 fixed share, 2 burst share; the same for all of one GPU."""
+    is_busy: bool | None
 
 
 class Listed(Struct, frozen=True, kw_only=True):
@@ -58,6 +78,38 @@ def listed(text: str) -> tuple[Listed, ...]:
         raise forms.unknown("mx-smi -L", text)
     if len({one.bus_id for one in found}) != len(found):
         raise forms.unknown("mx-smi -L", text)
+    return tuple(found)
+
+
+def sgpus(text: str) -> tuple[Sgpu, ...]:
+    """``mx-smi sgpu``: the sGPUs of all GPUs. Its layout was not seen: read by its head."""
+    if forms.has_no_rows(text, first="GPU", needs="sGPU-Id"):
+        return ()
+    flat = re.sub(r"(\d)\s+MiB", r"\1MiB", text)
+    found: list[Sgpu] = []
+    for record in forms.box(flat, first="GPU", needs="sGPU-Id").records:
+        gpu, number = forms.whole(record.get("GPU", "")), forms.whole(record.get("sGPU-Id", ""))
+        compute = forms.percent(record.get("Compute", ""))
+        memory = forms.mib(record.get("Vram", ""))
+        scheduling = forms.whole(record.get("Sched-Class", ""))
+        alias, state = record.get("Alias", ""), record.get("State", "")
+        if gpu is None or number is None or compute is None or not memory or not alias:
+            raise forms.unknown("an sGPU of mx-smi", " ".join(record.values()))
+        if scheduling is None or scheduling not in SCHEDULING_BY_KIND.values():
+            raise forms.unknown("an sGPU of mx-smi", " ".join(record.values()))
+        found.append(
+            Sgpu(
+                gpu=gpu,
+                number=number,
+                alias=alias,
+                compute_pct=compute,
+                memory_mib=memory,
+                scheduling=scheduling,
+                is_busy={"busy": True, "idle": False}.get(state.lower()),
+            )
+        )
+    if len({(one.gpu, one.number) for one in found}) != len(found):
+        raise forms.unknown("mx-smi sgpu", text)
     return tuple(found)
 
 

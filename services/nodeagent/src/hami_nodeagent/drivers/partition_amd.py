@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AMD: compute units of a GPU given to shares as masks that do not overlap.
+
+Nothing is made in hardware: ``HSA_CU_MASK`` holds a container to the units that it names, and a
+wrong mask means all of them. So each mask is a file below ``shares_root``, and the files are what
+there is. How many units a GPU has is told by ``amd-smi static``. Compute partitions (CPX, DPX) are
+an administrator's; each is a device of its own with units of its own.
+"""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from hami_nodeagent.drivers import masks
+from hami_nodeagent.drivers.errors import AnswerUnknown, NotSupported
+from hami_nodeagent.drivers.files import entries, remove, write
+from hami_nodeagent.drivers.partition_tool import Decision, Picture, ToolPartitioner, refused
+from hami_nodeagent.drivers.partitioner import Instance, Wanted
+from hami_nodeagent.drivers.reader import read_text
+
+if TYPE_CHECKING:
+    from hami_nodeagent.drivers.amd import AmdReader
+
+_UNITS_MOST = 1024
+_MOST = 512
+"""Shares on one GPU: more than any has units."""
+
+
+class Given(Struct, frozen=True, kw_only=True):
+    """One file: units and what they were asked for."""
+
+    mask: str
+    """Hexadecimal."""
+    memory_mib: int
+    core_pct: int
+
+    @property
+    def bits(self) -> int:
+        """The mask as a number."""
+        return int(self.mask, 16)
+
+
+class MaskedCard(Struct, frozen=True, kw_only=True):
+    """One GPU and the masks on it, by name."""
+
+    folder: Path
+    units: int
+    given: dict[str, Given]
+
+    def taken(self) -> int:
+        """Units that are somebody's."""
+        found = 0
+        for one in self.given.values():
+            found |= one.bits
+        return found
+
+
+class AmdPartitioner(ToolPartitioner[MaskedCard]):
+    """Masks of compute units."""
+
+    vendor = "amd"
+
+    def __init__(self, reader: "AmdReader") -> None:
+        """Use the reader's tool to know the GPUs."""
+        super().__init__()
+        self._reader = reader
+        self._folder = Path(reader.settings.shares_root) / "amd"
+
+    async def look(self) -> Picture[MaskedCard]:
+        """GPUs from one survey, and the files of each."""
+        sight = await self._reader.survey()
+        cards: dict[str, MaskedCard] = {}
+        instances: list[Instance] = []
+        for seen in sight.devices:
+            if not re.fullmatch(r"[\w-]{1,64}", seen.uuid):
+                continue
+            units = seen.attributes.get("compute_units", "")
+            folder = self._folder / seen.uuid
+            card = MaskedCard(
+                folder=folder,
+                units=int(units) if units.isdecimal() else 0,
+                given=await self._reader.read_files(_given_in, folder),
+            )
+            cards[seen.uuid] = card
+            instances += [
+                Instance(
+                    uuid=seen.uuid,
+                    instance_id=name,
+                    memory_mib=one.memory_mib,
+                    core_pct=one.core_pct,
+                    handles={"cu_mask": masks.ranges_of(one.bits)},
+                )
+                for name, one in card.given.items()
+            ]
+        return Picture(cards, tuple(instances))
+
+    def decide(self, wanted: Wanted, card: MaskedCard) -> Decision:
+        """The lowest free units, under the lowest free name."""
+        if not card.units:
+            detail = "the GPU's number of compute units is not told"
+            raise NotSupported(doing=f"divide {wanted.uuid}", detail=detail)
+        if _mask(wanted, card) is None:
+            needed = masks.units_of(wanted.core_pct, card.units)
+            left = card.units - card.taken().bit_count()
+            raise refused(wanted, f"{needed} compute units needed, {left} of {card.units} left")
+        return Decision(wanted, next(str(n) for n in range(_MOST) if str(n) not in card.given))
+
+    async def make(self, decision: Decision, card: MaskedCard) -> None:
+        """One file."""
+        mask = _mask(decision.wanted, card)
+        if mask is not None:
+            wanted = decision.wanted
+            given = Given(mask=f"{mask:x}", memory_mib=wanted.memory_mib, core_pct=wanted.core_pct)
+            text = msgspec.json.encode(given).decode()
+            await self._reader.read_files(write, card.folder / decision.instance_id, text)
+
+    async def remove(self, instance: Instance, card: MaskedCard) -> None:
+        """One file."""
+        await self._reader.read_files(remove, card.folder / instance.instance_id)
+
+
+def _given_in(folder: Path) -> dict[str, Given]:
+    found: dict[str, Given] = {}
+    for name in entries(folder):
+        one = _given(read_text(folder / name))
+        if one is None:
+            detail = f"{folder / name} is not a mask; remove it when no container uses it"
+            raise AnswerUnknown(doing="read the masks of compute units", detail=detail)
+        found[name] = one
+    return found
+
+
+def _given(text: str) -> Given | None:
+    try:
+        one = msgspec.json.decode(text, type=Given)
+        return one if 0 < one.bits < 1 << _UNITS_MOST else None
+    except ValueError:
+        return None
+
+
+def _mask(wanted: Wanted, card: MaskedCard) -> int | None:
+    count = masks.units_of(wanted.core_pct, card.units)
+    return masks.lowest_free(count, card.taken(), card.units)
