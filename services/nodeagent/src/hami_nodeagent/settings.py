@@ -31,8 +31,12 @@ class NvidiaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """File to load as libnvidia-ml.so.1; empty lets the dynamic linker find it."""
     sysfs_root: str = "/sys"
     """Where NUMA nodes and the list of bound cards are read."""
+    proc_root: str = "/proc"
+    """Where the driver tells the device nodes of MIG instances."""
     call_deadline_s: float = 5.0
     """Longest time one call of NVML may take before its device counts as hung."""
+    partition_deadline_s: float = 60.0
+    """The same for the reading, making and removing of MIG instances."""
     reopen_min_s: float = 60.0
     """Shortest time between two new opens of NVML for the sake of a lost card."""
     unified_memory_mib: int = 0

@@ -123,3 +123,12 @@ def test_library_must_have_been_given_whatever_is_promised() -> None:
     assert unheld_vendors(pod.record, without, DEVICES, promised) == ("nvidia",)
     given = GrantBook([replace(pod.grant("main", "a"), library="libvgpu-1.so")])
     assert unheld_vendors(pod.record, given, DEVICES, promised) == ()
+
+
+def test_hardware_partition_is_held_by_itself() -> None:
+    part = Share(vendor="nvidia", uuid="nvidia-0", memory_mib=10, profile="1g.18gb", start=6)
+    soft = Share(vendor="nvidia", uuid="nvidia-1", memory_mib=10)
+    assert not needs_library([part], [device(0)])
+    assert needs_library([part, soft], [device(0), device(1)])
+    pod = with_shares(Given("pod"), part)
+    assert unheld_vendors(pod.record, GrantBook([]), DEVICES, lambda _vendor: "") == ()

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA: resource names, admission, request parsing, selection and rendering of soft shares.
+"""NVIDIA: resource names, admission, request parsing, selection and rendering of shares.
+
+A device in MIG mode gives a share a MIG instance: the size that was asked for decides its profile,
+or the profile is asked for by name (``nvidia.com/mig-<profile>``, names given in the settings). The
+instance itself bounds the share; nothing is preloaded and no limits are told.
 
 Rules follow HAMi v2.10's pod interface for NVIDIA with these differences, each on purpose: a
 quantity that HAMi would silently treat as "no GPU" (not an integer, negative, too large) is refused
@@ -8,16 +12,19 @@ is taken of physical, not of scaled memory; each device has its own compute limi
 compute in percent of one device.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from hami_common.errors import RequestInvalid
+from hami_common.errors import NotFound, RequestInvalid, SettingsInvalid
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import DeviceRequest, DeviceSelector
 from hami_common.podview import ContainerView
 from hami_common.units import INT32_MAX, parse_count, parse_percent
+from hami_common.vendors.handles import handle_of, needs_instance
 from hami_common.vendors.protocol import (
     NO_ANNOTATIONS,
     Capability,
@@ -47,6 +54,7 @@ _NODE_ENV_PREFIXES = (
     "CUDA_DEVICE_SM_LIMIT",
     "CUDA_DEVICE_MEMORY_SHARED_CACHE",
 )
+_MIG_PROFILE = re.compile(r"[1-9]\d*g\.[1-9]\d*gb([+-][a-z]+(\.[a-z]+)*)?")
 _OPT_OUT_ENV = "CUDA_DISABLE_CONTROL"
 _TRUE_WORDS = frozenset({"1", "t", "true"})
 
@@ -83,6 +91,13 @@ class NvidiaSettings(
     default_core_pct: int = 0
     memory_factor: int = 1
     """Multiplies the number the user writes for memory."""
+    mig_profiles: tuple[str, ...] = ()
+    """MIG profiles that pods may ask for by name, as NVML writes them: ``1g.10gb``, ``1g.10gb+me``.
+
+    Each is a resource of its own; sizes that nobody asks for by name need not be listed.
+    """
+    mig_resource_prefix: str = "nvidia.com/mig-"
+    """Before the name of a profile, in which ``+`` is written ``.``."""
     core_policy: str = "default"
     """``GPU_CORE_UTILIZATION_POLICY`` for containers that ask for a device.
 
@@ -103,11 +118,13 @@ def _limits_env(
 ) -> dict[str, str]:
     """What the in-container limiter, and tools that know its names, read."""
     env: dict[str, str] = {}
-    for i, share in enumerate(own):
+    soft = [(i, share) for i, share in enumerate(own) if not share.profile]
+    if not soft:
+        return env
+    for i, share in soft:
         env[f"CUDA_DEVICE_MEMORY_LIMIT_{i}"] = f"{share.memory_mib}m"
         env[f"CUDA_DEVICE_SM_LIMIT_{i}"] = str(share.core_pct)
-    if own:
-        env["CUDA_DEVICE_SM_LIMIT"] = str(own[0].core_pct)
+    env["CUDA_DEVICE_SM_LIMIT"] = str(soft[0][1].core_pct)
     if context.region_file:
         env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = context.region_file
     if context.memory_oversubscribed:
@@ -139,6 +156,12 @@ class Nvidia:
             memory_unit_mib=max(1, s.memory_factor),
             aliases=dict(s.resource_aliases),
         )
+        self._profile_by_name = _profile_names(s)
+        self._families = (
+            self._resources,
+            *(ResourceNames(count=name) for name in self._profile_by_name),
+        )
+        self._resources = replace(self._resources, others=tuple(self._profile_by_name))
 
     @property
     def resources(self) -> ResourceNames:
@@ -147,17 +170,25 @@ class Nvidia:
 
     @property
     def families(self) -> tuple[ResourceNames, ...]:
-        """The one set of names."""
-        return (self._resources,)
+        """The names of shares, and one name for each MIG profile of the settings."""
+        return self._families
 
     @property
     def capability(self) -> Capability:
-        """Shares are held by the in-container limiter."""
-        return Capability(memory_enforced="libvgpu", compute_enforced="libvgpu")
+        """Shares are held by the in-container limiter, or by their MIG instance."""
+        return Capability(
+            memory_enforced="libvgpu, MIG",
+            compute_enforced="libvgpu, MIG",
+            partitioned="the agent, through NVML (MIG)",
+        )
 
     def advertised(self, device: Device) -> tuple[str, ...]:
-        """Every device under the one name."""
-        return (self._resources.count,) if device.vendor == NAME else ()
+        """Every device under the name of shares; one in MIG mode under its profiles', too."""
+        if device.vendor != NAME:
+            return ()
+        own = {profile.name for profile in device.partitions} if device.mode == "mig" else set()
+        names = (name for name, profile in self._profile_by_name.items() if profile in own)
+        return (self._resources.count, *names)
 
     def _value(self, container: ContainerView, name: str) -> str | None:
         """Text of a resource: limits first, then requests.
@@ -245,6 +276,8 @@ class Nvidia:
         annotations: Mapping[str, str] = NO_ANNOTATIONS,  # noqa: ARG002 - the request needs none
     ) -> DeviceRequest | None:
         """What the container asks for; see the table in docs/terms.md for defaults."""
+        if named := self._named_profile(container):
+            return named
         count = self._count(container)
         memory, percent, cores = (
             self._memory_mib(container),
@@ -270,6 +303,40 @@ class Nvidia:
             exclusive=cores == FULL_PCT,
         )
 
+    def _named_profile(self, container: ContainerView) -> DeviceRequest | None:
+        """MIG instances that are asked for by name; they stand alone in a container."""
+        named = {
+            name: count
+            for name in self._profile_by_name
+            if (text := self._value(container, name)) is not None
+            and (
+                count := parse_count(
+                    text,
+                    field=self._field(container, name),
+                    unit="MIG instances, each on another device",
+                    at_most=MAX_DEVICES,
+                )
+            )
+        }
+        if not named:
+            return None
+        own = self._resources
+        parts = (own.count, own.memory, own.memory_percentage, own.cores)
+        others = [name for name in parts if self._value(container, name) is not None]
+        first, *more = [*named, *others]
+        if more:
+            raise RequestInvalid(
+                field=self._field(container, more[0]),
+                problem=f"a container that asks for {first} cannot ask for it too",
+                fix=f"remove one of them, or give {more[0]} to a container of its own",
+            )
+        return DeviceRequest(
+            vendor=NAME,
+            count=named[first],
+            profile=self._profile_by_name[first],
+            modes=("mig",),
+        )
+
     def admit(
         self,
         container: ContainerView,
@@ -293,6 +360,11 @@ class Nvidia:
                 f"{where} mentions {r.count} resources but asks for no device, so it gets none"
             )
             return ContainerChanges(warnings=tuple(warnings))
+        removed, removals = self._removed_env(container)
+        if request.profile:
+            return ContainerChanges(
+                remove_env=removed, runtime_class=s.runtime_class, warnings=tuple(removals)
+            )
         set_limits: dict[str, str] = {}
         renamed = tuple(alias for alias in r.aliases if alias in limits or alias in requests)
         for alias in renamed:
@@ -325,14 +397,7 @@ class Nvidia:
             env["CUDA_TASK_PRIORITY"] = str(priority)
         if s.core_policy not in ("", "default"):
             env["GPU_CORE_UTILIZATION_POLICY"] = s.core_policy
-        removed = tuple(
-            variable.name
-            for variable in container.env or []
-            if variable.name in _NODE_ENV or variable.name.startswith(_NODE_ENV_PREFIXES)
-        )
-        warnings.extend(
-            f"{where}: env {name} is set by the node and was removed" for name in removed
-        )
+        warnings.extend(removals)
         self._refuse_opt_out(container, request)
         return ContainerChanges(
             set_limits=set_limits,
@@ -342,6 +407,17 @@ class Nvidia:
             runtime_class=s.runtime_class,
             warnings=tuple(warnings),
         )
+
+    @staticmethod
+    def _removed_env(container: ContainerView) -> tuple[tuple[str, ...], list[str]]:
+        """Variables that only the node may set, and a warning for each."""
+        names = tuple(
+            variable.name
+            for variable in container.env or []
+            if variable.name in _NODE_ENV or variable.name.startswith(_NODE_ENV_PREFIXES)
+        )
+        where = f"container {container.name}"
+        return names, [f"{where}: env {name} is set by the node and was removed" for name in names]
 
     def _refuse_opt_out(self, container: ContainerView, request: DeviceRequest) -> None:
         """A capped share without the limiter would be a whole device for the price of a part."""
@@ -387,12 +463,17 @@ class Nvidia:
     def render(
         self, shares: ContainerShares, devices: Sequence[Device], context: RenderContext
     ) -> ContainerEdits:
-        """Environment, device nodes, mounts and CDI names of soft shares.
+        """Environment, device nodes, mounts and CDI names.
 
-        The environment is the contract of the in-container limiter, HAMi v2.10.
+        The environment is the contract of the in-container limiter, HAMi v2.10; a MIG instance has
+        none. ``handles``: ``mig_uuid``, the instance's UUID, ``gi_cap`` and ``ci_cap``, the device
+        nodes that let a container into it.
         """
-        uuids = [device.uuid for device in devices]
         own = [share for share in shares.shares if share.vendor == NAME]
+        pairs = list(zip(own, devices, strict=True))
+        names = [
+            handle_of(share, device, context, "mig_uuid") or device.uuid for share, device in pairs
+        ]
         env = _limits_env(shares, own, context) if context.is_limited else {}
         nodes: tuple[DeviceNode, ...] = ()
         cdi: tuple[str, ...] = ()
@@ -400,19 +481,48 @@ class Nvidia:
             # The image may set NVIDIA_VISIBLE_DEVICES=all for the legacy hook; CDI injects, so the
             # hook must not.
             env["NVIDIA_VISIBLE_DEVICES"] = "void"
-            cdi = tuple(f"{self._settings.cdi_kind}={uuid}" for uuid in uuids)
+            cdi = tuple(f"{self._settings.cdi_kind}={name}" for name in names)
         else:
-            env["NVIDIA_VISIBLE_DEVICES"] = ",".join(uuids)
+            env["NVIDIA_VISIBLE_DEVICES"] = ",".join(names)
             if context.mode == "devices":
-                paths = [
-                    f"/dev/nvidia{device.minor}" for device in devices if device.minor is not None
-                ]
-                nodes = tuple(
-                    DeviceNode(
-                        host_path=path, container_path=path, optional=path in _OPTIONAL_NODES
-                    )
-                    for path in [*paths, *_CONTROL_NODES]
-                )
+                nodes = _nodes(pairs, context)
+        is_held_from_inside = not own or any(not share.profile for share in own)
         return ContainerEdits(
-            env=env, devices=nodes, cdi_devices=cdi, mounts=context.library_mounts
+            env=env,
+            devices=nodes,
+            cdi_devices=cdi,
+            mounts=context.library_mounts if is_held_from_inside else (),
         )
+
+
+def _nodes(pairs: Sequence[tuple[Share, Device]], context: RenderContext) -> tuple[DeviceNode, ...]:
+    """The cards' nodes, those of MIG instances, and the driver's own."""
+    paths = [f"/dev/nvidia{device.minor}" for _, device in pairs if device.minor is not None]
+    for share, device in pairs:
+        handles = context.handles.get(device.uuid, {})
+        if not needs_instance(share, device) or "mig_uuid" not in handles:
+            continue
+        caps = [handles.get(word, "") for word in ("gi_cap", "ci_cap")]
+        if not all(caps):
+            raise NotFound(
+                what=f"device nodes of {handles['mig_uuid']}: the driver tells none in /proc"
+            )
+        paths += caps
+    return tuple(
+        DeviceNode(host_path=path, container_path=path, optional=path in _OPTIONAL_NODES)
+        for path in [*paths, *_CONTROL_NODES]
+    )
+
+
+def _profile_names(settings: NvidiaSettings) -> dict[str, str]:
+    """MIG profile by the resource name under which it is asked for."""
+    names: dict[str, str] = {}
+    for profile in settings.mig_profiles:
+        if _MIG_PROFILE.fullmatch(profile) is None:
+            raise SettingsInvalid(
+                field="vendors.nvidia.mig_profiles",
+                problem=f"{profile!r} is not the name of a MIG profile",
+                fix="write names as NVML does, such as 1g.10gb or 1g.10gb+me",
+            )
+        names[settings.mig_resource_prefix + profile.replace("+", ".")] = profile
+    return names

@@ -50,9 +50,12 @@ def is_whole(share: Share, device: Device | None) -> bool:
 
 
 def needs_library(shares: Sequence[Share], devices: Sequence[Device]) -> bool:
-    """Whether a container with these shares of one vendor must be held to them from inside."""
+    """Whether a container with these shares of one vendor must be held to them from inside.
+
+    A hardware partition bounds its share by itself.
+    """
     return any(
-        share.vendor in LIMITED_VENDORS and not is_whole(share, device)
+        share.vendor in LIMITED_VENDORS and not share.profile and not is_whole(share, device)
         for share, device in zip(shares, devices, strict=True)
     )
 
@@ -81,6 +84,8 @@ def unheld_vendors(
             device = devices_by_uuid.get(share.uuid)
             if share.exclusive and (device is None or share.memory_mib >= device.memory_mib):
                 continue
+            if share.profile and share.vendor in LIMITED_VENDORS:
+                continue  # its MIG instance holds it
             is_held = (
                 (container.name, share.vendor) in has_library
                 if share.vendor in LIMITED_VENDORS
