@@ -58,6 +58,7 @@ from hami_nodeagent.shell.relimit import Relimiter
 from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.states import States
 from hami_nodeagent.shell.usage import UsageWatch
+from hami_nodeagent.shell.usageevents import UsageTeller
 
 SERVICE = "nodeagent"
 _CLOSE_S = 3.0
@@ -195,6 +196,12 @@ async def _become_ready(
     await parts.kube_ready.wait()
     await parts.bus_ready.wait()
     group.start_soon(parts.usage.run)
+    usage_events = UsageTeller(
+        site=parts.site,
+        look=lambda: parts.usage.metrics.look,
+        publisher=lambda: parts.publisher,
+    )
+    group.start_soon(usage_events.run)
     if parts.limiter.is_wanted:
         group.start_soon(parts.limiter.priorities.run)
     parts.context.ready.set()

@@ -69,6 +69,8 @@ class UsageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     action: BreachAction = "event"
     """``event`` tells about a breach; ``evict`` also evicts the pod, for which the agent needs the
     right to create ``pods/eviction``."""
+    event_s: float = 60.0
+    """How often what containers use is told on the bus; 0: never."""
     owners: OwnersBy = "cgroup"
     """How the pod of a process is found; ``namespace`` is for the simulated kubelet."""
 

@@ -11,6 +11,8 @@ import logging
 import time
 from typing import Literal
 
+from opentelemetry.trace import SpanKind
+
 from hami_common import annotations as keys
 from hami_common.errors import RequestInvalid, WireInvalid
 from hami_common.events.decision import AdmissionRecord
@@ -96,8 +98,9 @@ class Admission:
         try:
             view = wire.pod_view(review.object, field="request.object")
             with self._tracing.start_span(
-                "admission",
+                "admission" if route == "create" else f"admission.{route}",
                 traceparent=view.annotations().get(keys.TRACEPARENT, ""),
+                kind=SpanKind.SERVER,
                 attributes={
                     "k8s.namespace.name": review.namespace or view.metadata.namespace,
                     "k8s.pod.name": review.name or view.metadata.name,

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells the bus what the node's containers use, at a steady pace, from the last look.
+
+One message for the node, whatever the number of containers. Nothing is kept for later: counters
+grow, so the next message holds what a lost one held. A node with no share in use and no device that
+its driver knows says nothing. Sizes in MiB, times in seconds.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable
+
+from hami_common import subjects
+from hami_common.errors import HamiError
+from hami_common.events.codec import encode, event_headers
+from hami_common.events.usage import ContainerUsage, DeviceUse, ShareUsage, UsageRecord
+from hami_common.ports import Publisher
+from hami_nodeagent.core.usage import ContainerRow, Row
+from hami_nodeagent.shell.site import Site
+from hami_nodeagent.shell.usagemetrics import Look
+
+EVENT_TYPE = "io.hami.usage.sampled.v1"
+_MIB_SHIFT = 20
+_NS = 1e-9
+
+_log = logging.getLogger(__name__)
+
+
+class UsageTeller:
+    """The usage messages of one agent."""
+
+    def __init__(
+        self,
+        *,
+        site: Site,
+        look: Callable[[], Look],
+        publisher: Callable[[], Publisher | None],
+    ) -> None:
+        """``look`` is the last one; the bus may not have been reached yet."""
+        self._site = site
+        self._look = look
+        self._publisher = publisher
+        self._every_s = site.settings.usage.event_s
+
+    async def run(self) -> None:
+        """Tell for ever, or never where the operator wants none."""
+        while self._every_s > 0:
+            await self._site.clock.sleep(self._every_s)
+            await self.tell()
+
+    async def tell(self) -> None:
+        """Tell once; what the bus does not take is gone."""
+        publisher, look = self._publisher(), self._look()
+        if publisher is None or not (look.rows or look.devices):
+            return
+        record = self._record(look)
+        event_id = secrets.token_hex(16)
+        try:
+            await publisher.publish_stored(
+                subjects.usage_event(record.node),
+                encode(record),
+                headers=event_headers(
+                    event_id=event_id,
+                    event_type=EVENT_TYPE,
+                    source=f"/nodeagent/{record.node}",
+                    time_s=record.time_s,
+                ),
+                message_id=event_id,
+            )
+        except HamiError as error:
+            _log.debug("usage not published", extra={"problem": str(error)})
+
+    def _record(self, look: Look) -> UsageRecord:
+        site = self._site
+        return UsageRecord(
+            node=site.node,
+            boot_id=site.sequence.boot_id,
+            seq=site.sequence.next(),
+            time_s=site.clock.now_s(),
+            every_s=self._every_s,
+            shares=tuple(_share(row) for row in look.rows),
+            containers=tuple(_container(row) for row in look.containers),
+            devices=tuple(
+                DeviceUse(
+                    vendor=device.vendor,
+                    uuid=device.uuid,
+                    memory_mib=usage.total_mib or device.memory_mib,
+                    used_mib=usage.used_mib or 0,
+                    core_pct=usage.core_pct or 0,
+                )
+                for device, usage in look.devices
+            ),
+        )
+
+
+def _share(row: Row) -> ShareUsage:
+    holder = row.holder
+    return ShareUsage(
+        namespace=holder.namespace,
+        pod=holder.pod,
+        pod_uid=holder.pod_uid,
+        container=holder.container,
+        vendor=holder.vendor,
+        uuid=holder.uuid,
+        allocation_id=holder.allocation_id,
+        limit_mib=holder.limit_mib,
+        used_mib=row.used_bytes >> _MIB_SHIFT,
+        limit_core_pct=holder.core_pct,
+        core_pct=row.core_pct,
+        is_whole=holder.is_whole,
+    )
+
+
+def _container(row: ContainerRow) -> ContainerUsage:
+    holder = row.holder
+    return ContainerUsage(
+        namespace=holder.namespace,
+        pod=holder.pod,
+        pod_uid=holder.pod_uid,
+        container=holder.container,
+        processes=row.processes,
+        launches=row.counted.launches,
+        waited_s=row.counted.waited_ns * _NS,
+        device_time_s=row.counted.device_time_ns * _NS,
+        refusals=row.counted.refusals,
+    )
