@@ -520,3 +520,31 @@ async def test_a_lost_event_is_counted_and_never_an_error(kube: Fixture) -> None
     assert recorder.failed_count == 1
     await recorder.record(kubeio.ObjectRef(kind="Node", name="n"), reason="R", message="m" * 5000)
     assert recorder.failed_count == 1
+
+
+async def test_the_environments_proxy_is_used_except_for_hosts_it_excludes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    seen: list[tuple[str, str]] = []
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        credentials = request.headers.get("Proxy-Authorization", "")
+        seen.append((request.raw_path, credentials))
+        return web.Response(body=b"{}")
+
+    async with raw_server(handle, tmp_path / "direct"):
+        text = (tmp_path / "direct").read_text()
+        proxy = decoded(text.encode())["clusters"][0]["cluster"]["server"]
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.write_text(text.replace(proxy, "http://api.invalid"))
+        monkeypatch.setenv("http_proxy", proxy.replace("//", "//me:p%40ss@"))
+        seen.clear()
+        async with kubeio.connect(str(elsewhere), start_timeout_s=5) as client:
+            await client.get("/api/v1/things")
+        assert seen[-1] == ("http://api.invalid/api/v1/things", "Basic bWU6cEBzcw==")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        async with kubeio.connect(str(tmp_path / "direct"), start_timeout_s=5) as client:
+            await client.get("/api/v1/things")
+        assert seen[-1] == ("/api/v1/things", "")

@@ -226,3 +226,23 @@ async def test_loss_and_return_are_logged_once_each(
             await bus.wait_connected(after=1)
     messages = [record.message for record in caplog.records]
     assert messages == ["connection to NATS lost", "connected to NATS again"]
+
+
+async def test_messages_that_may_wait_are_gathered_and_none_is_lost(
+    nats_server: NatsServer,
+) -> None:
+    async with (
+        natsio.connect([nats_server.url], name="t", start_timeout_s=10) as bus,
+        bus.subscribe("beat", gather_s=0.2) as subscription,
+    ):
+        for number in range(50):
+            assert await bus.publish("beat", str(number).encode())
+        heard = []
+        with anyio.fail_after(10):
+            async for message in subscription:
+                heard.append(int(message.data))
+                if len(heard) == 1:
+                    assert await bus.publish("beat", b"50")
+                if len(heard) == 51:
+                    break
+    assert heard == list(range(51))

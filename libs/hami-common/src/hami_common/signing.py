@@ -142,6 +142,10 @@ class Verifier:
             keys.append(key)
         return cls(keys)
 
+    def trusts(self, key_id: str) -> bool:
+        """Whether what the key with this id signed counts."""
+        return key_id in self._keys
+
     def verify(self, annotation: str, *, pod_uid: str, node: str | None = None) -> SignedPlacement:
         """The placement signed for exactly this pod (and node, when given).
 

@@ -7,12 +7,13 @@ takes no new calls and finishes those in flight, queued releases and decisions a
 end, bus and API client close. Seconds throughout.
 """
 
+import secrets
 import socket
-import uuid
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 
 import anyio
@@ -58,6 +59,8 @@ from hami_scheduler.shell.recovery import Recovery
 from hami_scheduler.shell.resize import Ask, Resizer, nobody
 from hami_scheduler.shell.state import State
 
+HEARTBEATS_S = 0.1
+"""How long heartbeats are gathered before they are looked at; they count for seconds."""
 DRAIN_S = 5.0
 """How long queued releases and decisions may take to be written at the end."""
 
@@ -200,8 +203,6 @@ class Scheduler:
             metrics=metrics,
             ids=ids,
         )
-        self.preemption = Preemption(
-            state=state,
         self.resizer = Resizer(
             state=state,
             effects=effects,
@@ -213,6 +214,8 @@ class Scheduler:
             metrics=metrics,
         )
         effects.align = self.resizer.align
+        self.preemption = Preemption(
+            state=state,
             binder=self.binder,
             effects=effects,
             records=world.records,
@@ -359,26 +362,26 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
                 records=natsio.NatsBucket(bus, subjects.ALLOC_BUCKET),
                 states=natsio.NatsBucket(bus, subjects.STATE_BUCKET),
                 publisher=natsio.NatsPublisher(bus),
-                subscribe=bus.subscribe,
+                subscribe=partial(_subscribe, bus),
                 kube=kube,
                 clock=context.clock,
                 is_connected=lambda: bus.is_connected,
+                ask=partial(_ask, bus),
             ),
             keys=keys,
-                ask=partial(_ask, bus),
             registry=context.registry,
             tracing=context.tracing,
             writer=settings.replica or socket.gethostname(),
-            ids=lambda: uuid.uuid4().hex,
+            ids=unique_ids(),
         )
         pages = scheduler.cluster_metrics.routes()
         app = httpd.HttpApp(
             {
                 **scheduler.extender.routes(),
                 **scheduler.quota.routes(),
+                **scheduler.resizer.routes(),
                 **pages,
             },
-                **scheduler.resizer.routes(),
             registry=context.registry,
             ready=lambda: context.ready.is_set and scheduler.state.is_complete,
             body_limit=settings.body_limit_bytes,
@@ -403,13 +406,28 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             group.cancel_scope.cancel()
 
 
-def load_keys(settings: Settings) -> Keys:
-    """Keys from the files that ``settings`` names; ``SettingsInvalid`` names the wrong one."""
 async def _ask(bus: natsio.Bus, subject: str) -> bytes:
     """An agent's answer to a question."""
     return (await bus.request(subject)).data
 
 
+def _subscribe(bus: natsio.Bus, subject: str) -> AbstractAsyncContextManager[natsio.Subscription]:
+    """Subscribe; heartbeats, which come by the hundred and may wait, are read in batches."""
+    is_heartbeat = subject.startswith(subjects.HEARTBEAT_PREFIX)
+    return bus.subscribe(subject, gather_s=HEARTBEATS_S if is_heartbeat else 0.0)
+
+
+def unique_ids() -> Callable[[], str]:
+    """Makes identifiers that nobody else makes, without asking the kernel for each.
+
+    The first half is drawn once for the process, the second counts.
+    """
+    mine, numbers = secrets.token_hex(8), count(1)
+    return lambda: f"{mine}{next(numbers):016x}"
+
+
+def load_keys(settings: Settings) -> Keys:
+    """Keys from the files that ``settings`` names; ``SettingsInvalid`` names the wrong one."""
     signer = Signer.from_pem(_read(settings.signing_key_file, field="signing_key_file"))
     trusted = [
         _read(path, field=f"trusted_key_files[{number}]")

@@ -10,7 +10,7 @@ from hami_common import annotations
 from hami_common.podview import PodView
 from hami_common.signing import Signer, Verifier
 from hami_common.vendors.catalog import Catalog
-from hami_scheduler.core import binding
+from hami_scheduler.core import binding, podfacts
 from hami_scheduler.core.podfacts import PodReader, pod_path
 from tests.unit.scheduler.core.facts import record, signed
 
@@ -100,6 +100,40 @@ def test_allocation_that_does_not_verify_is_mistrusted(
 def test_allocation_on_an_unassigned_pod_means_nothing() -> None:
     facts = reader().facts_of(pod(**{annotations.ALLOCATION: allocation()}))
     assert (facts.signed, facts.mistrust) == (None, "")
+
+
+def test_allocation_of_our_own_is_believed_without_verifying_on_its_pod_and_node_only() -> None:
+    text = allocation()
+    forged = text.replace('"sig":"', '"sig":"A')  # would not verify: what we vouched for counts
+    facts = reader()
+    facts.vouch(forged, signed("a1"), key_id=SIGNER.key_id)
+    elsewhere = pod(spec={"nodeName": "n2"}, **{annotations.ALLOCATION: forged})
+    assert facts.facts_of(elsewhere).signed is None
+    facts.vouch(forged, signed("a1"), key_id=SIGNER.key_id)
+    here = pod(spec={"nodeName": "n1"}, **{annotations.ALLOCATION: forged})
+    assert facts.facts_of(here).signed == signed("a1")
+    assert facts.facts_of(here).signed is None, "vouched for once"
+
+
+def test_allocation_signed_with_a_key_that_is_not_trusted_cannot_be_vouched_for() -> None:
+    facts = reader(trusted=Signer.generate())
+    facts.vouch(allocation(), signed("a1"), key_id=SIGNER.key_id)
+    view = pod(spec={"nodeName": "n1"}, **{annotations.ALLOCATION: allocation()})
+    assert facts.facts_of(view).signed is None
+
+
+def test_only_so_many_annotations_of_our_own_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(podfacts, "VOUCHED_MOST", 1)
+    facts = reader()
+    for text in ("{}", "[]"):
+        facts.vouch(text, signed("a1"), key_id=SIGNER.key_id)
+    first, last = (
+        facts.facts_of(pod(spec={"nodeName": "n1"}, **{annotations.ALLOCATION: text})).signed
+        for text in ("{}", "[]")
+    )
+    assert (first, last) == (None, signed("a1"))
 
 
 def test_verified_allocation_is_not_verified_again_until_it_changes() -> None:

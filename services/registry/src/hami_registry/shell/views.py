@@ -26,6 +26,9 @@ from hami_common.runtime.natsio import Bus, pull_events
 from hami_registry.core.projection import Projection
 from hami_registry.shell.metrics import Metrics
 
+HEARTBEATS_S = 0.1
+"""How long heartbeats are gathered before they are looked at; they count for seconds."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -105,7 +108,9 @@ class Views:
 
     async def follow_heartbeats(self, bus: Bus) -> None:
         """Hear agents for ever."""
-        async with bus.subscribe(f"{subjects.HEARTBEAT_PREFIX}.*") as subscription:
+        async with bus.subscribe(
+            f"{subjects.HEARTBEAT_PREFIX}.*", gather_s=HEARTBEATS_S
+        ) as subscription:
             async for message in subscription:
                 try:
                     beat = codec.decode(message.data, Heartbeat, what=message.subject)

@@ -79,22 +79,23 @@ def binding_document(
     )
 
 
+def signed_placement(record: AllocationRecord, *, ledger_seq: int) -> SignedPlacement:
+    """What is signed of an allocation."""
+    return SignedPlacement(
+        pod_uid=record.pod_uid,
+        namespace=record.namespace,
+        pod=record.pod,
+        allocation_id=record.allocation_id,
+        ledger_seq=ledger_seq,
+        placement=Placement(node=record.node, containers=record.containers),
+    )
+
+
 def allocation_annotations(
     record: AllocationRecord, *, ledger_seq: int, signer: Signer, core_policy: str = ""
 ) -> dict[str, str]:
     """The signed allocation, and each container's limits file."""
-    annotations = {
-        keys.ALLOCATION: signer.sign(
-            SignedPlacement(
-                pod_uid=record.pod_uid,
-                namespace=record.namespace,
-                pod=record.pod,
-                allocation_id=record.allocation_id,
-                ledger_seq=ledger_seq,
-                placement=Placement(node=record.node, containers=record.containers),
-            )
-        )
-    }
+    annotations = {keys.ALLOCATION: signer.sign(signed_placement(record, ledger_seq=ledger_seq))}
     for container in record.containers:
         annotations[keys.limits(container.name)] = limits.encode(
             limits.limits_of(container, allocation_id=record.allocation_id, core_policy=core_policy)

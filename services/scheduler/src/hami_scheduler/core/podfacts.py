@@ -5,6 +5,7 @@ A pod's facts are small enough to be held for every managed pod of a cluster. Kn
 no clock, and believes an allocation annotation only if its signature holds (design D4, D6).
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from hashlib import blake2b
@@ -31,6 +32,8 @@ GROUP_KEYS: Final = (
 DEFAULT_GRACE_S: Final = 30.0
 """Kubernetes' own, of pods that say nothing."""
 _LONGEST_NUMBER: Final = 16
+VOUCHED_MOST: Final = 1024
+"""Own annotations on their way back; those that never come are forgotten, the oldest first."""
 
 
 _NO_ACCOUNT: Final = Account()
@@ -143,6 +146,22 @@ class PodReader:
         self._count_resources = count_resources(catalog)
         self._verifier = verifier
         self._policy = policy or PlacementPolicy()
+        self._vouched: OrderedDict[str, SignedPlacement] = OrderedDict()
+
+    def vouch(self, annotation: str, signed: SignedPlacement, *, key_id: str) -> None:
+        """We signed this annotation ourselves: it need not be verified when it comes back."""
+        if not self._verifier.trusts(key_id):
+            return
+        self._vouched[annotation] = signed
+        if len(self._vouched) > VOUCHED_MOST:
+            self._vouched.popitem(last=False)
+
+    def _verified(self, annotation: str, *, pod_uid: str, node: str) -> SignedPlacement:
+        """What the annotation says; ``WireInvalid`` unless it is signed for this pod and node."""
+        signed = self._vouched.pop(annotation, None)
+        if signed is not None and (signed.pod_uid, signed.placement.node) == (pod_uid, node):
+            return signed
+        return self._verifier.verify(annotation, pod_uid=pod_uid, node=node)
 
     def request_of(self, pod: PodView) -> PodRequest | None:
         """What the pod asks for, ``None`` when it asks for nothing of ours."""
@@ -175,7 +194,7 @@ class PodReader:
             signed, mistrust = known.signed, known.mistrust
         elif annotation:
             try:
-                signed = self._verifier.verify(annotation, pod_uid=metadata.uid, node=node)
+                signed = self._verified(annotation, pod_uid=metadata.uid, node=node)
             except WireInvalid as error:
                 mistrust = str(error)
         return PodFacts(

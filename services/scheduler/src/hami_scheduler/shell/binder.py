@@ -18,6 +18,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
+from hami_common import annotations as keys
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable
 from hami_common.events.allocation import AllocationRecord
 from hami_common.model.request import PodRequest
@@ -324,6 +325,11 @@ class Binder:
             )
             document = binding.binding_document(
                 pod=attempt.pod, node=holding.record.node, annotations=annotations
+            )
+            self._effects.vouch(
+                annotations[keys.ALLOCATION],
+                binding.signed_placement(holding.record, ledger_seq=holding.revision),
+                key_id=self._signer.key_id,
             )
             try:
                 await self._effects.post_binding(attempt.pod, document)

@@ -31,6 +31,7 @@ from hami_common.podview import PodListView, PodView
 from hami_common.ports import Bucket, Expect, KubeApi
 from hami_common.runtime.tasks import Backoff
 from hami_common.runtime.telemetry import Tracing, current_traceparent
+from hami_common.signing import SignedPlacement
 from hami_scheduler.core import binding, repair
 from hami_scheduler.core.ledger import RENEWED
 from hami_scheduler.core.podfacts import PodFacts, PodReader, pod_path
@@ -274,6 +275,10 @@ class Effects:
         if pod is not None and pod.uid == uid:
             raise Unavailable(peer="API server", detail=f"pod {name} cannot be patched: {problem}")
         return pod
+
+    def vouch(self, annotation: str, signed: SignedPlacement, *, key_id: str) -> None:
+        """We are about to post this annotation of our own: it comes back with the pod."""
+        self._reader.vouch(annotation, signed, key_id=key_id)
 
     async def list_pods(self) -> list[PodFacts]:
         """All managed pods, as the API server has them now."""

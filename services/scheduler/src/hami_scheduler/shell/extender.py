@@ -188,9 +188,21 @@ class Extender:
         return wire.encode_filter(candidates, left, [(answer.text, others)])
 
     def _request_of(self, pod: PodView) -> PodRequest | None:
-        """What the pod asks for; prioritize is called about the pod of the last filter."""
+        """What the pod asks for; prioritize is called about the pod of the last filter.
+
+        Mostly our watch has brought this very version of the pod, and it was read then.
+        """
         if self._parsed is None or self._parsed[0] is not pod:
-            self._parsed = (pod, self._reader.request_of(pod))
+            known = self._state.pods.get(pod.metadata.uid)
+            version = pod.metadata.resource_version
+            if (
+                known is not None
+                and known.request is not None
+                and known.resource_version == version
+            ):
+                self._parsed = (pod, known.request)
+            else:
+                self._parsed = (pod, self._reader.request_of(pod))
         return self._parsed[1]
 
     # --- prioritize ------------------------------------------------------------------------------

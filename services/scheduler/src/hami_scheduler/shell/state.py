@@ -215,6 +215,8 @@ class State:
 
     async def wait_complete(self, *, wait_s: float) -> None:
         """Return once decisions can be made, else ``Unavailable`` says what is missing."""
+        if self.is_complete:
+            return
         with anyio.move_on_after(wait_s):
             while self.missing():
                 await self._wait_progress()

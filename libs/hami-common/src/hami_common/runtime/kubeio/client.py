@@ -15,7 +15,8 @@ import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import anyio
@@ -98,9 +99,11 @@ class KubeClient:
         self._tls_files = tls_files
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=100, ssl=_tls(login)),
+            cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": self._user_agent, "Accept": JSON_TYPE},
             read_bufsize=READ_BUFFER_BYTES,
-            trust_env=True,
+            # It has two threads look for a proxy and a .netrc before each request.
+            trust_env=_is_proxied(login.host),
         )
         if old is not None:
             await old.close()
@@ -249,6 +252,12 @@ def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
     if field_selector:
         query["fieldSelector"] = field_selector
     return query
+
+
+def _is_proxied(host: str) -> bool:
+    """Whether the environment names a proxy for the API server."""
+    url = urlsplit(host)
+    return url.scheme in getproxies() and not proxy_bypass(url.hostname or "")
 
 
 def _tls(login: Login) -> ssl.SSLContext:

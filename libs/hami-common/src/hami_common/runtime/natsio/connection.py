@@ -64,11 +64,14 @@ def _message(msg: Msg) -> Message:
 class Subscription:
     """A core subscription that lives through reconnects. Bounded: what does not fit is counted."""
 
-    def __init__(self, *, subject: str, queue: str, capacity: int) -> None:
+    def __init__(
+        self, *, subject: str, queue: str = "", capacity: int, gather_s: float = 0.0
+    ) -> None:
         self.subject = subject
         self.lost_count = 0
         """Messages dropped because the reader was too slow."""
         self._group = queue
+        self._gather_s = gather_s
         self._capacity = capacity
         self._messages: deque[Message] = deque()
         self._wake = anyio.Event()
@@ -91,10 +94,12 @@ class Subscription:
         return received
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Every message that comes, for ever."""
+        """Every message that comes, for ever; at once, or gathered over a while."""
         while True:
             for message in await self.receive():
                 yield message
+            if self._gather_s:
+                await anyio.sleep(self._gather_s)
 
     async def _receive_from_client(self, msg: Msg) -> None:
         if len(self._messages) < self._capacity:
@@ -233,10 +238,21 @@ class Bus:
 
     @asynccontextmanager
     async def subscribe(
-        self, subject: str, *, queue: str = "", capacity: int = INBOX_CAPACITY
+        self,
+        subject: str,
+        *,
+        queue: str = "",
+        capacity: int = INBOX_CAPACITY,
+        gather_s: float = 0.0,
     ) -> AsyncIterator[Subscription]:
-        """Subscribe for the time of the block; members of one ``queue`` share the messages."""
-        subscription = Subscription(subject=subject, queue=queue, capacity=capacity)
+        """Subscribe for the time of the block; members of one ``queue`` share the messages.
+
+        Where many small messages come that are not urgent, ``gather_s`` lets the reader wake once
+        for all that came in that time.
+        """
+        subscription = Subscription(
+            subject=subject, queue=queue, capacity=capacity, gather_s=gather_s
+        )
         self._subscriptions.append(subscription)
         try:
             client = self._client
