@@ -127,6 +127,9 @@ async def test_poison_goes_to_the_dead_letters_and_stops_nobody(nats_server: Nat
         assert letter.subject == subjects.dead_letter("registry", subject)
         assert letter.data == b'{"node":'
         assert "truncated" in letter.headers["hami-problem"]
+        assert letter.headers["hami-reason"] == "undecodable"
+        assert letter.headers["hami-subject"] == subject
+        assert registry.sample("hami_registry_dead_letters_total", reason="undecodable") == 1
         assert registry.sample("hami_registry_reports_total", outcome="poison") == 1
         assert await stored(site.devices, "gpu-9") is None
 
@@ -389,7 +392,7 @@ async def test_answers_fit_the_openapi_document(nats_server: NatsServer) -> None
                 }
                 jsonschema.validate(await get(registry, real), schema)
                 checked += 1
-            assert checked == 7
+            assert checked == 9
 
 
 async def test_watch_tells_changes_and_ends_with_the_service(nats_server: NatsServer) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands: each reads, decides nothing by itself, and prints. Exit codes: see ``errors``."""
+"""The commands that look; those of daily operation are in ``operating``. Exit codes: ``errors``."""
 
 import time
 from pathlib import Path
@@ -17,6 +17,7 @@ from hamictl import (
     installation,
     manifests,
     migration,
+    operating,
     output,
     pending,
     replay,
@@ -24,31 +25,14 @@ from hamictl import (
 )
 from hamictl.client import Allocation, Device, Node
 from hamictl.errors import EXIT_GAP, EXIT_NO
+from hamictl.options import format_option, namespace_option, registry_option, scheduler_option
 
-REGISTRY = "http://127.0.0.1:9396"
-SCHEDULER = "http://127.0.0.1:9398"
 _CLOCK = SystemClock()
 
-_format = click.option(
-    "-o", "--output", "format_", type=click.Choice(output.FORMATS), default="table"
-)
-_registry = click.option(
-    "--registry",
-    envvar="HAMICTL_REGISTRY",
-    default=REGISTRY,
-    show_default=True,
-    show_envvar=True,
-    help="Base URL of the registry, for example by kubectl port-forward.",
-)
-_scheduler = click.option(
-    "--scheduler",
-    envvar="HAMICTL_SCHEDULER",
-    default=SCHEDULER,
-    show_default=True,
-    show_envvar=True,
-    help="Base URL of a scheduler.",
-)
-_namespace = click.option("-n", "--namespace", default="default", show_default=True)
+_format = format_option
+_registry = registry_option
+_scheduler = scheduler_option
+_namespace = namespace_option
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -567,4 +551,6 @@ def _show_replay(report: Report, *, skip_gaps: bool) -> None:
 
 
 main.add_command(installation.bootstrap_command)
+for _command in operating.COMMANDS:
+    main.add_command(_command)
 main.add_command(migration.import_command)

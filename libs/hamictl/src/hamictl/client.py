@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads from the HTTP APIs of registry and scheduler.
+"""Calls the HTTP APIs of registry and scheduler.
 
 The answers' types are this program's own: the fields that it shows, whatever else a newer service
 sends. Memory in MiB, compute in percent of one device, times in Unix seconds.
@@ -13,11 +13,14 @@ import msgspec
 
 from hami_common.events.decision import DecisionRecord
 from hami_common.model.placement import ContainerShares
-from hamictl.errors import Absent, Unreachable
+from hamictl.errors import Absent, Refused, Unreachable
 
 T = TypeVar("T")
 TIMEOUT_S = 15.0
+LONG_S = 60.0
+"""For what waits for a node."""
 _NOT_FOUND = 404
+_NO = (400, 401, 403, 409, 422)
 _OK = 200
 
 
@@ -69,6 +72,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     ledger_seq: int
     reserved_s: float
     containers: tuple[ContainerShares, ...]
+    state_s: float = 0.0
     code: str = ""
     reason: str = ""
     enforcement: str = ""
@@ -139,18 +143,82 @@ class Explanation(msgspec.Struct, frozen=True):
     allocations: tuple[Allocation, ...]
 
 
+class ShareUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One container on one device."""
+
+    namespace: str
+    pod: str
+    container: str
+    vendor: str
+    uuid: str
+    memory_mib: int
+    core_pct: int = 0
+    used_mib: int = 0
+    used_core_pct: int = 0
+    is_whole: bool = False
+    is_held: bool = False
+    is_over: bool = False
+
+
+class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What is used on a node now."""
+
+    node: str
+    time_s: float
+    shares: tuple[ShareUse, ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Answer of ``/v1/usage``."""
+
+    items: tuple[NodeUse, ...]
+    silent: tuple[str, ...] = ()
+
+
+class Resized(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of ``/v1/resize``."""
+
+    namespace: str
+    pod: str
+    node: str
+    allocation_id: str
+    ledger_seq: int
+    container: ContainerShares
+    before: ContainerShares
+    in_force: bool
+
+
+class _Fault(msgspec.Struct, frozen=True):
+    code: str = ""
+    message: str = ""
+
+
 class _Error(msgspec.Struct, frozen=True):
-    error: str = ""
+    error: _Fault | str = ""
+
+    @property
+    def text(self) -> str:
+        """What went wrong, in words."""
+        return self.error if isinstance(self.error, str) else self.error.message
 
 
 def fetch(base: str, path: str, **params: str) -> bytes:
     """The body of a GET; ``Absent`` for 404, ``Unreachable`` with the reason otherwise."""
-    return anyio.run(_fetch, base, path, params)
+    return anyio.run(ask, base, path, params)
+
+
+def send(kind: type[T], base: str, path: str, body: object) -> T:
+    """The answer to a POST; ``Refused`` when the service says no, and why."""
+    data = anyio.run(ask, base, path, {}, msgspec.json.encode(body), LONG_S)
+    return _decoded(kind, data, base, path)
 
 
 def read(kind: type[T], base: str, path: str, **params: str) -> T:
     """The same, decoded."""
-    body = fetch(base, path, **params)
+    return _decoded(kind, fetch(base, path, **params), base, path)
+
+
+def _decoded(kind: type[T], body: bytes, base: str, path: str) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
@@ -158,13 +226,23 @@ def read(kind: type[T], base: str, path: str, **params: str) -> T:
         raise Unreachable(message) from error
 
 
-async def _fetch(base: str, path: str, params: dict[str, str]) -> bytes:
+async def ask(
+    base: str,
+    path: str,
+    params: dict[str, str],
+    post: bytes | None = None,
+    limit_s: float = TIMEOUT_S,
+) -> bytes:
+    """One call; ``post``: the body of a POST."""
     wanted = {name: value for name, value in params.items() if value}
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    timeout = aiohttp.ClientTimeout(total=limit_s)
+    method = "GET" if post is None else "POST"
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"{base.rstrip('/')}{path}", params=wanted) as answer,
+            session.request(
+                method, f"{base.rstrip('/')}{path}", params=wanted, data=post
+            ) as answer,
         ):
             body = await answer.read()
             status = answer.status
@@ -174,8 +252,10 @@ async def _fetch(base: str, path: str, params: dict[str, str]) -> bytes:
     if status == _OK:
         return body
     try:
-        told = msgspec.json.decode(body, type=_Error).error
+        told = msgspec.json.decode(body, type=_Error).text
     except msgspec.DecodeError:
         told = ""
     text = told or f"{base}{path}: HTTP {status}"
-    raise Absent(text) if status == _NOT_FOUND else Unreachable(text)
+    if status == _NOT_FOUND:
+        raise Absent(text)
+    raise Refused(text) if status in _NO else Unreachable(text)

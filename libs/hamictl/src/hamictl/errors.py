@@ -20,6 +20,12 @@ class Absent(click.ClickException):
     exit_code = EXIT_NO
 
 
+class Refused(click.ClickException):
+    """A service says no; the text says why."""
+
+    exit_code = EXIT_NO
+
+
 class InputRefused(click.ClickException):
     """A file or argument cannot be used; the text says what to write instead."""
 

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collects what somebody needs who helps from afar, in one file, without secrets.
+
+What cannot be reached is told in ``problems.txt`` and left out. Secrets are never asked for; in
+everything else values under keys that sound like a secret, tokens, keys in PEM, credentials in
+addresses and long random words after a word for a secret are replaced by ``REDACTED`` before they
+are written. Pods' environment is taken out of every object. Sizes in bytes.
+"""
+
+import io
+import json
+import re
+import tarfile
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from hami_common.errors import HamiError
+from hami_common.ports import KubeApi
+from hami_common.runtime.natsio import Bus
+from hamictl import client
+from hamictl.bus import Wanted, last_sequence, read_events
+from hamictl.errors import Absent, Refused, Unreachable
+
+REDACTED = "REDACTED"
+LOG_LINES = 2000
+EVENTS = 5000
+_KEYS = re.compile(
+    r"(?i)(pass(word|wd|phrase)?|secret|token|credential|private[-_]?key|api[-_]?key|auth(orization)?"
+    r"|seed|bearer|cookie|signing[-_]?key)"
+)
+_PEM = re.compile(r"-----BEGIN [A-Z0-9 ]*-----.*?(-----END [A-Z0-9 ]*-----|\Z)", re.DOTALL)
+_JWT = re.compile(r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(\.[A-Za-z0-9_-]*)?")
+_SEED = re.compile(r"\bS[UAONCX][A-Z2-7]{54,}\b")
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://)[^/\s\"'@]+@")
+_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9+/=._~-]{6,}")
+_ASSIGNED = re.compile(
+    r"""(?ix)(
+    (?:[\w.-]*(?:password|passwd|secret|token|credential|private[-_]?key|api[-_]?key|seed))
+    ["']?\s*[:=]\s*["']?) ([^\s"',;}\]]{3,})"""
+)
+_NOT_SECRET = re.compile(r"(?i)(file|path|dir|name|_s|ref|mount\w*)$")
+_LOCATIONS = re.compile(r"^(/|[\w.-]+\.(pem|crt|key|toml|creds)$|true$|false$|\d+$)")
+
+
+class Bundle:
+    """The files of a bundle as they are collected."""
+
+    def __init__(self, progress: Callable[[str], None]) -> None:
+        """Tell ``progress`` what is being collected."""
+        self.files: dict[str, bytes] = {}
+        self.problems: list[str] = []
+        self._progress = progress
+
+    def put(self, name: str, value: object) -> None:
+        """Keep a document, without its secrets."""
+        text = json.dumps(redact(value), indent=1, default=str)
+        self.files[name] = redact_text(text).encode()
+
+    def put_text(self, name: str, text: str) -> None:
+        """Keep a text, without its secrets."""
+        self.files[name] = redact_text(text).encode()
+
+    async def attempt(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Collect something; a failure is told in the bundle."""
+        self._progress(name)
+        try:
+            await work()
+        except (HamiError, Absent, Refused, Unreachable) as error:
+            self.problems.append(f"{name}: {redact_text(str(error))}")
+
+    def tar(self, *, prefix: str, now_s: float) -> bytes:
+        """The bundle as a compressed archive."""
+        files = {**self.files, "problems.txt": "\n".join(self.problems).encode() + b"\n"}
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+            for name, data in sorted(files.items()):
+                entry = tarfile.TarInfo(f"{prefix}/{name}")
+                entry.size, entry.mtime, entry.mode = len(data), int(now_s), 0o600
+                archive.addfile(entry, io.BytesIO(data))
+        return buffer.getvalue()
+
+
+def redact(value: object) -> object:
+    """The same without values under keys that sound like a secret, and without environments."""
+    if isinstance(value, dict):
+        found: dict[str, object] = {}
+        for key, inner in value.items():
+            word = str(key)
+            if word == "env" and isinstance(inner, list):
+                found[word] = [
+                    {"name": one.get("name"), "value": REDACTED}
+                    for one in inner
+                    if isinstance(one, dict)
+                ]
+            elif word in ("managedFields", "kubectl.kubernetes.io/last-applied-configuration"):
+                continue
+            elif _KEYS.search(word) and isinstance(inner, str) and not _is_harmless(word, inner):
+                found[word] = REDACTED
+            else:
+                found[word] = redact(inner)
+        return found
+    if isinstance(value, list | tuple):
+        return [redact(inner) for inner in value]
+    return redact_text(value) if isinstance(value, str) else value
+
+
+def _is_harmless(key: str, text: str) -> bool:
+    return bool(_NOT_SECRET.search(key)) and bool(not text or _LOCATIONS.match(text))
+
+
+def redact_text(text: str) -> str:
+    """A text without what looks like a secret."""
+    text = _PEM.sub(REDACTED, text)
+    text = _JWT.sub(REDACTED, text)
+    text = _SEED.sub(REDACTED, text)
+    text = _ADDRESS.sub(rf"\1{REDACTED}@", text)
+    text = _BEARER.sub(REDACTED, text)
+    return _ASSIGNED.sub(_assigned, text)
+
+
+def _assigned(found: re.Match[str]) -> str:
+    key, text = found[1], found[2]
+    return found[0] if _LOCATIONS.match(text) else f"{key}{REDACTED}"
+
+
+async def collect_services(bundle: Bundle, *, registry: str, scheduler: str) -> None:
+    """What registry and scheduler say: inventory, ledger, decisions, usage, checks, metrics."""
+
+    async def documents(base: str, path: str, name: str) -> None:
+        bundle.put(name, msgspec.json.decode(await client.ask(base, path, {})))
+
+    async def text(base: str, path: str, name: str) -> None:
+        data = await client.ask(base, path, {})
+        bundle.put_text(name, data.decode(errors="replace"))
+
+    plan: Iterable[tuple[str, str, str]] = (
+        (registry, "/v1/nodes", "registry/nodes.json"),
+        (registry, "/v1/devices", "registry/devices.json"),
+        (registry, "/v1/allocations?released=true", "registry/allocations.json"),
+        (registry, "/v1/usage", "registry/usage.json"),
+        (registry, "/v1/checks", "registry/checks.json"),
+        (registry, "/v1/config", "registry/config.json"),
+        (scheduler, "/v1/snapshot", "scheduler/snapshot.json"),
+        (scheduler, "/v1/queues", "scheduler/queues.json"),
+        (scheduler, "/v1/quotas", "scheduler/quotas.json"),
+    )
+    for base, path, name in plan:
+        await bundle.attempt(name, partial(documents, base, path, name))
+    for base, name in ((registry, "registry"), (scheduler, "scheduler")):
+        await bundle.attempt(
+            f"{name}/metrics.txt",
+            partial(text, base, "/metrics", f"{name}/metrics.txt"),
+        )
+
+
+async def collect_kubernetes(bundle: Bundle, kube: KubeApi, *, namespace: str) -> None:
+    """What is declared, what happened and what our pods wrote into their logs."""
+    pods: list[dict[str, Any]] = []
+
+    async def listed(path: str, name: str) -> None:
+        pages = await kube.list_pages(path)
+        items = [item for page in pages for item in msgspec.json.decode(page).get("items") or []]
+        if name == "kubernetes/pods.json":
+            pods.extend(items)
+        bundle.put(name, items)
+
+    own = f"/api/v1/namespaces/{namespace}"
+    plan = {
+        "kubernetes/nodes.json": "/api/v1/nodes",
+        "kubernetes/pods.json": f"{own}/pods",
+        "kubernetes/configmaps.json": f"{own}/configmaps",
+        "kubernetes/services.json": f"{own}/services",
+        "kubernetes/events.json": f"{own}/events",
+        "kubernetes/deployments.json": f"/apis/apps/v1/namespaces/{namespace}/deployments",
+        "kubernetes/daemonsets.json": f"/apis/apps/v1/namespaces/{namespace}/daemonsets",
+        "kubernetes/webhooks.json": (
+            "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+        ),
+    }
+    for name, path in plan.items():
+        await bundle.attempt(name, partial(listed, path, name))
+
+    async def log(pod: str, container: str) -> None:
+        path = f"{own}/pods/{pod}/log?container={container}&tailLines={LOG_LINES}"
+        text = (await kube.get(path)).decode(errors="replace")
+        bundle.put_text(f"logs/{pod}/{container}.log", text)
+
+    for pod in pods:
+        for container in pod["spec"].get("containers") or []:
+            names = (pod["metadata"]["name"], container["name"])
+            await bundle.attempt(f"logs/{names[0]}/{names[1]}.log", partial(log, *names))
+
+
+async def collect_events(bundle: Bundle, bus: Bus) -> None:
+    """The newest events of the integration stream: ledger, states, decisions, breaches."""
+
+    async def events() -> None:
+        start = max(1, await last_sequence(bus) - EVENTS)
+        kept = [
+            msgspec.to_builtins(event)
+            async for event in read_events(bus, Wanted(), start=start, follow=False)
+        ]
+        bundle.put("bus/events.json", kept)
+
+    await bundle.attempt("bus/events.json", events)

@@ -1,0 +1,502 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks for what keeps an installation from working, names each fault and says what to do.
+
+Two sources. Agents look at their own nodes and the registry at the bus (``GET /v1/checks``); the
+Kubernetes API shows what is declared: nodes and what they offer, the webhook and its certificates,
+kube-scheduler's configuration, the versions that run. The webhook itself is tried by creating a pod
+in a dry run. Nothing is changed. What cannot be asked is a finding itself, never taken for good.
+Times in Unix seconds.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import yaml
+
+from hami_common.errors import Denied, HamiError, NotFound, Unavailable
+from hami_common.events.asking import CheckAnswer, Finding, Verdict
+from hami_common.ports import KubeApi
+from hami_common.vendors.catalog import Catalog
+from hamictl import certificates
+
+NAMESPACE = "hami-system"
+SCHEDULER_NAME = "hami-scheduler"
+WEBHOOK = "hami-webhook"
+PROBE = "hami-doctor-probe"
+NODE_LABEL = "hami.io/nvidia"
+GPU_LABELS = (
+    ("feature.node.kubernetes.io/pci-10de.present", "true"),
+    ("feature.node.kubernetes.io/pci-0302_10de.present", "true"),
+    ("nvidia.com/gpu.present", "true"),
+)
+"""Labels of node-feature-discovery and of the GPU operator that say: here is an NVIDIA device."""
+SOON_S = 14 * 86400.0
+SKEW_S = 5.0
+SKEW_FAIL_S = 60.0
+HTTP_INVALID = (400, 422)
+
+Document = dict[str, Any]
+
+
+class Checks(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of the registry's ``/v1/checks``."""
+
+    time_s: float
+    version: str
+    items: tuple[CheckAnswer, ...]
+    findings: tuple[Finding, ...] = ()
+    silent: tuple[str, ...] = ()
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """All findings, the worst first."""
+
+    failed: int
+    warned: int
+    passed: int
+    findings: tuple[Finding, ...]
+
+
+def diagnosis(findings: Iterable[Finding]) -> Diagnosis:
+    """Sorted and counted."""
+    order: dict[Verdict, int] = {"FAIL": 0, "WARN": 1, "PASS": 2}
+    found = sorted(findings, key=lambda one: (order[one.verdict], one.check, one.node))
+    return Diagnosis(
+        failed=sum(one.verdict == "FAIL" for one in found),
+        warned=sum(one.verdict == "WARN" for one in found),
+        passed=sum(one.verdict == "PASS" for one in found),
+        findings=tuple(found),
+    )
+
+
+def from_agents(checks: Checks, *, own_version: str, now_s: float) -> Iterator[Finding]:
+    """What agents and registry say, and what their answers say about clocks and versions."""
+    yield from checks.findings
+    for node in checks.silent:
+        yield Finding(
+            check="agent",
+            verdict="FAIL",
+            text="the node has devices and its agent does not answer",
+            fix="see the agent's pod on this node and whether it reaches NATS",
+            node=node,
+        )
+    for answer in checks.items:
+        yield from answer.findings
+        yield _clock(answer.time_s - checks.time_s, node=answer.node)
+    yield _clock(checks.time_s - now_s, node="")
+    versions = {answer.version for answer in checks.items} | {checks.version, own_version}
+    versions.discard("")
+    if len(versions) > 1:
+        yield Finding(
+            check="versions",
+            verdict="WARN",
+            text=f"several versions are in use: {', '.join(sorted(versions))}",
+            fix="finish the upgrade: agents, registry and hamictl of one version",
+        )
+    else:
+        yield Finding(check="versions", verdict="PASS", text=f"all are {min(versions)}")
+
+
+def _clock(skew_s: float, *, node: str) -> Finding:
+    whose = "the node's clock" if node else "the registry's clock"
+    of_whom = "the registry" if node else "this machine"
+    if abs(skew_s) < SKEW_S:
+        return Finding(check="clock", verdict="PASS", text=f"{whose} is right", node=node)
+    return Finding(
+        check="clock",
+        verdict="FAIL" if abs(skew_s) >= SKEW_FAIL_S else "WARN",
+        text=f"{whose} is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} {of_whom}'s",
+        fix="let chrony or systemd-timesyncd set it",
+        node=node,
+    )
+
+
+class ClusterDoctor:
+    """The checks that ask the Kubernetes API."""
+
+    def __init__(
+        self, kube: KubeApi, *, namespace: str, now_s: float, agents: Checks | None
+    ) -> None:
+        """``agents``: what the registry told, where it could be asked."""
+        self._kube = kube
+        self._namespace = namespace
+        self._now_s = now_s
+        self._agents = agents
+        self._resources = frozenset().union(
+            *(vendor.resources.all() for vendor in Catalog.from_settings().vendors)
+        )
+
+    async def findings(self) -> list[Finding]:
+        """Every finding; one that cannot be made says so."""
+        found: list[Finding] = []
+        for name, look in (
+            ("node-labels", self.nodes),
+            ("second-plugin", self.second_plugin),
+            ("webhook", self.webhook),
+            ("certificates", self.certificates),
+            ("kube-scheduler", self.kube_scheduler),
+            ("versions", self.images),
+        ):
+            try:
+                found += await look()
+            except NotFound as error:
+                found.append(
+                    Finding(
+                        check=name,
+                        verdict="FAIL",
+                        text=str(error),
+                        fix="apply deploy/kustomize, or name the right --namespace",
+                    )
+                )
+            except HamiError as error:
+                found.append(
+                    Finding(
+                        check=name,
+                        verdict="WARN",
+                        text=f"could not be looked at: {error}",
+                        fix="use an account that may read it",
+                    )
+                )
+        return found
+
+    async def _get(self, path: str) -> Document:
+        document: Document = msgspec.json.decode(await self._kube.get(path))
+        return document
+
+    async def _list(self, path: str) -> list[Document]:
+        pages = await self._kube.list_pages(path)
+        return [item for page in pages for item in msgspec.json.decode(page).get("items") or []]
+
+    # --- nodes -----------------------------------------------------------------------------------
+
+    async def nodes(self) -> list[Finding]:
+        """Nodes with devices that nobody labelled, and labelled ones without an agent."""
+        known = (
+            None
+            if self._agents is None
+            else {one.node for one in self._agents.items} | set(self._agents.silent)
+        )
+        found = []
+        labelled = 0
+        for node in await self._list("/api/v1/nodes"):
+            name = node["metadata"]["name"]
+            labels: Mapping[str, str] = node["metadata"].get("labels") or {}
+            is_labelled = labels.get(NODE_LABEL) == "true"
+            labelled += is_labelled
+            if not is_labelled and any(labels.get(key) == value for key, value in GPU_LABELS):
+                found.append(
+                    Finding(
+                        check="node-labels",
+                        verdict="FAIL",
+                        text=f"the node has NVIDIA devices and no label {NODE_LABEL}",
+                        fix=f"kubectl label node {name} {NODE_LABEL}=true",
+                        node=name,
+                    )
+                )
+            if is_labelled and known is not None and name not in known:
+                found.append(
+                    Finding(
+                        check="agent",
+                        verdict="FAIL",
+                        text=f"the node has label {NODE_LABEL} and no agent has reported from it",
+                        fix="see the agent's pod on this node: kubectl -n"
+                        f" {self._namespace} get pods -o wide",
+                        node=name,
+                    )
+                )
+        if not found:
+            found.append(
+                Finding(check="node-labels", verdict="PASS", text=f"{labelled} nodes are labelled")
+            )
+        return found
+
+    async def second_plugin(self) -> list[Finding]:
+        """Pods of other device plugins beside ours."""
+        found = []
+        for item in await self._list("/apis/apps/v1/daemonsets"):
+            metadata = item["metadata"]
+            if metadata.get("namespace") == self._namespace:
+                continue
+            images = [
+                str(container.get("image", ""))
+                for container in item["spec"]["template"]["spec"].get("containers") or []
+            ]
+            is_plugin = any(
+                word in image
+                for image in images
+                for word in ("k8s-device-plugin", "nvidia-gpu-device-plugin", "gpu-device-plugin")
+            )
+            is_running = (item.get("status") or {}).get("desiredNumberScheduled", 1) > 0
+            if is_plugin and is_running:
+                name = f"{metadata['namespace']}/{metadata['name']}"
+                found.append(
+                    Finding(
+                        check="second-plugin",
+                        verdict="FAIL",
+                        text=f"DaemonSet {name} offers the same devices to kubelet",
+                        fix="keep it from our nodes by a node selector, or remove it; with the GPU"
+                        " operator set devicePlugin.enabled=false",
+                    )
+                )
+        return found or [
+            Finding(check="second-plugin", verdict="PASS", text="no other device plugin runs")
+        ]
+
+    # --- admission -------------------------------------------------------------------------------
+
+    async def webhook(self) -> list[Finding]:
+        """Whether a pod that asks for a device passes our webhook."""
+        path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/" + WEBHOOK
+        configuration = await self._get(path)
+        found = [
+            Finding(
+                check="webhook",
+                verdict="FAIL",
+                text=f"webhook {hook.get('name')} has failurePolicy Ignore: while it is away, pods"
+                " get devices without any limit",
+                fix="apply deploy/kustomize/base/webhook-configuration.yaml",
+            )
+            for hook in configuration.get("webhooks") or []
+            if hook.get("failurePolicy") != "Fail"
+        ]
+        return [*found, await self._probe()]
+
+    async def _probe(self) -> Finding:
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": PROBE, "namespace": "default"},
+            "spec": {
+                "containers": [
+                    {
+                        "name": "probe",
+                        "image": "probe",
+                        "resources": {"limits": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1"}},
+                    }
+                ]
+            },
+        }
+        try:
+            answer = await self._kube.create(
+                "/api/v1/namespaces/default/pods?dryRun=All", json.dumps(body).encode()
+            )
+        except Denied as error:
+            return _refused(error)
+        except Unavailable as error:
+            return _refused(Denied(peer="API server", detail=error.detail))
+        scheduler = msgspec.json.decode(answer)["spec"].get("schedulerName")
+        if scheduler != SCHEDULER_NAME:
+            return Finding(
+                check="webhook",
+                verdict="FAIL",
+                text=f"a pod that asks for a device goes to {scheduler}, past the webhook",
+                fix="see the matchConditions and selectors of the webhook configuration, and the"
+                " labels of namespace default",
+            )
+        return Finding(
+            check="webhook", verdict="PASS", text="a pod that asks for a device is admitted by us"
+        )
+
+    async def certificates(self) -> list[Finding]:
+        """The webhook's certificate: how long it lasts, and whether the API server trusts it."""
+        configuration = await self._get(
+            "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/" + WEBHOOK
+        )
+        webhooks: Sequence[Document] = configuration.get("webhooks") or []
+        bundles = {str(hook.get("clientConfig", {}).get("caBundle") or "") for hook in webhooks}
+        if not any("service" in hook.get("clientConfig", {}) for hook in webhooks):
+            return [self._life(_decoded(one), "the webhook's CA") for one in sorted(bundles)]
+        secret = await self._get(f"/api/v1/namespaces/{self._namespace}/secrets/{WEBHOOK}-tls")
+        data: Mapping[str, str] = secret.get("data") or {}
+        serving = _decoded(data.get("tls.crt", ""))
+        found = [self._life(serving, f"the webhook's certificate in Secret {WEBHOOK}-tls")]
+        names = [f"{WEBHOOK}.{self._namespace}.svc"]
+        for bundle in sorted(bundles):
+            authority = _decoded(bundle)
+            found.append(self._life(authority, "the CA in the webhook configuration"))
+            if not certificates.serves(serving, names, authority=authority):
+                found.append(
+                    Finding(
+                        check="certificates",
+                        verdict="FAIL",
+                        text=f"the CA in the webhook configuration did not issue the certificate of"
+                        f" {names[0]}",
+                        fix="run hamictl bootstrap, or see cert-manager's CA injector",
+                    )
+                )
+        return found
+
+    def _life(self, certificate: bytes, what: str) -> Finding:
+        ends = certificates.ends(certificate)
+        if ends is None:
+            return Finding(
+                check="certificates",
+                verdict="FAIL",
+                text=f"{what} is missing or is no certificate",
+                fix="run hamictl bootstrap",
+            )
+        left_s = ends.timestamp() - self._now_s
+        if left_s <= 0:
+            return Finding(
+                check="certificates",
+                verdict="FAIL",
+                text=f"{what} ended on {ends:%Y-%m-%d %H:%M}",
+                fix="run hamictl bootstrap, and see why nothing renewed it",
+            )
+        if left_s < SOON_S:
+            return Finding(
+                check="certificates",
+                verdict="WARN",
+                text=f"{what} ends in {left_s / 86400:.0f} days",
+                fix="see that the job that renews it runs",
+            )
+        return Finding(
+            check="certificates", verdict="PASS", text=f"{what} lasts {left_s / 86400:.0f} days"
+        )
+
+    # --- kube-scheduler --------------------------------------------------------------------------
+
+    async def kube_scheduler(self) -> list[Finding]:
+        """Whether a kube-scheduler asks our scheduler about our pods."""
+        texts = [
+            text
+            for item in await self._list(f"/api/v1/namespaces/{self._namespace}/configmaps")
+            for text in (item.get("data") or {}).values()
+            if "KubeSchedulerConfiguration" in str(text)
+        ]
+        if not texts:
+            return [
+                Finding(
+                    check="kube-scheduler",
+                    verdict="FAIL",
+                    text=f"no KubeSchedulerConfiguration in namespace {self._namespace}",
+                    fix="apply deploy/kustomize",
+                )
+            ]
+        problems = [problem for text in texts for problem in self._scheduler_problems(text)]
+        if problems:
+            return [
+                Finding(check="kube-scheduler", verdict="FAIL", text=text, fix=fix)
+                for text, fix in problems
+            ]
+        return [
+            Finding(
+                check="kube-scheduler",
+                verdict="PASS",
+                text=f"profile {SCHEDULER_NAME} asks our scheduler",
+            )
+        ]
+
+    def _scheduler_problems(self, text: str) -> Iterator[tuple[str, str]]:
+        try:
+            configuration = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            yield f"the configuration is not YAML: {error}", "apply deploy/kustomize"
+            return
+        profiles = [p.get("schedulerName") for p in configuration.get("profiles") or []]
+        if SCHEDULER_NAME not in profiles:
+            yield (
+                f"no profile {SCHEDULER_NAME}",
+                f"add a profile with schedulerName {SCHEDULER_NAME}",
+            )
+        ours = [
+            one
+            for one in configuration.get("extenders") or []
+            if one.get("filterVerb") and one.get("bindVerb")
+        ]
+        if not ours:
+            yield "no extender with filterVerb and bindVerb", "add the extender of deploy/kustomize"
+            return
+        managed = {r.get("name") for one in ours for r in one.get("managedResources") or []}
+        missing = sorted(self._resources - managed) if managed else []
+        if missing:
+            yield (
+                f"the extender is not asked about {', '.join(missing[:3])}"
+                + (f" and {len(missing) - 3} more" if len(missing) > 3 else ""),  # noqa: PLR2004
+                "name every resource under managedResources, with ignoredByScheduler: true",
+            )
+        if any(one.get("ignorable") for one in ours):
+            yield (
+                "the extender is ignorable: while it is away pods are placed without any share",
+                "set ignorable: false",
+            )
+        if configuration.get("percentageOfNodesToScore") != 100:  # noqa: PLR2004 - percent
+            yield (
+                "percentageOfNodesToScore is not 100: a pod may wait although a device is free",
+                "set percentageOfNodesToScore: 100",
+            )
+
+    # --- versions --------------------------------------------------------------------------------
+
+    async def images(self) -> list[Finding]:
+        """Whether all services run images of one version."""
+        tags: dict[str, str] = {}
+        for kind in ("deployments", "daemonsets"):
+            for item in await self._list(f"/apis/apps/v1/namespaces/{self._namespace}/{kind}"):
+                for container in item["spec"]["template"]["spec"].get("containers") or []:
+                    image = str(container.get("image", ""))
+                    if "hami" in image:
+                        name = f"{item['metadata']['name']}/{container['name']}"
+                        tags[name] = image.rpartition("/")[2].partition(":")[2] or "latest"
+        if len(set(tags.values())) > 1:
+            told = ", ".join(f"{name} {tag}" for name, tag in sorted(tags.items()))
+            return [
+                Finding(
+                    check="versions",
+                    verdict="WARN",
+                    text=f"images of several versions: {told}",
+                    fix="finish the upgrade",
+                )
+            ]
+        return []
+
+
+def _refused(error: Denied) -> Finding:
+    text = error.detail
+    if "webhook" not in text and "x509" not in text:
+        return Finding(
+            check="webhook",
+            verdict="WARN",
+            text=f"a pod could not be tried in a dry run: {text}",
+            fix="use an account that may create pods in namespace default",
+        )
+    if "x509" in text or "certificate" in text:
+        return Finding(
+            check="webhook",
+            verdict="FAIL",
+            text=f"the API server does not trust the webhook: {text}",
+            fix="run hamictl bootstrap: it writes the CA into the webhook configuration",
+        )
+    if "denied the request" in text:
+        return Finding(
+            check="webhook",
+            verdict="WARN",
+            text=f"the webhook refuses the smallest pod: {text}",
+            fix="see its settings",
+        )
+    return Finding(
+        check="webhook",
+        verdict="FAIL",
+        text=f"the API server does not reach the webhook: {text}",
+        fix="see the pods and endpoints of Service hami-webhook, and network policies",
+    )
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def rows_of(found: Sequence[Finding], *, is_wide: bool) -> list[list[object]]:
+    """Rows of a table; what passed is left out unless wide."""
+    return [
+        [one.verdict, one.check, one.node or "-", one.text, one.fix or "-"]
+        for one in found
+        if is_wide or one.verdict != "PASS"
+    ]
