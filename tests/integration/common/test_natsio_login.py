@@ -142,7 +142,7 @@ async def test_a_credentials_file_logs_in_and_a_replaced_one_at_the_next_connect
         (lambda text: text.replace("\nSU", "\nSA"), "not one of a user"),
         (lambda text: text.replace("\nSU", "\nSU!"), "not base32"),
         (lambda text: text.replace("\nSUA", "\nSUB"), "checksum"),
-        (lambda _: "\u00e4", "codec"),
+        (lambda _: "\u00e4", "not ASCII"),
     ],
 )
 async def test_a_damaged_credentials_file_is_a_settings_error(

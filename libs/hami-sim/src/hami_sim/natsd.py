@@ -299,8 +299,8 @@ async def _answers(port: int) -> bool:
                 told += await stream.receive()
             if not told.startswith(b"INFO "):
                 return False
-            if b'"tls_required":true' in told:
-                return True  # the rest of the talk would be encrypted
+            if b'"tls_required":true' in told or b'"auth_required":true' in told:
+                return True  # the rest of the talk would be encrypted, or is not for us
             await stream.send(b'CONNECT {"verbose":false}\r\nPING\r\n')
             while not (b"PONG\r\n" in told or b"-ERR 'Authorization" in told):
                 told += await stream.receive()

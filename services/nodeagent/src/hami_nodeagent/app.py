@@ -17,7 +17,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 from msgspec.structs import asdict
 
-from hami_common import subjects
+from hami_common import grants, subjects
 from hami_common.errors import SettingsInvalid, Unavailable
 from hami_common.ports import KubeApi, Publisher
 from hami_common.runtime import kubeio
@@ -26,7 +26,9 @@ from hami_common.runtime.kubeio import EventRecorder
 from hami_common.runtime.natsio import (
     Bus,
     NatsBucket,
+    NatsLogin,
     NatsPublisher,
+    OwnBucket,
     RepublishedFeed,
     connect,
 )
@@ -259,7 +261,7 @@ async def _with_bus(parts: _Parts) -> None:
             async with connect(
                 settings.nats_urls,
                 name=f"hami-nodeagent-{settings.node_name}",
-                creds=settings.nats_creds,
+                login=NatsLogin.of(settings, inbox=grants.inbox("agent", settings.node_name)),
                 ca_file=settings.nats_ca_file,
                 start_timeout_s=settings.start_timeout_s,
                 request_timeout_s=settings.bus_timeout_s,
@@ -274,15 +276,25 @@ async def _with_bus(parts: _Parts) -> None:
 async def _use_bus(parts: _Parts, bus: Bus) -> None:
     site = parts.site
     publisher = parts.publisher = NatsPublisher(bus)
-    feed = LedgerFeed(site=site, feed=RepublishedFeed(bus, site.node), publisher=publisher)
+    # A login by token is that of this node alone, and reads no other's records.
+    is_confined = bool(site.settings.nats_token_file)
+
+    def bucket(name: str) -> NatsBucket:
+        return OwnBucket(bus, name, site.node) if is_confined else NatsBucket(bus, name)
+
+    feed = LedgerFeed(
+        site=site,
+        feed=RepublishedFeed(bus, site.node, bucket=bucket(subjects.ALLOC_BUCKET)),
+        publisher=publisher,
+    )
     states = States(
         site=site,
-        bucket=NatsBucket(bus, subjects.STATE_BUCKET),
+        bucket=bucket(subjects.STATE_BUCKET),
         generation=lambda: bus.generation,
         events=parts.events,
         holding=lambda vendor: parts.catalog.vendor(vendor).capability.memory_enforced,
     )
-    devices = NatsBucket(bus, subjects.DEVICES_BUCKET)
+    devices = bucket(subjects.DEVICES_BUCKET)
     async with anyio.create_task_group() as group:
         group.start_soon(_mirror_connection, site, bus)
         vendors = tuple(source.vendor for source in parts.sources)

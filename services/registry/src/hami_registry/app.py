@@ -17,17 +17,23 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from hami_common import subjects
-from hami_common.errors import Unavailable
+from hami_common import grants, subjects
+from hami_common.errors import SettingsInvalid, Unavailable, WireInvalid
+from hami_common.nkeys import NKey
+from hami_common.ports import KubeApi
 from hami_common.runtime import kubeio
 from hami_common.runtime.httpd import HttpApp, Request, Response, serve
+from hami_common.runtime.kubeauth import KubeAuth
 from hami_common.runtime.natsio import (
     Bus,
     BusLimits,
     NatsBucket,
+    NatsLogin,
     NatsPublisher,
     connect,
+    ensure_consumer,
     keep_bus,
+    serve_records,
 )
 from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.tasks import background
@@ -35,13 +41,15 @@ from hami_registry.core.inventory import Inventory
 from hami_registry.core.projection import Projection
 from hami_registry.settings import Settings
 from hami_registry.shell import openapi
+from hami_registry.shell.agents import Agents
 from hami_registry.shell.api import Api
+from hami_registry.shell.authenticator import Authenticator
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.config_file import ConfigFile
 from hami_registry.shell.cordons import Cordons
+from hami_registry.shell.deadletters import DeadLetters
 from hami_registry.shell.follow import follow
 from hami_registry.shell.metrics import Metrics
-from hami_registry.shell.agents import Agents
 from hami_registry.shell.reports import Reports
 from hami_registry.shell.views import Views
 
@@ -62,6 +70,8 @@ class _Parts:
         settings = context.settings
         replica = settings.replica or socket.gethostname()
         self.metrics = Metrics(context.registry)
+        self.kube: KubeApi | None = None
+        """Set while the API server is connected."""
         self.config_file = ConfigFile(settings.device_config_file, metrics=self.metrics)
         self.writer = CanonicalWriter(
             inventory=Inventory(self.config_file.load()),
@@ -82,6 +92,9 @@ class _Parts:
             views=self.views,
             writer=self.writer,
             config_file=self.config_file,
+            agents=Agents(
+                ask=partial(_ask, bus), clock=context.clock, version=version("hami-registry")
+            ),
             clock=context.clock,
         )
 
@@ -91,15 +104,12 @@ async def serve_registry(
     *,
     task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-            agents=Agents(
-                ask=partial(_ask, bus), clock=context.clock, version=version("hami-registry")
-            ),
     """Serve until ``context.stopping``; started, with its port, once it is ready."""
     settings = context.settings
     async with connect(
         settings.nats_urls,
         name="hami-registry",
-        creds=settings.nats_creds,
+        login=NatsLogin.of(settings, inbox=grants.inbox("registry")),
         ca_file=settings.nats_ca_file,
         start_timeout_s=settings.start_timeout_s,
         request_timeout_s=settings.bus_timeout_s,
@@ -107,10 +117,13 @@ async def serve_registry(
         parts = _Parts(context, bus)
         async with background() as group:
             await _start_following(group, context, bus, parts)
+            group.start_soon(serve_records, bus)
+            if settings.bus_issuer_seed_file:
+                await _start_authenticator(group, context, bus, parts)
             group.start_soon(_write, parts.writer, settings)
             group.start_soon(_watch_config, parts, settings)
-            if settings.watch_nodes:
-                group.start_soon(_watch_nodes, parts.writer, settings)
+            if settings.watch_nodes or settings.bus_issuer_seed_file:
+                group.start_soon(_with_kube, parts, settings)
             async with background() as servers:
                 app = _http_app(context, parts.api)
                 port = await servers.start(
@@ -120,6 +133,11 @@ async def serve_registry(
                 task_status.started(port)
                 await context.stopping.wait()
                 parts.views.close_listeners()
+
+
+async def _ask(bus: Bus, subject: str) -> bytes:
+    """An answer to a question on the bus."""
+    return (await bus.request(subject)).data
 
 
 async def _start_following(
@@ -133,15 +151,12 @@ async def _start_following(
     await group.start(follow, devices, (parts.writer, views.devices), metrics)
     await group.start(follow, NatsBucket(bus, subjects.ALLOC_BUCKET), (views.ledger,), metrics)
     await group.start(follow, NatsBucket(bus, subjects.STATE_BUCKET), (views.states,), metrics)
-    group.start_soon(views.follow_decisions, bus)
-async def _ask(bus: Bus, subject: str) -> bytes:
-    """An answer to a question on the bus."""
-    return (await bus.request(subject)).data
-
-
+    publisher = NatsPublisher(bus)
+    group.start_soon(views.follow_decisions, bus, publisher)
     group.start_soon(views.follow_heartbeats, bus)
-    reports = Reports(bus=bus, writer=parts.writer, publisher=NatsPublisher(bus), metrics=metrics)
+    reports = Reports(bus=bus, writer=parts.writer, publisher=publisher, metrics=metrics)
     group.start_soon(reports.run)
+    group.start_soon(DeadLetters(bus=bus, publisher=publisher, metrics=metrics).run)
 
 
 def _http_app(context: ServiceContext[Settings], api: Api) -> HttpApp:
@@ -158,6 +173,76 @@ def _http_app(context: ServiceContext[Settings], api: Api) -> HttpApp:
     )
 
 
+async def _start_authenticator(
+    group: TaskGroup, context: ServiceContext[Settings], bus: Bus, parts: _Parts
+) -> None:
+    settings = context.settings
+
+    async def make_consumer(name: str) -> None:
+        await ensure_consumer(
+            bus,
+            subjects.EVENTS_STREAM,
+            durable=name,
+            filter_subject=f"{subjects.EVENT_PREFIX}.>",
+        )
+
+    authenticator = Authenticator(
+        issuer=_issuer(settings.bus_issuer_seed_file),
+        auth=KubeAuth(lambda: parts.kube, clock=context.clock, audiences=(settings.bus_audience,)),
+        agents=frozenset(_account(text) for text in settings.bus_agents),
+        make_consumer=make_consumer,
+        login_s=settings.bus_login_s,
+        clock=context.clock,
+        metrics=parts.metrics,
+    )
+    group.start_soon(_authenticate, authenticator, settings)
+
+
+async def _authenticate(authenticator: Authenticator, settings: Settings) -> None:
+    """Hear the servers' questions for ever, on a connection of the account for that."""
+    while True:
+        try:
+            async with connect(
+                settings.nats_urls,
+                name="hami-authenticator",
+                login=NatsLogin(seed_file=settings.bus_authenticator_seed_file),
+                ca_file=settings.nats_ca_file,
+                start_timeout_s=settings.start_timeout_s,
+                request_timeout_s=settings.bus_timeout_s,
+            ) as bus:
+                await authenticator.run(bus)
+        except Unavailable as error:
+            _log.warning("bus not reached, nobody is admitted", extra={"problem": str(error)})
+
+
+def _issuer(path: str) -> NKey:
+    try:
+        key = NKey.from_seed(Path(path).read_text(encoding="ascii"))
+        if key.kind == "account":
+            return key
+        problem = f"is the seed of a {key.kind}"
+    except (OSError, UnicodeDecodeError) as error:
+        problem = error.strerror or "not readable" if isinstance(error, OSError) else "is not ASCII"
+    except WireInvalid as error:
+        problem = error.problem
+    raise SettingsInvalid(
+        field="bus_issuer_seed_file",
+        problem=f"{path}: {problem}",
+        fix="give the seed of an account (SA…), as made by: hamictl bootstrap",
+    )
+
+
+def _account(text: str) -> tuple[str, str]:
+    namespace, separator, name = text.partition("/")
+    if not separator or not name or "/" in name:
+        raise SettingsInvalid(
+            field="bus_agents",
+            problem=f"{text!r} is not namespace/name",
+            fix="write namespace/name",
+        )
+    return namespace, name
+
+
 async def _write(writer: CanonicalWriter, settings: Settings) -> None:
     await writer.run(resync_s=settings.resync_s, retry_s=settings.retry_s)
 
@@ -166,7 +251,7 @@ async def _watch_config(parts: _Parts, settings: Settings) -> None:
     await parts.config_file.watch(parts.writer.use_config, interval_s=settings.device_config_poll_s)
 
 
-async def _watch_nodes(writer: CanonicalWriter, settings: Settings) -> None:
+async def _with_kube(parts: _Parts, settings: Settings) -> None:
     """Follow the nodes, however long the API server takes to answer the first time."""
     while True:
         try:
@@ -175,8 +260,12 @@ async def _watch_nodes(writer: CanonicalWriter, settings: Settings) -> None:
                 user_agent="hami-registry",
                 start_timeout_s=settings.start_timeout_s,
             ) as api:
-                await Cordons(writer).run(api)
+                parts.kube = api
+                if settings.watch_nodes:
+                    await Cordons(parts.writer).run(api)
+                await anyio.sleep_forever()
         except Unavailable as error:
+            parts.kube = None
             _log.warning(
                 "Kubernetes not reached, cordons stand still", extra={"problem": str(error)}
             )

@@ -30,5 +30,16 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Changes waiting for one listener of ``/v1/watch``; a slower one is told and let go."""
     listener_limit: int = 256
     """Most listeners at a time."""
+    bus_issuer_seed_file: str = ""
+    """Seed of the account key that signs logins to the bus (docs/security.md); empty: the bus
+    admits by itself and this service is not asked."""
+    bus_authenticator_seed_file: str = ""
+    """Seed of the user under which the servers' questions are heard."""
+    bus_audience: str = "hami-bus"
+    """Audience of the tokens that are accepted there."""
+    bus_agents: tuple[str, ...] = ("hami-system/hami-nodeagent",)
+    """ServiceAccounts of node agents, as ``namespace/name``."""
+    bus_login_s: float = 3600.0
+    """Longest time that a login to the bus holds; agents renew theirs well before."""
     replica: str = ""
     """Name under which this replica writes records; empty takes the host name."""

@@ -20,7 +20,7 @@ import anyio
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
 
-from hami_common import subjects
+from hami_common import grants, subjects
 from hami_common.errors import SettingsInvalid
 from hami_common.ports import Bucket, Clock, KubeApi, Publisher
 from hami_common.runtime import httpd, kubeio, natsio
@@ -341,7 +341,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             natsio.connect(
                 settings.nats_urls,
                 name="hami-scheduler",
-                creds=settings.nats_creds,
+                login=natsio.NatsLogin.of(settings, inbox=grants.inbox("scheduler")),
                 ca_file=settings.nats_ca_file,
                 start_timeout_s=settings.start_timeout_s,
                 request_timeout_s=settings.bus_timeout_s,

@@ -14,9 +14,10 @@ import anyio
 from anyio.abc import TaskStatus
 from msgspec import Struct
 
+from hami_common import grants
 from hami_common.errors import Unavailable
 from hami_common.runtime.httpd import HttpApp, serve
-from hami_common.runtime.natsio import NatsPublisher, connect
+from hami_common.runtime.natsio import NatsLogin, NatsPublisher, connect
 from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.tasks import background
 from hami_common.vendors.catalog import Catalog
@@ -118,7 +119,7 @@ async def _deliver(
             async with connect(
                 settings.nats_urls,
                 name="hami-webhook",
-                creds=settings.nats_creds,
+                login=NatsLogin.of(settings, inbox=grants.inbox("webhook")),
                 ca_file=settings.nats_ca_file,
                 start_timeout_s=settings.start_timeout_s,
             ) as bus:

@@ -37,6 +37,12 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Servers of one cluster; any of them will do."""
     nats_creds: str = ""
     """Path of a NATS credentials file (JWT and seed); empty: none."""
+    nats_seed_file: str = ""
+    """Path of the seed of a key that the servers' configuration knows; empty: none."""
+    nats_token_file: str = ""
+    """Path of a service account token for the bus, as kubelet projects it; empty: none."""
+    nats_renew_s: float = 600.0
+    """How often a login by token is made anew: well before the server would end it."""
     nats_ca_file: str = ""
     """PEM bundle of the CA of ``tls://`` servers; empty: the system's."""
     kubeconfig: str = ""

@@ -31,6 +31,13 @@ class Metrics:
             ["origin"],
             registry=registry,
         )
+        self.dead_letters = Counter(
+            "hami_registry_dead_letters",
+            "Messages put away as dead letters, by reason (undecodable, terminated,"
+            " max-deliveries; gone: the event had left its stream).",
+            ["reason"],
+            registry=registry,
+        )
         self.config_loads = Counter(
             "hami_registry_config_loads",
             "Changed device configuration files, by outcome (ok, failed).",
@@ -59,5 +66,11 @@ class Metrics:
         self.listeners_lagged = Counter(
             "hami_registry_listeners_lagged",
             "Listeners of /v1/watch let go because they read too slowly.",
+            registry=registry,
+        )
+        self.bus_logins = Counter(
+            "hami_registry_bus_logins",
+            "Logins to the bus that were judged here, by outcome.",
+            ["outcome"],
             registry=registry,
         )

@@ -7,9 +7,11 @@ callback: callbacks hand messages to queues that our own tasks read.
 
 from hami_common.runtime.natsio.bucket import NatsBucket
 from hami_common.runtime.natsio.connection import Bus, Message, Subscription, connect
-from hami_common.runtime.natsio.consume import Delivery, pull_events
+from hami_common.runtime.natsio.consume import Delivery, ensure_consumer, pull_events
+from hami_common.runtime.natsio.creds import NatsLogin
 from hami_common.runtime.natsio.feed import RepublishedFeed
 from hami_common.runtime.natsio.layout import BusLimits, ensure_bus, keep_bus
+from hami_common.runtime.natsio.own import OwnBucket, serve_records
 from hami_common.runtime.natsio.publisher import NatsPublisher
 
 __all__ = [
@@ -18,11 +20,15 @@ __all__ = [
     "Delivery",
     "Message",
     "NatsBucket",
+    "NatsLogin",
     "NatsPublisher",
+    "OwnBucket",
     "RepublishedFeed",
     "Subscription",
     "connect",
     "ensure_bus",
+    "ensure_consumer",
     "keep_bus",
     "pull_events",
+    "serve_records",
 ]

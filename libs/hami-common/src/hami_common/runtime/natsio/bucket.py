@@ -19,7 +19,7 @@ import msgspec
 from hami_common import subjects
 from hami_common.errors import Conflict, NotFound, Unavailable
 from hami_common.ports import Entry, Expect, Reset, Synced
-from hami_common.runtime.natsio.connection import PEER, Bus, Message
+from hami_common.runtime.natsio.connection import PEER, Bus, Message, Subscription
 from hami_common.runtime.natsio.consume import (
     NS,
     Heartbeat,
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 
 
-class _TooMany(Exception):
+class TooMany(Exception):
     """More keys match than one direct get may return."""
 
 
@@ -80,7 +80,7 @@ class NatsBucket:
                 if entries and entries[-1].revision >= newest:
                     return entries
                 await anyio.sleep(_STALE_S)
-        except _TooMany:
+        except TooMany:
             return await self._consumed_latest(key_filter)
         raise Unavailable(peer=PEER, detail=f"{subject_filter}: replicas lag behind their leader")
 
@@ -178,26 +178,28 @@ class NatsBucket:
             )
             if not sent:
                 raise Unavailable(peer=PEER, detail="the connection is down")
-            entries: list[Entry] = []
-            while True:
-                received = await subscription.receive(timeout_s=bus.request_timeout_s)
-                if not received:
-                    raise Unavailable(peer=PEER, detail=f"{subject_filter}: no answer")
-                for message in received:
-                    if not message.status:
-                        entries.append(_entry_from_direct(self.name, message))
-                    elif message.status == _NOT_FOUND:
-                        return []
-                    elif message.status == _TOO_MANY:
-                        raise _TooMany
-                    elif message.status == _END_OF_BATCH:
-                        if message.headers.get("Nats-Num-Pending", "0") != "0":
-                            raise _TooMany
-                        return sorted(entries, key=lambda entry: entry.revision)
-                    else:
-                        raise Unavailable(
-                            peer=PEER, detail=f"{subject_filter}: status {message.status}"
-                        )
+            return await self._batch(subscription, what=subject_filter)
+
+    async def _batch(self, subscription: Subscription, *, what: str) -> list[Entry]:
+        """The entries of one direct get, up to its end."""
+        entries: list[Entry] = []
+        while True:
+            received = await subscription.receive(timeout_s=self._bus.request_timeout_s)
+            if not received:
+                raise Unavailable(peer=PEER, detail=f"{what}: no answer")
+            for message in received:
+                if not message.status:
+                    entries.append(entry_from_direct(self.name, message))
+                elif message.status == _NOT_FOUND:
+                    return []
+                elif message.status == _TOO_MANY:
+                    raise TooMany
+                elif message.status == _END_OF_BATCH:
+                    if message.headers.get("Nats-Num-Pending", "0") != "0":
+                        raise TooMany
+                    return sorted(entries, key=lambda entry: entry.revision)
+                else:
+                    raise Unavailable(peer=PEER, detail=f"{what}: status {message.status}")
 
     async def _consumed_latest(self, key_filter: str) -> list[Entry]:
         found: dict[str, Entry] = {}
@@ -229,7 +231,8 @@ def _entry_from_api(bucket: str, message: Mapping[str, Any]) -> Entry:
     )
 
 
-def _entry_from_direct(bucket: str, message: Message) -> Entry:
+def entry_from_direct(bucket: str, message: Message) -> Entry:
+    """The value that a direct get was answered with."""
     return Entry(
         key=subjects.key_of(bucket, message.headers["Nats-Subject"]),
         value=message.data,

@@ -6,6 +6,9 @@ sends them after a reconnect, when their sender has long been told that they fai
 up for good on some errors (an expired login, for example). Here each connection is a generation:
 nothing is carried over except the subscriptions, which are made anew. Times in seconds.
 
+A login may be renewed before the server ends it: then the new connection is made while the old one
+still serves, and what waits for an answer on the old one may finish.
+
 Whatever was published by others while we were away is not delivered by core subscriptions. Readers
 that must know compare ``Bus.generation``.
 """
@@ -25,7 +28,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 
 from hami_common.errors import Denied, SettingsInvalid, Unavailable
-from hami_common.runtime.natsio.creds import read_credentials
+from hami_common.runtime.natsio.creds import NatsLogin
 from hami_common.runtime.tasks import Backoff, background, finish_within
 
 PEER = "NATS"
@@ -93,6 +96,14 @@ class Subscription:
         self._messages.clear()
         return received
 
+    async def receive_one(self, *, timeout_s: float) -> Message | None:
+        """The next message alone; ``None`` as ``receive`` has none."""
+        received = await self.receive(timeout_s=timeout_s)
+        if not received:
+            return None
+        self._messages.extendleft(reversed(received[1:]))
+        return received[0]
+
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Every message that comes, for ever; at once, or gathered over a while."""
         while True:
@@ -101,7 +112,9 @@ class Subscription:
             if self._gather_s:
                 await anyio.sleep(self._gather_s)
 
-    async def _receive_from_client(self, msg: Msg) -> None:
+    async def _receive_from(self, client: Client, msg: Msg) -> None:
+        if client is not self._client:
+            return  # of a connection that a newer one has taken over from
         if len(self._messages) < self._capacity:
             self._messages.append(_message(msg))
         else:
@@ -110,11 +123,15 @@ class Subscription:
 
     async def attach(self, client: Client) -> None:
         """Subscribe on a new connection; only the connection calls this."""
+
+        async def receive(msg: Msg) -> None:
+            await self._receive_from(client, msg)
+
         self._client = client
         self._attached = await client.subscribe(
             self.subject,
             queue=self._group,
-            cb=self._receive_from_client,
+            cb=receive,
             pending_msgs_limit=0,
             pending_bytes_limit=0,
         )
@@ -146,7 +163,7 @@ class Bus:
         urls: Sequence[str],
         *,
         name: str,
-        creds: str = "",
+        login: NatsLogin,
         ca_file: str = "",
         request_timeout_s: float = 5.0,
     ) -> None:
@@ -155,8 +172,12 @@ class Bus:
         self.generation = 0
         """Number of connections made so far; grows with each reconnect."""
         self._urls = list(urls)
-        self._creds = creds
+        self._login = login
         self._ca_file = ca_file
+        self._renew_s = login.renew_s
+        self._renew_at_s = 0.0
+        self._retired: Client | None = None
+        """Connection that was taken over from; kept for a moment, for answers under way."""
         self._client: Client | None = None
         self._closing = False
         self._changed = anyio.Event()
@@ -306,6 +327,7 @@ class Bus:
         """Renew the connection whenever it is lost, until ``close``."""
         while True:
             if await self._is_alive():
+                await self._renew()
                 continue
             if self._closing:
                 return
@@ -320,6 +342,24 @@ class Bus:
                     _log.debug("dial failed", extra={"problem": str(error)})
                     await backoff.wait()
             _log.info("connected to NATS again", extra={"generation": self.generation})
+
+    async def _renew(self) -> None:
+        """Log in anew where it is time, and end the connection before the last one."""
+        retired, self._retired = self._retired, None
+        if retired is not None:
+            await _close(retired)
+        if self._renew_s == 0 or self._closing or anyio.current_time() < self._renew_at_s:
+            return
+        old = self._client
+        try:
+            await self._dial()
+        except (Unavailable, SettingsInvalid) as error:
+            # The old login still holds; whoever admits us may be back before it ends.
+            _log.warning("login not renewed", extra={"problem": str(error)})
+            self._renew_at_s = anyio.current_time() + self._renew_s / 10
+        else:
+            self._retired = old
+            _log.info("login renewed", extra={"generation": self.generation})
 
     async def close(self) -> None:
         """Send what is left and end the connection."""
@@ -337,7 +377,7 @@ class Bus:
 
     async def _is_alive(self) -> bool:
         """Wait for a sign of loss, for ``PING_S``; then ask the server."""
-        with anyio.move_on_after(PING_S):
+        with anyio.move_on_after(min(PING_S, self._renew_s or PING_S)):
             await self._lost.wait()
         client = self._client
         if client is None or self._lost.is_set():
@@ -358,8 +398,10 @@ class Bus:
             scope.cancel()
         for subscription in self._subscriptions:
             subscription.interrupt()
-        if client is not None:
-            await _close(client)
+        retired, self._retired = self._retired, None
+        for one in (client, retired):
+            if one is not None:
+                await _close(one)
 
     def _check_encryption(self, client: Client) -> None:
         """Refuse plain text where TLS was asked for.
@@ -374,8 +416,10 @@ class Bus:
             raise Unavailable(peer=PEER, detail="the server does not offer TLS")
 
     async def _dial(self) -> None:
-        credentials = read_credentials(self._creds) if self._creds else None
+        options, public_key = self._login.options()
         client = Client()
+        if public_key:
+            client._public_nkey = public_key  # noqa: SLF001 - the library sets it from a seed only
         lost = anyio.Event()
 
         async def on_lost() -> None:
@@ -402,8 +446,7 @@ class Bus:
                     disconnected_cb=on_lost,
                     closed_cb=on_lost,
                     error_cb=on_error,
-                    signature_cb=None if credentials is None else credentials.sign,
-                    user_jwt_cb=None if credentials is None else credentials.user_jwt,
+                    **options,
                     tls=ssl.create_default_context(cafile=self._ca_file) if self._ca_file else None,
                 )
                 self._check_encryption(client)
@@ -418,6 +461,7 @@ class Bus:
             if not is_ready:
                 await _close(client)
         self._lost = lost
+        self._renew_at_s = anyio.current_time() + self._renew_s
         self.generation += 1
         self._become(client)
         for subscription in self._subscriptions:
@@ -465,16 +509,24 @@ async def connect(
     *,
     name: str,
     creds: str = "",
+    login: NatsLogin | None = None,
     ca_file: str = "",
     start_timeout_s: float = 60.0,
     request_timeout_s: float = 5.0,
 ) -> AsyncIterator[Bus]:
     """Connect for the time of the block, and reconnect whenever the connection is lost.
 
+    ``creds`` is short for a login by credentials file.
     ``Unavailable`` when the first connection is not made in ``start_timeout_s``. Leaving the block
     sends what is still unsent and closes, within a deadline, even when the block is cancelled.
     """
-    bus = Bus(urls, name=name, creds=creds, ca_file=ca_file, request_timeout_s=request_timeout_s)
+    bus = Bus(
+        urls,
+        name=name,
+        login=login or NatsLogin(creds=creds),
+        ca_file=ca_file,
+        request_timeout_s=request_timeout_s,
+    )
     await bus.open(start_timeout_s)
     async with background() as group:
         group.start_soon(bus.keep)

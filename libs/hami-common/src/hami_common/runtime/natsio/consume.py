@@ -226,6 +226,27 @@ async def pull_events(
         await deliveries.aclose()
 
 
+async def ensure_consumer(bus: Bus, stream: str, *, durable: str, filter_subject: str) -> None:
+    """Make a durable consumer exist for somebody who may read it and may not make one.
+
+    It begins with the oldest message stored, and is forgotten when nobody reads it for a week.
+    """
+    config = {
+        "durable_name": durable,
+        "ack_policy": "explicit",
+        "ack_wait": 30 * NS,
+        "deliver_policy": "all",
+        "filter_subject": filter_subject,
+        "inactive_threshold": 7 * 24 * 3600 * NS,
+        "max_ack_pending": 1000,
+    }
+    await api(
+        bus,
+        f"CONSUMER.CREATE.{stream}.{durable}.{filter_subject}",
+        {"stream_name": stream, "config": {**config, "name": durable}, "action": ""},
+    )
+
+
 async def _deliveries(
     bus: Bus, *, stream: str, consumer: str, config: dict[str, Any], batch: int
 ) -> AsyncGenerator[Delivery, None]:

@@ -1,67 +1,123 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a NATS credentials file: the user's JWT, and the key that answers the server's challenge.
+"""How a connection proves who it is: the files of a login, read anew at each connection.
 
-The client library would do this with another cryptography package; Ed25519 of the one we have is
-enough. Outside document: NATS JWT and NKeys v2 (seed: base32 of two prefix bytes, 32 bytes of
-Ed25519 seed, two bytes of CRC-16). The file is read at each login, so it may be replaced.
+One of three: a credentials file (JWT and seed, as ``nsc`` makes them), the seed of a key that the
+server's configuration knows, or a token that the server hands to the authenticator (ADR 0013). The
+client library would do this with another cryptography package; Ed25519 of the one we have is
+enough. Outside document: NATS JWT and NKeys v2.
 """
 
 import base64
-import binascii
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Struct
 
-from hami_common.errors import SettingsInvalid
+from hami_common.errors import SettingsInvalid, WireInvalid
+from hami_common.nkeys import NKey
+from hami_common.runtime.settings import ServiceSettings
 
 _BLOCK = re.compile(r"-{3,}BEGIN ([A-Z ]+)-{3,}\s+(\S+)\s+-{3,}END")
-_SEED_BYTES = 36
 _USER_SEED = "SU"
+_CREDS_FIX = "give the path of a credentials file as made by: nsc generate creds"
+_SEED_FIX = "give the path of a file with the seed of a user (SU…), as made by: hamictl bootstrap"
+_PROJECTED_FIX = "give the path of a service account token that kubelet projects"
 
 
-class Credentials(Struct, frozen=True, kw_only=True):
-    """Who we are to the server."""
+class NatsLogin(Struct, frozen=True, kw_only=True):
+    """Paths of the files of one login, at most one of them given; without any: nobody."""
 
-    jwt: str
-    key: Ed25519PrivateKey
+    creds: str = ""
+    seed_file: str = ""
+    token_file: str = ""
+    inbox: str = ""
+    """Prefix of the subjects on which answers are heard; empty: the library's own."""
+    renew_s: float = 0.0
+    """How often the login is made anew; 0: only when the connection is lost."""
 
-    def sign(self, nonce: str) -> bytes:
-        """Answer to the server's challenge."""
-        return base64.b64encode(self.key.sign(nonce.encode()))
+    @classmethod
+    def of(cls, settings: ServiceSettings, *, inbox: str) -> "NatsLogin":
+        """The login that a service's settings name; only one by token ends by itself."""
+        return cls(
+            creds=settings.nats_creds,
+            seed_file=settings.nats_seed_file,
+            token_file=settings.nats_token_file,
+            inbox=inbox,
+            renew_s=settings.nats_renew_s if settings.nats_token_file else 0.0,
+        )
 
-    def user_jwt(self) -> bytearray:
-        """The JWT as the client library wants it."""
-        return bytearray(self.jwt.encode())
+    def options(self) -> tuple[dict[str, Any], str]:
+        """Options of the client library, and the public key of a login by seed.
+
+        ``SettingsInvalid`` says what is wrong with a file.
+        """
+        found, public_key = self._proof()
+        return ({**found, "inbox_prefix": self.inbox} if self.inbox else found), public_key
+
+    def _proof(self) -> tuple[dict[str, Any], str]:
+        given = [name for name in ("creds", "seed_file", "token_file") if getattr(self, name)]
+        if len(given) > 1:
+            raise SettingsInvalid(
+                field=f"nats_{given[1]}",
+                problem=f"is given besides nats_{given[0]}",
+                fix="give one of them",
+            )
+        if self.creds:
+            jwt, key = read_credentials(self.creds)
+            return {"signature_cb": _signature(key), "user_jwt_cb": lambda: bytearray(jwt)}, ""
+        if self.seed_file:
+            key = _user_key(
+                _read(self.seed_file, field="nats_seed_file", fix=_SEED_FIX),
+                path=self.seed_file,
+                field="nats_seed_file",
+                fix=_SEED_FIX,
+            )
+            return {"signature_cb": _signature(key)}, key.public
+        if self.token_file:
+            token = _read(self.token_file, field="nats_token_file", fix=_PROJECTED_FIX).strip()
+            if not token:
+                raise _invalid("nats_token_file", self.token_file, "is empty", _PROJECTED_FIX)
+            return {"token": token}, ""
+        return {}, ""
 
 
-def read_credentials(path: str) -> Credentials:
-    """Credentials from the file at ``path``; ``SettingsInvalid`` says what is wrong with it."""
-    try:
-        text = Path(path).read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _invalid(path, str(error)) from error
+def read_credentials(path: str) -> tuple[bytes, NKey]:
+    """JWT and key of the credentials file at ``path``."""
+    text = _read(path, field="nats_creds", fix=_CREDS_FIX)
     blocks = dict(_BLOCK.findall(text))
     jwt, seed = blocks.get("NATS USER JWT"), blocks.get("USER NKEY SEED")
     if jwt is None or seed is None:
-        raise _invalid(path, "has no NATS USER JWT block or no USER NKEY SEED block")
-    if not seed.startswith(_USER_SEED):
-        raise _invalid(path, "the seed is not one of a user (SU…)")
+        problem = "has no NATS USER JWT block or no USER NKEY SEED block"
+        raise _invalid("nats_creds", path, problem, _CREDS_FIX)
+    return jwt.encode(), _user_key(seed, path=path, field="nats_creds", fix=_CREDS_FIX)
+
+
+def _user_key(seed: str, *, path: str, field: str, fix: str) -> NKey:
+    if not seed.strip().startswith(_USER_SEED):
+        raise _invalid(field, path, "the seed is not one of a user (SU…)", fix)
     try:
-        raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
-    except binascii.Error as error:
-        raise _invalid(path, "the seed is not base32") from error
-    if len(raw) != _SEED_BYTES or binascii.crc_hqx(raw[:-2], 0) != int.from_bytes(
-        raw[-2:], "little"
-    ):
-        raise _invalid(path, "the seed is damaged: its checksum does not match")
-    return Credentials(jwt=jwt, key=Ed25519PrivateKey.from_private_bytes(raw[2:-2]))
+        return NKey.from_seed(seed)
+    except WireInvalid as error:
+        raise _invalid(field, path, f"the seed {error.problem}", fix) from error
 
 
-def _invalid(path: str, problem: str) -> SettingsInvalid:
-    return SettingsInvalid(
-        field="nats_creds",
-        problem=f"{path}: {problem}",
-        fix="give the path of a credentials file as made by: nsc generate creds",
-    )
+def _signature(key: NKey) -> Callable[[str], bytes]:
+    def answer(nonce: str) -> bytes:
+        return base64.b64encode(key.sign(nonce.encode()))
+
+    return answer
+
+
+def _read(path: str, *, field: str, fix: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        # The text of a decoding error would show a byte of the secret.
+        problem = "is not ASCII text" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise _invalid(field, path, problem, fix) from error
+
+
+def _invalid(field: str, path: str, problem: str, fix: str) -> SettingsInvalid:
+    return SettingsInvalid(field=field, problem=f"{path}: {problem}", fix=fix)

@@ -31,10 +31,16 @@ _log = logging.getLogger(__name__)
 class RepublishedFeed:
     """Port ``Feed`` over the republished ledger of one node."""
 
-    def __init__(self, bus: Bus, node: str, *, check_s: float = 20.0) -> None:
-        """``check_s`` is spread by chance, because thousands of agents do the same."""
+    def __init__(
+        self, bus: Bus, node: str, *, bucket: NatsBucket | None = None, check_s: float = 20.0
+    ) -> None:
+        """Read the ledger through ``bucket``, where not every reading of it is allowed.
+
+        ``check_s`` is spread by chance, because thousands of agents do the same.
+        """
         self._bus = bus
         self._node = node
+        self._bucket = bucket or NatsBucket(bus, subjects.ALLOC_BUCKET)
         self._check_s = check_s
         self.gap_count = 0
         """Times that records were or may have been missed and were read again."""
@@ -43,7 +49,8 @@ class RepublishedFeed:
     async def watch(self) -> AsyncIterator[AsyncIterator[Entry | Synced | Reset]]:
         """See the port."""
         async with self._bus.subscribe(subjects.alloc_feed(self._node)) as subscription:
-            items = self._items(_View(self._bus, self._node, subscription, check_s=self._check_s))
+            view = _View(self._bus, self._bucket, self._node, subscription, check_s=self._check_s)
+            items = self._items(view)
             try:
                 yield items
             finally:
@@ -69,12 +76,20 @@ class RepublishedFeed:
 class _View:
     """What one watch knows of the node's records."""
 
-    def __init__(self, bus: Bus, node: str, subscription: Subscription, *, check_s: float) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        bucket: NatsBucket,
+        node: str,
+        subscription: Subscription,
+        *,
+        check_s: float,
+    ) -> None:
         self._bus = bus
+        self._bucket = bucket
         self._node = node
         self._subscription = subscription
         self._check_s = check_s
-        self._bucket = NatsBucket(bus, subjects.ALLOC_BUCKET)
         self._identity = ""
         self._revision_by_key: dict[str, int] = {}
         self._newest = 0

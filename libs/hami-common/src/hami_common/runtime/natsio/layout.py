@@ -18,6 +18,7 @@ from msgspec import Struct
 from hami_common import subjects
 from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid, Unavailable
 from hami_common.runtime.natsio.connection import PEER, Bus
+from hami_common.runtime.natsio.deadletters import ADVISORIES
 from hami_common.runtime.natsio.jetstream import STREAM_NAME_IN_USE, ApiRefusal, api
 from hami_common.runtime.tasks import Backoff
 
@@ -88,7 +89,7 @@ def stream_configs(limits: BusLimits) -> list[dict[str, Any]]:
     dead_letters = {
         **common,
         "name": subjects.DEAD_LETTERS_STREAM,
-        "subjects": [f"{subjects.DEAD_LETTER_PREFIX}.>"],
+        "subjects": [f"{subjects.DEAD_LETTER_PREFIX}.>", *ADVISORIES],
         "discard": "old",
         "max_age": limits.dead_letters_max_age_s * _NS,
         "max_bytes": limits.dead_letters_max_bytes,

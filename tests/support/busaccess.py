@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bus with its accounts, keys and authenticator, and a stand-in for the reviews of an API server.
+
+The servers, the permissions and the logins are real; only who a token belongs to is made up here.
+"""
+
+import base64
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+from nats.aio.client import Client
+
+from hami_common import grants, subjects
+from hami_common.errors import Unavailable
+from hami_common.nkeys import NKey
+from hami_common.ports import KubeApi
+from hami_common.runtime import natsio
+from hami_common.runtime.clock import SystemClock
+from hami_common.runtime.kubeauth import NODE_NAME, KubeAuth
+from hami_common.runtime.natsio import Bus, NatsLogin
+from hami_common.runtime.tasks import background
+from hami_common.runtime.telemetry import make_registry
+from hami_registry.shell.authenticator import Authenticator
+from hami_registry.shell.metrics import Metrics
+from hami_sim.natsd import NatsServer, run_nats_server
+
+AGENT = ("hami-system", "hami-nodeagent")
+AUDIENCE = "hami-bus"
+
+
+def token(name: str, *, ends_s: float) -> str:
+    """Something that has the shape of a service account token."""
+    parts = ({"alg": "RS256"}, {"exp": ends_s, "name": name})
+    texts = [base64.urlsafe_b64encode(msgspec.json.encode(p)).decode().rstrip("=") for p in parts]
+    return ".".join([*texts, "c2lnbmF0dXJl"])
+
+
+class Reviews:
+    """Answers TokenReviews and SubjectAccessReviews (the part of ``KubeApi`` that is used)."""
+
+    def __init__(self) -> None:
+        self.users: dict[str, dict[str, Any]] = {}
+        """Status of a TokenReview by token; all others are not authenticated."""
+        self.allowed: set[str] = set()
+        """Names of users who may do what is asked."""
+        self.is_down = False
+        self.asked = 0
+
+    def know(
+        self, text: str, account: tuple[str, str], *, node: str = "", audience: str = AUDIENCE
+    ) -> str:
+        """Let the token be one of this ServiceAccount."""
+        user: dict[str, Any] = {"username": f"system:serviceaccount:{account[0]}:{account[1]}"}
+        if node:
+            user["extra"] = {NODE_NAME: [node]}
+        self.users[text] = {"authenticated": True, "user": user, "audiences": [audience]}
+        return text
+
+    async def create(self, path: str, body: bytes) -> bytes:
+        """Answer one review."""
+        self.asked += 1
+        if self.is_down:
+            raise Unavailable(peer="API server", detail="down")
+        spec = msgspec.json.decode(body)["spec"]
+        if "tokenreviews" in path:
+            known = self.users.get(spec["token"], {"authenticated": False})
+            meant = set(known.get("audiences", ())) & set(spec["audiences"])
+            status = known if meant else {"authenticated": False}
+        else:
+            status = {"allowed": spec["user"] in self.allowed}
+        return msgspec.json.encode({"status": status})
+
+
+class Site:
+    """One server, its keys, and whoever answers its questions."""
+
+    def __init__(self, directory: Path, server: NatsServer, keys: Mapping[str, NKey]) -> None:
+        self.server = server
+        self.reviews = Reviews()
+        self.clock = SystemClock()
+        self.login_s = 600.0
+        self._directory = directory
+        self._keys = keys
+        self._count = 0
+
+    def file(self, content: str) -> str:
+        """A file of its own with this content."""
+        self._count += 1
+        path = self._directory / f"file-{self._count}"
+        path.write_text(content, encoding="ascii")
+        return str(path)
+
+    def seed_file(self, name: str) -> str:
+        """The seed of a user with a key."""
+        return self.file(self._keys[name].seed)
+
+    def agent_token(self, node: str, *, valid_s: float = 600.0, name: str = "agent") -> str:
+        """A good token of an agent on this node."""
+        text = token(f"{name}-{self._count}-{node}", ends_s=self.clock.now_s() + valid_s)
+        self._count += 1
+        return self.reviews.know(text, AGENT, node=node)
+
+    @asynccontextmanager
+    async def service(self, name: str) -> AsyncIterator[Bus]:
+        """A connection of a user with a key."""
+        login = NatsLogin(seed_file=self.seed_file(name), inbox=grants.inbox(name))
+        async with natsio.connect(
+            [self.server.url], name=name, login=login, start_timeout_s=10
+        ) as bus:
+            yield bus
+
+    @asynccontextmanager
+    async def agent(
+        self, node: str, token_file: str, *, renew_s: float = 0.0, start_timeout_s: float = 10.0
+    ) -> AsyncIterator[Bus]:
+        """A connection as agents make it."""
+        login = NatsLogin(token_file=token_file, inbox=grants.inbox("agent", node), renew_s=renew_s)
+        async with natsio.connect(
+            [self.server.url],
+            name=f"agent-{node}",
+            login=login,
+            start_timeout_s=start_timeout_s,
+            request_timeout_s=2.0,
+        ) as bus:
+            yield bus
+
+    @asynccontextmanager
+    async def registry(self) -> AsyncIterator[Bus]:
+        """The registry's part: streams, records, and answers to the servers."""
+        async with self.service("registry") as bus, self.service("authenticator") as questions:
+            await natsio.ensure_bus(bus)
+
+            async def make_consumer(name: str) -> None:
+                await natsio.ensure_consumer(
+                    bus,
+                    subjects.EVENTS_STREAM,
+                    durable=name,
+                    filter_subject=f"{subjects.EVENT_PREFIX}.>",
+                )
+
+            kube: Any = self.reviews
+            reviewer: KubeApi = kube
+            authenticator = Authenticator(
+                issuer=self._keys["issuer"],
+                auth=KubeAuth(lambda: reviewer, clock=self.clock, audiences=(AUDIENCE,), ttl_s=0.2),
+                agents=frozenset({AGENT}),
+                make_consumer=make_consumer,
+                login_s=self.login_s,
+                clock=self.clock,
+                metrics=Metrics(make_registry(service="registry")),
+            )
+            async with background() as group:
+                group.start_soon(natsio.serve_records, bus)
+                group.start_soon(authenticator.run, questions)
+                yield bus
+
+
+@asynccontextmanager
+async def run_site(directory: Path) -> AsyncIterator[Site]:
+    """A server with the accounts of an installation; nobody answers its questions yet."""
+    keys = {name: NKey.generate("user") for name in grants.STATIC_USERS}
+    keys["issuer"] = NKey.generate("account")
+    config = grants.server_config(
+        issuer=keys["issuer"].public,
+        users={name: keys[name].public for name in grants.STATIC_USERS},
+    )
+    async with run_nats_server(directory / "nats", config_text=config) as server:
+        yield Site(directory, server, keys)
+
+
+class Intruder:
+    """A client that may ask for anything and remembers what the server forbade."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.forbidden: list[str] = []
+
+    async def take_error(self, error: Exception) -> None:
+        """Callback of the client."""
+        self.forbidden.append(str(error).lower())
+
+    async def settle(self) -> None:
+        """Wait until the server has judged what was sent so far."""
+        await self.client.flush(timeout=10)
+
+    async def is_forbidden(self, subject: str) -> bool:
+        """Whether the server refused something about this subject."""
+        with anyio.move_on_after(10):
+            while not any(f'"{subject.lower()}"' in text for text in self.forbidden):
+                await self.settle()
+                await anyio.sleep(0.01)
+            return True
+        return False
+
+
+@asynccontextmanager
+async def intruder(site: Site, text: str, *, prefix: str) -> AsyncIterator[Intruder]:
+    """Log in with a token and then misbehave."""
+    client = Client()
+    found = Intruder(client)
+    await client.connect(
+        site.server.url,
+        token=text,
+        inbox_prefix=prefix,
+        error_cb=found.take_error,
+        allow_reconnect=False,
+        connect_timeout=10,
+    )
+    try:
+        yield found
+    finally:
+        await client.close()
