@@ -85,6 +85,16 @@ KINDS = (
         destroy="--set-sriov-numvfs=0",
     ),
     Kind(
+        vendor="cambricon",
+        sizes=(("", "", 4660, 20), ("", "", 2560, 10)),
+        room=5,
+        words=("cap_node", "name"),
+        create="create",
+        destroy="destroy",
+        tells_busy=True,
+        refuses_busy=True,
+    ),
+    Kind(
         vendor="hygon",
         sizes=(("", "", 16380, 25), ("", "", 8190, 10)),
         room=4,
@@ -175,6 +185,8 @@ class PartBench:
         """What an empty device still has that it should not have."""
         if count := self.in_hardware(index):
             return f"{count} partitions"
+        if profiles := self.tools.profiles(index):
+            return f"{profiles} profiles that nobody uses"
         if self.tools.cuts(index):
             return f"it is still cut into {self.tools.cuts(index)}"
         left = [
@@ -256,8 +268,20 @@ def _hygon(bench: PartBench, index: int) -> str:
     return _overlap((one.masks[0] | one.masks[1] << 64 for one in own), 120)
 
 
+def _cambricon(bench: PartBench, index: int) -> str:
+    live = json.loads(json.dumps(list(bench.tools.parts(index).values())))
+    over = (
+        sum(one["memory"] for one in live) > bench.tools.make.memory_mib << 20
+        or sum(one["quota"] for one in live) > 100
+        or len({one["name"] for one in live}) != len(live)
+        or bench.tools.profiles(index) != len({(one["quota"], one["memory"]) for one in live})
+    )
+    return f"{live}, {bench.tools.profiles(index)} profiles" if over else ""
+
+
 _CHECKS: dict[str, Callable[[PartBench, int], str]] = {
     "ascend": _ascend,
+    "cambricon": _cambricon,
     "enflame": _enflame,
     "metax": _metax,
     "kunlunxin": _kunlunxin,

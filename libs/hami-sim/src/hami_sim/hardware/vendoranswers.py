@@ -787,7 +787,7 @@ MAKE_BY_VENDOR: Mapping[str, Make] = {
         no_device=_says("No NPU device was found", 1),
     ),
     "cambricon": Make(
-        tools=("cnmon",),
+        tools=("cnmon", "hami-cndev"),
         pci_vendor="cabc",
         memory_mib=23308,
         type="MLU370-X4",

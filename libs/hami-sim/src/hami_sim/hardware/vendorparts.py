@@ -109,6 +109,7 @@ ENFLAME_PROFILES = (
 """Name, number, most instances, memory, processors."""
 ENFLAME_SLICES = 6
 METAX_MOST = 16
+CAMBRICON_PROFILES = 16
 KUNLUNXIN_SIZES = (0, 2, 4)
 KUNLUNXIN_HANDLES = 32
 ENDLESS = frozenset({"hang", "stall"})
@@ -442,10 +443,88 @@ def _show_functions(sysfs: Path, card: dict[str, Any], parts: int) -> None:
     (home / "sriov_numvfs").write_text(f"{parts}\n", encoding="ascii")
 
 
+# ---- Cambricon ---------------------------------------------------------------------------------
+
+
+def _cambricon(state: State, cards: Cards, arguments: list[str]) -> Said:
+    profiles = state.setdefault("profiles", {})
+    match arguments:
+        case ["list"]:
+            listed = [
+                {
+                    "slot": card["index"],
+                    "uuid": card["uuid"],
+                    "memory_mib": card["memory_mib"],
+                    "profiles": profiles.get(str(card["index"]), []),
+                    "instances": [
+                        {
+                            "id": int(number),
+                            "profile": part["profile"],
+                            "name": part["name"],
+                            "node": f"/dev/cambricon-caps/cap_dev{card['index']}_mi{number}",
+                            "quota": part["quota"],
+                            "memory": part["memory"],
+                            "used": 1 << 20 if part["busy"] else 0,
+                        }
+                        for number, part in sorted(_parts(state, card["index"]).items())
+                    ],
+                }
+                for card in cards
+            ]
+            return json.dumps({"cards": listed}) + "\n", "", 0
+        case [word, uuid, *rest]:
+            card = next((one for one in cards if one["uuid"] == uuid), None)
+            if card is None:
+                return "", f"cndev: there is no card {uuid}\n", 1
+            own = profiles.setdefault(str(card["index"]), [])
+            parts = _parts(state, card["index"])
+            if word == "create":
+                return _cambricon_create(card, own, parts, rest)
+            if word == "destroy" and rest[0] not in parts:
+                return "", "cndev: NOT_FOUND (error 14)\n", 1
+            if word == "destroy" and parts[rest[0]]["busy"]:
+                return "", "cndev: IN_USE (error 15)\n", 1
+            if word == "destroy":
+                del parts[rest[0]]
+            used = {part["profile"] for part in parts.values()}
+            own[:] = [one for one in own if one["id"] in used]
+            return "", "", 0
+    return _unknown(arguments)
+
+
+def _cambricon_create(
+    card: dict[str, Any],
+    own: list[dict[str, int]],
+    parts: dict[str, dict[str, Any]],
+    rest: list[str],
+) -> Said:
+    quota, memory, name = int(rest[0]), int(rest[1]), rest[2]
+    found = next((one for one in own if (one["quota"], one["memory"]) == (quota, memory)), None)
+    if found is None:
+        if len(own) >= CAMBRICON_PROFILES:
+            return "", "cndev: INSUFFICIENT_SPACE (error 9)\n", 1
+        free = next(n for n in range(CAMBRICON_PROFILES) if all(one["id"] != n for one in own))
+        found = {"id": free, "quota": quota, "memory": memory}
+        own.append(found)
+    total = sum(part["memory"] for part in parts.values()) + memory
+    if total > card["memory_mib"] << 20 or sum(p["quota"] for p in parts.values()) + quota > 100:  # noqa: PLR2004
+        if all(part["profile"] != found["id"] for part in parts.values()):
+            own.remove(found)
+        return "", "cndev: INSUFFICIENT_SPACE (error 9)\n", 1
+    if any(part["name"] == name for part in parts.values()):
+        return "", "cndev: DUPLICATE (error 16)\n", 1
+    number = next(n for n in range(1, 256) if str(n) not in parts)
+    parts[str(number)] = {
+        "profile": found["id"], "quota": quota, "memory": memory, "name": name, "busy": False,
+    }  # fmt: skip
+    return "", "", 0
+
+
 # ---- all ---------------------------------------------------------------------------------------
 
 ACT_BY_TOOL: dict[str, Callable[[State, Cards, list[str]], Said]] = {
     "npu-smi": _ascend,
+    "hami-cndev": _cambricon,
     "efsmi": _enflame,
     "mx-smi": _metax,
     "xpu-smi": _kunlunxin,

@@ -173,6 +173,11 @@ class VendorTools:
         with vendorparts.state_of(self._folder) as state:
             return int(state.get("cuts", {}).get(str(index), 0))
 
+    def profiles(self, index: int) -> int:
+        """How many sMLU profiles a card has."""
+        with vendorparts.state_of(self._folder) as state:
+            return len(state.get("profiles", {}).get(str(index), []))
+
     def occupy(self, index: int, number: str, *, busy: bool = True) -> None:
         """Processes use a partition, or no more; where a card is cut as a whole, any of them."""
         with vendorparts.state_of(self._folder) as state:
@@ -276,7 +281,11 @@ class VendorTools:
             (fresh / self._machine.garbled).touch()
         if not healthy:
             _put(fresh / "trouble", self._machine.trouble or self.make.no_device)
-        present = [card.plain() for card in self._cards if card.present]
+        present = [
+            {**card.plain(), "uuid": self.make.uuid(card, self.node).partition("-")[2]}
+            for card in self._cards
+            if card.present
+        ]
         (self._folder / "cards.json").write_text(json.dumps(present), encoding="utf-8")
         link = self._folder / "answers"
         beside = self._folder / f".answers.{os.getpid()}"

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cambricon MLU through cnmon: the table of all cards, and ``info`` for each."""
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from hami_nodeagent.drivers.errors import AnswerUnknown, DeviceGone, NotSupported
 from hami_nodeagent.drivers.parse import cambricon as parse
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
-from hami_nodeagent.drivers.reader import Signs, ToolReader
+from hami_nodeagent.drivers.partition_cambricon import CambriconPartitioner
+from hami_nodeagent.drivers.partitioner import Partitioner
+from hami_nodeagent.drivers.reader import Signs, ToolReader, ToolSettings
+from hami_nodeagent.drivers.tool import Tool
 
 SIGNS = Signs(pci_vendors=("cabc",), pci_classes=("12",))
 _SMLU_SHARES = 100
@@ -19,6 +24,20 @@ class CambriconReader(ToolReader):
     vendor = "cambricon"
     tool_name = "cnmon"
     rules = parse.RULES
+
+    def __init__(self, settings: ToolSettings) -> None:
+        super().__init__(settings)
+        self._partitioner = CambriconPartitioner(self)
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """cnmon, and the library in a process of its own."""
+        return (self.tool, self._partitioner.tool)
+
+    @property
+    def partitioner(self) -> Partitioner:
+        """Instances of sMLU profiles."""
+        return self._partitioner
 
     async def glance(self) -> Sight:
         """See ``survey``: identity and health come from the same query."""

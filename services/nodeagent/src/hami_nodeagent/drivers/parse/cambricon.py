@@ -7,7 +7,21 @@ The card number is its index and the number of ``/dev/cambricon_dev<N>``. cnmon 
 
 import re
 
-from hami_nodeagent.drivers.errors import DeviceGone, HardwareAbsent
+import msgspec
+from msgspec import Struct
+
+from hami_common.units import INT32_MAX
+from hami_nodeagent.drivers.errors import (
+    DeviceBusy,
+    DeviceGone,
+    DriverDenied,
+    DriverMissing,
+    DriverTransient,
+    HardwareAbsent,
+    NotSupported,
+    PartitionRefused,
+    ToolMismatch,
+)
 from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse.seen import Condition, Seen
 from hami_nodeagent.drivers.parse.trouble import Rule
@@ -16,9 +30,80 @@ RULES = (
     Rule(words=r"there is no device", kind=HardwareAbsent),
     Rule(words=r"card \d+ not existed", kind=DeviceGone),
 )
+CNDEV_RULES = (
+    Rule(words=r"\bNO_DRIVER\b", kind=DriverMissing),
+    Rule(words=r"LOW_DRIVER_VERSION|UNSUPPORTED_API_VERSION", kind=ToolMismatch),
+    Rule(words=r"NO_PERMISSION", kind=DriverDenied),
+    Rule(words=r"NO_DEVICES", kind=HardwareAbsent),
+    Rule(words=r"IN_USE", kind=DeviceBusy),
+    Rule(words=r"INSUFFICIENT_SPACE", kind=PartitionRefused),
+    Rule(words=r"NOT_SUPPORTED", kind=NotSupported),
+    Rule(words=r"TIMEOUT|IN_PROBLEM", kind=DriverTransient),
+    Rule(words=r"there is no card", kind=DeviceGone),
+)
 _SEVERAL = ("Command Line", "MLU Memory Usage")
 _MODE_BY_WORD = {"smlu": "smlu", "mim": "mim"}
+_NODE = re.compile(r"/dev/[\w.-]+(/[\w.-]+)*")
+_BYTES_MOST = 1 << 50
 _UUID = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
+
+
+class Size(Struct, frozen=True, kw_only=True):
+    """One sMLU profile: percent of a card and bytes."""
+
+    id: int
+    quota: int
+    memory: int
+
+
+class Smlu(Struct, frozen=True, kw_only=True):
+    """One sMLU instance; memory in bytes."""
+
+    id: int
+    profile: int
+    name: str
+    node: str
+    """Device node of the instance."""
+    quota: int
+    memory: int
+    used: int
+
+
+class SmluCard(Struct, frozen=True, kw_only=True):
+    """One card in sMLU mode."""
+
+    slot: int
+    uuid: str
+    memory_mib: int
+    profiles: tuple[Size, ...]
+    instances: tuple[Smlu, ...]
+
+
+class _SmluList(Struct, frozen=True, kw_only=True):
+    cards: tuple[SmluCard, ...]
+
+
+def smlus(text: str) -> tuple[SmluCard, ...]:
+    """What ``cndev list`` says: cards in sMLU mode and how they are divided."""
+    try:
+        cards = msgspec.json.decode(text.encode("utf-8", "replace"), type=_SmluList).cards
+    except (ValueError, RecursionError) as error:
+        raise forms.unknown("the list of sMLU instances", text) from error
+    if len({card.uuid for card in cards}) != len(cards):
+        raise forms.unknown("the list of sMLU instances", text)
+    for card in cards:
+        is_card = _UUID.fullmatch(card.uuid) and 0 < card.memory_mib <= INT32_MAX
+        numbers = [one.id for one in card.instances]
+        sizes = [
+            *((one.quota, one.memory) for one in card.profiles),
+            *((one.quota, one.memory) for one in card.instances),
+        ]
+        is_sized = all(quota >= 0 and 0 <= memory < _BYTES_MOST for quota, memory in sizes)
+        if not is_card or len(set(numbers)) != len(numbers) or not is_sized:
+            raise forms.unknown("the list of sMLU instances", text)
+        if any(one.node and not _NODE.fullmatch(one.node) for one in card.instances):
+            raise forms.unknown("the device node of an sMLU instance", text)
+    return cards
 
 
 def table(text: str) -> tuple[tuple[Seen, ...], str]:

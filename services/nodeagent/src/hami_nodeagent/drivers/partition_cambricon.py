@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cambricon sMLU instances through CNDEV, on cards in sMLU mode.
+
+cnmon's commands for sMLU are in no public text, so the library is asked, in a process of its own
+(``cndev``). An instance has any quota and memory; each needs a profile of its size, of which a card
+has sixteen at most, so profiles without instances are removed with the last of them. The name that
+we choose tells which instance a command made. The mode is an administrator's
+(``cnmon set -c N -smlu on``): switching needs an idle card.
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from hami_nodeagent.drivers import cndev
+from hami_nodeagent.drivers.errors import DriverError
+from hami_nodeagent.drivers.parse import cambricon as parse
+from hami_nodeagent.drivers.parse.trouble import trouble, unexplained
+from hami_nodeagent.drivers.partition_tool import Decision, Picture, ToolPartitioner, refused
+from hami_nodeagent.drivers.partitioner import Instance, Wanted
+from hami_nodeagent.drivers.tool import Answer, Tool
+
+if TYPE_CHECKING:
+    from hami_nodeagent.drivers.cambricon import CambriconReader
+
+BESIDE = "hami-cndev"
+"""A file of this name beside cnmon is run instead of our own reading of the library."""
+_FULL_PCT = 100
+_PROFILES = 16
+_MIB = 1 << 20
+_NAMES = 256
+
+
+class SmluCard(Struct, frozen=True, kw_only=True):
+    """One card in sMLU mode."""
+
+    name: str
+    """UUID as the library writes it."""
+    memory_mib: int
+    instances: dict[str, parse.Smlu]
+    """By number."""
+    sizes: frozenset[tuple[int, int]]
+    """Quota and bytes of its profiles."""
+
+
+class CambriconPartitioner(ToolPartitioner[SmluCard]):
+    """sMLU instances."""
+
+    vendor = "cambricon"
+
+    def __init__(self, reader: "CambriconReader") -> None:
+        """Use the library that belongs to the reader's tool."""
+        super().__init__()
+        self._reader = reader
+        settings = reader.settings
+        beside = Path(settings.tool_path).with_name(BESIDE) if settings.tool_path else None
+        own = beside is not None and beside.exists()
+        path = str(beside) if own else sys.executable
+        self._before = () if own else ("-I", cndev.__file__)
+        self.tool = Tool(BESIDE, path=path, limit_s=settings.query_limit_s)
+
+    async def look(self) -> Picture[SmluCard]:
+        """Cards in sMLU mode; where there is none the library is not asked, nor needed."""
+        rows, _ = await self._reader.ask(parse.table)
+        if not any(row.mode == "smlu" for row in rows):
+            return Picture({}, ())
+        answer = await self._run("list")
+        found = parse.smlus(answer.text)
+        cards = {
+            f"MLU-{card.uuid}": SmluCard(
+                name=card.uuid,
+                memory_mib=card.memory_mib,
+                instances={str(one.id): one for one in card.instances},
+                sizes=frozenset((one.quota, one.memory) for one in card.profiles),
+            )
+            for card in found
+        }
+        instances = tuple(
+            Instance(
+                uuid=uuid,
+                instance_id=number,
+                memory_mib=one.memory // _MIB,
+                core_pct=one.quota % _FULL_PCT,
+                is_busy=True if one.used else None,
+                handles={"cap_node": one.node, "name": one.name} if one.node else {},
+            )
+            for uuid, card in cards.items()
+            for number, one in card.instances.items()
+        )
+        return Picture(cards, instances)
+
+    def decide(self, wanted: Wanted, card: SmluCard) -> Decision:
+        """A name of its own for what fits beside the others."""
+        others = card.instances.values()
+        left_mib = card.memory_mib - sum(one.memory for one in others) // _MIB
+        if wanted.memory_mib > left_mib:
+            raise refused(wanted, f"{wanted.memory_mib} MiB needed, {left_mib} left")
+        left_pct = _FULL_PCT - sum(one.quota for one in others)
+        if _quota(wanted) > left_pct:
+            raise refused(wanted, f"{_quota(wanted)} % of compute needed, {left_pct} % left")
+        used = {(one.quota, one.memory) for one in others}
+        size = (_quota(wanted), wanted.memory_mib * _MIB)
+        if size not in used and len(used) >= _PROFILES:
+            raise refused(wanted, f"the card has {_PROFILES} sizes, more are not possible")
+        names = {one.name for one in others}
+        free = next(name for n in range(_NAMES) if (name := f"hami{n}") not in names)
+        return Decision(wanted, words={"name": free})
+
+    async def make(self, decision: Decision, card: SmluCard) -> None:
+        """Profile and instance in one process; without sizes that nobody uses any more."""
+        wanted = decision.wanted
+        size = (_quota(wanted), wanted.memory_mib * _MIB)
+        if size not in card.sizes and len(card.sizes) >= _PROFILES:
+            await self._run("tidy", card.name)
+        quota, count = map(str, size)
+        await self._run("create", card.name, quota, count, decision.words["name"])
+
+    async def remove(self, instance: Instance, card: SmluCard) -> None:
+        """The instance, and its profile with the last of its size."""
+        await self._run("destroy", card.name, instance.instance_id)
+
+    async def tidy(self, card: SmluCard) -> None:
+        """Profiles without instances."""
+        now = (await self.look()).cards.values()
+        found = next((one for one in now if one.name == card.name), None)
+        if found is not None:
+            used = {(one.quota, one.memory) for one in found.instances.values()}
+            if found.sizes - used:
+                await self._run("tidy", card.name)
+
+    def is_wanted(self, decision: Decision, instance: Instance, card: SmluCard) -> bool:
+        """Of the size that was asked for, and with a node of its own."""
+        one = card.instances.get(instance.instance_id)
+        wanted = decision.wanted
+        size = (_quota(wanted), wanted.memory_mib * _MIB)
+        return one is not None and bool(one.node) and (one.quota, one.memory) == size
+
+    async def _run(self, *arguments: str) -> Answer:
+        answer = await self.tool.run(*self._before, *arguments)
+        if answer.status:
+            raise _error(arguments, answer)
+        return answer
+
+
+def _error(arguments: tuple[str, ...], answer: Answer) -> DriverError:
+    doing = " ".join((BESIDE, *arguments))
+    found = trouble(doing, answer.words, answer.status, parse.CNDEV_RULES)
+    return found or unexplained(doing, answer.words, answer.status)
+
+
+def _quota(wanted: Wanted) -> int:
+    return wanted.core_pct or _FULL_PCT
