@@ -201,8 +201,7 @@ def divided(facts: DeviceFacts, sizes: tuple[Size, ...]) -> DeviceFacts:
         )
         for size in sizes
     )
-    most = max(size.count for size in sizes)
-    return replace(facts, partitions=profiles, resources=counted, max_shares=most)
+    return replace(facts, partitions=profiles, resources=counted)
 
 
 def _most_beside(size: Size) -> int:

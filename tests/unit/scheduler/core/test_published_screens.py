@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures that HAMi's users know from its published screens, from limits to what a container sees.
+
+Each goes through the parsing of a pod, the registry's rules, the scheduler's core and the vendor's
+rendering. Memory in MiB.
+"""
+
+import msgspec
+import pytest
+
+from hami_common.model.device import Device, DeviceFacts
+from hami_common.model.placement import Placement
+from hami_common.model.request import PodRequest
+from hami_common.podview import PodView
+from hami_common.vendors.catalog import Catalog, VendorSettings
+from hami_common.vendors.nvidia import NvidiaSettings
+from hami_common.vendors.protocol import RenderContext
+from hami_registry.core.device_config import DeviceConfig, canonical_device
+from hami_scheduler.core.pick import pick
+from hami_scheduler.core.reasons import NodeRefusal
+from hami_scheduler.core.table import DeviceTable
+from hami_scheduler.core.verdicts import Verdicts
+from tests.support import builders
+from tests.support.mig import facts_of
+
+NODE = "gpu-node"
+CATALOG = Catalog.from_settings(
+    VendorSettings(nvidia=NvidiaSettings(mig_profiles=("1g.18gb", "1g.18gb+me", "3g.71gb")))
+)
+
+
+def pod(uid: str, limits: dict[str, int], annotations: dict[str, str] | None = None) -> PodRequest:
+    document = {
+        "metadata": {"uid": uid, "name": uid, "annotations": annotations or {}},
+        "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]},
+    }
+    request = CATALOG.parse_pod(msgspec.convert(document, PodView))
+    assert request is not None
+    return request
+
+
+def cards(*facts: DeviceFacts) -> dict[str, Device]:
+    found = [canonical_device(DeviceConfig(), NODE, one) for one in facts]
+    return {device.uuid: device for device in found if device is not None}
+
+
+def cluster(devices: dict[str, Device]) -> DeviceTable:
+    table = DeviceTable()
+    table.upsert_node(builders.node_devices(NODE, list(devices.values())))
+    return table
+
+
+def placed(table: DeviceTable, request: PodRequest) -> Placement:
+    found = pick(table, request, NODE)
+    assert isinstance(found, Placement), found
+    assert table.book(NODE, found.containers) == ()
+    table.check()
+    return found
+
+
+def refused(table: DeviceTable, request: PodRequest) -> tuple[str, str]:
+    """Code and the text that the user reads."""
+    found = pick(table, request, NODE)
+    assert isinstance(found, NodeRefusal)
+    verdict = Verdicts(table).filter(request, [NODE])
+    assert verdict.feasible == []
+    return found.code, verdict.refused()[NODE]
+
+
+def test_a800_of_81920_shows_10240_on_two_cards() -> None:
+    devices = cards(
+        *(
+            DeviceFacts(
+                uuid=f"GPU-{i}",
+                vendor="nvidia",
+                index=i,
+                type="NVIDIA A800-SXM4-80GB",
+                memory_mib=81920,
+                minor=i,
+            )
+            for i in range(2)
+        )
+    )
+    table = cluster(devices)
+    request = pod("a", {"nvidia.com/gpu": 2, "nvidia.com/gpumem": 10240})
+    (container,) = placed(table, request).containers
+    assert sorted(share.uuid for share in container.shares) == ["GPU-0", "GPU-1"]
+    assert {share.memory_mib for share in container.shares} == {10240}
+    edits = CATALOG.vendor("nvidia").render(
+        container, [devices[share.uuid] for share in container.shares], RenderContext(mode="env")
+    )
+    assert edits.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "10240m"
+    assert edits.env["CUDA_DEVICE_MEMORY_LIMIT_1"] == "10240m"
+
+
+NO_PLACE = "partition of 16384 MiB wanted, no device has the units or a place left (gpu-node)"
+TEN_GIB = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10240}
+
+
+def test_ten_gib_of_an_h200_is_a_1g_18gb_and_the_eighth_has_no_room() -> None:
+    devices = cards(facts_of("H200-141"))
+    table = cluster(devices)
+    given = [placed(table, pod(f"p{number}", TEN_GIB)).containers[0] for number in range(7)]
+    shares = [share for container in given for share in container.shares]
+    assert {(s.profile, s.memory_mib, s.core_pct) for s in shares} == {("1g.18gb", 16384, 12)}
+    assert {share.start for share in shares} == set(range(7))
+    assert refused(table, pod("p7", TEN_GIB)) == (
+        "CardPartitionInfeasible",
+        f"CardPartitionInfeasible: {NO_PLACE}",
+    )
+    handles = {"GPU-0": {"mig_uuid": "MIG-7"}}
+    edits = CATALOG.vendor("nvidia").render(
+        given[-1], list(devices.values()), RenderContext(mode="env", handles=handles, divides=True)
+    )
+    assert edits.env == {"NVIDIA_VISIBLE_DEVICES": "MIG-7"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "profile"),
+    [
+        ({"nvidia.com/gpumem": 16384}, "1g.18gb"),
+        ({"nvidia.com/gpumem": 16385}, "1g.35gb"),
+        ({"nvidia.com/gpumem": 16385, "nvidia.com/gpucores": 20}, "2g.35gb"),
+        ({"nvidia.com/gpumem": 40000}, "3g.71gb"),
+        ({"nvidia.com/gpumem": 40000, "nvidia.com/gpucores": 47}, "4g.71gb"),
+        ({"nvidia.com/gpumem-percentage": 100, "nvidia.com/gpucores": 50}, "7g.141gb"),
+        ({"nvidia.com/gpumem-percentage": 20}, "1g.35gb"),
+        ({"nvidia.com/mig-1g.18gb.me": 1}, "1g.18gb+me"),
+        ({"nvidia.com/mig-3g.71gb": 1}, "3g.71gb"),
+    ],
+)
+def test_smallest_profile_that_holds_it_or_the_named_one(
+    limits: dict[str, int], profile: str
+) -> None:
+    table = cluster(cards(facts_of("H200-141")))
+    (container,) = placed(table, pod("p", limits)).containers
+    assert [share.profile for share in container.shares] == [profile]
+
+
+def test_profile_with_media_engines_is_there_once() -> None:
+    table = cluster(cards(facts_of("H200-141")))
+    placed(table, pod("a", {"nvidia.com/mig-1g.18gb.me": 1}))
+    code, _ = refused(table, pod("b", {"nvidia.com/mig-1g.18gb.me": 1}))
+    assert code == "CardPartitionInfeasible"
+    placed(table, pod("c", {"nvidia.com/mig-1g.18gb": 1}))
+
+
+def test_name_is_served_by_cards_that_have_the_profile_only() -> None:
+    table = cluster(cards(facts_of("A30"), facts_of("H200-141", uuid="GPU-1", index=1)))
+    found = placed(table, pod("a", {"nvidia.com/mig-3g.71gb": 1}))
+    assert found.containers[0].shares[0].uuid == "GPU-1"
+    code, _ = refused(cluster(cards(facts_of("A30"))), pod("b", {"nvidia.com/mig-3g.71gb": 1}))
+    assert code == "CardPartitionMismatch"
+
+
+def test_modes_on_one_node_serve_their_own() -> None:
+    soft = DeviceFacts(
+        uuid="GPU-9", vendor="nvidia", index=9, type="NVIDIA H200", memory_mib=143771
+    )
+    devices = cards(facts_of("H200-141"), soft)
+    for mode, uuid in (("mig", "GPU-0"), ("hami-core", "GPU-9")):
+        table = cluster(devices)
+        request = pod("p", TEN_GIB, {"nvidia.com/vgpu-mode": mode})
+        assert placed(table, request).containers[0].shares[0].uuid == uuid
+    table = cluster(devices)
+    whole = placed(table, pod("w", {"nvidia.com/gpu": 1}))
+    assert whole.containers[0].shares[0].uuid == "GPU-9"
+    named = placed(table, pod("n", {"nvidia.com/mig-1g.18gb": 1}))
+    assert named.containers[0].shares[0].uuid == "GPU-0"
