@@ -20,6 +20,7 @@ GENERATORS: tuple[tuple[str, str], ...] = (
     ("payload tables in docs/wire.md, from the message Structs", "tools/gen_wire.py"),
     ("docs/events.md, the AsyncAPI document and schemas, from the events", "tools/gen_events.py"),
     ("the catalogue in docs/metrics.md, from the services' metrics", "tools/gen_metrics.py"),
+    ("dashboards and rules in deploy/kustomize/components/", "tools/gen_monitoring.py"),
     ("the registry's OpenAPI document, from its operations", "tools/gen_openapi.py"),
     ("resource names in deploy/kustomize/base/, from the vendors' catalog", "tools/gen_deploy.py"),
 )

@@ -37,7 +37,7 @@ JSON_TYPE = "application/json"
 
 _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
-_STATUS_BY_ERROR: tuple[tuple[type[HamiError], int, str], ...] = (
+CODES: tuple[tuple[type[HamiError], int, str], ...] = (
     (RequestInvalid, 400, "request-invalid"),
     (WireInvalid, 400, "wire-invalid"),
     (Denied, 403, "denied"),
@@ -45,6 +45,7 @@ _STATUS_BY_ERROR: tuple[tuple[type[HamiError], int, str], ...] = (
     (Conflict, 409, "conflict"),
     (Unavailable, 503, "unavailable"),
 )
+"""Status and stable code of each error, the first that fits."""
 
 
 class Request:
@@ -372,7 +373,7 @@ class _Adapter:
 
 
 def _refusal(request: web.BaseRequest, error: HamiError) -> Response:
-    for error_type, status, code in _STATUS_BY_ERROR:
+    for error_type, status, code in CODES:
         if isinstance(error, error_type):
             return error_response(status=status, code=code, message=str(error))
     _log.error("handler failed", exc_info=error, extra={"path": request.path})
