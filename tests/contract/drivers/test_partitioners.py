@@ -20,7 +20,7 @@ from hami_nodeagent.drivers.errors import (
     PartitionRefused,
 )
 from hami_nodeagent.drivers.partitioner import Instance
-from tests.contract.drivers.partitions import KIND_BY_VENDOR, KINDS, PartBench, fill
+from tests.support.vendor_parts import KIND_BY_VENDOR, KINDS, PartBench, fill
 
 pytestmark = pytest.mark.anyio
 

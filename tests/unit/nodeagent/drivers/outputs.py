@@ -88,6 +88,15 @@ PARSERS = (
         "ascend", "division", ascend.division,
         golden("ascend/division_two.txt"), faked("ascend", "info", "-t", "info-vnpu", *_CHIP),
     ),
+    _parser(
+        "ascend", "created", ascend.created,
+        golden("ascend/created.txt"), golden("ascend/created_one_line.txt"),
+    ),
+    _parser("ascend", "destroyed", ascend.destroyed, golden("ascend/destroyed.txt")),
+    _parser("ascend", "recovers", ascend.recovers, golden("ascend/recovers.txt")),
+    _parser(
+        "ascend", "recovery_set", ascend.recovery_set, golden("ascend/recovery_set.txt")
+    ),
     _parser("ascend", "topology", ascend.topology, golden("ascend/topo.txt")),
     _parser(
         "cambricon", "table", cambricon.table,
@@ -98,6 +107,7 @@ PARSERS = (
         "cambricon", "card", lambda text: cambricon.card(text, 1),
         faked("cambricon", "info", "-c", "1"),
     ),
+    _parser("cambricon", "smlus", cambricon.smlus, golden("cambricon/smlus.json")),
     _parser("hygon", "cards", hygon.cards, faked("hygon", *_HYGON)),
     _parser("hygon", "table", hygon.table, golden("hygon/table_old.txt"), faked("hygon")),
     _parser("hygon", "numa", hygon.numa, faked("hygon", "--showtoponuma")),
@@ -121,6 +131,10 @@ PARSERS = (
         golden("metax/mx_2_2_4.txt"), golden("metax/mx_sgpu.txt"), faked("metax"),
     ),
     _parser("metax", "listed", metax.listed, faked("metax", "-L")),
+    _parser(
+        "metax", "sgpus", metax.sgpus,
+        golden("metax/sgpus.txt"), golden("metax/sgpus_none.txt"),
+    ),
     _parser("metax", "topology", metax.topology, faked("metax", "topo", "-m")),
     _parser(
         "enflame", "table", enflame.table,
@@ -131,7 +145,10 @@ PARSERS = (
         faked("enflame", "-q", "-d", "TEMP,MEMORY,USAGE,PCIE"),
     ),
     _parser("enflame", "profiles", enflame.profiles, golden("enflame/drs_profiles.txt")),
-    _parser("enflame", "instances", enflame.instances, golden("enflame/drs_instances.txt")),
+    _parser(
+        "enflame", "instances", enflame.instances,
+        golden("enflame/drs_instances.txt"), golden("enflame/drs_none.txt"),
+    ),
     _parser(
         "kunlunxin", "table", kunlunxin.table,
         golden("kunlunxin/xpu_sriov.txt"), faked("kunlunxin"),

@@ -316,7 +316,7 @@ def _metax_list(state: State, cards: Cards) -> str:
         word = state.get("class", {}).get(str(card["index"]), "0")
         rows += [
             f"| {card['index']:<5} {number:<9} {part['alias']:<20} {part['compute']:<9}"
-            f" {part['vram']:>6} MiB  {word:<12} {'Busy' if part['busy'] else 'Idle':<14}|"
+            f" {part['vram']:>6} MiB  {word:<12} {'Busy' if part['busy'] else 'Idle':<9}|"
             for number, part in sorted(_parts(state, card["index"]).items())
         ]
     head = "| GPU   sGPU-Id   Alias                Compute   Vram        Sched-Class  State    |"

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from hami_nodeagent.drivers import build_driver
 from hami_nodeagent.drivers.errors import DeviceHung, PartitionRefused
@@ -109,6 +109,23 @@ KINDS = (
         create="",
     ),
 )
+ASCEND_MODELS = ("910B2", "910B3", "910B4", "910ProA", "310P3", "Ascend910")
+
+
+def ascend_kind(model: str) -> Kind:
+    """How one Ascend chip is divided: every template that it has."""
+    chip = vendorparts.ASCEND_CHIPS[model]
+    cores = chip["totals"][0]
+    return structs.replace(
+        KIND_BY_VENDOR["ascend"],
+        model=model,
+        sizes=tuple(
+            (name, "", amounts[1] * 1024, 100 * amounts[0] // cores)
+            for name, amounts in sorted(chip["templates"].items())
+        ),
+    )
+
+
 KIND_BY_VENDOR = {kind.vendor: kind for kind in KINDS}
 
 
