@@ -115,7 +115,7 @@ demo *args:
 build name *args:
     @shift; python -m "tools.build_{{ name }}" "$@"
 
-# measure: bench scheduler, bench throughput [--nodes 1000 --pods 2000], bench burst, bench limiter; all with [--json -]
+# measure: bench scheduler, bench throughput [--nodes 1000 --pods 2000], bench burst, bench webhook, bench limiter; all with [--json -]
 [group('test')]
 [no-exit-message]
 bench name *args:

@@ -59,6 +59,15 @@ class ContainerView(Struct, frozen=True, kw_only=True, rename="camel"):
         """Requests as text; empty when there are none."""
         return _texts(self.resources.requests if self.resources else None)
 
+    def quantity(self, name: str) -> str | None:
+        """One resource as text: its limit, else its request; ``None`` when it has neither."""
+        if self.resources is None:
+            return None
+        for quantities in (self.resources.limits, self.resources.requests):
+            if quantities and name in quantities:
+                return str(quantities[name])
+        return None
+
 
 def _texts(quantities: dict[str, str | int | float] | None) -> dict[str, str]:
     return {name: str(value) for name, value in (quantities or {}).items()}

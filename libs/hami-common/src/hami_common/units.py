@@ -40,6 +40,8 @@ _SUFFIX: dict[str, Fraction] = {
 _BYTE_SUFFIXES = ("Mi", "Gi", "Ti", "Pi", "Ei")
 _EXPONENT_LIMIT = 30
 _LENGTH_LIMIT = 64
+_PLAIN_DIGITS = 9
+"""So many digits are always below ``INT32_MAX``: too few for a number of bytes."""
 
 
 def parse_quantity(text: str) -> Fraction | None:
@@ -72,6 +74,8 @@ def parse_count(
     times too much, and taking it as bytes would give the same manifest another meaning than before.
     """
     raw = str(text)
+    if len(raw) <= _PLAIN_DIGITS and raw.isascii() and raw.isdigit() and int(raw) <= at_most:
+        return int(raw)  # what nearly everybody writes, at a tenth of the cost
     value = parse_quantity(raw)
     if value is None:
         raise RequestInvalid(

@@ -195,15 +195,10 @@ class Nvidia:
 
         An alias counts when the true name is absent.
         """
-        for resources in (container.limits(), container.requests()):
-            if name in resources:
-                return resources[name]
-        for alias, target in self._resources.aliases.items():
-            if target == name:
-                for resources in (container.limits(), container.requests()):
-                    if alias in resources:
-                        return resources[alias]
-        return None
+        aliases = self._resources.aliases.items()
+        names = (name, *(alias for alias, target in aliases if target == name))
+        found = (container.quantity(wanted) for wanted in names)
+        return next((text for text in found if text is not None), None)
 
     def _field(self, container: ContainerView, name: str) -> str:
         return f"container {container.name}: resources.limits[{name}]"

@@ -238,11 +238,8 @@ class ShareVendor(ABC):
 
     def _value(self, container: ContainerView, name: str) -> str | None:
         names = [name, *(alias for alias, target in self.about.aliases.items() if target == name)]
-        for wanted in names:
-            for resources in (container.limits(), container.requests()):
-                if wanted in resources:
-                    return resources[wanted]
-        return None
+        found = (container.quantity(wanted) for wanted in names)
+        return next((text for text in found if text is not None), None)
 
     def _mentioned(self, container: ContainerView) -> list[Family]:
         return [

@@ -272,7 +272,7 @@ def _vendor_changes(view: PodView, catalog: Catalog) -> list[list[ContainerChang
     return [
         [
             changes
-            for vendor in catalog.vendors
+            for vendor in catalog.asked(container)
             if (changes := vendor.admit(container, view.annotations())) is not None
         ]
         for _, container in view.containers_in_order()
