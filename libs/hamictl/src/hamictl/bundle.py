@@ -41,6 +41,7 @@ _ASSIGNED = re.compile(
     (?:[\w.-]*(?:password|passwd|secret|token|credential|private[-_]?key|api[-_]?key|seed))
     ["']?\s*[:=]\s*["']?) ([^\s"',;}\]]{3,})"""
 )
+_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 _NOT_SECRET = re.compile(r"(?i)(file|path|dir|name|_s|ref|mount\w*)$")
 _LOCATIONS = re.compile(r"^(/|[\w.-]+\.(pem|crt|key|toml|creds)$|true$|false$|\d+$)")
 
@@ -108,7 +109,12 @@ def redact(value: object) -> object:
 
 
 def _is_harmless(key: str, text: str) -> bool:
-    return bool(_NOT_SECRET.search(key)) and bool(not text or _LOCATIONS.match(text))
+    """Whether a key that sounds like a secret only says where one is, or what it is called."""
+    if not text:
+        return True
+    if key.lower().endswith("name") and _OBJECT_NAME.fullmatch(text):
+        return True
+    return bool(_NOT_SECRET.search(key)) and bool(_LOCATIONS.match(text))
 
 
 def redact_text(text: str) -> str:

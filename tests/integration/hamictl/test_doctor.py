@@ -1,0 +1,457 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Broken set-ups, each with one fault: the doctor names it, and nothing else that is not so.
+
+The hosts are directories that look like a node's root, the cluster is the simulated API server with
+a webhook of its own. Costs about 6 s.
+"""
+
+import base64
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp.web
+import anyio.to_thread
+import pytest
+import yaml
+from msgspec.structs import replace
+
+from hami_common.errors import Conflict
+from hami_common.events.asking import CheckAnswer, Finding
+from hami_common.events.inventory import NodeDevices
+from hami_common.runtime import kubeio
+from hami_nodeagent.shell.hostcheck import HostCheck
+from hami_sim.apiserver import ApiServer, Settings
+from hami_sim.certs import CertificateAuthority
+from hami_webhook.core.configuration import Client, mutating_webhook_configuration
+from hamictl.bootstrap import Plan, bootstrap
+from hamictl.doctor import Checks, ClusterDoctor, diagnosis, from_agents
+from tests.unit.nodeagent.shell.support import make_site
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[3]
+NODE = "node-1"
+NOW_S = datetime(2026, 3, 1, tzinfo=UTC).timestamp()
+HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def make_host(root: Path) -> None:
+    """A node on which nothing is wrong."""
+    handler = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\nruntime_type = "x"'
+    write(root / "etc/containerd/config.toml", f"version = 2\n{handler}\n")
+    write(root / "etc/nvidia-container-runtime/config.toml", f"{ENVVAR} = false\n")
+    write(root / "etc/cdi/nvidia.yaml", "cdiVersion: 0.6.0\nkind: nvidia.com/gpu\ndevices: []\n")
+    write(root / "usr/lib64/libc.so.6", "\0GNU C Library (GNU libc) stable release version 2.36.\n")
+    write(root / "proc/driver/nvidia/version", "NVRM: NVIDIA UNIX Kernel Module  570.86  Release\n")
+    write(root / "var/lib/kubelet/device-plugins/hami-nvidia.sock", "")
+    write(root / "var/lib/kubelet/device-plugins/kubelet.sock", "")
+
+
+def no_devices(root: Path) -> None:
+    (root / "proc/driver/nvidia/version").unlink()
+
+
+HOST_FAULTS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
+    # name: (what breaks it, check, verdict, a word of the finding)
+    "driver-not-loaded": (no_devices, "driver", "FAIL", "not loaded"),
+    "driver-too-old": (
+        lambda root: write(
+            root / "proc/driver/nvidia/version", "NVRM: NVIDIA Kernel Module  418.152  x\n"
+        ),
+        "driver",
+        "FAIL",
+        "418.152",
+    ),
+    "no-runtime-handler": (
+        lambda root: write(root / "etc/containerd/config.toml", "version = 2\n"),
+        "runtime-handler",
+        "FAIL",
+        "no handler nvidia",
+    ),
+    "toolkit-takes-environment": (
+        lambda root: write(root / "etc/nvidia-container-runtime/config.toml", f"{ENVVAR} = true\n"),
+        "toolkit-envvar",
+        "WARN",
+        "NVIDIA_VISIBLE_DEVICES",
+    ),
+    "no-cdi-specification": (
+        lambda root: (root / "etc/cdi/nvidia.yaml").unlink(),
+        "cdi",
+        "FAIL",
+        "no CDI specification",
+    ),
+    "cdi-turned-off": (
+        lambda root: write(
+            root / "etc/containerd/config.toml",
+            '[plugins."x"]\nenable_cdi = false\n[plugins."x".containerd.runtimes.nvidia]\na = 1\n',
+        ),
+        "cdi",
+        "FAIL",
+        "turns CDI off",
+    ),
+    "second-plugin-socket": (
+        lambda root: write(root / "var/lib/kubelet/device-plugins/nvidia-gpu.sock", ""),
+        "second-plugin",
+        "FAIL",
+        "nvidia-gpu.sock",
+    ),
+    "glibc-too-old": (
+        lambda root: write(
+            root / "usr/lib64/libc.so.6", "GNU C Library stable release version 2.12, by R"
+        ),
+        "glibc",
+        "FAIL",
+        "2.12",
+    ),
+}
+
+
+async def look_at(root: Path, *, served: bool = True, devices: bool = True) -> list[Finding]:
+    """What the agent of this host finds."""
+    site = make_site(
+        root / "state",
+        injection="cdi",
+        host_root=str(root),
+        host_proc=str(root / "proc"),
+        device_plugin_dir=str(root / "var/lib/kubelet/device-plugins"),
+    )
+    site.picture.note_served("nvidia", served=served)
+    if not devices:
+        site.picture.canonical_by_vendor["nvidia"] = NodeDevices(
+            node=NODE, vendor="nvidia", boot_id="", seq=2, time_s=0, config_generation=1
+        )
+    check = HostCheck(site=site, resources={"nvidia.com/gpu": "nvidia"})
+    return list(await check.check())
+
+
+def bad(found: list[Finding]) -> list[tuple[str, str]]:
+    return [(one.check, one.verdict) for one in found if one.verdict != "PASS"]
+
+
+async def test_sound_host_has_no_finding(tmp_path: Path) -> None:
+    await anyio.to_thread.run_sync(make_host, tmp_path)
+    found = await look_at(tmp_path)
+    assert bad(found) == []
+    assert {one.check for one in found} == {
+        *("kubelet", "second-plugin", "driver", "runtime-handler"),
+        *("toolkit-envvar", "cdi", "glibc"),
+    }
+
+
+@pytest.mark.parametrize("name", HOST_FAULTS)
+async def test_fault_of_a_host_is_named(tmp_path: Path, name: str) -> None:
+    spoil, check, verdict, word = HOST_FAULTS[name]
+    await anyio.to_thread.run_sync(make_host, tmp_path)
+    spoil(tmp_path)
+    found = await look_at(tmp_path, devices=name != "driver-not-loaded")
+    assert bad(found) == [(check, verdict)]
+    told = next(one for one in found if one.check == check)
+    assert word in told.text
+    assert told.fix
+    assert told.node
+
+
+async def test_plugin_that_kubelet_did_not_take_is_named(tmp_path: Path) -> None:
+    await anyio.to_thread.run_sync(make_host, tmp_path)
+    assert bad(await look_at(tmp_path, served=False)) == [("kubelet", "FAIL")]
+
+
+async def test_host_that_cannot_be_read_is_told_and_not_called_sound(tmp_path: Path) -> None:
+    found = await look_at(tmp_path / "nothing")
+    assert {one.check for one in found if one.verdict == "PASS"} <= {"kubelet", "driver"}
+
+
+# --- what agents and registry told ----------------------------------------------------------------
+
+SOUND = Checks(
+    time_s=NOW_S,
+    version="1.0",
+    items=(CheckAnswer(node=NODE, time_s=NOW_S, version="1.0"),),
+    findings=(Finding(check="bus", verdict="PASS", text="all there"),),
+)
+
+
+def told(checks: Checks, *, own_version: str = "1.0", now_s: float = NOW_S) -> list[Finding]:
+    return list(from_agents(checks, own_version=own_version, now_s=now_s))
+
+
+def test_sound_answers_have_no_finding() -> None:
+    assert bad(told(SOUND)) == []
+
+
+def test_silent_agent_skewed_clocks_and_mixed_versions_are_named() -> None:
+    assert bad(told(replace(SOUND, silent=("node-2",)))) == [("agent", "FAIL")]
+    late = CheckAnswer(node=NODE, time_s=NOW_S - 90, version="1.0")
+    found = told(replace(SOUND, items=(late,)))
+    assert bad(found) == [("clock", "FAIL")]
+    assert "90 s behind" in next(one for one in found if one.verdict == "FAIL").text
+    assert bad(told(SOUND, now_s=NOW_S + 10)) == [("clock", "WARN")]
+    assert bad(told(SOUND, own_version="0.9")) == [("versions", "WARN")]
+    missing = Finding(check="bus", verdict="FAIL", text="stream HAMI_EVENTS: not found", fix="x")
+    assert bad(told(replace(SOUND, findings=(missing,)))) == [("bus", "FAIL")]
+
+
+def test_worst_comes_first_and_all_is_counted() -> None:
+    found = diagnosis(
+        Finding(check=verdict.lower(), verdict=verdict, text="")
+        for verdict in ("PASS", "FAIL", "WARN", "PASS")
+    )
+    assert [one.verdict for one in found.findings] == ["FAIL", "WARN", "PASS", "PASS"]
+    assert (found.failed, found.warned, found.passed) == (1, 1, 2)
+
+
+# --- the cluster ----------------------------------------------------------------------------------
+
+
+class Cluster:
+    """A simulated cluster with a webhook that sends pods to our scheduler."""
+
+    def __init__(self, kube: kubeio.KubeClient, authority: CertificateAuthority, url: str) -> None:
+        self.kube = kube
+        self.authority = authority
+        self.url = url
+
+    async def put(self, path: str, document: dict[str, Any]) -> None:
+        try:
+            await self.kube.create(path, json.dumps(document).encode())
+        except Conflict:
+            name = document["metadata"]["name"]
+            await self.kube.patch(f"{path}/{name}", json.dumps(document).encode())
+
+    async def configure(self, **client: str) -> None:
+        """Point the API server at the webhook."""
+        own = Client(url=self.url, ca_bundle=base64.b64encode(self.authority.pem).decode())
+        where = replace(own, **client)
+        document = mutating_webhook_configuration(["nvidia.com/gpu"], where)
+        await self.put(HOOKS, document)
+
+    async def add_scheduler(self, change: Callable[[dict[str, Any]], None]) -> None:
+        text = (ROOT / "deploy/kustomize/base/kube-scheduler.yaml").read_text()
+        document = yaml.safe_load(text)
+        change(document)
+        await self.put(
+            "/api/v1/namespaces/hami-system/configmaps",
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "hami-kube-scheduler", "namespace": "hami-system"},
+                "data": {"config.yaml": yaml.safe_dump(document)},
+            },
+        )
+
+    def doctor(self, agents: Checks | None = SOUND, *, now_s: float = NOW_S) -> ClusterDoctor:
+        return ClusterDoctor(self.kube, namespace="hami-system", now_s=now_s, agents=agents)
+
+
+async def _answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
+    review = await request.json()
+    patch = [{"op": "add", "path": "/spec/schedulerName", "value": "hami-scheduler"}]
+    response = {
+        "uid": review["request"]["uid"],
+        "allowed": True,
+        "patchType": "JSONPatch",
+        "patch": base64.b64encode(json.dumps(patch).encode()).decode(),
+    }
+    return aiohttp.web.json_response(
+        {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+    )
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    authority = CertificateAuthority()
+    certificate, key, _ = authority.issue_files(tmp_path / "tls", ["127.0.0.1", "localhost"])
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(ApiServer(Settings()))
+        server.kubeconfig(tmp_path / "kubeconfig")
+        kube = await stack.enter_async_context(kubeio.connect(str(tmp_path / "kubeconfig")))
+        app = aiohttp.web.Application()
+        app.router.add_post("/mutate", _answer)
+        runner = aiohttp.web.AppRunner(app)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        context = _serving(certificate, key)
+        await aiohttp.web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+        port = runner.addresses[0][1]
+        found = Cluster(kube, authority, f"https://127.0.0.1:{port}/mutate")
+        await found.put("/api/v1/namespaces", {"metadata": {"name": "hami-system"}})
+        await found.configure()
+        yield found
+
+
+def _serving(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+async def test_sound_cluster_has_no_finding(cluster: Cluster) -> None:
+    await cluster.add_scheduler(lambda _: None)
+    await cluster.put("/api/v1/nodes", node(hami=True))
+    found = await cluster.doctor().findings()
+    assert bad(found) == []
+    assert {one.check for one in found} >= {"webhook", "certificates", "kube-scheduler"}
+
+
+def node(*, hami: bool, name: str = NODE) -> dict[str, Any]:
+    labels = {"nvidia.com/gpu.present": "true"} | ({"hami.io/nvidia": "true"} if hami else {})
+    return {"metadata": {"name": name, "labels": labels}}
+
+
+async def test_nodes_without_label_or_agent_are_named(cluster: Cluster) -> None:
+    await cluster.put("/api/v1/nodes", node(hami=False))
+    await cluster.put("/api/v1/nodes", node(hami=True, name="node-9"))
+    found = await cluster.doctor().nodes()
+    assert sorted((one.check, one.node) for one in found) == [
+        ("agent", "node-9"),
+        ("node-labels", NODE),
+    ]
+    assert "kubectl label node node-1" in next(o.fix for o in found if o.check == "node-labels")
+
+
+async def test_daemonset_of_another_plugin_is_named(cluster: Cluster) -> None:
+    labels = {"app": "plugin"}
+    await cluster.put("/api/v1/namespaces", {"metadata": {"name": "gpu-operator"}})
+    await cluster.put(
+        "/apis/apps/v1/namespaces/gpu-operator/daemonsets",
+        {
+            "metadata": {"name": "nvidia-device-plugin"},
+            "spec": {
+                "selector": {"matchLabels": labels},
+                "template": {
+                    "metadata": {"labels": labels},
+                    "spec": {"containers": [{"name": "a", "image": "nvidia/k8s-device-plugin:1"}]},
+                },
+            },
+        },
+    )
+    found = await cluster.doctor().second_plugin()
+    assert bad(found) == [("second-plugin", "FAIL")]
+    assert "gpu-operator/nvidia-device-plugin" in found[0].text
+
+
+async def _away(cluster: Cluster) -> None:
+    await cluster.configure(url="https://127.0.0.1:1/mutate")
+
+
+async def _other_authority(cluster: Cluster) -> None:
+    other = base64.b64encode(CertificateAuthority().pem).decode()
+    await cluster.configure(ca_bundle=other)
+
+
+async def _ignored(cluster: Cluster) -> None:
+    document = mutating_webhook_configuration(
+        ["nvidia.com/gpu"],
+        Client(url=cluster.url, ca_bundle=base64.b64encode(cluster.authority.pem).decode()),
+    )
+    for hook in document["webhooks"]:
+        hook["failurePolicy"] = "Ignore"
+    await cluster.put(HOOKS, document)
+
+
+async def _not_called(cluster: Cluster) -> None:
+    document = mutating_webhook_configuration(
+        ["amd.com/gpu"],
+        Client(url=cluster.url, ca_bundle=base64.b64encode(cluster.authority.pem).decode()),
+    )
+    await cluster.put(HOOKS, document)
+
+
+WEBHOOK_FAULTS: dict[str, tuple[Callable[[Cluster], Awaitable[None]], str]] = {
+    "away": (_away, "does not reach the webhook"),
+    "other-authority": (_other_authority, "does not trust the webhook"),
+    "failures-ignored": (_ignored, "failurePolicy Ignore"),
+    "not-called": (_not_called, "past the webhook"),
+}
+
+
+@pytest.mark.parametrize("name", WEBHOOK_FAULTS)
+async def test_fault_of_the_webhook_is_named(cluster: Cluster, name: str) -> None:
+    spoil, word = WEBHOOK_FAULTS[name]
+    await spoil(cluster)
+    found = [one for one in await cluster.doctor().webhook() if one.verdict != "PASS"]
+    assert found, "nothing was found"
+    assert {one.verdict for one in found} == {"FAIL"}
+    assert word in found[0].text
+    assert found[0].fix
+
+
+async def test_certificates_that_end_or_do_not_match_are_named(cluster: Cluster) -> None:
+    where = Client(namespace="hami-system", service="hami-webhook")
+    await cluster.put(HOOKS, mutating_webhook_configuration(["nvidia.com/gpu"], where))
+    plan = Plan(namespace="hami-system", service="hami-webhook", webhook="hami-webhook")
+    made = datetime.fromtimestamp(NOW_S, tz=UTC)
+    await bootstrap(cluster.kube, plan, now=made)
+    assert bad(await cluster.doctor().certificates()) == []
+    soon_s = NOW_S + timedelta(days=85).total_seconds()
+    assert bad(await cluster.doctor(now_s=soon_s).certificates()) == [("certificates", "WARN")]
+    over_s = NOW_S + timedelta(days=91).total_seconds()
+    assert bad(await cluster.doctor(now_s=over_s).certificates()) == [("certificates", "FAIL")]
+    other = mutating_webhook_configuration(
+        ["nvidia.com/gpu"],
+        replace(where, ca_bundle=base64.b64encode(CertificateAuthority().pem).decode()),
+    )
+    await cluster.put(HOOKS, other)
+    found = await cluster.doctor().certificates()
+    assert "did not issue" in " ".join(one.text for one in found if one.verdict == "FAIL")
+
+
+def _no_extender(document: dict[str, Any]) -> None:
+    del document["extenders"]
+
+
+def _sampled(document: dict[str, Any]) -> None:
+    del document["percentageOfNodesToScore"]
+
+
+def _ignorable(document: dict[str, Any]) -> None:
+    document["extenders"][0]["ignorable"] = True
+
+
+def _no_profile(document: dict[str, Any]) -> None:
+    document["profiles"] = [{"schedulerName": "default-scheduler"}]
+
+
+def _unmanaged(document: dict[str, Any]) -> None:
+    extender = document["extenders"][0]
+    extender["managedResources"] = [
+        one for one in extender["managedResources"] if one["name"] != "nvidia.com/gpumem"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (_no_extender, "no extender"),
+        (_sampled, "percentageOfNodesToScore"),
+        (_ignorable, "ignorable"),
+        (_no_profile, "no profile"),
+        (_unmanaged, "nvidia.com/gpumem"),
+    ],
+)
+async def test_fault_of_kube_schedulers_configuration_is_named(
+    cluster: Cluster, change: Callable[[dict[str, Any]], None], word: str
+) -> None:
+    await cluster.add_scheduler(change)
+    found = await cluster.doctor().kube_scheduler()
+    assert bad(found) == [("kube-scheduler", "FAIL")]
+    assert word in found[0].text
+
+
+async def test_missing_configuration_is_a_fault_and_no_crash(cluster: Cluster) -> None:
+    await cluster.kube.delete(f"{HOOKS}/hami-webhook")
+    found = await cluster.doctor().findings()
+    assert {one.check for one in found if one.verdict == "FAIL"} >= {
+        *("webhook", "certificates", "kube-scheduler"),
+    }
