@@ -3,6 +3,9 @@
 
 import base64
 import json
+import os
+import re
+import subprocess
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,19 +13,25 @@ from typing import Any
 
 import pytest
 
+from hami_common import grants
 from hami_common.errors import NotFound
-from hami_common.runtime import kubeio
+from hami_common.nkeys import NKey
+from hami_common.runtime import kubeio, natsio
 from hami_common.signing import Signer, Verifier
 from hami_sim.apiserver import ApiServer, Settings
+from hami_sim.certs import CertificateAuthority
+from hami_sim.kubernetes import configuration
+from hami_sim.natsd import run_nats_server
 from hami_webhook.core.configuration import Client, mutating_webhook_configuration
-from hamictl.bootstrap import Plan, bootstrap
-from hamictl.certificates import ends, serves
+from hamictl.bootstrap import BUS_SECRETS, Plan, bootstrap
+from hamictl.certificates import ends, new_authority, serves
 
 pytestmark = pytest.mark.anyio
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 PLAN = Plan(namespace="hami-system", service="hami-webhook", webhook="hami-webhook")
 HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+SHIPPED_BUS = configuration.shipped_directory().parent / "components" / "nats"
 NAMES = ["hami-webhook.hami-system.svc"]
 
 
@@ -63,7 +72,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 
 async def test_first_run_makes_everything_and_the_next_changes_nothing(site: Site) -> None:
-    assert len(await site.run(NOW)) == 5
+    assert len(await site.run(NOW)) == 13
     assert await site.run(NOW + timedelta(days=1)) == []
     signer = Signer.from_pem((await site.data("secrets", "hami-signing-key"))["signing.pem"])
     trusted = await site.data("configmaps", "hami-trusted-keys")
@@ -79,7 +88,11 @@ async def test_certificate_that_ends_soon_is_renewed_by_the_same_authority(site:
     await site.run(NOW)
     authority = await site.data("secrets", "hami-ca")
     later = NOW + timedelta(days=61)
-    assert await site.run(later) == ["made Secret hami-webhook-tls: the webhook's certificate"]
+    assert await site.run(later) == [
+        "made Secret hami-webhook-tls: the webhook's certificate",
+        "made Secret hami-nats-tls: the bus servers' certificate",
+        "made Secret hami-registry-tls: the registry's certificate",
+    ]
     serving = (await site.data("secrets", "hami-webhook-tls"))["tls.crt"]
     assert ends(serving) == later + PLAN.serving_valid
     assert await site.data("secrets", "hami-ca") == authority
@@ -93,6 +106,7 @@ async def test_old_authority_stays_trusted_until_it_ends(site: Site) -> None:
     new = (await site.data("secrets", "hami-ca"))["tls.crt"]
     assert new != old
     assert await site.bundles() == {new + old}
+    assert (await site.data("configmaps", "hami-ca"))["ca.crt"] == new + old
     serving = (await site.data("secrets", "hami-webhook-tls"))["tls.crt"]
     assert serves(serving, NAMES, authority=new)
     await site.run(later + timedelta(days=21))
@@ -121,7 +135,87 @@ async def test_unreadable_certificate_is_made_anew(site: Site) -> None:
 
 
 async def test_keys_alone_need_no_webhook(site: Site) -> None:
-    plan = Plan(namespace="hami-system", service="hami-webhook", webhook="")
+    plan = Plan(namespace="hami-system", service="hami-webhook", webhook="", bus="")
     assert len(await site.run(NOW, plan)) == 2
     with pytest.raises(NotFound):
         await site.data("secrets", "hami-ca")
+
+
+async def test_authority_of_somebody_else_is_told_to_callers(site: Site) -> None:
+    plan = Plan(namespace="hami-system", service="hami-webhook", webhook="", bus="")
+    other = new_authority("other", now=NOW, valid=timedelta(days=9))
+    secret = {
+        "metadata": {"name": "hami-ca"},
+        "data": {"tls.crt": base64.b64encode(other.certificate).decode()},
+    }
+    path = "/api/v1/namespaces/hami-system/secrets"
+    await site.kube.create(path, json.dumps(secret).encode())
+    await site.run(NOW, plan)
+    assert (await site.data("configmaps", "hami-ca"))["ca.crt"] == other.certificate
+
+
+async def test_keys_of_the_bus_stay_and_its_permissions_are_those_of_this_release(
+    site: Site,
+) -> None:
+    await site.run(NOW)
+    seeds = {name: await site.data("secrets", name) for name in BUS_SECRETS}
+    accounts = await site.data("configmaps", "hami-bus-accounts")
+    path = "/api/v1/namespaces/hami-system/configmaps/hami-bus-accounts"
+    await site.kube.patch(path, b'{"data":{"accounts.conf":"of an older release"}}')
+    assert await site.run(NOW) == [
+        "changed ConfigMap hami-bus-accounts: who may say what on the bus"
+    ]
+    assert await site.data("configmaps", "hami-bus-accounts") == accounts
+    assert {name: await site.data("secrets", name) for name in BUS_SECRETS} == seeds
+    for name, users in BUS_SECRETS.items():
+        for key, user in users.items():
+            public = NKey.from_seed(seeds[name][key].decode()).public
+            assert (public.encode() in accounts["accounts.conf"]) is True, user
+            assert seeds[name][key] not in accounts["accounts.conf"]
+
+
+async def test_bus_runs_on_what_is_shipped_and_takes_a_new_certificate(
+    site: Site, tmp_path: Path
+) -> None:
+    """The files of the component nats with the accounts made here, and certificates that change."""
+    await site.run(NOW)
+    server_folder, tls = tmp_path / "n", tmp_path / "tls"
+    server_folder.mkdir()
+    accounts = server_folder / "accounts.conf"
+    accounts.write_bytes((await site.data("configmaps", "hami-bus-accounts"))["accounts.conf"])
+    seed = tmp_path / "seed"
+    seed.write_bytes((await site.data("secrets", "hami-bus-scheduler"))["seed"])
+    cert, key, ca = CertificateAuthority().issue_files(tls, ["127.0.0.1"])
+    pid_file = tmp_path / "nats.pid"
+    config = (SHIPPED_BUS / "nats.conf").read_text(encoding="utf-8")
+    for there, here in (
+        ("/tls/tls.crt", cert),
+        ("/tls/tls.key", key),
+        ("/run/nats/nats.pid", pid_file),
+    ):
+        assert there in config
+        config = config.replace(there, str(here))
+    # Where it listens and stores is not for the file to say here.
+    config = re.sub(r"(?m)^(server_name|listen|http): .*$|^jetstream \{[^}]*\}$", "", config)
+    login = natsio.NatsLogin(seed_file=str(seed), inbox=grants.inbox("scheduler"))
+    async with run_nats_server(server_folder, config_text=config) as server:
+        url = server.url.replace("nats://", "tls://")
+        async with natsio.connect([url], name="t", login=login, ca_file=str(ca)) as bus:
+            await natsio.ensure_bus(bus)
+            reloader = subprocess.Popen(
+                ["/bin/sh", SHIPPED_BUS / "reload.sh", cert, key, accounts],
+                env={**os.environ, "PID_FILE": str(pid_file), "EVERY_S": "0.2"},
+            )
+            try:
+                _, _, other_ca = CertificateAuthority().issue_files(tmp_path / "2", ["127.0.0.1"])
+                (tmp_path / "2" / key.name).replace(key)
+                (tmp_path / "2" / cert.name).replace(cert)
+                async with natsio.connect(
+                    [url], name="new", login=login, ca_file=str(other_ca), start_timeout_s=20
+                ) as late:
+                    await natsio.ensure_bus(late)
+            finally:
+                reloader.kill()
+                reloader.wait()
+            await natsio.ensure_bus(bus)
+            assert bus.generation == 1

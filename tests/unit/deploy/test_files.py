@@ -14,6 +14,7 @@ from hami_registry.core.device_config import DeviceConfig, parse
 from hami_registry.settings import Settings as Registry
 from hami_scheduler.settings import Settings as Scheduler
 from hami_webhook.settings import Settings as Webhook
+from hamictl import bootstrap
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
@@ -50,7 +51,9 @@ def test_settings_are_those_of_the_service(path: Path) -> None:
     loaded = load(
         TYPES[path.stem], service=path.stem, argv=["--config", str(path)], environ=environ
     )
-    assert loaded.settings.nats_urls == ["nats://nats.hami-system.svc:4222"]
+    assert loaded.settings.nats_urls == ["tls://nats.hami-system.svc:4222"]
+    assert loaded.settings.nats_ca_file
+    assert loaded.settings.nats_seed_file or loaded.settings.nats_token_file
 
 
 def test_device_configuration_is_understood() -> None:
@@ -94,10 +97,39 @@ def test_every_name_a_pod_mounts_is_made_somewhere() -> None:
         if path.name == "kustomization.yaml"
         for entry in document.get("configMapGenerator", ())
     }
-    made_at_start = {"hami-trusted-keys", "hami-signing-key", "hami-webhook-tls"}
+    made_at_start = {
+        bootstrap.TRUSTED_KEYS,
+        bootstrap.SIGNING_KEY,
+        bootstrap.SERVING,
+        bootstrap.BUS_SERVING,
+        bootstrap.REGISTRY_SERVING,
+        bootstrap.AUTHORITY_BUNDLE,
+        *bootstrap.BUS_SECRETS,
+    }
     for where, pod in pods():
         for volume in pod.get("volumes", ()):
             name = volume.get("configMap", {}).get("name") or volume.get("secret", {}).get(
                 "secretName"
             )
             assert name is None or name in generated | made_at_start, where
+
+
+def test_account_that_makes_keys_may_read_and_renew_what_it_makes() -> None:
+    roles = [d for _, d in MANIFESTS if d.get("kind") == "Role"]
+    rules = next(d["rules"] for d in roles if d["metadata"]["name"] == "hami-bootstrap")
+    named = {
+        (resource, name)
+        for rule in rules
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames", ())
+    }
+    secrets = {
+        bootstrap.AUTHORITY,
+        bootstrap.SIGNING_KEY,
+        bootstrap.SERVING,
+        bootstrap.BUS_SERVING,
+        bootstrap.REGISTRY_SERVING,
+        *bootstrap.BUS_SECRETS,
+    }
+    maps = {bootstrap.TRUSTED_KEYS, bootstrap.AUTHORITY_BUNDLE, bootstrap.BUS_ACCOUNTS}
+    assert named == {("secrets", n) for n in secrets} | {("configmaps", n) for n in maps}

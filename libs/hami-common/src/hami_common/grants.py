@@ -81,13 +81,14 @@ def scheduler() -> Grant:
 
 
 def registry() -> Grant:
-    """Writes canonical devices, reads everything, answers agents about their own records."""
-    logs = (subjects.EVENTS_STREAM, subjects.REPORTS_STREAM)
+    """Writes canonical devices and dead letters, reads everything, asks and answers agents."""
+    logs = (subjects.EVENTS_STREAM, subjects.REPORTS_STREAM, subjects.DEAD_LETTERS_STREAM)
     return Grant(
         account=HAMI,
         publish=(
             subjects.kv_subject(subjects.DEVICES_BUCKET, "*.*"),
-            f"{subjects.DEAD_LETTER_PREFIX}.registry.>",
+            f"{subjects.DEAD_LETTER_PREFIX}.>",
+            f"{subjects.ASK_PREFIX}.*.*",
             *_declares(),
             *_reads((*_BUCKET_STREAMS, *logs)),
             *(f"$JS.ACK.{stream}.>" for stream in logs),

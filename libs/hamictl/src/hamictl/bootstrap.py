@@ -6,6 +6,10 @@ It may run at any time and as often as one likes: what exists is kept until it i
 signing key of allocations is never replaced; to rotate it is a decision (docs/install.md). An old
 authority stays trusted beside a new one until it ends, and the API server is told of a new one
 before any certificate of it serves, so no review fails in between.
+
+Of the bus it makes the keys of those users that have one, the key that signs the logins of all
+others, and the servers' configuration of accounts and permissions (ADR 0013). A new release's
+permissions come into force with its first run.
 """
 
 import base64
@@ -16,7 +20,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from hami_common import grants
 from hami_common.errors import Conflict, NotFound
+from hami_common.nkeys import NKey
 from hami_common.ports import KubeApi
 from hami_common.signing import Signer
 from hamictl.certificates import KeyPair, ends, new_authority, new_server, serves
@@ -25,6 +31,20 @@ SIGNING_KEY = "hami-signing-key"
 TRUSTED_KEYS = "hami-trusted-keys"
 AUTHORITY = "hami-ca"
 SERVING = "hami-webhook-tls"
+BUS_SERVING = "hami-nats-tls"
+REGISTRY_SERVING = "hami-registry-tls"
+AUTHORITY_BUNDLE = "hami-ca"
+"""ConfigMap with the certificates of the authority, for whoever calls one of ours."""
+BUS_ACCOUNTS = "hami-bus-accounts"
+"""ConfigMap with the servers' accounts, users and permissions."""
+BUS_SECRETS = {
+    "hami-bus-webhook": {"seed": "webhook"},
+    "hami-bus-scheduler": {"seed": "scheduler"},
+    "hami-bus-registry": {"seed": "registry", "authenticator": "authenticator", "issuer": "issuer"},
+    "hami-bus-operator": {"seed": "operator"},
+}
+"""Secrets with seeds of the bus: by key of the Secret, whose seed it is."""
+_ISSUER = "issuer"
 PREVIOUS = "previous.crt"
 STRATEGIC = "application/strategic-merge-patch+json"
 
@@ -38,7 +58,11 @@ class Plan(Struct, frozen=True, kw_only=True):
     service: str
     """Service of the webhook."""
     webhook: str
-    """Name of the MutatingWebhookConfiguration; empty when somebody else keeps its authority."""
+    """Name of the MutatingWebhookConfiguration; empty when somebody else issues certificates."""
+    bus: str = "nats"
+    """Service of the bus; empty: the bus is not ours."""
+    registry: str = "hami-registry"
+    """Service of the registry."""
     authority_valid: timedelta = timedelta(days=3650)
     serving_valid: timedelta = timedelta(days=90)
     renew_before: timedelta = timedelta(days=30)
@@ -48,9 +72,51 @@ class Plan(Struct, frozen=True, kw_only=True):
 async def bootstrap(kube: KubeApi, plan: Plan, *, now: datetime) -> list[str]:
     """Make what is missing; returns what was done, a line each (empty: nothing was to be done)."""
     done = await _keys(kube, plan.namespace)
+    if plan.bus:
+        done += await _bus(kube, plan.namespace)
     if plan.webhook:
         done += await _certificates(kube, plan, now)
+    else:
+        done += await _others_authority(kube, plan.namespace)
     return done
+
+
+async def _bus(kube: KubeApi, namespace: str) -> list[str]:
+    done = []
+    public: dict[str, str] = {}
+    for name, users in BUS_SECRETS.items():
+        secret = await _get(kube, namespace, "secrets", name)
+        if secret is None:
+            seeds = {key: _new_key(user).seed.encode() for key, user in users.items()}
+            made = _object("Secret", namespace, name, seeds)
+            if await _create(kube, namespace, "secrets", made):
+                done.append(f"made Secret {name}: login to the bus")
+            secret = await _get(kube, namespace, "secrets", name) or made
+        data = _data(secret)
+        for key, user in users.items():
+            public[user] = NKey.from_seed(data[key].decode()).public
+    issuer = public.pop(_ISSUER)
+    text = grants.server_config(issuer=issuer, users=public)
+    accounts = _map(namespace, BUS_ACCOUNTS, {"accounts.conf": text})
+    if what := await _keep_map(kube, accounts):
+        done.append(f"{what} ConfigMap {BUS_ACCOUNTS}: who may say what on the bus")
+    return done
+
+
+def _new_key(user: str) -> NKey:
+    return NKey.generate("account" if user == _ISSUER else "user")
+
+
+async def _others_authority(kube: KubeApi, namespace: str) -> list[str]:
+    """Publish the authority that somebody else keeps in the Secret of ours."""
+    secret = await _get(kube, namespace, "secrets", AUTHORITY)
+    certificate = _data(secret).get("tls.crt", b"") if secret else b""
+    return await _publish_authority(kube, namespace, certificate) if certificate else []
+
+
+async def _publish_authority(kube: KubeApi, namespace: str, bundle: bytes) -> list[str]:
+    what = await _keep_map(kube, _map(namespace, AUTHORITY_BUNDLE, {"ca.crt": bundle.decode()}))
+    return [f"{what} ConfigMap {AUTHORITY_BUNDLE}: the authority, for callers"] if what else []
 
 
 async def _keys(kube: KubeApi, namespace: str) -> list[str]:
@@ -67,12 +133,7 @@ async def _keys(kube: KubeApi, namespace: str) -> list[str]:
     name = f"{signer.key_id}.pub"
     keys = await _get(kube, namespace, "configmaps", TRUSTED_KEYS)
     if keys is None:
-        made = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": TRUSTED_KEYS, "namespace": namespace},
-            "data": {name: signer.public_pem().decode()},
-        }
+        made = _map(namespace, TRUSTED_KEYS, {name: signer.public_pem().decode()})
         if await _create(kube, namespace, "configmaps", made):
             done.append(f"made ConfigMap {TRUSTED_KEYS}: the public half, for the agents")
     elif name not in (keys.get("data") or {}):
@@ -97,17 +158,28 @@ async def _certificates(kube: KubeApi, plan: Plan, now: datetime) -> list[str]:
         done.append(f"made Secret {AUTHORITY}: the authority of the webhook's certificate")
     still = previous if (at := ends(previous)) is not None and at > now else b""
     done += await _tell_api_server(kube, plan.webhook, authority.certificate + still)
-    names = [f"{plan.service}.{namespace}.svc", f"{plan.service}.{namespace}.svc.cluster.local"]
-    secret = await _get(kube, namespace, "secrets", SERVING)
-    serving = _pair(_data(secret) if secret else {})
-    if (
-        serving is None
-        or _ends_soon(serving.certificate, plan, now)
-        or not serves(serving.certificate, names, authority=authority.certificate)
-    ):
-        serving = new_server(authority, names, now=now, valid=plan.serving_valid)
-        await _put(kube, _secret(namespace, SERVING, serving), known=secret)
-        done.append(f"made Secret {SERVING}: the webhook's certificate")
+    done += await _publish_authority(kube, namespace, authority.certificate + still)
+    servings = {SERVING: (plan.service, "the webhook's certificate")}
+    if plan.bus:
+        servings[BUS_SERVING] = (plan.bus, "the bus servers' certificate")
+    if plan.registry:
+        servings[REGISTRY_SERVING] = (plan.registry, "the registry's certificate")
+    for name, (service, what) in servings.items():
+        names = [f"{service}.{namespace}.svc", f"{service}.{namespace}.svc.cluster.local"]
+        # The servers of the bus call each other by the names of their pods, as clients too.
+        is_bus = name == BUS_SERVING
+        names += [f"*.{host}" for host in names] if is_bus else []
+        secret = await _get(kube, namespace, "secrets", name)
+        serving = _pair(_data(secret) if secret else {})
+        if (
+            serving is None
+            or _ends_soon(serving.certificate, plan, now)
+            or not serves(serving.certificate, names, authority=authority.certificate)
+        ):
+            valid = plan.serving_valid
+            serving = new_server(authority, names, now=now, valid=valid, is_client=is_bus)
+            await _put(kube, _secret(namespace, name, serving), known=secret)
+            done.append(f"made Secret {name}: {what}")
     return done
 
 
@@ -164,6 +236,28 @@ def _object(kind: str, namespace: str, name: str, data: Mapping[str, bytes]) -> 
         "type": "kubernetes.io/tls" if is_pair else "Opaque",
         "data": {key: base64.b64encode(content).decode() for key, content in data.items()},
     }
+
+
+def _map(namespace: str, name: str, data: Mapping[str, str]) -> Document:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": namespace},
+        "data": dict(data),
+    }
+
+
+async def _keep_map(kube: KubeApi, wanted: Document) -> str:
+    """Make the ConfigMap say what is wanted; ``made``, ``changed`` or nothing."""
+    namespace, name = wanted["metadata"]["namespace"], wanted["metadata"]["name"]
+    known = await _get(kube, namespace, "configmaps", name)
+    if known is None:
+        return "made" if await _create(kube, namespace, "configmaps", wanted) else ""
+    if known.get("data") == wanted["data"]:
+        return ""
+    known["data"] = wanted["data"]
+    await kube.replace(_path(namespace, "configmaps", name), msgspec.json.encode(known))
+    return "changed"
 
 
 async def _get(kube: KubeApi, namespace: str, resource: str, name: str) -> Document | None:

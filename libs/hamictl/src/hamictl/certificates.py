@@ -39,9 +39,20 @@ def new_authority(name: str, *, now: datetime, valid: timedelta) -> KeyPair:
 
 
 def new_server(
-    authority: KeyPair, names: Sequence[str], *, now: datetime, valid: timedelta
+    authority: KeyPair,
+    names: Sequence[str],
+    *,
+    now: datetime,
+    valid: timedelta,
+    is_client: bool = False,
 ) -> KeyPair:
-    """A certificate of ``authority`` for a server reached under the DNS ``names``."""
+    """A certificate of ``authority`` for a server reached under the DNS ``names``.
+
+    With ``is_client`` it also proves who the server is when that calls others.
+    """
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH]
+    if is_client:
+        usages.append(ExtendedKeyUsageOID.CLIENT_AUTH)
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     issuer_key = serialization.load_pem_private_key(authority.key, None)
     if not isinstance(issuer_key, ec.EllipticCurvePrivateKey):
@@ -59,7 +70,7 @@ def new_server(
         .add_extension(
             x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False
         )
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .sign(issuer_key, hashes.SHA256())
     )
     return _pair(certificate, key)

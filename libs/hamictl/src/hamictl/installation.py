@@ -24,11 +24,24 @@ START_S = 60.0
     show_default=True,
     help="MutatingWebhookConfiguration to keep up to date; empty: keys only, no certificates.",
 )
+@click.option(
+    "--bus",
+    default="nats",
+    show_default=True,
+    help="Service of the bus, for its keys and certificate; empty: the bus is not ours.",
+)
 @click.option("--valid-days", default=90, show_default=True, help="Life of the certificate.")
 @click.option("--renew-days", default=30, show_default=True, help="Renew when so little is left.")
 @click.option("--kubeconfig", envvar="KUBECONFIG", default="", help="Empty: the pod's account.")
 def bootstrap_command(
-    *, namespace: str, service: str, webhook: str, valid_days: int, renew_days: int, kubeconfig: str
+    *,
+    namespace: str,
+    service: str,
+    webhook: str,
+    bus: str,
+    valid_days: int,
+    renew_days: int,
+    kubeconfig: str,
 ) -> None:
     """Make the keys and certificates that an installation needs; keep those that are there."""
     if not 0 < renew_days < valid_days:
@@ -38,6 +51,7 @@ def bootstrap_command(
         namespace=namespace,
         service=service,
         webhook=webhook,
+        bus=bus,
         serving_valid=timedelta(days=valid_days),
         renew_before=timedelta(days=renew_days),
     )
