@@ -37,6 +37,7 @@ from hami_common.runtime.natsio import (
 )
 from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.tasks import background
+from hami_registry.core.device_config import DeviceConfig
 from hami_registry.core.inventory import Inventory
 from hami_registry.core.projection import Projection
 from hami_registry.settings import Settings
@@ -248,7 +249,10 @@ async def _write(writer: CanonicalWriter, settings: Settings) -> None:
 
 
 async def _watch_config(parts: _Parts, settings: Settings) -> None:
-    await parts.config_file.watch(parts.writer.use_config, interval_s=settings.device_config_poll_s)
+    def use(config: DeviceConfig) -> None:
+        parts.writer.use_config(config, parts.views.projection.holdings())
+
+    await parts.config_file.watch(use, interval_s=settings.device_config_poll_s)
 
 
 async def _with_kube(parts: _Parts, settings: Settings) -> None:

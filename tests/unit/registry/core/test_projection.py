@@ -181,3 +181,14 @@ def test_wiped_ledger_is_forgotten() -> None:
     projection.reset_ledger()
     projection.record_seen("n.u", 1, record())
     assert [v.ledger_seq for v in projection.allocations()] == [1]
+
+
+def test_holdings_say_who_has_how_much_of_a_device() -> None:
+    projection = Projection(liveness_s=15)
+    projection.record_seen("n.u", 1, record())
+    projection.record_seen("n.v", 2, replace(record(), pod_uid="v", pod="q"))
+    held = projection.holdings()["GPU-a"]
+    assert (held.booked.memory_mib, held.booked.slots) == (6000, 2)
+    assert held.pods == ("ns/p", "ns/q")
+    projection.record_seen("n.u", 3, record("release"))
+    assert projection.holdings()["GPU-a"].pods == ("ns/q",)

@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+import anyio
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -35,7 +36,7 @@ def test_file_that_cannot_be_used_at_start_is_an_error(tmp_path: Path, text: str
         config_file(path)[0].load()
 
 
-def test_change_is_seen_once(tmp_path: Path) -> None:
+def test_change_is_told_until_it_is_in_use(tmp_path: Path) -> None:
     path = tmp_path / "devices.toml"
     write(path, 4)
     found, metrics = config_file(path)
@@ -45,6 +46,8 @@ def test_change_is_seen_once(tmp_path: Path) -> None:
     changed = found.reload()
     assert changed is not None
     assert changed.defaults.slots == 12
+    assert found.reload() == changed
+    found.used()
     assert found.reload() is None
     value = metrics.registry.get_sample_value
     assert value("hami_registry_config_loads_total", {"outcome": "ok"}) == 1
@@ -67,8 +70,51 @@ def test_mistake_keeps_the_old_and_shows_until_it_is_mended(tmp_path: Path) -> N
     assert "No such file" in found.problem
     path.write_text("defaults: {slots: 5}\n")
     assert found.reload() is not None
+    found.used()
     assert found.problem == ""
     assert value("hami_registry_config_problem") == 0
+
+
+@pytest.mark.anyio
+async def test_refused_change_is_tried_again_until_it_is_taken_or_another_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "devices.toml"
+    write(path, 4)
+    found, metrics = config_file(path)
+    found.load()
+    offered: list[int] = []
+    refusing = True
+
+    def use(config: DeviceConfig) -> None:
+        offered.append(config.defaults.slots)
+        if refusing and config.defaults.slots == 2:
+            raise SettingsInvalid(field="device configuration", problem="in use", fix="wait")
+
+    async def until(times: int) -> None:
+        with anyio.fail_after(10):
+            while len(offered) < times:
+                await anyio.sleep(0.001)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: found.watch(use, interval_s=0.001))
+        write(path, 2)
+        await until(3)
+        assert set(offered) == {2}
+        assert "in use" in found.problem
+        value = metrics.registry.get_sample_value
+        assert value("hami_registry_config_loads_total", {"outcome": "failed"}) == 1
+        refusing = False
+        await until(len(offered) + 1)
+        with anyio.fail_after(10):
+            while found.problem:
+                await anyio.sleep(0.001)
+        taken = len(offered)
+        refusing = True
+        write(path, 12)
+        await until(taken + 1)
+        assert offered[-1] == 12
+        group.cancel_scope.cancel()
 
 
 def test_swap_of_a_mounted_configmap_is_seen(tmp_path: Path) -> None:

@@ -90,6 +90,8 @@ class DeviceConfig(
 
     defaults: Defaults = Defaults()
     rules: tuple[Rule, ...] = ()
+    allow_stranded: bool = False
+    """Use the file even where running pods then hold more of a device than it gives."""
 
 
 def digest(config: DeviceConfig) -> str:

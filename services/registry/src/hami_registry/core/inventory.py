@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from hami_common.events.inventory import NodeDevices, NodeReport
 from hami_common.model.device import Device, DeviceFacts
 from hami_registry.core.device_config import DeviceConfig, canonical_device, use_of
+from hami_registry.core.stranded import Holding, Stranded, stranded
 
 MAX_DEVICES_PER_NODE = 256
 
@@ -70,6 +71,18 @@ class Inventory:
         self._config = config
         self.generation += 1
         return True
+
+    def stranded_by(self, config: DeviceConfig, holdings: Mapping[str, Holding]) -> list[Stranded]:
+        """Devices that ``config`` would make too small for those who hold them now."""
+        return stranded(self._devices_under(self._config), self._devices_under(config), holdings)
+
+    def _devices_under(self, config: DeviceConfig) -> dict[str, list[Device]]:
+        """By node: what reported devices are under a configuration."""
+        by_node: dict[str, list[Device]] = {}
+        for (node, _), report in self._reports.items():
+            devices = (canonical_device(config, node, facts) for facts in report.devices)
+            by_node.setdefault(node, []).extend(device for device in devices if device is not None)
+        return by_node
 
     @property
     def config(self) -> DeviceConfig:

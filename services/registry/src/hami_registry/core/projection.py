@@ -20,6 +20,7 @@ from hami_common.events.allocation import (
 from hami_common.events.decision import DecisionRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
+from hami_registry.core.stranded import Holding
 
 DECISIONS_PER_POD = 8
 PODS_REMEMBERED = 20_000
@@ -184,6 +185,19 @@ class Projection:
                 for uuid, booked in booked_by_device(known.record.containers).items():
                     total[uuid] = total.get(uuid, NOTHING).plus(booked)
         return total
+
+    def holdings(self) -> dict[str, Holding]:
+        """By device UUID: what is booked, and by which pods."""
+        pods: dict[str, set[str]] = {}
+        for known in self._allocations.values():
+            if known.record is not None:
+                for uuid in booked_by_device(known.record.containers):
+                    name = f"{known.record.namespace}/{known.record.pod}"
+                    pods.setdefault(uuid, set()).add(name)
+        return {
+            uuid: Holding(booked=booked, pods=tuple(sorted(pods[uuid])))
+            for uuid, booked in self._booked().items()
+        }
 
     def devices(self, *, node: str | None = None, vendor: str | None = None) -> list[DeviceView]:
         """Devices with their bookings, sorted by node, vendor and index."""

@@ -9,22 +9,26 @@ stored one takes over its generation, any other takes the next. Times in seconds
 """
 
 import logging
+from collections.abc import Mapping
 
 import anyio
 from msgspec import Struct
 
 from hami_common import subjects
-from hami_common.errors import Conflict, HamiError, Unavailable, WireInvalid
+from hami_common.errors import Conflict, HamiError, SettingsInvalid, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.inventory import NodeDevices
 from hami_common.ports import Bucket, Clock, Entry, Expect
 from hami_common.runtime.tasks import Backoff
 from hami_registry.core.device_config import DeviceConfig, digest
 from hami_registry.core.inventory import Inventory, operator_cordons, supersedes
+from hami_registry.core.stranded import Holding, refusal
 from hami_registry.shell.metrics import Metrics
 
 CONFIG_DIGEST = "hami-config-digest"
 EVENT_TYPE = "io.hami.device.changed.v1"
+
+NOBODY: Mapping[str, Holding] = {}
 
 _log = logging.getLogger(__name__)
 
@@ -115,8 +119,17 @@ class CanonicalWriter:
             self._dirty[key] = None
         self._wake.set()
 
-    def use_config(self, config: DeviceConfig) -> None:
-        """Publish by ``config`` from now on."""
+    def use_config(self, config: DeviceConfig, holdings: Mapping[str, Holding] = NOBODY) -> None:
+        """Publish by ``config`` from now on.
+
+        ``SettingsInvalid``, and nothing changes, when ``holdings`` would not fit any more.
+        """
+        if not config.allow_stranded:
+            problem = refusal(self.inventory.stranded_by(config, holdings))
+            if problem:
+                raise SettingsInvalid(
+                    field="device configuration", problem=problem, fix="see docs/wire.md"
+                )
         before = self.inventory.generation
         if not self.inventory.configure(config):
             return

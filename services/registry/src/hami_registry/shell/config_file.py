@@ -31,6 +31,7 @@ class ConfigFile:
         """Why the file as it is now is not in use; empty when it is."""
         self._metrics = metrics
         self._seen: Fingerprint = None
+        self._waiting: DeviceConfig | None = None
 
     def load(self) -> DeviceConfig:
         """The configuration at start; ``SettingsInvalid`` when the file cannot be used."""
@@ -40,31 +41,48 @@ class ConfigFile:
         return self._read()
 
     def reload(self) -> DeviceConfig | None:
-        """The configuration of a file that changed since it was last looked at, else ``None``."""
+        """What the file says now and is not in use yet; ``None`` when nothing new can be used."""
         found = self._fingerprint()
-        if found == self._seen:
-            return None
-        self._seen = found
-        try:
-            config = self._read()
-        except SettingsInvalid as error:
-            self.problem = str(error)
-            self._metrics.config_problem.set(1)
-            self._metrics.config_loads.labels(outcome="failed").inc()
-            _log.error("device configuration kept", extra={"problem": self.problem})
-            return None
+        if found != self._seen:
+            self._seen, self._waiting = found, None
+            try:
+                self._waiting = self._read()
+            except SettingsInvalid as error:
+                self._refused(error)
+        return self._waiting
+
+    def used(self) -> None:
+        """What ``reload`` returned is in use."""
+        self._waiting = None
         self.problem = ""
         self._metrics.config_problem.set(0)
         self._metrics.config_loads.labels(outcome="ok").inc()
-        return config
 
     async def watch(self, use: Callable[[DeviceConfig], None], *, interval_s: float) -> None:
-        """Hand each new configuration to ``use``, for ever."""
+        """Hand each new configuration to ``use``, for ever.
+
+        One that ``use`` refuses (``SettingsInvalid``) is handed to it again at every look: what
+        stands against it may pass.
+        """
         while self.path:
             await anyio.sleep(interval_s)
             config = await anyio.to_thread.run_sync(self.reload)
-            if config is not None:
+            if config is None:
+                continue
+            try:
                 use(config)
+            except SettingsInvalid as error:
+                self._refused(error)
+            else:
+                self.used()
+
+    def _refused(self, error: SettingsInvalid) -> None:
+        if self.problem == str(error):
+            return
+        self.problem = str(error)
+        self._metrics.config_problem.set(1)
+        self._metrics.config_loads.labels(outcome="failed").inc()
+        _log.error("device configuration kept", extra={"problem": self.problem})
 
     def _fingerprint(self) -> Fingerprint:
         try:
