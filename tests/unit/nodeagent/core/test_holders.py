@@ -20,6 +20,7 @@ from hami_nodeagent.core.podbook import PodBook
 from tests.unit.nodeagent.core.builders import GPU, NPU, Given, device
 
 DEVICES = {one.uuid: one for one in (device(0), device(1), device(0, vendor="ascend"))}
+DIVIDED = {"ascend-0": replace(DEVICES["ascend-0"], mode="vnpu")}
 WHOLE = Share(vendor="nvidia", uuid="nvidia-0", memory_mib=1000, core_pct=100, exclusive=True)
 
 
@@ -105,9 +106,18 @@ def held_by(**words: str) -> Callable[[str], str]:
 
 
 def test_part_of_a_device_is_unheld_where_its_vendor_has_no_means() -> None:
-    pod = with_shares(Given("pod"), Share(vendor="ascend", uuid="ascend-0", memory_mib=10))
-    assert unheld_vendors(pod.record, GrantBook(), DEVICES, held_by()) == ("ascend",)
-    assert unheld_vendors(pod.record, GrantBook(), DEVICES, held_by(ascend="vNPU")) == ()
+    part = Share(vendor="ascend", uuid="ascend-0", memory_mib=10, profile="vir01")
+    pod = with_shares(Given("pod"), part)
+    assert unheld_vendors(pod.record, GrantBook(), DIVIDED, held_by()) == ("ascend",)
+    assert unheld_vendors(pod.record, GrantBook(), DIVIDED, held_by(ascend="vNPU")) == ()
+
+
+def test_part_that_no_partition_carries_is_not_held_by_partitions() -> None:
+    soft = Share(vendor="ascend", uuid="ascend-0", memory_mib=10)
+    for shares in ((soft,), (replace(soft, profile="vir01"), soft)):
+        pod = with_shares(Given("pod"), *shares)
+        found = unheld_vendors(pod.record, GrantBook(), DIVIDED, held_by(ascend="vNPU"))
+        assert found == ("ascend",)
 
 
 def test_whole_device_needs_nobody_who_holds() -> None:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from hami_common.errors import RequestInvalid
 from hami_common.model.request import DeviceRequest
 from hami_common.vendors.handles import handle_of
-from hami_common.vendors.protocol import RenderContext
+from hami_common.vendors.protocol import Capability, RenderContext
 from hami_common.vendors.sharing import (
     FULL_PCT,
     Asked,
@@ -75,6 +75,10 @@ class Amd(ShareVendor):
                     "HIP_DEVICE_MEMORY_LIMIT",
                 ),
                 cdi_kind="amd.com/gpu",
+                capability=Capability(
+                    compute_enforced="mask of compute units",
+                    partitioned="the agent, by masks of compute units",
+                ),
             )
         )
 

@@ -243,7 +243,7 @@ class Ascend(ShareVendor):
                 capability=Capability(
                     memory_enforced="vNPU",
                     compute_enforced="vNPU",
-                    partitioned="the vendor's container runtime",
+                    partitioned="the agent, through npu-smi (vNPU)",
                 ),
             )
         )

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from hami_common.model.request import DeviceRequest
 from hami_common.vendors.handles import handle_of
-from hami_common.vendors.protocol import RenderContext
+from hami_common.vendors.protocol import Capability, RenderContext
 from hami_common.vendors.sharing import (
     FULL_PCT,
     Asked,
@@ -88,6 +88,11 @@ class Cambricon(ShareVendor):
                 runtime_class=s.runtime_class,
                 node_env=("CAMBRICON_VISIBLE_DEVICES", "VIRTUAL_DEVICES"),
                 cdi_kind="cambricon.com/mlu",
+                capability=Capability(
+                    memory_enforced="sMLU",
+                    compute_enforced="sMLU",
+                    partitioned="the agent, through CNDEV (sMLU)",
+                ),
             )
         )
 

@@ -18,7 +18,7 @@ from hami_common.model.device import Profile
 from hami_common.model.request import DeviceRequest
 from hami_common.podview import ContainerView
 from hami_common.vendors.handles import handle_of
-from hami_common.vendors.protocol import RenderContext
+from hami_common.vendors.protocol import Capability, RenderContext
 from hami_common.vendors.sharing import (
     FULL_PCT,
     GIB_MIB,
@@ -98,6 +98,11 @@ class Enflame(ShareVendor):
                 ),
                 runtime_class=s.runtime_class,
                 node_env=("ENFLAME_VISIBLE_DEVICES", "TOPS_VISIBLE_DEVICES"),
+                capability=Capability(
+                    memory_enforced="DRS",
+                    compute_enforced="DRS",
+                    partitioned="the agent, through efsmi (DRS)",
+                ),
             )
         )
 

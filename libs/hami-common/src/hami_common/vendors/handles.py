@@ -57,6 +57,11 @@ _NEEDS: Mapping[str, Callable[[Share, Device], bool]] = {
 }
 
 
+def is_divisible(vendor: str) -> bool:
+    """Whether devices of the vendor can be divided by a driver at all."""
+    return vendor in _NEEDS
+
+
 def needs_instance(share: Share, device: Device) -> bool:
     """Whether a partitioner must make something before the share can be used."""
     rule = _NEEDS.get(share.vendor)

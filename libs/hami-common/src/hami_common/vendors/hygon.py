@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from hami_common.model.request import DeviceRequest
 from hami_common.vendors.handles import handle_of
-from hami_common.vendors.protocol import BindMount, RenderContext
+from hami_common.vendors.protocol import BindMount, Capability, RenderContext
 from hami_common.vendors.sharing import (
     FULL_PCT,
     Asked,
@@ -74,6 +74,11 @@ class Hygon(ShareVendor):
                 runtime_class=s.runtime_class,
                 node_env=("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
                 runtime_reads_env=False,
+                capability=Capability(
+                    memory_enforced="vDCU",
+                    compute_enforced="vDCU",
+                    partitioned="the agent, by files (vDCU)",
+                ),
             )
         )
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from hami_common.model.device import Profile
 from hami_common.model.request import DeviceRequest, DeviceSelector
 from hami_common.vendors.handles import handle_of
-from hami_common.vendors.protocol import RenderContext
+from hami_common.vendors.protocol import Capability, RenderContext
 from hami_common.vendors.shapes import COUNTS
 from hami_common.vendors.sharing import (
     FULL_PCT,
@@ -106,6 +106,11 @@ class Kunlunxin(ShareVendor):
                 selectors=SelectorKeys(allow_uuids=_ALLOW, deny_uuids=_DENY),
                 runtime_class=s.runtime_class,
                 node_env=("XPU_VISIBLE_DEVICES",),
+                capability=Capability(
+                    memory_enforced="vXPU",
+                    compute_enforced="vXPU",
+                    partitioned="the agent, through xpu-smi (vXPU)",
+                ),
             )
         )
 

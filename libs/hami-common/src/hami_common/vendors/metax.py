@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from hami_common.errors import RequestInvalid
 from hami_common.model.request import DeviceRequest
 from hami_common.vendors.handles import handle_of
-from hami_common.vendors.protocol import RenderContext
+from hami_common.vendors.protocol import Capability, RenderContext
 from hami_common.vendors.sharing import (
     FULL_PCT,
     GIB_MIB,
@@ -93,6 +93,11 @@ class Metax(ShareVendor):
                 runtime_class=s.runtime_class,
                 node_env=("MACA_VISIBLE_DEVICES", "METAX_SGPUS"),
                 runtime_reads_env=False,
+                capability=Capability(
+                    memory_enforced="sGPU",
+                    compute_enforced="sGPU",
+                    partitioned="the agent, through mx-smi (sGPU)",
+                ),
             )
         )
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 from hami_common.events.allocation import AllocationRecord
 from hami_common.model.device import Device
 from hami_common.model.placement import Share
+from hami_common.vendors.handles import is_divisible, needs_instance
 from hami_nodeagent.core.claims import Entry
 from hami_nodeagent.core.grants import GrantBook
 from hami_nodeagent.core.podbook import PodBook
@@ -89,11 +90,16 @@ def unheld_vendors(
             is_held = (
                 (container.name, share.vendor) in has_library
                 if share.vendor in LIMITED_VENDORS
-                else bool(holding(share.vendor))
+                else bool(holding(share.vendor)) and _is_carried(share, device)
             )
             if not is_held:
                 found.add(share.vendor)
     return tuple(sorted(found))
+
+
+def _is_carried(share: Share, device: Device | None) -> bool:
+    """Whether a partition carries it, where it takes one to hold shares of the vendor."""
+    return device is None or not is_divisible(share.vendor) or needs_instance(share, device)
 
 
 def holders_of(
