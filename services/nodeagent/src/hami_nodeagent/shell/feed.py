@@ -11,11 +11,12 @@ import anyio
 from anyio.abc import TaskStatus
 
 from hami_common import subjects
-from hami_common.errors import WireInvalid
+from hami_common.errors import HamiError, WireInvalid
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.codec import decode
 from hami_common.ports import Entry as Stored
 from hami_common.ports import Feed, Publisher, Reset, Synced
+from hami_common.runtime.natsio.deadletters import UNDECODABLE, DeadLetter, put_away
 from hami_nodeagent.core.claims import Entry
 from hami_nodeagent.shell.site import Site
 
@@ -58,8 +59,7 @@ class LedgerFeed:
                 "ledger record not understood",
                 extra={"problem": str(error), "revision": stored.revision},
             )
-            subject = subjects.kv_subject(subjects.ALLOC_BUCKET, stored.key)
-            await self._publisher.publish(subjects.dead_letter("nodeagent", subject), stored.value)
+            await self._put_away(stored, error)
             return
         known = self._picture.entries_by_uid.get(record.pod_uid)
         if known is None or known.sequence < stored.revision:
@@ -68,6 +68,23 @@ class LedgerFeed:
                 sequence=stored.revision,
                 traceparent=stored.headers.get("traceparent", ""),
             )
+
+    async def _put_away(self, stored: Stored, error: WireInvalid) -> None:
+        letter = DeadLetter(
+            consumer="nodeagent",
+            reason=UNDECODABLE,
+            problem=str(error),
+            subject=subjects.kv_subject(subjects.ALLOC_BUCKET, stored.key),
+            data=stored.value,
+            headers=stored.headers,
+            stream=subjects.stream_of(subjects.ALLOC_BUCKET),
+            sequence=stored.revision,
+        )
+        try:
+            await put_away(self._publisher, letter)
+        except HamiError as failure:
+            # The record stays in the ledger; the log and the metric have told.
+            _log.warning("dead letter not stored", extra={"problem": str(failure)})
 
 
 def _record(stored: Stored) -> AllocationRecord:

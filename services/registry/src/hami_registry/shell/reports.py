@@ -15,6 +15,7 @@ from hami_common.events import codec
 from hami_common.events.inventory import NodeReport
 from hami_common.ports import Publisher
 from hami_common.runtime.natsio import Bus, Delivery, pull_events
+from hami_common.runtime.natsio.deadletters import UNDECODABLE, DeadLetter, put_away
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.metrics import Metrics
 
@@ -80,14 +81,23 @@ class Reports:
         self._metrics.reports.labels(outcome="poison").inc()
         _log.warning("report put away", extra={"subject": delivery.subject, "problem": str(error)})
         try:
-            await self._publisher.publish_stored(
-                subjects.dead_letter("registry", delivery.subject),
-                delivery.data,
-                headers={"hami-problem": " ".join(str(error).split())[:500]},
-                message_id=f"registry/{subjects.REPORTS_STREAM}/{delivery.sequence}",
+            await put_away(
+                self._publisher,
+                DeadLetter(
+                    consumer="registry",
+                    reason=UNDECODABLE,
+                    problem=str(error),
+                    subject=delivery.subject,
+                    data=delivery.data,
+                    headers=delivery.headers,
+                    stream=subjects.REPORTS_STREAM,
+                    sequence=delivery.sequence,
+                    deliveries=delivery.delivered_count,
+                ),
             )
         except HamiError as failure:
             _log.warning("dead letter not stored", extra={"problem": str(failure)})
             await delivery.nak(delay_s=_RETRY_S)
             return
+        self._metrics.dead_letters.labels(reason=UNDECODABLE).inc()
         await delivery.term(reason="does not decode")

@@ -16,13 +16,14 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from msgspec import Struct
 
 from hami_common import subjects
-from hami_common.errors import Unavailable, WireInvalid
+from hami_common.errors import HamiError, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.decision import DecisionRecord
 from hami_common.events.inventory import Heartbeat, NodeDevices
-from hami_common.ports import Clock, Entry
-from hami_common.runtime.natsio import Bus, pull_events
+from hami_common.ports import Clock, Entry, Publisher
+from hami_common.runtime.natsio import Bus, Delivery, pull_events
+from hami_common.runtime.natsio.deadletters import UNDECODABLE, DeadLetter, put_away
 from hami_registry.core.projection import Projection
 from hami_registry.shell.metrics import Metrics
 
@@ -85,7 +86,7 @@ class Views:
         self.projection.state_seen(entry.key, entry.revision, state)
         self._tell("state", entry, node=state.node, namespace=state.namespace)
 
-    async def follow_decisions(self, bus: Bus) -> None:
+    async def follow_decisions(self, bus: Bus, publisher: Publisher) -> None:
         """Read decisions for ever."""
         async with pull_events(
             bus,
@@ -98,6 +99,7 @@ class Views:
                     decision = codec.decode(delivery.data, DecisionRecord, what=delivery.subject)
                 except WireInvalid as error:
                     self._skip("decision", error)
+                    await self._put_away(publisher, delivery, error)
                 else:
                     self.projection.decision_seen(decision)
                     entry = Entry(
@@ -118,6 +120,26 @@ class Views:
                     self._skip("heartbeat", error)
                     continue
                 self.projection.heartbeat_seen(beat.node, beat.vendors, now_s=self._clock.now_s())
+
+    async def _put_away(self, publisher: Publisher, delivery: Delivery, error: WireInvalid) -> None:
+        letter = DeadLetter(
+            consumer="registry",
+            reason=UNDECODABLE,
+            problem=str(error),
+            subject=delivery.subject,
+            data=delivery.data,
+            headers=delivery.headers,
+            stream=subjects.EVENTS_STREAM,
+            sequence=delivery.sequence,
+            deliveries=delivery.delivered_count,
+        )
+        try:
+            await put_away(publisher, letter)
+        except HamiError as failure:
+            # Decisions inform: the log has told, and the next ones must not wait.
+            _log.warning("dead letter not stored", extra={"problem": str(failure)})
+        else:
+            self._metrics.dead_letters.labels(reason=UNDECODABLE).inc()
 
     def _skip(self, origin: str, error: WireInvalid) -> None:
         self._metrics.values_malformed.labels(origin=origin).inc()
