@@ -2,8 +2,9 @@
 """Screens that the vendors' users know, from the tool's table to what a container is given.
 
 Each begins with what the vendor's tool says, goes through registry, scheduler and partitioner, and
-ends with what the container sees; ``tests/golden/screens`` keeps the whole of it. Of an MLU, 20 % are
-4661 MiB here and 4660 on the screen, whose plugin counts in hundredths rounded down. Memory in MiB.
+ends with what the container sees; ``tests/golden/screens`` keeps the whole of it. Of an MLU, 20 %
+are 4661 MiB here and 4660 on the screen, whose plugin counts in hundredths rounded down. Memory in
+MiB.
 """
 
 import json
