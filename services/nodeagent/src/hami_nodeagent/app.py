@@ -39,24 +39,27 @@ from hami_nodeagent.drivers import Driver, build_driver
 from hami_nodeagent.drivers.choice import chosen_drivers
 from hami_nodeagent.settings import NvidiaSettings, Settings
 from hami_nodeagent.shell.allocate import Allocator, GrantKeeper
+from hami_nodeagent.shell.answers import Answers
 from hami_nodeagent.shell.breaches import BreachTeller
 from hami_nodeagent.shell.check import SelfCheck
-from hami_nodeagent.shell.answers import Answers
 from hami_nodeagent.shell.checkpoint import Checkpoint
 from hami_nodeagent.shell.deviceplugin import DevicePlugin
 from hami_nodeagent.shell.feed import LedgerFeed
+from hami_nodeagent.shell.hostcheck import HostCheck
 from hami_nodeagent.shell.inventory import Reporter, VendorDevices, beat
 from hami_nodeagent.shell.keys import TrustedKeys
-from hami_nodeagent.shell.hostcheck import HostCheck
 from hami_nodeagent.shell.kubelet import PluginKeeper
 from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.metrics import Metrics
+from hami_nodeagent.shell.partition_answers import PartitionAnswers
+from hami_nodeagent.shell.partition_news import PartitionTeller
+from hami_nodeagent.shell.partitions import Partitions
 from hami_nodeagent.shell.picture import Picture
 from hami_nodeagent.shell.podresources import PodResources, PodsPage
 from hami_nodeagent.shell.pods import PodSource
+from hami_nodeagent.shell.relimit import Relimiter
 from hami_nodeagent.shell.render import Renderer
 from hami_nodeagent.shell.sequence import Sequence
-from hami_nodeagent.shell.relimit import Relimiter
 from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.states import States
 from hami_nodeagent.shell.usage import UsageWatch
@@ -116,6 +119,17 @@ class _Parts:
         self.kubelet = PodResources(site=self.site, fallback=_fallback(settings))
         self.keeper = GrantKeeper(self.site)
         self.limiter = Limiter(self.site)
+        self.partition_teller = PartitionTeller(site=self.site, publisher=lambda: self.publisher)
+        self.partitions = Partitions(
+            site=self.site,
+            partitioners=[one for driver in drivers if (one := driver.partitioner) is not None],
+            kubelet=self.kubelet,
+            teller=self.partition_teller,
+        )
+        renderer = Renderer(catalog, settings)
+        self.partition_answers = PartitionAnswers(
+            site=self.site, renderer=renderer, partitions=self.partitions
+        )
         self.allocator = Allocator(
             site=self.site,
             kubelet=self.kubelet,
@@ -249,9 +263,9 @@ async def _follow_pods(parts: _Parts, kube: KubeApi) -> None:
         await group.start(pods.follow)
         parts.allocator.pods = pods
         group.start_soon(check.run)
+        group.start_soon(Relimiter(site=site, keeper=parts.keeper).run)
         parts.kube_ready.set()
 
-        group.start_soon(Relimiter(site=site, keeper=parts.keeper).run)
 
 async def _with_bus(parts: _Parts) -> None:
     """Report, and follow the ledger, once the bus was reached."""
@@ -312,6 +326,14 @@ async def _use_bus(parts: _Parts, bus: Bus) -> None:
             await group.start(reporter.tell)
         await group.start(feed.follow)
         await group.start(states.keep)
+        answers = Answers(
+            site=site,
+            usage=parts.usage,
+            holding=lambda vendor: parts.catalog.vendor(vendor).capability.memory_enforced,
+            check=HostCheck(site=site, resources=parts.vendor_by_resource).check,
+            version=version("hami-nodeagent"),
+        )
+        group.start_soon(answers.serve, bus)
         parts.allocator.states = states
         parts.bus_ready.set()
 
@@ -324,14 +346,6 @@ async def _mirror_connection(site: Site, bus: Bus) -> None:
             site.metrics.bus_connected.set(bus.is_connected)
             site.picture.note_change()
         await site.clock.sleep(_MIRROR_S)
-        answers = Answers(
-            site=site,
-            usage=parts.usage,
-            holding=lambda vendor: parts.catalog.vendor(vendor).capability.memory_enforced,
-            check=HostCheck(site=site, resources=parts.vendor_by_resource).check,
-            version=version("hami-nodeagent"),
-        )
-        group.start_soon(answers.serve, bus)
 
 
 def _checkpoint(settings: Settings) -> Checkpoint:
