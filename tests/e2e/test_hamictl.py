@@ -1,39 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operator's command line against a running cluster."""
 
+import io
 import json
-import os
 import sys
+import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import anyio
+import anyio.to_thread
 import pytest
 import yaml
+from click.shell_completion import get_completion_class
+from click.testing import CliRunner
+from msgspec import Struct
 
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
+from hamictl.cli import main
 from tests.e2e.conftest import small_pod
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120), pytest.mark.shares_cluster]
 
 
-@pytest.fixture
+PLANTED = "hunter2-planted-Zk9"
+
+
+@pytest.fixture(scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
-    spec = ClusterSpec(nodes=(NodeSpec(name="gpu-t4", profile="4xT4"),))
+    host = tmp_path_factory.mktemp("host")
+    make_host(host)
+    spec = ClusterSpec(
+        nodes=(NodeSpec(name="gpu-t4", profile="4xT4"),),
+        backoff_s=0.2,
+        settings={"nodeagent": {"host_root": str(host)}},
+    )
     async with run_cluster(spec, tmp_path_factory.mktemp("hamictl")) as running:
         yield running
 
 
-async def hamictl(cluster: Cluster, *words: str) -> CompletedProcess[bytes]:
+def make_host(root: Path) -> None:
+    """A node's root file system on which nothing is wrong where devices go by environment."""
+    files = {
+        "etc/containerd/config.toml": "[plugins.x.containerd.runtimes.nvidia]\na = 1\n",
+        "etc/nvidia-container-runtime/config.toml": "",
+        "usr/lib64/libc.so.6": "GNU C Library (GNU libc) stable release version 2.36.",
+    }
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+
+
+class Done(Struct):
+    """How a command ended."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+async def hamictl(cluster: Cluster, *words: str) -> Done:
+    """Run a command in this process: a new one costs a second of loading."""
     environment = {
-        **os.environ,
         "HAMICTL_REGISTRY": cluster.url("registry"),
         "HAMICTL_SCHEDULER": cluster.url("scheduler"),
+        "HAMICTL_NATS": cluster.nats.url,
+        "KUBECONFIG": str(cluster.kubeconfig),
     }
-    return await anyio.run_process(
-        [sys.executable, "-m", "hamictl", *words], env=environment, check=False
-    )
+
+    def run() -> Done:
+        done = CliRunner().invoke(main, words, env=environment, prog_name="hamictl")
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return Done(done.exit_code, done.stdout_bytes, done.stderr_bytes)
+
+    return await anyio.to_thread.run_sync(run)
 
 
 async def test_operator_sees_explains_and_tries(cluster: Cluster, tmp_path: Path) -> None:
@@ -74,3 +116,197 @@ async def test_operator_sees_explains_and_tries(cluster: Cluster, tmp_path: Path
     assert b"http://127.0.0.1:1 does not answer" in away.stderr
     wrong = await hamictl(cluster, "get", "gadgets")
     assert wrong.returncode == 2
+
+
+@pytest.fixture(scope="module")
+async def web(cluster: Cluster) -> str:
+    """A pod that runs."""
+    await cluster.create_pod(small_pod("runner", memory_mib=2000))
+
+    async def runs() -> bool:
+        states = (await cluster.story_of("runner"))["states"]
+        return bool(states) and states[-1] == "running"
+
+    await cluster.until("the pod runs", runs)
+    return "runner"
+
+
+async def test_top_shows_use_against_share_and_what_nothing_holds(
+    cluster: Cluster, web: str
+) -> None:
+    found = await hamictl(cluster, "top", "pods", "-o", "json")
+    assert found.returncode == 0, found.stderr
+    (share,) = [
+        one
+        for node in json.loads(found.stdout)["items"]
+        for one in node["shares"]
+        if one["pod"] == web
+    ]
+    assert (share["memory_mib"], share["used_mib"], share["is_held"]) == (2000, 0, False)
+    table = await hamictl(cluster, "top", "pods")
+    assert b"NO: nothing limits it" in table.stdout, "no library is given in this cluster"
+    for kind in ("nodes", "devices"):
+        shown = await hamictl(cluster, "top", kind, "-o", "wide")
+        assert (shown.returncode, b"gpu-t4" in shown.stdout) == (0, True), shown.stderr
+        yaml_text = (await hamictl(cluster, "top", kind, "-o", "yaml")).stdout
+        assert sum(one["unheld"] for one in yaml.safe_load(yaml_text)["items"]) >= 1
+
+
+async def test_trace_tells_the_pods_way_in_order(cluster: Cluster, web: str) -> None:
+    found = await hamictl(cluster, "trace", web, "-o", "json")
+    assert found.returncode == 0, found.stderr
+    story = json.loads(found.stdout)
+    assert story["missing"] == []
+    assert story["trace_id"] == (await cluster.story_of(web))["trace_id"]
+    whats = [line["what"] for line in story["lines"]]
+    wanted = ["admission allowed", "decision bind: placed", "state bound", "state prepared"]
+    wanted += ["state running"]
+    assert [what for what in whats if what in wanted] == wanted
+    assert "container main runs" in whats
+    nowhere = ("--nats", "nats://127.0.0.1:1", "--kubeconfig", str(cluster.directory / "none"))
+    away = await hamictl(cluster, "trace", web, *nowhere)
+    assert away.returncode == 0
+    assert b"Not asked: integration stream" in away.stderr
+    assert b"state running" in away.stdout
+    assert (await hamictl(cluster, "trace", "nobody")).returncode == 1
+
+
+async def test_events_go_on_where_they_stopped(cluster: Cluster, web: str, tmp_path: Path) -> None:
+    position = tmp_path / "position"
+    words = ("events", "--kind", "state", "--pod", f"default/{web}", "--position", str(position))
+    first = await hamictl(cluster, *words, "-o", "json")
+    assert first.returncode == 0, first.stderr
+    states = [json.loads(line)["record"]["state"] for line in first.stdout.splitlines()]
+    assert states == ["bound", "prepared", "running"]
+    assert (await hamictl(cluster, *words)).stdout == b""
+    again = await hamictl(cluster, "events", "--from", "1", "--pod", web, "-o", "wide")
+    assert b"admission" in again.stdout
+    position.write_text("far")
+    assert (await hamictl(cluster, *words)).returncode == 2
+
+
+async def test_share_is_resized_and_refused_with_the_reason(cluster: Cluster, web: str) -> None:
+    done = await hamictl(cluster, "resize", web, "--memory", "2500", "--cores", "20")
+    assert done.returncode == 0, done.stderr
+    assert b"2000 -> 2500" in done.stdout
+    refused = await hamictl(cluster, "resize", web, "--memory", "999999")
+    assert refused.returncode == 1
+    assert b"do not fit" in refused.stderr
+    assert (await hamictl(cluster, "resize", web)).returncode == 2
+    assert (await hamictl(cluster, "resize", "nobody", "--memory", "5")).returncode == 1
+
+
+async def test_cordoned_device_takes_no_new_pod_and_keeps_the_old(
+    cluster: Cluster, web: str
+) -> None:
+    uuid = (await cluster.story_of(web))["containers"][0]["devices"][0]["uuid"]
+    done = await hamictl(cluster, "cordon", "device", uuid, "--reason", "fan is loud")
+    assert done.returncode == 0, done.stderr
+    notes = (await cluster.request("GET", "/api/v1/nodes/gpu-t4"))["metadata"]["annotations"]
+    assert notes["hami.io/device-cordon"] == uuid
+    assert json.loads(notes["hami.io/device-cordon-reasons"])[uuid]["reason"] == "fan is loud"
+    again = await hamictl(cluster, "cordon", "device", uuid)
+    assert b"already cordoned: fan is loud" in again.stdout
+
+    async def is_cordoned() -> bool:
+        listed = await hamictl(cluster, "get", "devices", "-o", "json")
+        return [d["uuid"] for d in json.loads(listed.stdout)["items"] if d["cordoned"]] == [uuid]
+
+    await cluster.until("the registry knows", is_cordoned)
+    for number in range(3):
+        await cluster.create_pod(small_pod(f"new-{number}", memory_mib=1000))
+
+    async def all_run() -> bool:
+        names = [f"new-{number}" for number in range(3)]
+        return all([await cluster.pod_is(name, "Running") for name in names])
+
+    await cluster.until("new pods run", all_run)
+    for number in range(3):
+        story = await cluster.story_of(f"new-{number}")
+        assert story["containers"][0]["devices"][0]["uuid"] != uuid
+        await cluster.delete_pod(f"new-{number}")
+    assert await cluster.pod_is(web, "Running")
+    assert (await hamictl(cluster, "uncordon", "device", uuid)).returncode == 0
+    notes = (await cluster.request("GET", "/api/v1/nodes/gpu-t4"))["metadata"].get("annotations")
+    assert "hami.io/device-cordon" not in (notes or {})
+    assert (await hamictl(cluster, "cordon", "device", "GPU-none")).returncode == 1
+
+
+async def test_doctor_fails_on_a_fault_and_passes_without(cluster: Cluster) -> None:
+    found = await hamictl(cluster, "doctor", "-o", "json")
+    assert found.returncode == 1
+    report = json.loads(found.stdout)
+    assert {one["check"] for one in report["findings"] if one["verdict"] == "FAIL"} == {
+        "kube-scheduler"
+    }, report
+    text = Path(__file__).parents[2] / "deploy" / "kustomize" / "base" / "kube-scheduler.yaml"
+    await cluster.create(
+        "/api/v1/namespaces/hami-system/configmaps",
+        {
+            "metadata": {"name": "hami-kube-scheduler"},
+            "data": {"config.yaml": text.read_text(encoding="utf-8")},
+        },
+    )
+    well = await hamictl(cluster, "doctor")
+    assert well.returncode == 0, well.stdout
+    assert b"0 failed" in well.stdout
+    wide = await hamictl(cluster, "doctor", "-o", "wide")
+    assert b"PASS" in wide.stdout
+    away = await hamictl(cluster, "doctor", "--registry", "http://127.0.0.1:1")
+    assert away.returncode == 1
+    assert b"the registry does not answer" in away.stdout
+
+
+async def test_support_bundle_has_everything_but_the_secrets(
+    cluster: Cluster, web: str, tmp_path: Path
+) -> None:
+    await cluster.create(
+        "/api/v1/namespaces/hami-system/configmaps",
+        {
+            "metadata": {"name": "settings"},
+            "data": {"a.toml": f"nats_urls = ['nats://me:{PLANTED}@nats']\npassword = '{PLANTED}'"},
+        },
+    )
+    await cluster.create(
+        "/api/v1/namespaces/hami-system/secrets",
+        {"metadata": {"name": "secret"}, "stringData": {"key": PLANTED}},
+    )
+    file = tmp_path / "hami.tar.gz"
+    done = await hamictl(cluster, "support-bundle", str(file))
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(fileobj=io.BytesIO(file.read_bytes())) as archive:
+        contents = {
+            member.name.partition("/")[2]: archive.extractfile(member).read()  # type: ignore[union-attr]  # files only
+            for member in archive.getmembers()
+        }
+    assert set(contents) >= {
+        *("versions.json", "registry/allocations.json", "registry/checks.json"),
+        *("scheduler/snapshot.json", "scheduler/metrics.txt", "bus/events.json"),
+        *("kubernetes/configmaps.json", "kubernetes/nodes.json", "problems.txt"),
+    }
+    assert web.encode() in contents["registry/allocations.json"]
+    assert b"running" in contents["bus/events.json"]
+    assert [name for name, data in contents.items() if PLANTED.encode() in data] == []
+    assert b"password = 'REDACTED'" in contents["kubernetes/configmaps.json"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+async def test_completion_is_the_parsers_own(cluster: Cluster, shell: str) -> None:
+    script = await hamictl(cluster, "completion", shell)
+    assert script.returncode == 0
+    assert b"_HAMICTL_COMPLETE" in script.stdout
+    source = script.stdout.decode()
+    kind = get_completion_class(shell)
+    assert kind is not None
+    assert source.strip() == kind(main, {}, "hamictl", "_HAMICTL_COMPLETE").source().strip()
+    offered = kind(main, {}, "hamictl", "_HAMICTL_COMPLETE").get_completions(["top"], "d")
+    assert [one.value for one in offered] == ["devices"]
+
+
+async def test_kubectl_finds_the_plugin(cluster: Cluster) -> None:
+    plugin = Path(sys.executable).parent / "kubectl-hami"
+    done = await anyio.run_process(
+        [str(plugin), "get", "nodes", "--registry", cluster.url("registry")], check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"gpu-t4" in done.stdout

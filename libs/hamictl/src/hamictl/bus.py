@@ -32,7 +32,7 @@ KINDS = (
     "usage",
     "breach",
 )
-START_S = 10.0
+START_S = 5.0
 POLL_S = 0.3
 _NOT_FOUND = 404
 

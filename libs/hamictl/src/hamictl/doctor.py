@@ -26,6 +26,7 @@ from hamictl import certificates
 NAMESPACE = "hami-system"
 SCHEDULER_NAME = "hami-scheduler"
 WEBHOOK = "hami-webhook"
+BUS_TLS = "hami-nats-tls"
 PROBE = "hami-doctor-probe"
 NODE_LABEL = "hami.io/nvidia"
 GPU_LABELS = (
@@ -311,9 +312,9 @@ class ClusterDoctor:
         if not any("service" in hook.get("clientConfig", {}) for hook in webhooks):
             return [self._life(_decoded(one), "the webhook's CA") for one in sorted(bundles)]
         secret = await self._get(f"/api/v1/namespaces/{self._namespace}/secrets/{WEBHOOK}-tls")
-        data: Mapping[str, str] = secret.get("data") or {}
-        serving = _decoded(data.get("tls.crt", ""))
+        serving = _decoded((secret.get("data") or {}).get("tls.crt", ""))
         found = [self._life(serving, f"the webhook's certificate in Secret {WEBHOOK}-tls")]
+        found += await self._bus_certificate()
         names = [f"{WEBHOOK}.{self._namespace}.svc"]
         for bundle in sorted(bundles):
             authority = _decoded(bundle)
@@ -329,6 +330,15 @@ class ClusterDoctor:
                     )
                 )
         return found
+
+    async def _bus_certificate(self) -> list[Finding]:
+        """That of NATS, where the installation has one."""
+        try:
+            secret = await self._get(f"/api/v1/namespaces/{self._namespace}/secrets/{BUS_TLS}")
+        except NotFound:
+            return []
+        serving = _decoded((secret.get("data") or {}).get("tls.crt", ""))
+        return [self._life(serving, f"the bus's certificate in Secret {BUS_TLS}")]
 
     def _life(self, certificate: bytes, what: str) -> Finding:
         ends = certificates.ends(certificate)

@@ -13,7 +13,7 @@ from hami_common.runtime import kubeio
 from hamictl.errors import Absent, InputRefused, Refused, Unreachable
 
 T = TypeVar("T")
-START_S = 10.0
+START_S = 5.0
 
 option = click.option(
     "--kubeconfig",
