@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agents of all vendors render beside each other, each with its tool and on its own nodes."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hami_common.runtime.settings import load
+from hami_common.vendors.catalog import Catalog
+from hami_nodeagent.drivers.reader import ToolSettings
+from hami_nodeagent.settings import Settings
+from hami_sim.kubernetes.programs import KUBECTL
+from tests.cluster.needs import control_plane_or_skip
+
+KUSTOMIZE = Path(__file__).parents[3] / "deploy/kustomize"
+VENDORS = sorted(vendor.name for vendor in Catalog.from_settings().vendors)
+TOOL_VENDORS = [name for name in VENDORS if name != "nvidia"]
+WITH_FILES = ("amd", "hygon", "kunlunxin")
+"""Vendors whose shares are described by files on the host."""
+
+
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The rendered agents by name, all in one overlay."""
+    directory = tmp_path_factory.mktemp("overlay")
+    overlay = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [os.path.relpath(KUSTOMIZE / "base", directory)],
+        "components": [
+            os.path.relpath(KUSTOMIZE / "components" / name, directory) for name in VENDORS
+        ],
+    }
+    (directory / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    kubectl = control_plane_or_skip().path(KUBECTL)
+    done = subprocess.run(
+        [kubectl, "kustomize", str(directory)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    documents = yaml.safe_load_all(done.stdout)
+    return {one["metadata"]["name"]: one for one in documents if one["kind"] == "DaemonSet"}
+
+
+def agent_of(agents: dict[str, dict[str, Any]], vendor: str) -> dict[str, Any]:
+    found: dict[str, Any] = agents[f"hami-nodeagent-{vendor}"]["spec"]
+    return found
+
+
+def environment(container: dict[str, Any]) -> dict[str, str]:
+    return {one["name"]: one.get("value", "node-a") for one in container["env"]}
+
+
+def test_each_vendor_has_one_agent_on_its_own_nodes(agents: dict[str, dict[str, Any]]) -> None:
+    assert agents.keys() == {f"hami-nodeagent-{name}" for name in VENDORS}
+    for vendor in VENDORS:
+        spec = agent_of(agents, vendor)
+        template = spec["template"]
+        assert template["spec"]["nodeSelector"] == {f"hami.io/{vendor}": "true"}
+        labels = {"app.kubernetes.io/name": "hami-nodeagent", "hami.io/vendor": vendor}
+        assert spec["selector"]["matchLabels"] == labels
+        assert template["metadata"]["labels"] == labels
+
+
+@pytest.mark.parametrize("vendor", TOOL_VENDORS)
+def test_agent_serves_its_vendor_alone(agents: dict[str, dict[str, Any]], vendor: str) -> None:
+    agent = agent_of(agents, vendor)["template"]["spec"]["containers"][0]
+    loaded = load(
+        Settings,
+        service="nodeagent",
+        argv=["--config", str(KUSTOMIZE / "base/config/nodeagent.toml")],
+        environ=environment(agent),
+    )
+    assert loaded.settings.drivers.serve == (vendor,)
+    assert not loaded.settings.drivers.nvidia.enabled
+
+
+@pytest.mark.parametrize("vendor", TOOL_VENDORS)
+def test_everything_that_is_mounted_is_there_once(
+    agents: dict[str, dict[str, Any]], vendor: str
+) -> None:
+    pod = agent_of(agents, vendor)["template"]["spec"]
+    volumes = [volume["name"] for volume in pod["volumes"]]
+    assert len(set(volumes)) == len(volumes)
+    mounts = pod["containers"][0]["volumeMounts"]
+    assert {mount["name"] for mount in mounts} | {"plugins"} == set(volumes)
+    paths = [mount["mountPath"] for mount in mounts]
+    assert len(set(paths)) == len(paths)
+    tool = [mount for mount in mounts if mount["name"].startswith("vendor-")]
+    assert tool, "the vendor's tool is on the host"
+    writable = {mount["mountPath"] for mount in tool if not mount.get("readOnly")}
+    assert (ToolSettings().shares_root in writable) is (vendor in WITH_FILES)
+
+
+@pytest.mark.parametrize("vendor", TOOL_VENDORS)
+def test_only_the_agent_itself_may_open_devices(
+    agents: dict[str, dict[str, Any]], vendor: str
+) -> None:
+    agent, proxy = agent_of(agents, vendor)["template"]["spec"]["containers"]
+    assert agent["securityContext"]["privileged"] is True
+    assert agent["securityContext"]["readOnlyRootFilesystem"] is True
+    assert "privileged" not in proxy["securityContext"]
+    assert proxy["securityContext"]["capabilities"]["drop"] == ["ALL"]
