@@ -51,9 +51,6 @@ from hami_nodeagent.shell.keys import TrustedKeys
 from hami_nodeagent.shell.kubelet import PluginKeeper
 from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.metrics import Metrics
-from hami_nodeagent.shell.partition_answers import PartitionAnswers
-from hami_nodeagent.shell.partition_news import PartitionTeller
-from hami_nodeagent.shell.partitions import Partitions
 from hami_nodeagent.shell.picture import Picture
 from hami_nodeagent.shell.podresources import PodResources, PodsPage
 from hami_nodeagent.shell.pods import PodSource
@@ -119,17 +116,6 @@ class _Parts:
         self.kubelet = PodResources(site=self.site, fallback=_fallback(settings))
         self.keeper = GrantKeeper(self.site)
         self.limiter = Limiter(self.site)
-        self.partition_teller = PartitionTeller(site=self.site, publisher=lambda: self.publisher)
-        self.partitions = Partitions(
-            site=self.site,
-            partitioners=[one for driver in drivers if (one := driver.partitioner) is not None],
-            kubelet=self.kubelet,
-            teller=self.partition_teller,
-        )
-        renderer = Renderer(catalog, settings)
-        self.partition_answers = PartitionAnswers(
-            site=self.site, renderer=renderer, partitions=self.partitions
-        )
         self.allocator = Allocator(
             site=self.site,
             kubelet=self.kubelet,
@@ -265,7 +251,6 @@ async def _follow_pods(parts: _Parts, kube: KubeApi) -> None:
         group.start_soon(check.run)
         group.start_soon(Relimiter(site=site, keeper=parts.keeper).run)
         parts.kube_ready.set()
-
 
 async def _with_bus(parts: _Parts) -> None:
     """Report, and follow the ledger, once the bus was reached."""
