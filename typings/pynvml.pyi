@@ -74,6 +74,7 @@ class _EventData:
     device: c_nvmlDevice_t
     eventType: int
     eventData: int
+    gpuInstanceId: int
 
 class _Attributes:
     multiprocessorCount: int

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import anyio
 import pynvml  # noqa: TID251 - a stranger beside the driver
 import pytest
 
 from hami_common.vendors.partitions import NO_START, Division
+from hami_nodeagent.core.health import FaultSeen, Stimulus
 from hami_nodeagent.drivers import mig, nvidia
 from hami_nodeagent.drivers.errors import (
     DeviceGone,
@@ -21,7 +23,13 @@ from hami_nodeagent.drivers.errors import (
     PartitionRefused,
 )
 from hami_nodeagent.drivers.partitioner import Instance, Wanted
-from hami_sim.hardware.fake_nvml import FakeNvml, MadeInstance, Process, write_capabilities
+from hami_sim.hardware.fake_nvml import (
+    EVENT_XID,
+    FakeNvml,
+    MadeInstance,
+    Process,
+    write_capabilities,
+)
 from hami_sim.hardware.mig_tables import TABLES, MigProfile
 from tests.contract.drivers.benches import FakeNvmlBench
 from tests.support.mig import facts_of
@@ -394,6 +402,38 @@ def test_hardware_has_room_exactly_where_the_scheduler_sees_it(
         assert sorted((made.profile, made.start) for made in card.made()) == sorted(owned)
     assert refused > 0
     assert owned
+
+
+@pytest.mark.anyio
+async def test_card_in_mig_mode_tells_processes_and_faults_of_its_instances(
+    nvidia_bench: Callable[[str], FakeNvmlBench],
+) -> None:
+    bench = nvidia_bench("8xH200")
+    bench.nvml.set_mig_mode(0, is_on=True)
+    driver = bench.driver()
+    await driver.discover()
+    assert driver.partitioner is not None
+    made = await driver.partitioner.create(
+        Wanted(uuid=bench.uuids[0], profile="2g.35gb", start=2, memory_mib=33024, core_pct=24)
+    )
+    number = int(made.handles["gpu_instance"])
+    worker = Process(pid=77, used_mib=2048, gpu_instance=number, compute_instance=0)
+    bench.nvml.set_processes(0, [worker])
+    usage = (await driver.usage())[0]
+    assert usage.core_pct is None  # NVML tells none for a card in MIG mode
+    assert usage.processes is not None
+    assert [(process.pid, process.used_mib) for process in usage.processes] == [(77, 2048)]
+    await driver.wait_faults(0.05)  # events from now on
+    bench.nvml.event(0, EVENT_XID, 94, gpu_instance=number)
+    faults: tuple[Stimulus, ...] = ()
+    with anyio.fail_after(20):
+        while not faults:
+            faults = await driver.wait_faults(0.5)
+    (fault,) = faults
+    assert isinstance(fault, FaultSeen)
+    assert fault.uuid == bench.uuids[0]
+    assert fault.text == f"Xid 94 in GPU instance {number}"
+    await driver.aclose()
 
 
 # ---- failures ----------------------------------------------------------------------------------

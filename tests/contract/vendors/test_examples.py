@@ -13,7 +13,8 @@ import yaml
 
 from hami_common.model.placement import Placement, Share
 from hami_common.podview import PodView
-from hami_common.vendors.catalog import Catalog
+from hami_common.vendors.catalog import Catalog, VendorSettings
+from hami_common.vendors.nvidia import NvidiaSettings
 from hami_nodeagent.drivers.simulated import SimulatedDriver, SimulatedDriverSettings
 from hami_registry.core.device_config import DeviceConfig, canonical_device
 from hami_scheduler.core.pick import pick
@@ -107,3 +108,17 @@ async def test_examples_are_placed_as_they_say(vendor: str) -> None:
                 shared.setdefault(share.uuid, []).append(share)
     if vendor not in NEVER_SHARED:
         assert [len(shares) for shares in shared.values()] == [2], shared
+
+
+async def test_profile_by_name_is_served_where_the_settings_list_it() -> None:
+    file = EXAMPLES / "nvidia/static-names/mig-1g.18gb.yaml"
+    view = msgspec.convert(yaml.safe_load(file.read_text(encoding="utf-8")), PodView)
+    assert CATALOG.parse_pod(view) is None
+    listing = VendorSettings(nvidia=NvidiaSettings(mig_profiles=("1g.18gb",)))
+    request = Catalog.from_settings(listing).parse_pod(view)
+    assert request is not None
+    table = await table_of("nvidia")
+    assert Verdicts(table).filter(request, table.nodes()).feasible == ["node-2xH200-MIG"]
+    found = pick(table, request, "node-2xH200-MIG")
+    assert isinstance(found, Placement)
+    assert [share.part for share in found.containers[0].shares] == ["1g.18gb@6"]

@@ -43,7 +43,7 @@ from hami_common.vendors.catalog import Catalog
 from hami_sim.certs import CertificateAuthority
 from hami_sim.hardware import profile as hardware
 from hami_sim.hardware.control import SimulatedControl
-from hami_sim.hardware.fake_nvml import STATE_VARIABLE, FakeNvml
+from hami_sim.hardware.fake_nvml import STATE_VARIABLE, FakeNvml, write_capabilities
 from hami_sim.kubelet.launcher import driver_programs
 from hami_sim.kubernetes.controlplane import free_port
 from hami_sim.kubernetes.pki import HOST
@@ -395,7 +395,13 @@ class Cluster:
         if not nvidia:
             return {**settings, "drivers.nvidia.enabled": "false"}
         if self.spec.nvml_library:
-            return {**settings, "drivers.nvidia.library_path": self.spec.nvml_library}
+            proc = self.directory / "proc" / node.name
+            write_capabilities(proc, hardware.load(nvidia))
+            return {
+                **settings,
+                "drivers.nvidia.library_path": self.spec.nvml_library,
+                "drivers.nvidia.proc_root": str(proc),
+            }
         return {
             **settings,
             "drivers.nvidia.simulated_profile": nvidia,

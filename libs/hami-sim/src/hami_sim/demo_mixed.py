@@ -24,12 +24,14 @@ SHARERS = ("-share-a", "-share-b")
 NODES = (
     NodeSpec(name="mixed-a", profile="8xA100-40", others=("8xAscend910B3", "8xMLU370", "4xK100AI")),
     NodeSpec(
-        name="mixed-b", profile="8xAscend910B4", others=("4xMR-V100", "8xMTT-S4000", "8xMXC500")
+        name="mixed-b",
+        profile="2xH200-MIG",
+        others=("8xAscend910B4", "4xMR-V100", "8xMTT-S4000", "8xMXC500"),
     ),
     NodeSpec(name="mixed-c", profile="4xAscend310P", others=("4xS60", "8xP800", "16xTrainium")),
     NodeSpec(name="mixed-d", profile="16xAscend910C", others=("8xMI300X", "4xBiren166", "4xVA16")),
 )
-"""Every vendor, and every kind of Ascend chip that has a profile, once."""
+"""Every vendor, and every kind of Ascend chip that has a profile, once; NVIDIA in two modes."""
 
 PRETENDED = ("/opt", "/usr/bin", "/usr/lib64", "/usr/local", "/etc")
 """Where the vendors' drivers and tools are installed on real nodes."""

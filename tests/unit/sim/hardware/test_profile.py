@@ -12,6 +12,7 @@ from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.partitions import Division
 from hami_sim.hardware import profile
 from hami_sim.hardware.profile import Level
+from tests.support.mig import facts_of
 
 PROFILE = """
 vendor = "nvidia"
@@ -45,6 +46,7 @@ def written(
     [
         ("8xH200", 8, 143771, "NVIDIA H200"),
         ("8xB200", 8, 183359, "NVIDIA B200"),
+        ("2xH200-MIG", 2, 143771, "NVIDIA H200"),
         ("8xH100", 8, 81559, "NVIDIA H100 80GB HBM3"),
         ("8xA100-40", 8, 40960, "NVIDIA A100-SXM4-40GB"),
         ("8xA100-80", 8, 81920, "NVIDIA A100-SXM4-80GB"),
@@ -62,7 +64,7 @@ def test_shipped_profile_loads(name: str, count: int, memory_mib: int, model: st
 
 
 def test_every_shipped_profile_is_covered_above() -> None:
-    assert len(profile.names("nvidia")) == 9
+    assert len(profile.names("nvidia")) == 10
 
 
 @pytest.mark.parametrize("vendor", [vendor.name for vendor in Catalog.from_settings().vendors])
@@ -130,3 +132,16 @@ def test_impossible_machine_is_refused(
 def test_unknown_profile_name_lists_the_known_ones() -> None:
     with pytest.raises(SettingsInvalid, match="8xH200"):
         profile.load("16xH200")
+
+
+def test_machine_in_mig_mode_has_the_plain_sizes_of_its_cards() -> None:
+    told = {p.name: p for p in facts_of("H200-141").partitions if not p.by_name_only}
+    machine = profile.load("2xH200-MIG")
+    assert machine.model.mode == "mig"
+    assert machine.model.resources == facts_of("H200-141").resources
+    assert {p.name for p in machine.partitions} == told.keys()
+    for part in machine.partitions:
+        size = told[part.name]
+        assert (part.memory_mib, part.core_pct, part.size, part.starts, part.resources) == (
+            *(size.memory_mib, size.core_pct, size.size, size.starts, size.resources),
+        )

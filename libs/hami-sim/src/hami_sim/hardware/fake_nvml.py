@@ -239,11 +239,13 @@ class FakeNvml:
         """The opposite of ``unload_driver``."""
         self.write()
 
-    def event(self, index: int, event_type: int, data: int) -> None:
+    def event(
+        self, index: int, event_type: int, data: int, *, gpu_instance: int = WHOLE_GPU
+    ) -> None:
         """Deliver one event to every event set that watches this device and type."""
         self._seq += 1
         self._events.append(
-            f"{self._seq} {self._row(index)} {event_type} {data} {WHOLE_GPU} {WHOLE_GPU}"
+            f"{self._seq} {self._row(index)} {event_type} {data} {gpu_instance} {WHOLE_GPU}"
         )
         del self._events[:-_NEWEST_EVENTS]
         self.write()
@@ -336,6 +338,8 @@ def _gpu_of(profile: Profile, node: str, index: int) -> Gpu:
         "supported_events": str(_SUPPORTED_EVENTS),
         "mig_capable": str(int(mig_instances > 0)),
         "mig_max": str(mig_instances),
+        "mig_current": str(int(model.mode == "mig")),
+        "mig_pending": str(int(model.mode == "mig")),
     }
     if device.cpus:
         keys["cpus"] = device.cpus

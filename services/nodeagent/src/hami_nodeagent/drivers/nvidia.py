@@ -33,11 +33,13 @@ from hami_nodeagent.drivers.protocol import DeviceUsage, ProcessUsage
 from hami_nodeagent.drivers.rules import FaultPolicy, type_of
 
 if TYPE_CHECKING:
-    from pynvml import _Memory, _PciInfo, _ProcessSample  # names of the type stub only
+    from pynvml import _EventData, _Memory, _PciInfo, _ProcessSample  # names of the stub only
 
 VENDOR = "nvidia"
 _MIB_SHIFT = 20
 _OPENS_MAX = 16
+_WHOLE_GPU = 0xFFFFFFFF
+"""Number of the GPU instance in events that concern the whole card."""
 
 _LEVEL_BY_ANCESTOR = {
     pynvml.NVML_TOPOLOGY_INTERNAL: "internal",
@@ -455,13 +457,19 @@ def _one_event(
     if uuid is None:
         _log.warning("an event names an unknown device", extra={"code": event.eventData})
         return ()
-    return (_fault_of(uuid, event.eventType, event.eventData, policy),)
+    return (_fault_of(uuid, event, policy),)
 
 
-def _fault_of(uuid: str, event_type: int, data: int, policy: FaultPolicy) -> FaultSeen:
-    """Memory error events condemn nothing: what matters of them also arrives as an Xid."""
+def _fault_of(uuid: str, event: "_EventData", policy: FaultPolicy) -> FaultSeen:
+    """Memory error events condemn nothing: what matters of them also arrives as an Xid.
+
+    A fault in a MIG instance is one of its card: the same memory and links serve all instances.
+    """
+    event_type, data = event.eventType, event.eventData
     if event_type == pynvml.nvmlEventTypeXidCriticalError:
-        return FaultSeen(uuid=uuid, code=data, fatal=policy.condemns(data), text=f"Xid {data}")
+        is_part = event.gpuInstanceId != _WHOLE_GPU
+        text = f"Xid {data} in GPU instance {event.gpuInstanceId}" if is_part else f"Xid {data}"
+        return FaultSeen(uuid=uuid, code=data, fatal=policy.condemns(data), text=text)
     is_double = event_type == pynvml.nvmlEventTypeDoubleBitEccError
     text = f"{'uncorrectable' if is_double else 'corrected'} memory error"
     return FaultSeen(uuid=uuid, code=0, fatal=False, text=text)
