@@ -252,6 +252,7 @@ async def _follow_pods(parts: _Parts, kube: KubeApi) -> None:
         group.start_soon(Relimiter(site=site, keeper=parts.keeper).run)
         parts.kube_ready.set()
 
+
 async def _with_bus(parts: _Parts) -> None:
     """Report, and follow the ledger, once the bus was reached."""
     settings = parts.site.settings
