@@ -7,9 +7,11 @@ that only the admission policies stand between a user and an allocation annotati
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -146,6 +148,24 @@ class TestInstallation:
         assert (
             "hami-nothing-else created (server dry run)" in (await site.kubectl(*arguments)).stdout
         )
+
+    async def test_collector_of_traces_is_accepted(self, site: Site, tmp_path: Path) -> None:
+        dev = os.path.relpath(OVERLAYS / "dev", tmp_path.resolve())
+        otel = os.path.relpath(OVERLAYS.parent / "components" / "otel", tmp_path.resolve())
+        (tmp_path / "kustomization.yaml").write_text(
+            json.dumps(
+                {
+                    "apiVersion": "kustomize.config.k8s.io/v1beta1",
+                    "kind": "Kustomization",
+                    "resources": [dev],
+                    "components": [otel],
+                }
+            )
+        )
+        arguments = ("apply", "--dry-run=server", "-k", str(tmp_path))
+        accepted = (await site.kubectl(*arguments)).stdout
+        assert "hami-otel-collector created (server dry run)" in accepted
+        assert "hami-webhook configured (server dry run)" in accepted
 
     async def test_policies_have_no_warnings_of_the_type_checker(self, site: Site) -> None:
         async def checked() -> bool:

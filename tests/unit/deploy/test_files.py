@@ -66,7 +66,11 @@ def test_every_image_is_built_here_or_comes_from_others() -> None:
     images = {c["image"] for _, pod in pods() for c in pod["containers"]}
     ours = {image.removeprefix("hami/") for image in images if image.startswith("hami/")}
     assert ours == targets - {"build", "base", "limiter"}
-    assert images - {f"hami/{name}" for name in ours} == {"kube-scheduler", "nats"}
+    assert images - {f"hami/{name}" for name in ours} == {
+        "kube-scheduler",
+        "nats",
+        "otel/opentelemetry-collector",
+    }
 
 
 def test_what_images_copy_is_there() -> None:
