@@ -387,7 +387,11 @@ class Cluster:
     def _driver_settings(self, node: NodeSpec) -> dict[str, str]:
         profiles = node.profiles()
         nvidia = profiles.pop("nvidia", "")
-        others = {word: {"simulated_profile": path} for word, path in profiles.items()}
+        parts = {word: str(self.directory / f"{node.name}.{word}.parts.json") for word in profiles}
+        others = {
+            word: {"simulated_profile": path, "partitions": parts[word]}
+            for word, path in profiles.items()
+        }
         settings = {
             "drivers.serve": "[]",
             "drivers.vendors": msgspec.json.encode(others).decode(),
@@ -406,6 +410,9 @@ class Cluster:
             **settings,
             "drivers.nvidia.simulated_profile": nvidia,
             "drivers.nvidia.simulated_control": str(self.hardware[node.name].path),
+            "drivers.nvidia.simulated_partitions": str(
+                self.directory / f"{node.name}.nvidia.parts.json"
+            ),
         }
 
     async def _register_webhook(self) -> None:

@@ -51,6 +51,9 @@ from hami_nodeagent.shell.keys import TrustedKeys
 from hami_nodeagent.shell.kubelet import PluginKeeper
 from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.metrics import Metrics
+from hami_nodeagent.shell.partition_answers import PartitionAnswers
+from hami_nodeagent.shell.partition_news import PartitionTeller
+from hami_nodeagent.shell.partitions import Partitions
 from hami_nodeagent.shell.picture import Picture
 from hami_nodeagent.shell.podresources import PodResources, PodsPage
 from hami_nodeagent.shell.pods import PodSource
@@ -116,12 +119,24 @@ class _Parts:
         self.kubelet = PodResources(site=self.site, fallback=_fallback(settings))
         self.keeper = GrantKeeper(self.site)
         self.limiter = Limiter(self.site)
+        self.partition_teller = PartitionTeller(site=self.site, publisher=lambda: self.publisher)
+        self.partitions = Partitions(
+            site=self.site,
+            partitioners=[one for driver in drivers if (one := driver.partitioner) is not None],
+            kubelet=self.kubelet,
+            teller=self.partition_teller,
+        )
+        renderer = Renderer(catalog, settings)
+        self.partition_answers = PartitionAnswers(
+            site=self.site, renderer=renderer, partitions=self.partitions
+        )
         self.allocator = Allocator(
             site=self.site,
             kubelet=self.kubelet,
-            renderer=Renderer(catalog, settings),
+            renderer=renderer,
             keeper=self.keeper,
             limiter=self.limiter,
+            partitions=self.partition_answers,
         )
         self.recorder: EventRecorder | None = None
         self.kube: KubeApi | None = None
@@ -162,6 +177,8 @@ async def serve_agent(
                 await group.start(source.discover)
                 group.start_soon(source.probe)
                 group.start_soon(source.wait_faults)
+            group.start_soon(parts.partitions.run)
+            group.start_soon(parts.partition_teller.run)
             await parts.limiter.current()
             async with background() as plugins:
                 _serve_kubelet(plugins, parts)
@@ -244,6 +261,7 @@ async def _follow_pods(parts: _Parts, kube: KubeApi) -> None:
         keeper=parts.keeper,
         limiter=parts.limiter,
         vendor_by_resource=parts.vendor_by_resource,
+        tidy=parts.partition_answers.tidy,
     )
     async with anyio.create_task_group() as group:
         await group.start(pods.follow)
@@ -376,12 +394,13 @@ def _nvidia_driver(settings: NvidiaSettings, node: str) -> Driver:
                 **shared,
                 "profile": settings.simulated_profile,
                 "control": settings.simulated_control,
+                "partitions": settings.simulated_partitions,
                 "node": node,
             },
         )
     real = {
         name: value
         for name, value in asdict(settings).items()
-        if name not in {"enabled", "simulated_profile", "simulated_control"}
+        if name != "enabled" and not name.startswith("simulated_")
     }
     return build_driver("nvidia", real)

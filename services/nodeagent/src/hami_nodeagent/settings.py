@@ -27,6 +27,8 @@ class NvidiaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Hardware profile to pretend instead of asking NVML; empty: real devices."""
     simulated_control: str = ""
     """File that steers the simulated devices; see ``drivers.simulated.Control``."""
+    simulated_partitions: str = ""
+    """File of the simulated devices' partitions; empty: in memory."""
     library_path: str = ""
     """File to load as libnvidia-ml.so.1; empty lets the dynamic linker find it."""
     sysfs_root: str = "/sys"

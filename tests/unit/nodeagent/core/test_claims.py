@@ -517,6 +517,8 @@ def test_refusal_codes_are_words_that_never_change() -> None:
         "no-pending-container",
         "not-granted",
         "not-in-allocation",
+        "partition-changed",
+        "partition-not-ready",
         "pod-gone",
         "pod-unknown",
         "request-invalid",

@@ -118,6 +118,10 @@ class Code(StrEnum):
     """The library that would hold the container to its share cannot be installed on this node."""
     HOST_FAILED = "host-failed"
     """The agent could not write what it must keep on this host."""
+    PARTITION_NOT_READY = "partition-not-ready"
+    """The container's hardware partition was not made yet, or cannot be made."""
+    PARTITION_CHANGED = "partition-changed"
+    """The container's hardware partition is called otherwise than the container was told."""
     INTERNAL = "internal"
     """A bug of ours."""
 

@@ -268,5 +268,9 @@ def _handles(vendor: str, part: Part) -> dict[str, str]:
         "hygon": {"config_directory": f"/etc/vdev/{name}"},
         "kunlunxin": {"number": str(100 + part.number)},
         "metax": {"sgpu": number},
-        "nvidia": {"mig_uuid": f"MIG-{name}"},
+        "nvidia": {
+            "mig_uuid": f"MIG-{name}",
+            "gi_cap": f"/dev/nvidia-caps/nvidia-cap{2 * part.number + 1}",
+            "ci_cap": f"/dev/nvidia-caps/nvidia-cap{2 * part.number + 2}",
+        },
     }.get(vendor, {"instance": name})

@@ -18,8 +18,9 @@ import anyio.to_thread
 from msgspec.structs import replace
 
 from hami_common import limits
-from hami_common.errors import HamiError, Unavailable
+from hami_common.errors import HamiError, NotFound, Unavailable
 from hami_common.kubeletapi import deviceplugin as api
+from hami_common.vendors.protocol import BindMount
 from hami_nodeagent.core.claims import (
     TRUST_ALL,
     Claim,
@@ -37,6 +38,7 @@ from hami_nodeagent.core.holders import needs_library
 from hami_nodeagent.core.podfacts import PodFacts
 from hami_nodeagent.shell.install import Installed
 from hami_nodeagent.shell.limiter import Limiter
+from hami_nodeagent.shell.partition_answers import PartitionAnswers
 from hami_nodeagent.shell.podresources import PodResources
 from hami_nodeagent.shell.render import Renderer
 from hami_nodeagent.shell.site import Site
@@ -100,8 +102,10 @@ class Allocator:
         renderer: Renderer,
         keeper: GrantKeeper,
         limiter: Limiter,
+        partitions: PartitionAnswers | None = None,
     ) -> None:
         self._limiter = limiter
+        self._partitions = partitions
         self._picture = site.picture
         self._kubelet = kubelet
         self._renderer = renderer
@@ -132,7 +136,7 @@ class Allocator:
         try:
             await self._keeper.save()
             responses = [
-                self._renderer.render(
+                await self._answer(
                     claim,
                     vendor=request.vendor,
                     limits_directory=await self._limits_directory(claim, grant),
@@ -148,8 +152,37 @@ class Allocator:
                 code=Code.HOST_FAILED,
                 text=f"the agent cannot write its state on this node: {error.strerror or error}",
             )
+        except NotFound as error:
+            for grant in grants:
+                self._picture.grants.remove(grant)
+            return Refuse(code=Code.PARTITION_NOT_READY, text=str(error))
         self._picture.note_change()
         return claims, responses
+
+    async def _answer(
+        self,
+        claim: Claim,
+        *,
+        vendor: str,
+        limits_directory: Path | None,
+        library_mounts: Sequence[BindMount],
+    ) -> api.ContainerAllocateResponse:
+        if self._partitions is not None:
+            owners = self._partitions.owners(claim, vendor)
+            if owners:
+                return await self._partitions.answer(
+                    claim,
+                    vendor=vendor,
+                    owners=owners,
+                    limits_directory=limits_directory,
+                    library_mounts=library_mounts,
+                )
+        return self._renderer.render(
+            claim,
+            vendor=vendor,
+            limits_directory=limits_directory,
+            library_mounts=library_mounts,
+        )
 
     def _forget_tries(self, requests: Sequence[Request], *, since_s: float) -> None:
         for request in requests:
@@ -200,6 +233,12 @@ class Allocator:
             text=f"the allocation of pod {grants[0].namespace}/{grants[0].pod} failed",
         )
 
+    async def prepare_start(self, resource: str, ids: Sequence[str]) -> Refuse | None:
+        """What must be there before a container with these ids starts; waits for it, bounded."""
+        if self._partitions is None:
+            return None
+        return await self._partitions.prepare(self._picture.grants.of_ids(resource, ids))
+
     async def _claim(
         self, requests: Sequence[Request], installed: Installed | None
     ) -> tuple[tuple[Claim, ...], list[Grant]] | Refuse:
@@ -215,12 +254,21 @@ class Allocator:
                 # From here to the entry nothing is awaited.
                 decision = decide_all(self._picture.view, listing, requests, confirmed)
             if isinstance(decision, tuple):
-                return self._enter(decision, requests, installed)
+                lack = self._lacking(decision, requests)
+                if not lack:
+                    return self._enter(decision, requests, installed)
+                decision = Wait(code=Code.PARTITION_NOT_READY, text=lack)
             if isinstance(decision, Refuse):
                 return decision
             if not await self._news(changed, deadline_s):
                 return Refuse(code=decision.code, text=decision.text)
             self._metrics.waits.labels(code=decision.code).inc()
+
+    def _lacking(self, claims: Sequence[Claim], requests: Sequence[Request]) -> str:
+        """Why hardware partitions stand in the way of an answer; empty when they do not."""
+        if self._partitions is None:
+            return ""
+        return self._partitions.lacking(claims, [request.vendor for request in requests])
 
     async def _decide(
         self, listing: Sequence[ListedPod] | None, requests: Sequence[Request], deadline_s: float

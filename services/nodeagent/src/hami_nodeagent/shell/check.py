@@ -9,9 +9,10 @@ place where slow changes are noticed: trusted keys, and kubelet's version.
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import anyio.to_thread
+from anyio.lowlevel import checkpoint
 
 from hami_common.errors import HamiError, Unavailable
 from hami_nodeagent.core.claims import ListedPod
@@ -45,7 +46,10 @@ class SelfCheck:
         keeper: GrantKeeper,
         limiter: Limiter,
         vendor_by_resource: Mapping[str, str],
+        tidy: Callable[[], Awaitable[None]] = checkpoint,
     ) -> None:
+        """``tidy``: drops what further is kept for pods that hold no grant any more."""
+        self._tidy_more = tidy
         self._site = site
         self._picture = site.picture
         self._kubelet = kubelet
@@ -221,7 +225,7 @@ class SelfCheck:
         await anyio.to_thread.run_sync(
             self._site.checkpoint.remove_limits, lambda uid: bool(picture.grants.of_pod(uid))
         )
-
+        await self._tidy_more()
         await self._limiter.collect()
 
     async def _save(self) -> None:

@@ -20,6 +20,7 @@ from hami_common.errors import WireInvalid
 from hami_common.events.codec import decode, encode
 from hami_common.events.inventory import NodeDevices
 from hami_nodeagent.core.grants import FILE_VERSION, Grant, GrantBook, GrantFile
+from hami_nodeagent.core.partition_specs import Rendering
 from hami_nodeagent.core.partitions import FILE_VERSION as JOURNAL_VERSION
 from hami_nodeagent.core.partitions import JournalFile
 
@@ -45,6 +46,7 @@ class Checkpoint:
         self._devices = directory / "devices.json"
         self._limits = directory / "limits"
         self._partitions = directory / "partitions.json"
+        self._renderings = directory / "renderings"
 
     def load_grants(self) -> GrantBook:
         """The grants of the last run."""
@@ -85,6 +87,31 @@ class Checkpoint:
             part.chmod(0o755)  # read by the container's user, whoever that is
         _write(directory / limits.FILE_NAME, text.encode(), mode=0o644)
         return directory
+
+    def load_renderings(self) -> tuple[Rendering, ...]:
+        """What containers with partitions were given."""
+        files = sorted(self._renderings.glob("*/*.json"))
+        found = [_load(path, Rendering) for path in files]
+        return tuple(one for one in found if one is not None)
+
+    def save_rendering(self, rendering: Rendering) -> None:
+        """Store what a container was given."""
+        directory = self._renderings / rendering.pod_uid
+        directory.mkdir(parents=True, exist_ok=True)
+        _write(directory / f"{rendering.container}.{rendering.vendor}.json", encode(rendering))
+
+    def remove_renderings(self, is_kept: Callable[[str], bool]) -> None:
+        """Remove what all pods (by uid) but those kept were given."""
+        if self._renderings.is_dir():
+            for directory in self._renderings.iterdir():
+                if not is_kept(directory.name):
+                    shutil.rmtree(directory, ignore_errors=True)
+
+    def write_spec(self, path: Path, data: bytes) -> None:
+        """Put a CDI spec where the container runtime reads it; one that is the same stays."""
+        if not path.exists() or path.read_bytes() != data:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, data, mode=0o644)
 
     def remove_limits(self, is_kept: Callable[[str], bool]) -> int:
         """Remove the limits of all pods (by uid) but those kept; how many were removed."""

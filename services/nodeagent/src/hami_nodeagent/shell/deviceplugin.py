@@ -161,15 +161,24 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         request: api.PreStartContainerRequest,
         context: _Context[api.PreStartContainerRequest, api.PreStartContainerResponse],
     ) -> api.PreStartContainerResponse:
-        """Let a container start only with ids that were granted."""
+        """Let a container start only with ids that were granted, and with its partitions."""
         begun_s = self._clock.monotonic_s()
         ids = list(request.devices_ids)
         refusal = self._allocator.check_start(self.resource, ids)
+        if refusal is None:
+            refusal = await self._prepare_start(ids)
         self._trace_start(ids, begun_s, refusal)
         if refusal is not None:
             await self._refuse(context, refusal, begun_s)
         self._metrics.starts.labels(resource=self.resource).inc()
         return api.PreStartContainerResponse()
+
+    async def _prepare_start(self, ids: Sequence[str]) -> Refuse | None:
+        try:
+            return await self._allocator.prepare_start(self.resource, ids)
+        except Exception:  # noqa: BLE001 - the top of a call; logged, answered INTERNAL
+            _log.exception("PreStartContainer failed")
+            return Refuse(code=Code.INTERNAL, text="internal error, see the agent's log")
 
     def _request(self, ids: Sequence[str]) -> Request:
         return Request(vendor=self.vendor, resource=self.resource, ids=tuple(ids))

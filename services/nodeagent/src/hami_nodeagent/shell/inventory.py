@@ -38,6 +38,7 @@ from hami_nodeagent.core.health import (
     HealthChanged,
     Stimulus,
 )
+from hami_nodeagent.core.partitions import foreign_text
 from hami_nodeagent.drivers.errors import DriverError, DriverMismatch
 from hami_nodeagent.drivers.protocol import Driver, Inventory
 from hami_nodeagent.shell.site import Site
@@ -277,18 +278,27 @@ class Reporter:
             await self._clock.sleep(min(wait_s, _AWAIT_ANSWER_S) if awaited else wait_s)
 
     def _report(self) -> NodeReport:
-        """The present facts, without order and time, so that equal facts are equal."""
+        """The present facts, without order and time, so that equal facts are equal.
+
+        Room that partitions hold which were not made here is not promised.
+        """
+        board = self._picture.partitions
+        foreign = [
+            f"device {device.uuid}: {text}"
+            for device in self._source.devices
+            if (text := foreign_text(board.foreign_by_uuid.get(device.uuid, ())))
+        ]
         return NodeReport(
             node=self._picture.node,
             vendor=self._source.vendor,
             boot_id=self._sequence.boot_id,
             seq=0,
             time_s=0.0,
-            devices=self._source.facts(),
+            devices=tuple(board.withdraw(device) for device in self._source.facts()),
             links=self._source.links,
             driver_version=self._source.driver_version,
             agent_version=version("hami-nodeagent"),
-            problem=self._source.problem,
+            problem="; ".join(part for part in (self._source.problem, *foreign) if part),
         )
 
     async def _store(self, report: NodeReport) -> None:

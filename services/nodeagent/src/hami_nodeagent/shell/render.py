@@ -10,8 +10,10 @@ from pathlib import Path
 
 from hami_common import limits
 from hami_common.kubeletapi import deviceplugin as api
+from hami_common.model.device import Device
+from hami_common.model.placement import ContainerShares
 from hami_common.vendors.catalog import Catalog
-from hami_common.vendors.protocol import BindMount, RenderContext
+from hami_common.vendors.protocol import BindMount, ContainerEdits, RenderContext
 from hami_nodeagent.core.claims import Claim
 from hami_nodeagent.core.holders import needs_library
 from hami_nodeagent.settings import Settings
@@ -33,9 +35,24 @@ class Renderer:
         library_mounts: Sequence[BindMount] = (),
     ) -> api.ContainerAllocateResponse:
         """The answer for one container and vendor."""
-        edits = self._catalog.vendor(vendor).render(
-            claim.shares, claim.devices, self._context(claim, library_mounts)
-        )
+        context = self.context(claim, library_mounts)
+        edits = self.edits(vendor, claim.shares, claim.devices, context)
+        return self.response(edits, limits_directory=limits_directory)
+
+    def edits(
+        self,
+        vendor: str,
+        shares: ContainerShares,
+        devices: Sequence[Device],
+        context: RenderContext,
+    ) -> ContainerEdits:
+        """What the container must see of its shares."""
+        return self._catalog.vendor(vendor).render(shares, devices, context)
+
+    def response(
+        self, edits: ContainerEdits, *, limits_directory: Path | None
+    ) -> api.ContainerAllocateResponse:
+        """The same as protobuf."""
         mounts = [*edits.mounts]
         if limits_directory is not None:
             mounts.append(
@@ -64,7 +81,8 @@ class Renderer:
             cdi_devices=[api.CDIDevice(name=name) for name in edits.cdi_devices],
         )
 
-    def _context(self, claim: Claim, library_mounts: Sequence[BindMount]) -> RenderContext:
+    def context(self, claim: Claim, library_mounts: Sequence[BindMount]) -> RenderContext:
+        """This node's settings, and what the pod brings, for rendering."""
         settings = self._settings
         return RenderContext(
             mode=settings.injection,

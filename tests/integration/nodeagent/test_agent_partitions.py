@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hardware partitions through a whole agent: answers at once, specs, reboots, and sudden deaths."""
+
+import base64
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from hami_common import subjects
+from hami_common.events.allocation import AllocationRecord
+from hami_common.events.codec import decode
+from hami_common.events.partition import PartitionRecord
+from hami_common.kubeletapi import deviceplugin
+from hami_common.model.device import Profile
+from hami_nodeagent.core.partitions import JournalFile
+from hami_nodeagent.drivers.simulated_partitions import Part, Parts, Turn
+from hami_nodeagent.settings import DriversSettings, NvidiaSettings, PartitionSettings
+from hami_sim.hardware import profile as hardware
+from hami_sim.natsd import NatsServer
+from hami_sim.process import Process
+from tests.integration.nodeagent.plane import NODE, Ask, Plane, run_plane, until
+
+pytestmark = pytest.mark.anyio
+
+GRID = (
+    Profile(name="1g.5gb", memory_mib=4864, core_pct=14, size=1, starts=tuple(range(7))),
+    Profile(name="3g.20gb", memory_mib=19968, core_pct=42, size=4, starts=(0, 4)),
+)
+
+
+START_S = 50.0
+
+
+class Machine:
+    """A node whose cards are divided, with everything but its agent."""
+
+    def __init__(self, plane: Plane) -> None:
+        self.plane = plane
+        self.parts_file = plane.directory / "parts.json"
+        self.cdi = plane.directory / "cdi"
+        self.profile = plane.directory / "divided.toml"
+        text = hardware.path_of("8xA100-40").read_text()
+        sizes = "".join(
+            f'\n[[partitions]]\nname = "{one.name}"\nmemory_mib = {one.memory_mib}\n'
+            f"core_pct = {one.core_pct}\nsize = {one.size}\nstarts = {list(one.starts)}\n"
+            for one in GRID
+        )
+        self.profile.write_text(text.replace("[model]\n", '[model]\nmode = "mig"\n', 1) + sizes)
+        plane.devices = tuple(replace(one, mode="mig", partitions=GRID) for one in plane.devices)
+
+    def settings(self) -> dict[str, Any]:
+        """The agent's."""
+        return {
+            "injection": "cdi",
+            "partitions": PartitionSettings(cdi_dir=str(self.cdi), retry_s=0.05),
+            "drivers": DriversSettings(
+                serve=(),
+                nvidia=NvidiaSettings(
+                    simulated_profile=str(self.profile), simulated_partitions=str(self.parts_file)
+                ),
+            ),
+        }
+
+    def parts(self) -> tuple[Part, ...]:
+        """What the hardware holds."""
+        return self.stored().parts
+
+    def stored(self) -> Parts:
+        if not self.parts_file.exists():
+            return Parts()
+        return msgspec.json.decode(self.parts_file.read_bytes(), type=Parts)
+
+    def store(self, parts: Parts) -> None:
+        fresh = self.parts_file.with_suffix(".fresh")
+        fresh.write_bytes(msgspec.json.encode(parts))
+        fresh.replace(self.parts_file)
+
+    def journal(self) -> JournalFile:
+        """What the agent has written down."""
+        file = self.plane.directory / "state" / "partitions.json"
+        data = file.read_bytes() if file.exists() else b'{"version":1}'
+        return decode(data, JournalFile, what="journal")
+
+    async def reserve(self, name: str, profile: str, start: int) -> tuple[AllocationRecord, int]:
+        """A pod and its reservation of one partition."""
+        size = next(one for one in GRID if one.name == profile)
+        pod = await self.plane.create(name, Ask(shares=((0, size.memory_mib),)))
+        record = self.plane.record(pod)
+        (container,) = record.containers
+        shares = tuple(
+            replace(one, profile=profile, start=start, core_pct=size.core_pct)
+            for one in container.shares
+        )
+        record = replace(record, containers=(replace(container, shares=shares),))
+        return record, await self.plane.reserve(record)
+
+    async def release(self, record: AllocationRecord) -> None:
+        """The pod is gone, and so is its share."""
+        await self.plane.kube.delete("pods", record.pod, "default")
+
+        await self.plane.reserve(replace(record, op="release", containers=()))
+
+    def agree(self, *records: AllocationRecord) -> bool:
+        """Whether hardware, journal and ledger say the same."""
+        wanted = {
+            (share.uuid, share.profile, share.start, record.pod_uid)
+            for record in records
+            for container in record.containers
+            for share in container.shares
+        }
+        notes = self.journal().notes
+        noted = {
+            (note.wanted.uuid, note.wanted.profile, note.wanted.start, note.owner.pod_uid)
+            for note in notes
+        }
+        there = {(part.uuid, str(part.number)) for part in self.parts() if part.whole}
+        made = {(one.wanted.uuid, one.instance_id) for one in notes if one.phase == "made"}
+        return noted == wanted and there == made and len(notes) == len(self.parts())
+
+
+@pytest.fixture
+async def machine(short_path: Path, nats_server: NatsServer) -> AsyncIterator[Machine]:
+    cdi = (str(short_path / "cdi"),)
+    async with run_plane(short_path, nats_server, cdi_directories=cdi) as plane:
+        built = Machine(plane)
+        await plane.publish_devices()
+        yield built
+
+
+async def test_container_sees_the_partition_that_was_made_for_it(machine: Machine) -> None:
+    plane = machine.plane
+    async with plane.agent(**machine.settings()):
+        record, sequence = await machine.reserve("web", "3g.20gb", 4)
+        await plane.bind(record, sequence)
+        await plane.until_state(record.pod_uid, "running")
+        (part,) = machine.parts()
+        assert (part.profile, part.start) == ("3g.20gb", 4)
+        assert machine.agree(record)
+        seen = await plane.environment("web")
+        assert seen["NVIDIA_VISIBLE_DEVICES"] == f"MIG-{part.uuid}-{part.number}"
+        ids = sorted((await plane.listed_ids())["web"])
+        message = await told(plane)
+        assert (message.change, message.pod_uid) == ("created", record.pod_uid)
+        assert message.duration_ms > 0
+    # The machine starts anew: no partition, no spec, and kubelet does not ask for an answer again.
+    machine.store(Parts())
+    (spec,) = machine.cdi.glob("*.json")
+    spec.unlink()
+    async with plane.agent(**machine.settings()):
+        assert await plane.may_start(ids)
+        assert [(one.profile, one.start) for one in machine.parts()] == [("3g.20gb", 4)]
+        document = json.loads(spec.read_bytes())
+        assert document["kind"] == "hami.io/partition"
+        await machine.release(record)
+
+        async def is_free() -> bool:
+            return not machine.parts() and not spec.exists()
+
+        await until(is_free)
+
+
+async def told(plane: Plane) -> PartitionRecord:
+    """The newest message about a partition."""
+    found: list[bytes] = []
+
+    async def is_there() -> bool:
+        answer = await plane.bus.request(
+            f"$JS.API.STREAM.MSG.GET.{subjects.EVENTS_STREAM}",
+            msgspec.json.encode({"last_by_subj": subjects.partition_event(NODE, "nvidia")}),
+        )
+        message = msgspec.json.decode(answer.data).get("message")
+        found[:] = [base64.b64decode(message["data"])] if message else []
+        return bool(found)
+
+    await until(is_there)
+    return decode(found[0], PartitionRecord, what="partition")
+
+
+async def test_answer_without_cdi_waits_for_the_partition(machine: Machine) -> None:
+    plane = machine.plane
+    settings = {**machine.settings(), "injection": "devices", "allocate_wait_s": 10.0}
+    machine.store(Parts(script=(Turn(at="create.begin", do="fail"),)))
+    async with plane.agent(**settings):
+        record, sequence = await machine.reserve("web", "1g.5gb", 6)
+        await plane.bind(record, sequence)
+        await plane.until_state(record.pod_uid, "running")
+        (part,) = machine.parts()
+        seen = await plane.environment("web")
+        assert seen["NVIDIA_VISIBLE_DEVICES"] == f"MIG-{part.uuid}-{part.number}"
+        assert not machine.cdi.exists()
+        ids = sorted((await plane.listed_ids())["web"])
+    # Made anew it has another name: what the container was told is not true any more.
+    machine.store(Parts(parts=(replace(part, start=0),)))
+    async with plane.agent(**settings), plane.plugin() as plugin:
+        with pytest.raises(grpc.aio.AioRpcError, match="partition-changed"):
+            await plugin.PreStartContainer(deviceplugin.PreStartContainerRequest(devices_ids=ids))
+        assert (await plane.until_state(record.pod_uid, "failed")).code == "partition-changed"
+
+
+async def test_pod_whose_partition_cannot_be_made_fails_with_the_reason(machine: Machine) -> None:
+    plane = machine.plane
+    hand = Part(uuid=plane.devices[0].uuid, number=0, profile="1g.5gb", start=5, memory_mib=4864)
+    machine.store(Parts(parts=(hand,)))
+    async with plane.agent(**machine.settings()):
+        record, sequence = await machine.reserve("web", "3g.20gb", 4)
+        failed = await plane.until_state(record.pod_uid, "failed")
+        assert failed.code == "partition-refused"
+        assert "positions [5] are taken" in failed.reason
+        await plane.bind(record, sequence)
+        assert "state-failed" in await plane.refusal_of("web")
+        assert machine.parts() == (hand,)
+
+        async def is_reported() -> bool:
+            return "not made by this agent" in (await plane.report()).problem
+
+        await until(is_reported)
+        (facts, *_) = (await plane.report()).devices
+        starts = {one.name: one.starts for one in facts.partitions}
+        assert starts == {"1g.5gb": (0, 1, 2, 3, 4, 6), "3g.20gb": (0,)}
+
+
+class Agent:
+    """The agent as a process, which dies of what the hardware's script says."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._config = machine.plane.directory / "agent.toml"
+        settings = machine.plane.settings(**machine.settings())
+        lines = {
+            "node_name": NODE,
+            "nats_urls": list(settings.nats_urls),
+            "kubeconfig": settings.kubeconfig,
+            "http_port": 0,
+            "device_plugin_dir": settings.device_plugin_dir,
+            "pod_resources_socket": settings.pod_resources_socket,
+            "state_dir": settings.state_dir,
+            "trusted_keys_dir": settings.trusted_keys_dir,
+            "injection": "cdi",
+            "enforcement": "none",
+            "start_timeout_s": 20,
+            "partitions.cdi_dir": str(machine.cdi),
+            "partitions.retry_s": 0.05,
+            "drivers.serve": [],
+            "drivers.nvidia.simulated_profile": str(machine.profile),
+            "drivers.nvidia.simulated_partitions": str(machine.parts_file),
+        }
+        self._config.write_text(
+            "\n".join(f"{key} = {json.dumps(value)}" for key, value in lines.items())
+        )
+        self._process: Process | None = None
+
+    def start(self) -> None:
+        """Start it."""
+        self._process = Process(
+            "agent",
+            [sys.executable, "-m", "hami_nodeagent", "--config", str(self._config)],
+            log=self._machine.plane.directory / "agent.log",
+        )
+        self._process.start()
+
+    async def dies_at(self, point: str) -> None:
+        """Wait until the script killed it."""
+        process = self._process
+        assert process is not None
+
+        async def is_dead() -> bool:
+            return not process.is_running()
+
+        await until(is_dead, within_s=START_S)
+        assert f'"point":"{point}"' in process.log.read_text().replace('": "', '":"')
+        await process.stop()
+
+    async def stop(self) -> None:
+        """End it, if it runs."""
+        if self._process is not None:
+            await self._process.stop()
+
+
+@pytest.mark.timeout(120)  # two starts of a process: seconds each, more on a busy machine
+@pytest.mark.parametrize("point", ["create.half", "create.made", "destroy.done"])
+async def test_agent_killed_in_the_middle_leaves_nothing_wrong(
+    machine: Machine, point: str
+) -> None:
+    """All points are gone through in tests/property; here the process and its files are real."""
+    agent = Agent(machine)
+
+    async def agree(*records: AllocationRecord) -> None:
+        async def is_so() -> bool:
+            return machine.agree(*records)
+
+        await until(is_so, within_s=START_S)
+
+    machine.store(Parts(script=(Turn(at=point, do="kill"),)))
+    try:
+        agent.start()
+        record, _ = await machine.reserve("web", "3g.20gb", 4)
+        if point == "destroy.done":
+            await agree(record)
+            await machine.release(record)
+        await agent.dies_at(point)
+        agent.start()
+        await agree(*([] if point == "destroy.done" else [record]))
+        assert machine.stored().script == ()
+    finally:
+        await agent.stop()
