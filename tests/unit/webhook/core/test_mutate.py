@@ -349,6 +349,16 @@ def test_hidden_devices_only_touch_pods_that_ask() -> None:
     assert review(pod(container()), policy=hide) == Verdict()
 
 
+def test_hidden_devices_are_those_that_the_pod_asks_for_in_the_vendors_own_word() -> None:
+    hide = AdmissionPolicy(hide_devices_from_others=True)
+    npu = container(resources={"limits": {"huawei.com/Ascend910B3": "1"}})
+    after = admitted(pod(npu, container("side")), policy=hide)
+    assert after["spec"]["containers"][1]["env"] == [
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"},
+        {"name": "ASCEND_VISIBLE_DEVICES", "value": "void"},
+    ]
+
+
 def test_long_container_names_give_distinct_valid_volume_names() -> None:
     first, second = (volume_name("hami-limits", "c" * 62 + end) for end in "ab")
     assert first != second

@@ -11,6 +11,7 @@ from hami_common.podview import PodView
 from hami_common.vendors.catalog import Catalog
 from hami_webhook.core.mutate import AdmissionPolicy, Verdict
 from hami_webhook.core.validate import validate_ephemeral, validate_update
+from hami_webhook.core.visibility import DEVICE_VARIABLES
 from tests.support.jsonpatch import apply
 
 CATALOG = Catalog.from_settings()
@@ -86,9 +87,10 @@ def test_privileged_ephemeral_container_is_refused() -> None:
     assert "ephemeral container debug" in verdict.message
 
 
-def test_ephemeral_container_cannot_grab_devices_by_environment() -> None:
-    verdict = ephemeral(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])
-    assert "NVIDIA_VISIBLE_DEVICES" in verdict.message
+@pytest.mark.parametrize("variable", DEVICE_VARIABLES)
+def test_ephemeral_container_cannot_grab_devices_by_environment(variable: str) -> None:
+    verdict = ephemeral(env=[{"name": variable, "value": "all"}])
+    assert variable in verdict.message
 
 
 def test_ephemeral_container_cannot_mount_over_the_limits() -> None:

@@ -18,10 +18,12 @@ from msgspec.structs import replace
 from hami_common import annotations as keys
 from hami_common import limits
 from hami_common.errors import RequestInvalid
+from hami_common.model.request import PodRequest
 from hami_common.podview import ContainerView, PodView
 from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.protocol import ContainerChanges
 from hami_webhook.core.patch import Operation, diff
+from hami_webhook.core.visibility import HIDING, HIDING_ALWAYS
 
 DEFAULT_SCHEDULER = "default-scheduler"
 OUR_PATHS = (limits.DIRECTORY, limits.REGION_DIRECTORY)
@@ -44,7 +46,11 @@ class AdmissionPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     region_size_mib: int = 16
     """``sizeLimit`` of the in-memory volume for the usage region of one container."""
     hide_devices_from_others: bool = False
-    """Give ``NVIDIA_VISIBLE_DEVICES=none`` to the containers of such a pod that ask for nothing."""
+    """Give the containers of such a pod that ask for nothing the variables that hide devices.
+
+    ``NVIDIA_VISIBLE_DEVICES=none``, and those of the vendors that the pod asks for
+    (``visibility.HIDING``).
+    """
     trusted_users: tuple[str, ...] = (
         "system:serviceaccount:hami-system:hami-scheduler",
         "system:serviceaccount:hami-system:hami-nodeagent",
@@ -249,16 +255,24 @@ def mutate(
     for asker in request.containers:
         _add_volumes(spec, _container_document(changed, asker.name), asker.name, policy)
     if policy.hide_devices_from_others:
+        hiding = _hiding(request)
         for _, container in view.containers_in_order():
             if container.name not in asking:
-                document = _container_document(changed, container.name)
-                _set_env(document, {"NVIDIA_VISIBLE_DEVICES": "none"})
+                _set_env(_container_document(changed, container.name), hiding)
     return Verdict(
         operations=tuple(diff(pod, changed)),
         warnings=tuple(warnings),
         concerns_us=True,
         scheduler_is_ours=True,
     )
+
+
+def _hiding(request: PodRequest) -> dict[str, str]:
+    """Variables that hide devices from containers that ask for none."""
+    vendors = {one.vendor for asker in request.containers for one in asker.requests}
+    return dict(HIDING_ALWAYS) | {
+        name: value for vendor in sorted(vendors) for name, value in HIDING.get(vendor, {}).items()
+    }
 
 
 def _continue_trace(annotations: dict[str, str], traceparent: str) -> None:

@@ -18,25 +18,12 @@ from typing import Any, Final
 
 from hami_common import annotations as keys
 from hami_webhook.core.configuration import names_resource, reserved_key, words
+from hami_webhook.core.visibility import DEVICE_VARIABLES, HARMLESS
 
 Document = dict[str, Any]
 SCHEDULER_ACCOUNT: Final = "system:serviceaccount:hami-system:hami-scheduler"
 ENVIRONMENT_LABEL: Final = "hami.io/device-environment"
 ENVIRONMENT_ALLOWED: Final = "allowed"
-DEVICE_VARIABLES: Final = (
-    "AMD_VISIBLE_DEVICES",
-    "ASCEND_VISIBLE_DEVICES",
-    "AWS_NEURON_VISIBLE_DEVICES",
-    "CAMBRICON_VISIBLE_DEVICES",
-    "ENFLAME_VISIBLE_DEVICES",
-    "IX_VISIBLE_DEVICES",
-    "MTHREADS_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES",
-    "METAX_SGPUS",
-)
-"""Variables by which a vendor's container runtime or hook gives devices to any container."""
-HARMLESS: Final = ("", "none", "void")
-"""Values by which such a variable gives no device."""
 
 _LABELS: Final = {"app.kubernetes.io/part-of": "hami"}
 _API: Final = "admissionregistration.k8s.io/v1"

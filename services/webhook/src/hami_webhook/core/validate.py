@@ -19,8 +19,8 @@ from hami_webhook.core.mutate import (
     privileged_containers,
 )
 from hami_webhook.core.patch import diff
+from hami_webhook.core.visibility import DEVICE_VARIABLES
 
-_DEVICE_ENV = "NVIDIA_VISIBLE_DEVICES"
 _GUARDED_PATHS = ("/spec/schedulerName", "/metadata/labels")
 
 
@@ -118,9 +118,10 @@ def _ephemeral_problem(new: PodView, added: list[ContainerView]) -> str:
                 "device of the node; drop privileged"
             )
     for container in added:
-        if any(variable.name == _DEVICE_ENV for variable in container.env or []):
+        given = next((v.name for v in container.env or [] if v.name in DEVICE_VARIABLES), "")
+        if given:
             return (
-                f"ephemeral container {container.name}: env {_DEVICE_ENV}: devices are given by "
+                f"ephemeral container {container.name}: env {given}: devices are given by "
                 "the scheduler only; remove it"
             )
     if error := conflicting_mount(new):
