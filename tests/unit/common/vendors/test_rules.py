@@ -12,7 +12,7 @@ from hami_common.model.device import Device, DeviceFacts, Profile
 from hami_common.model.placement import ContainerShares, Placement, Share
 from hami_common.model.request import DeviceRequest
 from hami_common.podview import PodView
-from hami_common.vendors import ascend, awsneuron, enflame
+from hami_common.vendors import ascend, awsneuron, enflame, kunlunxin
 from hami_common.vendors.cambricon import CambriconSettings
 from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.protocol import ContainerEdits, RenderContext
@@ -469,6 +469,41 @@ def test_one_container_asks_for_one_family_but_two_vendors() -> None:
     request = CATALOG.parse_pod(pod({"hygon.com/dcunum": 1, "vastaitech.com/va": 1}))
     assert request is not None
     assert [r.vendor for r in request.containers[0].requests] == ["hygon", "vastai"]
+
+
+# --- Kunlunxin, as its driver reports it ----------------------------------------------------------
+
+
+def xpus(count: int = 1) -> Node:
+    sizes = kunlunxin.partitions_of(98304)
+    return Node(node("kunlunxin", "P800 OAM", 98304, count, partitions=sizes))
+
+
+def vxpu(memory_mib: int) -> Limits:
+    return {"kunlunxin.com/vxpu": 1, "kunlunxin.com/vxpu-memory": memory_mib}
+
+
+def test_vxpus_of_a_device_are_partitions_of_one_size() -> None:
+    one = xpus()
+    for _ in range(4):
+        shares = one.place(vxpu(20000))
+        assert not isinstance(shares, str), shares
+        assert [(s.profile, s.kind, s.memory_mib, s.core_pct) for s in shares] == [
+            ("1/4", "1/4", 24576, 25)
+        ]
+    assert isinstance(one.place(vxpu(20000)), str)
+    two = xpus(2)
+    assert two.sizes(vxpu(20000)) == [24576]
+    assert two.sizes(vxpu(40000)) == [49152]
+    assert isinstance(two.place({"kunlunxin.com/xpu": 1}), str)
+
+
+def test_whole_xpu_is_no_partition() -> None:
+    one = xpus()
+    shares = one.place({"kunlunxin.com/xpu": 1})
+    assert not isinstance(shares, str), shares
+    assert [(s.profile, s.exclusive, s.memory_mib) for s in shares] == [("", True, 98304)]
+    assert isinstance(one.place(vxpu(20000)), str)
 
 
 # --- rendering ------------------------------------------------------------------------------------
