@@ -69,7 +69,8 @@ class Reviews:
         if "tokenreviews" in path:
             known = self.users.get(spec["token"], {"authenticated": False})
             meant = set(known.get("audiences", ())) & set(spec["audiences"])
-            status = known if meant else {"authenticated": False}
+            # A real one sends an empty user with a token that is no good.
+            status = known if meant else {"authenticated": False, "user": {}}
         else:
             status = {"allowed": spec["user"] in self.allowed}
         return msgspec.json.encode({"status": status})
@@ -200,10 +201,17 @@ class Intruder:
 @asynccontextmanager
 async def intruder(site: Site, text: str, *, prefix: str) -> AsyncIterator[Intruder]:
     """Log in with a token and then misbehave."""
+    async with intruder_at(site.server.url, text, prefix=prefix) as found:
+        yield found
+
+
+@asynccontextmanager
+async def intruder_at(url: str, text: str, *, prefix: str) -> AsyncIterator[Intruder]:
+    """The same at any server."""
     client = Client()
     found = Intruder(client)
     await client.connect(
-        site.server.url,
+        url,
         token=text,
         inbox_prefix=prefix,
         error_cb=found.take_error,

@@ -86,6 +86,19 @@ class Conflict(HamiError):
         )
 
 
+class Unauthenticated(HamiError):
+    """A caller did not say who it is, or its token is not good. The catcher logs in again."""
+
+    def __init__(self, *, problem: str, fix: str) -> None:
+        """Say what is wrong and the ``fix``; never the token."""
+        super().__init__(problem, fix)
+        self.problem = problem
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.fix}"
+
+
 class Unavailable(HamiError):
     """A peer did not answer in time or not at all; the outcome of the call is unknown.
 

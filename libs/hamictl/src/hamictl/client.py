@@ -13,6 +13,7 @@ import msgspec
 
 from hami_common.events.decision import DecisionRecord
 from hami_common.model.placement import ContainerShares
+from hamictl import credentials
 from hamictl.errors import Absent, Refused, Unreachable
 
 T = TypeVar("T")
@@ -241,7 +242,12 @@ async def ask(
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
             session.request(
-                method, f"{base.rstrip('/')}{path}", params=wanted, data=post
+                method,
+                f"{base.rstrip('/')}{path}",
+                params=wanted,
+                data=post,
+                headers=await credentials.headers(base),
+                ssl=credentials.tls(base),
             ) as answer,
         ):
             body = await answer.read()

@@ -22,7 +22,8 @@ from hami_common.errors import SettingsInvalid, Unavailable, WireInvalid
 from hami_common.nkeys import NKey
 from hami_common.ports import KubeApi
 from hami_common.runtime import kubeio
-from hami_common.runtime.httpd import HttpApp, Request, Response, serve
+from hami_common.runtime.gate import Gate, require_private
+from hami_common.runtime.httpd import HttpApp, Request, Response, TlsFiles, serve
 from hami_common.runtime.kubeauth import KubeAuth
 from hami_common.runtime.natsio import (
     Bus,
@@ -43,7 +44,7 @@ from hami_registry.core.projection import Projection
 from hami_registry.settings import Settings
 from hami_registry.shell import openapi
 from hami_registry.shell.agents import Agents
-from hami_registry.shell.api import Api
+from hami_registry.shell.api import RULES, Api
 from hami_registry.shell.authenticator import Authenticator
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.config_file import ConfigFile
@@ -123,13 +124,10 @@ async def serve_registry(
                 await _start_authenticator(group, context, bus, parts)
             group.start_soon(_write, parts.writer, settings)
             group.start_soon(_watch_config, parts, settings)
-            if settings.watch_nodes or settings.bus_issuer_seed_file:
+            if settings.watch_nodes or settings.bus_issuer_seed_file or settings.auth != "none":
                 group.start_soon(_with_kube, parts, settings)
             async with background() as servers:
-                app = _http_app(context, parts.api)
-                port = await servers.start(
-                    serve, app, settings.http_host, settings.http_port, None, settings.grace_s
-                )
+                port = await _start_servers(servers, context, parts)
                 context.ready.set()
                 task_status.started(port)
                 await context.stopping.wait()
@@ -160,18 +158,44 @@ async def _start_following(
     group.start_soon(DeadLetters(bus=bus, publisher=publisher, metrics=metrics).run)
 
 
-def _http_app(context: ServiceContext[Settings], api: Api) -> HttpApp:
+async def _start_servers(
+    servers: TaskGroup, context: ServiceContext[Settings], parts: _Parts
+) -> int:
+    """Serve API, probes and metrics; the port of the API."""
+    settings = context.settings
     described = openapi.encoded()
 
     async def openapi_document(request: Request) -> Response:
         del request
         return Response(body=described)
 
-    return HttpApp(
-        {**api.routes(), ("GET", "/openapi.json"): openapi_document},
+    auth = None
+    if settings.auth == "kubernetes":
+        has_tls = bool(settings.tls_cert_file)
+        require_private(host=settings.http_host, field="http_host", has_tls=has_tls)
+        auth = KubeAuth(lambda: parts.kube, clock=context.clock)
+    api = HttpApp(
+        {
+            **Gate(auth).guarded(parts.api.routes(), RULES),
+            ("GET", "/openapi.json"): openapi_document,
+        },
         registry=context.registry,
         ready=lambda: context.ready.is_set,
     )
+    plain = (settings.http_host, settings.http_port, None, settings.grace_s)
+    if not settings.tls_cert_file:
+        return int(await servers.start(serve, api, *plain))
+    tls = TlsFiles(settings.tls_cert_file, settings.tls_key_file)
+    servers.start_soon(_watch_certificate, tls)
+    encrypted = (settings.tls_host, settings.tls_port, tls, settings.grace_s)
+    port = int(await servers.start(serve, api, *encrypted))
+    probes = HttpApp({}, registry=context.registry, ready=api.is_ready)
+    await servers.start(serve, probes, *plain)
+    return port
+
+
+async def _watch_certificate(tls: TlsFiles) -> None:
+    await tls.watch(interval_s=2.0)
 
 
 async def _start_authenticator(

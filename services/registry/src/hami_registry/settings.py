@@ -4,6 +4,8 @@
 Loaded from file, environment and flags by ``hami_common.runtime.settings``.
 """
 
+from typing import Literal
+
 from hami_common.runtime.settings import ServiceSettings
 
 
@@ -30,6 +32,18 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Changes waiting for one listener of ``/v1/watch``; a slower one is told and let go."""
     listener_limit: int = 256
     """Most listeners at a time."""
+    auth: Literal["none", "kubernetes"] = "none"
+    """``kubernetes``: callers of the API show a Kubernetes token and read what the cluster lets
+    them read (docs/security.md); ``none``: whoever reaches the port reads everything."""
+    tls_host: str = "127.0.0.1"
+    """Address of the API's HTTPS server; ``0.0.0.0`` or ``::`` in a cluster."""
+    tls_port: int = 9443
+    """Its port; 0 lets the kernel choose."""
+    tls_cert_file: str = ""
+    """Its certificate, PEM. With it the API is served there alone, and ``http_port`` has probes and
+    metrics. Replaced files are used within seconds."""
+    tls_key_file: str = ""
+    """Private key of the certificate, PEM, not encrypted."""
     bus_issuer_seed_file: str = ""
     """Seed of the account key that signs logins to the bus (docs/security.md); empty: the bus
     admits by itself and this service is not asked."""

@@ -9,7 +9,7 @@ end, bus and API client close. Seconds throughout.
 
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from importlib.metadata import version
@@ -23,7 +23,8 @@ from prometheus_client import CollectorRegistry
 from hami_common import grants, subjects
 from hami_common.errors import SettingsInvalid
 from hami_common.ports import Bucket, Clock, KubeApi, Publisher
-from hami_common.runtime import httpd, kubeio, natsio
+from hami_common.runtime import gate, httpd, kubeio, natsio
+from hami_common.runtime.kubeauth import KubeAuth
 from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.tasks import finish_within
 from hami_common.runtime.telemetry import Tracing
@@ -61,6 +62,11 @@ from hami_scheduler.shell.state import State
 
 HEARTBEATS_S = 0.1
 """How long heartbeats are gathered before they are looked at; they count for seconds."""
+RULES: Mapping[gate.Route, gate.Rule] = {
+    ("GET", "/v1/queues"): gate.nodes,
+    ("POST", "/v1/resize"): gate.resizes_pod,
+}
+"""Who may ask what of ``/v1/``, where it is not ``gate.everything``."""
 DRAIN_S = 5.0
 """How long queued releases and decisions may take to be written at the end."""
 
@@ -375,13 +381,13 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             ids=unique_ids(),
         )
         pages = scheduler.cluster_metrics.routes()
+        routes = {
+            **scheduler.extender.routes(),
+            **scheduler.quota.routes(),
+            **scheduler.resizer.routes(),
+        }
         app = httpd.HttpApp(
-            {
-                **scheduler.extender.routes(),
-                **scheduler.quota.routes(),
-                **scheduler.resizer.routes(),
-                **pages,
-            },
+            {**_guarded(routes, settings, kube, context.clock), **pages},
             registry=context.registry,
             ready=lambda: context.ready.is_set and scheduler.state.is_complete,
             body_limit=settings.body_limit_bytes,
@@ -404,6 +410,18 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             with finish_within(DRAIN_S):
                 await scheduler.drain(limit_s=DRAIN_S)
             group.cancel_scope.cancel()
+
+
+def _guarded(
+    routes: Mapping[gate.Route, httpd.Handler], settings: Settings, kube: KubeApi, clock: Clock
+) -> dict[gate.Route, httpd.Handler]:
+    """The routes as the settings protect them: those of the extender by where they listen."""
+    if settings.auth == "none":
+        return dict(routes)
+    gate.require_private(host=settings.http_host, field="http_host", has_tls=False)
+    mine = {route: handler for route, handler in routes.items() if route[1].startswith("/v1/")}
+    auth = KubeAuth(lambda: kube, clock=clock)
+    return {**routes, **gate.Gate(auth).guarded(mine, RULES)}
 
 
 async def _ask(bus: natsio.Bus, subject: str) -> bytes:

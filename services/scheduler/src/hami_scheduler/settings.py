@@ -5,6 +5,8 @@ The defaults are those of the shipped deployment: a sidecar of kube-scheduler, c
 (design D18). Loaded from file, environment and flags by ``hami_common.runtime.settings``.
 """
 
+from typing import Literal
+
 from hami_common.metricfamilies import NameSet
 from hami_common.model.request import PlacementPolicy
 from hami_common.runtime.settings import ServiceSettings
@@ -15,6 +17,10 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
 
     http_port: int = 9398
     """Fixed, because kube-scheduler's configuration names it; 0 lets the kernel choose."""
+    auth: Literal["none", "kubernetes"] = "none"
+    """``kubernetes``: callers of ``/v1/`` show a Kubernetes token and get what the cluster lets
+    them (docs/security.md), and the server listens on loopback alone, where only kube-scheduler
+    reaches the extender; ``none``: whoever reaches the port may do everything."""
     probe_host: str = ""
     """Address of a second server with probes and metrics alone, for a kubelet and a Prometheus that
     cannot reach the extender's loopback; empty: none."""

@@ -27,6 +27,7 @@ from hami_common.errors import (
     NotFound,
     RequestInvalid,
     SettingsInvalid,
+    Unauthenticated,
     Unavailable,
     WireInvalid,
 )
@@ -40,6 +41,7 @@ _encoder = msgspec.json.Encoder()
 CODES: tuple[tuple[type[HamiError], int, str], ...] = (
     (RequestInvalid, 400, "request-invalid"),
     (WireInvalid, 400, "wire-invalid"),
+    (Unauthenticated, 401, "unauthenticated"),
     (Denied, 403, "denied"),
     (NotFound, 404, "not-found"),
     (Conflict, 409, "conflict"),

@@ -32,7 +32,8 @@ _encoder = msgspec.json.Encoder()
 class Caller(Struct, frozen=True, kw_only=True):
     """Who a token belongs to, in the API server's words."""
 
-    username: str
+    username: str = ""
+    """Empty in the review of a token that is no good."""
     uid: str = ""
     groups: tuple[str, ...] = ()
     extra: Mapping[str, tuple[str, ...]] = {}
@@ -51,6 +52,7 @@ class Access(Struct, frozen=True, kw_only=True):
     verb: str
     resource: str
     group: str = ""
+    subresource: str = ""
     namespace: str = ""
     """Empty: in all namespaces, or of a resource that has none."""
 
@@ -135,7 +137,8 @@ class KubeAuth:
         status = _decode(raw, _TokenReview).status
         # An API server that knows no audiences answers without any: then ours was not checked.
         meant = not self._audiences or bool(set(self._audiences) & set(status.audiences))
-        found = status.user if status.authenticated and meant else None
+        user = status.user
+        found = user if status.authenticated and meant and user and user.username else None
         return self._callers.keep(key, found, self._ttl_s if found else self._refused_ttl_s)
 
     async def may(self, caller: Caller, access: Access) -> bool:
@@ -147,6 +150,7 @@ class KubeAuth:
             "verb": access.verb,
             "group": access.group,
             "resource": access.resource,
+            "subresource": access.subresource,
             "namespace": access.namespace,
         }
         spec = {

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from hami_common.errors import NotFound, RequestInvalid, Unavailable
 from hami_common.ports import Clock
+from hami_common.runtime import gate
 from hami_common.runtime.httpd import Request, Response, StreamedResponse
 from hami_registry.core.device_config import DeviceConfig
 from hami_registry.core.projection import AllocationView, DeviceView, ExplainView, NodeView
@@ -200,6 +201,19 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
     ),
 )
+
+RULES: Mapping[tuple[str, str], gate.Rule] = {
+    ("GET", "/v1/nodes"): gate.nodes,
+    ("GET", "/v1/devices"): gate.nodes,
+    ("GET", "/v1/config"): gate.nodes,
+    ("GET", "/v1/allocations"): gate.pods,
+    ("GET", "/v1/allocations/{namespace}/{pod}"): gate.pods,
+    ("GET", "/v1/explain/{namespace}/{pod}"): gate.pods,
+    ("GET", "/v1/watch"): lambda request: (
+        gate.pods(request) if request.query.get("namespace") else gate.everything(request)
+    ),
+}
+"""Who may ask what, where it is not ``gate.everything``."""
 
 Answerer = Callable[[Request], Awaitable[Response | StreamedResponse]]
 

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets through to HTTP handlers whom the cluster would let read the same with kubectl.
+
+A caller shows its Kubernetes token (``Authorization: Bearer``). For each route a rule says what one
+has to be allowed to do with the Kubernetes API: read the pods of the namespace that is asked about,
+read nodes, or both everywhere. A route without a rule needs the most. A stream is judged again
+every ``STREAM_CHECK_S`` and ends when its reader may not read it any more. Without an API server
+nobody is let through.
+"""
+
+import ipaddress
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from hami_common.errors import Denied, HamiError, RequestInvalid, SettingsInvalid, Unauthenticated
+from hami_common.runtime.httpd import Handler, Request, Response, StreamedResponse
+from hami_common.runtime.kubeauth import Access, Caller, KubeAuth
+
+STREAM_CHECK_S = 60.0
+STREAM_END = b"event: end\ndata: {}\n\n"
+_SCHEME = "bearer "
+
+Rule = Callable[[Request], Sequence[Access]]
+Route = tuple[str, str]
+
+_log = logging.getLogger(__name__)
+_NODES = Access(verb="get", resource="nodes")
+
+
+def nodes(request: Request) -> Sequence[Access]:
+    """What belongs to no namespace: nodes and devices."""
+    del request
+    return (_NODES,)
+
+
+def everything(request: Request) -> Sequence[Access]:
+    """Nodes, and the pods of all namespaces."""
+    del request
+    return (_NODES, Access(verb="get", resource="pods"))
+
+
+def pods(request: Request) -> Sequence[Access]:
+    """Pods of the namespace in the path or query; of all namespaces where it names none."""
+    namespace = request.params.get("namespace") or request.query.get("namespace", "")
+    return (Access(verb="get", resource="pods", namespace=namespace),)
+
+
+class _OfPod(Struct, frozen=True):
+    namespace: str
+
+
+_of_pod = msgspec.json.Decoder(_OfPod)
+
+
+def resizes_pod(request: Request) -> Sequence[Access]:
+    """Changing the resources of a pod that the body names."""
+    try:
+        namespace = _of_pod.decode(request.body).namespace
+    except msgspec.DecodeError as error:
+        raise RequestInvalid(
+            field="body", problem=str(error), fix="send a JSON object with namespace and pod"
+        ) from error
+    if not namespace:
+        raise RequestInvalid(field="namespace", problem="is empty", fix="name the pod's namespace")
+    return (Access(verb="patch", resource="pods", subresource="resize", namespace=namespace),)
+
+
+class Gate:
+    """Stands before the handlers of one server."""
+
+    def __init__(self, auth: KubeAuth | None) -> None:
+        """Without ``auth`` everybody is let through."""
+        self._auth = auth
+
+    def guarded(
+        self, routes: Mapping[Route, Handler], rules: Mapping[Route, Rule]
+    ) -> dict[Route, Handler]:
+        """The same routes, each behind its rule."""
+        auth = self._auth
+        if auth is None:
+            return dict(routes)
+        return {
+            route: _guard(auth, handler, rules.get(route, everything))
+            for route, handler in routes.items()
+        }
+
+
+def _guard(auth: KubeAuth, handler: Handler, rule: Rule) -> Handler:
+    async def guarded(request: Request) -> Response | StreamedResponse:
+        token = _token(request)
+        needed = rule(request)
+        await _judge(auth, token, needed)
+        outcome = await handler(request)
+        if isinstance(outcome, Response):
+            return outcome
+        return StreamedResponse(
+            chunks=_checked(outcome.chunks, auth, token, needed),
+            content_type=outcome.content_type,
+            headers=outcome.headers,
+        )
+
+    return guarded
+
+
+async def _judge(auth: KubeAuth, token: str, needed: Sequence[Access]) -> None:
+    caller = await auth.caller(token)
+    if caller is None:
+        raise Unauthenticated(
+            problem="the token is not good, or not any more", fix="log in to the cluster again"
+        )
+    for access in needed:
+        if not await auth.may(caller, access):
+            raise Denied(peer="the cluster", detail=_refusal(caller, access), status=403)
+
+
+def _refusal(caller: Caller, access: Access) -> str:
+    what = f"{access.resource}/{access.subresource}" if access.subresource else access.resource
+    where = f"in namespace {access.namespace}" if access.namespace else "in the whole cluster"
+    return f"{caller.username} may not {access.verb} {what} {where}"
+
+
+def _token(request: Request) -> str:
+    value = request.headers.get("Authorization", "")
+    if not value.lower().startswith(_SCHEME):
+        raise Unauthenticated(
+            problem="no token was given", fix="send Authorization: Bearer <Kubernetes token>"
+        )
+    return value[len(_SCHEME) :].strip()
+
+
+async def _checked(
+    chunks: AsyncGenerator[bytes, None], auth: KubeAuth, token: str, needed: Sequence[Access]
+) -> AsyncGenerator[bytes, None]:
+    check_at = anyio.current_time() + STREAM_CHECK_S
+    try:
+        async for chunk in chunks:
+            if anyio.current_time() >= check_at:
+                try:
+                    await _judge(auth, token, needed)
+                except HamiError as error:
+                    _log.info("stream ended", extra={"problem": str(error)})
+                    yield STREAM_END
+                    return
+                check_at = anyio.current_time() + STREAM_CHECK_S
+            yield chunk
+    finally:
+        await chunks.aclose()
+
+
+def require_private(*, host: str, field: str, has_tls: bool) -> None:
+    """Refuse settings under which tokens would cross the network as plain text."""
+    if has_tls or _is_loopback(host):
+        return
+    raise SettingsInvalid(
+        field=field,
+        problem=f"{host} is reached over the network, where tokens would be readable",
+        fix="listen on 127.0.0.1, or give a certificate by tls_cert_file and tls_key_file",
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

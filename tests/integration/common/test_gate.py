@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who gets through to an HTTP API, over a real connection; the reviews are made up here."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import anyio
+import msgspec
+import pytest
+
+from hami_common.errors import SettingsInvalid, Unavailable
+from hami_common.runtime import gate, httpd
+from hami_common.runtime.clock import SystemClock
+from hami_common.runtime.kubeauth import KubeAuth
+from hami_common.runtime.telemetry import make_registry
+
+pytestmark = pytest.mark.anyio
+
+TENANT, ADMIN = "of-tenant", "of-admin"
+
+
+class Cluster:
+    """An API server that knows two people; the tenant may get and resize pods in ``team-a``."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.is_down = False
+        self.users = {TENANT: "tenant", ADMIN: "admin"}
+
+    async def create(self, path: str, body: bytes) -> bytes:
+        if self.is_down:
+            raise Unavailable(peer="API server", detail="down")
+        self.asked.append(path.rpartition("/")[2])
+        spec = msgspec.json.decode(body)["spec"]
+        if path.endswith("tokenreviews"):
+            name = self.users.get(spec["token"])
+            # A real one sends an empty user with a token that is no good.
+            status: dict[str, Any] = {"authenticated": name is not None, "user": {}}
+            if name:
+                status["user"] = {"username": name, "groups": ["people"]}
+            return msgspec.json.encode({"status": status})
+        wanted = spec["resourceAttributes"]
+        is_own = wanted.get("namespace") == "team-a" and wanted["resource"] == "pods"
+        return msgspec.json.encode({"status": {"allowed": spec["user"] == "admin" or is_own}})
+
+
+async def answer(request: httpd.Request) -> httpd.Response:
+    return httpd.json_response({"at": request.path})
+
+
+async def stream(request: httpd.Request) -> httpd.StreamedResponse:
+    del request
+
+    async def chunks() -> Any:
+        while True:
+            yield b": here\n\n"
+            await anyio.sleep(0.01)
+
+    return httpd.StreamedResponse(chunks=chunks())
+
+
+RULES: dict[gate.Route, gate.Rule] = {
+    ("GET", "/v1/nodes"): gate.nodes,
+    ("GET", "/v1/pods"): gate.pods,
+    ("GET", "/v1/pods/{namespace}"): gate.pods,
+    ("POST", "/v1/resize"): gate.resizes_pod,
+    ("GET", "/v1/watch"): gate.pods,
+}
+PATHS: dict[gate.Route, httpd.Handler] = {
+    **{route: answer for route in RULES if route[1] != "/v1/watch"},
+    ("GET", "/v1/watch"): stream,
+    ("GET", "/v1/unruled"): answer,
+}
+
+
+class Caller:
+    def __init__(self, session: aiohttp.ClientSession, base: str, cluster: Cluster) -> None:
+        self._session = session
+        self.base = base
+        self.cluster = cluster
+
+    async def status(self, path: str, token: str = "", *, body: object = None) -> int:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        method = "GET" if body is None else "POST"
+        data = None if body is None else msgspec.json.encode(body)
+        url = self.base + path
+        async with self._session.request(method, url, headers=headers, data=data) as told:
+            await told.read()
+            return told.status
+
+    @asynccontextmanager
+    async def watching(self, path: str, token: str) -> AsyncIterator[aiohttp.ClientResponse]:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with self._session.get(self.base + path, headers=headers) as told:
+            yield told
+
+
+@pytest.fixture
+async def caller() -> AsyncIterator[Caller]:
+    cluster = Cluster()
+    kube: Any = cluster
+    auth = KubeAuth(lambda: kube, clock=SystemClock(), ttl_s=0.5)
+    app = httpd.HttpApp(
+        gate.Gate(auth).guarded(PATHS, RULES), registry=make_registry(service="t"), ready=bool
+    )
+    async with anyio.create_task_group() as group, aiohttp.ClientSession() as session:
+        port = await group.start(httpd.serve, app, "127.0.0.1", 0, None, 0.1)
+        yield Caller(session, f"http://127.0.0.1:{port}", cluster)
+        group.cancel_scope.cancel()
+
+
+async def test_tenant_reads_its_own_namespaces_alone(caller: Caller) -> None:
+    assert await caller.status("/v1/pods/team-a", TENANT) == 200
+    assert await caller.status("/v1/pods?namespace=team-a", TENANT) == 200
+    for path in ("/v1/pods/team-b", "/v1/pods", "/v1/pods?namespace=", "/v1/nodes", "/v1/unruled"):
+        assert await caller.status(path, TENANT) == 403, path
+        assert await caller.status(path, ADMIN) == 200, path
+    own, other = {"namespace": "team-a", "pod": "p"}, {"namespace": "team-b", "pod": "p"}
+    assert await caller.status("/v1/resize", TENANT, body=own) == 200
+    assert await caller.status("/v1/resize", TENANT, body=other) == 403
+    damaged_bodies: tuple[object, ...] = ({}, {"namespace": ""}, [], {"namespace": 1})
+    for damaged in damaged_bodies:
+        assert await caller.status("/v1/resize", TENANT, body=damaged) == 400, damaged
+
+
+@pytest.mark.parametrize("token", ["", "forged", "x" * 20_000, "a b", "Bearer of-admin"])
+async def test_who_shows_no_good_token_gets_nothing(caller: Caller, token: str) -> None:
+    for path in ("/v1/nodes", "/v1/pods/team-a", "/v1/watch?namespace=team-a"):
+        # A header of 20,000 bytes is refused by the server itself.
+        assert await caller.status(path, token) in (400, 401), path
+
+
+async def test_without_the_cluster_nobody_gets_through(caller: Caller) -> None:
+    caller.cluster.is_down = True
+    assert await caller.status("/v1/pods/team-a", TENANT) == 503
+    caller.cluster.is_down = False
+    assert await caller.status("/v1/pods/team-a", TENANT) == 200
+
+
+async def test_answers_are_remembered_for_a_moment_and_not_longer(caller: Caller) -> None:
+    for _ in range(5):
+        assert await caller.status("/v1/pods/team-a", ADMIN) == 200
+    assert len(caller.cluster.asked) < 10
+    del caller.cluster.users[ADMIN]
+    with anyio.fail_after(20):
+        while await caller.status("/v1/pods/team-a", ADMIN) != 401:
+            await anyio.sleep(0.05)
+
+
+async def test_stream_ends_when_its_reader_may_not_read_any_more(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "STREAM_CHECK_S", 0.1)
+    async with caller.watching("/v1/watch?namespace=team-a", TENANT) as told:
+        assert told.status == 200
+        await told.content.readline()
+        del caller.cluster.users[TENANT]
+        with anyio.fail_after(20):
+            rest = await told.content.read()
+    assert rest.endswith(gate.STREAM_END)
+
+
+async def test_without_authentication_everybody_gets_through() -> None:
+    routes = gate.Gate(None).guarded(PATHS, RULES)
+    assert routes == PATHS
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "registry.example"])  # noqa: S104
+def test_tokens_do_not_cross_the_network_in_the_clear(host: str) -> None:
+    with pytest.raises(SettingsInvalid, match="would be readable"):
+        gate.require_private(host=host, field="http_host", has_tls=False)
+    gate.require_private(host=host, field="http_host", has_tls=True)
+    for local in ("127.0.0.1", "::1", "localhost"):
+        gate.require_private(host=local, field="http_host", has_tls=False)
