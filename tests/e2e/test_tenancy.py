@@ -169,7 +169,7 @@ async def run_registry(client: KubeClient, folder: Path, login: str) -> AsyncIte
 
         await until(is_up)
         for account, kind, role in (
-            ("reader", "RoleBinding", "view"),
+            ("reader", "RoleBinding", "edit"),
             ("admin", "ClusterRoleBinding", "cluster-admin"),
         ):
             await found.bind(kind, role, account)
@@ -250,6 +250,8 @@ class TestTenancy:
     async def test_who_may_watch_events_reads_them_from_the_bus_and_nobody_else(
         self, tenancy: Tenancy
     ) -> None:
+        editor = await tenancy.token("reader", NAMESPACE, audience="hami-bus")
+        assert not await tenancy.is_admitted(editor)
         stranger = await tenancy.token("stranger", NAMESPACE, audience="hami-bus")
         assert not await tenancy.is_admitted(stranger)
         assert not await tenancy.is_admitted("")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each login may do on the bus, tried against a real server (ADR 0013)."""
 
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from hami_common import grants, subjects
-from hami_common.errors import Conflict, Unavailable
+from hami_common.errors import Conflict, SettingsInvalid, Unavailable
 from hami_common.ports import Entry, Expect, Synced
 from hami_common.runtime import natsio
 from hami_sim.natsd import run_nats_server
@@ -353,3 +354,36 @@ async def test_login_is_renewed_before_it_ends_and_nothing_is_lost(site: Site) -
                     entry = await anext(items)
                     assert isinstance(entry, Entry)
                     assert entry.revision == revision
+
+
+async def test_no_token_and_no_seed_reaches_a_log(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    good, forged = site.agent_token(NODE), token("forged", ends_s=site.clock.now_s() + 600)
+    seeds = [Path(site.seed_file(name)).read_text("ascii") for name in grants.STATIC_USERS]
+    damaged = site.file(seeds[0][:-1] + ("A" if seeds[0][-1] != "A" else "B"))
+    async with site.registry(), site.agent(NODE, site.file(good), renew_s=0.2) as bus:
+        with anyio.fail_after(20):
+            await bus.wait_connected(after=2)
+        with pytest.raises(Unavailable) as told:
+            async with site.agent(NODE, site.file(forged), start_timeout_s=0.5):
+                pytest.fail("it is forged")
+        with pytest.raises(SettingsInvalid) as said:
+            natsio.NatsLogin(seed_file=damaged).options()
+        site.reviews.is_down = True
+        with pytest.raises(Unavailable):
+            async with site.agent(NODE, site.file(site.agent_token(NODE)), start_timeout_s=0.5):
+                pytest.fail("nobody could judge it")
+    texts = [str(told.value), str(said.value), site.server.log.read_text("utf-8")]
+    texts += [str(vars(record)) + record.getMessage() for record in caplog.records]
+    assert any("refused at the bus" in text for text in texts)
+    for secret in (good, forged, *site.reviews.users, *seeds, seeds[0][:-1]):
+        assert not any(secret in text for text in texts)
+
+
+async def test_password_in_an_address_is_not_told() -> None:
+    with pytest.raises(Unavailable, match="127") as told:
+        async with natsio.connect(["nats://me:hunter2@127.0.0.1:1"], name="t", start_timeout_s=0.3):
+            pytest.fail("nobody is there")
+    assert "hunter2" not in str(told.value)

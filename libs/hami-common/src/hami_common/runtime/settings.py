@@ -113,10 +113,11 @@ def _mask(name: str, value: object) -> object:
         return value
     if name.lower().endswith(_SECRET_WORDS):
         return MASK
-    return _without_password(value)
+    return without_password(value)
 
 
-def _without_password(text: str) -> str:
+def without_password(text: str) -> str:
+    """A URL as it may be shown: what stands before the host is a secret, but for a user's name."""
     try:
         parts = urlsplit(text)
     except ValueError:

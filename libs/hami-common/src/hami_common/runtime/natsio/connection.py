@@ -29,6 +29,7 @@ from nats.aio.subscription import Subscription as ClientSubscription
 
 from hami_common.errors import Denied, SettingsInvalid, Unavailable
 from hami_common.runtime.natsio.creds import NatsLogin
+from hami_common.runtime.settings import without_password
 from hami_common.runtime.tasks import Backoff, background, finish_within
 
 PEER = "NATS"
@@ -318,7 +319,7 @@ class Bus:
                     problem = error.detail
                     await backoff.wait()
         if self._client is None:
-            servers = ", ".join(self._urls)
+            servers = ", ".join(without_password(url) for url in self._urls)
             raise Unavailable(
                 peer=PEER, detail=f"no connection to {servers} in {timeout_s:g} s: {problem}"
             )
