@@ -46,6 +46,7 @@ ON_REAL_PLANE = {
     },
     "test_scheduler_cut_from_nats": {"reserve-not-sent", "binding-delivered"},
     "test_api_server_killed": {"binding-delivered", "pod-on-its-way-to-the-agent"},
+    "test_killed_at_every_step_leaves_one_truth": {"booked-1500", "annotation-sent-1500"},
     "test_stopped_for_a_minute_at_every_point": set(),
     "test_hot_replica_takes_over": set(),
     "test_every_vendor_has_pods_that_lived_and_one_that_is_told_why_not": set(),
