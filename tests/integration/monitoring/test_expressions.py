@@ -23,7 +23,7 @@ from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from tests.support.prometheus import HOST, Prometheus, program_or_skip, run_prometheus
 from tools.gen_metrics import rows
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[3]
 COMPONENTS = ROOT / "deploy" / "kustomize" / "components"
@@ -160,11 +160,13 @@ async def use(site: Site) -> None:
     cluster = site.cluster
     for name in ("one", "gone", "two"):
         await cluster.create_pod(pod(name, 3000, cores=25))
-        await cluster.until(f"{name} runs", partial(cluster.pod_is, name, "Running"))
+        running = partial(cluster.pod_is, name, "Running")
+        await cluster.until(f"{name} runs", running, limit_s=SETTLED_S)
         if name == "gone":
             await cluster.create_pod(pod("huge", 40000))
             await cluster.delete_pod("gone")
-            await cluster.until("gone is gone", lambda: cluster.pod_is_gone("gone"))
+            gone = partial(cluster.pod_is_gone, "gone")
+            await cluster.until("gone is gone", gone, limit_s=SETTLED_S)
             for series in ONCE:
                 assert await all_shown(site.prometheus, [series]) == []
 
@@ -354,7 +356,8 @@ async def containers_are_shown_with_0_soon_after_start_and_vanish(
         "hami_vgpu_launches_total",
     )
     await cluster.create_pod(pod("fresh", 1000))
-    await cluster.until("fresh runs", lambda: cluster.pod_is("fresh", "Running"))
+    running = partial(cluster.pod_is, "fresh", "Running")
+    await cluster.until("fresh runs", running, limit_s=SETTLED_S)
     begun = anyio.current_time()
 
     async def shown() -> dict[str, float]:
