@@ -57,7 +57,7 @@ async def test_discovery_lists_the_machine_as_it_is(
         assert facts.index == index
         assert facts.type == type_of("nvidia", bench.profile.name_of(index))
         assert facts.memory_mib == bench.profile.memory_mib_of(index)
-        assert (facts.core_pct, facts.mode, facts.healthy) == (100, "soft", True)
+        assert (facts.core_pct, facts.mode, facts.healthy) == (100, bench.profile.model.mode, True)
         assert (facts.minor, facts.numa, facts.bus_id) == (part.minor, part.numa, part.bus_id)
         capability = bench.profile.model.attributes["compute_capability"]
         assert facts.attributes["compute_capability"] == capability
