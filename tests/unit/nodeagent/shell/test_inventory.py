@@ -4,6 +4,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -237,6 +238,37 @@ async def test_canonical_devices_reach_the_picture_and_the_disk(tmp_path: Path) 
             return bench.site.checkpoint.load_devices() == (canonical,)
 
         await soon(is_kept)
+
+
+async def test_vendors_that_change_at_the_same_time_are_all_kept_on_disk(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    vendors = [f"vendor-{number}" for number in range(12)]
+    reporters = [
+        Reporter(
+            site=bench.site,
+            source=SimpleNamespace(vendor=vendor),  # type: ignore[arg-type]  # all that is asked
+            publisher=MemoryPublisher(bench.bus),
+            devices=bench.devices,
+            generation=lambda: bench.generation,
+            events=lambda: None,
+        )
+        for vendor in vendors
+    ]
+    async with background() as group:
+        for reporter in reporters:
+            group.start_soon(reporter.follow_canonical)
+        for vendor in vendors:
+            canonical = NodeDevices(
+                node=NODE, vendor=vendor, boot_id="", seq=1, time_s=0, config_generation=1
+            )
+            await bench.devices.append(subjects.devices_key(NODE, vendor), encode(canonical))
+
+        async def kept() -> bool:
+            return {one.vendor for one in bench.site.checkpoint.load_devices()} >= set(vendors)
+
+        await soon(kept)
+    metrics = bench.site.metrics
+    assert metrics.checkpoint_failures._value.get() == 0  # noqa: SLF001
 
 
 async def test_heartbeats_go_on_while_the_bus_is_away(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import anyio
 from msgspec import Struct
 
 from hami_common import limits
@@ -47,6 +48,9 @@ class Checkpoint:
         self._limits = directory / "limits"
         self._partitions = directory / "partitions.json"
         self._renderings = directory / "renderings"
+        self.devices_turn = anyio.Lock()
+        """Held by whoever collects and stores the devices: vendors do it at the same time, and the
+        last file written must have the newest of each."""
 
     def load_grants(self) -> GrantBook:
         """The grants of the last run."""

@@ -381,12 +381,14 @@ class Reporter:
             await self._keep_canonical()
 
     async def _keep_canonical(self) -> None:
-        vendors = tuple(self._picture.canonical_by_vendor.values())
-        try:
-            await anyio.to_thread.run_sync(self._site.checkpoint.save_devices, vendors)
-        except OSError as error:
-            self._metrics.checkpoint_failures.inc()
-            _log.warning("devices not kept on disk", extra={"problem": str(error)})
+        checkpoint = self._site.checkpoint
+        async with checkpoint.devices_turn:
+            vendors = tuple(self._picture.canonical_by_vendor.values())
+            try:
+                await anyio.to_thread.run_sync(checkpoint.save_devices, vendors)
+            except OSError as error:
+                self._metrics.checkpoint_failures.inc()
+                _log.warning("devices not kept on disk", extra={"problem": str(error)})
 
     def _headers(self, what: str, time_s: float) -> dict[str, str]:
         return event_headers(
