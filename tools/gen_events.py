@@ -205,8 +205,8 @@ def page_tables() -> str:
     ]
     for family in FAMILIES:
         address = family.address.replace("{", "<").replace("}", ">")
-        types = f"`io.hami.{family.word}.{{{','.join(family.whats)}}}.v{family.version}`"
-        if len(family.whats) == 1:
+        types = f"`io.hami.{family.word}.{{{','.join(family.kinds)}}}.v{family.version}`"
+        if len(family.kinds) == 1:
             types = f"`{family.types[0]}`"
         schema = f"[{family.payload.__name__}](schemas/{family.schema_name}.json)"
         lines.append(f"| `{address}` | {types} | {schema} | {family.producer} |")

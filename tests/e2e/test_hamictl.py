@@ -158,11 +158,11 @@ async def test_trace_tells_the_pods_way_in_order(cluster: Cluster, web: str) -> 
     story = json.loads(found.stdout)
     assert story["missing"] == []
     assert story["trace_id"] == (await cluster.story_of(web))["trace_id"]
-    whats = [line["what"] for line in story["lines"]]
+    kinds = [line["what"] for line in story["lines"]]
     wanted = ["admission allowed", "decision bind: placed", "state bound", "state prepared"]
     wanted += ["state running"]
-    assert [what for what in whats if what in wanted] == wanted
-    assert "container main runs" in whats
+    assert [what for what in kinds if what in wanted] == wanted
+    assert "container main runs" in kinds
     nowhere = ("--nats", "nats://127.0.0.1:1", "--kubeconfig", str(cluster.directory / "none"))
     away = await hamictl(cluster, "trace", web, *nowhere)
     assert away.returncode == 0

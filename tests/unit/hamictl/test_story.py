@@ -100,14 +100,14 @@ def event(sequence: int, kind: str, time_s: float, **record: Any) -> Event:
     )
 
 
-def whats(**sources: Any) -> list[str]:
+def kinds(**sources: Any) -> list[str]:
     given = {"explanation": None, "events": (), "pod": None, "kube_events": (), "missing": ()}
     told = story_of("default", "web", **{**given, **sources})
     return [line.what for line in told.lines]
 
 
 def test_registry_alone_tells_decisions_and_allocation() -> None:
-    assert whats(explanation=EXPLANATION) == [
+    assert kinds(explanation=EXPLANATION) == [
         "decision filter: feasible",
         "decision bind: placed",
         "allocation abcdefgh on node-1",
@@ -122,7 +122,7 @@ def test_stream_is_taken_before_the_registry_and_nothing_is_told_twice() -> None
         event(3, "state", 13.0, state="prepared"),
         event(4, "state", 14.0, state="running"),
     ]
-    assert whats(explanation=EXPLANATION, events=[*events, events[0]]) == [
+    assert kinds(explanation=EXPLANATION, events=[*events, events[0]]) == [
         "decision bind: placed",
         "allocation reserve abcdefgh",
         "state prepared",
@@ -131,7 +131,7 @@ def test_stream_is_taken_before_the_registry_and_nothing_is_told_twice() -> None
 
 
 def test_whole_seconds_of_kubernetes_stand_at_their_end() -> None:
-    told = whats(explanation=EXPLANATION, pod=POD)
+    told = kinds(explanation=EXPLANATION, pod=POD)
     assert told[0] == "created"
     assert told.index("decision bind: placed") < told.index("PodScheduled is true")
     assert "container main ended with 3" in told

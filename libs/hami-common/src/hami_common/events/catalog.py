@@ -29,7 +29,7 @@ class EventFamily(Struct, frozen=True, kw_only=True):
     version: int = 1
     tokens: tuple[str, ...]
     """Meaning of the subject's tokens after the word, in order."""
-    whats: tuple[str, ...]
+    kinds: tuple[str, ...]
     """Fourth word of the CloudEvents type: what happened."""
     producer: str
     """Service that writes it; also the first segment of ``ce-source``."""
@@ -52,7 +52,7 @@ class EventFamily(Struct, frozen=True, kw_only=True):
     @property
     def types(self) -> tuple[str, ...]:
         """Values of ``ce-type``."""
-        return tuple(f"io.hami.{self.word}.{what}.v{self.version}" for what in self.whats)
+        return tuple(f"io.hami.{self.word}.{what}.v{self.version}" for what in self.kinds)
 
     @property
     def schema_name(self) -> str:
@@ -76,7 +76,7 @@ FAMILIES: tuple[EventFamily, ...] = (
         word="allocation",
         payload=AllocationRecord,
         tokens=("node", "pod_uid"),
-        whats=("reserve", "resize", "release"),
+        kinds=("reserve", "resize", "release"),
         producer="scheduler",
         bucket=subjects.ALLOC_BUCKET,
         tells="The ledger gave a pod its shares, changed them, or took them back.",
@@ -85,7 +85,7 @@ FAMILIES: tuple[EventFamily, ...] = (
         word="state",
         payload=StateRecord,
         tokens=("node", "pod_uid"),
-        whats=("bound", "prepared", "running", "failed"),
+        kinds=("bound", "prepared", "running", "failed"),
         producer="scheduler, nodeagent",
         bucket=subjects.STATE_BUCKET,
         tells="An allocation came one step further, or failed.",
@@ -94,7 +94,7 @@ FAMILIES: tuple[EventFamily, ...] = (
         word="device",
         payload=NodeDevices,
         tokens=("node", "vendor"),
-        whats=("changed",),
+        kinds=("changed",),
         producer="registry",
         bucket=subjects.DEVICES_BUCKET,
         tells="The devices of one vendor on a node changed: number, capacity, health, cordon.",
@@ -103,7 +103,7 @@ FAMILIES: tuple[EventFamily, ...] = (
         word="partition",
         payload=PartitionRecord,
         tokens=("node", "vendor"),
-        whats=PARTITION_CHANGES,
+        kinds=PARTITION_CHANGES,
         producer="nodeagent",
         tells="A hardware partition was made, given to an allocation, removed, or could not be.",
     ),
@@ -111,7 +111,7 @@ FAMILIES: tuple[EventFamily, ...] = (
         word="decision",
         payload=DecisionRecord,
         tokens=("namespace", "pod"),
-        whats=("filter", "prioritize", "bind", "preempt", "gang"),
+        kinds=("filter", "prioritize", "bind", "preempt", "gang"),
         producer="scheduler",
         tells="The scheduler decided about a pod, and why. Sent without guarantee: under overload"
         " decisions are dropped and counted, never the placements themselves.",
@@ -120,7 +120,7 @@ FAMILIES: tuple[EventFamily, ...] = (
         word="admission",
         payload=AdmissionRecord,
         tokens=("namespace", "pod_or_prefix"),
-        whats=("decided",),
+        kinds=("decided",),
         producer="webhook",
         tells="A pod that asks for devices was admitted, changed or refused.",
     ),
@@ -128,7 +128,7 @@ FAMILIES: tuple[EventFamily, ...] = (
         word="usage",
         payload=UsageRecord,
         tokens=("node",),
-        whats=("sampled",),
+        kinds=("sampled",),
         producer="nodeagent",
         tells="What the containers of a node use of what they were given, once a minute. Sent"
         " without guarantee: counters grow, so that the next message holds what a lost one held.",
@@ -137,7 +137,7 @@ FAMILIES: tuple[EventFamily, ...] = (
         word="breach",
         payload=BreachRecord,
         tokens=("node", "pod_uid_or_host"),
-        whats=("memory", "compute", "foreign"),
+        kinds=("memory", "compute", "foreign"),
         producer="nodeagent",
         tells="A process uses more of a device than its container was given.",
     ),
