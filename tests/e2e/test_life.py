@@ -98,6 +98,12 @@ async def test_hundred_pods_at_once_each_get_their_own_share(
         assert seen.devices[0].memory_mib == sizes[name]
 
 
+def _registrations(cluster: Cluster) -> int:
+    """How often a plugin has registered with kubelet."""
+    log = cluster.processes["kubelet"].log
+    return log.read_text(encoding="utf-8").count("device plugin registered")
+
+
 async def test_killed_agent_and_restarted_kubelet_disturb_no_container(cluster: Cluster) -> None:
     names = [f"calm-{i}" for i in range(10)]
     for name in names:
@@ -107,8 +113,15 @@ async def test_killed_agent_and_restarted_kubelet_disturb_no_container(cluster: 
     await cluster.processes[AGENT].kill()
     cluster.processes[AGENT].start()
     await cluster.ready(AGENT)
+    registrations = _registrations(cluster)
     await cluster.processes["kubelet"].kill()
     cluster.processes["kubelet"].start()
+
+    async def registered() -> bool:
+        return _registrations(cluster) > registrations
+
+    # Kubelet rejects a pod that it finds before the plugin is there again, ours or not.
+    await cluster.until("the plugin is registered again", registered)
     await cluster.create_pod(small_pod("later"))
     await all_run(cluster, [*names, "later"])
     after = await pids(cluster)
