@@ -67,8 +67,26 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         await until(lambda: self.amounts(resource), want.__eq__, within_s=40.0)
 
     async def joined(self, plugin: TestPlugin, count: int) -> None:
-        """Register a plugin and wait until its devices are offered."""
+        """Register a plugin and wait until its devices are offered.
+
+        Kubelet itself must know them: the node's status may be one from before a restart.
+        """
         await plugin.register()
+
+        async def known() -> int:
+            try:
+                answer = await self.ask(
+                    "GetAllocatableResources", podresources.AllocatableResourcesRequest()
+                )
+            except grpc.aio.AioRpcError:
+                return -1  # it answers no more for a moment
+            return sum(
+                len(devices.device_ids)
+                for devices in answer.devices
+                if devices.resource_name == plugin.resource
+            )
+
+        await until(known, count.__eq__)
         await self.shows(plugin.resource, count, count)
 
     # -- pods
