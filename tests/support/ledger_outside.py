@@ -135,7 +135,8 @@ class SimulatedKube:
 
         def changed(current: Obj) -> Obj:
             is_finished = current["status"].get("phase") in ("Succeeded", "Failed")
-            return current if is_finished else _merged(current, change)
+            is_another = current["metadata"]["uid"] != meta["uid"]
+            return current if is_finished or is_another else _merged(current, change)
 
         try:
             await self._operations.update(call, changed)
