@@ -122,8 +122,8 @@ def job(name: str, ports: Iterable[int], *relabelings: dict[str, Any]) -> dict[s
 @pytest.fixture
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     program_or_skip("prometheus")
-    directory = tmp_path_factory.mktemp("monitoring")
-    async with run_cluster(SPEC, directory / "cluster") as cluster, background() as group:
+    directory = tmp_path_factory.mktemp("m")  # sockets lie below, and have short names
+    async with run_cluster(SPEC, directory / "c") as cluster, background() as group:
         quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpu"}}
         await cluster.create(
             "/api/v1/namespaces/default/resourcequotas",

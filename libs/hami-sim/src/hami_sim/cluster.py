@@ -34,7 +34,7 @@ from msgspec import Struct
 from nats.aio.client import Client as NatsClient
 
 from hami_common import annotations, subjects
-from hami_common.errors import Denied, HamiError, NotFound, Unavailable
+from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid, Unavailable
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.codec import decode
 from hami_common.podview import PodView
@@ -700,6 +700,11 @@ class Cluster:
             return document if response.status == 200 else {}  # noqa: PLR2004 - HTTP OK
 
 
+_SOCKET = "hami-nvidia.sock"
+_SOCKET_PATH_LIMIT = 107
+"""Characters of ``sun_path`` but the last, unix(7)."""
+
+
 def _pid_of(status: Document) -> int | None:
     """Process id from a simulated container id ``sim://<pid>``."""
     identity = str(status.get("containerID", ""))
@@ -709,7 +714,18 @@ def _pid_of(status: Document) -> int | None:
 
 @asynccontextmanager
 async def run_cluster(spec: ClusterSpec, directory: Path) -> AsyncIterator[Cluster]:
-    """A cluster that is ready on entry and gone on exit."""
+    """A cluster that is ready on entry and gone on exit.
+
+    ``SettingsInvalid`` when the sockets of plugins would have longer names than the kernel takes.
+    """
+    for node in spec.nodes:
+        socket = directory / "kubelet" / node.name / "device-plugins" / _SOCKET
+        if len(str(socket)) > _SOCKET_PATH_LIMIT:
+            raise SettingsInvalid(
+                field="directory",
+                problem=f"{socket} is longer than {_SOCKET_PATH_LIMIT} characters",
+                fix="choose a shorter one",
+            )
     async with anyio.create_task_group() as group:
         cluster = Cluster(spec, directory, group)
         try:
