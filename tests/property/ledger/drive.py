@@ -22,7 +22,7 @@ STEP_S = 5.0
 REST_S = LEASE_S + RECONCILE_S
 """In this time every lease ends and every replica compares ledger and pods once."""
 LONGEST_REST_S = 10 * REST_S
-LONGEST_REST_LOOP_S = 30.0
+LONGEST_REST_LOOP_S = 90.0
 """A rest is not given up before this much loop time: a rebuild on a real server takes real time."""
 TURN_S = 0.02
 """Loop time that each step leaves to everybody else."""
