@@ -165,7 +165,7 @@ class Division:
         return bool((amounts > self.capacity).any()) or sizes > taken.bit_count()
 
     def starts(self, profile: int) -> Shorts:
-        """By state of the grid: where an instance of the profile goes, ``NO_START`` for nowhere."""
+        """By state of the grid: where an instance of the profile goes, else ``NO_START``."""
         known = self._starts.get(profile)
         if known is None:
             known = self._starts[profile] = _start_table(
