@@ -9,23 +9,19 @@ and grace periods hold, names the pod by uid, and is asked for again until it is
 
 import json
 import logging
-import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from hami_common import subjects
 from hami_common.errors import HamiError, NotFound
 from hami_common.events.breach import BreachProcess, BreachRecord
-from hami_common.events.codec import encode, event_headers
 from hami_common.ports import KubeApi, Publisher
 from hami_common.runtime.kubeio import EventRecorder, ObjectRef
 from hami_nodeagent.core.breach import Breach, Outcome
 from hami_nodeagent.core.podfacts import PodFacts
+from hami_nodeagent.shell.outbox import Letter, Outbox
 from hami_nodeagent.shell.site import Site
 
 REASON = "LimitBreached"
-PENDING_MAX = 256
-"""Messages kept while the bus is away; older ones are dropped."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,9 +40,8 @@ class BreachTeller:
         """The peers are asked for at each use: each may not have been reached yet."""
         self._site = site
         self._events = events
-        self._publisher = publisher
         self._kube = kube
-        self._pending: OrderedDict[str, BreachRecord] = OrderedDict()
+        self._outbox = Outbox(publisher)
         self._to_evict: dict[str, PodFacts] = {}
 
     def pod_of(self, breach: Breach) -> PodFacts | None:
@@ -61,7 +56,7 @@ class BreachTeller:
             extra = {"pod_uid": breach.pod_uid, "kind": breach.kind, "device": breach.uuid}
             _log.info("breach ended", extra=extra)
         self._drop_evictions(outcome.going)
-        await self._send()
+        await self._outbox.send()
         await self._evict()
 
     async def _tell(self, breach: Breach, vendor: str, *, is_new: bool) -> None:
@@ -79,9 +74,16 @@ class BreachTeller:
         if evicts and pod is not None:
             self._to_evict[pod.uid] = pod
         record = self._record(breach, vendor, pod, evicts=evicts)
-        self._pending[secrets.token_hex(16)] = record
-        while len(self._pending) > PENDING_MAX:
-            self._pending.popitem(last=False)
+        self._outbox.put(
+            Letter(
+                subject=subjects.breach_event(record.node, record.pod_uid),
+                event_type=f"io.hami.breach.{record.kind}.v1",
+                source=f"/nodeagent/{record.node}",
+                time_s=record.time_s,
+                record=record,
+                traceparent=self._traceparent_of(record.pod_uid),
+            )
+        )
 
     def _regarding(self, pod: PodFacts | None) -> ObjectRef:
         if pod is None:
@@ -120,30 +122,6 @@ class BreachTeller:
             ),
             action="evict" if evicts else "event",
         )
-
-    async def _send(self) -> None:
-        publisher = self._publisher()
-        if publisher is None:
-            return
-        for event_id, record in list(self._pending.items()):
-            headers = event_headers(
-                event_id=event_id,
-                event_type=f"io.hami.breach.{record.kind}.v1",
-                source=f"/nodeagent/{record.node}",
-                time_s=record.time_s,
-                traceparent=self._traceparent_of(record.pod_uid),
-            )
-            try:
-                await publisher.publish_stored(
-                    subjects.breach_event(record.node, record.pod_uid),
-                    encode(record),
-                    headers=headers,
-                    message_id=event_id,
-                )
-            except HamiError as error:
-                _log.debug("breach not published", extra={"problem": str(error)})
-                return
-            del self._pending[event_id]
 
     def _traceparent_of(self, pod_uid: str) -> str:
         pod = self._site.picture.pods.find(pod_uid) if pod_uid else None

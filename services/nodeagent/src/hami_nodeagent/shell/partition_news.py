@@ -5,27 +5,20 @@ One message per change, after the hardware was read again (docs/wire.md). What t
 is kept, up to a bound, and sent later: these messages inform, nothing is decided on them.
 """
 
-import logging
-import secrets
-from collections import OrderedDict
 from collections.abc import Callable
 
 from hami_common import subjects
-from hami_common.errors import HamiError
-from hami_common.events.codec import encode, event_headers
 from hami_common.events.partition import PartitionChange, PartitionRecord
 from hami_common.ports import Publisher
 from hami_nodeagent.core.partitions import Change, ChangeKind, Owner
 from hami_nodeagent.drivers.partitioner import Wanted
+from hami_nodeagent.shell.outbox import Letter, Outbox
 from hami_nodeagent.shell.site import Site
 
-PENDING_MAX = 256
-"""Messages kept while the bus is away; older ones are dropped."""
 LOST = "partition-lost"
 """An instance is gone that this agent had not removed."""
 _AGAIN_S = 1.0
 
-_log = logging.getLogger(__name__)
 _WORDS: dict[ChangeKind, PartitionChange] = {
     "created": "created",
     "adopted": "adopted",
@@ -40,8 +33,7 @@ class PartitionTeller:
     def __init__(self, *, site: Site, publisher: Callable[[], Publisher | None]) -> None:
         """The bus is asked for at each use: it may not have been reached yet."""
         self._site = site
-        self._publisher = publisher
-        self._pending: OrderedDict[str, PartitionRecord] = OrderedDict()
+        self._outbox = Outbox(publisher)
 
     def tell(self, vendor: str, change: Change, *, took_s: float = 0.0) -> None:
         """Tell of a change that the hardware showed."""
@@ -67,9 +59,9 @@ class PartitionTeller:
         """Send what is to be told, for ever."""
         while True:
             changed = self._site.picture.changed
-            if self._pending:
-                await self._send()
-            await self._site.picture.wait_change(changed, _AGAIN_S if self._pending else 60.0)
+            if self._outbox:
+                await self._outbox.send()
+            await self._site.picture.wait_change(changed, _AGAIN_S if self._outbox else 60.0)
 
     def _record(
         self,
@@ -111,29 +103,12 @@ class PartitionTeller:
         )
 
     def _keep(self, record: PartitionRecord) -> None:
-        self._pending[secrets.token_hex(16)] = record
-        while len(self._pending) > PENDING_MAX:
-            self._pending.popitem(last=False)
-
-    async def _send(self) -> None:
-        publisher = self._publisher()
-        if publisher is None:
-            return
-        for event_id, record in list(self._pending.items()):
-            headers = event_headers(
-                event_id=event_id,
+        self._outbox.put(
+            Letter(
+                subject=subjects.partition_event(record.node, record.vendor),
                 event_type=f"io.hami.partition.{record.change}.v1",
                 source=f"/nodeagent/{record.node}",
                 time_s=record.time_s,
+                record=record,
             )
-            try:
-                await publisher.publish_stored(
-                    subjects.partition_event(record.node, record.vendor),
-                    encode(record),
-                    headers=headers,
-                    message_id=event_id,
-                )
-            except HamiError as error:
-                _log.debug("partition not told", extra={"problem": str(error)})
-                return
-            self._pending.pop(event_id, None)
+        )
