@@ -11,7 +11,6 @@ import aiohttp
 import anyio
 import msgspec
 
-from hami_common.events.asking import ShareNow
 from hami_common.events.decision import DecisionRecord
 from hami_common.model.placement import ContainerShares
 from hamictl import credentials
@@ -145,12 +144,29 @@ class Explanation(msgspec.Struct, frozen=True):
     allocations: tuple[Allocation, ...]
 
 
+class ShareUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One container on one device, as the wire's ``ShareNow``; shown with every field, 0 or not."""
+
+    namespace: str
+    pod: str
+    container: str
+    vendor: str
+    uuid: str
+    memory_mib: int
+    core_pct: int = 0
+    used_mib: int = 0
+    used_core_pct: int = 0
+    is_whole: bool = False
+    is_held: bool = False
+    is_over: bool = False
+
+
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     """What is used on a node now."""
 
     node: str
     time_s: float
-    shares: tuple[ShareNow, ...] = ()
+    shares: tuple[ShareUse, ...] = ()
 
 
 class Usage(msgspec.Struct, frozen=True):

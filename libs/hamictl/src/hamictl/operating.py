@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from hami_common.errors import Denied, HamiError, SettingsInvalid, Unavailable
-from hami_common.events.asking import Finding, ShareNow
+from hami_common.events.asking import Finding
 from hami_common.ports import KubeApi
 from hami_common.runtime.clock import SystemClock
 from hamictl import bundle, bus, client, cordon, doctor, kube, output, story
@@ -80,7 +80,7 @@ class TopDevices(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[TopDevice, ...]
 
 
-def _is_unheld(share: ShareNow) -> bool:
+def _is_unheld(share: client.ShareUse) -> bool:
     return not share.is_held and not share.is_whole
 
 
@@ -137,7 +137,7 @@ def top_nodes(registry: str, format_: str) -> None:
 def top_devices(node: str, registry: str, format_: str) -> None:
     """Memory and compute used and booked, by device."""
     usage = _usage(registry, node)
-    by_device: dict[tuple[str, str], list[ShareNow]] = {}
+    by_device: dict[tuple[str, str], list[client.ShareUse]] = {}
     for one in usage.items:
         for share in one.shares:
             by_device.setdefault((one.node, share.uuid), []).append(share)
@@ -228,7 +228,7 @@ def top_pods(namespace: str, node: str, registry: str, format_: str) -> None:
     )
 
 
-def _held(share: ShareNow) -> str:
+def _held(share: client.ShareUse) -> str:
     if share.is_whole:
         return "whole device"
     if not share.is_held:
