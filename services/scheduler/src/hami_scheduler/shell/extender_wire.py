@@ -242,8 +242,18 @@ def encode_filter_error(error: str) -> bytes:
 
 
 def encode_priorities(names: NodeNames, priorities: Ints) -> bytes:
-    """Reply to prioritize: a number 0..``MAX_PRIORITY`` for each name."""
-    return b"".join((b"[", names.labelled(b'{"Host":', priorities, _SCORES)[:-1], b"]"))
+    """Reply to prioritize: numbers 0..``MAX_PRIORITY``, and none for the names that have the least.
+
+    kube-scheduler adds the numbers to its own, so that only differences count, and a node that is
+    not named gets 0. Reading 1,000 numbers costs it more than finding them costs us. Where all have
+    the same number one is named, so that whoever looks on sees that there was an answer.
+    """
+    over = priorities - priorities.min(initial=MAX_PRIORITY)
+    better = over > 0
+    if not better.any():
+        better[:1] = True
+    text = names.part(better).labelled(b'{"Host":', over[better], _SCORES)
+    return b"".join((b"[", text[:-1], b"]"))
 
 
 def decode_preemption(body: bytes) -> PreemptionArgs:
