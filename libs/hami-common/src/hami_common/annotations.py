@@ -40,6 +40,9 @@ FENCE = "hami.io/fence"
 CAPACITY_RETURNED = "hami.io/capacity-returned"
 """Touched on a node to wake kube-scheduler's queue when a share was released (design D16)."""
 
+TAKEN_OVER = "hami.io/taken-over"
+"""On a node that came over from HAMi: the pods that HAMi left there, and its names of devices."""
+
 LIMITS_PREFIX_SUFFIX = ".limits.hami.io/"
 LIMITS_VERSION = "v1"
 

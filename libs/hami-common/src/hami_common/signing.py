@@ -36,6 +36,8 @@ class SignedPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     allocation_id: str
     ledger_seq: int
     placement: Placement
+    origin: str = ""
+    """``hami`` for a pod that HAMi placed and we took over; empty for one that we placed."""
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,6 +38,7 @@ from hami_scheduler.core.snapshot import Parts
 from hami_scheduler.core.table import DeviceTable
 from hami_scheduler.core.verdicts import Verdicts
 from hami_scheduler.settings import Settings
+from hami_scheduler.shell import takeover
 from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.binder import Binder
 from hami_scheduler.shell.clustermetrics import ClusterMetrics
@@ -47,6 +48,7 @@ from hami_scheduler.shell.extender import Deciders, Extender
 from hami_scheduler.shell.feed import Feed, Sources, Subscribe, always
 from hami_scheduler.shell.gangs import Gangs
 from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.mirror import HamiMirrors
 from hami_scheduler.shell.preemption import Preemption
 from hami_scheduler.shell.quota import QuotaKeeper, register
 from hami_scheduler.shell.recorder import (
@@ -224,6 +226,21 @@ class Scheduler:
             metrics=metrics,
         )
         effects.align = self.resizer.align
+        self.take_over = takeover.TakeOver(
+            state=state,
+            inventory=inventory,
+            effects=effects,
+            kube=world.kube,
+            pods=takeover.Pods(reader=reader, catalog=catalog, signer=keys.signer),
+            settings=settings,
+            metrics=metrics,
+            ids=ids,
+        )
+        self.binder.ensure = self.take_over.ensure
+        feed.is_withheld = self.take_over.is_withheld
+        self.mirrors = HamiMirrors(
+            state=state, inventory=inventory, kube=world.kube, settings=settings
+        )
         self.preemption = Preemption(
             state=state,
             binder=self.binder,
@@ -266,6 +283,8 @@ class Scheduler:
         async with anyio.create_task_group() as group:
             group.start_soon(self._feed.run, name="feed")
             group.start_soon(self._recovery.run, name="recovery")
+            group.start_soon(self.take_over.work, name="take-over from HAMi")
+            group.start_soon(self.mirrors.work, name="mirrors for HAMi")
             group.start_soon(self._effects.wake_waiting_pods, name="wake waiting pods")
             group.start_soon(self.preemption.work, name="preemption")
             group.start_soon(self.gangs.work, name="gangs")

@@ -123,6 +123,20 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     capacity_touch_s: float = 1.0
     """Shortest time between two touches of a node that wake kube-scheduler's queue (D16)."""
 
+    take_over: bool = False
+    """Whether pods that HAMi placed count on nodes that came over from it, see docs/migration.md.
+    Nodes with pods of HAMi's that no operator listed are then not used."""
+    take_over_s: float = 1.0
+    """How often nodes are looked at that were not looked through yet."""
+    mirror_pods: bool = False
+    """Whether pods that we placed carry HAMi's annotations too, so that HAMi counts them when it
+    gets their node back, and programs that read these annotations find them."""
+    mirror_nodes: bool = False
+    """Whether nodes carry their devices in HAMi's annotations. Only while HAMi's scheduler does not
+    run: it would place pods on them."""
+    mirror_s: float = 2.0
+    """How often mirrors are compared with what they show."""
+
     stimulus_log_dir: str = ""
     """Directory for a log of every input of the scheduler's core, from which ``hamictl replay``
     decides everything once more. Empty: none. The log names pods, nodes and devices."""

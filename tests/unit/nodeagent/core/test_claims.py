@@ -380,6 +380,7 @@ def test_recovered_device_is_given_before_the_registry_has_heard_of_it() -> None
         ({"allocation_id": "another"}, 2, "ledger-mismatch", Refuse),
         ({"allocation_id": "an-earlier-one"}, 0, "ledger-unknown", Wait),
         ({"containers": ()}, 1, "ledger-mismatch", Refuse),
+        ({"origin": "hami"}, 1, "no-allocation", Refuse),
         ({"op": "resize", "containers": ()}, 2, "not-in-allocation", Refuse),
     ],
 )

@@ -142,3 +142,15 @@ def test_hardware_partition_is_held_by_itself() -> None:
     assert needs_library([part, soft], [device(0), device(1)])
     pod = with_shares(Given("pod"), part)
     assert unheld_vendors(pod.record, GrantBook([]), DEVICES, lambda _vendor: "") == ()
+
+
+def test_pods_of_hamis_are_compared_in_memory_alone_and_warned_of_nothing() -> None:
+    share = Share(vendor="nvidia", uuid="nvidia-0", memory_mib=300, core_pct=30)
+    pod = with_shares(Given("pod"), share)
+    record = replace(pod.record, origin="hami")
+    pod.entry = replace(pod.entry, record=record)
+    grants = GrantBook([pod.grant("main", "a", adopted=True)])
+    (found,) = holders(pod, grants=grants)
+    assert (found.limit_mib, found.core_pct) == (300, 0)
+    assert enforcement_of(record, grants) == "hami"
+    assert unheld_vendors(record, grants, DEVICES, lambda _: "") == ()

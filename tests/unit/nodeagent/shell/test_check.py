@@ -111,6 +111,15 @@ async def test_container_that_holds_another_number_than_recorded_is_not_adopted(
     assert len(bench.site.picture.grants) == 0
 
 
+async def test_container_of_hamis_is_adopted_even_if_its_share_counts_twice(tmp_path: Path) -> None:
+    bench, pod = Bench(tmp_path), Given("pod", ("main", "app", {GPU: 2}))
+    pod.entry = replace(pod.entry, record=replace(pod.record, origin="hami"))
+    know(bench.site, pod)
+    bench.kubelet.pods = [pod.listed({"main": {GPU: {"x"}}})]
+    await bench.check.check()
+    assert [(grant.pod, grant.ids) for grant in bench.site.picture.grants] == [("pod", ("x",))]
+
+
 async def test_grants_end_with_their_pods(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     alive, finished = Given("alive"), Given("finished", finished=True)

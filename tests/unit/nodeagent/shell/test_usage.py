@@ -322,6 +322,18 @@ async def test_pod_is_evicted_only_where_the_operator_says_so(tmp_path: Path) ->
     assert record.action == "evict"
 
 
+async def test_pod_of_hamis_is_told_about_and_never_evicted(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, action="evict")
+    desk.run_pod()
+    entries = desk.site.picture.entries_by_uid
+    entries[UID] = replace(entries[UID], record=replace(entries[UID].record, origin="hami"))
+    desk.driver.shows(11, PID)
+    await desk.look(3)
+    assert desk.peers.of_kind("Eviction") == []
+    (told,) = desk.peers.published
+    assert decode(told[1], BreachRecord, what="breach").action != "evict"
+
+
 async def test_eviction_that_a_budget_refuses_is_asked_for_again(tmp_path: Path) -> None:
     desk = Desk(tmp_path, action="evict")
     desk.run_pod()

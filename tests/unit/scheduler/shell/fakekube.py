@@ -74,8 +74,13 @@ class FakeKube:
         self, path: str, *, label_selector: str = "", field_selector: str = "", page_size: int = 500
     ) -> Sequence[bytes]:
         await anyio.lowlevel.checkpoint()
-        assert not field_selector
-        found = [obj for _, obj in self._matching(path, label_selector)]
+        field, _, node = field_selector.partition("=")
+        assert field in {"", "spec.nodeName"}
+        found = [
+            obj
+            for _, obj in self._matching(path, label_selector)
+            if not field or obj["spec"].get("nodeName") == node
+        ]
         return [
             json.dumps(
                 {
@@ -136,6 +141,8 @@ class FakeKube:
         path, changes = path.removesuffix("/status"), json.loads(body)
         if path.startswith("/api/v1/nodes/"):
             self.node_touches.append(path.rsplit("/", 1)[1])
+            if path in self.objects:
+                self.change(path, **changes)
             return b"{}"
         old = self._known(path)
         uid = changes.get("metadata", {}).get("uid")

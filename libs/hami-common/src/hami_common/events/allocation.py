@@ -64,6 +64,8 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Pods on the node, by uid, whose shares these are until they have left."""
     account: Account | None = None
     """What quotas count it under, where that is more than the namespace."""
+    origin: str = ""
+    """Who placed the pod: ``hami`` for one that was taken over from HAMi, empty for us."""
 
 
 class StateRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,7 +93,8 @@ class StateRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     containers: tuple[str, ...] = ()
     """Containers that have reached this state."""
     enforcement: str = ""
-    """Who holds the containers to their memory share: ``libvgpu``, ``partition`` or ``none``."""
+    """Who holds the containers to their memory share: ``libvgpu``, ``partition``, ``hami`` (its own
+    limiter, in pods that it placed) or ``none``."""
 
 
 def joined_state(allocation: AllocationRecord, state: StateRecord | None) -> AllocationState:

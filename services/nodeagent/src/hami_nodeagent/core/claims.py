@@ -540,6 +540,12 @@ def _entry_of(view: View, pod: PodFacts) -> Entry | Wait | Refuse:
             text=f"the ledger has no record {signed.ledger_seq} for pod {pod.title}",
         )
     record = entry.record
+    if record.origin:
+        return Refuse(
+            code=Code.NO_ALLOCATION,
+            text=f"pod {pod.title} was placed by HAMi, whose plugin serves this node no more; "
+            "create it again",
+        )
     if record.op == "release":
         return Refuse(
             code=Code.ALLOCATION_RELEASED,

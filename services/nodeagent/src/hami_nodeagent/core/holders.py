@@ -3,7 +3,8 @@
 
 A container holds a share while its grant stands, its pod is alive and the ledger's newest record of
 the pod names the share: the record's figures count, so a resized share counts with its new size.
-Containers that hold only whole devices are not limited at all (design D33). Memory in MiB, compute
+Containers that hold only whole devices are not limited at all (design D33). How HAMi's limiter
+shares out compute is its own affair: of pods that HAMi placed only memory is compared. Memory in MiB, compute
 in percent of one device (0: no limit).
 """
 
@@ -20,7 +21,7 @@ from hami_nodeagent.core.claims import Entry
 from hami_nodeagent.core.grants import GrantBook
 from hami_nodeagent.core.podbook import PodBook
 
-Enforcement = Literal["libvgpu", "none"]
+Enforcement = Literal["libvgpu", "hami", "none"]
 LIMITED_VENDORS = frozenset({"nvidia"})
 """Vendors whose shares the in-container library enforces."""
 
@@ -63,6 +64,8 @@ def needs_library(shares: Sequence[Share], devices: Sequence[Device]) -> bool:
 
 def enforcement_of(record: AllocationRecord, grants: GrantBook) -> Enforcement:
     """What the state record says: whether any container of the pod was given the library."""
+    if record.origin:
+        return "hami"
     given = any(grant.library for grant in grants.of_pod(record.pod_uid))
     return "libvgpu" if given else "none"
 
@@ -76,8 +79,11 @@ def unheld_vendors(
     """Vendors of which the pod has a part of a device that nothing keeps it from exceeding.
 
     ``holding`` tells what holds a vendor's containers to their memory, empty: nothing does. Where
-    that is the in-container library, it must have been given with the grant.
+    that is the in-container library, it must have been given with the grant. A pod that HAMi placed
+    has HAMi's limiter, of which we know nothing.
     """
+    if record.origin:
+        return ()
     has_library = {(g.container, g.vendor) for g in grants.of_pod(record.pod_uid) if g.library}
     found = set()
     for container in record.containers:
@@ -130,7 +136,7 @@ def holders_of(
                     uuid=share.uuid,
                     number=number,
                     limit_mib=share.memory_mib,
-                    core_pct=share.core_pct,
+                    core_pct=0 if entry.record.origin else share.core_pct,
                     is_whole=is_whole(share, devices_by_uuid.get(share.uuid)),
                     priority=container.priority,
                     allocation_id=entry.record.allocation_id,

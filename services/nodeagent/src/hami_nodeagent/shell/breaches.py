@@ -48,6 +48,11 @@ class BreachTeller:
         """The pod whose process it is."""
         return self._site.picture.pods.find(breach.pod_uid) if breach.pod_uid else None
 
+    def _is_hamis(self, breach: Breach) -> bool:
+        """Whether HAMi placed the pod: its limits are told about, never acted upon."""
+        entry = self._site.picture.entries_by_uid.get(breach.pod_uid)
+        return entry is not None and bool(entry.record.origin)
+
     async def tell(self, outcome: Outcome, vendor: str) -> None:
         """Tell what is to be told; peers that are away are tried again at the next look."""
         for breach in outcome.tell:
@@ -61,7 +66,8 @@ class BreachTeller:
 
     async def _tell(self, breach: Breach, vendor: str, *, is_new: bool) -> None:
         pod = self.pod_of(breach)
-        evicts = self._site.settings.usage.action == "evict" and pod is not None
+        is_ours = not self._is_hamis(breach)
+        evicts = self._site.settings.usage.action == "evict" and pod is not None and is_ours
         title = pod.title if pod is not None else breach.pod_uid
         _log.warning("breach", extra={"pod": title, "kind": breach.kind, "text": breach.text})
         if is_new:

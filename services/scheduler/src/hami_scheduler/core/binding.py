@@ -88,14 +88,17 @@ def signed_placement(record: AllocationRecord, *, ledger_seq: int) -> SignedPlac
         allocation_id=record.allocation_id,
         ledger_seq=ledger_seq,
         placement=Placement(node=record.node, containers=record.containers),
+        origin=record.origin,
     )
 
 
 def allocation_annotations(
     record: AllocationRecord, *, ledger_seq: int, signer: Signer, core_policy: str = ""
 ) -> dict[str, str]:
-    """The signed allocation, and each container's limits file."""
+    """The signed allocation, and each container's limits file unless another limiter holds it."""
     annotations = {keys.ALLOCATION: signer.sign(signed_placement(record, ledger_seq=ledger_seq))}
+    if record.origin:
+        return annotations
     for container in record.containers:
         annotations[keys.limits(container.name)] = limits.encode(
             limits.limits_of(container, allocation_id=record.allocation_id, core_policy=core_policy)

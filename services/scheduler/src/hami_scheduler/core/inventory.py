@@ -99,6 +99,13 @@ class Inventory:
         """Canonical devices as they were put."""
         return iter(self._devices.values())
 
+    def of_node(self, node: str) -> list[NodeDevices]:
+        """Canonical devices of one node, by vendor."""
+        place = self._table.place(node)
+        words = [] if place is None else [self._table.vendors.words[one] for one in place.alive]
+        found = (self._devices.get((node, word)) for word in sorted(words))
+        return [devices for devices in found if devices is not None]
+
     def silent(self) -> list[_Served]:
         """(node, vendor) pairs whose agent is not heard."""
         return sorted(self._dead)

@@ -65,7 +65,13 @@ from hami_common.events.allocation import (
     StateRecord,
     joined_state,
 )
-from hami_common.model.placement import NOTHING, Booked, Placement, booked_by_device
+from hami_common.model.placement import (
+    NOTHING,
+    Booked,
+    ContainerShares,
+    Placement,
+    booked_by_device,
+)
 from hami_common.model.request import PodRequest
 from hami_common.ports import Expect
 from hami_common.signing import SignedPlacement
@@ -95,6 +101,8 @@ from hami_scheduler.core.table import DeviceTable
 
 STORY_LINES: Final = 24
 SHARE_LOST: Final = "share-lost"
+HAMI: Final = "hami"
+"""Origin of records of pods that HAMi placed."""
 RENEWED: Final = "renewed"
 """Reason of a reservation under which a Binding is, or was, about to be posted."""
 
@@ -611,6 +619,43 @@ class Ledger:
                 lease_s=self._lease_s,
                 writer=self._writer,
                 reason="restored from the bound pod",
+                origin=signed.origin,
+            ),
+            fenced=True,
+        )
+
+    def plan_adopt(
+        self,
+        *,
+        node: str,
+        pod: tuple[str, str, str],
+        containers: tuple[ContainerShares, ...],
+        allocation_id: str,
+        now_s: float,
+        reason: str = "",
+    ) -> Append | None:
+        """How to put what HAMi gave to a pod into the ledger; ``None`` when it is there.
+
+        ``pod``: uid, namespace and name. Nothing is asked of capacity: the containers exist.
+        """
+        uid, namespace, name = pod
+        own = self.holding(node, uid)
+        if own is not None and (own.record.origin != HAMI or own.record.containers == containers):
+            return None
+        return self._append(
+            AllocationRecord(
+                op="reserve" if own is None else "resize",
+                allocation_id=allocation_id if own is None else own.record.allocation_id,
+                node=node,
+                pod_uid=uid,
+                namespace=namespace,
+                pod=name,
+                containers=containers,
+                time_s=now_s,
+                lease_s=self._lease_s,
+                writer=self._writer,
+                reason=reason,
+                origin=HAMI,
             ),
             fenced=True,
         )

@@ -87,8 +87,9 @@ def judge(holding: Holding, pod: PodFacts) -> tuple[Judgement, str]:
     if pod.node != holding.record.node:
         return "release", "bound-elsewhere"
     if pod.signed is None:
-        if pod.mistrust or holding.containers_exist():
-            # The annotation cannot be read with the keys we have; the record is all there is.
+        if pod.mistrust or holding.containers_exist() or holding.record.origin:
+            # The annotation cannot be read with the keys we have, or a pod of HAMi's has none yet:
+            # the record is all there is.
             return "keep", ""
         return "release", "bound-without-allocation"
     if pod.signed.allocation_id != holding.record.allocation_id:

@@ -43,6 +43,12 @@ def resized(
     holding: Holding, wish: ResizeRequest, *, state: str
 ) -> tuple[ContainerShares, tuple[ContainerShares, ...]]:
     """The container as it is to be, and all containers with it; ``RequestInvalid`` says why not."""
+    if holding.record.origin:
+        raise RequestInvalid(
+            field="pod",
+            problem="it was placed by HAMi, whose limiter holds it to its share",
+            fix="create it again: then it is ours and can be resized",
+        )
     if state != "running":
         raise RequestInvalid(
             field="pod",

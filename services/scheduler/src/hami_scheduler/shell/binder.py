@@ -13,7 +13,7 @@ releasing is safe follows the rules of ``hami_scheduler.shell.effects``. Seconds
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from msgspec import Struct
@@ -100,6 +100,8 @@ class Binder:
         self._metrics = metrics
         self._ids = ids
         self._pods = KeyLocks("pod")
+        self.ensure: Callable[[str], Awaitable[None]] | None = None
+        """Returns once a node's devices may be given; set by the composition root."""
 
     async def bind(self, args: BindArgs, *, traceparent: str = "") -> Bound:
         """Bind; ``Refused`` says why not. Safe to call again after any outcome and any crash."""
@@ -171,6 +173,8 @@ class Binder:
         request = pod.request
         if request is None:
             raise Refused(outcome="invalid", text="the pod asks for no device")
+        if self.ensure is not None:
+            await self.ensure(node)
         async with self._effects.planning(node):
             for _ in range(self._settings.fence_tries):
                 holding: Holding | None

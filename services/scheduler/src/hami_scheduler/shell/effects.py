@@ -449,8 +449,13 @@ class Effects:
 
     async def examine(self, holding: Holding) -> str:
         """Settle a reservation whose lease ran out; returns what was found, in one word."""
-        if holding.record.pod_uid in self._in_flight:
+        record = holding.record
+        if record.pod_uid in self._in_flight:
             return "in-flight"
+        if record.origin:  # nobody binds it: it is there, or it is not
+            found = await self.doubt(holding)
+            await self.confirm(holding)
+            return found
         return await self.settle(holding)
 
     async def settle(self, holding: Holding) -> binding.Fate:

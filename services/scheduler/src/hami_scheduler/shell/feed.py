@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 import anyio
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hami_common import subjects
 from hami_common.errors import Denied, HamiError, Unavailable, WireInvalid
@@ -119,6 +120,8 @@ class Feed:
         self._quota = quota
         self._settings = settings
         self._metrics = metrics
+        self.is_withheld: Callable[[str], bool] = lambda _: False
+        """Whether nothing may be given on a node yet; set by the composition root."""
         self.wiped = False
         """The bus lost its storage since the last comparison of ledger and pods."""
 
@@ -273,6 +276,9 @@ class Feed:
                 heartbeat = self._decode(
                     message.data, Heartbeat, what=message.subject, source="heartbeats"
                 )
+                if heartbeat is not None and self.is_withheld(heartbeat.node):
+                    unserved = (*heartbeat.unserved, *heartbeat.vendors)
+                    heartbeat = replace(heartbeat, vendors=(), unserved=unserved)
                 if heartbeat is not None and self._inventory.hear(
                     heartbeat, now_s=self._state.clock.monotonic_s()
                 ):

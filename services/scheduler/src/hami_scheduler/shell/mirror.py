@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps HAMi's annotations on our pods and nodes as the ledger and the inventory have them (D21).
+
+Off unless the settings say so. A look compares what was written last with what is true now, and
+writes the difference: one read and one patch for each pod that was bound or resized, one patch for
+each node whose devices changed. Nothing here is ever read back as truth, nothing waits for it, and
+what fails is done at the next look. Seconds throughout.
+"""
+
+import logging
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from hami_common import adoption, annotations, mirrors
+from hami_common.errors import Conflict, Denied, HamiError, NotFound, WireInvalid
+from hami_common.mirrors import Mirror
+from hami_common.model.device import Device
+from hami_common.podview import MetadataView, PodView
+from hami_common.ports import KubeApi
+from hami_scheduler.core.inventory import Inventory
+from hami_scheduler.core.podfacts import pod_path
+from hami_scheduler.core.repair import Holding
+from hami_scheduler.settings import Settings
+from hami_scheduler.shell.effects import answer_within
+from hami_scheduler.shell.state import State
+
+_log = logging.getLogger(__name__)
+_encoder = msgspec.json.Encoder()
+_pod_decoder = msgspec.json.Decoder(PodView)
+
+
+class _NodeView(Struct, frozen=True, kw_only=True):
+    metadata: MetadataView
+
+
+_node_decoder = msgspec.json.Decoder(_NodeView)
+
+
+class HamiMirrors:
+    """Writes the mirrors of one scheduler."""
+
+    def __init__(
+        self, *, state: State, inventory: Inventory, kube: KubeApi, settings: Settings
+    ) -> None:
+        self._state = state
+        self._inventory = inventory
+        self._kube = kube
+        self._settings = settings
+        self._revision_by_uid: dict[str, int] = {}
+        self._devices_by_node: dict[str, dict[str, Device]] = {}
+        self._is_warned = False
+
+    async def work(self) -> None:
+        """Look again and again, for ever."""
+        if not (self._settings.mirror_pods or self._settings.mirror_nodes):
+            return
+        while True:
+            if self._state.is_complete:
+                await self.look()
+            await self._state.clock.sleep(self._settings.mirror_s)
+
+    async def look(self) -> None:
+        """Write what is not written yet."""
+        try:
+            if self._settings.mirror_nodes:
+                for node in sorted({one.node for one in self._inventory.devices()}):
+                    await self._mirror_node(node)
+            if self._settings.mirror_pods:
+                await self._mirror_pods()
+        except HamiError as error:
+            level = logging.DEBUG if self._is_warned else logging.WARNING
+            self._is_warned = True
+            _log.log(level, "mirrors not written", extra={"problem": str(error)})
+        else:
+            self._is_warned = False
+
+    # --- pods ------------------------------------------------------------------------------------
+
+    async def _mirror_pods(self) -> None:
+        live = list(self._state.ledger.holdings())
+        uids = {holding.record.pod_uid for holding in live}
+        for uid in [uid for uid in self._revision_by_uid if uid not in uids]:
+            del self._revision_by_uid[uid]
+        marks: dict[str, adoption.TakenOver] = {}
+        for holding in live:
+            record = holding.record
+            state = self._state.ledger.state_of(record.node, record.pod_uid)
+            is_bound = state in {"bound", "prepared", "running"}
+            if record.origin or not is_bound:
+                continue
+            if self._revision_by_uid.get(record.pod_uid) == holding.revision:
+                continue
+            if record.node not in marks:
+                marks[record.node] = await self._mark(record.node)
+            await self._mirror_pod(holding, marks[record.node])
+            self._revision_by_uid[record.pod_uid] = holding.revision
+
+    async def _mirror_pod(self, holding: Holding, mark: adoption.TakenOver) -> None:
+        record = holding.record
+        path = pod_path(record.namespace, record.pod)
+        try:
+            pod = await self._pod(path)
+        except NotFound:
+            return  # its share is about to be released
+        if pod.metadata.uid != record.pod_uid or pod.spec.node_name != record.node:
+            return
+        mirror = mirrors.of_pod(
+            [container.name for _, container in pod.containers_in_order()],
+            record.containers,
+            node=record.node,
+            devices=self._devices(record.node),
+            mark=mark,
+            time_s=self._state.clock.now_s(),
+        )
+        for problem in mirror.problems:
+            extra = {"namespace": record.namespace, "pod": record.pod, "problem": problem}
+            _log.warning("share cannot be told in HAMi's form", extra=extra)
+        shown = pod.annotations()
+        times = {annotations.HAMI_TIME, annotations.HAMI_BIND_TIME}
+        if all(shown.get(k) == v for k, v in mirror.annotations.items() if k not in times):
+            return
+        await self._patch(path, mirror, uid=record.pod_uid)
+
+    async def _pod(self, path: str) -> PodView:
+        with answer_within(self._settings.api_timeout_s, peer="API server"):
+            raw = await self._kube.get(path)
+        try:
+            return _pod_decoder.decode(raw)
+        except msgspec.DecodeError as error:
+            raise WireInvalid(what="pod from the API server", problem=str(error)) from error
+
+    # --- nodes -----------------------------------------------------------------------------------
+
+    async def _mirror_node(self, node: str) -> None:
+        devices = self._devices(node)
+        if self._devices_by_node.get(node) == devices:
+            return
+        mirror = mirrors.of_node(
+            devices, node=node, mark=await self._mark(node), time_s=self._state.clock.now_s()
+        )
+        await self._patch(f"/api/v1/nodes/{node}", mirror)
+        self._devices_by_node[node] = devices
+
+    def _devices(self, node: str) -> dict[str, Device]:
+        return {
+            device.uuid: device
+            for devices in self._inventory.of_node(node)
+            for device in devices.devices
+        }
+
+    async def _mark(self, node: str) -> adoption.TakenOver:
+        """HAMi's names of the node's devices, where an operator has kept them."""
+        try:
+            with answer_within(self._settings.api_timeout_s, peer="API server"):
+                raw = await self._kube.get(f"/api/v1/nodes/{node}")
+            text = (_node_decoder.decode(raw).metadata.annotations or {}).get(
+                annotations.TAKEN_OVER, ""
+            )
+            return adoption.decode_mark(text) if text else adoption.TakenOver()
+        except (NotFound, WireInvalid, msgspec.DecodeError) as error:
+            _log.debug("mark of a node not read", extra={"node": node, "problem": str(error)})
+            return adoption.TakenOver()
+
+    async def _patch(self, path: str, mirror: Mirror, *, uid: str = "") -> None:
+        if not mirror.annotations:
+            await anyio.lowlevel.checkpoint()
+            return
+        metadata: dict[str, object] = {"annotations": mirror.annotations}
+        if mirror.labels:
+            metadata["labels"] = mirror.labels
+        if uid:
+            metadata["uid"] = uid
+        try:
+            with answer_within(self._settings.api_timeout_s, peer="API server"):
+                await self._kube.patch(path, _encoder.encode({"metadata": metadata}))
+        except (NotFound, Conflict, Denied) as error:
+            # The object is gone, another has its name, or it is not ours to write.
+            _log.info("mirror not written", extra={"path": path, "problem": str(error)})

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes pods that HAMi placed into the ledger, before anything is given on their node.
+
+Once for every agent that comes up on a node, the node and its pods are read. Pods that an operator
+has listed on the node (annotation ``hami.io/taken-over``, which tenants cannot write) are booked
+with what they hold (``hami_common.adoption``) and get a signed allocation and our label, so that
+from then on they are like others: watched, released when they end, restored from themselves. What
+they carry of HAMi's stays, and so does their limiter. Nothing is given on a node before that is
+done, nor while a pod of HAMi's runs there that nobody has listed. Seconds throughout.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from hami_common import adoption, annotations, hamiformat
+from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable, WireInvalid
+from hami_common.podview import MetadataView, PodListView, PodView
+from hami_common.ports import KubeApi
+from hami_common.signing import Signer
+from hami_common.vendors.catalog import Catalog
+from hami_scheduler.core import binding
+from hami_scheduler.core.inventory import Inventory
+from hami_scheduler.core.ledger import HAMI
+from hami_scheduler.core.podfacts import PodReader
+from hami_scheduler.core.repair import Holding
+from hami_scheduler.settings import Settings
+from hami_scheduler.shell.effects import PODS, Effects, answer_within
+from hami_scheduler.shell.keylocks import KeyLocks
+from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.state import State
+
+US = "us"
+NAMES_TOLD = 5
+"""Pods that one refusal names."""
+MOST_REASON = 1000
+"""Characters of doubts that a ledger record keeps."""
+UNPROCESSABLE = 422
+
+_log = logging.getLogger(__name__)
+_list_decoder = msgspec.json.Decoder(PodListView)
+
+
+class _NodeView(Struct, frozen=True, kw_only=True):
+    metadata: MetadataView
+
+
+_node_decoder = msgspec.json.Decoder(_NodeView)
+_encoder = msgspec.json.Encoder()
+
+_Key = tuple[object, ...]
+
+
+class Pods(Struct, frozen=True, kw_only=True):
+    """How pods are read, and by whom their allocations are signed."""
+
+    reader: PodReader
+    catalog: Catalog
+    signer: Signer
+
+
+class TakeOver:
+    """Examines nodes, each once per agent, and whenever the ledger was lost."""
+
+    def __init__(
+        self,
+        *,
+        state: State,
+        inventory: Inventory,
+        effects: Effects,
+        kube: KubeApi,
+        pods: Pods,
+        settings: Settings,
+        metrics: Metrics,
+        ids: Callable[[], str],
+    ) -> None:
+        """``ids`` makes allocation ids."""
+        self._state = state
+        self._inventory = inventory
+        self._effects = effects
+        self._kube = kube
+        self._reader = pods.reader
+        self._catalog = pods.catalog
+        self._signer = pods.signer
+        self._settings = settings
+        self._metrics = metrics
+        self._ids = ids
+        self._nodes = KeyLocks("node")
+        self._examined: dict[str, _Key] = {}
+        self._told: dict[str, str] = {}
+
+    def is_withheld(self, node: str) -> bool:
+        """Whether nothing may be given on the node yet."""
+        return self._settings.take_over and self._examined.get(node) != self._key(node)
+
+    async def ensure(self, node: str) -> None:
+        """Return once all that HAMi placed on the node is in the ledger; ``Unavailable`` if not."""
+        if not self.is_withheld(node):
+            return
+        async with self._nodes.hold(node, wait_s=self._settings.bind_wait_s):
+            if not self.is_withheld(node):
+                return
+            key = self._key(node)
+            await self._examine(node)
+            self._examined[node] = key
+            self._told.pop(node, None)
+
+    async def work(self) -> None:
+        """Examine nodes as they come, for ever."""
+        if not self._settings.take_over:
+            return
+        while True:
+            if self._state.is_complete:
+                for node in sorted({devices.node for devices in self._inventory.devices()}):
+                    await self._try(node)
+            await self._state.clock.sleep(self._settings.take_over_s)
+
+    async def _try(self, node: str) -> None:
+        try:
+            await self.ensure(node)
+        except HamiError as error:
+            text = str(error)
+            if self._told.get(node) != text:
+                self._told[node] = text
+                _log.warning("node is not taken over", extra={"node": node, "problem": text})
+
+    def _key(self, node: str) -> _Key:
+        """What an examination of the node holds for: its agents, and the ledger's storage."""
+        agents = sorted(
+            (devices.vendor, devices.boot_id) for devices in self._inventory.of_node(node)
+        )
+        return (self._state.storage_epoch, *agents)
+
+    async def _examine(self, node: str) -> None:
+        self._state.require_complete()
+        devices = {one.vendor: one.devices for one in self._inventory.of_node(node)}
+        mark = await self._mark(node)
+        view = adoption.NodeView(name=node, devices=devices, mark=mark)
+        listed = frozenset(mark.pods)
+        unlisted = []
+        for pod in await self._pods(node):
+            placed_by = self._placed_by(pod, node)
+            if placed_by == US or not adoption.may_hold(pod, self._catalog):
+                continue
+            if pod.metadata.uid in listed:
+                await self._adopt(pod, view)
+            elif placed_by != HAMI and hamiformat.is_placed(pod.annotations()):
+                unlisted.append(f"{pod.metadata.namespace}/{pod.metadata.name}")
+        if unlisted:
+            names = ", ".join(sorted(unlisted)[:NAMES_TOLD])
+            raise Unavailable(
+                peer=f"node {node}",
+                detail=f"{len(unlisted)} pods there were placed by HAMi and are not taken over"
+                f" ({names}); run hamictl migrate node {node}",
+            )
+
+    def _placed_by(self, pod: PodView, node: str) -> str:
+        """Who placed the pod, by the ledger or a signature that we trust; empty: neither says.
+
+        ``US``, or ``HAMI`` when it was taken over before.
+        """
+        holding = self._state.ledger.holding(node, pod.metadata.uid)
+        if holding is not None:
+            return holding.record.origin or US
+        known = self._state.pods.get(pod.metadata.uid)
+        signed = self._reader.facts_of(pod, known=known).signed
+        return "" if signed is None else signed.origin or US
+
+    async def _mark(self, node: str) -> adoption.TakenOver:
+        with answer_within(self._settings.api_timeout_s, peer="API server"):
+            try:
+                raw = await self._kube.get(f"/api/v1/nodes/{node}")
+            except NotFound:
+                return adoption.TakenOver()
+        try:
+            notes = _node_decoder.decode(raw).metadata.annotations or {}
+        except msgspec.DecodeError as error:
+            raise WireInvalid(what=f"node {node}", problem=str(error)) from error
+        text = notes.get(annotations.TAKEN_OVER, "")
+        return adoption.decode_mark(text) if text else adoption.TakenOver()
+
+    async def _pods(self, node: str) -> Sequence[PodView]:
+        with answer_within(self._settings.api_timeout_s, peer="API server"):
+            pages = await self._kube.list_pages(
+                PODS,
+                field_selector=f"spec.nodeName={node}",
+                page_size=self._settings.list_page_size,
+            )
+        try:
+            found = [pod for page in pages for pod in _list_decoder.decode(page).items]
+        except msgspec.DecodeError as error:
+            raise WireInvalid(what=f"pods of node {node}", problem=str(error)) from error
+        # Whatever the API server made of the selector: a pod counts where it is.
+        return [pod for pod in found if pod.spec.node_name == node]
+
+    # --- one pod ---------------------------------------------------------------------------------
+
+    async def _adopt(self, pod: PodView, node: adoption.NodeView) -> None:
+        meta = pod.metadata
+        found = adoption.read(pod, node, self._catalog)
+        extra = {"namespace": meta.namespace, "pod": meta.name, "node": node.name}
+        for problem in found.problems:
+            _log.warning("share of a pod of HAMi was in doubt", extra={**extra, "problem": problem})
+        if not found.containers:
+            return
+        async with self._effects.planning(node.name):
+            holding = await self._book(pod, node.name, found)
+        try:
+            await self._annotate(holding)
+        except NotFound:
+            await self._effects.release(holding, "pod-gone")
+            return
+        await self._effects.confirm(holding)
+
+    async def _book(self, pod: PodView, node: str, found: adoption.Adopted) -> Holding:
+        """The record of the pod, with what was found."""
+        meta, ledger, allocation_id = pod.metadata, self._state.ledger, self._ids()
+        for _ in range(self._settings.fence_tries):
+            self._state.require_complete()
+            plan = ledger.plan_adopt(
+                node=node,
+                pod=(meta.uid, meta.namespace or "default", meta.name),
+                containers=found.containers,
+                allocation_id=allocation_id,
+                now_s=self._state.clock.now_s(),
+                reason="; ".join(found.problems)[:MOST_REASON],
+            )
+            if plan is not None:
+                try:
+                    await self._effects.append(plan)
+                except Conflict:
+                    await self._effects.read_node(node)
+                    continue
+                self._metrics.repairs.labels(action="adopted").inc()
+                _log.info(
+                    "pod of HAMi taken over",
+                    extra={"namespace": meta.namespace, "pod": meta.name, "node": node},
+                )
+            holding = ledger.holding(node, meta.uid)
+            if holding is not None:
+                return holding
+        raise Unavailable(peer="NATS", detail=f"node {node} kept changing")
+
+    async def _annotate(self, holding: Holding) -> None:
+        """Our signature and label on the pod, unless both are there; ``NotFound``: it is gone."""
+        record = holding.record
+        pod = await self._effects.get_pod(record.namespace, record.pod)
+        if pod is None or pod.uid != record.pod_uid or pod.is_finished:
+            raise NotFound(what=f"pod {record.namespace}/{record.pod}")
+        if pod.is_labelled and pod.signed == binding.signed_placement(
+            record, ledger_seq=pod.signed.ledger_seq if pod.signed is not None else 0
+        ):
+            return
+        document = {
+            "metadata": {
+                "uid": record.pod_uid,
+                "labels": {annotations.MANAGED_LABEL: "true"},
+                "annotations": binding.allocation_annotations(
+                    record, ledger_seq=holding.revision, signer=self._signer
+                ),
+            }
+        }
+        try:
+            with answer_within(self._settings.api_timeout_s, peer="API server"):
+                await self._kube.patch(pod.path(), _encoder.encode(document))
+        except Denied as error:
+            if error.status != UNPROCESSABLE:
+                raise
+            raise NotFound(what=f"pod {record.namespace}/{record.pod}") from error

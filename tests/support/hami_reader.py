@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts a cluster as HAMi 2.10's scheduler does: from annotations of nodes and pods, nothing else.
+
+Pods count that carry ``hami.io/vgpu-node``, are not finished, and name a device in one of the keys;
+entries at the places of init containers run before the others, so a device holds the larger of both
+(HAMi's ``pkg/device/pods.go`` and ``initContainer.go``). None of our code. Memory in MiB.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+Obj = dict[str, Any]
+
+
+class Used(NamedTuple):
+    """What HAMi believes to be used of a device."""
+
+    mem: int = 0
+    cores: int = 0
+    slots: int = 0
+
+
+class Total(NamedTuple):
+    """What a node has registered of it."""
+
+    mem: int
+    cores: int
+    slots: int
+
+
+def registered(node: Obj) -> dict[str, Total]:
+    """Devices that a node offers to HAMi."""
+    found: dict[str, Total] = {}
+    for key, text in (node["metadata"].get("annotations") or {}).items():
+        if not (key.startswith("hami.io/node-") and "register" in key):
+            continue
+        if text.startswith("["):
+            for one in json.loads(text):
+                found[one["id"]] = Total(one["devmem"], one["devcore"], one["count"])
+        else:
+            for entry in filter(None, text.split(":")):
+                fields = entry.split(",")
+                assert len(fields) in {7, 9}, entry
+                found[fields[0]] = Total(int(fields[2]), int(fields[3]), int(fields[1]))
+    return found
+
+
+def used(pods: Iterable[Obj]) -> dict[tuple[str, str], Used]:
+    """By (node, device): what pods use of it."""
+    total: dict[tuple[str, str], Used] = defaultdict(Used)
+    for pod in pods:
+        notes = pod["metadata"].get("annotations") or {}
+        node = notes.get("hami.io/vgpu-node")
+        if not node or (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}:
+            continue
+        for device, own in _of_pod(pod, notes).items():
+            before = total[node, device]
+            total[node, device] = Used(*(a + b for a, b in zip(before, own, strict=True)))
+    return dict(total)
+
+
+def _of_pod(pod: Obj, notes: dict[str, str]) -> dict[str, Used]:
+    inits = len(pod["spec"].get("initContainers") or [])
+    first: dict[str, Used] = {}
+    apps: dict[str, Used] = defaultdict(Used)
+    for key, text in notes.items():
+        if not (key.startswith("hami.io/") and key.endswith("-allocated")):
+            continue
+        for place, container in enumerate(text.split(";")):
+            for entry in filter(None, container.split(":")):
+                device, _, mem, cores = entry.split(",")[:4]
+                one = Used(int(mem), int(cores), 1)
+                if place < inits:
+                    before = first.get(device, Used())
+                    first[device] = Used(*(max(a, b) for a, b in zip(before, one, strict=True)))
+                else:
+                    apps[device] = Used(*(a + b for a, b in zip(apps[device], one, strict=True)))
+    return {
+        device: Used(
+            *(max(a, b) for a, b in zip(first.get(device, Used()), apps[device], strict=True))
+        )
+        for device in {*first, *apps}
+    }
+
+
+def over_capacity(nodes: Iterable[Obj], pods: Iterable[Obj]) -> list[str]:
+    """Devices that HAMi would see over-booked, one line each."""
+    totals = {
+        (node["metadata"]["name"], device): total
+        for node in nodes
+        for device, total in registered(node).items()
+    }
+    return [
+        f"{node} {device}: {own} of {totals[node, device]}"
+        for (node, device), own in sorted(used(pods).items())
+        if (node, device) in totals
+        and any(a > b for a, b in zip(own, totals[node, device], strict=True))
+    ]
