@@ -17,6 +17,7 @@ from hami_nodeagent.drivers.partitioner import Instance, Partitioner, Wanted
 from hami_nodeagent.drivers.tool import Answer, Tool
 from hami_sim.hardware import vendorparts
 from hami_sim.hardware.vendortools import VendorTools
+from tests.support.fake_dcmi import FakeDcmi
 
 NODE = "node-a"
 
@@ -25,6 +26,8 @@ class Kind(Struct, frozen=True, kw_only=True):
     """How one vendor is divided, for tests."""
 
     vendor: str
+    way: str = ""
+    """Through which interface, where the vendor has two."""
     model: str = ""
     sizes: tuple[tuple[str, str, int, int], ...]
     """Profile, kind, memory and compute of what can be asked for; the first fits ``room`` times."""
@@ -40,6 +43,11 @@ class Kind(Struct, frozen=True, kw_only=True):
     refuses_busy: bool = False
     """The tool refuses to remove one that is used."""
 
+    @property
+    def name(self) -> str:
+        """Vendor, and the interface where there are two."""
+        return f"{self.vendor}-{self.way}" if self.way else self.vendor
+
 
 KINDS = (
     Kind(
@@ -49,6 +57,17 @@ KINDS = (
         words=("vnpu_id",),
         create="create-vnpu",
         destroy="destroy-vnpu",
+        tells_busy=True,
+        refuses_busy=True,
+    ),
+    Kind(
+        vendor="ascend",
+        way="dcmi",
+        sizes=(("vir05_1c_16g", "", 16384, 25), ("vir10_3c_32g", "", 32768, 50)),
+        room=4,
+        words=("vnpu_id",),
+        create="create",
+        destroy="destroy",
         tells_busy=True,
         refuses_busy=True,
     ),
@@ -112,12 +131,15 @@ KINDS = (
 ASCEND_MODELS = ("910B2", "910B3", "910B4", "910ProA", "310P3", "Ascend910")
 
 
-def ascend_kind(model: str) -> Kind:
+def ascend_kind(model: str, way: str = "") -> Kind:
     """How one Ascend chip is divided: every template that it has."""
     chip = vendorparts.ASCEND_CHIPS[model]
     cores = chip["totals"][0]
     return structs.replace(
         KIND_BY_VENDOR["ascend"],
+        way=way,
+        create="create" if way else "create-vnpu",
+        destroy="destroy" if way else "destroy-vnpu",
         model=model,
         sizes=tuple(
             (name, "", amounts[1] * 1024, 100 * amounts[0] // cores)
@@ -126,7 +148,8 @@ def ascend_kind(model: str) -> Kind:
     )
 
 
-KIND_BY_VENDOR = {kind.vendor: kind for kind in KINDS}
+KIND_BY_VENDOR = {kind.name: kind for kind in KINDS}
+"""By vendor, or vendor and interface."""
 
 
 class PartBench:
@@ -137,8 +160,10 @@ class PartBench:
         self.folder = folder
         self.gives_up = True
         """Tools that answer in process end at their time limit; otherwise they go on for ever."""
-        self.tools = VendorTools(
-            folder, kind.vendor, count, node=NODE, model=kind.model, divided=True
+        self.tools: VendorTools | FakeDcmi = (
+            FakeDcmi(folder, count, node=NODE, model=kind.model)
+            if kind.way == "dcmi"
+            else VendorTools(folder, kind.vendor, count, node=NODE, model=kind.model, divided=True)
         )
 
     def answer_in_process(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from hami_sim.hardware.control import SimulatedControl
 from hami_sim.hardware.fake_nvml import FakeNvml, Process
 from hami_sim.hardware.profile import Profile
 from hami_sim.hardware.vendortools import VendorTools
+from tests.support.fake_dcmi import FakeDcmi
 
 NODE = "node-a"
 
@@ -200,10 +201,10 @@ class ToolBench(Bench):
 
     tells_process_load = False
 
-    def __init__(self, vendor: str, name: str, folder: Path) -> None:
+    def __init__(self, vendor: str, name: str, folder: Path, tools: FakeDcmi | None = None) -> None:
         self.vendor = vendor
-        self.tools = VendorTools(folder, vendor, int(name.partition("x")[0]), node=NODE)
         self.count = int(name.partition("x")[0])
+        self.tools = tools or VendorTools(folder, vendor, self.count, node=NODE)
         make = self.tools.make
         self.tells_loss = make.tells_loss
         self.tells_processes = make.tells_processes

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the fake NVML library once and gives each test a fresh machine, once per driver."""
 
+import importlib
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -18,8 +19,13 @@ from tests.contract.drivers.benches import (
     SimulatedBench,
     ToolBench,
 )
+from tests.support.fake_dcmi import FakeDcmi
 
 ROOT = Path(__file__).resolve().parents[3]
+for _path in sorted(Path(__file__).parent.glob("answers_*.py")):
+    MAKE_BY_VENDOR[_path.stem.removeprefix("answers_")] = importlib.import_module(
+        f"tests.contract.drivers.{_path.stem}"
+    ).MAKE
 
 
 @pytest.fixture(scope="session")
@@ -64,15 +70,30 @@ def make_tool_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[
     return lambda name: ToolBench(request.param, name, tmp_path)
 
 
-@pytest.fixture(params=["nvidia", "simulated", *sorted(MAKE_BY_VENDOR)])
+@pytest.fixture
+def dcmi_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ToolBench]:
+    """Makes an Ascend machine whose library is loaded into this process."""
+
+    def make(name: str) -> ToolBench:
+        fake = FakeDcmi(tmp_path, int(name.partition("x")[0]))
+        fake.answer_in_process(monkeypatch)
+        return ToolBench("ascend", name, tmp_path, fake)
+
+    return make
+
+
+@pytest.fixture(params=["nvidia", "simulated", "ascend-dcmi", *sorted(MAKE_BY_VENDOR)])
 def make_bench(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     nvidia_bench: Callable[[str], FakeNvmlBench],
+    dcmi_bench: Callable[[str], ToolBench],
 ) -> Callable[[str], Bench]:
     """Makes a machine, once per driver."""
     if request.param == "nvidia":
         return nvidia_bench
+    if request.param == "ascend-dcmi":
+        return dcmi_bench
     if request.param == "simulated":
         return lambda name: SimulatedBench(name, tmp_path)
     return lambda name: ToolBench(request.param, name, tmp_path)

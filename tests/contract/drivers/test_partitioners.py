@@ -25,7 +25,7 @@ from tests.support.vendor_parts import KIND_BY_VENDOR, KINDS, PartBench, fill
 pytestmark = pytest.mark.anyio
 
 MakeBench = Callable[[], PartBench]
-BY_COMMAND = sorted(kind.vendor for kind in KINDS if kind.create)
+BY_COMMAND = sorted(kind.name for kind in KINDS if kind.create)
 
 
 @pytest.fixture(params=sorted(KIND_BY_VENDOR))
@@ -54,7 +54,7 @@ def real_bench(request: pytest.FixtureRequest, tmp_path: Path) -> PartBench:
     return PartBench(KIND_BY_VENDOR[request.param], tmp_path)
 
 
-@pytest.fixture(params=sorted(kind.vendor for kind in KINDS if kind.refuses_busy))
+@pytest.fixture(params=sorted(kind.name for kind in KINDS if kind.refuses_busy))
 def busy_bench(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> PartBench:

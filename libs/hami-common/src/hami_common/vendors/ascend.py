@@ -243,7 +243,7 @@ class Ascend(ShareVendor):
                 capability=Capability(
                     memory_enforced="vNPU",
                     compute_enforced="vNPU",
-                    partitioned="the agent, through npu-smi (vNPU)",
+                    partitioned="the agent, through DCMI or npu-smi (vNPU)",
                 ),
             )
         )

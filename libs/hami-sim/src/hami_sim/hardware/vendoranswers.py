@@ -773,7 +773,7 @@ def _says(complaint: str, status: int = 1) -> Answer:
     return Answer(text="", complaint=f"{complaint}\n", status=status)
 
 
-MAKE_BY_VENDOR: Mapping[str, Make] = {
+MAKE_BY_VENDOR: dict[str, Make] = {
     "ascend": Make(
         tools=("npu-smi",),
         pci_vendor="19e5",

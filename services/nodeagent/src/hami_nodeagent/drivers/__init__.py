@@ -44,16 +44,22 @@ class DriverKind(Struct, frozen=True, kw_only=True):
     """By what its hardware is recognised; ``None``: it is served only where the settings say so."""
 
 
-def _through_tool(name: str, reader: Callable[[ToolSettings], Reader], signs: Signs) -> DriverKind:
+def _through_tool(
+    name: str,
+    reader: Callable[[ToolSettings], Reader],
+    signs: Signs,
+    *,
+    settings: type[ToolSettings] = ToolSettings,
+) -> DriverKind:
     def build(settings: ToolSettings) -> Driver:
         return ToolDriver(reader(settings), settings)
 
-    return DriverKind(name=name, settings=ToolSettings, build=build, signs=signs)
+    return DriverKind(name=name, settings=settings, build=build, signs=signs)
 
 
 DRIVERS = (
     DriverKind(name="nvidia", settings=NvidiaDriverSettings, build=NvidiaDriver),
-    _through_tool("ascend", ascend.AscendReader, ascend.SIGNS),
+    _through_tool("ascend", ascend.AscendReader, ascend.SIGNS, settings=ascend.AscendToolSettings),
     _through_tool("cambricon", cambricon.CambriconReader, cambricon.SIGNS),
     _through_tool("hygon", hygon.HygonReader, hygon.SIGNS),
     _through_tool("iluvatar", iluvatar.IluvatarReader, iluvatar.SIGNS),

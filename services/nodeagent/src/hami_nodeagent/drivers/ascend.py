@@ -1,30 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Huawei Ascend through npu-smi: chips, their die ids, vNPU templates and links.
+"""Huawei Ascend: chips, their die ids, vNPU templates and links, through DCMI or npu-smi.
 
-A glance is one run of ``npu-smi info``. A survey asks besides for the numberings, for each chip's
-board (remembered while chip, address and driver stay the same) and division, and for templates.
-Where npu-smi tells how a chip is divided, its facts carry the templates and the whole chip; vNPUs
-are made by ``partition_ascend`` before a container starts, which every divisible chip allows.
+The library DCMI is asked where it is installed and can be used, else the tool (``ascend_dcmi``,
+``ascend_npu_smi``); both tell the same facts. Where a chip's division is told, its facts carry the
+templates and the whole chip; vNPUs are made by ``partition_ascend`` before a container starts,
+which every divisible chip allows. With ``soft_shares`` chips are not divided but opened by several
+containers, which the driver must be told.
 """
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from hami_common.model.device import Profile
-from hami_nodeagent.drivers.errors import AnswerUnknown, DeviceBusy, NotSupported
+from hami_nodeagent.drivers.ascend_dcmi import DcmiWay
+from hami_nodeagent.drivers.ascend_npu_smi import NpuSmi
+from hami_nodeagent.drivers.ascend_way import ChipSight, Look, Way, place_of
 from hami_nodeagent.drivers.parse import ascend as parse
+from hami_nodeagent.drivers.parse.dcmi import LibraryUnusable
 from hami_nodeagent.drivers.parse.seen import Seen, Sight
 from hami_nodeagent.drivers.partition_ascend import AscendPartitioner
 from hami_nodeagent.drivers.partitioner import Partitioner
 from hami_nodeagent.drivers.reader import Signs, ToolReader, ToolSettings
-from hami_nodeagent.drivers.rules import Neighbour
+from hami_nodeagent.drivers.tool import Tool
 
 SIGNS = Signs(pci_vendors=("19e5",), pci_classes=("12",), paths=("class/davinci_manager",))
-_SOFT_FAILURES = (NotSupported, AnswerUnknown, DeviceBusy)
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class AscendToolSettings(ToolSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Besides: which interface is asked, and how chips are shared."""
+
+    interface: Literal["auto", "library", "tool"] = "auto"
+    """``library``: DCMI only; ``tool``: npu-smi only; ``auto``: DCMI where it can be used."""
+    library_path: str = ""
+    """File of libdcmi.so; empty looks where the vendor's installer puts it."""
+    soft_shares: bool = False
+    """Chips are shared by several containers (``huawei.com/vnpu-mode: hami-core``) instead of being
+    divided; the driver's device-share is switched on through DCMI."""
 
 
 class AscendReader(ToolReader):
-    """npu-smi."""
+    """DCMI, or npu-smi."""
 
     vendor = "ascend"
     tool_name = "npu-smi"
@@ -32,146 +54,154 @@ class AscendReader(ToolReader):
 
     def __init__(self, settings: ToolSettings) -> None:
         super().__init__(settings)
-        self._board_by_chip: dict[tuple[parse.ChipKey, str, str], parse.Board] = {}
+        own = settings if isinstance(settings, AscendToolSettings) else AscendToolSettings()
+        self._own = own
+        self._smi = NpuSmi(self.ask)
+        self._dcmi = DcmiWay(own.library_path, settings.query_limit_s, self._smi.templates)
+        self._chosen: Way | None = None
         self._partitioner = AscendPartitioner(self)
 
     @property
-    def partitioner(self) -> Partitioner:
-        """Hard vNPUs."""
-        return self._partitioner
+    def tools(self) -> Sequence[Tool]:
+        """Both."""
+        return (self.tool, self._dcmi.tool)
+
+    @property
+    def partitioner(self) -> Partitioner | None:
+        """Hard vNPUs; none where chips are shared softly."""
+        return None if self._own.soft_shares else self._partitioner
 
     def forget(self) -> None:
-        """Another driver may number other boards."""
-        self._board_by_chip.clear()
+        """Another driver may number other boards, or bring the library."""
+        self._smi.forget()
+        self._dcmi.forget()
+        self._chosen = None
+
+    async def through(self, call: Callable[[Way], Awaitable[T]]) -> T:
+        """Make a call the way that is chosen.
+
+        Where both may be used, a library that turns out to be unusable is left aside until
+        ``forget``; no other error changes the way.
+        """
+        if self._chosen is None:
+            self._chosen = self._choose()
+        try:
+            return await call(self._chosen)
+        except LibraryUnusable as error:
+            if self._own.interface != "auto":
+                raise
+            _log.warning(
+                "DCMI cannot be used, npu-smi is asked",
+                extra={"vendor": self.vendor, "problem": str(error)},
+            )
+            self._chosen = self._smi
+            return await call(self._chosen)
+
+    def _choose(self) -> Way:
+        if self._own.interface == "auto":
+            return self._dcmi if self._dcmi.find() is not None else self._smi
+        return self._dcmi if self._own.interface == "library" else self._smi
 
     async def glance(self) -> Sight:
-        """The summary table."""
-        chips, version = await self.ask(parse.info, "info")
-        return Sight(devices=tuple(_seen(chip) for chip in chips), driver_version=version)
+        """Health and use."""
+        glance = await self.through(lambda way: way.glance())
+        return Sight(
+            devices=tuple(
+                replace(_seen(chip), memory_bus_pct=glance.bandwidth_pct.get(chip.key))
+                for chip in glance.chips
+            ),
+            driver_version=glance.version,
+            problems=glance.problems,
+        )
+
+    async def look(self) -> Look:
+        """What partitions are made by."""
+        return await self.through(lambda way: way.look(strict=True))
 
     async def survey(self) -> Sight:
         """Everything."""
-        chips, version = await self.ask(parse.info, "info")
-        places = await self.ask(parse.mapping, "info", "-m")
-        templates = await self._templates()
-        problems: list[str] = []
+        look = await self.through(lambda way: way.look(strict=False))
+        problems = list(look.problems)
         devices: list[Seen] = []
-        for chip in chips:
-            place = places.get(chip.key)
-            if place is None:
-                problems.append(f"chip {_place(chip.key)} has no logic id in npu-smi info -m")
-                continue
-            board = await self.board(chip, version)
+        for one in look.chips:
+            attributes = {"chip": one.name, "npu": place_of(one.chip.key), **one.attributes}
+            if one.is_shared is not None:
+                attributes["device_share"] = "on" if one.is_shared else "off"
             seen = replace(
-                _seen(chip),
-                index=place.logic,
-                minor=_first(place.physical, chip.physical, place.logic),
-                uuid=board.die,
-                attributes={"chip": board.chip_name or chip.name, "npu": _place(chip.key)},
+                _seen(one.chip),
+                index=one.logic,
+                minor=one.physical,
+                uuid=one.die,
+                attributes=attributes,
             )
-            if templates:
-                seen = await self._divided(seen, chip, templates)
+            if self._own.soft_shares:
+                seen = await self._shared(seen, one, problems)
+            else:
+                seen = _divided(seen, one)
             devices.append(seen)
-        views = await self._views(devices)
         return Sight(
             devices=tuple(devices),
-            views=views,
-            driver_version=version,
+            views={(place_of(a), place_of(b)): view for (a, b), view in look.views.items()},
+            driver_version=look.version,
             problems=tuple(problems),
         )
 
-    async def board(self, chip: parse.Chip, version: str) -> parse.Board:
-        """The chip's board query, then the card's where the first tells no identity."""
-        key = (chip.key, chip.bus_id, version)
-        if key not in self._board_by_chip:
-            npu, number = map(str, chip.key)
-            board = await self.ask(parse.board, "info", "-t", "board", "-i", npu, "-c", number)
-            if not board.die:
-                card = await self.ask(parse.board, "info", "-t", "board", "-i", npu)
-                die = f"{card.serial}-{number}" if card.serial else ""
-                board = replace(board, die=die)
-            self._board_by_chip[key] = board
-        return self._board_by_chip[key]
-
-    async def _templates(self) -> tuple[Profile, ...]:
-        try:
-            return await self.ask(parse.templates, "info", "-t", "template-info")
-        except _SOFT_FAILURES:
-            return ()
-
-    async def _divided(self, seen: Seen, chip: parse.Chip, templates: tuple[Profile, ...]) -> Seen:
-        """The chip with its templates, whole chip and live vNPUs, where npu-smi tells of them."""
-        npu, number = map(str, chip.key)
-        arguments = ("info", "-t", "info-vnpu", "-i", npu, "-c", number)
-        try:
-            division = await self.ask(parse.division, *arguments)
-        except _SOFT_FAILURES:
+    async def _shared(self, seen: Seen, one: ChipSight, problems: list[str]) -> Seen:
+        """The chip as one that several containers open, if the driver lets them."""
+        where = f"chip {place_of(one.chip.key)}"
+        if one.division is not None and one.division.instances:
+            problems.append(f"{where} is divided; soft shares need it whole")
             return seen
-        cores = division.totals.get("aicore", 0)
-        if not cores or seen.memory_mib is None:
-            return seen
-        fitting = tuple(
-            replace(
-                template,
-                core_pct=100 * template.resources.get("aicore", 0) // cores,
-                resources={n: v for n, v in template.resources.items() if n in division.totals},
-            )
-            for template in templates
-            if template.memory_mib <= seen.memory_mib
-            and template.resources.get("aicore", 0) <= cores
-        )
-        whole = Profile(memory_mib=seen.memory_mib, core_pct=100, resources=dict(division.totals))
-        instances = [
-            {
-                "id": one.id,
-                "profile": one.template,
-                "used": one.used,
-                **({"container": one.container} if one.owner else {}),
-            }
-            for one in division.instances
-        ]
-        return replace(
-            seen,
-            mode="vnpu",
-            partitions=(*fitting, whole) if fitting else (),
-            resources=dict(division.totals),
-            attributes={
-                **seen.attributes,
-                "instances": msgspec.json.encode(instances).decode(),
-            },
-        )
+        if one.is_shared or await self.through(lambda way: way.share(one.chip.key)):
+            return replace(seen, mode="soft", attributes={**seen.attributes, "device_share": "on"})
+        problems.append(f"{where}: device-share is off and could not be switched on")
+        return seen
 
-    async def _views(self, devices: list[Seen]) -> dict[tuple[str, str], Neighbour]:
-        try:
-            views = await self.ask(parse.topology, "info", "-t", "topo")
-        except _SOFT_FAILURES:
-            return {}
-        place_by_number = {seen.index: seen.place for seen in devices}
-        return {
-            (place_by_number[a], place_by_number[b]): view
-            for (a, b), view in views.items()
-            if a in place_by_number and b in place_by_number
+
+def _divided(seen: Seen, one: ChipSight) -> Seen:
+    """The chip with its templates, whole chip and live vNPUs, where they are told."""
+    division = one.division
+    cores = division.totals.get("aicore", 0) if division is not None else 0
+    if division is None or not cores or seen.memory_mib is None or not one.templates:
+        return seen
+    fitting = tuple(
+        replace(
+            template,
+            core_pct=100 * template.resources.get("aicore", 0) // cores,
+            resources={n: v for n, v in template.resources.items() if n in division.totals},
+        )
+        for template in one.templates
+        if template.memory_mib <= seen.memory_mib and template.resources.get("aicore", 0) <= cores
+    )
+    whole = Profile(memory_mib=seen.memory_mib, core_pct=100, resources=dict(division.totals))
+    instances = [
+        {
+            "id": live.id,
+            "profile": live.template,
+            "used": live.used,
+            **({"container": live.container} if live.owner else {}),
         }
-
-
-def _place(key: parse.ChipKey) -> str:
-    return f"{key[0]}/{key[1]}"
-
-
-def _first(*numbers: int | None) -> int | None:
-    return next((number for number in numbers if number is not None), None)
+        for live in division.instances
+    ]
+    return replace(
+        seen,
+        mode="vnpu",
+        partitions=(*fitting, whole) if fitting else (),
+        resources=dict(division.totals),
+        attributes={**seen.attributes, "instances": msgspec.json.encode(instances).decode()},
+    )
 
 
 def _seen(chip: parse.Chip) -> Seen:
     return Seen(
-        place=_place(chip.key),
+        place=place_of(chip.key),
         index=chip.key[0],
         type=parse.type_of(chip.name),
         memory_mib=chip.total_mib,
         bus_id=chip.bus_id,
         mode="whole",
         condition=chip.condition,
-        reason="" if chip.condition == "good" else f"npu-smi health: {chip.health or 'not told'}",
+        reason="" if chip.condition == "good" else f"health: {chip.health or 'not told'}",
         used_mib=chip.used_mib,
         core_pct=chip.core_pct,
         temperature_c=chip.temperature_c,

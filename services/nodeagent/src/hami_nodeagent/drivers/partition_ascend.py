@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ascend vNPUs through npu-smi: templates of a chip, made and removed by number.
+"""Ascend vNPUs: templates of a chip, made and removed by number, through DCMI or npu-smi.
 
-Commands and answers as Huawei's manual "npu-smi command reference" has them (create-vnpu,
-destroy-vnpu, info-vnpu, template-info, vnpu-cfg-recover) and machines printed them. Of a chip with
-physical id P the numbers are ``16 P + 100`` and the next 7 (310P) or 15 (910). We choose the
-number, so that what a command made is known also when the command was killed. A chip's AI cores,
-AI CPUs, memory and DVPP units are counted before the command; columns that it does not tell
-(``NA``, 910A) are not.
+Commands, calls and answers as Huawei's manuals of npu-smi and DCMI have them and machines printed
+them; which of the two is asked is the reader's choice. Of a chip with physical id P the numbers are
+``16 P + 100`` and the next 7 (310P) or 15 (910). We choose the number, so that what a call made is
+known also when the call was killed. A chip's AI cores, AI CPUs, memory and DVPP units are counted
+before the call; what it does not tell (``NA``, 910A) is not.
 """
 
 from typing import TYPE_CHECKING
@@ -70,38 +69,22 @@ class AscendPartitioner(ToolPartitioner[ChipCard]):
         self._keeps = False
 
     async def look(self) -> Picture[ChipCard]:
-        """Chips whose division npu-smi tells; those it refuses to divide are left out."""
-        chips, version = await self._reader.ask(parse.info, "info")
-        places = await self._reader.ask(parse.mapping, "info", "-m")
-        try:
-            told = await self._reader.ask(parse.templates, "info", "-t", "template-info")
-        except NotSupported:
-            return Picture({}, ())
-        templates = {template.name: template for template in told}
+        """Chips whose division is told; those that cannot be divided are left out."""
         cards: dict[str, ChipCard] = {}
         instances: list[Instance] = []
-        for chip in chips:
-            place = places.get(chip.key)
-            board = await self._reader.board(chip, version)
-            if place is None or not board.die:
+        for one in (await self._reader.look()).chips:
+            if one.division is None or not one.die:
                 continue
-            npu, number = map(str, chip.key)
-            try:
-                division = await self._reader.ask(
-                    parse.division, "info", "-t", "info-vnpu", "-i", npu, "-c", number
-                )
-            except NotSupported:
-                continue
-            numbers = (place.physical, chip.physical, place.logic)
-            cards[board.die] = ChipCard(
-                key=chip.key,
-                type=parse.type_of(chip.name),
-                physical=next(one for one in numbers if one is not None),
-                has_processes=bool(chip.processes),
-                division=division,
+            templates = {template.name: template for template in one.templates}
+            cards[one.die] = ChipCard(
+                key=one.chip.key,
+                type=parse.type_of(one.chip.name),
+                physical=one.physical,
+                has_processes=bool(one.chip.processes),
+                division=one.division,
                 templates=templates,
             )
-            instances += [_instance(board.die, one, templates) for one in division.instances]
+            instances += [_instance(one.die, live, templates) for live in one.division.instances]
         return Picture(cards, tuple(instances))
 
     def decide(self, wanted: Wanted, card: ChipCard) -> Decision:
@@ -122,33 +105,22 @@ class AscendPartitioner(ToolPartitioner[ChipCard]):
         return Decision(wanted, str(free))
 
     async def make(self, decision: Decision, card: ChipCard) -> None:
-        """One command; before the first, vNPUs are told to outlive a reboot of the host."""
+        """One call; before the first, vNPUs are told to outlive a reboot of the host."""
         await self._keep()
-        npu, chip = map(str, card.key)
-        await self._reader.ask(
-            parse.created,
-            *("set", "-t", "create-vnpu", "-i", npu, "-c", chip),
-            *("-f", decision.wanted.profile, "-v", decision.instance_id),
-        )
+        profile, number = decision.wanted.profile, decision.instance_id
+        await self._reader.through(lambda way: way.create(card.key, profile, number))
 
     async def remove(self, instance: Instance, card: ChipCard) -> None:
-        """One command."""
-        npu, chip = map(str, card.key)
-        await self._reader.ask(
-            parse.destroyed,
-            *("set", "-t", "destroy-vnpu", "-i", npu, "-c", chip, "-v", instance.instance_id),
-        )
+        """One call."""
+        number = instance.instance_id
+        await self._reader.through(lambda way: way.destroy(card.key, number))
 
     async def _keep(self) -> None:
-        """Switch recovery on where it is off; tools that do not know it recover always."""
+        """Switch recovery on where it is off; drivers that do not know it recover always."""
         if self._keeps:
             return
         try:
-            keeps = await self._reader.ask(parse.recovers, "info", "-t", "vnpu-cfg-recover")
-            if not keeps:
-                await self._reader.ask(
-                    parse.recovery_set, "set", "-t", "vnpu-cfg-recover", "-d", "1"
-                )
+            await self._reader.through(lambda way: way.keep())
         except (NotSupported, AnswerUnknown):
             return
         self._keeps = True

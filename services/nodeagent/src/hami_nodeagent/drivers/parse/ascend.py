@@ -189,7 +189,7 @@ def board(text: str) -> Board:
     if "NPU ID" not in keys:
         raise forms.unknown("npu-smi info -t board", text)
     return Board(
-        die=_die(keys.get("VDie ID", "")),
+        die=die_of(keys.get("VDie ID", "")),
         chip_name=keys.get("Chip Name", ""),
         bus_id=forms.bus_id(keys.get("PCIe Bus Info", "")),
         serial=_told(keys.get("Serial Number", "")),
@@ -200,7 +200,8 @@ def _told(text: str) -> str:
     return text if forms.is_told(text) else ""
 
 
-def _die(text: str) -> str:
+def die_of(text: str) -> str:
+    """A die id from its words: each padded, joined by ``-``; empty when it is none."""
     words = re.split(r"[\s-]+", text.strip())
     is_hex = all(re.fullmatch(r"[0-9A-Fa-f]{1,8}", word) for word in words)
     if len(words) != _DIE_WORDS or not is_hex:

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ascend chips through DCMI, the vendor's C library, in a process of its own (``dcmi``).
+
+One run tells everything of all chips. No call of the library lists templates: npu-smi's list is
+taken where it is installed, and remembered; else the vendor's published table.
+"""
+
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from hami_common.model.device import Profile
+from hami_nodeagent.drivers import dcmi
+from hami_nodeagent.drivers.ascend_way import SOFT_FAILURES, ChipSight, Glance, Look, place_of
+from hami_nodeagent.drivers.errors import DriverError, HardwareAbsent, ToolMismatch
+from hami_nodeagent.drivers.parse import dcmi as parse
+from hami_nodeagent.drivers.parse.ascend import ChipKey
+from hami_nodeagent.drivers.tool import Tool
+
+TOOL = "hami-dcmi"
+
+
+class DcmiWay:
+    """The way through the library."""
+
+    def __init__(
+        self,
+        library_path: str,
+        limit_s: float,
+        templates: Callable[[], Awaitable[tuple[Profile, ...]]],
+    ) -> None:
+        """``templates``: asks npu-smi; its errors mean that there is no such list."""
+        self._library = library_path
+        self._listed = templates
+        self._templates: tuple[Profile, ...] | None = None
+        known = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+        folders = [folder for folder in (*known, *dcmi.NEEDED_FOLDERS) if folder]
+        self.tool = Tool(
+            TOOL,
+            path=sys.executable,
+            limit_s=limit_s,
+            environment={"LD_LIBRARY_PATH": ":".join(dict.fromkeys(folders))},
+        )
+
+    def find(self) -> Path | None:
+        """The library's file, ``None`` where there is none."""
+        found = dcmi.candidates(self._library, os.environ)
+        return next((path for path in found if path.exists()), None)
+
+    def forget(self) -> None:
+        """Another driver may have other templates."""
+        self._templates = None
+
+    async def glance(self) -> Glance:
+        """Health and use of all chips."""
+        sight = await self._sight("glance")
+        return Glance(
+            chips=tuple(one.chip for one in sight.chips),
+            version=sight.version,
+            bandwidth_pct={one.chip.key: one.bandwidth_pct for one in sight.chips},
+            problems=sight.problems,
+        )
+
+    async def look(self, *, strict: bool) -> Look:
+        """One run for everything."""
+        sight = await self._sight("look" if strict else "survey")
+        problems, sights = list(sight.problems), []
+        for one in sight.chips:
+            if not one.is_compatible:
+                detail = f"chip {place_of(one.chip.key)}: driver and firmware do not fit"
+                raise ToolMismatch(doing="dcmi_get_device_compatibility", detail=detail)
+            if strict and one.trouble is not None:
+                raise one.trouble
+            if one.logic is None:
+                problems.append(f"chip {place_of(one.chip.key)} has no logic id")
+                continue
+            physical = one.chip.physical
+            sights.append(
+                ChipSight(
+                    chip=one.chip,
+                    logic=one.logic,
+                    physical=one.logic if physical is None else physical,
+                    die=one.die,
+                    name=one.chip.name,
+                    division=one.division,
+                    templates=await self._templates_of(one) if one.division else (),
+                    is_shared=one.is_shared,
+                    attributes=one.super_pod,
+                )
+            )
+        return Look(
+            chips=tuple(sights),
+            version=sight.version,
+            problems=tuple(problems),
+            views=sight.views,
+        )
+
+    async def _templates_of(self, chip: parse.DcmiChip) -> tuple[Profile, ...]:
+        if self._templates is None:
+            try:
+                self._templates = await self._listed()
+            except DriverError:
+                self._templates = ()
+        return self._templates or parse.templates_of(chip)
+
+    async def create(self, key: ChipKey, template: str, number: str) -> None:
+        """``dcmi_create_vdevice``."""
+        await self._run("create", *map(str, key), template, number)
+
+    async def destroy(self, key: ChipKey, number: str) -> None:
+        """``dcmi_set_destroy_vdevice``."""
+        await self._run("destroy", *map(str, key), number)
+
+    async def keep(self) -> None:
+        """``dcmi_set_vnpu_config_recover_mode``."""
+        await self._run("keep")
+
+    async def share(self, key: ChipKey) -> bool:
+        """``dcmi_set_device_share_enable``; a reboot of the host undoes it."""
+        try:
+            await self._run("share", *map(str, key), "1")
+        except SOFT_FAILURES:
+            return False
+        return True
+
+    async def _sight(self, word: str) -> parse.DcmiSight:
+        sight = parse.sight(await self._run(word))
+        if not sight.chips and not sight.problems:
+            raise HardwareAbsent(doing=f"{TOOL} {word}", detail="the library lists no chip")
+        return sight
+
+    async def _run(self, *arguments: str) -> str:
+        answer = await self.tool.run("-I", dcmi.__file__, self._library, *arguments)
+        if answer.status:
+            doing = " ".join((TOOL, *arguments))
+            raise parse.failure(doing, answer.words, answer.status)
+        return answer.text

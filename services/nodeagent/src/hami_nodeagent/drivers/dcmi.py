@@ -1,0 +1,580 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Huawei's library DCMI as a small tool: chips, their use and vNPUs, one command per process.
+
+Run by path with the standard library only, so that a call into the driver that hangs or crashes is
+ended as a tool's is. ``LIBRARY`` is the file; empty looks where the vendor installs it::
+
+    python -I dcmi.py LIBRARY glance                       chips: health and use
+    python -I dcmi.py LIBRARY look                         besides: identity, division, vNPUs
+    python -I dcmi.py LIBRARY survey                       besides: links
+    python -I dcmi.py LIBRARY create CARD CHIP TEMPLATE ID
+    python -I dcmi.py LIBRARY destroy CARD CHIP ID
+    python -I dcmi.py LIBRARY keep                         vNPUs outlive a reboot of the host
+    python -I dcmi.py LIBRARY share CARD CHIP 0|1          several containers may open the chip
+
+Structures and calls are those of the vendor's header ``dcmi_interface_api.h`` (version 2 calls). In
+drivers before 23.0 a vNPU's use of memory was reserved space: sizes are the same. The first three
+print JSON, with what the library did not tell as ``null``; the others print nothing. On failure one
+line goes to standard error. Exit status: 1 the library refused (its call, error and number are in
+the line), 2 there is no library that can be used, 3 its answer is nonsense. Sizes in MiB as the
+library has them (its MB), memory of processes in bytes, power in tenths of a watt. Never run on
+this vendor's hardware.
+"""
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+REFUSED, UNUSABLE, NONSENSE = 1, 2, 3
+ANY = 0xFFFFFFFF
+"""An id that the library chooses."""
+FOLDERS = (
+    "/usr/local/dcmi",
+    "/usr/local/Ascend/driver/lib64/driver",
+    "/usr/lib64",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+)
+NEEDED_FOLDERS = (
+    "/usr/local/Ascend/driver/lib64/driver",
+    "/usr/local/Ascend/driver/lib64/common",
+    "/usr/local/Ascend/driver/lib64",
+)
+"""Where the libraries lie that libdcmi.so needs; on the loader's path of our process."""
+_LIBRARY = "libdcmi.so"
+_MISSING = -99998
+"""The vendor's Go code has this number for a call that the library does not have."""
+_NAME_BY_CODE = {
+    -8001: "INVALID_PARAMETER", -8002: "OPER_NOT_PERMITTED", -8003: "MEM_OPERATE_FAIL",
+    -8004: "SECURE_FUN_FAIL", -8005: "INNER_ERR", -8006: "TIME_OUT", -8007: "INVALID_DEVICE_ID",
+    -8008: "DEVICE_NOT_EXIST", -8009: "IOCTL_FAIL", -8010: "SEND_MSG_FAIL",
+    -8011: "RECV_MSG_FAIL", -8012: "NOT_READY", -8013: "NOT_SUPPORT_IN_CONTAINER",
+    -8014: "FILE_OPERATE_FAIL", -8015: "RESET_FAIL", -8016: "ABORT_OPERATE", -8017: "IS_UPGRADING",
+    -8020: "RESOURCE_OCCUPIED", -8022: "PARTITION_NOT_RIGHT", -8023: "CONFIG_INFO_NOT_EXIST",
+    -8255: "NOT_SUPPORT", _MISSING: "FUNCTION_NOT_FOUND",
+}  # fmt: skip
+_NEEDED = (
+    "dcmi_get_card_list",
+    "dcmi_get_device_id_in_card",
+    "dcmi_get_device_logic_id",
+    "dcmi_get_device_health",
+)
+_CARDS, _CHIPS, _VDEVS, _CODES, _PROCESSES = 64, 8, 32, 128, 256
+_NPU = 0
+_VDIE = 1
+_UTILIZATION_AICORE = 2
+_FULL_PCT = 100
+_CHIP_INFORMATION, _SUPER_POD = 12, 1
+_VDEVICES = 52
+_ONE, _TOTAL, _FREE = 0, 1, 2
+_MEDIA = ("jpegd", "jpege", "vpc", "vdec", "pngd", "venc")
+
+
+class DcmiError(Exception):
+    """A call was refused."""
+
+    def __init__(self, call: str, code: int) -> None:
+        """``code``: what the call returned."""
+        super().__init__(f"{call}: {_NAME_BY_CODE.get(code, 'UNKNOWN')} (error {code})")
+        self.call = call
+        self.code = code
+
+
+class Unusable(Exception):
+    """There is no library, or none that we can use."""
+
+
+class Nonsense(Exception):
+    """The library said what cannot be: its structures are not those that we know."""
+
+
+class _Chip(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_char * 32),
+        ("name", ctypes.c_char * 32),
+        ("version", ctypes.c_char * 32),
+        ("cores", ctypes.c_uint),
+        ("npu", ctypes.c_char * 32),
+    )
+
+
+class _Pcie(ctypes.Structure):
+    _fields_ = (
+        ("ids", ctypes.c_uint * 4),
+        ("domain", ctypes.c_int),
+        ("bus", ctypes.c_uint),
+        ("device", ctypes.c_uint),
+        ("function", ctypes.c_uint),
+        ("reserved", ctypes.c_ubyte * 32),
+    )
+
+
+class _Die(ctypes.Structure):
+    _fields_ = (("words", ctypes.c_uint * 5),)
+
+
+class _Hbm(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_ulonglong),
+        ("frequency", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("temperature", ctypes.c_int),
+        ("bandwidth_pct", ctypes.c_uint),
+    )
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_ulonglong),
+        ("available", ctypes.c_ulonglong),
+        ("frequency", ctypes.c_uint),
+        ("page_size", ctypes.c_ulong),
+        ("pages", ctypes.c_ulong),
+        ("pages_free", ctypes.c_ulong),
+        ("utilization", ctypes.c_uint),
+        ("reserved", ctypes.c_ubyte * 60),
+    )
+
+
+class _Process(ctypes.Structure):
+    _fields_ = (("pid", ctypes.c_int), ("used", ctypes.c_ulong))
+
+
+class _SuperPod(ctypes.Structure):
+    _fields_ = (
+        ("sdid", ctypes.c_uint),
+        ("size", ctypes.c_uint),
+        ("id", ctypes.c_uint),
+        ("server", ctypes.c_uint),
+        ("chassis", ctypes.c_uint),
+        ("kind", ctypes.c_uint),
+        ("reserved", ctypes.c_uint * 6),
+    )
+
+
+class _Base(ctypes.Structure):
+    _fields_ = (
+        ("token", ctypes.c_ulonglong * 3),
+        ("group", ctypes.c_uint),
+        ("vip", ctypes.c_ubyte),
+        ("reserved", ctypes.c_ubyte * 31),
+    )
+
+
+class _Computing(ctypes.Structure):
+    _fields_ = (
+        ("aic", ctypes.c_float),
+        ("aiv", ctypes.c_float),
+        ("queues", ctypes.c_ushort * 8),
+        ("memory_size", ctypes.c_ulonglong),
+        ("ids", ctypes.c_uint * 4),
+        ("host_cpus", ctypes.c_ushort * 3),
+        ("device_aicpu", ctypes.c_ushort),
+        ("control_slot", ctypes.c_ushort),
+        ("vdev_aicore_utilization", ctypes.c_uint),
+        ("vdev_memory_total", ctypes.c_ulonglong),
+        ("vdev_memory_free", ctypes.c_ulonglong),
+        ("reserved", ctypes.c_ubyte * 12),
+    )
+
+
+class _Media(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_float) for name in _MEDIA),
+        ("reserved", ctypes.c_ubyte * 32),
+    )
+
+
+class _VdevInfo(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char * 16),
+        ("status", ctypes.c_uint),
+        ("used", ctypes.c_uint),
+        ("vf", ctypes.c_uint),
+        ("group", ctypes.c_uint),
+        ("container", ctypes.c_ulonglong),
+        ("base", _Base),
+        ("computing", _Computing),
+        ("media", _Media),
+    )
+
+
+class _Vdev(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_uint), ("info", _VdevInfo))
+
+
+class _Free(ctypes.Structure):
+    _fields_ = (
+        ("groups", ctypes.c_uint),
+        ("group_bits", ctypes.c_uint),
+        ("base", _Base),
+        ("computing", _Computing),
+        ("media", _Media),
+    )
+
+
+class _Total(ctypes.Structure):
+    _fields_ = (
+        ("count", ctypes.c_uint),
+        ("ids", ctypes.c_uint * _VDEVS),
+        ("groups", ctypes.c_uint),
+        ("group_bits", ctypes.c_uint),
+        ("base", _Base),
+        ("computing", _Computing),
+        ("media", _Media),
+    )
+
+
+class _Wanted(ctypes.Structure):
+    _fields_ = (
+        ("id", ctypes.c_uint),
+        ("group", ctypes.c_uint),
+        ("template", ctypes.c_char * 32),
+        ("reserved", ctypes.c_ubyte * 64),
+    )
+
+
+class _Made(ctypes.Structure):
+    _fields_ = (
+        ("id", ctypes.c_uint),
+        ("pcie", ctypes.c_uint * 3),
+        ("group", ctypes.c_uint),
+        ("reserved", ctypes.c_ubyte * 64),
+    )
+
+
+Place = tuple[int, int]
+"""Card and chip: what npu-smi calls NPU id and chip id."""
+
+
+class Dcmi:
+    """The opened library."""
+
+    def __init__(self, path: str = "") -> None:
+        """``path``: the library's file; empty looks where the vendor installs it."""
+        self._library = _opened(path)
+        if missing := [name for name in ("dcmi_init", *_NEEDED) if not self._has(name)]:
+            message = f"{_LIBRARY} is too old, it has no {missing[0]}"
+            raise Unusable(message)
+        self._call("dcmi_init")
+
+    # ---- reading --------------------------------------------------------------------------------
+
+    def glance(self) -> dict[str, Any]:
+        """Health and use of every chip."""
+        return self._answer(self._use)
+
+    def look(self) -> dict[str, Any]:
+        """Everything of every chip."""
+        return self._answer(lambda place: {**self._use(place), **self._identity(place)})
+
+    def survey(self) -> dict[str, Any]:
+        """The same, and how chips see each other."""
+        answer = self.look()
+        places = [(chip["card"], chip["chip"]) for chip in answer["chips"]]
+        return {**answer, "links": self._links(places)}
+
+    def _answer(self, of: Callable[[Place], dict[str, Any]]) -> dict[str, Any]:
+        version = ctypes.create_string_buffer(256)
+        told = self._told("dcmi_get_driver_version", version, ctypes.c_uint(255))
+        problems: list[str] = []
+        chips = []
+        for card in self._cards():
+            try:
+                count, mcu, cpu = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_int(0)
+                self._call(
+                    "dcmi_get_device_id_in_card", card, *map(ctypes.byref, (count, mcu, cpu))
+                )
+            except DcmiError as error:
+                problems.append(f"card {card}: {error}")
+                continue
+            if not 0 <= count.value <= _CHIPS:
+                message = f"card {card} has {count.value} chips"
+                raise Nonsense(message)
+            for chip in range(count.value):
+                kind = self._number("dcmi_get_device_type", ctypes.c_int, card, chip)
+                if kind in (None, _NPU):
+                    chips.append({"card": card, "chip": chip, **of((card, chip))})
+        return {
+            "version": version.value.decode("utf-8", "replace") if told else "",
+            "chips": chips,
+            "problems": problems,
+        }
+
+    def _cards(self) -> list[int]:
+        count, cards = ctypes.c_int(0), (ctypes.c_int * _CARDS)()
+        self._call("dcmi_get_card_list", ctypes.byref(count), ctypes.byref(cards), _CARDS)
+        if not 0 <= count.value <= _CARDS:
+            message = f"there are {count.value} cards"
+            raise Nonsense(message)
+        return list(cards[: count.value])
+
+    def _use(self, place: Place) -> dict[str, Any]:
+        trouble, health = None, ctypes.c_uint(ANY)
+        try:
+            self._call("dcmi_get_device_health", *place, ctypes.byref(health))
+        except DcmiError as error:
+            trouble = [error.call, error.code]
+        core = self._number(
+            "dcmi_get_device_utilization_rate", ctypes.c_uint, *place, _UTILIZATION_AICORE
+        )
+        return {
+            "logic": self._logic(place),
+            "name": self._name(place),
+            "bus_id": self._bus_id(place),
+            "health": None if trouble else health.value,
+            "trouble": trouble,
+            "codes": self._codes(place),
+            "core_pct": core if core is not None and core <= _FULL_PCT else None,
+            "temperature_c": self._number("dcmi_get_device_temperature", ctypes.c_int, *place),
+            "power_dw": self._number("dcmi_get_device_power_info", ctypes.c_int, *place),
+            "processes": self._processes(place),
+            **self._memory(place),
+        }
+
+    def _identity(self, place: Place) -> dict[str, Any]:
+        logic = self._logic(place)
+        die, pod = _Die(), _SuperPod()
+        has_die = self._told("dcmi_get_device_die_v2", *place, _VDIE, ctypes.byref(die))
+        division, refused = None, None
+        try:
+            division = self._division(place)
+        except DcmiError as error:
+            refused = [error.call, error.code]
+        return {
+            "physical": None
+            if logic is None
+            else self._number(
+                "dcmi_get_device_phyid_from_logicid", ctypes.c_uint, ctypes.c_uint(logic)
+            ),
+            "die": list(die.words) if has_die else None,
+            "compatibility": self._number("dcmi_get_device_compatibility", ctypes.c_int, *place),
+            "share": self._number("dcmi_get_device_share_enable", ctypes.c_int, *place),
+            "super_pod": {"sdid": pod.sdid, "id": pod.id, "server": pod.server}
+            if self._information(place, _CHIP_INFORMATION, _SUPER_POD, pod)
+            else None,
+            "division": division,
+            "division_error": refused,
+        }
+
+    def _logic(self, place: Place) -> int | None:
+        logic = ctypes.c_int(-1)
+        told = self._told("dcmi_get_device_logic_id", ctypes.byref(logic), *place)
+        return logic.value if told and logic.value >= 0 else None
+
+    def _name(self, place: Place) -> str:
+        chip = _Chip()
+        for call in ("dcmi_get_device_chip_info_v2", "dcmi_get_device_chip_info"):
+            if self._told(call, *place, ctypes.byref(chip)) and chip.name:
+                return str(chip.name.decode("utf-8", "replace"))
+        return ""
+
+    def _bus_id(self, place: Place) -> str:
+        pcie = _Pcie()
+        if not self._told("dcmi_get_device_pcie_info_v2", *place, ctypes.byref(pcie)):
+            return ""
+        return f"{pcie.domain & 0xFFFFFFFF:04x}:{pcie.bus:02x}:{pcie.device:02x}.{pcie.function:x}"
+
+    def _codes(self, place: Place) -> list[int]:
+        count, codes = ctypes.c_int(0), (ctypes.c_uint * _CODES)()
+        arguments = (ctypes.byref(count), ctypes.byref(codes), ctypes.c_uint(_CODES))
+        told = self._told("dcmi_get_device_errorcode_v2", *place, *arguments)
+        return list(codes[: min(max(count.value, 0), _CODES)]) if told else []
+
+    def _memory(self, place: Place) -> dict[str, Any]:
+        hbm, memory = _Hbm(), _Memory()
+        if self._told("dcmi_get_device_hbm_info", *place, ctypes.byref(hbm)) and hbm.size:
+            pct = hbm.bandwidth_pct if hbm.bandwidth_pct <= _FULL_PCT else None
+            return {"memory_mib": hbm.size, "used_mib": hbm.used, "bandwidth_pct": pct}
+        told = self._told("dcmi_get_device_memory_info_v3", *place, ctypes.byref(memory))
+        if not told or not memory.size:
+            return {"memory_mib": None, "used_mib": None, "bandwidth_pct": None}
+        used = max(0, memory.size - memory.available)
+        return {"memory_mib": memory.size, "used_mib": used, "bandwidth_pct": None}
+
+    def _processes(self, place: Place) -> list[list[int]] | None:
+        count, processes = ctypes.c_int(0), (_Process * _PROCESSES)()
+        arguments = (ctypes.byref(processes), ctypes.byref(count))
+        if not self._told("dcmi_get_device_resource_info", *place, *arguments):
+            return None
+        if not 0 <= count.value <= _PROCESSES:
+            message = f"{count.value} processes on chip {place[0]}/{place[1]}"
+            raise Nonsense(message)
+        return [[one.pid, one.used] for one in processes[: count.value]]
+
+    def _division(self, place: Place) -> dict[str, Any]:
+        total, free = _Total(), _Free()
+        self._inform(place, _VDEVICES, _TOTAL, total)
+        self._inform(place, _VDEVICES, _FREE, free)
+        if total.count > _VDEVS or total.computing.aic > 1 << 16:
+            message = f"chip {place[0]}/{place[1]} has {total.count} vNPUs"
+            raise Nonsense(message)
+        vdevs = []
+        for number in total.ids[: total.count]:
+            one = _Vdev(id=number)
+            self._inform(place, _VDEVICES, _ONE, one)
+            vdevs.append(
+                {
+                    "id": number,
+                    "name": one.info.name.decode("utf-8", "replace"),
+                    "used": one.info.used,
+                    "container": one.info.container,
+                }
+            )
+        return {"total": _amounts(total), "free": _amounts(free), "vdevs": vdevs}
+
+    def _links(self, places: Sequence[Place]) -> list[list[int]]:
+        links = []
+        for number, a in enumerate(places):
+            for b in places[number + 1 :]:
+                call = "dcmi_get_topo_info_by_device_id"
+                kind = self._number(call, ctypes.c_int, *a, *b)
+                if kind is not None:
+                    links.append([*a, *b, kind])
+        return links
+
+    # ---- changing -------------------------------------------------------------------------------
+
+    def create(self, place: Place, template: str, number: int) -> None:
+        """A vNPU of that template with that number."""
+        wanted = _Wanted(id=number, group=ANY, template=template.encode())
+        made = _Made()
+        arguments = (ctypes.byref(wanted), ctypes.byref(made))
+        self._call("dcmi_create_vdevice", *place, *arguments)
+
+    def destroy(self, place: Place, number: int) -> None:
+        """One vNPU."""
+        self._call("dcmi_set_destroy_vdevice", *place, ctypes.c_uint(number))
+
+    def keep(self) -> None:
+        """Switch on that vNPUs are made again after a reboot, where it is off."""
+        mode = self._number("dcmi_get_vnpu_config_recover_mode", ctypes.c_uint)
+        if mode == 0:
+            self._call("dcmi_set_vnpu_config_recover_mode", ctypes.c_uint(1))
+
+    def share(self, place: Place, *, is_on: bool) -> None:
+        """Whether several containers may open the whole chip; lost at a reboot."""
+        self._call("dcmi_set_device_share_enable", *place, int(is_on))
+
+    # ---- calls ----------------------------------------------------------------------------------
+
+    def _has(self, name: str) -> bool:
+        return getattr(self._library, name, None) is not None
+
+    def _call(self, name: str, *arguments: object) -> None:
+        function: Callable[..., int] | None = getattr(self._library, name, None)
+        code = _MISSING if function is None else int(function(*arguments))
+        if code:
+            raise DcmiError(name, code)
+
+    def _told(self, name: str, *arguments: object) -> bool:
+        """Call for what not every driver and chip tells."""
+        try:
+            self._call(name, *arguments)
+        except DcmiError:
+            return False
+        return True
+
+    def _number(
+        self,
+        name: str,
+        kind: type[ctypes.c_int] | type[ctypes.c_uint],
+        *arguments: object,
+    ) -> int | None:
+        """The number that a call writes behind its last argument."""
+        found = kind(0)
+        return found.value if self._told(name, *arguments, ctypes.byref(found)) else None
+
+    def _inform(self, place: Place, main: int, sub: int, into: ctypes.Structure) -> None:
+        size = ctypes.c_uint(ctypes.sizeof(into))
+        arguments = (main, ctypes.c_uint(sub), ctypes.byref(into), ctypes.byref(size))
+        self._call("dcmi_get_device_info", *place, *arguments)
+
+    def _information(self, place: Place, main: int, sub: int, into: ctypes.Structure) -> bool:
+        try:
+            self._inform(place, main, sub, into)
+        except DcmiError:
+            return False
+        return True
+
+
+def _amounts(found: _Total | _Free) -> dict[str, float | int | None]:
+    """What a chip has or has left; what is not told is ``None``."""
+    computing = found.computing
+    memory = None if computing.memory_size >= 1 << 40 else computing.memory_size
+    media = {name: getattr(found.media, name) for name in _MEDIA}
+    return {
+        "aicore": computing.aic if computing.aic >= 0 else None,
+        "aicpu": computing.device_aicpu if computing.device_aicpu != 0xFFFF else None,  # noqa: PLR2004 - "not told"
+        "memory_mib": memory,
+        **{name: amount if 0 <= amount < 1 << 16 else None for name, amount in media.items()},
+    }
+
+
+def candidates(path: str, environment: Mapping[str, str]) -> list[Path]:
+    """Files that may be the library, in order."""
+    if path:
+        return [Path(path)]
+    listed = [folder for folder in environment.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    return [Path(folder) / _LIBRARY for folder in (*listed, *FOLDERS)]
+
+
+def _opened(path: str) -> ctypes.CDLL:
+    trouble = ""
+    for candidate in candidates(path, os.environ):
+        if not candidate.exists():
+            continue
+        try:
+            return ctypes.CDLL(str(candidate))
+        except OSError as error:
+            trouble = str(error)
+    message = f"{_LIBRARY} cannot be loaded: {trouble or 'it is not installed'}"
+    raise Unusable(message)
+
+
+def run(arguments: Sequence[str], *, library: str = "") -> tuple[str, str, int]:
+    """Run one command: what it prints, what it complains of, and the exit status."""
+    try:
+        return _answer(arguments, library), "", 0
+    except Unusable as error:
+        return "", f"dcmi: {error}\n", UNUSABLE
+    except Nonsense as error:
+        return "", f"dcmi: not in a form that is known: {error}\n", NONSENSE
+    except DcmiError as error:
+        return "", f"dcmi: {error}\n", REFUSED
+
+
+def _answer(arguments: Sequence[str], library: str) -> str:
+    dcmi = Dcmi(library)
+    match list(arguments):
+        case ["glance" | "look" | "survey" as word]:
+            found = {"glance": dcmi.glance, "look": dcmi.look, "survey": dcmi.survey}[word]()
+            return json.dumps(found) + "\n"
+        case ["create", card, chip, template, number]:
+            dcmi.create((int(card), int(chip)), template, int(number))
+        case ["destroy", card, chip, number]:
+            dcmi.destroy((int(card), int(chip)), int(number))
+        case ["keep"]:
+            dcmi.keep()
+        case ["share", card, chip, word]:
+            dcmi.share((int(card), int(chip)), is_on=word == "1")
+        case _:
+            message = "usage: glance | look | survey | create | destroy | keep | share"
+            raise Unusable(message)
+    return ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The program; ``arguments`` begin with the library's file, which may be empty."""
+    text, complaint, status = run(arguments[1:], library=arguments[0] if arguments else "")
+    sys.stdout.write(text)
+    sys.stderr.write(complaint)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
