@@ -18,6 +18,7 @@ GENERATORS: tuple[tuple[str, str], ...] = (
     ("the limiter's entry points in docs/, from its list", "tools/gen_symbols.py"),
     ("tables of docs/vendors.md, from the vendors", "tools/gen_vendors.py"),
     ("payload tables in docs/wire.md, from the message Structs", "tools/gen_wire.py"),
+    ("tables of docs/settings.md, from the settings", "tools/gen_settings.py"),
     ("docs/events.md, the AsyncAPI document and schemas, from the events", "tools/gen_events.py"),
     ("the catalogue in docs/metrics.md, from the services' metrics", "tools/gen_metrics.py"),
     ("dashboards and rules in deploy/kustomize/components/", "tools/gen_monitoring.py"),

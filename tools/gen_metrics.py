@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from hami_common.metricfamilies import Group
+from hami_common.runtime import reload
 from hami_nodeagent.shell import metrics as agent
 from hami_nodeagent.shell import usagemetrics
 from hami_registry.shell import metrics as registry
@@ -49,6 +50,9 @@ _UNITS = (
 )
 
 
+EVERY = "every service"
+
+
 class Row(NamedTuple):
     """One metric."""
 
@@ -74,6 +78,7 @@ class Row(NamedTuple):
 def rows() -> list[Row]:
     """Every metric of every service."""
     found = [
+        *_own(EVERY, reload.Metrics(CollectorRegistry())),
         *_own("scheduler", scheduler.Metrics(CollectorRegistry())),
         *_collected("scheduler", _quota_metrics()),
         *_grouped("scheduler", clustermetrics.DEVICE_GROUPS),
@@ -104,8 +109,8 @@ def _own(service: str, metrics: object) -> list[Row]:
     for one in vars(metrics).values():
         if isinstance(one, MetricWrapperBase):
             kind = str(one._type)  # noqa: SLF001
-            name = one._name + ("_total" if kind == "counter" else "")  # noqa: SLF001
-            labels = tuple(one._labelnames)  # noqa: SLF001
+            name = one._name + {"counter": "_total", "info": "_info"}.get(kind, "")  # noqa: SLF001
+            labels = ("digest",) if kind == "info" else tuple(one._labelnames)  # noqa: SLF001
             found.append(Row(name, kind, labels, one._documentation, service))  # noqa: SLF001
     return found
 
@@ -149,7 +154,7 @@ def _grouped(service: str, groups: Sequence[Group[Any]]) -> list[Row]:
 def catalogue(found: Sequence[Row]) -> str:
     """All tables."""
     parts = []
-    for service in ("scheduler", "nodeagent", "registry", "webhook"):
+    for service in (EVERY, "scheduler", "nodeagent", "registry", "webhook"):
         mine = [row for row in found if row.service == service]
         parts.append(f"### {service}")
         parts.append(_table([row for row in mine if row.names in ("", "hami")]))

@@ -154,6 +154,9 @@ CASES: dict[str, Case] = {
     "HamiCertificateExpires": gauge(
         "hami_webhook_certificate_not_after_timestamp_seconds", 604800, 2592000
     ),
+    "HamiSettingsInvalid": gauge(
+        'hami_settings_reload_failed{job="hami",instance="a"}', 1, 0, job="hami", instance="a"
+    ),
     "HamiSharesIdle": Case(
         bad={
             f"hami_metering_slice_seconds_total{OF_TEAM}": "0+120x240",

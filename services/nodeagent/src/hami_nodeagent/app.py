@@ -171,7 +171,12 @@ async def serve_agent(
     parts = _Parts(context)
     try:
         async with background() as group:
-            app = HttpApp({}, registry=context.registry, ready=lambda: context.ready.is_set)
+            context.settings_file.use = parts.site.use
+            app = HttpApp(
+                context.settings_file.routes(),
+                registry=context.registry,
+                ready=lambda: context.ready.is_set,
+            )
             port = await group.start(serve, app, settings.http_host, settings.http_port)
             for source in parts.sources:
                 await group.start(source.discover)

@@ -5,7 +5,7 @@ The defaults are those of a DaemonSet on a usual Linux node. Loaded from file, e
 by ``hami_common.runtime.settings``.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from msgspec import Struct
 
@@ -116,6 +116,18 @@ class PartitionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything an operator may set, beyond what all services share."""
 
+    HOT: ClassVar[frozenset[str]] = ServiceSettings.HOT | {
+        "check_s",
+        "heartbeat_s",
+        "library_keep_s",
+        "priority.idle_s",
+        "priority.lease_s",
+        "priority.neighbours_s",
+        "priority.rivals_s",
+        "remember_gone_s",
+        "usage.action",
+        "usage.look_s",
+    }
     node_name: str
     """Name of the Kubernetes node this agent serves; a DaemonSet sets it from ``spec.nodeName``."""
     http_port: int = 9394

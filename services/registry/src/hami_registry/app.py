@@ -174,8 +174,10 @@ async def _start_servers(
         has_tls = bool(settings.tls_cert_file)
         require_private(host=settings.http_host, field="http_host", has_tls=has_tls)
         auth = KubeAuth(lambda: parts.kube, clock=context.clock)
+    pages = context.settings_file.routes()
     api = HttpApp(
         {
+            **pages,
             **Gate(auth).guarded(parts.api.routes(), RULES),
             ("GET", "/openapi.json"): openapi_document,
         },
@@ -189,7 +191,7 @@ async def _start_servers(
     servers.start_soon(_watch_certificate, tls)
     encrypted = (settings.tls_host, settings.tls_port, tls, settings.grace_s)
     port = int(await servers.start(serve, api, *encrypted))
-    probes = HttpApp({}, registry=context.registry, ready=api.is_ready)
+    probes = HttpApp(pages, registry=context.registry, ready=api.is_ready)
     await servers.start(serve, probes, *plain)
     return port
 

@@ -140,7 +140,7 @@ class Scheduler:
             carry_out=self.chores.add,
         )
         catalog = Catalog.from_settings(settings.vendors)
-        reader = PodReader(
+        self._reader = reader = PodReader(
             catalog=catalog,
             verifier=keys.verifier,
             policy=settings.policy,
@@ -278,6 +278,15 @@ class Scheduler:
         )
         self._settings = settings
 
+    def use(self, settings: Settings) -> None:
+        """Take over what is hot of ``settings``."""
+        self._reader.prefer(settings.policy)
+        if self.recorder is not None:
+            self.recorder.prefer(settings.policy)
+        self.extender.use(settings)
+        self.preemption.use(settings)
+        self.gangs.use(settings)
+
     async def run(self) -> None:
         """Everything but HTTP, for ever."""
         async with anyio.create_task_group() as group:
@@ -405,7 +414,8 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
             writer=settings.replica or socket.gethostname(),
             ids=unique_ids(),
         )
-        pages = scheduler.cluster_metrics.routes()
+        context.settings_file.use = scheduler.use
+        pages = {**context.settings_file.routes(), **scheduler.cluster_metrics.routes()}
         routes = {
             **scheduler.extender.routes(),
             **scheduler.quota.routes(),

@@ -5,7 +5,7 @@ The defaults are those of the shipped deployment: a sidecar of kube-scheduler, c
 (design D18). Loaded from file, environment and flags by ``hami_common.runtime.settings``.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from hami_common.metricfamilies import NameSet
 from hami_common.model.request import PlacementPolicy
@@ -15,6 +15,18 @@ from hami_common.runtime.settings import ServiceSettings
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything an operator may set, beyond what all services share."""
 
+    HOT: ClassVar[frozenset[str]] = ServiceSettings.HOT | {
+        "policy",
+        "preemption",
+        "preempt_hold_s",
+        "preempt_retry_s",
+        "preempt_nodes",
+        "min_runtime_s",
+        "min_runtime_most_s",
+        "gang_lease_s",
+        "gang_wait_s",
+        "gang_retry_s",
+    }
     http_port: int = 9398
     """Fixed, because kube-scheduler's configuration names it; 0 lets the kernel choose."""
     auth: Literal["none", "kubernetes"] = "none"
@@ -35,7 +47,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Further public keys (PEM) whose allocations count, such as the previous key while keys
     rotate. The public half of ``signing_key_file`` always counts."""
     policy: PlacementPolicy = PlacementPolicy()
-    """Placement policy of pods that name none."""
+    """Placement policy of pods that name none; a change counts for pods read from then on."""
     replica: str = ""
     """Name under which this replica writes records; empty takes the host name, which in Kubernetes
     is the pod's name and so survives a restart of the container."""

@@ -69,6 +69,7 @@ async def serve_webhook(
         metrics=metrics,
         events=events,
     )
+    context.settings_file.use = lambda changed: admission.use(changed.policy)
     app = HttpApp(
         {
             ("POST", "/webhook"): admission.mutate,
@@ -79,7 +80,11 @@ async def serve_webhook(
         ready=lambda: context.ready.is_set,
         body_limit=settings.body_limit_bytes,
     )
-    probes = HttpApp({}, registry=context.registry, ready=lambda: context.ready.is_set)
+    probes = HttpApp(
+        context.settings_file.routes(),
+        registry=context.registry,
+        ready=lambda: context.ready.is_set,
+    )
     grace_s = settings.grace_s
     delivered = anyio.Event()
     try:

@@ -4,6 +4,8 @@
 Loaded from file, environment and flags by ``hami_common.runtime.settings``.
 """
 
+from typing import ClassVar
+
 from hami_common.runtime.settings import ServiceSettings
 from hami_webhook.core.mutate import AdmissionPolicy
 
@@ -14,6 +16,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     ``http_host`` and ``http_port`` are the plain server for probes and metrics; admission is
     served on ``tls_host`` and ``tls_port`` only.
     """
+
+    HOT: ClassVar[frozenset[str]] = ServiceSettings.HOT | {"policy"}
 
     tls_host: str = "127.0.0.1"
     """Address for the API server's calls; ``0.0.0.0`` or ``::`` in a cluster."""

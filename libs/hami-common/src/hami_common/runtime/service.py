@@ -6,6 +6,8 @@ The service's ``main`` opens its adapters and task group, starts its children wi
 waits for ``context.stopping``. On the first SIGTERM or SIGINT readiness goes off and ``stopping``
 is set; ``main`` then ends its children (servers finish what is in flight) and returns; its adapters
 close in reverse order. After ``grace_s`` it is cancelled. A second signal ends the process at once.
+Meanwhile the settings file is watched (``reload``); a service with hot settings of its own sets
+``context.settings_file.use``.
 
 Exit codes: 0 asked to stop, 1 bug, 2 bad settings, 3 a dependency was missing at start.
 """
@@ -16,6 +18,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from types import FrameType
 from typing import Generic, TypeVar
 
@@ -29,6 +32,7 @@ from hami_common.ports import Clock
 from hami_common.runtime import settings as settings_module
 from hami_common.runtime import telemetry
 from hami_common.runtime.clock import SystemClock
+from hami_common.runtime.reload import SettingsFile
 from hami_common.runtime.tasks import finish_within
 
 S = TypeVar("S", bound=settings_module.ServiceSettings)
@@ -75,14 +79,25 @@ class Readiness:
 class ServiceContext(Generic[S]):
     """What ``run`` hands to a service."""
 
-    def __init__(self, *, service: str, settings: S, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        service: str,
+        settings: S,
+        clock: Clock | None = None,
+        settings_file: Callable[[CollectorRegistry], SettingsFile[S]] | None = None,
+    ) -> None:
+        """Without ``settings_file``, which declares its metrics, settings stay as they are."""
         self.service = service
         self.settings = settings
+        """Those of the start; ``settings_file.settings`` are those in force."""
         self.clock: Clock = clock or SystemClock()
         self.ready = Readiness()
         self.stopping = anyio.Event()
         """Set at the first signal: take no new work, finish what runs, return."""
         self.registry: CollectorRegistry = telemetry.make_registry(service=service)
+        self.settings_file = (settings_file or self._no_file)(self.registry)
+        """Set its ``use`` to be told of hot settings that changed."""
         self.tracing = telemetry.Tracing(
             service=service,
             endpoint=settings.otlp_endpoint,
@@ -90,6 +105,10 @@ class ServiceContext(Generic[S]):
             registry=self.registry,
             instance=os.environ.get("HOSTNAME", ""),
         )
+
+    def _no_file(self, registry: CollectorRegistry) -> SettingsFile[S]:
+        loaded = settings_module.Loaded(settings=self.settings, check_only=False, config_path=None)
+        return SettingsFile(loaded, load=lambda: loaded, service=self.service, registry=registry)
 
     def stop(self) -> None:
         """Begin an orderly shutdown, as the first signal does."""
@@ -108,8 +127,9 @@ def run(
     argv: Sequence[str] | None = None,
 ) -> int:
     """Run ``main`` until it returns or a signal comes; returns the exit code of the process."""
+    load = partial(settings_module.load, settings_type, service=service, argv=argv)
     try:
-        loaded = settings_module.load(settings_type, service=service, argv=argv)
+        loaded = load()
     except SettingsInvalid as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_SETTINGS
@@ -119,11 +139,19 @@ def run(
         return EXIT_STOPPED
     telemetry.configure_logging(service=service, level=loaded.settings.log_level)
     _log.info("effective settings", extra={"settings": shown})
-    return anyio.run(_run, main, service, loaded.settings, backend="asyncio")
+    return anyio.run(_run, main, service, loaded, load, backend="asyncio")
 
 
-async def _run(main: Main[S], service: str, settings: S) -> int:
-    context = ServiceContext(service=service, settings=settings)
+async def _run(
+    main: Main[S],
+    service: str,
+    loaded: settings_module.Loaded[S],
+    load: Callable[[], settings_module.Loaded[S]],
+) -> int:
+    def settings_file(registry: CollectorRegistry) -> SettingsFile[S]:
+        return SettingsFile(loaded, load=load, service=service, registry=registry)
+
+    context = ServiceContext(service=service, settings=loaded.settings, settings_file=settings_file)
     try:
         await _until_stopped(main, context)
     except Exception as error:  # noqa: BLE001 - the last line of the process: errors become codes
@@ -139,6 +167,7 @@ async def _until_stopped(main: Main[S], context: ServiceContext[S]) -> None:
     async with anyio.create_task_group() as group:
         work = anyio.CancelScope()
         await group.start(_obey_signals, context, work)
+        group.start_soon(context.settings_file.watch, context.clock)
         with work:
             await main(context)
         if work.cancelled_caught:

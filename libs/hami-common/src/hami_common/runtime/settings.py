@@ -5,17 +5,19 @@ Precedence: defaults of the Struct < file (``--config``) < ``HAMI_<SERVICE>_<FIE
 ``__``) < ``--set a.b=value``. Unknown keys fail and the nearest known key is suggested. Values from
 environment and flags are text and are converted to the type of their field: booleans are ``true``
 or ``false``; lists are comma-separated or a JSON array; mappings and Structs are a JSON object.
-Knows no single setting except those that all services share.
+Knows no single setting except those that all services share. What of a changed file is taken over
+by a running service is ``reload``'s.
 """
 
 import argparse
 import difflib
+import hashlib
 import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Literal, NoReturn, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NoReturn, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -32,6 +34,10 @@ _SECRET_WORDS = ("key", "secret", "token", "password", "creds")
 
 class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every service needs. Each service's own Struct extends this one."""
+
+    HOT: ClassVar[frozenset[str]] = frozenset({"log_level", "config_poll_s"})
+    """Settings, with their full paths, whose change in the file is taken over without a restart.
+    Those inside of a named one are hot with it."""
 
     nats_urls: list[str] = msgspec.field(default_factory=lambda: ["nats://127.0.0.1:4222"])
     """Servers of one cluster; any of them will do."""
@@ -60,6 +66,8 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How long work in flight may take after SIGTERM; less than the pod's termination period."""
     start_timeout_s: float = 60.0
     """How long to wait at start for NATS and the Kubernetes API before exit code 3."""
+    config_poll_s: float = 1.0
+    """How often the settings file is looked at; a change counts once it reads the same twice."""
     vendors: VendorSettings = VendorSettings()
 
 
@@ -70,6 +78,8 @@ class Loaded(Struct, Generic[S], frozen=True, kw_only=True):
     check_only: bool
     """``--check`` was given: print and leave."""
     config_path: Path | None
+    digest: str = ""
+    """SHA-256 of the file, hexadecimal, as ``sha256sum`` prints it; empty without a file."""
 
 
 def load(
@@ -83,7 +93,8 @@ def load(
     flags = _parser(service).parse_args(argv)
     config_path: Path | None = flags.config
     schema = inspect.type_info(settings_type)
-    tree = {} if config_path is None else _read_toml(config_path)
+    content = b"" if config_path is None else _read(config_path)
+    tree = {} if config_path is None else _parse_toml(content, config_path)
     _check_keys(tree, schema, path="")
     prefix = f"HAMI_{service.upper().replace('-', '_')}_"
     for path, text, origin in [
@@ -95,7 +106,13 @@ def load(
         settings=_convert(tree, settings_type, source=str(config_path or "settings")),
         check_only=flags.check,
         config_path=config_path,
+        digest=digest_of(content) if config_path is not None else "",
     )
+
+
+def digest_of(content: bytes) -> str:
+    """Names what a settings file says."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def masked(settings: Struct) -> dict[str, Any]:
@@ -152,15 +169,20 @@ def _parser(service: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> bytes:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return path.read_bytes()
     except OSError as error:
         raise SettingsInvalid(
             field=f"--config {path}",
             problem=error.strerror or str(error),
             fix="give the path of a readable file",
         ) from error
+
+
+def _parse_toml(content: bytes, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsInvalid(
             field=f"--config {path}", problem=str(error), fix="write valid TOML (v1.0)"

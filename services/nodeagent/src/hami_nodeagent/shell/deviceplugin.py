@@ -67,6 +67,7 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         self._tracing = tracing
         self._clock = site.clock
         self._metrics = site.metrics
+        self._metrics.begin(resource)
         self._numa_topology = site.settings.numa_topology
 
     async def GetDevicePluginOptions(  # noqa: N802 - the protocol's name

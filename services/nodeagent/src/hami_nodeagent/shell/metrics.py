@@ -3,6 +3,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from hami_nodeagent.core.claims import Code
+
 _LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5)
 
 
@@ -105,3 +107,11 @@ class Metrics:
         self.checkpoint_failures = counter(
             "checkpoint_failures", "Writes of the state directory that failed."
         )
+
+    def begin(self, resource: str) -> None:
+        """Show the refusals of ``resource`` as 0.
+
+        A series that begins with its first event has not risen, and no alert would tell of it.
+        """
+        for code in Code:
+            self.refusals.labels(resource=resource, code=code)

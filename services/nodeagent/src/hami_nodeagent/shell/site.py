@@ -12,17 +12,22 @@ from hami_nodeagent.shell.picture import Picture
 from hami_nodeagent.shell.sequence import Sequence
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Site:
     """One agent's shared objects; made once by the composition root."""
 
     picture: Picture
     settings: Settings
+    """Those in force: what reads one of ``Settings.HOT`` here, reads it anew each time."""
     clock: Clock
     metrics: Metrics
     checkpoint: Checkpoint
     sequence: Sequence
     tracing: Tracing = field(default_factory=lambda: Tracing(service="nodeagent"))
+
+    def use(self, settings: Settings) -> None:
+        """Take over what is hot of ``settings``."""
+        self.settings = settings
 
     @property
     def node(self) -> str:

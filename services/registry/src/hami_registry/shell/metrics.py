@@ -2,7 +2,8 @@
 """Every metric of the registry.
 
 Durations in seconds. No pod, node or device is ever a label (style 2.9): the label values below are
-closed sets.
+closed sets. What an alert counts the rise of is shown as 0 from the start: a series that begins
+with its first event has not risen.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -19,6 +20,8 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
+        for outcome in ("accepted", "stale", "poison"):
+            self.reports.labels(outcome=outcome)
         self.publications = Counter(
             "hami_registry_publications",
             "Canonical records by outcome (stored, unchanged, conflict, failed).",

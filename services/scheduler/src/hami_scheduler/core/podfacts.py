@@ -148,6 +148,10 @@ class PodReader:
         self._policy = policy or PlacementPolicy()
         self._vouched: OrderedDict[str, SignedPlacement] = OrderedDict()
 
+    def prefer(self, policy: PlacementPolicy) -> None:
+        """Of pods read from now on that name none, this is the policy."""
+        self._policy = policy
+
     def vouch(self, annotation: str, signed: SignedPlacement, *, key_id: str) -> None:
         """We signed this annotation ourselves: it need not be verified when it comes back."""
         if not self._verifier.trusts(key_id):

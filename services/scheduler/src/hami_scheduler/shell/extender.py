@@ -93,6 +93,10 @@ class Extender:
         self._writer = decisions.writer
         self._parsed: tuple[PodView, PodRequest | None] | None = None
 
+    def use(self, settings: Settings) -> None:
+        """Take over changed settings."""
+        self._settings = settings
+
     def routes(self) -> Mapping[tuple[str, str], Handler]:
         """Handlers by method and path."""
         return {

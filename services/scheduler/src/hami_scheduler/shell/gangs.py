@@ -149,6 +149,10 @@ class Gangs:
         self._later = anyio.Event()
         self._pause_s = 0.0
 
+    def use(self, settings: Settings) -> None:
+        """Take over changed settings."""
+        self._settings = settings
+
     # --- called by filter ------------------------------------------------------------------------
 
     async def admit(

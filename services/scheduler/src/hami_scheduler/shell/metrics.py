@@ -2,11 +2,16 @@
 """Every metric of the scheduler.
 
 Durations in seconds. No pod, node or device is ever a label (style 2.9): the label values below are
-closed sets.
+closed sets. What an alert counts the rise of is shown as 0 from the start: a series that begins
+with its first event has not risen.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+QUEUES = ("chores", "decisions")
+"""Queues whose entries may be dropped."""
+BIND_FAULTS = ("unavailable", "error", "unknown", "denied")
+"""Causes of errors of bind that are not the pod's."""
 _LATENCY_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -28,6 +33,8 @@ class Metrics:
             ["verb", "cause"],
             registry=registry,
         )
+        for cause in BIND_FAULTS:
+            self.verb_errors.labels(verb="bind", cause=cause)
         self.refusals = Counter(
             "hami_scheduler_node_refusals",
             "Nodes that a filter call refused, by reason code.",
@@ -37,6 +44,7 @@ class Metrics:
         self.binds = Counter(
             "hami_scheduler_binds", "Bind calls by outcome.", ["outcome"], registry=registry
         )
+        self.binds.labels(outcome="bound")
         self.append_seconds = Histogram(
             "hami_scheduler_ledger_append_seconds",
             "Time of one fenced append to the ledger.",
@@ -138,6 +146,9 @@ class Metrics:
             ["queue"],
             registry=registry,
         )
+        for queue in QUEUES:
+            self.failed.labels(queue=queue)
+            self.dropped.labels(queue=queue)
         self.undecodable = Counter(
             "hami_scheduler_undecodable_messages",
             "Messages and objects that did not decode.",

@@ -181,6 +181,10 @@ class Preemption:
         self._not_before_s: OrderedDict[str, float] = OrderedDict()
         self._spared_until_s: dict[str, float] = {}
 
+    def use(self, settings: Settings) -> None:
+        """Take over changed settings."""
+        self._settings = settings
+
     # --- called by filter ------------------------------------------------------------------------
 
     def consider(self, pod: PodView, request: PodRequest, names: NodeNames) -> None:

@@ -121,6 +121,11 @@ class Recorder:
         """Snapshots are of these parts."""
         self._parts = _Parts(parts, policy)
 
+    def prefer(self, policy: PlacementPolicy) -> None:
+        """Snapshots tell this policy from now on."""
+        if self._parts is not None:
+            self._parts = self._parts._replace(policy=policy)
+
     def call(self, stimulus: Struct, call: Callable[[], T], names: NodeNames | None = None) -> T:
         """Make a call of the core and note it, with its answer."""
         self._begin_if_due()

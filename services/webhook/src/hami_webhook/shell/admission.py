@@ -63,6 +63,10 @@ class Admission:
         self._metrics = metrics
         self._events = events
 
+    def use(self, policy: AdmissionPolicy) -> None:
+        """Decide by ``policy`` from the next review on."""
+        self._policy = policy
+
     async def mutate(self, request: Request) -> Response:
         """Answer a mutating webhook's call."""
         return self._answer(request.body, mutating=True)

@@ -2,7 +2,8 @@
 """Every metric of the webhook.
 
 Durations in seconds. No pod or namespace is ever a label (style 2.9): the label values below are
-closed sets.
+closed sets. What an alert counts the rise of is shown as 0 from the start: a series that begins
+with its first event has not risen.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -22,6 +23,8 @@ class Metrics:
             ["operation", "outcome"],
             registry=registry,
         )
+        for operation in ("create", "update", "ephemeral", "other"):
+            self.admissions.labels(operation=operation, outcome="error")
         self.admission_seconds = Histogram(
             "hami_webhook_admission_seconds",
             "Time to answer one review.",

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A changed settings file: what is taken over, what waits for a restart, what is refused."""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any, ClassVar
+
+import anyio
+import pytest
+from msgspec import Struct, inspect
+from prometheus_client import CollectorRegistry
+
+import hami_nodeagent.settings
+import hami_registry.settings
+import hami_scheduler.settings
+import hami_webhook.settings
+from hami_common.errors import SettingsInvalid
+from hami_common.runtime.clock import ManualClock
+from hami_common.runtime.httpd import Request, Response
+from hami_common.runtime.reload import SettingsFile, merge
+from hami_common.runtime.settings import ServiceSettings, load
+
+pytestmark = pytest.mark.anyio
+
+SERVICES: tuple[type[ServiceSettings], ...] = (
+    hami_nodeagent.settings.Settings,
+    hami_registry.settings.Settings,
+    hami_scheduler.settings.Settings,
+    hami_webhook.settings.Settings,
+)
+
+
+class Pace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    look_s: float = 1.0
+    start_s: float = 5.0
+
+
+class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    HOT: ClassVar[frozenset[str]] = ServiceSettings.HOT | {"depth", "pace.look_s"}
+
+    depth: int = 1
+    width: int = 1
+    pace: Pace = Pace()
+
+
+class Running:
+    """A settings file and who follows it."""
+
+    def __init__(self, path: Path, *argv: str) -> None:
+        self.registry = CollectorRegistry()
+        self.used: list[Settings] = []
+
+        def again() -> Any:
+            flags = ["--config", str(path), *argv]
+            return load(Settings, service="tester", argv=flags, environ={})
+
+        self.file: SettingsFile[Settings] = SettingsFile(
+            again(), load=again, service="tester", registry=self.registry
+        )
+        self.file.use = self.used.append
+
+    async def settle(self) -> None:
+        """Two looks: a file counts once it reads the same twice."""
+        await self.file.look()
+        await self.file.look()
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"hami_settings_{name}", labels)
+
+    async def told(self) -> dict[str, Any]:
+        request = Request(method="GET", path="/", query={}, headers={}, body=b"", params={})
+        answer = await self.file.page(request)
+        assert isinstance(answer, Response)
+        told: dict[str, Any] = json.loads(answer.body)
+        return told
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "settings.toml"
+    path.write_text("depth = 1\n")
+    return path
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+async def test_hot_change_is_handed_over_and_shown(path: Path) -> None:
+    running = Running(path)
+    assert running.value("generation") == 1
+    text = "depth = 7\n[pace]\nlook_s = 0.5\n"
+    path.write_text(text)
+    await running.settle()
+    (used,) = running.used
+    assert (used.depth, used.pace.look_s) == (7, 0.5)
+    assert running.file.settings == used
+    assert running.value("generation") == 2
+    assert running.value("info", digest=digest(text)) == 1
+    assert running.value("reloads_total", outcome="ok") == 1
+    assert await running.told() == {
+        "service": "tester",
+        "file": str(path),
+        "digest": digest(text),
+        "observedGeneration": 2,
+        "problem": "",
+        "restartNeeded": [],
+    }
+    await running.settle()
+    assert len(running.used) == 1, "the same file is taken over once"
+
+
+async def test_file_that_is_still_being_written_is_not_judged(path: Path) -> None:
+    running = Running(path)
+    path.write_text("depth =")
+    await running.file.look()
+    path.write_text("depth = 3\n")
+    await running.file.look()
+    assert (running.used, running.file.problem) == ([], "")
+    await running.file.look()
+    assert [one.depth for one in running.used] == [3]
+    assert running.value("reloads_total", outcome="failed") == 0
+
+
+async def test_swapped_link_of_a_mounted_configmap_is_seen(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"..{number}").mkdir()
+        (tmp_path / f"..{number}" / "settings.toml").write_text(f"depth = {number}\n")
+    data = tmp_path / "..data"
+    data.symlink_to("..1")
+    path = tmp_path / "settings.toml"
+    path.symlink_to("..data/settings.toml")
+    running = Running(path)
+    fresh = tmp_path / "..data_tmp"
+    fresh.symlink_to("..2")
+    fresh.replace(data)
+    await running.settle()
+    assert running.file.settings.depth == 2
+
+
+async def test_what_is_not_hot_is_named_and_stays(path: Path) -> None:
+    running = Running(path)
+    path.write_text("depth = 2\nwidth = 9\n[pace]\nlook_s = 0.5\nstart_s = 1.0\n")
+    await running.settle()
+    assert (running.file.settings.depth, running.file.settings.width) == (2, 1)
+    assert (running.file.settings.pace.look_s, running.file.settings.pace.start_s) == (0.5, 5.0)
+    assert (await running.told())["restartNeeded"] == ["width", "pace.start_s"]
+    assert running.value("restart_needed") == 2
+    path.write_text("depth = 2\n")
+    await running.settle()
+    assert running.value("restart_needed") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("dept = 2\n", "dept: is not a known key; did you mean depth?"),
+        ("[pace]\nlooks_s = 1\n", "did you mean pace.look_s?"),
+        ('depth = "deep"\n', "depth: Expected `int`, got `str`"),
+        ("depth = \n", "settings.toml"),
+        (None, "give the path of a readable file"),
+    ],
+)
+async def test_mistake_keeps_what_is_in_force_and_shows_until_it_is_mended(
+    path: Path, text: str | None, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = Running(path)
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    for _ in range(3):
+        await running.settle()
+    assert running.used == []
+    assert running.file.settings.depth == 1
+    assert problem in (await running.told())["problem"]
+    assert running.value("reload_failed") == 1
+    assert running.value("generation") == 1
+    assert running.value("reloads_total", outcome="failed") == 1, "told once, not at every look"
+    assert [one.message for one in caplog.records if one.levelno == logging.ERROR] == [
+        "settings kept"
+    ]
+    path.write_text("depth = 1\n")
+    await running.settle()
+    assert ((await running.told())["problem"], running.value("reload_failed")) == ("", 0)
+    assert running.value("generation") == 1, "it is the file of the start again"
+
+
+async def test_flags_still_win(path: Path) -> None:
+    running = Running(path, "--set", "depth=5")
+    path.write_text("depth = 2\n")
+    await running.settle()
+    assert running.file.settings.depth == 5
+
+
+async def test_service_may_refuse_the_whole(path: Path) -> None:
+    running = Running(path)
+
+    def refuse(settings: Settings) -> None:
+        raise SettingsInvalid(field="depth", problem=f"{settings.depth}", fix="give less")
+
+    running.file.use = refuse
+    path.write_text('depth = 2\nlog_level = "ERROR"\n')
+    await running.settle()
+    assert running.file.settings.depth == 1
+    assert running.file.problem == "setting depth: 2; give less"
+
+
+async def test_fault_of_the_service_is_told_and_ends_nothing(path: Path) -> None:
+    running = Running(path)
+    calls: list[int] = []
+
+    def fail(settings: Settings) -> None:
+        calls.append(settings.depth)
+        if settings.depth == 2:
+            raise ZeroDivisionError
+
+    running.file.use = fail
+    path.write_text("depth = 2\n")
+    await running.settle()
+    assert "see its log" in running.file.problem
+    path.write_text("depth = 3\n")
+    await running.settle()
+    assert (calls, running.file.problem) == ([2, 3], "")
+
+
+async def test_log_level_follows_the_file(path: Path) -> None:
+    root = logging.getLogger()
+    before = root.level
+    try:
+        running = Running(path)
+        path.write_text('log_level = "DEBUG"\n')
+        await running.settle()
+        assert root.level == logging.DEBUG
+    finally:
+        root.setLevel(before)
+
+
+async def test_watch_looks_by_the_clock(path: Path) -> None:
+    running = Running(path)
+    clock = ManualClock(now_s=0.0)
+    path.write_text("depth = 2\n")
+    async with anyio.create_task_group() as group:
+        group.start_soon(running.file.watch, clock)
+        with anyio.fail_after(4):
+            while running.file.settings.depth == 1:
+                await clock.advance(1.0)
+                await anyio.sleep(0.001)
+        group.cancel_scope.cancel()
+    assert clock.monotonic_s() >= 2.0, "it had to read the same twice"
+
+
+@pytest.mark.parametrize("settings", SERVICES, ids=lambda one: one.__module__)
+def test_every_hot_setting_exists(settings: type[ServiceSettings]) -> None:
+    for path in settings.HOT:
+        here: inspect.Type = inspect.type_info(settings)
+        for name in path.split("."):
+            assert isinstance(here, inspect.StructType), path
+            here = next(field.type for field in here.fields if field.name == name)
+
+
+def test_merge_changes_nothing_where_nothing_differs() -> None:
+    assert merge(Settings(), Settings(), Settings.HOT) == (Settings(), ())
