@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the contract suite asks each vendor: the shapes of its users' manifests, and its settings.
 
-One entry per vendor of the catalog; the suite fails for a vendor that has none.
+One entry per vendor of the catalog, here or in a file ``case_<vendor>.py`` beside this one; the
+suite fails for a vendor that has none.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import importlib
+from pathlib import Path
 
-from hami_common.model.device import Device, Profile
+from hami_common.model.device import Profile
 from hami_common.vendors import ascend, enflame
 from hami_common.vendors.amd import Amd, AmdSettings
 from hami_common.vendors.awsneuron import Awsneuron, AwsneuronSettings
@@ -19,60 +20,8 @@ from hami_common.vendors.kunlunxin import Kunlunxin, KunlunxinSettings
 from hami_common.vendors.metax import Metax, MetaxSettings
 from hami_common.vendors.mthreads import Mthreads, MthreadsSettings
 from hami_common.vendors.nvidia import Nvidia, NvidiaSettings
-from hami_common.vendors.protocol import Vendor
 from hami_common.vendors.vastai import Vastai, VastaiSettings
-
-Limits = dict[str, str]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One vendor as the suite sees it."""
-
-    make: Callable[..., Vendor]
-    settings: Callable[..., object]
-    device: Device
-    """One device that serves ``part`` and ``whole``."""
-    whole: Limits
-    part: Limits = field(default_factory=dict)
-    """Empty: this vendor's devices are never shared."""
-    part_mib: int = 0
-    """What ``part`` takes of ``device``."""
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    bad: tuple[tuple[str, str], ...] = ()
-    """(resource, text) that is refused when put into ``part`` or ``whole``."""
-    selector_uuid: str = ""
-    """Annotation that names the devices wanted."""
-
-
-def device(
-    vendor: str,
-    type_: str,
-    memory_mib: int,
-    *,
-    mode: str = "soft",
-    partitions: tuple[Profile, ...] = (),
-    resources: dict[str, int] | None = None,
-    attributes: dict[str, str] | None = None,
-    slots: int = 10,
-) -> Device:
-    """A registered device, number 0 of its node."""
-    return Device(
-        uuid=f"{vendor}-uuid-0",
-        vendor=vendor,
-        index=0,
-        minor=0,
-        type=type_,
-        memory_mib=memory_mib,
-        capacity_mib=min([memory_mib, *(p.memory_mib for p in partitions if not p.name)]),
-        slots=slots,
-        bus_id="0000:3d:00.0",
-        mode=mode,
-        partitions=partitions,
-        resources=resources or {},
-        attributes=attributes or {},
-    )
-
+from tests.contract.vendors.shape import Case, device
 
 _B3 = next(chip for chip in ascend.CHIPS if chip.word == "Ascend910B3")
 _DRS = enflame.partitions_of({"1g.8gb": (1, 8), "2g.16gb": (2, 16), "6g.48gb": (6, 48)})
@@ -276,3 +225,8 @@ CASES: dict[str, Case] = {
         selector_uuid="vastaitech.com/use-gpuuuid",
     ),
 }
+
+for _path in sorted(Path(__file__).parent.glob("case_*.py")):
+    CASES[_path.stem.removeprefix("case_")] = importlib.import_module(
+        f"tests.contract.vendors.{_path.stem}"
+    ).CASE

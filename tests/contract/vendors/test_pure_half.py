@@ -19,7 +19,8 @@ from hami_scheduler.core.pick import pick
 from hami_scheduler.core.reasons import NodeRefusal
 from hami_scheduler.core.table import DeviceTable
 from hami_webhook.core.mutate import AdmissionPolicy, mutate
-from tests.contract.vendors.cases import CASES, Case
+from tests.contract.vendors.cases import CASES
+from tests.contract.vendors.shape import Case
 from tests.support import builders, jsonpatch
 
 CATALOG = Catalog.from_settings()
