@@ -66,7 +66,7 @@ def test_every_vendor_has_pods_that_lived_and_one_that_is_told_why_not(
         ("cambricon-share-a", (20 * 256, 30, "")),
         ("iluvatar-share-a", (8192, 30, "")),
         ("enflame-share-a", (8 * 1024, 16, "1g.8gb")),
-        ("kunlunxin-share-a", (24576, 25, "")),
+        ("kunlunxin-share-a", (24576, 25, "1/4")),
         ("nvidia-share-a", (3000, 30, "")),
         ("nvidia-mig-memory", (16384, 12, "1g.18gb@6")),
         ("nvidia-mig-compute", (33024, 24, "2g.35gb@4")),
