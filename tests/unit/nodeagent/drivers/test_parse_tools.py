@@ -144,6 +144,18 @@ def test_drs_sizes_carry_slices_and_native_ids() -> None:
     assert [(one.profile, one.id) for one in instances] == [("1g.7gb", 0), ("3g.21gb", 2)]
 
 
+def test_drs_lists_are_read_by_the_order_of_words_whatever_their_heads_are() -> None:
+    sizes = enflame.profiles(
+        "Profiles of device 3\n+-----+\n| Card | Profile | | Max | Size |\n+-----+\n"
+        "| 3 | 2g.14gb | 1 3 | 14325 MiB | 8 0 |\n+-----+\n"
+    )[3]
+    assert [(one.name, one.memory_mib, one.native_id) for one in sizes] == [("2g.14gb", 14325, 1)]
+    assert enflame.instances("no instances\n+-----+\n") == ()
+    for cut in ("| 3 2g.14gb 1 3 14325MiB 8 |\n", "+-----+\n| 3 2g.14gb 1 |\n+-----+\n"):
+        with pytest.raises(AnswerUnknown):
+            enflame.profiles(cut)
+
+
 def test_another_vendors_xpu_smi_is_not_taken_for_ours() -> None:
     with pytest.raises(AnswerUnknown, match="the head of Kunlunxin's xpu-smi"):
         kunlunxin.table(golden("kunlunxin/other_vendor.txt"))

@@ -2,11 +2,13 @@
 """What efsmi says (1.2 to 1.7; S60, S60G, L300; DRS).
 
 The DEV number is the index and that of ``/dev/gcu<N>``; the serial number is the identity. The
-table shows the size of the memory, ``-q`` its use. Sizes are MiB. The layout of the DRS lists was
-not seen on a machine: they are read by their heads and left out when they differ.
+table shows the size of the memory, ``-q`` its use. Sizes are MiB. Of the DRS lists no print is
+public, only how Enflame's own device plugin reads them: every line with a profile's name is a row,
+whose words are in a fixed order. They are read the same way, whatever their heads are.
 """
 
 import re
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -23,6 +25,10 @@ RULES = (
 _SEVERAL = ("GCU Virt", "Boot FW VER", "FW VER")
 _MODE_BY_WORD = {"drs": "drs", "sriov": "sriov"}
 _PROFILE = re.compile(r"(\d{1,2})g\.(\d{1,4})gb")
+_WORD = re.compile(r"(?<!\S)\d{1,2}g\.\d{1,4}gb(?!\S)")
+_SIZED = re.compile(r"(\d)\s+(?=[MG]i?B(?!\S))")
+_PROFILE_WORDS = ("device", "name", "id", "count", "memory", "processors")
+_INSTANCE_WORDS = ("device", "profile", "id", "uuid")
 
 
 class Instance(Struct, frozen=True, kw_only=True):
@@ -100,16 +106,30 @@ def details(text: str) -> dict[int, Seen]:
     return found
 
 
+def _rows(text: str, names: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a DRS list by the order of their words; a list that is cut off is none."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines or not forms.is_separator(lines[-1]):
+        raise forms.unknown("a DRS list of efsmi", text)
+    rows = []
+    for line in lines:
+        if not _WORD.search(line):
+            continue
+        words = _SIZED.sub(r"\1", " ".join(forms.cells(line))).split()
+        if len(words) < len(names):
+            raise forms.unknown("a row of a DRS list", line)
+        rows.append(dict(zip(names, words, strict=False)))
+    return rows
+
+
 def profiles(text: str) -> dict[int, tuple[Profile, ...]]:
     """``efsmi --drs --list-profile``: DRS sizes by card number; ``core_pct`` by slices."""
-    table_ = forms.box(text, first="DEV", needs="NAME")
     found: dict[int, list[Profile]] = {}
-    for record in table_.records:
-        number, native = forms.whole(record.get("DEV", "")), forms.whole(record.get("ID", ""))
-        match = _PROFILE.fullmatch(record.get("NAME", ""))
-        memory = forms.mib(record.get("MEMORY", ""))
+    for row in _rows(text, _PROFILE_WORDS):
+        number, native = forms.whole(row["device"]), forms.whole(row["id"])
+        match, memory = _PROFILE.fullmatch(row["name"]), forms.mib(row["memory"])
         if number is None or native is None or match is None or not memory or not int(match[1]):
-            raise forms.unknown("a profile of efsmi", " ".join(record.values()))
+            raise forms.unknown("a profile of efsmi", " ".join(row.values()))
         found.setdefault(number, []).append(
             Profile(
                 name=match[0],
@@ -118,6 +138,8 @@ def profiles(text: str) -> dict[int, tuple[Profile, ...]]:
                 native_id=native,
             )
         )
+    if not found:
+        raise forms.unknown("efsmi --drs --list-profile", text)
     for known in found.values():
         if len({profile.name for profile in known}) != len(known):
             raise forms.unknown("efsmi --drs --list-profile", text)
@@ -140,18 +162,14 @@ def profiles(text: str) -> dict[int, tuple[Profile, ...]]:
 
 def instances(text: str) -> tuple[Instance, ...]:
     """``efsmi -L``: the DRS instances of all cards."""
-    if forms.has_no_rows(text, first="DEV", needs="INSTANCE-ID"):
-        return ()
     found: list[Instance] = []
-    for record in forms.box(text, first="DEV", needs="INSTANCE-ID").records:
-        number = forms.whole(record.get("DEV", ""))
-        native = forms.whole(record.get("INSTANCE-ID", ""))
-        uuid, profile = record.get("UUID", ""), record.get("PROFILE", "")
-        if number is None or native is None or not re.fullmatch(r"[0-9a-fA-F-]{8,40}", uuid):
-            raise forms.unknown("an instance of efsmi", " ".join(record.values()))
-        if not _PROFILE.fullmatch(profile):
-            raise forms.unknown("an instance of efsmi", " ".join(record.values()))
-        found.append(Instance(device=number, profile=profile, id=native, uuid=uuid))
+    for row in _rows(text, _INSTANCE_WORDS):
+        number, native = forms.whole(row["device"]), forms.whole(row["id"])
+        if number is None or native is None or not re.fullmatch(r"[0-9a-fA-F-]{8,40}", row["uuid"]):
+            raise forms.unknown("an instance of efsmi", " ".join(row.values()))
+        if not _PROFILE.fullmatch(row["profile"]):
+            raise forms.unknown("an instance of efsmi", " ".join(row.values()))
+        found.append(Instance(device=number, profile=row["profile"], id=native, uuid=row["uuid"]))
     if len({(one.device, one.id) for one in found}) != len(found):
         raise forms.unknown("efsmi -L", text)
     return tuple(found)
