@@ -13,6 +13,7 @@ from hami_nodeagent.drivers.parse import (
     awsneuron,
     biren,
     cambricon,
+    dcmi,
     enflame,
     hygon,
     iluvatar,
@@ -67,6 +68,7 @@ def _kfd(text: str) -> object:
 
 
 PARSERS = (
+    _parser("ascend", "dcmi", dcmi.sight, golden("ascend/dcmi_survey.json")),
     _parser(
         "ascend", "info", ascend.info,
         *(golden(f"ascend/info_{chip}.txt") for chip in ("310p", "910a", "910c")),
