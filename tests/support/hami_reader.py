@@ -47,14 +47,22 @@ def registered(node: Obj) -> dict[str, Total]:
     return found
 
 
+def placed(pods: Iterable[Obj]) -> list[Obj]:
+    """Pods that HAMi's scheduler keeps in its books."""
+    return [
+        pod
+        for pod in pods
+        if "hami.io/vgpu-node" in (pod["metadata"].get("annotations") or {})
+        and (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}
+    ]
+
+
 def used(pods: Iterable[Obj]) -> dict[tuple[str, str], Used]:
     """By (node, device): what pods use of it."""
     total: dict[tuple[str, str], Used] = defaultdict(Used)
-    for pod in pods:
-        notes = pod["metadata"].get("annotations") or {}
-        node = notes.get("hami.io/vgpu-node")
-        if not node or (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}:
-            continue
+    for pod in placed(pods):
+        notes = pod["metadata"]["annotations"]
+        node = notes["hami.io/vgpu-node"]
         for device, own in _of_pod(pod, notes).items():
             before = total[node, device]
             total[node, device] = Used(*(a + b for a, b in zip(before, own, strict=True)))

@@ -17,6 +17,7 @@ from hamictl import (
     installation,
     manifests,
     migration,
+    moving,
     operating,
     output,
     pending,
@@ -554,3 +555,4 @@ main.add_command(installation.bootstrap_command)
 for _command in operating.COMMANDS:
     main.add_command(_command)
 main.add_command(migration.import_command)
+main.add_command(moving.migrate_command)

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node belongs to one side at a time, and each step of its move can be cut off."""
+
+import json
+from typing import Any
+
+import pytest
+
+from hami_common import adoption, annotations
+from hamictl.errors import InputRefused, Refused, Unreachable
+from hamictl.moving import MOVING, Mover, Standing, Ways, parse_ways, survey
+from tests.unit.scheduler.shell import builders
+from tests.unit.scheduler.shell.fakekube import FakeKube
+
+pytestmark = pytest.mark.anyio
+
+Obj = dict[str, Any]
+NODE = "/api/v1/nodes/n1"
+KEY = "hami.io/vgpu-devices-allocated"
+REGISTER = json.dumps(
+    [{"id": "GPU-n1-0", "index": 4, "count": 10, "devmem": 16000, "devcore": 100, "health": True}]
+)
+
+
+class Cluster(FakeKube):
+    """One node of HAMi's with its plugin; plugins and agents follow the node's labels."""
+
+    def __init__(self, *, follows: bool = True) -> None:
+        super().__init__()
+        self.follows = follows
+        notes = {
+            "hami.io/node-nvidia-register": REGISTER,
+            "hami.io/node-handshake": "Requesting_2026-08-01 10:00:00",
+            "hami.io/mutex.lock": "2026-08-01T10:00:00Z,default,p",
+            "example.com/kept": "yes",
+        }
+        node = {"metadata": {"name": "n1", "labels": {"gpu": "on"}, "annotations": notes}}
+        self.put(NODE, {**node, "spec": {}})
+        self.add("plugin", labels={"app.kubernetes.io/component": "hami-device-plugin"}, gpu=None)
+
+    def add(
+        self,
+        name: str,
+        *,
+        labels: dict[str, str] | None = None,
+        annotated: dict[str, str] | None = None,
+        gpu: int | None = 1,
+        phase: str = "Running",
+    ) -> Obj:
+        pod = builders.pod(name, gpu=gpu, managed=False, annotated=annotated)
+        pod["metadata"]["labels"] = labels or {}
+        pod["spec"]["nodeName"], pod["status"]["phase"] = "n1", phase
+        return self.put(f"/api/v1/namespaces/default/pods/{name}", pod)
+
+    def hami(self, name: str, text: str = "GPU-n1-0,NVIDIA,1000,10:;", **more: Any) -> Obj:
+        return self.add(name, annotated={KEY: text, "hami.io/vgpu-node": "n1"}, **more)
+
+    def ours(self, name: str, origin: str = "", **mirror: str) -> Obj:
+        note = json.dumps({"payload": {"origin": origin}})
+        return self.add(name, annotated={annotations.ALLOCATION: note, **mirror})
+
+    async def patch(
+        self, path: str, body: bytes, *, content_type: str = "application/merge-patch+json"
+    ) -> bytes:
+        answer = await super().patch(path, body, content_type=content_type)
+        plugin = "/api/v1/namespaces/default/pods/plugin"
+        if self.follows and self.labels.get("gpu") != "on" and plugin in self.objects:
+            self.remove(plugin)
+        return answer
+
+    @property
+    def labels(self) -> dict[str, str]:
+        found: dict[str, str] = self.objects[NODE]["metadata"]["labels"]
+        return found
+
+    @property
+    def notes(self) -> dict[str, str]:
+        found: dict[str, str] = self.objects[NODE]["metadata"]["annotations"]
+        return found
+
+    @property
+    def is_open(self) -> bool:
+        return not self.objects[NODE]["spec"].get("unschedulable")
+
+    def mark(self) -> adoption.TakenOver:
+        return adoption.decode_mark(self.notes[annotations.TAKEN_OVER])
+
+    async def take(
+        self, *, accept: bool = False, vendors: tuple[str, ...] = (), wait_s: float = 20.0
+    ) -> Standing:
+        return await self.mover(wait_s).take(vendors=vendors, accept=accept)
+
+    async def give_back(self, *, accept: bool = False) -> Standing:
+        return await self.mover(20.0).give_back(accept=accept)
+
+    def mover(self, wait_s: float) -> Mover:
+        return Mover(self, "n1", Ways(wait_s=wait_s), tell=lambda _: None)
+
+
+async def test_node_that_comes_over_lists_its_pods_and_registers_with_hami_no_more() -> None:
+    cluster = Cluster()
+    cluster.hami("h1")
+    cluster.add("bare")
+    cluster.hami("over", phase="Succeeded")
+    cluster.add("web", gpu=None)
+    cluster.ours("new")
+    before = (await survey(cluster, Ways())).items
+    assert [(one.node, one.side, one.hami_pods) for one in before] == [("n1", "hami", 2)]
+    # Nothing says what the bare one holds.
+    standing = await cluster.take(accept=True)
+    assert (standing.side, standing.taken_over, standing.our_pods) == ("ours", 2, 1)
+    assert cluster.labels == {"hami.io/nvidia": "true"}
+    assert sorted(cluster.notes) == ["example.com/kept", annotations.TAKEN_OVER]
+    assert cluster.mark() == adoption.TakenOver(
+        pods=("uid-bare", "uid-h1"), devices={"nvidia": {"GPU-n1-0": 4}}
+    )
+    assert cluster.is_open
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("GPU-else,NVIDIA,1000,10:;", "no device GPU-else"),
+        ("GPU-n1-0,NVIDIA,1,10:;", "asks for 1000 MiB"),
+        ("GPU-n1-0,NVIDIA,1000,10", "cut off"),
+    ],
+)
+async def test_doubts_keep_a_node_where_it_is_and_name_the_pod(text: str, problem: str) -> None:
+    cluster = Cluster()
+    cluster.hami("h1", text)
+    before = json.dumps(cluster.objects)
+    with pytest.raises(Refused, match=f"default/h1: .*{problem}"):
+        await cluster.take()
+    assert json.dumps(cluster.objects) == before
+    assert (await cluster.take(accept=True)).side == "ours"
+
+
+async def test_partitions_that_hami_made_keep_a_node_where_it_is() -> None:
+    cluster = Cluster()
+    pod = cluster.hami("h1")
+    pod["metadata"]["annotations"]["hami.io/vgpu-mig-allocations"] = '[{"profile": "1g.5gb"}]'
+    cluster.put("/api/v1/namespaces/default/pods/h1", pod)
+    with pytest.raises(Refused, match="MIG instances"):
+        await cluster.take()
+
+
+async def test_move_that_was_cut_off_goes_on_and_gives_nothing_meanwhile() -> None:
+    cluster = Cluster(follows=False)
+    cluster.hami("h1")
+    for _ in range(2):
+        with pytest.raises(Unreachable, match="HAMi's device plugin"):
+            await cluster.take(wait_s=0.1)
+        # Neither side's label: neither plugin comes up, and no pod is placed.
+        assert cluster.labels == {}
+        assert not cluster.is_open
+        assert [one.side for one in (await survey(cluster, Ways())).items] == ["moving"]
+    cluster.follows = True
+    assert (await cluster.take()).side == "ours"
+    assert cluster.is_open
+
+
+async def test_node_waits_for_pods_that_hami_is_giving_devices_to() -> None:
+    cluster = Cluster()
+    pod = cluster.hami("h1", phase="Pending")
+    pod["metadata"]["annotations"]["hami.io/bind-phase"] = "allocating"
+    cluster.put("/api/v1/namespaces/default/pods/h1", pod)
+    with pytest.raises(Unreachable, match="giving devices to"):
+        await cluster.take(wait_s=1.0)
+    assert annotations.TAKEN_OVER not in cluster.notes
+
+
+async def test_cordon_of_an_operator_outlives_the_move() -> None:
+    cluster = Cluster()
+    cluster.hami("h1")
+    cluster.change(NODE, spec={"unschedulable": True})
+    await cluster.take()
+    assert not cluster.is_open
+    await cluster.give_back()
+    assert not cluster.is_open
+    assert MOVING not in cluster.notes
+
+
+async def test_node_goes_back_only_when_hami_would_count_our_pods() -> None:
+    cluster = Cluster()
+    cluster.hami("h1")
+    await cluster.take()
+    cluster.ours("adopted", origin="hami")
+    cluster.ours("new")
+    with pytest.raises(Refused, match="default/new; set mirror_pods"):
+        await cluster.give_back()
+    assert cluster.labels == {"hami.io/nvidia": "true"}
+    cluster.ours("new", **{KEY: "GPU-n1-0,NVIDIA,1,0:;", "hami.io/vgpu-node": "n1"})
+    standing = await cluster.give_back()
+    assert (standing.side, standing.our_pods, standing.hami_pods) == ("hami", 1, 2)
+    assert cluster.labels == {"gpu": "on"}
+    assert list(cluster.notes) == ["example.com/kept"]
+    with pytest.raises(Refused, match="HAMi's already"):
+        await cluster.give_back()
+
+
+async def test_node_that_returns_a_second_time_lists_its_pods_anew() -> None:
+    cluster = Cluster()
+    cluster.hami("h1")
+    await cluster.take()
+    await cluster.give_back()
+    cluster.remove("/api/v1/namespaces/default/pods/h1")
+    cluster.hami("h2", "GPU-n1-0,NVIDIA,1000,10:;")
+    cluster.change(NODE, metadata={"annotations": {"hami.io/node-nvidia-register": REGISTER}})
+    await cluster.take()
+    assert cluster.mark().pods == ("uid-h2",)
+    with pytest.raises(Refused, match="ours already"):
+        await cluster.take()
+
+
+async def test_node_without_a_sign_of_its_vendor_wants_it_named() -> None:
+    cluster = Cluster()
+    cluster.change(NODE, metadata={"annotations": {"hami.io/node-nvidia-register": None}})
+    with pytest.raises(Refused, match="give --vendor"):
+        await cluster.take()
+    await cluster.take(vendors=("cambricon",))
+    assert cluster.labels == {"hami.io/cambricon": "true"}
+
+
+async def test_labels_are_key_and_value() -> None:
+    assert parse_ways("gpu=on", "a=b", 1.0) == Ways(
+        label=("gpu", "on"), plugin=("a", "b"), wait_s=1
+    )
+    for text in ("gpu", "=on", "gpu="):
+        with pytest.raises(InputRefused, match="KEY=VALUE"):
+            parse_ways(text, "a=b", 1.0)
