@@ -87,6 +87,8 @@ def rows() -> list[Row]:
         *_grouped("scheduler", clustermetrics.QUOTA_GROUPS),
         *_own("nodeagent", agent.Metrics(CollectorRegistry())),
         *_grouped("nodeagent", usagemetrics.DEVICE_GROUPS),
+        *_grouped("nodeagent", usagemetrics.MIG_GROUPS),
+        *_grouped("nodeagent", usagemetrics.INSTANCE_GROUPS),
         *_grouped("nodeagent", usagemetrics.CONTAINER_GROUPS),
         *_grouped("nodeagent", usagemetrics.HOST_GROUPS),
         *_grouped("nodeagent", usagemetrics.BREACH_GROUPS),

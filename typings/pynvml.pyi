@@ -11,6 +11,22 @@ class c_nvmlDevice_t(ctypes.c_void_p): ...
 class c_nvmlEventSet_t(ctypes.c_void_p): ...
 class c_nvmlGpuInstance_t(ctypes.c_void_p): ...
 class c_nvmlComputeInstance_t(ctypes.c_void_p): ...
+class c_nvmlGpmSample_t(ctypes.c_void_p): ...
+
+class _GpmSupport:
+    isSupportedDevice: int
+
+class _GpmMetric:
+    metricId: int
+    nvmlReturn: int
+    value: float
+
+class c_nvmlGpmMetricsGet_t:
+    version: int
+    numMetrics: int
+    sample1: c_nvmlGpmSample_t
+    sample2: c_nvmlGpmSample_t
+    metrics: list[_GpmMetric]
 
 class c_nvmlGpuInstancePlacement_t(ctypes.Structure):
     start: int
@@ -198,3 +214,14 @@ def nvmlDeviceGetGpuInstanceRemainingCapacity(device: c_nvmlDevice_t, profileId:
 def nvmlDeviceGetGpuInstanceById(
     device: c_nvmlDevice_t, gpuInstanceId: int
 ) -> c_nvmlGpuInstance_t: ...
+
+NVML_GPM_METRICS_GET_VERSION: int
+NVML_GPM_METRIC_GRAPHICS_UTIL: int
+
+def nvmlGpmQueryDeviceSupport(device: c_nvmlDevice_t) -> _GpmSupport: ...
+def nvmlGpmSampleAlloc() -> c_nvmlGpmSample_t: ...
+def nvmlGpmSampleFree(gpmSample: c_nvmlGpmSample_t) -> None: ...
+def nvmlGpmMigSampleGet(
+    device: c_nvmlDevice_t, gpuInstanceId: int, gpmSample: c_nvmlGpmSample_t
+) -> c_nvmlGpmSample_t: ...
+def nvmlGpmMetricsGet(metricsGet: c_nvmlGpmMetricsGet_t) -> c_nvmlGpmMetricsGet_t: ...

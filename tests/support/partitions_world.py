@@ -7,7 +7,7 @@ reconciler removed. Memory in MiB.
 """
 
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from hami_nodeagent.core.claims import Entry, ListedPod
 from hami_nodeagent.core.grants import Grant
 from hami_nodeagent.core.partitions import JournalFile, owner_of
 from hami_nodeagent.core.podfacts import PodFacts
-from hami_nodeagent.drivers.partitioner import Instance, Wanted
+from hami_nodeagent.drivers.partitioner import Instance, Partitioner, Wanted
 from hami_nodeagent.drivers.simulated_partitions import (
     Act,
     Part,
@@ -77,10 +77,15 @@ def facts_of(vendor: str) -> dict[str, DeviceFacts]:
     return {uuid: facts(uuid) for uuid in DEVICES if uuid.startswith(vendor)}
 
 
+def device_of(told: DeviceFacts) -> Device:
+    """One device as the registry publishes it, of which all memory may be handed out."""
+    given = msgspec.to_builtins(told)
+    return msgspec.convert({**given, "capacity_mib": told.memory_mib}, Device)
+
+
 def device(uuid: str) -> Device:
-    """One device as the registry publishes it."""
-    given = msgspec.to_builtins(facts(uuid))
-    return msgspec.convert({**given, "capacity_mib": 8000}, Device)
+    """One of ``DEVICES`` as the registry publishes it."""
+    return device_of(facts(uuid))
 
 
 def share(uuid: str, profile: str = "", start: int | None = None, **more: Any) -> Share:
@@ -175,6 +180,9 @@ class World:
             )
             for vendor in TABLES
         }
+        self.devices = tuple(device(uuid) for uuid in DEVICES)
+        self.partitioners: Sequence[Partitioner] = tuple(self.hardware.values())
+        self.checkpoint: Checkpoint = self.journal
         self.kubelet = Kubelet()
         self.entries: dict[str, Entry] = {}
         self.pods: dict[str, PodFacts] = {}
@@ -333,8 +341,8 @@ class World:
                 **{"retry_s": 0.001, "retry_most_s": 0.004, "tries": 6, **self.settings}
             ),
         )
-        site = self.site = dataclasses.replace(made, checkpoint=self.journal)
-        for vendor in TABLES:
+        site = self.site = dataclasses.replace(made, checkpoint=self.checkpoint)
+        for vendor in dict.fromkeys(one.vendor for one in self.devices):
             site.picture.set_canonical(
                 NodeDevices(
                     node=NODE,
@@ -343,13 +351,13 @@ class World:
                     seq=1,
                     time_s=0,
                     config_generation=1,
-                    devices=tuple(device(uuid) for uuid in DEVICES if uuid.startswith(vendor)),
+                    devices=tuple(one for one in self.devices if one.vendor == vendor),
                 )
             )
         site.picture.ledger_known, site.picture.pods_known = knows_ledger, knows_pods
         self.partitions = Partitions(
             site=site,
-            partitioners=self.hardware.values(),
+            partitioners=self.partitioners,
             kubelet=self.kubelet,
             teller=PartitionTeller(site=site, publisher=lambda: None),
         )

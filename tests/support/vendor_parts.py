@@ -241,7 +241,8 @@ class PartBench:
 
     def _shares(self, name: str) -> list[Path]:
         folder = self.folder / "shares" / name
-        return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+        paths = list(folder.iterdir()) if folder.is_dir() else []
+        return [path for path in paths if path.is_file() and not path.name.startswith(".")]
 
     def masks(self, index: int) -> list[int]:
         return [

@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import pynvml  # noqa: TID251 - a stranger beside the driver
 import pytest
+from msgspec.structs import replace
 
 from hami_common.vendors.partitions import NO_START, Division
 from hami_nodeagent.core.health import FaultSeen, Stimulus
@@ -23,6 +24,7 @@ from hami_nodeagent.drivers.errors import (
     PartitionRefused,
 )
 from hami_nodeagent.drivers.partitioner import Instance, Wanted
+from hami_nodeagent.drivers.protocol import InstanceUsage
 from hami_sim.hardware.fake_nvml import (
     EVENT_XID,
     FakeNvml,
@@ -417,22 +419,69 @@ async def test_card_in_mig_mode_tells_processes_and_faults_of_its_instances(
         Wanted(uuid=bench.uuids[0], profile="2g.35gb", start=2, memory_mib=33024, core_pct=24)
     )
     number = int(made.handles["gpu_instance"])
-    worker = Process(pid=77, used_mib=2048, gpu_instance=number, compute_instance=0)
+    worker = Process(pid=77, used_mib=2048, sm_pct=60, gpu_instance=number, compute_instance=0)
     bench.nvml.set_processes(0, [worker])
     usage = (await driver.usage())[0]
     assert usage.core_pct is None  # NVML tells none for a card in MIG mode
     assert usage.processes is not None
     assert [(process.pid, process.used_mib) for process in usage.processes] == [(77, 2048)]
+    first = InstanceUsage(instance_id=made.instance_id, used_mib=2048)
+    assert usage.instances == (first,)  # a load is told between two looks
+    told, *others = await driver.usage()
+    assert told.instances == (replace(first, core_pct=60),)
+    assert not any(other.instances for other in others)
     await driver.wait_faults(0.05)  # events from now on
-    bench.nvml.event(0, EVENT_XID, 94, gpu_instance=number)
-    faults: tuple[Stimulus, ...] = ()
-    with anyio.fail_after(20):
-        while not faults:
-            faults = await driver.wait_faults(0.5)
-    (fault,) = faults
-    assert isinstance(fault, FaultSeen)
-    assert fault.uuid == bench.uuids[0]
-    assert fault.text == f"Xid 94 in GPU instance {number}"
+    for code, part in ((94, number), (79, None), (13, number)):
+        bench.nvml.event(0, EVENT_XID, code, gpu_instance=number)
+        faults: tuple[Stimulus, ...] = ()
+        with anyio.fail_after(20):
+            while not faults:
+                faults = await driver.wait_faults(0.5)
+        text = f"Xid {code} in GPU instance {number}"
+        uuid, fatal = bench.uuids[0], code != 13
+        assert faults == (FaultSeen(uuid=uuid, code=code, fatal=fatal, text=text, part=part),)
+    await driver.aclose()
+
+
+@pytest.mark.anyio
+async def test_card_without_samples_tells_memory_of_its_instances_only(
+    nvidia_bench: Callable[[str], FakeNvmlBench],
+) -> None:
+    bench = nvidia_bench("2xA30")
+    bench.nvml.set_mig_mode(1, is_on=True)
+    driver = bench.driver()
+    await driver.discover()
+    assert driver.partitioner is not None
+    made = await driver.partitioner.create(
+        Wanted(uuid=bench.uuids[1], profile="1g.6gb", start=0, memory_mib=5952, core_pct=25)
+    )
+    for _ in range(2):
+        (_, usage) = await driver.usage()
+        assert usage.instances == (InstanceUsage(instance_id=made.instance_id, used_mib=0),)
+    bench.nvml.fault("nvmlDeviceGetMigDeviceHandleByIndex", 1, UNKNOWN)
+    (_, usage) = await driver.usage()
+    assert (usage.instances, usage.used_mib) == ((), 0)
+    await driver.aclose()
+
+
+@pytest.mark.anyio
+async def test_driver_that_refuses_samples_tells_no_load(
+    nvidia_bench: Callable[[str], FakeNvmlBench],
+) -> None:
+    bench = nvidia_bench("8xH200")
+    bench.nvml.set_mig_mode(0, is_on=True)
+    driver = bench.driver()
+    await driver.discover()
+    assert driver.partitioner is not None
+    await driver.partitioner.create(
+        Wanted(uuid=bench.uuids[0], profile="2g.35gb", start=2, memory_mib=33024, core_pct=24)
+    )
+    loads = []
+    for code in (0, pynvml.NVML_ERROR_NO_PERMISSION, 0, 0):
+        bench.nvml.clear_faults()
+        bench.nvml.fault("nvmlGpmMigSampleGet", 0, code)
+        loads += [one.core_pct for one in (await driver.usage())[0].instances]
+    assert loads == [None, None, None, 0]
     await driver.aclose()
 
 

@@ -20,12 +20,13 @@ from hami_common.events.partition import PartitionRecord
 from hami_common.kubeletapi import deviceplugin
 from hami_common.model.device import Profile
 from hami_nodeagent.core.partitions import JournalFile
-from hami_nodeagent.drivers.simulated_partitions import Part, Parts, Turn
+from hami_nodeagent.drivers.simulated_partitions import POINTS, Part, Parts, Turn
 from hami_nodeagent.settings import DriversSettings, NvidiaSettings, PartitionSettings
 from hami_sim.hardware import profile as hardware
 from hami_sim.natsd import NatsServer
 from hami_sim.process import Process
 from tests.integration.nodeagent.plane import NODE, Ask, Plane, run_plane, until
+from tests.support import dying_agent
 
 pytestmark = pytest.mark.anyio
 
@@ -227,11 +228,14 @@ async def test_pod_whose_partition_cannot_be_made_fails_with_the_reason(machine:
 
 
 class Agent:
-    """The agent as a process, which dies of what the hardware's script says."""
+    """The agent as a process that is killed, and runs again."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._config = machine.plane.directory / "agent.toml"
+        directory = machine.plane.directory
+        config = directory / "agent.toml"
+        self._armed = directory / dying_agent.ARMED
+        self._deaths = directory / dying_agent.DEATHS
         settings = machine.plane.settings(**machine.settings())
         lines = {
             "node_name": NODE,
@@ -251,62 +255,62 @@ class Agent:
             "drivers.nvidia.simulated_profile": str(machine.profile),
             "drivers.nvidia.simulated_partitions": str(machine.parts_file),
         }
-        self._config.write_text(
-            "\n".join(f"{key} = {json.dumps(value)}" for key, value in lines.items())
+        config.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in lines.items()))
+        program = [sys.executable, dying_agent.__file__, str(directory)]
+        self._process = Process(
+            "agent", [*program, "--config", str(config)], log=directory / "agent.log"
         )
-        self._process: Process | None = None
 
     def start(self) -> None:
         """Start it."""
-        self._process = Process(
-            "agent",
-            [sys.executable, "-m", "hami_nodeagent", "--config", str(self._config)],
-            log=self._machine.plane.directory / "agent.log",
-        )
         self._process.start()
 
-    async def dies_at(self, point: str) -> None:
-        """Wait until the script killed it."""
-        process = self._process
-        assert process is not None
+    def dies_next_at(self, point: str) -> None:
+        """Let it be killed at a point of its journal, or of the hardware."""
+        if point in dying_agent.POINTS:
+            self._armed.write_text(point)
+        else:
+            stored = self._machine.stored()
+            self._machine.store(replace(stored, script=(Turn(at=point, do="kill"),)))
+
+    async def has_died(self, times: int) -> None:
+        """Wait until it was killed so often."""
 
         async def is_dead() -> bool:
-            return not process.is_running()
+            return self._deaths.exists() and len(self._deaths.read_text().split()) == times
 
         await until(is_dead, within_s=START_S)
-        assert f'"point":"{point}"' in process.log.read_text().replace('": "', '":"')
-        await process.stop()
+        assert not self._armed.exists()
+        assert self._machine.stored().script == ()
 
     async def stop(self) -> None:
         """End it, if it runs."""
-        if self._process is not None:
-            await self._process.stop()
+        await self._process.stop()
 
 
-@pytest.mark.timeout(120)  # two starts of a process: seconds each, more on a busy machine
-@pytest.mark.parametrize("point", ["create.half", "create.made", "destroy.done"])
-async def test_agent_killed_in_the_middle_leaves_nothing_wrong(
-    machine: Machine, point: str
-) -> None:
-    """All points are gone through in tests/property; here the process and its files are real."""
+@pytest.mark.timeout(240)  # a start of a process for each point, on a machine that may be busy
+async def test_agent_killed_at_any_step_leaves_nothing_wrong(machine: Machine) -> None:
+    """One node is used on and on, while its agent is killed once at each point."""
     agent = Agent(machine)
+    records: list[AllocationRecord] = []
 
-    async def agree(*records: AllocationRecord) -> None:
+    async def agree() -> None:
         async def is_so() -> bool:
             return machine.agree(*records)
 
         await until(is_so, within_s=START_S)
 
-    machine.store(Parts(script=(Turn(at=point, do="kill"),)))
     try:
         agent.start()
-        record, _ = await machine.reserve("web", "3g.20gb", 4)
-        if point == "destroy.done":
-            await agree(record)
-            await machine.release(record)
-        await agent.dies_at(point)
-        agent.start()
-        await agree(*([] if point == "destroy.done" else [record]))
-        assert machine.stored().script == ()
+        await agree()
+        for number, point in enumerate((*POINTS, *dying_agent.POINTS)):
+            agent.dies_next_at(point)
+            if point.startswith("destroy."):
+                await machine.release(records.pop(0))
+            else:
+                record, _ = await machine.reserve(f"web-{number}", "1g.5gb", number % 7)
+                records.append(record)
+            await agent.has_died(number + 1)
+            await agree()
     finally:
         await agent.stop()

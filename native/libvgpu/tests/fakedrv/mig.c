@@ -849,3 +849,87 @@ NVML_API nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t instance)
     }
     return status;
 }
+
+/* ---- samples of the load (GPM) ---- */
+
+enum { ARCHITECTURE_HOPPER = 9, GPM_VERSION = 1, GPM_GRAPHICS_UTIL = 1, FULL_PCT = 100 };
+
+/* The load of an instance is what its processes do, at most all of it; a sample tells the moment it was taken. */
+struct nvmlGpmSample_st {
+    char card[FAKE_TEXT];
+    unsigned int gpu_instance;
+    unsigned int load_pct;
+};
+
+NVML_API nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support);
+NVML_API nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample);
+NVML_API nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample);
+NVML_API nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int instance, nvmlGpmSample_t sample);
+NVML_API nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *wanted);
+
+NVML_API nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support)
+{
+    struct fake_gpu gpu;
+    if (support->version != GPM_VERSION) {
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    }
+    nvmlReturn_t status = fake_begin_device(__func__, device, &gpu);
+    if (status == NVML_SUCCESS) {
+        support->isSupportedDevice = gpu.architecture >= ARCHITECTURE_HOPPER ? 1 : 0;
+    }
+    return status;
+}
+
+NVML_API nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample)
+{
+    *sample = calloc(1, sizeof **sample);
+    return *sample == NULL ? NVML_ERROR_MEMORY : NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample)
+{
+    free(sample);
+    return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int instance, nvmlGpmSample_t sample)
+{
+    struct fake_gpu gpu;
+    nvmlReturn_t status = begin_card(__func__, device, &gpu, true);
+    if (status == NVML_SUCCESS && gpu.architecture < ARCHITECTURE_HOPPER) {
+        status = NVML_ERROR_NOT_SUPPORTED;
+    }
+    if (status == NVML_SUCCESS && gi_of(&gpu, instance) == NULL) {
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    }
+    if (status != NVML_SUCCESS) {
+        return status;
+    }
+    unsigned int load_pct = 0;
+    for (unsigned int i = 0; i < gpu.process_count; i++) {
+        load_pct += gpu.processes[i].gpu_instance == instance ? gpu.processes[i].sm_util : 0;
+    }
+    memcpy(sample->card, gpu.uuid, sizeof sample->card);
+    sample->gpu_instance = instance;
+    sample->load_pct = load_pct < FULL_PCT ? load_pct : FULL_PCT;
+    return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *wanted)
+{
+    const struct nvmlGpmSample_st *before = wanted->sample1;
+    const struct nvmlGpmSample_st *after = wanted->sample2;
+    if (wanted->version != GPM_VERSION) {
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    }
+    if (before == NULL || after == NULL || before == after || after->card[0] == '\0' ||
+        strcmp(before->card, after->card) != 0 || before->gpu_instance != after->gpu_instance) {
+        return NVML_ERROR_INVALID_ARGUMENT;
+    }
+    for (unsigned int i = 0; i < wanted->numMetrics; i++) {
+        bool is_known = wanted->metrics[i].metricId == GPM_GRAPHICS_UTIL;
+        wanted->metrics[i].nvmlReturn = is_known ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+        wanted->metrics[i].value = is_known ? (double)after->load_pct : 0.0;
+    }
+    return NVML_SUCCESS;
+}

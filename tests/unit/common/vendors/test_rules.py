@@ -198,7 +198,10 @@ def test_ascend_910b2_runs_out_of_ai_cpus_before_memory() -> None:
         assert one.sizes(memory_of("Ascend910B2", 8192)) == [8192]
     refused = one.place(memory_of("Ascend910B2", 8192))
     assert isinstance(refused, str)
-    assert refused.startswith("CardPartitionInfeasible: partition of 8192 MiB wanted")
+    assert refused == (
+        "CardPartitionInfeasible: vir03_1c_8g (8192 MiB) wanted:"
+        " 1 aicpu needed, 0 of 6 and 16384 MiB free (node)"
+    )
 
 
 def test_ascend_four_quarters_of_a_910b3_and_no_fifth() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hami_common.errors import InvariantBroken
 from hami_common.model.device import DeviceFacts
@@ -215,3 +216,32 @@ def test_any_device_recovers_by_clean_probes_alone(
     for step in range(4):
         book.handle(ProbePassed(uuid=A), now_s + 5.0 * step)
     assert book.verdict(A).state is HealthState.HEALTHY
+
+
+def of_part(number: int, code: int = 94) -> FaultSeen:
+    return FaultSeen(uuid=A, code=code, fatal=True, text=f"Xid {code}", part=number)
+
+
+def test_fault_of_a_part_leaves_the_device_usable_until_the_part_is_well() -> None:
+    book = HealthBook(HealthRules(probes_to_recover=2, recover_s=5.0))
+    (told,) = book.handle(of_part(7), 1.0)
+    assert told == HealthChanged(uuid=A, usable=False, reason="Xid 94", part=7)
+    assert book.handle(of_part(7), 1.5) == ()
+    assert book.verdict(A).usable
+    assert book.handle(ProbePassed(uuid=B), 2.0) == ()
+    assert book.handle(ProbePassed(uuid=A), 2.0) == ()
+    assert book.handle(ProbeFailed(uuid=A, reason="no answer"), 4.0) == ()
+    assert book.handle(ProbePassed(uuid=A), 5.0) == ()
+    assert book.handle(ProbePassed(uuid=A), 7.0) == ()
+    (well,) = book.handle(ProbePassed(uuid=A), 10.0)
+    assert well == HealthChanged(uuid=A, usable=True, reason="", part=7)
+    assert book.handle(ProbePassed(uuid=A), 20.0) == ()
+
+
+def test_parts_are_judged_apart_and_harmless_faults_of_them_are_none() -> None:
+    book = HealthBook()
+    assert book.handle(replace(of_part(3), fatal=False), 1.0) == ()
+    assert [one.part for one in book.handle(of_part(7), 1.0)] == [7]
+    assert [one.part for one in book.handle(of_part(8), 1.0)] == [8]
+    assert [one.reason for one in book.handle(of_part(8, 63), 1.0)] == ["Xid 63"]
+    book.check()

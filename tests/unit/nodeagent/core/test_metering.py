@@ -19,6 +19,8 @@ from hami_nodeagent.core.metering import (
     part_of,
 )
 from hami_nodeagent.core.usage import ContainerRow, Counted, Row
+from hami_nodeagent.core.usage import Part as Carrier
+from hami_nodeagent.drivers.partitioner import Instance
 from tests.unit.nodeagent.core.test_breach import GPU, holder
 
 HOUR_S = 3600.0
@@ -173,6 +175,14 @@ def test_idle_is_who_began_no_work_and_was_not_seen_working() -> None:
     assert idle(still, 6, before=5) == set()
     assert idle(Row(holder=holder(), core_pct=1), 5, before=5) == set()
     assert idle(still, 0, region=False, seen=False) == set(), "nobody knows"
+
+
+def test_pod_whose_load_nobody_sees_is_not_idle() -> None:
+    mig = Instance(uuid=GPU, instance_id="MIG-a")
+    silent = Row(holder=holder(), part=Carrier(instance=mig, is_told=True))
+    assert idle(silent, 0, region=False) == set()
+    seen = Row(holder=holder(), part=Carrier(instance=mig, is_told=True, core_pct=0))
+    assert idle(seen, 0, region=False) == {("uid-a", GPU)}
 
 
 def test_pod_with_one_busy_container_is_not_idle() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 from hami_nodeagent.core.breach import Process
 from hami_nodeagent.core.living import Owner
 from hami_nodeagent.core.region import DeviceUse, ProcessUse, Region
-from hami_nodeagent.core.usage import Counted, Counters, containers_of, rows_of
+from hami_nodeagent.core.usage import Counted, Counters, Part, containers_of, rows_of
+from hami_nodeagent.drivers.partitioner import Instance
 from tests.unit.nodeagent.core.test_breach import GPU, holder, process
 
 KEY = ("uid-a", "main")
@@ -42,6 +43,21 @@ def test_whole_device_has_the_drivers_figure_and_an_idle_one_zeros() -> None:
     first, second = rows_of([whole, idle], {}, {GPU: [process(used_mib=3)]})
     assert (first.used_bytes, first.driver_bytes) == (3 << 20, 3 << 20)
     assert (second.used_bytes, second.core_pct, second.is_over) == (0, 0, False)
+
+
+def test_what_is_used_in_a_partition_is_all_its_containers() -> None:
+    mig = Instance(uuid=GPU, instance_id="MIG-a", profile="1g")
+    key = (*KEY, GPU)
+    carried = holder(core_pct=14)
+    told = Part(instance=mig, is_told=True, used_mib=7, core_pct=50)
+    (row,) = rows_of([carried], {}, {GPU: [process(used_mib=3)]}, {key: told})
+    assert (row.used_bytes, row.driver_bytes, row.core_pct) == (7 << 20, 7 << 20, 7)
+    assert row.is_load_known
+    silent = Part(instance=mig, is_told=True, used_mib=7)
+    (row,) = rows_of([carried], {}, {}, {key: silent})
+    assert (row.used_bytes, row.core_pct, row.is_load_known) == (7 << 20, 0, False)
+    (row,) = rows_of([carried], {}, {GPU: [process(used_mib=3, core_pct=4)]}, {})
+    assert (row.used_bytes, row.core_pct, row.is_load_known) == (3 << 20, 4, True)
 
 
 def test_counters_do_not_fall_when_processes_end_or_lie() -> None:

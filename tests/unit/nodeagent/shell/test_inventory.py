@@ -8,15 +8,18 @@ from types import SimpleNamespace
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from hami_common import subjects
 from hami_common.events.codec import decode, encode
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices, NodeReport
-from hami_common.model.device import DeviceFacts
+from hami_common.model.device import DeviceFacts, Profile
 from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryPublisher
 from hami_common.runtime.tasks import background
 from hami_nodeagent.core.health import FaultSeen, HealthRules, ProbeFailed, ProbePassed, Stimulus
+from hami_nodeagent.core.partitions import Owner
 from hami_nodeagent.drivers.errors import DriverMismatch, DriverMissing
+from hami_nodeagent.drivers.partitioner import Instance
 from hami_nodeagent.drivers.protocol import DeviceUsage, Inventory
 from hami_nodeagent.shell.inventory import Reporter, VendorDevices, beat
 from tests.unit.nodeagent.core.builders import NODE, device
@@ -206,6 +209,39 @@ async def test_faults_are_told_at_once_and_recovery_too(tmp_path: Path) -> None:
         ("nvidia-1", True),
     ]
     assert bench.faults()[0].reason == "Xid 79"
+
+
+GRID = (Profile(name="1g", memory_mib=100, size=1, starts=(0, 1, 2)),)
+
+
+async def test_fault_of_a_partition_withholds_its_place_only_and_is_told_to_its_pod(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    divided = replace(facts(0), mode="mig", partitions=GRID)
+    bench.driver.answer = Inventory(devices=(divided, facts(1)))
+    board = bench.site.picture.partitions
+    instance = Instance(
+        uuid="nvidia-0",
+        instance_id="MIG-a",
+        profile="1g",
+        start=1,
+        handles={"gpu_instance": "9"},
+    )
+    board.carried[Owner(pod_uid="a", allocation_id="x", container="main")] = instance
+    fault = FaultSeen(uuid="nvidia-0", code=94, fatal=True, text="Xid 94", part=9)
+    async with running(bench):
+        bench.driver.faults = [fault]
+        await until(lambda: "at fault: MIG-a (1g at 1)" in bench.reports()[-1].problem)
+        (card, _) = bench.reports()[-1].devices
+        assert card.healthy
+        assert [one.starts for one in card.partitions] == [(0, 2)]
+        assert bench.site.picture.view.faulty == frozenset()
+        bench.driver.faults = [replace(fault, part=8)]  # of which nothing is known
+        await until(lambda: bench.site.picture.view.faulty == {"nvidia-0"})
+        bench.driver.probes = (ProbePassed(uuid="nvidia-0"),)
+        await until(lambda: bench.reports()[-1].devices == (divided, facts(1)))
+    assert [one.healthy for one in bench.faults()] == [False, True]
 
 
 async def test_failing_probe_condemns(tmp_path: Path) -> None:

@@ -4,12 +4,15 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.core import Metric
 
 from hami_common.metricfamilies import NameSet
-from hami_common.model.device import Device
+from hami_common.model.device import Device, Profile
 from hami_nodeagent.core.metering import FORGET_S, Meter, Part
 from hami_nodeagent.core.usage import ContainerRow, Row
+from hami_nodeagent.core.usage import Part as Carrier
+from hami_nodeagent.drivers.partitioner import Instance
 from hami_nodeagent.drivers.protocol import DeviceUsage
 from hami_nodeagent.settings import PrioritySettings, Settings, UsageSettings
 from hami_nodeagent.shell.usagemetrics import Look, UsageMetrics
@@ -89,6 +92,46 @@ def test_older_names_show_the_same_figures() -> None:
     assert value("Device_last_kernel_of_container") == 1.5
     labels = families["Device_memory_desc_of_container"].samples[0].labels
     assert (labels["context"], labels["module"], labels["data"]) == ("3", "2", "5")
+
+
+MIG = Instance(
+    uuid=GPU,
+    instance_id="MIG-a",
+    profile="2g.10gb",
+    start=2,
+    handles={"mig_uuid": "MIG-a", "gpu_instance": "3", "compute_instance": "0"},
+)
+
+
+def test_mig_instances_are_shown_by_the_names_that_are_known() -> None:
+    metrics = UsageMetrics("node-a", sets=("hami", "legacy"))
+    size = Profile(name="2g.10gb", memory_mib=400, size=2, starts=(0, 2, 4))
+    card = replace(device(), partitions=(size,))
+    other = replace(MIG, instance_id="MIG-b", start=4, handles={**MIG.handles, "gpu_instance": "5"})
+    no_mig = Instance(uuid=GPU, instance_id="100", profile="vir05", handles={"vnpu_id": "100"})
+    metrics.look = Look(
+        rows=[
+            Row(holder=holder(), part=Carrier(instance=MIG)),
+            Row(holder=holder(container="b"), part=Carrier(instance=no_mig)),
+            Row(holder=holder(container="c")),
+        ],
+        instances=[(card, MIG), (card, other), (card, no_mig)],
+    )
+    families = {family.name: family for family in metrics.collect()}
+    (info,) = families["hami_mig_device_info"].samples
+    known = {"mig_uuid", "profile", "gpu_instance_id", "compute_instance_id"}
+    assert info.labels.keys() == POD | known
+    assert (info.labels["mig_uuid"], info.labels["profile"]) == ("MIG-a", "2g.10gb")
+    (old,) = families["MigInfo"].samples
+    assert old.labels.keys() == OLD_POD | {"instanceid"}
+    assert old.labels["instanceid"] == "3"
+    first, second = families["hami_node_gpu_mig_instance_info"].samples
+    where = {"node", "device_uuid", "device_index", "placement_start", "placement_size", "zone"}
+    assert first.labels.keys() == where | known
+    assert (first.labels["placement_start"], first.labels["placement_size"]) == ("2", "2")
+    assert second.labels["gpu_instance_id"] == "5"
+    names = [one.labels["migname"] for one in families["nodeGPUMigInstance"].samples]
+    assert names == ["2g.10gb-3", "2g.10gb-5"]
 
 
 def test_namespaces_that_come_and_go_leave_no_series() -> None:

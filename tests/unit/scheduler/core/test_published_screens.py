@@ -93,7 +93,7 @@ def test_a800_of_81920_shows_10240_on_two_cards() -> None:
     assert edits.env["CUDA_DEVICE_MEMORY_LIMIT_1"] == "10240m"
 
 
-NO_PLACE = "partition of 16384 MiB wanted, no device has the units or a place left (gpu-node)"
+NO_PLACE = "1g.18gb (16384 MiB) wanted: no place, 1 of 8 positions and 29056 MiB free (gpu-node)"
 TEN_GIB = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10240}
 
 
@@ -140,8 +140,9 @@ def test_smallest_profile_that_holds_it_or_the_named_one(
 def test_profile_with_media_engines_is_there_once() -> None:
     table = cluster(cards(facts_of("H200-141")))
     placed(table, pod("a", {"nvidia.com/mig-1g.18gb.me": 1}))
-    code, _ = refused(table, pod("b", {"nvidia.com/mig-1g.18gb.me": 1}))
+    code, text = refused(table, pod("b", {"nvidia.com/mig-1g.18gb.me": 1}))
     assert code == "CardPartitionInfeasible"
+    assert "1g.18gb+me (16384 MiB) wanted: 1 at most at a time, 127360 MiB free" in text
     placed(table, pod("c", {"nvidia.com/mig-1g.18gb": 1}))
 
 

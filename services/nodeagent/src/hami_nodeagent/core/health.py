@@ -10,6 +10,9 @@ States and what moves between them (``fails`` and ``passes`` are probe results):
                 fails -> unhealthy
     any         fatal fault, device lost, driver gone -> unhealthy at once
 
+A fault of a part of the device (a MIG instance) moves a state of that part alone, by the same
+rules: probes of the device speak for it, the other stimuli do not.
+
 Only healthy and suspect devices are usable. A fault that the driver judges not fatal (an
 application's own error) is remembered in the story and moves nothing. An error of the waiting
 itself is no stimulus at all. An operator's verdict hides the state while it stands, and the state
@@ -85,6 +88,9 @@ class FaultSeen(Struct, frozen=True, kw_only=True):
     fatal: bool
     """The device itself is at fault, not the application on it."""
     text: str
+    part: int | None = None
+    """Number of the hardware partition that is at fault, for NVIDIA of the GPU instance; ``None``:
+    the device as a whole."""
 
 
 class DeviceLost(Struct, frozen=True, kw_only=True):
@@ -119,6 +125,8 @@ class HealthChanged(Struct, frozen=True, kw_only=True):
     uuid: str
     usable: bool
     reason: str
+    part: int | None = None
+    """The partition that this is about; ``None``: the device."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -163,14 +171,20 @@ class HealthBook:
         """Start with no device known."""
         self.rules = rules or HealthRules()
         self._record_by_uuid: dict[str, _Record] = {}
+        self._record_by_part: dict[tuple[str, int], _Record] = {}
+        """Partitions that are at fault, by device and number."""
 
     def handle(self, stimulus: Stimulus, now_s: float) -> tuple[HealthChanged, ...]:
         """Take one stimulus; the result says which published verdicts changed by it."""
+        if isinstance(stimulus, FaultSeen) and stimulus.part is not None:
+            return self._fault_of_part(stimulus, stimulus.part, now_s)
         if isinstance(stimulus, DriverGone):
             touched = list(self._record_by_uuid)
         else:
             touched = [stimulus.uuid]
         changes = []
+        if isinstance(stimulus, ProbePassed | ProbeFailed):
+            changes.extend(self._probe_parts(stimulus, now_s))
         for uuid in touched:
             record = self._record_by_uuid.setdefault(uuid, _Record())
             before, state = record.verdict(), record.state
@@ -180,6 +194,38 @@ class HealthBook:
             if (before.usable, before.reason) != (after.usable, after.reason):
                 changes.append(HealthChanged(uuid=uuid, usable=after.usable, reason=after.reason))
         return tuple(changes)
+
+    def _fault_of_part(
+        self, stimulus: FaultSeen, number: int, now_s: float
+    ) -> tuple[HealthChanged, ...]:
+        if not stimulus.fatal:
+            return ()
+        key = (stimulus.uuid, number)
+        before = self._record_by_part.get(key)
+        record = self._record_by_part.setdefault(key, _Record())
+        is_news = before is None or record.reason != stimulus.text
+        _condemn(record, stimulus.text, now_s)
+        if not is_news:
+            return ()
+        reason = stimulus.text
+        return (HealthChanged(uuid=stimulus.uuid, usable=False, reason=reason, part=number),)
+
+    def _probe_parts(
+        self, stimulus: ProbePassed | ProbeFailed, now_s: float
+    ) -> list[HealthChanged]:
+        """A part's card answers or does not; one that is well again is forgotten."""
+        changes = []
+        for (uuid, number), record in list(self._record_by_part.items()):
+            if uuid != stimulus.uuid:
+                continue
+            if isinstance(stimulus, ProbePassed):
+                self._passed(record, now_s)
+            else:
+                record.move(HealthState.UNHEALTHY, streak=0, now_s=now_s)
+            if record.state in USABLE:
+                del self._record_by_part[uuid, number]
+                changes.append(HealthChanged(uuid=uuid, usable=True, reason="", part=number))
+        return changes
 
     def verdict(self, uuid: str) -> Verdict:
         """What is published about ``uuid``; a device nobody spoke of yet is usable."""

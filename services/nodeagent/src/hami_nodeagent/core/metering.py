@@ -169,6 +169,7 @@ def idle_parts(
         key = _key(holder)
         at = (holder.pod_uid, holder.uuid)
         is_seen = key in with_region or holder.uuid in seen_uuids
+        is_seen = is_seen and row.is_load_known
         if is_seen and not row.core_pct and key not in busy_containers:
             idle.add(at)
         else:

@@ -13,8 +13,8 @@ Phases of a note::
                   shows the new instance (then ``made``), a rest of it (then ``destroying``) or
                   nothing (then there is no note any more)
     made          an instance carries the share
-    destroying    written before the hardware is told to remove one; ends when a reading does not
-                  show it
+    destroying    written before the hardware is told to remove one; ends when a reading shows
+                  neither it nor, at its place, a rest of it
 
 Rules: an instance whose owner the ledger names, or whose container may still run, or in which
 processes run, is not touched. What this agent made and nobody owns is removed. What it did not make
@@ -44,8 +44,12 @@ from hami_nodeagent.core.podbook import PodBook
 from hami_nodeagent.drivers.partitioner import Instance, Wanted
 
 FILE_VERSION = 1
-OUTSIDE = "taken outside"
-"""Resource that no device has: a size that has no place left needs one."""
+WITHHELD = "withheld"
+"""Resource that no device has: a size needs one when all its places are taken by what others made,
+or by what is at fault."""
+
+FAULT_NUMBER = "gpu_instance"
+"""The handle by which faults name a partition."""
 
 Phase = Literal["creating", "made", "destroying"]
 ChangeKind = Literal["created", "adopted", "removed", "lost"]
@@ -232,6 +236,8 @@ class _Decision:
                 begun.append(note)
             elif self._is_there(note):
                 self.notes.append(note)
+            elif note.phase == "destroying" and (rest := self._rest_of(note)):
+                self.notes.append(replace(note, instance_id=rest))
             else:
                 self._tell("lost" if note.phase == "made" else "removed", note)
         for note in begun:
@@ -244,6 +250,15 @@ class _Decision:
         if note.phase == "destroying" and not is_whole(found):
             return True
         return fits(found, note.wanted)
+
+    def _rest_of(self, note: Note) -> str:
+        """What a removal that broke off left at the place, under a name of its own."""
+        noted = {one.instance_id for one in self.look.notes}
+        for one in self.look.instances:
+            is_at_place = one.start is not None and one.start == note.wanted.start
+            if is_at_place and not is_whole(one) and one.instance_id not in noted:
+                return one.instance_id
+        return ""
 
     def _settle_creation(self, note: Note) -> None:
         fresh = [one for one in self._unclaimed() if one.instance_id not in note.before]
@@ -626,7 +641,25 @@ def without_foreign(facts: DeviceFacts, foreign: Sequence[Instance]) -> DeviceFa
         _without(profile, positions, counts.get(profile.name, 0), is_blocked=is_unknown)
         for profile in facts.partitions
     )
-    return replace(facts, partitions=profiles, resources={**totals, OUTSIDE: 0})
+    return replace(facts, partitions=profiles, resources={**totals, WITHHELD: 0})
+
+
+def without_faulty(facts: DeviceFacts, faulty: Sequence[Instance]) -> DeviceFacts:
+    """The device without the places of partitions that are at fault.
+
+    Who has such a partition keeps it, so totals stay: the ledger counts it until its pod ends.
+    """
+    by_name = {profile.name: profile for profile in facts.partitions}
+    positions = {
+        at
+        for one in faulty
+        if one.profile in by_name and one.start is not None
+        for at in range(one.start, one.start + by_name[one.profile].size)
+    }
+    if not positions:
+        return facts
+    profiles = tuple(_without(one, positions, 0, is_blocked=False) for one in facts.partitions)
+    return replace(facts, partitions=profiles, resources={**facts.resources, WITHHELD: 0})
 
 
 def _without(profile: Profile, positions: set[int], count: int, *, is_blocked: bool) -> Profile:
@@ -638,7 +671,7 @@ def _without(profile: Profile, positions: set[int], count: int, *, is_blocked: b
     is_full = bool(profile.starts) and not free
     is_used_up = 0 < profile.limit <= count
     if is_blocked or is_full or is_used_up or not profile.name:
-        return replace(profile, resources={**profile.resources, OUTSIDE: 1})
+        return replace(profile, resources={**profile.resources, WITHHELD: 1})
     return replace(profile, starts=free, limit=max(0, profile.limit - count))
 
 
@@ -654,6 +687,12 @@ def foreign_text(foreign: Sequence[Instance]) -> str:
     return f"partitions that were not made by this agent: {', '.join(words)}"
 
 
+def faulty_text(faulty: Sequence[Instance]) -> str:
+    """Partitions of one device that are at fault, for an operator; empty: none."""
+    words = sorted(f"{one.instance_id} ({one.profile} at {one.start})" for one in faulty)
+    return f"partitions at fault: {', '.join(words)}" if words else ""
+
+
 # -- what the rest of the agent asks
 
 
@@ -666,6 +705,8 @@ class Board:
         self.devices_by_uuid: Mapping[str, Device] = {}
         self.carried: dict[Owner, Instance] = {}
         self.foreign_by_uuid: dict[str, tuple[Instance, ...]] = {}
+        self.faulty_by_uuid: dict[str, tuple[Instance, ...]] = {}
+        """Places that get no new partition, by device; owned by ``shell.inventory``."""
         self.trouble: dict[Owner, str] = {}
         """Why a share has no partition yet."""
         self.started: set[Owner] = set()
@@ -705,8 +746,17 @@ class Board:
         }
 
     def withdraw(self, device: DeviceFacts) -> DeviceFacts:
-        """The device without what is held outside, for the report."""
-        return without_foreign(device, self.foreign_by_uuid.get(device.uuid, ()))
+        """The device without what is held outside or at fault, for the report."""
+        left = without_foreign(device, self.foreign_by_uuid.get(device.uuid, ()))
+        return without_faulty(left, self.faulty_by_uuid.get(device.uuid, ()))
+
+    def numbered(self, uuid: str, number: int) -> Instance | None:
+        """The partition of a device that faults call by this number."""
+        carried = [one for one in self.carried.values() if one.uuid == uuid]
+        for one in (*carried, *self.foreign_by_uuid.get(uuid, ())):
+            if one.handles.get(FAULT_NUMBER) == str(number) and one.profile:
+                return one
+        return None
 
 
 def table_of(device: Device | None) -> tuple[tuple[Profile, ...], Mapping[str, int], int]:

@@ -16,11 +16,29 @@ from hami_nodeagent.core.breach import Process
 from hami_nodeagent.core.holders import Holder
 from hami_nodeagent.core.living import Owner
 from hami_nodeagent.core.region import DeviceUse, Region
+from hami_nodeagent.drivers.partitioner import Instance
 
 _MIB_SHIFT = 20
 _NS = 1e-9
+_FULL_PCT = 100
 ContainerKey = tuple[str, str]
 """(pod uid, container)."""
+ShareKey = tuple[str, str, str]
+"""(pod uid, container, device)."""
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """The hardware partition that carries a share, and what the driver says of its use."""
+
+    instance: Instance
+    is_told: bool = False
+    """The driver tells partitions apart; otherwise nothing below is known."""
+    used_mib: int | None = None
+    core_pct: int | None = None
+    """Percent of the partition."""
+
+
+NO_PARTS: Mapping[ShareKey, Part] = {}
 
 
 class Counted(Struct, frozen=True, kw_only=True):
@@ -63,6 +81,13 @@ class Row(Struct, frozen=True, kw_only=True):
     """The driver's last sample of the container's part of the device."""
     is_over: bool = False
     """More is used than the limit allows since it was lowered."""
+    part: Part | None = None
+    """The partition that carries the share, where one does."""
+
+    @property
+    def is_load_known(self) -> bool:
+        """Whether ``core_pct`` says anything: partitions hide from the card's own figures."""
+        return self.part is None or not self.part.is_told or self.part.core_pct is not None
 
 
 class ContainerRow(Struct, frozen=True, kw_only=True):
@@ -113,8 +138,9 @@ def rows_of(
     holders: Sequence[Holder],
     region_by_container: Mapping[ContainerKey, Region],
     processes_by_uuid: Mapping[str, Sequence[Process]],
+    parts: Mapping[ShareKey, Part] = NO_PARTS,
 ) -> tuple[Row, ...]:
-    """One row per holder."""
+    """One row per holder; what is used in a partition of its own is all its container's."""
     rows = []
     for holder in holders:
         key = (holder.pod_uid, holder.container)
@@ -124,6 +150,12 @@ def rows_of(
             if (process.pod_uid, process.container) == key
         ]
         driver_bytes = sum(process.used_mib for process in own) << _MIB_SHIFT
+        core_pct = sum(process.core_pct for process in own)
+        part = parts.get((holder.pod_uid, holder.container, holder.uuid))
+        if part is not None and part.used_mib is not None:
+            driver_bytes = part.used_mib << _MIB_SHIFT
+        if part is not None and part.core_pct is not None:
+            core_pct = round(part.core_pct * (holder.core_pct or _FULL_PCT) / _FULL_PCT)
         region = region_by_container.get(key)
         used = region.devices.get(holder.uuid) if region is not None else None
         if used is None:
@@ -135,8 +167,9 @@ def rows_of(
                 context_bytes=used.context_bytes,
                 module_bytes=used.module_bytes,
                 driver_bytes=driver_bytes,
-                core_pct=sum(process.core_pct for process in own),
+                core_pct=core_pct,
                 is_over=used.over_since_ns > 0,
+                part=part,
             )
         )
     return tuple(rows)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MIG instances of one NVIDIA device: what NVML tells of them, makes and removes.
 
-Blocking calls for worker threads, led by ``mig_partitioner``; nothing is remembered between calls.
+Blocking calls for worker threads, led by ``mig_partitioner``; nothing is remembered between calls
+but ``Samples`` of the load, which belong to the driver.
 Names, ids, sizes and places come from NVML, never from a list here. A GPU instance and one compute
 instance over all of it are one partition; anything else (no compute instance, several, a smaller
 one) is not whole: it is listed without a profile, under the name ``GI-<number>``, and can only be
@@ -32,8 +33,9 @@ from hami_nodeagent.drivers.errors import (
     PartitionBusy,
     PartitionRefused,
 )
-from hami_nodeagent.drivers.nvidia import ask, ask_or
+from hami_nodeagent.drivers.nvidia import ask, ask_or, used_mib
 from hami_nodeagent.drivers.partitioner import Instance, Wanted
+from hami_nodeagent.drivers.protocol import InstanceUsage
 
 if TYPE_CHECKING:
     from pynvml import _GpuInstanceProfileInfo  # a name of the type stub only
@@ -329,19 +331,24 @@ def _compute_profiles(gi: pynvml.c_nvmlGpuInstance_t) -> Iterator[tuple[int, int
 
 def _mig_uuids(raw: pynvml.c_nvmlDevice_t, gpu_instance: int) -> dict[int, str]:
     """UUIDs of the MIG devices in one GPU instance, by number of the compute instance."""
-    most = ask("count MIG devices", pynvml.nvmlDeviceGetMaxMigDeviceCount, raw)
     found: dict[int, str] = {}
-    for index in range(most):
-        try:
-            mig = ask("open a MIG device", pynvml.nvmlDeviceGetMigDeviceHandleByIndex, raw, index)
-        except DriverTransient as error:
-            if error.code in {pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT}:
-                continue  # indices have holes
-            raise
+    for mig in _mig_devices(raw):
         if ask("read a MIG device", pynvml.nvmlDeviceGetGpuInstanceId, mig) == gpu_instance:
             number = ask("read a MIG device", pynvml.nvmlDeviceGetComputeInstanceId, mig)
             found[number] = ask("read the UUID of a MIG device", pynvml.nvmlDeviceGetUUID, mig)
     return found
+
+
+def _mig_devices(raw: pynvml.c_nvmlDevice_t) -> Iterator[pynvml.c_nvmlDevice_t]:
+    """Every compute instance, as a device of its own."""
+    most = ask("count MIG devices", pynvml.nvmlDeviceGetMaxMigDeviceCount, raw)
+    for index in range(most):
+        try:
+            yield ask("open a MIG device", pynvml.nvmlDeviceGetMigDeviceHandleByIndex, raw, index)
+        except DriverTransient as error:
+            if error.code in {pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT}:
+                continue  # indices have holes
+            raise
 
 
 def _users(raw: pynvml.c_nvmlDevice_t) -> frozenset[int] | None:
@@ -377,6 +384,89 @@ def _cap_minor(at: Place, part: str) -> int | None:
             if name == f"gpu{at.minor}/{part}/access" and number.strip().isdigit():
                 return int(number)
     return None
+
+
+# ---- use ---------------------------------------------------------------------------------------
+
+
+class Samples:
+    """The newest sample of the load of each GPU instance of one card (NVML's GPM, from Hopper on).
+
+    A load is told between two samples, so the first look at an instance tells none.
+    """
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._by_number: dict[int, pynvml.c_nvmlGpmSample_t] = {}
+
+    def keep_only(self, numbers: frozenset[int]) -> None:
+        """Give back the samples of instances that are no more; none: of all."""
+        for number in self._by_number.keys() - numbers:
+            self.forget(number)
+
+    def load_pct(self, raw: pynvml.c_nvmlDevice_t, number: int) -> int | None:
+        """Percent of the time since the last call in which the instance did anything.
+
+        ``None`` as well where the driver does not let us ask.
+        """
+        before = self._by_number.pop(number, None)
+        try:
+            fresh = ask("make a sample", pynvml.nvmlGpmSampleAlloc)
+            self._by_number[number] = fresh
+            ask("sample an instance", pynvml.nvmlGpmMigSampleGet, raw, number, fresh)
+            return None if before is None else _load_between(before, fresh)
+        except DriverError as error:
+            self.forget(number)
+            _log.debug("load of a MIG instance not told", extra={"problem": str(error)})
+            return None
+        finally:
+            if before is not None:
+                _free_sample(before)
+
+    def forget(self, number: int) -> None:
+        """Give back the sample of one instance."""
+        sample = self._by_number.pop(number, None)
+        if sample is not None:
+            _free_sample(sample)
+
+
+def _load_between(before: pynvml.c_nvmlGpmSample_t, after: pynvml.c_nvmlGpmSample_t) -> int | None:
+    wanted = pynvml.c_nvmlGpmMetricsGet_t()
+    wanted.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+    wanted.numMetrics = 1
+    wanted.sample1, wanted.sample2 = before, after
+    wanted.metrics[0].metricId = pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL
+    told = ask("read the load of an instance", pynvml.nvmlGpmMetricsGet, wanted).metrics[0]
+    return round(told.value) if told.nvmlReturn == pynvml.NVML_SUCCESS else None
+
+
+def _free_sample(sample: pynvml.c_nvmlGpmSample_t) -> None:
+    with suppress(DriverError):
+        ask("free a sample", pynvml.nvmlGpmSampleFree, sample)
+
+
+def read_uses(raw: pynvml.c_nvmlDevice_t, samples: Samples) -> tuple[InstanceUsage, ...]:
+    """Memory and load of every instance of the card; what is not told is ``None``."""
+    if not is_divided(raw):
+        samples.keep_only(frozenset())
+        return ()
+    support = ask_or(None, "ask for samples", pynvml.nvmlGpmQueryDeviceSupport, raw)
+    has_samples = support is not None and bool(support.isSupportedDevice)
+    found: list[InstanceUsage] = []
+    loads: dict[int, int | None] = {}
+    for mig in _mig_devices(raw):
+        number = ask("read a MIG device", pynvml.nvmlDeviceGetGpuInstanceId, mig)
+        if number not in loads:
+            loads[number] = samples.load_pct(raw, number) if has_samples else None
+        found.append(
+            InstanceUsage(
+                instance_id=ask("read the UUID of a MIG device", pynvml.nvmlDeviceGetUUID, mig),
+                used_mib=used_mib(mig),
+                core_pct=loads[number],
+            )
+        )
+    samples.keep_only(frozenset(loads))
+    return tuple(found)
 
 
 # ---- making and removing -----------------------------------------------------------------------

@@ -283,6 +283,12 @@ def read_usage(uuid: str, handle: Handle, since_us: int) -> tuple[DeviceUsage, i
     return usage, max((sample.timeStamp for sample in samples), default=since_us)
 
 
+def used_mib(raw: pynvml.c_nvmlDevice_t) -> int | None:
+    """Memory in use on a device, or in a MIG instance; ``None`` where it is not told."""
+    memory = ask_or(None, "read the memory", _memory_info, raw)
+    return None if memory is None else memory.used >> _MIB_SHIFT
+
+
 def _memory_info(raw: pynvml.c_nvmlDevice_t) -> "_Memory":
     """Version 2 leaves the driver's reserve out of ``used``; older drivers have version 1 only."""
     try:
@@ -463,13 +469,19 @@ def _one_event(
 def _fault_of(uuid: str, event: "_EventData", policy: FaultPolicy) -> FaultSeen:
     """Memory error events condemn nothing: what matters of them also arrives as an Xid.
 
-    A fault in a MIG instance is one of its card: the same memory and links serve all instances.
+    An Xid of a MIG instance is the instance's, unless it is one that concerns the whole card.
     """
     event_type, data = event.eventType, event.eventData
     if event_type == pynvml.nvmlEventTypeXidCriticalError:
-        is_part = event.gpuInstanceId != _WHOLE_GPU
-        text = f"Xid {data} in GPU instance {event.gpuInstanceId}" if is_part else f"Xid {data}"
-        return FaultSeen(uuid=uuid, code=data, fatal=policy.condemns(data), text=text)
+        number = event.gpuInstanceId
+        is_part = number != _WHOLE_GPU
+        return FaultSeen(
+            uuid=uuid,
+            code=data,
+            fatal=policy.condemns(data),
+            text=f"Xid {data} in GPU instance {number}" if is_part else f"Xid {data}",
+            part=number if is_part and data not in policy.of_device else None,
+        )
     is_double = event_type == pynvml.nvmlEventTypeDoubleBitEccError
     text = f"{'uncorrectable' if is_double else 'corrected'} memory error"
     return FaultSeen(uuid=uuid, code=0, fatal=False, text=text)

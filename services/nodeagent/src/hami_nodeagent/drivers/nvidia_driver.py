@@ -14,7 +14,7 @@ design D22 and D25.
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import anyio
@@ -85,12 +85,26 @@ class _Card:
     """``None`` while the card is lost or NVML is closed."""
     last_sample_us: int = 0
     """Newest process sample that was read."""
+    samples: mig.Samples = field(default_factory=mig.Samples)
+    """Of the load of its MIG instances; used in the card's lane only."""
 
     def open_handle(self) -> nvidia.Handle:
         """The handle; read inside the lane, because opening anew waits for all lanes."""
         if self.handle is None:
             raise DeviceGone(doing=self.lane.name, detail="the device is not open")
         return self.handle
+
+
+def _read_uses(card: _Card, since_us: int) -> tuple[DeviceUsage, int]:
+    handle = card.open_handle()
+    usage, newest_us = nvidia.read_usage(card.facts.uuid, handle, since_us)
+    if card.facts.mode == mig.MODE:
+        try:
+            usage = replace(usage, instances=mig.read_uses(handle.raw, card.samples))
+        except DriverError as error:  # what is told of the card stands
+            extra = {"uuid": card.facts.uuid, "error": str(error)}
+            _log.warning("use of MIG instances cannot be read", extra=extra)
+    return usage, newest_us
 
 
 def _read_facts(
@@ -278,15 +292,22 @@ class NvidiaDriver:
 
     async def _close_locked(self) -> None:
         """Caller holds ``_opening`` and all lanes but the library's."""
-        events = self._events
-        await self._library.call("close", lambda: nvidia.close_library(events))
+        events, cards = self._events, list(self._card_by_uuid.values())
+
+        def close() -> None:
+            for card in cards:
+                card.samples.keep_only(frozenset())
+            nvidia.close_library(events)
+
+        await self._library.call("close", close)
         self._drop_handles()
 
     def _drop_handles(self) -> None:
         self._is_open = False
         self._events = nvidia.Events()
         for card in self._card_by_uuid.values():
-            card.handle = None
+            card.handle, card.samples = None, mig.Samples()
+            card.samples = mig.Samples()  # NVML frees its own when it is closed
 
     async def _bound_addresses(self) -> frozenset[str] | None:
         root = self._settings.sysfs_root
@@ -345,8 +366,13 @@ class NvidiaDriver:
             failures[index] = error
             return
         known = self._card_by_uuid.get(facts.uuid)
-        sample_us = 0 if known is None else known.last_sample_us
-        found[facts.uuid] = _Card(facts=facts, lane=lane, handle=handle, last_sample_us=sample_us)
+        found[facts.uuid] = _Card(
+            facts=facts,
+            lane=lane,
+            handle=handle,
+            last_sample_us=0 if known is None else known.last_sample_us,
+            samples=mig.Samples() if known is None else known.samples,
+        )
 
     def _absent_cards(
         self, found: dict[str, _Card], failures: dict[int, DriverError]
@@ -417,7 +443,7 @@ class NvidiaDriver:
         uuid, since_us = card.facts.uuid, card.last_sample_us
         try:
             usage, newest_us = await card.lane.call(
-                "read usage", lambda: nvidia.read_usage(uuid, card.open_handle(), since_us)
+                "read usage", lambda: _read_uses(card, since_us)
             )
         except DriverError as error:
             extra = {"uuid": uuid, "error": str(error)}

@@ -37,6 +37,16 @@ class ProcessUsage(Struct, frozen=True, kw_only=True):
     core_pct: int | None = None
 
 
+class InstanceUsage(Struct, frozen=True, kw_only=True):
+    """What is done in one hardware partition; ``None`` where the driver cannot tell."""
+
+    instance_id: str
+    """As ``Instance.instance_id``."""
+    used_mib: int | None = None
+    core_pct: int | None = None
+    """Percent of the time, since the last look, in which the partition did anything."""
+
+
 class DeviceUsage(Struct, frozen=True, kw_only=True):
     """What a device does now; ``None`` where the driver cannot tell."""
 
@@ -48,6 +58,8 @@ class DeviceUsage(Struct, frozen=True, kw_only=True):
     temperature_c: int | None = None
     power_w: float | None = None
     processes: tuple[ProcessUsage, ...] | None = None
+    instances: tuple[InstanceUsage, ...] = ()
+    """Of its hardware partitions, where the driver tells them apart."""
 
 
 class Driver(Protocol):

@@ -29,6 +29,13 @@ ASYMMETRIC_SCORE = 0
 _APPLICATION_FAULTS_BY_VENDOR: Mapping[str, frozenset[int]] = {
     "nvidia": frozenset({13, 31, 43, 45, 68, 109}),
 }
+_DEVICE_FAULTS_BY_VENDOR: Mapping[str, frozenset[int]] = {
+    "nvidia": frozenset(
+        {48, 61, 62, 64, 74, 79, 92, 95, 110, 119, 120, 121, 140, 143, *range(144, 151), 154}
+    ),
+}
+"""Codes that concern the device even when they come from one of its partitions: memory that could
+not be contained or remapped, links, the bus, firmware, a reset that is wanted."""
 
 
 def type_of(vendor: str, model: str) -> str:
@@ -81,6 +88,8 @@ class FaultPolicy(Struct, frozen=True, kw_only=True):
     """False: no code condemns, except those in ``condemning``."""
     probes: bool = True
     """False: devices are not probed either."""
+    of_device: frozenset[int] = frozenset()
+    """Codes that concern the whole device, whichever partition they come from."""
 
     def condemns(self, code: int) -> bool:
         """Whether a device that reports ``code`` must not be used."""
@@ -98,14 +107,16 @@ def fault_policy(vendor: str, *, disable: str, enable: str) -> FaultPolicy:
     """
     off_codes, off_words = _split(disable, {"all", "xids"}, "disable_health_checks")
     on_codes, on_words = _split(enable, {"all"}, "enable_health_checks")
+    of_device = _DEVICE_FAULTS_BY_VENDOR.get(vendor, frozenset())
     if on_words:
-        return FaultPolicy(condemning=on_codes)
+        return FaultPolicy(condemning=on_codes, of_device=of_device)
     harmless = _APPLICATION_FAULTS_BY_VENDOR.get(vendor, frozenset()) | off_codes
     return FaultPolicy(
         harmless=harmless - on_codes,
         condemning=on_codes,
         watches_faults=not off_words,
         probes="all" not in off_words,
+        of_device=of_device,
     )
 
 

@@ -15,7 +15,7 @@ library, which only a new process can load.
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 
 import anyio
@@ -34,12 +34,14 @@ from hami_common.runtime.tasks import Backoff
 from hami_nodeagent.core.health import (
     DeviceListed,
     DriverGone,
+    FaultSeen,
     HealthBook,
     HealthChanged,
     Stimulus,
 )
-from hami_nodeagent.core.partitions import foreign_text
+from hami_nodeagent.core.partitions import faulty_text, foreign_text
 from hami_nodeagent.drivers.errors import DriverError, DriverMismatch
+from hami_nodeagent.drivers.partitioner import Instance
 from hami_nodeagent.drivers.protocol import Driver, Inventory
 from hami_nodeagent.shell.site import Site
 
@@ -65,7 +67,11 @@ class VendorDevices:
         self.driver_version = ""
         self.problem = "the driver was not asked yet"
         self.changes: list[HealthChanged] = []
-        """Changed verdicts that nobody was told of yet, oldest first."""
+        """Changed verdicts on devices that nobody was told of yet, oldest first."""
+        self.changes_of_parts: list[tuple[HealthChanged, Instance]] = []
+        """The same of partitions."""
+        self._faulty: dict[tuple[str, int], Instance] = {}
+        """Partitions at fault, as they were when it happened: their places stay faulty."""
         self._driver = driver
         self._picture = site.picture
         self._book = HealthBook(site.settings.health)
@@ -177,8 +183,11 @@ class VendorDevices:
 
     def _handle(self, stimuli: tuple[Stimulus, ...]) -> None:
         now_s = self._clock.monotonic_s()
-        changes = [change for one in stimuli for change in self._book.handle(one, now_s)]
+        changes = [
+            change for one in stimuli for change in self._book.handle(self._located(one), now_s)
+        ]
         for change in changes:
+            self._note_part(change)
             self._metrics.faults.labels(
                 vendor=self.vendor, healthy=str(change.usable).lower()
             ).inc()
@@ -188,6 +197,7 @@ class VendorDevices:
                 extra={
                     "vendor": self.vendor,
                     "device": change.uuid,
+                    "part": change.part,
                     "usable": change.usable,
                     "reason": change.reason,
                     "story": self._book.story(change.uuid),
@@ -204,8 +214,33 @@ class VendorDevices:
             sound=frozenset(device.uuid for device in facts if device.healthy),
         )
         if changes:
-            self.changes.extend(changes)
+            self.changes.extend(change for change in changes if change.part is None)
             self._note_change()
+
+    def _located(self, stimulus: Stimulus) -> Stimulus:
+        """The stimulus as it came; a fault of a partition that is not known is the device's."""
+        if not isinstance(stimulus, FaultSeen) or stimulus.part is None or not stimulus.fatal:
+            return stimulus
+        key = (stimulus.uuid, stimulus.part)
+        found = self._picture.partitions.numbered(*key)
+        if found is None:
+            return stimulus if key in self._faulty else replace(stimulus, part=None)
+        self._faulty[key] = found
+        return stimulus
+
+    def _note_part(self, change: HealthChanged) -> None:
+        """Let no new partition be made where one is at fault, until it is well again."""
+        if change.part is None:
+            return
+        key = (change.uuid, change.part)
+        self.changes_of_parts.append((change, self._faulty[key]))
+        if change.usable:
+            del self._faulty[key]
+        own = tuple(one for (uuid, _), one in self._faulty.items() if uuid == change.uuid)
+        self._picture.partitions.faulty_by_uuid[change.uuid] = own
+        self._metrics.partitions.labels(vendor=self.vendor, device=change.uuid, whose="faulty").set(
+            len(own)
+        )
 
     def _note_change(self) -> None:
         changed, self._changed = self._changed, anyio.Event()
@@ -280,13 +315,17 @@ class Reporter:
     def _report(self) -> NodeReport:
         """The present facts, without order and time, so that equal facts are equal.
 
-        Room that partitions hold which were not made here is not promised.
+        Room that partitions hold which were not made here, or are at fault, is not promised.
         """
         board = self._picture.partitions
-        foreign = [
+        withheld = [
             f"device {device.uuid}: {text}"
             for device in self._source.devices
-            if (text := foreign_text(board.foreign_by_uuid.get(device.uuid, ())))
+            for text in (
+                foreign_text(board.foreign_by_uuid.get(device.uuid, ())),
+                faulty_text(board.faulty_by_uuid.get(device.uuid, ())),
+            )
+            if text
         ]
         return NodeReport(
             node=self._picture.node,
@@ -298,7 +337,7 @@ class Reporter:
             links=self._source.links,
             driver_version=self._source.driver_version,
             agent_version=version("hami-nodeagent"),
-            problem="; ".join(part for part in (self._source.problem, *foreign) if part),
+            problem="; ".join(part for part in (self._source.problem, *withheld) if part),
         )
 
     async def _store(self, report: NodeReport) -> None:
@@ -338,21 +377,29 @@ class Reporter:
                 encode(fault),
                 headers=self._headers("device.fault", fault.time_s),
             )
-            await self._tell_pods(change)
+            uids = [grant.pod_uid for grant in self._picture.grants if change.uuid in grant.uuids]
+            await self._tell_pods(change, uids, f"device {change.uuid}")
+        while self._source.changes_of_parts:
+            change, part = self._source.changes_of_parts.pop(0)
+            carried = self._picture.partitions.carried.items()
+            uids = [
+                owner.pod_uid
+                for owner, one in carried
+                if (one.uuid, one.instance_id) == (part.uuid, part.instance_id)
+            ]
+            await self._tell_pods(change, uids, f"partition {part.instance_id} of {part.uuid}")
 
-    async def _tell_pods(self, change: HealthChanged) -> None:
+    async def _tell_pods(self, change: HealthChanged, uids: Sequence[str], what: str) -> None:
         recorder = self._events()
         if recorder is None:
             return
-        for uid in {
-            grant.pod_uid: grant for grant in self._picture.grants if change.uuid in grant.uuids
-        }:
+        for uid in dict.fromkeys(uids):
             pod = self._picture.pods.find(uid)
             if pod is not None:
                 await recorder.record(
                     ObjectRef(kind="Pod", namespace=pod.namespace, name=pod.name, uid=uid),
                     reason="DeviceRecovered" if change.usable else "DeviceUnhealthy",
-                    message=f"device {change.uuid}: {change.reason or 'may be used again'}",
+                    message=f"{what}: {change.reason or 'may be used again'}",
                     kind="Normal" if change.usable else "Warning",
                 )
 

@@ -89,7 +89,8 @@ class Metrics:
         self.pods = gauge("pods", "Pods of this node that are known.")
         self.partitions = gauge(
             "partitions",
-            "Hardware partitions, of this agent (ours) and others (foreign).",
+            "Hardware partitions, of this agent (ours) and others (foreign), and places of those "
+            "at fault (faulty).",
             "vendor",
             "device",
             "whose",

@@ -13,15 +13,25 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from hami_common.model.device import Device
 from hami_common.model.placement import booked_by_device
 from hami_nodeagent.core.breach import BreachBook, Outcome, Process
 from hami_nodeagent.core.holders import Holder, holders_of
 from hami_nodeagent.core.metering import idle_parts, part_of
 from hami_nodeagent.core.region import Region
-from hami_nodeagent.core.usage import ContainerKey, Counters, Row, containers_of, rows_of
+from hami_nodeagent.core.usage import (
+    ContainerKey,
+    Counters,
+    Part,
+    Row,
+    ShareKey,
+    containers_of,
+    rows_of,
+)
 from hami_nodeagent.drivers import Driver
 from hami_nodeagent.drivers.errors import DriverError
-from hami_nodeagent.drivers.protocol import DeviceUsage
+from hami_nodeagent.drivers.partitioner import Instance
+from hami_nodeagent.drivers.protocol import DeviceUsage, InstanceUsage
 from hami_nodeagent.shell.breaches import BreachTeller
 from hami_nodeagent.shell.living import Living
 from hami_nodeagent.shell.owners import ContainerName, Owner, find_owners
@@ -55,6 +65,8 @@ class UsageWatch:
         }
         self._going_by_vendor: dict[str, Outcome] = {}
         self._processes_by_uuid: Mapping[str, Sequence[Process]] = {}
+        self._use_by_instance: Mapping[tuple[str, str], InstanceUsage] = {}
+        """What drivers said last of hardware partitions, by device and partition."""
         self._counters = Counters()
         self._launches: dict[ContainerKey, int] = {}
         self.metrics = UsageMetrics(site.node, sets=settings.metric_names)
@@ -90,6 +102,9 @@ class UsageWatch:
             self._going_by_vendor[driver.vendor] = outcome
             await self._teller.tell(outcome, driver.vendor)
         self._processes_by_uuid = processes_by_uuid
+        self._use_by_instance = {
+            (usage.uuid, one.instance_id): one for usage in usages for one in usage.instances
+        }
         holders = self._holders()
         self._show(holders, region_by_container, processes_by_uuid, usages)
         self._meter(holders, region_by_container, processes_by_uuid)
@@ -98,7 +113,20 @@ class UsageWatch:
         """What is used at this moment by the regions; what drivers say is of the last look."""
         holders = self._holders()
         regions = await anyio.to_thread.run_sync(self._read_regions, holders)
-        return rows_of(holders, regions, self._processes_by_uuid)
+        return rows_of(holders, regions, self._processes_by_uuid, self._parts())
+
+    def _parts(self) -> dict[ShareKey, Part]:
+        """The partitions that carry shares now, with what was said of them last."""
+        found: dict[ShareKey, Part] = {}
+        for owner, instance in self._picture.partitions.carried.items():
+            use = self._use_by_instance.get((instance.uuid, instance.instance_id))
+            found[owner.pod_uid, owner.container, instance.uuid] = Part(
+                instance=instance,
+                is_told=use is not None,
+                used_mib=use.used_mib if use is not None else None,
+                core_pct=use.core_pct if use is not None else None,
+            )
+        return found
 
     def _meter(
         self,
@@ -215,9 +243,20 @@ class UsageWatch:
                 names = (pod.namespace, pod.name) if pod is not None else ("", "")
                 breaches.append((breach, *names))
         self.metrics.look = Look(
-            rows=rows_of(holders, region_by_container, processes_by_uuid),
+            rows=rows_of(holders, region_by_container, processes_by_uuid, self._parts()),
             containers=containers_of(holders, region_by_container, self._counters, now_ns=now_ns),
             devices=[(devices[one.uuid], one) for one in usages if one.uuid in devices]
             or last.devices,
             breaches=breaches,
+            instances=self._instances(),
         )
+
+    def _instances(self) -> list[tuple[Device, Instance]]:
+        """Hardware partitions of a known size, whoever made them."""
+        board, devices = self._picture.partitions, self._picture.view.devices_by_uuid
+        foreign = [one for several in board.foreign_by_uuid.values() for one in several]
+        return [
+            (devices[one.uuid], one)
+            for one in (*board.carried.values(), *foreign)
+            if one.uuid in devices and one.profile
+        ]

@@ -21,6 +21,7 @@ from hami_nodeagent.core.breach import Breach
 from hami_nodeagent.core.holders import Holder
 from hami_nodeagent.core.metering import Account, Kind, Meter, Sums
 from hami_nodeagent.core.usage import ContainerKey, ContainerRow, Row
+from hami_nodeagent.drivers.partitioner import Instance
 from hami_nodeagent.drivers.protocol import DeviceUsage
 
 T = TypeVar("T")
@@ -44,6 +45,21 @@ class HostLine(NamedTuple):
     node: str
     device: Device
     usage: DeviceUsage
+
+
+class PartLine(NamedTuple):
+    """One container on the MIG instance that carries its share."""
+
+    share: DeviceLine
+    instance: Instance
+
+
+class InstanceLine(NamedTuple):
+    """One MIG instance, whoever made it."""
+
+    node: str
+    device: Device
+    instance: Instance
 
 
 class BreachLine(NamedTuple):
@@ -93,6 +109,24 @@ def _host_used(line: HostLine) -> float | None:
     return None if used is None else used * _MIB
 
 
+def _mig(instance: Instance) -> tuple[str, ...]:
+    handles = instance.handles
+    return (
+        handles.get(_MIG_UUID, ""),
+        instance.profile,
+        handles.get("gpu_instance", ""),
+        handles.get("compute_instance", ""),
+    )
+
+
+def _length(line: InstanceLine) -> int:
+    sizes = {one.name: one.size for one in line.device.partitions}
+    return sizes.get(line.instance.profile, 0)
+
+
+_MIG_UUID: Final = "mig_uuid"
+"""The handle that a MIG instance has, and nothing else."""
+_MIG_LABELS = ("mig_uuid", "profile", "gpu_instance_id", "compute_instance_id")
 _SHARE_LABELS = ("namespace", "pod", "container", "vdevice_index", "device_uuid", "zone")
 _OLD_SHARE_LABELS = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid", "zone")
 _HOST_LABELS = ("node", "device_index", "device_uuid", "device_type", "zone")
@@ -115,7 +149,7 @@ DEVICE_GROUPS: Final[tuple[Group[DeviceLine], ...]] = (
                 Family(
                     name="hami_vgpu_memory_used_bytes",
                     text="Memory of the device that the container uses: its region's word to the "
-                    "byte, the driver's for whole devices.",
+                    "byte, the driver's for whole devices and MIG instances.",
                     replaces="vGPU_device_memory_usage_in_bytes",
                 ),
                 lambda line: line.row.used_bytes,
@@ -246,6 +280,84 @@ DEVICE_GROUPS: Final[tuple[Group[DeviceLine], ...]] = (
                     "HAMi's users know them: a new series with each change.",
                 ),
                 lambda line: line.row.used_bytes,
+            ),
+        ),
+    ),
+)
+
+MIG_GROUPS: Final[tuple[Group[PartLine], ...]] = (
+    Group(
+        names="hami",
+        labels=(*_SHARE_LABELS, *_MIG_LABELS),
+        values=lambda line: (*_share(line.share), *_mig(line.instance)),
+        families=(
+            (
+                Family(
+                    name="hami_mig_device_info",
+                    text="1 for the MIG instance that carries the container's share.",
+                    replaces="MigInfo",
+                ),
+                lambda _: 1,
+            ),
+        ),
+    ),
+    Group(
+        names="legacy",
+        labels=(*_OLD_SHARE_LABELS, "instanceid"),
+        values=lambda line: (
+            *_share(line.share),
+            line.instance.handles.get("gpu_instance", ""),
+        ),
+        families=((Family(name="MigInfo", text="As hami_mig_device_info."), lambda _: 1),),
+    ),
+)
+
+INSTANCE_GROUPS: Final[tuple[Group[InstanceLine], ...]] = (
+    Group(
+        names="hami",
+        labels=(
+            "node",
+            "device_uuid",
+            "device_index",
+            *_MIG_LABELS,
+            "placement_start",
+            "placement_size",
+            "zone",
+        ),
+        values=lambda line: (
+            line.node,
+            line.device.uuid,
+            str(line.device.index),
+            *_mig(line.instance),
+            str(line.instance.start),
+            str(_length(line)),
+            ZONE,
+        ),
+        families=(
+            (
+                Family(
+                    name="hami_node_gpu_mig_instance_info",
+                    text="1 for each MIG instance of the node, whoever made it.",
+                    replaces="nodeGPUMigInstance",
+                ),
+                lambda _: 1,
+            ),
+        ),
+    ),
+    Group(
+        names="legacy",
+        labels=("nodeid", "deviceuuid", "deviceidx", "migname", "zone"),
+        values=lambda line: (
+            line.node,
+            line.device.uuid,
+            str(line.device.index),
+            f"{line.instance.profile}-{line.instance.handles.get('gpu_instance', '')}",
+            ZONE,
+        ),
+        families=(
+            (
+                Family(name="nodeGPUMigInstance", text="As hami_node_gpu_mig_instance_info."),
+                lambda _: 1,
             ),
         ),
     ),
@@ -441,6 +553,8 @@ class Look(Struct, frozen=True, kw_only=True):
     devices: Sequence[tuple[Device, DeviceUsage]] = ()
     breaches: Sequence[tuple[Breach, str, str]] = ()
     """With namespace and name of the pod; empty for processes of the host."""
+    instances: Sequence[tuple[Device, Instance]] = ()
+    """Hardware partitions of a known size."""
 
 
 class UsageMetrics(Collector):
@@ -462,7 +576,15 @@ class UsageMetrics(Collector):
         hosts = [HostLine(node, device, usage) for device, usage in look.devices]
         meters = [MeterLine(node, *one) for one in meter.sums.items()]
         devices = [CapacityLine(node, *one) for one in meter.devices_s.items()]
+        parts = [
+            PartLine(line, part.instance)
+            for line in lines
+            if (part := line.row.part) is not None and _is_mig(part.instance)
+        ]
+        migs = [InstanceLine(node, *one) for one in look.instances if _is_mig(one[1])]
         yield from self._families(DEVICE_GROUPS, lines)
+        yield from self._families(MIG_GROUPS, parts)
+        yield from self._families(INSTANCE_GROUPS, migs)
         yield from self._families(CONTAINER_GROUPS, look.containers)
         yield from self._families(HOST_GROUPS, hosts)
         yield from self._families(BREACH_GROUPS, [BreachLine(*one) for one in look.breaches])
@@ -481,6 +603,10 @@ class UsageMetrics(Collector):
                     if value is not None:
                         shown.add_metric(group.values(thing), value)
                 yield shown
+
+
+def _is_mig(instance: Instance) -> bool:
+    return _MIG_UUID in instance.handles
 
 
 def _key(holder: Holder) -> ContainerKey:

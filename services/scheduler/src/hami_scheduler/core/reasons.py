@@ -11,7 +11,7 @@ Everything is read from the constraints of ``fit``, looked at one by one, on the
 Memory in MiB, compute in percent of one device.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from hami_common.events.decision import NODES_LISTED, RefusalClass
 from hami_common.model.request import PodRequest
+from hami_common.vendors.partitions import NO_START, Division
 from hami_scheduler.core.block import Columns, Ints, Shorts
 from hami_scheduler.core.fit import (
     Counts,
@@ -31,6 +32,7 @@ from hami_scheduler.core.fit import (
     beside_counts,
     compile_request,
     count_of,
+    granted,
     has_enough,
     known_devices,
     passes,
@@ -129,6 +131,11 @@ class NodeRefusal(Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str
 
 
+def other_reasons(count: int) -> NodeRefusal:
+    """What is said of nodes whose ``count`` reasons are not told one by one."""
+    return NodeRefusal(code="OtherReasons", text=f"OtherReasons: {count} more, see hamictl explain")
+
+
 class DeviceVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one device says to one step."""
 
@@ -183,6 +190,43 @@ class Measure(NamedTuple):
     wanted: int
     free: int
     node: str
+    lack: "Lack | None" = None
+    """Of a hardware partition: which one is wanted, and what there is too little of."""
+
+
+class Lack(NamedTuple):
+    """What a device has too little of for one more partition."""
+
+    division: int
+    """Place in the table's divisions; never 0."""
+    profile: int
+    amount: int
+    """Place in ``Division.names``; -1: the grid has no place."""
+    left: int
+    """Of that amount, or positions of the grid."""
+
+    def number(self) -> int:
+        """As one number; 0 stands for none."""
+        return int(_lack_numbers(*self))
+
+    @classmethod
+    def of(cls, number: int) -> "Lack | None":
+        """What ``number`` stands for."""
+        if not number:
+            return None
+        rest, left = divmod(number, _LEFT)
+        rest, amount = divmod(rest, _AMOUNTS)
+        division, profile = divmod(rest, _PROFILES)
+        return cls(division, profile, amount - 1, left)
+
+
+_PROFILES: Final = 256
+_AMOUNTS: Final = 32
+_LEFT: Final = 1 << 16
+
+
+def _lack_numbers(division: int, profile: int, amount: Ints | int, left: Ints | int) -> Ints | int:
+    return ((division * _PROFILES + profile) * _AMOUNTS + amount + 1) * _LEFT + left
 
 
 NO_DEVICES, TOO_FEW, NONE_FIT, SOME_FIT = range(4)
@@ -210,11 +254,13 @@ class Causes(NamedTuple):
     """How far the best value is from what is wanted."""
     wanted: Ints
     free: Ints
+    lack: Ints
+    """``Lack`` as a number, where a partition has no room."""
 
     @classmethod
     def none(cls, count: int) -> "Causes":
         """Lines to be filled."""
-        return cls(*(np.zeros(count, np.int64) for _ in range(4)))
+        return cls(*(np.zeros(count, np.int64) for _ in cls._fields))
 
     @classmethod
     def unregistered(cls, count: int) -> "Causes":
@@ -291,7 +337,36 @@ def _measured(scene: Scene, step: Step, stages: Shorts, stage: Stage) -> Causes:
     wanted, free = _amounts(scene, step, stages, stage)
     missing = np.where(stages == stage, wanted - free, np.iinfo(np.int64).max)
     best = missing.argmin(axis=0), np.arange(missing.shape[1])
-    return Causes(np.zeros(len(best[1]), np.int64), missing[best], wanted[best], free[best])
+    none = np.zeros(len(best[1]), np.int64)
+    lack = _lacks(scene, step)[best] if stage == Stage.PARTITION else none
+    return Causes(none.copy(), missing[best], wanted[best], free[best], lack)
+
+
+def _lacks(scene: Scene, step: Step) -> Ints:
+    """``Lack`` as a number for each device that has a table of sizes; 0 for others."""
+    view, _, running = scene
+    block = view.block
+    columns: slice | Columns = slice(view.count) if view.columns is None else view.columns
+    spent, taken = block.spent[:, :, columns], view.shorts(block.taken)
+    if running is not None:
+        spent, taken = spent + running.spent, taken | running.taken
+    found = np.zeros(taken.shape, np.int64)
+    for one in granted(view, step.request):
+        if one.grant is None:
+            continue
+        number = view.table.divisions.index(one.division)
+        left = one.division.capacity[:, None, None] - spent
+        is_short = left < one.division.needs[one.grant.profile][:, None, None]
+        amount = np.where(is_short.any(axis=0), is_short.argmax(axis=0), -1)
+        if one.division.profiles[one.grant.profile].starts:
+            states = np.where(one.devices, taken, 0)
+            amount[one.division.starts(one.grant.profile)[states] == NO_START] = -1
+        places = sum(1 - (taken >> at & 1) for at in range(one.division.positions))
+        of_amount = np.take_along_axis(left, np.maximum(amount, 0)[None], axis=0)[0]
+        rest = np.maximum(np.where(amount < 0, places, of_amount), 0).astype(np.int64)
+        lacks = _lack_numbers(number, one.grant.profile, amount.astype(np.int64), rest)
+        found = np.where(one.devices, lacks, found)
+    return found
 
 
 class Named(Protocol):
@@ -309,9 +384,12 @@ class Named(Protocol):
 class Refusals:
     """The refused nodes of one decision, by class."""
 
-    def __init__(self, request: PodRequest, plan: Plan, named: Named) -> None:
-        """None yet."""
+    def __init__(
+        self, request: PodRequest, plan: Plan, named: Named, divisions: Sequence[Division]
+    ) -> None:
+        """None yet; ``divisions`` are the table's."""
         self._request = request
+        self._divisions = divisions
         self._plan = plan
         self._named = named
         self._found: dict[Reason, list[_Found]] = {}
@@ -341,10 +419,7 @@ class Refusals:
         shown = classes[: CLASSES_SHOWN - 1] if several else classes
         groups = [(self._refusal(reason), places) for reason, places in shown]
         if several:
-            rest = NodeRefusal(
-                code="OtherReasons",
-                text=f"OtherReasons: {len(classes) - len(shown)} more, see hamictl explain",
-            )
+            rest = other_reasons(len(classes) - len(shown))
             groups.append((rest, np.concatenate([places for _, places in classes[len(shown) :]])))
         return groups
 
@@ -377,8 +452,9 @@ class Refusals:
             if (part.places == at).any()
         )
         name = self._named.name(at)
-        best = Measure(int(found.wanted[column]), int(found.free[column]), name)
-        return _refusal(self._request, self._plan, reason, best)
+        return _refusal(
+            self._request, self._plan, reason, _measure(found, column, name), self._divisions
+        )
 
 
 class _Found(NamedTuple):
@@ -395,10 +471,22 @@ def _joined(lines: list[Columns]) -> Columns:
     return lines[0] if len(lines) == 1 else np.concatenate(lines)
 
 
-def _refusal(request: PodRequest, plan: Plan, reason: Reason, best: Measure) -> NodeRefusal:
+def _measure(found: Causes, column: int, name: str) -> Measure:
+    """The best value at a column."""
+    lack = Lack.of(int(found.lack[column]))
+    return Measure(int(found.wanted[column]), int(found.free[column]), name, lack)
+
+
+def _refusal(
+    request: PodRequest,
+    plan: Plan,
+    reason: Reason,
+    best: Measure,
+    divisions: Sequence[Division] = (),
+) -> NodeRefusal:
     """What is said of nodes with one reason."""
     code = _code(reason)
-    fact = _fact(plan, reason, best)
+    fact = _fact(plan, reason, best, divisions)
     prefix = _prefix(request, plan, reason.step)
     return NodeRefusal(code=code, text=_clip(f"{code}: {prefix}{fact}", TEXT_BYTES))
 
@@ -467,7 +555,7 @@ def _amounts(scene: Scene, step: Step, stages: Shorts, stage: Stage) -> tuple[In
     return np.broadcast_to(np.asarray(wanted, np.int64), stages.shape), free.astype(np.int64)
 
 
-def _fact(plan: Plan, reason: Reason, best: Measure) -> str:
+def _fact(plan: Plan, reason: Reason, best: Measure, divisions: Sequence[Division]) -> str:
     """What is wanted and what is there."""
     if reason.kind == NO_DEVICES:
         return "no device of this kind is registered on the node"
@@ -482,7 +570,10 @@ def _fact(plan: Plan, reason: Reason, best: Measure) -> str:
         )
     if stage <= Stage.CORDON:
         return _fact_of_kind(step, stage)
-    if stage in (Stage.MEMORY, Stage.CORE, Stage.UNITS, Stage.PARTITION):
+    if stage == Stage.PARTITION and best.lack is not None:
+        lack = best.lack
+        return f"{_fact_of_partition(divisions[lack.division], lack, best)} {where}"
+    if stage in (Stage.MEMORY, Stage.CORE, Stage.UNITS):
         return _fact_of_amount(step, stage, best, where)
     match stage:
         case Stage.SLOT:
@@ -514,13 +605,24 @@ def _fact_of_amount(step: Step, stage: Stage, best: Measure, where: str) -> str:
             )
         case Stage.CORE:
             return f"{best.wanted}% compute wanted, at most {best.free}% free on a device {where}"
-        case Stage.PARTITION:
-            return (
-                f"partition of {best.wanted} MiB wanted, no device has the units or a place left"
-                f" {where}"
-            )
         case _:
             return "all compute of the devices is handed out"
+
+
+def _fact_of_partition(division: Division, lack: Lack, best: Measure) -> str:
+    """Which partition is wanted, what is free, and why that will not do."""
+    profile = division.profiles[lack.profile]
+    wanted = f"{profile.name or 'a whole device'} ({best.wanted} MiB) wanted"
+    if lack.amount < 0:
+        rest = f"{lack.left} of {division.positions} positions"
+        return f"{wanted}: no place, {rest} and {best.free} MiB free"
+    name = division.names[lack.amount]
+    total, needed = int(division.capacity[lack.amount]), profile.need().get(name, 0)
+    if name == f"limit {profile.name}":
+        return f"{wanted}: {total} at most at a time, {best.free} MiB free"
+    if not total:
+        return f"{wanted}: {name}"
+    return f"{wanted}: {needed} {name} needed, {lack.left} of {total} and {best.free} MiB free"
 
 
 def _fact_of_kind(step: Step, stage: Stage) -> str:
@@ -591,8 +693,8 @@ def unregistered(request: PodRequest, node: str) -> NodeRefusal:
 def refusal_of(view: View, request: PodRequest, plan: Plan, outcome: Outcome) -> NodeRefusal:
     """Why the one node of ``view`` does not take the pod."""
     found = causes(view, plan, outcome.failed)
-    best = Measure(int(found.wanted[0]), int(found.free[0]), view.name(0))
-    return _refusal(request, plan, _reason(int(found.word[0])), best)
+    best = _measure(found, 0, view.name(0))
+    return _refusal(request, plan, _reason(int(found.word[0])), best, view.table.divisions)
 
 
 def explain(table: DeviceTable, request: PodRequest, node: str) -> NodeExplanation:

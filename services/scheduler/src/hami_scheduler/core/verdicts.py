@@ -205,7 +205,7 @@ class Verdicts:
         plan = compile_request(request)
         located = self._locate(names)
         fits = np.zeros(len(located), np.bool_)
-        refusals = Refusals(request, plan, located)
+        refusals = Refusals(request, plan, located, self._table.divisions)
         if not plan.steps:
             return Filtered(located, located.names, refusals)
         for part in located.parts:
