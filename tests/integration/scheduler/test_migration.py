@@ -207,7 +207,7 @@ class Town:
                 if back:
                     done.add((await mover.give_back(accept=accept)).side)
                 else:
-                    done.add((await mover.take(vendors=(), accept=accept)).side)
+                    done.add((await mover.take(accept=accept)).side)
 
             async with anyio.create_task_group() as group:
                 for name in names:

@@ -86,9 +86,9 @@ class Cluster(FakeKube):
         return adoption.decode_mark(self.notes[annotations.TAKEN_OVER])
 
     async def take(
-        self, *, accept: bool = False, vendors: tuple[str, ...] = (), wait_s: float = 20.0
+        self, *, accept: bool = False, vendor: str = "", wait_s: float = 20.0
     ) -> Standing:
-        return await self.mover(wait_s).take(vendors=vendors, accept=accept)
+        return await self.mover(wait_s).take(vendor=vendor, accept=accept)
 
     async def give_back(self, *, accept: bool = False) -> Standing:
         return await self.mover(20.0).give_back(accept=accept)
@@ -217,8 +217,19 @@ async def test_node_without_a_sign_of_its_vendor_wants_it_named() -> None:
     cluster.change(NODE, metadata={"annotations": {"hami.io/node-nvidia-register": None}})
     with pytest.raises(Refused, match="give --vendor"):
         await cluster.take()
-    await cluster.take(vendors=("cambricon",))
+    await cluster.take(vendor="cambricon")
     assert cluster.labels == {"hami.io/cambricon": "true"}
+
+
+async def test_node_gets_one_agent() -> None:
+    cluster = Cluster()
+    register = "DCU-1,4,65536,100,DCU,0,true,0,hami-core:"
+    cluster.change(NODE, metadata={"annotations": {"hami.io/node-dcu-register": register}})
+    with pytest.raises(Refused, match="devices of hygon, nvidia, and a node has one agent"):
+        await cluster.take()
+    await cluster.take(vendor="nvidia")
+    assert cluster.labels == {"hami.io/nvidia": "true"}
+    assert cluster.mark().devices == {"hygon": {"DCU-1": 0}, "nvidia": {"GPU-n1-0": 4}}
 
 
 async def test_labels_are_key_and_value() -> None:

@@ -289,7 +289,7 @@ class Mover:
         self._ways = ways
         self._tell = tell
 
-    async def take(self, *, vendors: Sequence[str], accept: bool) -> Standing:
+    async def take(self, *, vendor: str = "", accept: bool = False) -> Standing:
         """Bring the node from HAMi to us; ``Refused`` says what stands in the way."""
         standing = await self._standing()
         if standing.side == "ours":
@@ -301,13 +301,18 @@ class Mover:
                 + "\nlet these pods end first, or give --accept: doubtful shares then count as the "
                 "largest that they may be"
             )
-        wanted = tuple(vendors) or standing.vendors
+        wanted = (vendor,) if vendor else standing.vendors
         if not wanted:
             raise Refused(f"nothing says which devices node {self._node} has; give --vendor")
+        if len(wanted) > 1:
+            raise Refused(
+                f"node {self._node} has devices of {', '.join(wanted)}, and a node has one agent; "
+                "give one of them as --vendor"
+            )
         await self._leave([self._ways.label[0]])
         await self._until_gone(self._ways.plugin, "HAMi's device plugin")
         await self._until(self._is_settled, "pods that HAMi is giving devices to")
-        await self._patch(lambda node, pods: self._arrival(node, pods, wanted))
+        await self._patch(lambda node, pods: self._arrival(node, pods, wanted[0]))
         self._tell(f"node {self._node}: ours")
         return await self._standing()
 
@@ -344,9 +349,7 @@ class Mover:
         await self._patch(change)
         self._tell(f"node {self._node}: takes no new pods")
 
-    def _arrival(
-        self, node: _NodeView, pods: Sequence[PodView], vendors: Sequence[str]
-    ) -> dict[str, Any]:
+    def _arrival(self, node: _NodeView, pods: Sequence[PodView], vendor: str) -> dict[str, Any]:
         """The node is ours: what HAMi leaves is written down, what it registered is removed."""
         notes = node.metadata.annotations or {}
         old, _ = _mark(notes)
@@ -355,8 +358,8 @@ class Mover:
         mark = adoption.TakenOver(
             pods=tuple(sorted(p.metadata.uid for p in pods if _is_hamis(p, catalog, old))),
             devices={
-                vendor: {device.uuid: device.index for device in devices}
-                for vendor, devices in sorted(listed.items())
+                word: {device.uuid: device.index for device in devices}
+                for word, devices in sorted(listed.items())
             }
             or old.devices,
         )
@@ -364,7 +367,7 @@ class Mover:
         gone += ["hami.io/node-nvidia-score", *LOCKS]
         return {
             "metadata": {
-                "labels": {OURS + vendor: "true" for vendor in vendors},
+                "labels": {OURS + vendor: "true"},
                 "annotations": {
                     **{key: None for key in gone if key in notes},
                     annotations.TAKEN_OVER: adoption.encode_mark(mark),
@@ -526,7 +529,7 @@ def status_command(hami_label: str, kubeconfig: str, format_: str) -> None:
 @kubeapi.option
 def node_command(  # noqa: PLR0917 - click passes them by name
     name: str,
-    vendors: tuple[str, ...],
+    vendor: str,
     accept: bool,  # noqa: FBT001 - click passes flags so
     hami_label: str,
     hami_plugin: str,
@@ -534,15 +537,14 @@ def node_command(  # noqa: PLR0917 - click passes them by name
     kubeconfig: str,
 ) -> None:
     """Bring a node from HAMi to us."""
-    known = [vendor.name for vendor in Catalog.from_settings().vendors]
-    for vendor in vendors:
-        if vendor not in known:
-            raise InputRefused(f"--vendor {vendor}: give one of {', '.join(known)}")
+    known = [one.name for one in Catalog.from_settings().vendors]
+    if vendor and vendor not in known:
+        raise InputRefused(f"--vendor {vendor}: give one of {', '.join(known)}")
     ways = parse_ways(hami_label, hami_plugin, wait_s)
 
     async def work(kube: KubeApi) -> Standing:
         mover = Mover(kube, name, ways, tell=_progress())
-        return await mover.take(vendors=vendors, accept=accept)
+        return await mover.take(vendor=vendor, accept=accept)
 
     _done(kubeapi.with_kube(kubeconfig, work))
 

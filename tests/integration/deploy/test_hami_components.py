@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an overlay adds while nodes come over from HAMi is one environment variable each, and trust.
+
+``kubectl kustomize`` renders; the settings are loaded as the scheduler loads them, and the policy
+is asked by the simulated API server's own CEL.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hami_common.runtime.settings import load
+from hami_scheduler.settings import Settings
+from hami_sim.apiserver.cel import Program
+from hami_sim.kubernetes.programs import KUBECTL
+from tests.cluster.needs import control_plane_or_skip
+
+KUSTOMIZE = Path(__file__).parents[3] / "deploy/kustomize"
+COMPONENTS = ("hami-take-over", "hami-mirrors", "hami-mirrors-nodes")
+POLICY = "allocation-annotations.hami.io"
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
+    """All objects of the production overlay with these components, by kind and name."""
+    directory = tmp_path_factory.mktemp("overlay")
+    overlay = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [os.path.relpath(KUSTOMIZE / "base", directory)],
+        "components": [
+            os.path.relpath(KUSTOMIZE / "components" / name, directory) for name in COMPONENTS
+        ],
+    }
+    (directory / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    done = subprocess.run(
+        [control_plane_or_skip().path(KUBECTL), "kustomize", str(directory)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = yaml.safe_load_all(done.stdout)
+    return {(one["kind"], one["metadata"]["name"]): one for one in found}
+
+
+def test_scheduler_takes_over_and_mirrors(
+    rendered: dict[tuple[str, str], dict[str, Any]],
+) -> None:
+    pod = rendered["Deployment", "hami-scheduler"]["spec"]["template"]["spec"]
+    (scheduler,) = (one for one in pod["containers"] if one["name"] == "scheduler")
+    environment = {one["name"]: one["value"] for one in scheduler["env"]}
+    loaded = load(
+        Settings,
+        service="scheduler",
+        argv=["--set", "signing_key_file=k"],
+        environ=environment,
+    ).settings
+    assert (loaded.take_over, loaded.mirror_pods, loaded.mirror_nodes) == (True, True, True)
+    plain = load(
+        Settings, service="scheduler", argv=["--set", "signing_key_file=k"], environ={}
+    ).settings
+    assert (plain.take_over, plain.mirror_pods, plain.mirror_nodes) == (False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("user", "is_asked"),
+    [
+        ("system:serviceaccount:hami-system:hami-scheduler", False),
+        ("system:serviceaccount:kube-system:hami-scheduler", False),
+        ("system:serviceaccount:kube-system:hami-device-plugin", False),
+        ("system:serviceaccount:team-a:hami-scheduler", True),
+        ("kubernetes-admin", True),
+    ],
+)
+def test_hamis_own_accounts_write_its_annotations_and_nobody_else(
+    rendered: dict[tuple[str, str], dict[str, Any]], user: str, *, is_asked: bool
+) -> None:
+    policy = rendered["ValidatingAdmissionPolicy", POLICY]
+    (condition,) = policy["spec"]["matchConditions"]
+    request: dict[str, Any] = {"request": {"userInfo": {"username": user}}}
+    program = Program(condition["expression"], frozenset({"request"}))
+    assert program.decide(request) is is_asked

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods and nodes carry what HAMi reads, exactly where the settings say so."""
+
+import pytest
+
+from hami_common import adoption, annotations, hamiformat
+from tests.support import hami_reader
+from tests.unit.scheduler.shell import builders
+from tests.unit.scheduler.shell.world import World
+
+pytestmark = pytest.mark.anyio
+
+NODE = "/api/v1/nodes/n1"
+KEY = "hami.io/vgpu-devices-allocated"
+
+
+async def test_bound_pods_are_mirrored_once_under_hamis_names() -> None:
+    world = World()
+    await world.add_devices(builders.devices("n1"))
+    mark = adoption.TakenOver(devices={"nvidia": {"HAMI-0": 0}})
+    notes = {annotations.TAKEN_OVER: adoption.encode_mark(mark)}
+    world.kube.put(NODE, {"metadata": {"name": "n1", "annotations": notes}})
+    async with world.scheduler(mirror_pods=True) as running:
+        assert await running.bind(world.add_pod(builders.pod("p", mem_mib=3000)), "n1") == ""
+        world.add_pod(builders.pod("waits"))
+        await world.advance(7, "n1")
+        pod = world.kube.pod("p")
+        assert pod["metadata"]["annotations"][KEY] == "HAMI-0,NVIDIA,3000,10:;"
+        assert pod["metadata"]["labels"][hamiformat.NODE] == "n1"
+        assert hami_reader.used(world.kube.pods()) == {("n1", "HAMI-0"): (3000, 10, 1)}
+        version = pod["metadata"]["resourceVersion"]
+        await world.advance(21, "n1")
+        assert world.kube.pod("p")["metadata"]["resourceVersion"] == version
+        assert KEY not in world.kube.pod("waits")["metadata"]["annotations"]
+        # The node's devices are HAMi's to register.
+        assert (
+            "hami.io/node-nvidia-register"
+            not in world.kube.objects[NODE]["metadata"]["annotations"]
+        )
+
+
+async def test_mirror_of_an_earlier_run_is_left_as_it_is() -> None:
+    world = World()
+    await world.add_devices(builders.devices("n1"))
+    async with world.scheduler("s1", mirror_pods=True) as running:
+        assert await running.bind(world.add_pod(builders.pod("p")), "n1") == ""
+        await world.advance(7, "n1")
+    version = world.kube.pod("p")["metadata"]["resourceVersion"]
+    async with world.scheduler("s2", mirror_pods=True):
+        await world.advance(21, "n1")
+    assert world.kube.pod("p")["metadata"]["resourceVersion"] == version
+
+
+async def test_nodes_register_their_devices_and_again_when_these_change() -> None:
+    world = World()
+    await world.add_devices(builders.devices("n1"))
+    world.kube.put(NODE, {"metadata": {"name": "n1"}})
+    async with world.scheduler(mirror_nodes=True):
+        await world.advance(7, "n1")
+        assert list(hami_reader.registered(world.kube.objects[NODE])) == ["GPU-n1-0"]
+        patches = len(world.kube.node_touches)
+        await world.advance(14, "n1")
+        assert len(world.kube.node_touches) == patches
+        await world.add_devices(builders.devices("n1", count=2, seq=2))
+        await world.advance(7, "n1")
+        assert list(hami_reader.registered(world.kube.objects[NODE])) == ["GPU-n1-0", "GPU-n1-1"]
+
+
+async def test_nothing_is_mirrored_unless_the_settings_say_so() -> None:
+    world = World()
+    await world.add_devices(builders.devices("n1"))
+    world.kube.put(NODE, {"metadata": {"name": "n1"}})
+    async with world.scheduler() as running:
+        assert await running.bind(world.add_pod(builders.pod("p")), "n1") == ""
+        await world.advance(14, "n1")
+        assert not hami_reader.placed(world.kube.pods())
+        assert not hami_reader.registered(world.kube.objects[NODE])
