@@ -2,7 +2,8 @@
 """Drives the recorded parts of a scheduler's core through a random life, without bus and API.
 
 Devices come, go, fall silent and fail; pods are filtered, scored, bound, confirmed and released, by
-this scheduler and by another; the bus is wiped now and then. Everything is drawn from one seed, so
+this scheduler and by another; quotas and queues come, change and go, and pods are held to them; the
+bus is wiped now and then. Everything is drawn from one seed, so
 that a failure can be repeated. Seconds throughout.
 """
 
@@ -10,13 +11,17 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.events.allocation import Account, AllocationRecord, StateRecord
 from hami_common.events.inventory import DeviceFault, Heartbeat
 from hami_common.model.request import DevicePolicy, PlacementPolicy, PodRequest, ScoringWeights
 from hami_common.runtime.clock import ManualClock
 from hami_scheduler.core.ledger import Hold, Ledger
+from hami_scheduler.core.queues import QueueConfig, QueueTree
+from hami_scheduler.core.quota import Asker, Limit, Quota, Resource, Scope, amounts_of
+from hami_scheduler.core.quota_verdicts import Allowed
 from hami_scheduler.core.snapshot import Parts
 from hami_scheduler.core.stimuli import (
     Accepted,
@@ -29,11 +34,14 @@ from hami_scheduler.core.stimuli import (
     Tick,
     Wiped,
 )
+from hami_scheduler.core.verdicts import Filtered
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.recorder import (
     LogSettings,
     RecordedInventory,
     RecordedLedger,
+    RecordedQuotaLedger,
+    RecordedQuotaVerdicts,
     RecordedTable,
     RecordedVerdicts,
     Recorder,
@@ -48,6 +56,7 @@ CHAINS: tuple[tuple[DevicePolicy, ...], ...] = (
     ("topology-aware",),
 )
 BOOT = "0000000000001-aa"
+NAMESPACES = ("default", "team-a", "team-b")
 
 
 @dataclass
@@ -84,7 +93,10 @@ class Drive:
         )
         self.inventory = RecordedInventory(table, self.recorder, heartbeat_timeout_s=15.0)
         self.verdicts = RecordedVerdicts(table, self.recorder)
-        self.recorder.watch(Parts(self.ledger, self.inventory), policy=PlacementPolicy())
+        self.quota = RecordedQuotaLedger(self.recorder)
+        self.quotas = RecordedQuotaVerdicts(table, self.quota, self.recorder)
+        parts = Parts(self.ledger, self.inventory, self.quota)
+        self.recorder.watch(parts, policy=PlacementPolicy())
         self.names = [f"node-{number:02d}" for number in range(self.nodes)]
         self.now_s = 1000.0
         self.seq = 0
@@ -93,6 +105,7 @@ class Drive:
         self.decisions = 0
         for node in self.names:
             self.devices(node)
+        self.quota.synced()
         self.ledger.handle(FeedSynced(now_s=self.now_s))
         self.ledger.handle(Repaired(now_s=self.now_s))
 
@@ -112,7 +125,7 @@ class Drive:
         elif chance < 0.85:
             self.release()
         elif chance < 0.90:
-            self.heartbeats()
+            self.random.choice((self.heartbeats, self.heartbeats, self.limits))()
         else:
             node = self.random.choice(self.names)
             self.random.choice(
@@ -157,6 +170,44 @@ class Drive:
                     unserved=unserved,
                 )
                 self.inventory.hear(beat, now_s=self.now_s)
+
+    def limits(self) -> None:
+        """Somebody changes a quota, or the queues."""
+        draw = self.random
+        if draw.random() < 0.3:
+            guaranteed = draw.choice((0, 60_000, 200_000))
+            self.quota.set_tree(
+                QueueTree(
+                    vendors=("nvidia",),
+                    queues=(
+                        QueueConfig(
+                            name=name,
+                            guaranteed={"memory_mib": guaranteed},
+                            limit=draw.choice(({}, {"nvidia/devices": 12})),
+                            borrow_weight=draw.choice((0, 1, 3)),
+                            namespaces=(namespace,),
+                        )
+                        for name, namespace in zip(("a", "b"), NAMESPACES[1:], strict=True)
+                    ),
+                )
+                if draw.random() < 0.8
+                else QueueTree()
+            )
+            return
+        namespace = draw.choice(NAMESPACES[:2])
+        if draw.random() < 0.3:
+            self.quota.drop_quota(namespace, "quota")
+            return
+        most = draw.choice((0, 20_000, 100_000))
+        limit = Limit(key="limits.nvidia.com/gpumem", most=most)
+        self.quota.put_quota(
+            Quota(
+                namespace=namespace,
+                name="quota",
+                limits={Resource("nvidia", "memory_mib"): limit},
+                scopes=draw.choice(((), (Scope(name="Terminating"),))),
+            )
+        )
 
     def fault(self, node: str) -> None:
         """A device fails, or is well again."""
@@ -203,7 +254,9 @@ class Drive:
 
     def wipe(self) -> None:
         """The bus loses its storage."""
+        self.quota.reset()
         self.ledger.handle(Wiped(now_s=self.now_s))
+        self.quota.synced()
         self.ledger.handle(FeedSynced(now_s=self.now_s))
         self.ledger.handle(Repaired(now_s=self.now_s))
 
@@ -220,7 +273,12 @@ class Drive:
             containers=(builders.held(builders.share(f"{node}-{self.random.randrange(8)}", 500)),),
             writer="s2",
         )
+        self.seen(record)
+
+    def seen(self, record: AllocationRecord) -> None:
+        """The feed delivers a record."""
         self.ledger.handle(RecordSeen(seq=self.seq, record=record, now_s=self.now_s))
+        self.quota.fold(self.seq, record)
 
     # --- pods ------------------------------------------------------------------------------------
 
@@ -229,8 +287,15 @@ class Drive:
         self.pods += 1
         request = self.request()
         names = self.random.sample(self.names, self.random.randint(2, len(self.names)))
-        filtered = self.verdicts.filter(request, [*names, "unknown"])
+        fitting = self.verdicts.filter(request, [*names, "unknown"])
         self.decisions += 1
+        account = self.random.choice((None, Account(is_terminating=True), Account(queue="a")))
+        asker = Asker(account=account, wish=self.random.choice(("", "", "", "a")))
+        filtered: Filtered | Allowed = fitting
+        if self.quotas.governs(request.namespace, asker):
+            waiting = [uid for uid in self.quota.claims() if self.random.random() < 0.9]
+            filtered = self.quotas.allowed(request, fitting, asker, waiting=waiting)
+            self.decisions += 1
         if not len(filtered.left):
             return
         near = self.random.sample(self.names, 2) if self.random.random() < 0.2 else ()
@@ -253,12 +318,32 @@ class Drive:
         )
         self.decisions += 2
         if isinstance(plan, Append):
+            plan = plan.under(account)
+            if not self.may(plan):
+                return
             self.accept(plan)
+            if self.quota.governs(request.namespace, account):
+                self.quota.verdict(self.seq)
+                self.decisions += 1
             holding = self.ledger.holding(node, request.uid)
             if holding is not None and self.random.random() < 0.9:
                 write = self.ledger.plan_state(holding, "bound", now_s=self.now_s)
                 if write is not None:
                     self.stated(write.state)
+
+    def may(self, plan: Append) -> bool:
+        """Whether quotas let a reservation be written; it is then counted."""
+        record = plan.record
+        if not self.quota.governs(record.namespace, record.account):
+            return True
+        wanted = amounts_of(record.containers, record.account)
+        self.decisions += 1
+        if self.quota.first_look(record.namespace, record.account, wanted) is not None:
+            return False
+        self.quota.expect(record)
+        if self.random.random() < 0.2:
+            self.quota.stop_expecting(record.allocation_id)
+        return True
 
     def request(self) -> PodRequest:
         """What some pod asks for; few templates, as in life."""
@@ -275,7 +360,7 @@ class Drive:
         ]
         if draw.random() < 0.1:
             containers = [builders.container(builders.whole(draw.choice((1, 4))))]
-        return builders.pod(
+        pod = builders.pod(
             *containers,
             uid=f"uid-{self.pods}",
             name=f"pod-{self.pods}",
@@ -283,13 +368,14 @@ class Drive:
             device=draw.choice(CHAINS),
             weights=draw.choice((None, ScoringWeights(slot=0, core=1, memory=3))),
         )
+        return replace(pod, namespace=draw.choice(NAMESPACES))
 
     def accept(self, plan: Append) -> None:
         """The bus takes an append."""
         self.seq += 1
         self.ledger.handle(Accepted(append=plan, seq=self.seq, now_s=self.now_s))
         if self.random.random() < 0.9:
-            self.ledger.handle(RecordSeen(seq=self.seq, record=plan.record, now_s=self.now_s))
+            self.seen(plan.record)
 
     def stated(self, state: StateRecord) -> None:
         """The bus takes a state."""

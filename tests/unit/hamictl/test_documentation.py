@@ -12,7 +12,7 @@ import pytest
 from hamictl.cli import main
 
 DOCS = Path(__file__).parents[3] / "docs"
-TEXTS = ("hamictl.md", "explain.md", "replay.md")
+TEXTS = ("hamictl.md", "explain.md", "quota.md", "replay.md")
 
 
 def commands(group: click.Group, *words: str) -> Iterator[str]:

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from hami_common.events import codec
+from hami_common.events.allocation import Account
+from hami_scheduler.core.queues import QueueConfig
+from hami_scheduler.core.quota import Asker
+from hami_scheduler.core.quota_memory import Quotas
 from hami_scheduler.core.snapshot import Snapshot
 from hamictl.cli import main
 from tests.support import builders
@@ -67,6 +72,18 @@ def test_json_has_the_same(snapshot: Path) -> None:
     now = json.loads(explain(snapshot, "huge", "-o", "json").output)["now"]
     assert (now["nodes"], now["feasible"]) == (2, 0)
     assert now["closest"][0]["fits"] == "16000"
+
+
+def test_pod_that_its_queue_holds_is_told_so_and_what_the_queue_would_take(snapshot: Path) -> None:
+    known = codec.decode(snapshot.read_bytes(), Snapshot, what="snapshot")
+    queue = QueueConfig(name="small", limit={"memory_mib": 4000}, allowed_namespaces=("default",))
+    asker = Asker(account=Account(queue="small"), wish="small")
+    quotas = Quotas(queues=(queue,), askers={"u2": asker})
+    snapshot.write_bytes(codec.encode(replace(known, quotas=quotas)))
+    output = explain(snapshot, "fitting").output
+    assert "now: 0 of 2 nodes fit" in output
+    assert "QueueOverLimit: queue small memory_mib: 10000 MiB wanted, 0 used, limit 4000" in output
+    assert "closest fit: container main: memory_mib 4000 instead of 10000 would fit on" in output
 
 
 def test_pod_that_does_not_wait_is_told_so(snapshot: Path) -> None:

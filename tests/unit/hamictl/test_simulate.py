@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
+from hami_scheduler.core.queues import QueueConfig
+from hami_scheduler.core.quota_memory import Quotas, WrittenLimit, WrittenQuota
 from hami_scheduler.core.snapshot import Snapshot
 from hamictl.cli import main
 
@@ -128,6 +130,95 @@ def test_mistakes_are_named(
     snapshot: Path, documents: list[Any], more: tuple[str, ...], text: str
 ) -> None:
     result = run(snapshot, documents, *more)
+    assert result.exit_code == 2
+    assert text in result.output
+
+
+QUEUES = """
+[[queue]]
+name = "web"
+limit = { memory_mib = 2000 }
+namespaces = ["team"]
+"""
+
+
+def quota(most: object) -> dict[str, Any]:
+    return {
+        "kind": "ResourceQuota",
+        "metadata": {"name": "gpu", "namespace": "team"},
+        "spec": {"hard": {"limits.nvidia.com/gpumem": most}},
+    }
+
+
+def test_quotas_and_queues_of_the_snapshot_hold(snapshot: Path) -> None:
+    known = msgspec.json.decode(snapshot.read_bytes(), type=Snapshot)
+    limit = WrittenLimit(resource="nvidia/memory_mib", key="limits.nvidia.com/gpumem", most=3000)
+    known = msgspec.structs.replace(
+        known,
+        quotas=Quotas(
+            objects=(WrittenQuota(namespace="team", name="gpu", limits=(limit,)),),
+            queues=(QueueConfig(name="web", limit={"memory_mib": 2000}, namespaces=("team",)),),
+        ),
+    )
+    snapshot.write_bytes(msgspec.json.encode(known))
+    documents = [deployment("web", 3, x_gpu="1", x_gpumem="1000")]
+    text = " ".join(run(snapshot, documents).output.split())
+    assert "2 placed, 1 refused" in text
+    assert "1 nodes: QueueOverLimit: queue web memory_mib: 1000 MiB wanted, 2000 used" in text
+    assert "team gpu limits.nvidia.com/gpumem 2000 3000" in text
+    assert "web memory_mib 2000 0 0 2000 1 0" in text
+    other = [*documents, deployment("more", 1, x_gpu="1", x_gpumem="1001")]
+    answer = json.loads(run(snapshot, other, "-o", "json").output)
+    assert (answer["placed"], answer["quotas"][0]["used"]) == (2, 2000)
+
+
+def test_other_quotas_and_queues_are_tried(snapshot: Path, tmp_path: Path) -> None:
+    documents = [deployment("web", 3, x_gpu="1", x_gpumem="1000")]
+    queues, quotas = tmp_path / "queues.toml", tmp_path / "quotas.yaml"
+    queues.write_text(QUEUES)
+    quotas.write_text(yaml.safe_dump_all([quota(1500)]))
+    placed = {
+        name: json.loads(run(snapshot, documents, *flags, "-o", "json").output)["placed"]
+        for name, flags in {
+            "none": (),
+            "queues": ("--queues", str(queues)),
+            "quotas": ("--quotas", str(quotas)),
+            "both": ("--queues", str(queues), "--quotas", str(quotas)),
+        }.items()
+    }
+    assert placed == {"none": 3, "queues": 2, "quotas": 1, "both": 1}
+
+
+def test_pod_without_cpu_and_memory_is_best_effort_for_a_quotas_scope(
+    snapshot: Path, tmp_path: Path
+) -> None:
+    quotas = tmp_path / "quotas.yaml"
+    scoped = quota(1000)
+    scoped["spec"]["scopes"] = ["NotBestEffort"]
+    quotas.write_text(yaml.safe_dump(scoped))
+    plain = deployment("web", 1, x_gpu="1", x_gpumem="2000")
+    burstable = deployment("api", 1, x_gpu="1", x_gpumem="2000")
+    burstable["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
+    answer = run(snapshot, [plain, burstable], "--quotas", str(quotas), "-o", "json").output
+    pods = json.loads(answer)["pods"]
+    assert [bool(one.get("node")) for one in pods] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("flag", "content", "text"),
+    [
+        ("--queues", "[[queue]]\nname = 'a'\nweight = 1", "queue a: weight"),
+        ("--queues", "[[", "queues.toml"),
+        ("--quotas", "kind: Pod", "no ResourceQuota that limits a device"),
+        ("--quotas", "[1]", "not a Kubernetes object"),
+    ],
+)
+def test_wrong_quotas_and_queues_are_named(
+    snapshot: Path, tmp_path: Path, flag: str, content: str, text: str
+) -> None:
+    file = tmp_path / "queues.toml"
+    file.write_text(content)
+    result = run(snapshot, [deployment("web", 1, x_gpu="1")], flag, str(file))
     assert result.exit_code == 2
     assert text in result.output
 

@@ -2,6 +2,7 @@
 """The commands that look; those of daily operation are in ``operating``. Exit codes: ``errors``."""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -9,6 +10,7 @@ import click
 from hami_common.model.placement import ContainerShares
 from hami_common.runtime.clock import SystemClock
 from hami_scheduler.core.defrag import MOST_MOVES, MOST_TRIALS
+from hami_scheduler.core.quota_ledger import QueueRow, QuotaRow
 from hami_scheduler.core.reasons import DeviceVerdict
 from hami_scheduler.core.rerun import Report
 from hamictl import (
@@ -186,6 +188,10 @@ def queues(scheduler: str, format_: str) -> None:
         return
     if answer.problem:
         click.echo(f"The queues file is not in force: {answer.problem}", err=True)
+    _show_queues(answer.items)
+
+
+def _show_queues(items: Iterable[client.Queue | QueueRow]) -> None:
     headings = ["QUEUE", "RESOURCE", "USED", "GUARANTEED", "BORROWED", "LIMIT", "WEIGHT", "WAITING"]
     rows = [
         [
@@ -198,7 +204,7 @@ def queues(scheduler: str, format_: str) -> None:
             one.borrow_weight,
             one.waiting,
         ]
-        for one in answer.items
+        for one in items
     ]
     output.table(headings, rows, empty="There are no queues.")
 
@@ -214,9 +220,13 @@ def quotas(namespace: str, scheduler: str, format_: str) -> None:
     if format_ in ("json", "yaml"):
         output.show(client.Quotas(items=found), format_)
         return
+    _show_quotas(found)
+
+
+def _show_quotas(items: Iterable[client.Quota | QuotaRow]) -> None:
     headings = ["NAMESPACE", "QUOTA", "KEY", "USED", "LIMIT"]
     rows = [
-        [one.namespace, one.quota, one.key, one.used, one.problem or one.limit] for one in found
+        [one.namespace, one.quota, one.key, one.used, one.problem or one.limit] for one in items
     ]
     output.table(headings, rows, empty="No ResourceQuota limits a device.")
 
@@ -341,12 +351,27 @@ _snapshot_file = click.option(
     multiple=True,
     help="node=binpack|spread;device=…;weights=slot=1,core=1,memory=1. Several are compared.",
 )
+@click.option(
+    "--queues",
+    "queues_file",
+    type=click.Path(path_type=Path),
+    help="A queues file to try instead of the snapshot's queues.",
+)
+@click.option(
+    "--quotas",
+    "quota_files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="ResourceQuotas to try beside the snapshot's, or instead of those of the same name.",
+)
 @click.option("--strict", is_flag=True, help="Exit with 1 unless every pod is placed.")
 @_format
-def simulate_(
+def simulate_(  # noqa: PLR0917 - click passes them by name
     snapshot_file: Path,
     pod_files: tuple[Path, ...],
     policy: tuple[str, ...],
+    queues_file: Path | None,
+    quota_files: tuple[Path, ...],
     strict: bool,  # noqa: FBT001 - click passes flags so
     format_: str,
 ) -> None:
@@ -354,7 +379,8 @@ def simulate_(
     known = simulate.read_snapshot(snapshot_file)
     pods = [found for path in pod_files for found in manifests.read_pods(path)]
     policies = simulate.policies_of(policy, known.policy)
-    results = tuple(simulate.run(known, pods, one) for one in policies)
+    rules = simulate.rules_of(quota_files, queues_file)
+    results = tuple(simulate.run(known, pods, one, rules) for one in policies)
     first = results[0]
     if format_ in ("json", "yaml"):
         is_one = len(results) == 1
@@ -417,6 +443,12 @@ def _show_result(result: simulate.Result) -> None:
     headings = ["", "DEVICES USED", "OF THEIR MEMORY BOOKED", "FREE MEMORY STRANDED"]
     named = [[name, *row] for name, row in zip(("before", "after"), rows, strict=True)]
     output.table(headings, named, empty="")
+    if result.quotas:
+        click.echo()
+        _show_quotas(result.quotas)
+    if result.queues:
+        click.echo()
+        _show_queues(result.queues)
 
 
 @main.command(name="defrag")

@@ -51,6 +51,21 @@ def read_running(path: Path) -> list[Running]:
     return found
 
 
+def read_objects(path: Path, kind: str) -> list[dict[str, Any]]:
+    """The objects of one kind in a YAML or JSON file, those of lists spelled out."""
+    found: list[dict[str, Any]] = []
+    for document in _documents(path):
+        if document is None:
+            continue
+        if not isinstance(document, dict):
+            message = f"{path}: a document is a {type(document).__name__}, not a Kubernetes object"
+            raise InputRefused(message)
+        items = document.get("items")
+        some = items if isinstance(items, list) else [document]
+        found += [item for item in some if isinstance(item, dict) and item.get("kind") == kind]
+    return found
+
+
 def _documents(path: Path) -> list[Any]:
     """What a YAML or JSON file holds."""
     try:

@@ -2,8 +2,8 @@
 """Explains a pod: from recorded decisions and, while it waits, from what a scheduler knows now.
 
 The decisions are the registry's; what would be decided now is worked out here, on a snapshot, with
-the scheduler's own core. Quotas and gangs are not in a snapshot: a refusal of theirs is told by the
-recorded decisions only.
+the scheduler's own core, quotas and queues included. Gangs are not in a snapshot: a refusal of
+theirs is told by the recorded decisions only.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from hami_scheduler.core.whatif import Standing, standing
 from hamictl import client
 from hamictl.client import Allocation, Explanation
 from hamictl.errors import Absent, Unreachable
-from hamictl.simulate import decode_snapshot, read_snapshot
+from hamictl.simulate import decode_snapshot, governed_by, read_snapshot
 
 
 class Answer(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -74,7 +74,9 @@ def explain(
     return replace(
         answer,
         snapshot_id=known.snapshot_id,
-        now=standing(load(known), request, node=node),
+        now=standing(
+            load(known), request, node=node, governed=governed_by(known, known.quotas.askers)
+        ),
     )
 
 

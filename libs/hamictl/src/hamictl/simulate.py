@@ -1,19 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places the pods of manifests on a snapshot, with any policy, and tells what came of it."""
+"""Places the pods of manifests on a snapshot, with any policy, and tells what came of it.
 
+Quotas and queues take part: those of the snapshot, or others that are to be tried.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from hami_common.errors import HamiError, RequestInvalid
+from hami_common import annotations as keys
+from hami_common.errors import HamiError, RequestInvalid, SettingsInvalid
 from hami_common.events import codec
 from hami_common.model.request import PlacementPolicy, PodRequest, ScoringWeights
 from hami_common.podview import PodView
 from hami_common.vendors.catalog import Catalog, parse_policy
-from hami_scheduler.core.snapshot import Snapshot, load
-from hami_scheduler.core.whatif import Outcome, Packing, packing, simulate
+from hami_scheduler.core import queues
+from hami_scheduler.core.podfacts import account_of
+from hami_scheduler.core.quota import Asker, Quota, QuotaReader, count_resources
+from hami_scheduler.core.quota_ledger import QueueRow, QuotaRow
+from hami_scheduler.core.snapshot import Snapshot, load, load_quotas
+from hami_scheduler.core.whatif import Governed, Outcome, Packing, packing, simulate
 from hamictl.errors import InputRefused
+from hamictl.manifests import read_objects
+
+_QUALITY_BY = ("cpu", "memory")
+"""Resources by which Kubernetes tells a pod's quality of service."""
+
+
+class Rules(Struct, frozen=True, kw_only=True):
+    """Quotas and queues to try instead of the snapshot's."""
+
+    quotas: tuple[Quota, ...] = ()
+    """In place of those with the same namespace and name."""
+    tree: queues.QueueTree | None = None
+    """In place of all queues."""
 
 
 class Rejected(Struct, frozen=True, kw_only=True):
@@ -37,6 +61,9 @@ class Result(Struct, frozen=True, kw_only=True):
     after: Packing
     pods: tuple[Outcome, ...]
     rejected: tuple[Rejected, ...] = ()
+    quotas: tuple[QuotaRow, ...] = ()
+    """Limits of ResourceQuotas and what is used under them afterwards."""
+    queues: tuple[QueueRow, ...] = ()
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -104,9 +131,80 @@ def policy_text(policy: PlacementPolicy) -> str:
     return text
 
 
-def run(snapshot: Snapshot, pods: list[PodView], policy: PlacementPolicy) -> Result:
+def rules_of(quota_files: Iterable[Path], queues_file: Path | None) -> Rules:
+    """Quotas and queues from files, as the API server and the scheduler's settings have them."""
+    catalog = Catalog.from_settings()
+    reader = QuotaReader(catalog)
+    quotas: list[Quota] = []
+    for path in quota_files:
+        try:
+            read = [
+                reader.read(msgspec.json.encode(document))
+                for document in read_objects(path, "ResourceQuota")
+            ]
+        except msgspec.DecodeError as error:
+            message = f"{path}: not a ResourceQuota: {error}"
+            raise InputRefused(message) from error
+        found = [quota for quota in read if quota is not None]
+        if not found:
+            message = f"{path}: no ResourceQuota that limits a device; write limits.<resource>"
+            raise InputRefused(message)
+        quotas += found
+    if queues_file is None:
+        return Rules(quotas=tuple(quotas))
+    try:
+        text = queues_file.read_text(encoding="utf-8")
+        tree = queues.parse(
+            tomllib.loads(text), vendors=[vendor.name for vendor in catalog.vendors]
+        )
+    except OSError as error:
+        message = f"{queues_file}: {error.strerror}"
+        raise InputRefused(message) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, SettingsInvalid) as error:
+        message = f"{queues_file}: {error}"
+        raise InputRefused(message) from error
+    return Rules(quotas=tuple(quotas), tree=tree)
+
+
+def governed_by(
+    snapshot: Snapshot, askers: Mapping[str, Asker], rules: Rules | None = None
+) -> Governed:
+    """What is held under quotas in a snapshot, with ``rules`` in place of its own."""
+    try:
+        quota = load_quotas(snapshot)
+    except HamiError as error:
+        raise InputRefused(str(error)) from error
+    if rules is not None:
+        for one in rules.quotas:
+            quota.put_quota(one)
+        if rules.tree is not None:
+            quota.set_tree(rules.tree)
+    return Governed(quota, askers)
+
+
+def asker_of(pod: PodView, names: Mapping[str, tuple[str, str]]) -> Asker:
+    """The pod of a manifest as quotas look at it; ``names`` as of ``count_resources``."""
+    if not pod.status.qos_class:
+        asked = {
+            name
+            for _, container in pod.containers_in_order()
+            for name in (*container.limits(), *container.requests())
+        }
+        if asked.isdisjoint(_QUALITY_BY):
+            pod = replace(pod, status=replace(pod.status, qos_class="BestEffort"))
+    return Asker(account=account_of(pod, names), wish=pod.labels().get(keys.QUEUE_LABEL, ""))
+
+
+def run(
+    snapshot: Snapshot,
+    pods: list[PodView],
+    policy: PlacementPolicy,
+    rules: Rules | None = None,
+) -> Result:
     """Place every pod, in order."""
     catalog = Catalog.from_settings()
+    names = count_resources(catalog)
+    askers: dict[str, Asker] = {}
     requests: list[PodRequest] = []
     rejected: list[Rejected] = []
     plain = 0
@@ -122,13 +220,16 @@ def run(snapshot: Snapshot, pods: list[PodView], policy: PlacementPolicy) -> Res
         if request is None:
             plain += 1
         else:
-            requests.append(msgspec.structs.replace(request, uid=f"whatif-{number}"))
+            request = replace(request, uid=f"whatif-{number}")
+            askers[request.uid] = asker_of(pod, names)
+            requests.append(request)
     ledger = load(snapshot)
+    governed = governed_by(snapshot, askers, rules)
     exact = snapshot.exact
     inventory = snapshot.devices if exact is None else exact.inventory.devices
     devices = [(known.node, device) for known in inventory for device in known.devices]
     before = packing(ledger, devices, requests)
-    outcomes = tuple(simulate(ledger, requests, now_s=snapshot.time_s))
+    outcomes = tuple(simulate(ledger, requests, now_s=snapshot.time_s, governed=governed))
     placed = sum(1 for outcome in outcomes if outcome.node)
     return Result(
         snapshot_id=snapshot.snapshot_id,
@@ -140,4 +241,6 @@ def run(snapshot: Snapshot, pods: list[PodView], policy: PlacementPolicy) -> Res
         after=packing(ledger, devices, requests),
         pods=outcomes,
         rejected=tuple(rejected),
+        quotas=tuple(governed.quota.quota_rows()),
+        queues=tuple(governed.quota.queue_rows()),
     )

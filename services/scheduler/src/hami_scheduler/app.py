@@ -34,6 +34,8 @@ from hami_common.vendors.catalog import Catalog
 from hami_scheduler.core.inventory import Inventory
 from hami_scheduler.core.ledger import Ledger
 from hami_scheduler.core.podfacts import PodReader
+from hami_scheduler.core.quota_ledger import QuotaLedger
+from hami_scheduler.core.quota_verdicts import QuotaVerdicts
 from hami_scheduler.core.snapshot import Parts
 from hami_scheduler.core.table import DeviceTable
 from hami_scheduler.core.verdicts import Verdicts
@@ -55,6 +57,8 @@ from hami_scheduler.shell.recorder import (
     LogSettings,
     RecordedInventory,
     RecordedLedger,
+    RecordedQuotaLedger,
+    RecordedQuotaVerdicts,
     RecordedTable,
     RecordedVerdicts,
     Recorder,
@@ -158,6 +162,8 @@ class Scheduler:
             ids=ids,
         )
         self.quota = quota = QuotaKeeper(
+            ledger=parts.quota,
+            verdicts=parts.quota_verdicts,
             state=state,
             catalog=catalog,
             kube=world.kube,
@@ -321,6 +327,8 @@ class _Core(Struct, frozen=True, kw_only=True):
     ledger: Ledger
     inventory: Inventory
     verdicts: Verdicts
+    quota: QuotaLedger
+    quota_verdicts: QuotaVerdicts
     recorder: Recorder | None = None
 
 
@@ -334,11 +342,13 @@ def _parts(
     }
     timeout_s = settings.heartbeat_timeout_s
     if not settings.stimulus_log_dir:
-        table = DeviceTable()
+        table, quota = DeviceTable(), QuotaLedger()
         return _Core(
             ledger=Ledger(table, writer=writer, **leases),
             inventory=Inventory(table, heartbeat_timeout_s=timeout_s),
             verdicts=Verdicts(table),
+            quota=quota,
+            quota_verdicts=QuotaVerdicts(table, quota),
         )
     recorder = Recorder(
         LogSettings(
@@ -356,11 +366,14 @@ def _parts(
     table = RecordedTable(recorder)
     ledger = RecordedLedger(table, recorder, writer=writer, **leases)
     inventory = RecordedInventory(table, recorder, heartbeat_timeout_s=timeout_s)
-    recorder.watch(Parts(ledger, inventory), policy=settings.policy)
+    quota = RecordedQuotaLedger(recorder)
+    recorder.watch(Parts(ledger, inventory, quota), policy=settings.policy)
     return _Core(
         ledger=ledger,
         inventory=inventory,
         verdicts=RecordedVerdicts(table, recorder),
+        quota=quota,
+        quota_verdicts=RecordedQuotaVerdicts(table, quota, recorder),
         recorder=recorder,
     )
 

@@ -15,6 +15,8 @@ from hami_scheduler.core.reasons import (
 )
 from hami_scheduler.core.table import DeviceTable
 from hami_scheduler.core.verdicts import Verdicts
+from hami_sim.kubescheduler.fit import NodeRefusal as Told
+from hami_sim.kubescheduler.fit import explain as condition_of
 from tests.support.builders import (
     ask,
     container,
@@ -26,6 +28,9 @@ from tests.support.builders import (
     share,
     whole,
 )
+
+NODES, TIMES = 300, 17
+"""Texts do not depend on how many nodes have the same reason: each stands for seventeen."""
 
 
 def texts(table: DeviceTable, request: PodRequest) -> set[str]:
@@ -204,7 +209,7 @@ def test_many_reasons_stay_under_one_kibibyte_and_the_largest_classes_are_told()
         container(ask(2, mib=30_000, core=30), ask(vendor="ascend"), name="d" * 63),
         selector=selector,
     )
-    for i in range(300):
+    for i in range(NODES):
         node = f"{long}-{i}"
         kinds = (
             device(f"GPU-{i:036}", type="A100"),
@@ -222,15 +227,21 @@ def test_many_reasons_stay_under_one_kibibyte_and_the_largest_classes_are_told()
         if i % 10:
             table.upsert_node(devices(node, 1, vendor="ascend"))
     filtered = Verdicts(table).filter(request, table.nodes())
-    assert filtered.refused_count == len(filtered.refused()) == 300
-    shown = set(filtered.refused().values())
+    refused = filtered.refused()
+    assert filtered.refused_count == len(refused) == NODES
+    shown = set(refused.values())
     assert len(filtered.classes()) > CLASSES_SHOWN
     assert len(shown) == CLASSES_SHOWN
     assert any(text.startswith("OtherReasons: ") for text in shown)
     assert all(len(text.encode()) <= TEXT_BYTES for text in shown)
-    condition = "0/300 nodes are available: " + ", ".join(f"300 {text}" for text in sorted(shown))
-    assert len(condition.encode()) <= 1024
-    assert sum(group.count for group in filtered.classes()) == 300
+    told = {
+        f"{node}.{copy}": Told(reasons=(text,), resolvable=text.partition(":")[0] in RESOLVABLE)
+        for node, text in refused.items()
+        for copy in range(TIMES)
+    }
+    assert len(told) > 5_000
+    assert 700 < len(condition_of(told, len(told), preempts=True).encode()) <= 1024
+    assert sum(group.count for group in filtered.classes()) == NODES
     sizes = [group.count for group in filtered.classes()]
     assert sizes == sorted(sizes, reverse=True)
 

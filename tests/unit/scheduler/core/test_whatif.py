@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What-if: pods are placed as the scheduler would, and the closest fit is the closest there is."""
 
+from collections.abc import Mapping
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hami_common.events.allocation import Account
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
 from hami_common.model.request import (
@@ -15,10 +18,20 @@ from hami_common.model.request import (
     PodRequest,
 )
 from hami_scheduler.core.ledger import Ledger
+from hami_scheduler.core.queues import QueueConfig, QueueTree
+from hami_scheduler.core.quota import Asker, Limit, Quota, Resource
+from hami_scheduler.core.quota_ledger import QuotaLedger
 from hami_scheduler.core.stimuli import FeedSynced, Repaired
 from hami_scheduler.core.table import DeviceTable
-from hami_scheduler.core.verdicts import Verdicts
-from hami_scheduler.core.whatif import Change, closest_fits, packing, simulate
+from hami_scheduler.core.whatif import (
+    Change,
+    Governed,
+    Outcome,
+    closest_fits,
+    packing,
+    simulate,
+    standing,
+)
 
 
 def device(node: str, number: int, **more: object) -> Device:
@@ -69,7 +82,7 @@ def pod(name: str, *, count: int = 1, mib: int = 100, core: int = 0, **more: obj
 
 
 def closest(ledger: Ledger, request: PodRequest) -> dict[str, Change]:
-    found = closest_fits(ledger, Verdicts(ledger.table), request)
+    found = closest_fits(ledger, request)
     assert [change.cost for change in found] == sorted(change.cost for change in found)
     return {change.what: change for change in found}
 
@@ -143,7 +156,98 @@ def test_wish_to_be_alone_is_named_where_it_alone_keeps_the_pod_out() -> None:
     assert (change.asked, change.fits) == ("mutex,binpack", "binpack")
 
 
-@settings(max_examples=60, deadline=None)
+def quotas_of(
+    *,
+    most_mib: int | None = None,
+    tree: QueueTree | None = None,
+    askers: Mapping[str, Asker] | None = None,
+) -> Governed:
+    """A quota of the pods' namespace, and queues."""
+    quota = QuotaLedger()
+    if most_mib is not None:
+        limit = Limit(key="limits.nvidia.com/gpumem", most=most_mib)
+        limits = {Resource("nvidia", "memory_mib"): limit}
+        quota.put_quota(Quota(namespace="ns", name="q", limits=limits))
+    quota.set_tree(tree or QueueTree())
+    return Governed(quota, askers or {})
+
+
+def refusals(outcome: Outcome) -> list[str]:
+    return [refusal.text.partition(":")[0] for refusal in outcome.refusals]
+
+
+def test_pods_are_placed_up_to_the_quota_and_told_what_it_would_still_take() -> None:
+    ledger = ledger_of(("a", [device("a", 0), device("a", 1)]))
+    governed = quotas_of(most_mib=1000)
+    wanted = [pod("p0", mib=600), pod("p1", mib=500), pod("p2", mib=5000), pod("p3", mib=400)]
+    outcomes = list(simulate(ledger, wanted, now_s=0, governed=governed))
+    assert [outcome.node for outcome in outcomes] == ["a", "", "", "a"]
+    assert outcomes[1].refusals[0].text == (
+        'ResourceQuotaNotFit: quota "q" limits.nvidia.com/gpumem: 500 MiB wanted, 600 used,'
+        " limit 1000"
+    )
+    assert [change.fits for change in outcomes[1].closest] == ["400"]
+    # Whether a placement exists is asked first.
+    assert refusals(outcomes[2]) == ["CardInsufficientMemory"]
+    assert [row.used for row in governed.quota.quota_rows()] == [1000]
+
+
+def test_percentage_that_comes_to_more_than_the_quota_where_it_is_placed_is_refused() -> None:
+    big = device("a", 1, memory_mib=4000, capacity_mib=4000)
+    ledger = ledger_of(("a", [device("a", 0, slots=0), big]))
+    ask = DeviceRequest(vendor="nvidia", count=1, memory_pct=50)
+    half = msgspec.structs.replace(
+        pod("p"), containers=(ContainerRequest(name="main", kind="app", requests=(ask,)),)
+    )
+    (outcome,) = simulate(ledger, [half], now_s=0, governed=quotas_of(most_mib=1000), explain=False)
+    assert outcome.node == ""
+    assert outcome.refusals[0].text.startswith("node a: ResourceQuotaNotFit")
+    assert "2000 MiB wanted" in outcome.refusals[0].text
+
+
+def test_queues_lend_and_take_turns_in_a_simulation() -> None:
+    ledger = ledger_of(("a", [device("a", n, slots=10) for n in range(4)]))
+    queues = (
+        QueueConfig(name="lender", guaranteed={"memory_mib": 800}),
+        QueueConfig(name="x", guaranteed={"memory_mib": 100}, allowed_namespaces=("ns",)),
+        QueueConfig(name="y", guaranteed={"memory_mib": 100}, allowed_namespaces=("ns",)),
+    )
+    tree = QueueTree(queues)
+    wishes = ["x"] * 6 + ["y"] * 5 + ["x", "nobody"]
+    names = [f"p{number}" for number in range(len(wishes))]
+    askers = {
+        name: Asker(account=Account(queue=wish), wish=wish)
+        for name, wish in zip(names, wishes, strict=True)
+    }
+    governed = quotas_of(tree=tree, askers=askers)
+    wanted = [pod(name, mib=100) for name in names]
+    outcomes = list(simulate(ledger, wanted, now_s=0, governed=governed))
+    assert [bool(outcome.node) for outcome in outcomes] == [True] * 10 + [False] * 3
+    assert [refusals(outcome) for outcome in outcomes[10:]] == [
+        ["QueueCannotBorrow"],
+        ["QueueWaitsItsTurn"],
+        ["QueueUnknown"],
+    ]
+    assert {row.queue: row.waiting for row in governed.quota.queue_rows()} == {
+        "lender": 0,
+        "x": 1,
+        "y": 1,
+    }
+
+
+def test_pod_is_told_its_quota_now_without_being_counted() -> None:
+    ledger = ledger_of(("a", [device("a", 0)]))
+    governed = quotas_of(most_mib=500)
+    for _ in range(2):
+        told = standing(ledger, pod("p", mib=700), governed=governed)
+        assert (told.nodes, told.feasible, told.best) == (1, 0, "")
+        assert told.refusals[0].text.startswith("ResourceQuotaNotFit")
+        assert [change.fits for change in told.closest] == ["500"]
+    assert governed.quota.quota_rows()[0].used == 0
+    assert governed.quota.claims() == {}
+
+
+@settings(max_examples=30, deadline=None)
 @given(used=st.lists(st.integers(0, 1000), min_size=1, max_size=6), asked=st.integers(1001, 4000))
 def test_closest_memory_equals_trying_every_amount(used: list[int], asked: int) -> None:
     ledger = ledger_of(*((f"n{n}", [device(f"n{n}", 0)]) for n in range(len(used))))

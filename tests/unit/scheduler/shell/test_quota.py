@@ -9,8 +9,11 @@ import anyio
 import pytest
 
 from hami_common.errors import SettingsInvalid
+from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.runtime.httpd import Request, Response
+from hami_scheduler.core.snapshot import Snapshot, load, load_quotas
+from hami_scheduler.core.whatif import Governed, standing
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.test_shared_reservation import Gate
 from tests.unit.scheduler.shell.world import LEASE_S, Running, World, pod_path, quiet
@@ -415,6 +418,52 @@ async def test_use_and_limits_are_shown(tmp_path: Path) -> None:
     assert s.value("hami_scheduler_queue_used", **queue) == 3000
     assert s.value("hami_scheduler_queue_guaranteed", **queue) == 4000
     assert s.value("hami_scheduler_queue_waiting_pods", queue="vision") == 0
+
+
+async def test_snapshot_answers_about_quotas_and_queues_as_the_scheduler_does(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "queues.toml"
+    file.write_text(QUEUES.replace("4000", "5000"))
+    world = await world_with(quota(6000))
+    asked = {
+        "first": pod("first", mem_mib=5000),
+        "quota": pod("quota", mem_mib=3000),
+        "turn": pod("turn", namespace="team-b", mem_mib=9000),
+        "waits": pod("waits", namespace="team-b", mem_mib=9000),
+        "lost": pod("lost", labels={"hami.io/queue": "nowhere"}),
+        "fits": pod("fits", namespace="team-b", mem_mib=4000),
+    }
+    async with world.scheduler(queues_file=str(file)) as s:
+        for one in asked.values():
+            world.add_pod(one)
+        assert await s.bind(asked["first"], "n1") == ""
+        await quiet()
+        answers = {
+            name: set((await s.filter(one, NODES))["FailedNodes"].values())
+            for name, one in asked.items()
+            if name != "first"
+        }
+        answers["turn"] = set((await s.filter(asked["turn"], NODES))["FailedNodes"].values())
+        handler = s.scheduler.extender.routes()["GET", "/v1/snapshot"]
+        request = Request(
+            method="GET", path="/v1/snapshot", query={}, headers={}, body=b"", params={}
+        )
+        response = await handler(request)
+        assert isinstance(response, Response)
+    codes = {name: {text.partition(":")[0] for text in texts} for name, texts in answers.items()}
+    assert codes["quota"] == {"ResourceQuotaNotFit"}
+    assert codes["waits"] == {"QueueCannotBorrow"}
+    assert codes["lost"] == {"QueueUnknown"}
+    assert codes["fits"] == set()
+    known = codec.decode(response.body, Snapshot, what="snapshot")
+    assert {one.pod_uid for one in known.quotas.claims} == {"uid-turn", "uid-waits"}
+    governed = Governed(load_quotas(known), known.quotas.askers)
+    waiting = {request.name: request for request in known.waiting}
+    assert set(waiting) == set(answers)
+    for name, wanted in waiting.items():
+        told = standing(load(known), wanted, governed=governed)
+        assert {refusal.text for refusal in told.refusals} == answers[name], name
 
 
 async def test_object_that_is_no_quota_is_passed_over() -> None:

@@ -207,3 +207,47 @@ async def test_a_running_scheduler_writes_a_log_that_decides_identically(tmp_pat
     assert report.by_kind["FilterAsked"] == report.by_kind["BindPlanned"] == 5
     assert report.by_kind["DevicesPut"] == 2
     assert report.by_kind["HeartbeatHeard"] > 2
+
+
+QUEUES = """
+[[queue]]
+name = "vision"
+limit = { memory_mib = 14000 }
+namespaces = ["default"]
+"""
+
+
+async def test_a_decision_about_a_quota_is_decided_identically_too(tmp_path: Path) -> None:
+    """What filter and bind answered for quotas and queues stands in the log and is compared."""
+    world = World()
+    await world.add_devices(builders.devices("big", memory_mib=64000))
+    queues = tmp_path / "queues.toml"
+    queues.write_text(QUEUES)
+    quota = {
+        "metadata": {"name": "gpu", "namespace": "team", "uid": "uid-gpu"},
+        "spec": {"hard": {"limits.nvidia.com/gpumem": "10000"}},
+    }
+    world.kube.put("/api/v1/namespaces/team/resourcequotas/gpu", quota)
+    log = str(tmp_path / "log")
+    async with world.scheduler(stimulus_log_dir=log, queues_file=str(queues)) as s:
+        answers = []
+        for namespace in ("team", "default"):
+            for number in range(3):
+                pod = builders.pod(f"{namespace}-{number}", namespace=namespace, mem_mib=7000)
+                world.add_pod(pod)
+                answer = await s.filter(pod, ["big"])
+                answers.append(str(answer["FailedNodes"].get("big", "")).partition(":")[0])
+                await s.bind(pod, "big")
+        await s.scheduler.drain(limit_s=5)
+    held = "ResourceQuotaNotFit"
+    assert answers == ["", held, held, "", "", "QueueOverLimit"]
+    report = replayed(tmp_path / "log")
+    assert report.difference is None
+    assert report.by_kind["QuotaAsked"] == report.by_kind["QuotaLooked"] == 6
+    assert report.by_kind["QuotaJudged"] == report.by_kind["QuotaFolded"] == 3
+    assert report.by_kind["QuotaPut"] == report.by_kind["QueuesSet"] == 1
+    (file,) = segments(tmp_path / "log")
+    rewrite(file, b'"most":10000', b'"most":20000')
+    found = replayed(tmp_path / "log").difference
+    assert found is not None
+    assert (found.kind, held in found.expected, held in found.got) == ("QuotaAsked", True, False)

@@ -81,6 +81,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """Kube-scheduler does not look at the pod yet."""
     account: Account | None = None
     """What quotas count the pod under, see ``account_of``."""
+    queue_wish: str = ""
+    """The queue that the label ``hami.io/queue`` names; only of pods that wait for a node."""
 
     def is_waiting(self) -> bool:
         """Whether the pod asks for devices and still waits for a node."""
@@ -225,6 +227,7 @@ class PodReader:
             grace_s=_grace_s(pod),
             is_gated=bool(pod.spec.scheduling_gates),
             account=self.account_of(pod),
+            queue_wish="" if node else pod.labels().get(keys.QUEUE_LABEL, ""),
         )
 
 

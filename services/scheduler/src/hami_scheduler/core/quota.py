@@ -52,6 +52,19 @@ Amounts = Mapping[Resource, int]
 """How much of each resource; one that is absent is 0."""
 
 
+class Asker(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A pod that is to be placed, as quotas look at it besides its namespace and its request."""
+
+    account: Account | None = None
+    wish: str = ""
+    """The queue that its label ``hami.io/queue`` names."""
+    own: tuple[str, ...] = ()
+    """Nodes on which it has a share already, which it would give up."""
+
+
+NOBODY_SPECIAL: Final = Asker()
+
+
 def add_to(total: dict[Resource, int], amounts: Amounts, sign: int = 1) -> None:
     """Add ``amounts`` to ``total`` (or, with -1, take them away); what becomes 0 is dropped."""
     for resource, amount in amounts.items():

@@ -22,6 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common.events.allocation import Account, AllocationRecord
+from hami_scheduler.core import quota_memory
 from hami_scheduler.core.queues import Claim, Objection, QueueTree, QueueUse
 from hami_scheduler.core.quota import (
     NO_ACCOUNT,
@@ -31,6 +32,7 @@ from hami_scheduler.core.quota import (
     add_to,
     amounts_of,
 )
+from hami_scheduler.core.quota_memory import QuotaMemory
 from hami_scheduler.core.reasons import NodeRefusal, RefusalCode
 
 VERDICTS_KEPT: Final = 8192
@@ -50,20 +52,20 @@ _CODES: Final[dict[str, RefusalCode]] = {
 class _Entry:
     """What one live record holds; worked out when first asked for."""
 
-    __slots__ = ("_amounts", "_record")
+    __slots__ = ("_amounts", "record")
 
     def __init__(self, record: AllocationRecord) -> None:
-        self._record = record
+        self.record = record
         self._amounts: dict[Resource, int] | None = None
 
     @property
     def account(self) -> Account:
-        return _plain(self._record.account)
+        return _plain(self.record.account)
 
     @property
     def amounts(self) -> dict[Resource, int]:
         if self._amounts is None:
-            self._amounts = amounts_of(self._record.containers, self._record.account)
+            self._amounts = amounts_of(self.record.containers, self.record.account)
         return self._amounts
 
 
@@ -72,15 +74,6 @@ def _plain(account: Account | None) -> Account:
     if account is None:
         return NO_ACCOUNT
     return replace(account, resources=()) if account.resources else account
-
-
-class _Coming(Struct, frozen=True, kw_only=True):
-    """A reservation of this replica that the stream has not shown yet."""
-
-    namespace: str
-    account: Account
-    amounts: Amounts
-    pod_uid: str
 
 
 class QuotaRow(Struct, frozen=True, kw_only=True):
@@ -127,8 +120,10 @@ class QuotaLedger:
         self._quotas: dict[str, dict[str, Quota]] = {}
         self._tree = QueueTree()
         self._use = QueueUse(self._tree)
-        self._verdicts: OrderedDict[int, NodeRefusal | None] = OrderedDict()
-        self._coming: dict[str, _Coming] = {}
+        self._refused: OrderedDict[int, NodeRefusal] = OrderedDict()
+        """Records beyond a quota, by sequence."""
+        self._coming: dict[str, _Entry] = {}
+        """Reservations of this replica that the stream has not shown yet, by allocation id."""
         self._claims: dict[str, Claim] = {}
 
     # --- what is limited -------------------------------------------------------------------------
@@ -192,9 +187,11 @@ class QuotaLedger:
             return
         entry = _Entry(record)
         if self._is_exact and self.governs(namespace, record.account):
-            self._verdicts[seq] = self._judge(namespace, entry.account, entry.amounts)
-            if len(self._verdicts) > VERDICTS_KEPT:
-                self._verdicts.popitem(last=False)
+            refusal = self._judge(namespace, entry.account, entry.amounts)
+            if refusal is not None:
+                self._refused[seq] = refusal
+            if len(self._refused) > VERDICTS_KEPT:
+                self._refused.popitem(last=False)
         self._put(namespace, key, entry)
 
     def synced(self) -> None:
@@ -208,7 +205,7 @@ class QuotaLedger:
         self._is_exact = False
         self._live.clear()
         self._totals.clear()
-        self._verdicts.clear()
+        self._refused.clear()
         self._coming.clear()
         self._use = QueueUse(self._tree)
 
@@ -217,7 +214,7 @@ class QuotaLedger:
 
         Ask when ``self.seq`` has reached it. A record that no quota was about is within all.
         """
-        return self._verdicts.get(seq)
+        return self._refused.get(seq)
 
     def _take(self, namespace: str, key: _Key) -> _Entry | None:
         entries = self._live.get(namespace, {})
@@ -280,12 +277,11 @@ class QuotaLedger:
 
     def expect(self, record: AllocationRecord) -> None:
         """A reservation is about to be written: count it until the stream shows it."""
-        self._coming[record.allocation_id] = _Coming(
-            namespace=record.namespace,
-            account=_plain(record.account),
-            amounts=amounts_of(record.containers, record.account),
-            pod_uid=record.pod_uid,
-        )
+        self._coming[record.allocation_id] = _Entry(record)
+
+    def expects(self, allocation_id: str) -> bool:
+        """Whether the reservation is counted although the stream has not shown it."""
+        return allocation_id in self._coming
 
     def stop_expecting(self, allocation_id: str) -> None:
         """It was not written, or need not be counted twice any more."""
@@ -301,12 +297,16 @@ class QuotaLedger:
         """The pod does not wait for its queue."""
         self._claims.pop(pod_uid, None)
 
+    def claims(self) -> Mapping[str, Claim]:
+        """Pods that wait for what their queues may borrow, by uid; some may have gone since."""
+        return self._claims
+
     def _judge(
         self,
         namespace: str,
         account: Account,
         wanted: Amounts,
-        coming: Iterable[_Coming] = (),
+        coming: Iterable[_Entry] = (),
         claims: Iterable[Claim] = (),
     ) -> NodeRefusal | None:
         coming = tuple(coming)
@@ -317,16 +317,16 @@ class QuotaLedger:
         if not queue:
             return None
         for one in coming:
-            self._count_in_queue(one.namespace, one.account, one.amounts, 1)
+            self._count_in_queue(one.record.namespace, one.account, one.amounts, 1)
         try:
             objection = self._use.object_to(queue, wanted, claims)
             return None if objection is None else self._refusal(queue, objection)
         finally:
             for one in coming:
-                self._count_in_queue(one.namespace, one.account, one.amounts, -1)
+                self._count_in_queue(one.record.namespace, one.account, one.amounts, -1)
 
     def _judge_namespace(
-        self, namespace: str, account: Account, wanted: Amounts, coming: tuple[_Coming, ...]
+        self, namespace: str, account: Account, wanted: Amounts, coming: tuple[_Entry, ...]
     ) -> NodeRefusal | None:
         """The objection of the quota that leaves the least room."""
         tightest: tuple[int, NodeRefusal] | None = None
@@ -340,7 +340,7 @@ class QuotaLedger:
                 used = self._used(quota, resource) + sum(
                     one.amounts.get(resource, 0)
                     for one in coming
-                    if one.namespace == namespace and quota.counts(one.account)
+                    if one.record.namespace == namespace and quota.counts(one.account)
                 )
                 room = limit.most - used - amount
                 if room < 0 and (tightest is None or room < tightest[0]):
@@ -386,6 +386,38 @@ class QuotaLedger:
             for entry in self._live.get(namespace, {}).values():
                 add_to(totals.setdefault(entry.account, {}), entry.amounts)
         return totals
+
+    # --- going on elsewhere ----------------------------------------------------------------------
+
+    def memory(self) -> QuotaMemory:
+        """Everything that answers depend on."""
+        return QuotaMemory(
+            seq=self.seq,
+            generation=self.generation,
+            is_exact=self._is_exact,
+            objects=tuple(map(quota_memory.written, self.quotas())),
+            queues=tuple(self._tree.queues.values()),
+            records=tuple(
+                entry.record for entries in self._live.values() for entry in entries.values()
+            ),
+            refused=tuple(self._refused.items()),
+            coming=tuple(entry.record for entry in self._coming.values()),
+            claims=quota_memory.written_claims(self._claims),
+        )
+
+    def resume(self, memory: QuotaMemory) -> None:
+        """Go on, with an empty ledger, where ``memory`` was taken."""
+        for document in memory.objects:
+            self.put_quota(quota_memory.quota_of(document))
+        self.set_tree(quota_memory.tree_of(memory.queues))
+        for record in memory.records:
+            self._put(record.namespace, (record.node, record.pod_uid), _Entry(record))
+        self._refused.update(memory.refused)
+        for record in memory.coming:
+            self.expect(record)
+        self._claims = quota_memory.claims_of(memory.claims)
+        self.seq, self.generation = memory.seq, memory.generation
+        self._is_exact = memory.is_exact
 
     # --- showing ---------------------------------------------------------------------------------
 

@@ -4,11 +4,13 @@
 Whether a placement exists is asked first, so a pod that fits nowhere is told why it does not fit. A
 pod that fits somewhere and would exceed a quota is refused everywhere with one text. Only where a
 part of a device's memory is asked for may nodes differ: it counts as the MiB that the node's
-smallest device would give, so nodes are looked at by that size.
+smallest device would give, so nodes are looked at by that size. The live scheduler, simulations and
+replays all ask ``QuotaVerdicts``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import chain
+from typing import Final
 
 import numpy as np
 
@@ -18,13 +20,19 @@ from hami_common.model.request import PodRequest
 from hami_scheduler.core.block import LEAST_MIB, Columns
 from hami_scheduler.core.fit import View, totals_of
 from hami_scheduler.core.names import NodeNames
-from hami_scheduler.core.quota import Amounts, least_amounts, vendors_by_percentage
-from hami_scheduler.core.reasons import NodeRefusal
+from hami_scheduler.core.quota import Amounts, Asker, least_amounts, vendors_by_percentage
+from hami_scheduler.core.quota_ledger import QuotaLedger, unknown_queue
+from hami_scheduler.core.reasons import CLASSES_SHOWN, TEXT_BYTES, NodeRefusal, other_reasons
 from hami_scheduler.core.table import COLUMN_BITS, COLUMN_MASK, DeviceTable
 from hami_scheduler.core.verdicts import Filtered
 
 Ask = Callable[[Amounts], NodeRefusal | None]
 """Why the pod may not have so much, ``None`` when it may."""
+WAITING_CODES: Final = frozenset({"QueueCannotBorrow", "QueueWaitsItsTurn"})
+"""Refusals after which a pod waits for what its queue may borrow."""
+TOLD_BYTES: Final = (CLASSES_SHOWN - 1) * TEXT_BYTES
+"""Most that all texts of one answer have together, without the one that stands for the rest: with
+what kube-scheduler adds, a pod's condition stays under 1 KiB."""
 
 
 class Allowed:
@@ -41,8 +49,28 @@ class Allowed:
         self._filtered = filtered
 
     def groups(self) -> list[tuple[NodeRefusal, Columns]]:
-        """The refused nodes by text, as places in the order in which they were named."""
-        return [*self._filtered.groups(), *self.refused]
+        """The refused nodes by text, as places in the order in which they were named.
+
+        As many texts as fit in ``TOLD_BYTES``, those of quotas first, then those of most nodes; the
+        nodes of the others share one.
+        """
+        if not self.refused:
+            return self._filtered.groups()
+        told: list[tuple[NodeRefusal, Columns]] = []
+        rest: list[Columns] = []
+        left = TOLD_BYTES
+        quotas = sorted(self.refused, key=lambda group: (-len(group[1]), group[0].text))
+        for refusal, places in (*quotas, *self._filtered.groups()):
+            left -= len(refusal.text.encode())
+            if left >= 0 and refusal.code != "OtherReasons":
+                told.append((refusal, places))
+            else:
+                left = -1  # what comes after is of fewer nodes
+                rest.append(places)
+        if rest:
+            hidden = len(self._filtered.classes()) + len(self.refused) - len(told)
+            told.append((other_reasons(hidden), np.concatenate(rest)))
+        return told
 
     def classes(self) -> tuple[RefusalClass, ...]:
         """The refused nodes by class, for the recorded decision."""
@@ -57,6 +85,73 @@ class Allowed:
             count=len(places),
             nodes=tuple(names[:NODES_LISTED]),
         )
+
+
+class QuotaVerdicts:
+    """Answers over one table and one ledger of quotas."""
+
+    def __init__(self, table: DeviceTable, ledger: QuotaLedger) -> None:
+        """Ask ``ledger``; tell it who waits for its queue."""
+        self._table = table
+        self._ledger = ledger
+
+    def governs(self, namespace: str, asker: Asker) -> bool:
+        """Whether any quota or queue has a say in what becomes of the pod."""
+        return self._is_astray(namespace, asker) or self._ledger.governs(namespace, asker.account)
+
+    def _is_astray(self, namespace: str, asker: Asker) -> bool:
+        """Whether the pod names a queue that is none for it."""
+        tree = self._ledger.tree
+        return bool(asker.wish and tree) and not tree.admits(namespace, asker.wish)
+
+    def allowed(
+        self,
+        request: PodRequest,
+        filtered: Filtered,
+        asker: Asker,
+        *,
+        waiting: Collection[str],
+    ) -> Filtered | Allowed:
+        """Filter's answer less what quotas refuse; from now on the pod waits for its queue, or not.
+
+        ``waiting``: pods that waited for their queues and still do, by uid.
+        """
+        answer, wanted = self.look(request, filtered, asker, waiting=waiting)
+        if wanted is None or len(answer.left):
+            self._ledger.unclaim(request.uid)
+        else:
+            self._ledger.claim(request.uid, request.namespace, asker.account, wanted)
+        return answer
+
+    def look(
+        self,
+        request: PodRequest,
+        filtered: Filtered,
+        asker: Asker,
+        *,
+        waiting: Collection[str],
+    ) -> tuple[Filtered | Allowed, Amounts | None]:
+        """The same answer, and what the pod waits for its queue to have; notes nothing of it."""
+        namespace, account = request.namespace, asker.account
+        if self._is_astray(namespace, asker):
+            refusal = unknown_queue(asker.wish, namespace)
+            return allowed(self._table, request, account, filtered, lambda _: refusal), None
+        if not self._ledger.governs(namespace, account):
+            return filtered, None
+        own = [(node, request.uid) for node in asker.own]
+        still = frozenset(waiting)
+        short: list[Amounts] = []
+
+        def ask(wanted: Amounts) -> NodeRefusal | None:
+            refusal = self._ledger.first_look(
+                namespace, account, wanted, own=own, waits=still.__contains__
+            )
+            if refusal is not None and refusal.code in WAITING_CODES:
+                short.append(wanted)
+            return refusal
+
+        answer = allowed(self._table, request, account, filtered, ask)
+        return answer, short[-1] if short else None
 
 
 def allowed(

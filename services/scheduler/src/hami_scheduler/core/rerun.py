@@ -13,11 +13,13 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hami_common.errors import InvariantBroken
-from hami_scheduler.core import stimuli
+from hami_scheduler.core import quota_memory, stimuli
 from hami_scheduler.core.ledger import Hold
 from hami_scheduler.core.names import NodeNames
+from hami_scheduler.core.quota_verdicts import Allowed, QuotaVerdicts
 from hami_scheduler.core.snapshot import Exact, Parts, Snapshot, resume, take_exact
 from hami_scheduler.core.stimuluslog import (
     DECISIONS,
@@ -27,7 +29,7 @@ from hami_scheduler.core.stimuluslog import (
     Stimulated,
     answer_text,
 )
-from hami_scheduler.core.verdicts import Verdicts
+from hami_scheduler.core.verdicts import Filtered, Verdicts
 
 
 class Difference(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,8 +78,11 @@ class Machine:
 
     def __init__(self, exact: Exact) -> None:
         """Begin where ``exact`` was taken."""
-        self.parts = resume(exact)
-        self._verdicts = Verdicts(self.parts.ledger.table)
+        self.parts = parts = resume(exact)
+        self._verdicts = Verdicts(parts.ledger.table)
+        self._quotas = QuotaVerdicts(parts.ledger.table, parts.quota)
+        self._filtered: Filtered | None = None
+        """Answer of the newest filter."""
 
     def answer(self, stimulus: Struct, names: NodeNames | None) -> object:
         """What the core says to the stimulus."""
@@ -86,16 +91,29 @@ class Machine:
             if call is not None:
                 return call(self.parts, stimulus)
             if isinstance(stimulus, stimuli.FilterAsked) and names is not None:
-                return self._verdicts.filter(stimulus.request, names)
+                self._filtered = self._verdicts.filter(stimulus.request, names)
+                return self._filtered
+            if isinstance(stimulus, stimuli.QuotaAsked):
+                return self._allowed(stimulus)
             if isinstance(stimulus, stimuli.PrioritizeAsked) and names is not None:
                 return self._verdicts.prioritize(stimulus.request, names, near=stimulus.near)
             return self.parts.ledger.handle(stimulus)  # type: ignore[arg-type]  # KINDS holds calls and stimuli of the ledger
         except InvariantBroken as error:
             return error
 
+    def _allowed(self, asked: stimuli.QuotaAsked) -> Filtered | Allowed:
+        if self._filtered is None:
+            raise InvariantBroken(what="quotas are asked before any filter")
+        return self._quotas.allowed(
+            asked.request, self._filtered, asked.asker, waiting=asked.waiting
+        )
+
     def exact(self, snapshot: Snapshot) -> Exact | None:
         """The present state, for comparison with that of ``snapshot``."""
-        return take_exact(self.parts, policy=snapshot.policy, now_s=snapshot.time_s).exact
+        exact = take_exact(self.parts, policy=snapshot.policy, now_s=snapshot.time_s).exact
+        if exact is None or snapshot.exact is None or snapshot.exact.quota is not None:
+            return exact
+        return replace(exact, quota=None)
 
 
 _CALLS: Final[Mapping[type[Struct], Callable[[Parts, Any], object]]] = MappingProxyType(
@@ -132,6 +150,18 @@ _CALLS: Final[Mapping[type[Struct], Callable[[Parts, Any], object]]] = MappingPr
         stimuli.RestorePlanned: lambda parts, it: parts.ledger.plan_restore(
             it.signed, now_s=it.now_s, must=it.must
         ),
+        stimuli.QuotaPut: lambda parts, it: parts.quota.put_quota(quota_memory.quota_of(it.quota)),
+        stimuli.QuotaDropped: lambda parts, it: parts.quota.drop_quota(it.namespace, it.name),
+        stimuli.QueuesSet: lambda parts, it: parts.quota.set_tree(quota_memory.tree_of(it.queues)),
+        stimuli.QuotaFolded: lambda parts, it: parts.quota.fold(it.seq, it.record),
+        stimuli.QuotaSynced: lambda parts, _: parts.quota.synced(),
+        stimuli.QuotaReset: lambda parts, _: parts.quota.reset(),
+        stimuli.QuotaExpected: lambda parts, it: parts.quota.expect(it.record),
+        stimuli.QuotaUnexpected: lambda parts, it: parts.quota.stop_expecting(it.allocation_id),
+        stimuli.QuotaLooked: lambda parts, it: parts.quota.first_look(
+            it.namespace, it.account, quota_memory.amounts_of_text(it.wanted), own=it.own
+        ),
+        stimuli.QuotaJudged: lambda parts, it: parts.quota.verdict(it.seq),
     }
 )
 

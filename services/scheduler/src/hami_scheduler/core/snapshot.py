@@ -18,6 +18,8 @@ from hami_common.events.inventory import NodeDevices
 from hami_common.model.request import PlacementPolicy, PodRequest
 from hami_scheduler.core.inventory import Inventory, Memory
 from hami_scheduler.core.ledger import Ledger, LedgerMemory
+from hami_scheduler.core.quota_ledger import QuotaLedger
+from hami_scheduler.core.quota_memory import QuotaMemory, Quotas
 from hami_scheduler.core.repair import Holding
 from hami_scheduler.core.stimuli import FeedSynced, RecordSeen, Repaired, StateSeen
 from hami_scheduler.core.table import DeviceTable
@@ -49,6 +51,8 @@ class Exact(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where nodes stand in the network."""
     depth: int = 0
     """Levels of the longest path ever seen."""
+    quota: QuotaMemory | None = None
+    """Absent in logs of schedulers that did not record quotas."""
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,6 +71,8 @@ class Snapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where nodes stand in the network, by node, widest domain first."""
     waiting: tuple[PodRequest, ...] = ()
     """What pods ask for that have no node yet."""
+    quotas: Quotas = Quotas()
+    """What limits pods beside room on devices."""
     exact: Exact | None = None
 
 
@@ -75,11 +81,12 @@ class Parts(NamedTuple):
 
     ledger: Ledger
     inventory: Inventory
+    quota: QuotaLedger
 
 
 def take_exact(parts: Parts, *, policy: PlacementPolicy, now_s: float) -> Snapshot:
     """The present state in full; cheap, because it refers to what is frozen and copies little."""
-    ledger, inventory = parts
+    ledger, inventory, quota = parts
     memory, known = ledger.memory(), inventory.memory()
     table = ledger.table
     return Snapshot(
@@ -94,6 +101,7 @@ def take_exact(parts: Parts, *, policy: PlacementPolicy, now_s: float) -> Snapsh
             ledger=memory,
             domains=table.domains.known(),
             depth=table.domains.depth,
+            quota=quota.memory(),
         ),
     )
 
@@ -115,10 +123,13 @@ def resume(exact: Exact) -> Parts:
         fence_delay_s=memory.fence_delay_s,
     )
     ledger.resume(memory)
-    return Parts(ledger, inventory)
+    quota = QuotaLedger()
+    if exact.quota is not None:
+        quota.resume(exact.quota)
+    return Parts(ledger, inventory, quota)
 
 
-def take(
+def take(  # noqa: PLR0913 - the parts of one document, by name
     ledger: Ledger,
     *,
     devices: Iterable[NodeDevices],
@@ -128,6 +139,7 @@ def take(
     writer: str,
     now_s: float,
     waiting: Iterable[PodRequest] = (),
+    quotas: Quotas | None = None,
 ) -> Snapshot:
     """The present state as a document."""
     return Snapshot(
@@ -143,6 +155,7 @@ def take(
         holdings=tuple(ledger.holdings()),
         domains=ledger.table.domains.known(),
         waiting=tuple(waiting),
+        quotas=quotas or Quotas(),
     )
 
 
@@ -168,3 +181,23 @@ def load(snapshot: Snapshot) -> Ledger:
     ledger.handle(FeedSynced(now_s=now_s))
     ledger.handle(Repaired(now_s=now_s))
     return ledger
+
+
+def load_quotas(snapshot: Snapshot) -> QuotaLedger:
+    """Quotas and queues, and what is held under them, as they were written down."""
+    if snapshot.exact is not None:
+        return resume(snapshot.exact).quota
+    quota = QuotaLedger()
+    known = snapshot.quotas
+    holdings = sorted(snapshot.holdings, key=lambda holding: holding.revision)
+    quota.resume(
+        QuotaMemory(
+            seq=holdings[-1].revision if holdings else 0,
+            is_exact=True,
+            objects=known.objects,
+            queues=known.queues,
+            records=tuple(holding.record for holding in holdings),
+            claims=known.claims,
+        )
+    )
+    return quota

@@ -15,6 +15,9 @@ from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
 from hami_common.model.request import PodRequest
 from hami_common.ports import Expect
 from hami_common.signing import SignedPlacement
+from hami_scheduler.core.queues import QueueConfig
+from hami_scheduler.core.quota import Asker
+from hami_scheduler.core.quota_memory import WrittenQuota
 from hami_scheduler.core.repair import Holding
 
 
@@ -250,3 +253,72 @@ class RestorePlanned(Struct, frozen=True, kw_only=True):
     signed: SignedPlacement
     now_s: float
     must: bool
+
+
+class QuotaPut(Struct, frozen=True, kw_only=True):
+    """``QuotaLedger.put_quota``."""
+
+    quota: WrittenQuota
+
+
+class QuotaDropped(Struct, frozen=True, kw_only=True):
+    """``QuotaLedger.drop_quota``."""
+
+    namespace: str
+    name: str
+
+
+class QueuesSet(Struct, frozen=True, kw_only=True):
+    """``QuotaLedger.set_tree``."""
+
+    queues: tuple[QueueConfig, ...]
+
+
+class QuotaFolded(Struct, frozen=True, kw_only=True):
+    """``QuotaLedger.fold``."""
+
+    seq: int
+    record: AllocationRecord
+
+
+class QuotaSynced(Struct, frozen=True, kw_only=True):
+    """``QuotaLedger.synced``."""
+
+
+class QuotaReset(Struct, frozen=True, kw_only=True):
+    """``QuotaLedger.reset``."""
+
+
+class QuotaExpected(Struct, frozen=True, kw_only=True):
+    """``QuotaLedger.expect``."""
+
+    record: AllocationRecord
+
+
+class QuotaUnexpected(Struct, frozen=True, kw_only=True):
+    """``QuotaLedger.stop_expecting``."""
+
+    allocation_id: str
+
+
+class QuotaAsked(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``QuotaVerdicts.allowed``, about the answer of the newest ``FilterAsked``."""
+
+    request: PodRequest
+    asker: Asker
+    waiting: tuple[str, ...] = ()
+
+
+class QuotaLooked(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``QuotaLedger.first_look``, of what is about to be reserved."""
+
+    namespace: str
+    wanted: dict[str, int]
+    account: Account | None = None
+    own: tuple[tuple[str, str], ...] = ()
+
+
+class QuotaJudged(Struct, frozen=True, kw_only=True):
+    """``QuotaLedger.verdict``."""
+
+    seq: int

@@ -32,6 +32,7 @@ from hami_common.events import codec
 from hami_common.events.decision import NodeScore
 from hami_scheduler.core import stimuli
 from hami_scheduler.core.names import NodeNames
+from hami_scheduler.core.quota_verdicts import Allowed
 from hami_scheduler.core.snapshot import Snapshot
 from hami_scheduler.core.verdicts import Filtered, Scored
 
@@ -56,6 +57,17 @@ CALLS: Final[tuple[type[Struct], ...]] = (
     stimuli.BindPlanned,
     stimuli.HoldPlanned,
     stimuli.RestorePlanned,
+    stimuli.QuotaPut,
+    stimuli.QuotaDropped,
+    stimuli.QueuesSet,
+    stimuli.QuotaFolded,
+    stimuli.QuotaSynced,
+    stimuli.QuotaReset,
+    stimuli.QuotaExpected,
+    stimuli.QuotaUnexpected,
+    stimuli.QuotaAsked,
+    stimuli.QuotaLooked,
+    stimuli.QuotaJudged,
 )
 """Stimuli of the core beside those of the ledger."""
 
@@ -72,6 +84,9 @@ DECISIONS: Final = (
     stimuli.BindPlanned,
     stimuli.HoldPlanned,
     stimuli.RestorePlanned,
+    stimuli.QuotaAsked,
+    stimuli.QuotaLooked,
+    stimuli.QuotaJudged,
 )
 """Kinds whose answer is a verdict about a pod."""
 
@@ -185,7 +200,7 @@ class Told(Struct, frozen=True, kw_only=True):
 
 def answer_text(answer: object) -> bytes:
     """The answer of a call as it stands in the log: equal answers give equal bytes."""
-    if isinstance(answer, Filtered):
+    if isinstance(answer, Filtered | Allowed):
         answer = _filter_answer(answer)
     elif isinstance(answer, Scored):
         answer = _prioritize_answer(answer)
@@ -198,7 +213,7 @@ def answer_text(answer: object) -> bytes:
     return _encoder.encode(answer)
 
 
-def _filter_answer(filtered: Filtered) -> FilterAnswer:
+def _filter_answer(filtered: Filtered | Allowed) -> FilterAnswer:
     digest = blake2b(filtered.left.json(), digest_size=DIGEST_BYTES)
     digest.update(_encoder.encode(filtered.classes()))
     refused: dict[str, int] = {}

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What would happen: pods placed one after the other on a copy, and what would let a pod in.
 
-Uses the same filter, scores and picks as the live scheduler, on a ledger that the caller may spoil.
-``closest_fits`` searches for the smallest single change of a request that some node would take and,
-where none helps, for the smallest change of one container's memory and compute together.
+Uses the same filter, quotas, scores and picks as the live scheduler, on ledgers that the caller may
+spoil. Quotas take part where ``Governed`` is given. ``closest_fits`` searches for the smallest
+single change of a request that some node would take and, where none helps, for the smallest change
+of one container's memory and compute together.
 Memory in MiB, compute in percent of one device, shares of a whole as fractions 0..1.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,14 +19,25 @@ from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares
 from hami_common.model.request import DeviceSelector, PodRequest
 from hami_scheduler.core.ledger import Ledger
-from hami_scheduler.core.reasons import NodeExplanation, explain
-from hami_scheduler.core.stimuli import Accepted, Append
+from hami_scheduler.core.quota import NOBODY_SPECIAL, Asker, amounts_of
+from hami_scheduler.core.quota_ledger import QuotaLedger
+from hami_scheduler.core.quota_verdicts import Allowed, QuotaVerdicts
+from hami_scheduler.core.reasons import NodeExplanation, NodeRefusal, explain
+from hami_scheduler.core.stimuli import Accepted, Reuse
 from hami_scheduler.core.verdicts import Filtered, Verdicts
 
 SELECTOR_COST: Final = 0.5
 """What giving up a wish costs, next to the part of an amount that is given up."""
 _FULL_PCT: Final = 100
 _NodeFor = Callable[[PodRequest], str]
+
+
+class Governed(NamedTuple):
+    """Quotas, and what they look at in pods besides namespaces and requests."""
+
+    quota: QuotaLedger
+    askers: Mapping[str, Asker] = MappingProxyType({})
+    """By the uid of the pod; one that is absent is nobody special."""
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
@@ -100,50 +113,97 @@ class Packing(Struct, frozen=True, kw_only=True):
 
 
 def simulate(
-    ledger: Ledger, requests: Iterable[PodRequest], *, now_s: float, explain: bool = True
+    ledger: Ledger,
+    requests: Iterable[PodRequest],
+    *,
+    now_s: float,
+    explain: bool = True,
+    governed: Governed | None = None,
 ) -> Iterator[Outcome]:
-    """Place each pod where the scheduler would, booking it before the next one is asked about."""
-    verdicts = Verdicts(ledger.table)
+    """Place each pod where the scheduler would, booking it before the next one is asked about.
+
+    A pod that is refused for its queue's turn or for what it may borrow waits for it from then on,
+    as far as pods after it are concerned.
+    """
+    scene = _Scene(ledger, governed)
     for number, request in enumerate(requests):
         known = Outcome(namespace=request.namespace, pod=request.name)
-        node, filtered = _best(verdicts, ledger, request)
-        if not node:
-            yield replace(
-                known,
-                refusals=_refusals(filtered),
-                closest=closest_fits(ledger, verdicts, request) if explain else (),
-            )
-            continue
-        plan = ledger.plan_bind(request, node, allocation_id=f"whatif-{number}", now_s=now_s)
-        if isinstance(plan, Append):
-            seq = ledger.fence(node) + 1
-            ledger.handle(Accepted(append=plan, seq=seq, now_s=now_s))
-            known = replace(known, node=node, containers=plan.record.containers)
-        yield known
+        node, filtered = scene.best(request, waits=True)
+        refusals = _refusals(filtered)
+        if node:
+            placed = scene.place(request, node, allocation_id=f"whatif-{number}", now_s=now_s)
+            if isinstance(placed, tuple):
+                yield replace(known, node=node, containers=placed)
+                continue
+            refusals = (Refusal(text=f"node {node}: {placed.text}", nodes=1), *refusals)
+        yield replace(known, refusals=refusals, closest=_closest(scene, request) if explain else ())
 
 
-def standing(ledger: Ledger, request: PodRequest, *, node: str = "") -> Standing:
+def standing(
+    ledger: Ledger, request: PodRequest, *, node: str = "", governed: Governed | None = None
+) -> Standing:
     """How the pod stands now; ``node`` is explained device by device."""
-    verdicts = Verdicts(ledger.table)
-    best, filtered = _best(verdicts, ledger, request)
+    scene = _Scene(ledger, governed)
+    best, filtered = scene.best(request)
     return Standing(
         nodes=len(filtered.nodes),
         feasible=len(filtered.left),
         best=best,
         refusals=_refusals(filtered),
-        closest=() if best else closest_fits(ledger, verdicts, request),
+        closest=() if best else _closest(scene, request),
         explained=explain(ledger.table, request, node) if node else None,
     )
 
 
-def _best(verdicts: Verdicts, ledger: Ledger, request: PodRequest) -> tuple[str, Filtered]:
-    filtered = verdicts.filter(request, ledger.table.nodes())
-    if not len(filtered.left):
-        return "", filtered
-    return verdicts.prioritize(request, filtered.left).best(1)[0][0], filtered
+class _Scene:
+    """A scheduler's core on a copy of what one knows."""
+
+    def __init__(self, ledger: Ledger, governed: Governed | None) -> None:
+        self._ledger = ledger
+        self._verdicts = Verdicts(ledger.table)
+        self._quota, self._askers = governed or Governed(QuotaLedger())
+        self._quotas = QuotaVerdicts(ledger.table, self._quota)
+
+    def best(self, request: PodRequest, *, waits: bool = False) -> tuple[str, Filtered | Allowed]:
+        """(the node that would be chosen, empty when none fits; filter's answer).
+
+        With ``waits`` it is remembered whether the pod now waits for its queue.
+        """
+        filtered = self._verdicts.filter(request, self._ledger.table.nodes())
+        asker = self._askers.get(request.uid, NOBODY_SPECIAL)
+        waiting = tuple(self._quota.claims())
+        answer: Filtered | Allowed
+        if waits:
+            answer = self._quotas.allowed(request, filtered, asker, waiting=waiting)
+        else:
+            answer, _ = self._quotas.look(request, filtered, asker, waiting=waiting)
+        if not len(answer.left):
+            return "", answer
+        return self._verdicts.prioritize(request, answer.left).best(1)[0][0], answer
+
+    def place(
+        self, request: PodRequest, node: str, *, allocation_id: str, now_s: float
+    ) -> tuple[ContainerShares, ...] | NodeRefusal:
+        """Book the pod; ``NodeRefusal`` where the devices picked are beyond a quota."""
+        plan = self._ledger.plan_bind(request, node, allocation_id=allocation_id, now_s=now_s)
+        if isinstance(plan, NodeRefusal):
+            return plan
+        if isinstance(plan, Reuse):
+            return plan.holding.record.containers
+        account = self._askers.get(request.uid, NOBODY_SPECIAL).account
+        plan = plan.under(account)
+        refusal = self._quota.first_look(
+            request.namespace, account, amounts_of(plan.record.containers, account)
+        )
+        if refusal is not None:
+            return refusal
+        seq = self._ledger.fence(node) + 1
+        self._ledger.handle(Accepted(append=plan, seq=seq, now_s=now_s))
+        self._quota.fold(self._quota.seq + 1, plan.record)
+        return plan.record.containers
 
 
-def _refusals(filtered: Filtered) -> tuple[Refusal, ...]:
+def _refusals(filtered: Filtered | Allowed) -> tuple[Refusal, ...]:
     found = [Refusal(text=refusal.text, nodes=len(places)) for refusal, places in filtered.groups()]
     return tuple(sorted(found, key=lambda group: (-group.nodes, group.text)))
 
@@ -151,11 +211,16 @@ def _refusals(filtered: Filtered) -> tuple[Refusal, ...]:
 # --- the closest fit ------------------------------------------------------------------------------
 
 
-def closest_fits(ledger: Ledger, verdicts: Verdicts, request: PodRequest) -> tuple[Change, ...]:
+def closest_fits(
+    ledger: Ledger, request: PodRequest, *, governed: Governed | None = None
+) -> tuple[Change, ...]:
     """Changes after which some node takes the pod, cheapest first; empty: none was found."""
+    return _closest(_Scene(ledger, governed), request)
 
+
+def _closest(scene: _Scene, request: PodRequest) -> tuple[Change, ...]:
     def node_for(changed: PodRequest) -> str:
-        return _best(verdicts, ledger, changed)[0]
+        return scene.best(changed)[0]
 
     found = [
         change

@@ -360,6 +360,7 @@ class Extender:
                     for pod in self._state.pods
                     if pod.request is not None and pod.is_waiting()
                 ],
+                quotas=self._quota.written(),
             )
         )
 

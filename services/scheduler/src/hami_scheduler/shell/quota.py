@@ -16,6 +16,7 @@ from pathlib import Path
 import anyio
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -23,18 +24,25 @@ from prometheus_client.registry import Collector
 
 from hami_common import annotations as keys
 from hami_common.errors import SettingsInvalid, Unavailable
-from hami_common.events.allocation import Account, AllocationRecord
+from hami_common.events.allocation import AllocationRecord
 from hami_common.metricfamilies import ZONE
 from hami_common.model.request import PodRequest
 from hami_common.podview import MetadataView, PodView
 from hami_common.ports import KubeApi, WatchEvent
 from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.vendors.catalog import Catalog
-from hami_scheduler.core import queues
+from hami_scheduler.core import queues, quota_memory
 from hami_scheduler.core.podfacts import account_of
-from hami_scheduler.core.quota import LIMITS_PREFIX, Amounts, QuotaReader, count_resources
-from hami_scheduler.core.quota_ledger import QueueRow, QuotaLedger, QuotaRow, unknown_queue
-from hami_scheduler.core.quota_verdicts import Allowed, allowed
+from hami_scheduler.core.quota import (
+    LIMITS_PREFIX,
+    NOBODY_SPECIAL,
+    Asker,
+    QuotaReader,
+    count_resources,
+)
+from hami_scheduler.core.quota_ledger import QueueRow, QuotaLedger, QuotaRow
+from hami_scheduler.core.quota_memory import Quotas
+from hami_scheduler.core.quota_verdicts import Allowed, QuotaVerdicts
 from hami_scheduler.core.reasons import NodeRefusal
 from hami_scheduler.core.stimuli import CapacityReturned
 from hami_scheduler.core.verdicts import Filtered
@@ -45,8 +53,6 @@ from hami_scheduler.shell.state import State
 QUOTAS = "/api/v1/resourcequotas"
 MOST_SERIES = 5000
 """Quota and queue rows shown as metrics; the rest is only counted."""
-
-_WAITING_CODES = ("QueueCannotBorrow", "QueueWaitsItsTurn")
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +84,8 @@ class QuotaKeeper:
     def __init__(
         self,
         *,
+        ledger: QuotaLedger,
+        verdicts: QuotaVerdicts,
         state: State,
         catalog: Catalog,
         kube: KubeApi,
@@ -88,7 +96,8 @@ class QuotaKeeper:
 
         ``wake``: pods that wait may be allowed now.
         """
-        self.ledger = QuotaLedger()
+        self.ledger = ledger
+        self._verdicts = verdicts
         self._state = state
         self._reader = QuotaReader(catalog)
         self._names = count_resources(catalog)
@@ -141,36 +150,18 @@ class QuotaKeeper:
 
     def allowed(self, pod: PodView, request: PodRequest, filtered: Filtered) -> Filtered | Allowed:
         """Filter's answer, less what quotas refuse."""
-        ledger, namespace, account = self.ledger, request.namespace, account_of(pod, self._names)
         wish = pod.labels().get(keys.QUEUE_LABEL, "")
-        if wish and ledger.tree and not ledger.tree.admits(namespace, wish):
-            return self._ask(request, account, filtered, lambda _: unknown_queue(wish, namespace))
-        if not ledger.governs(namespace, account):
+        asker = Asker(account=account_of(pod, self._names), wish=wish)
+        if not self._verdicts.governs(request.namespace, asker):
             return filtered
-        ledger.unclaim(request.uid)
-        own = [
-            (h.record.node, request.uid) for h in self._state.ledger.holdings_of_pod(request.uid)
-        ]
+        asker = replace(asker, own=self._nodes_of(request.uid))
+        waiting = tuple(uid for uid in self.ledger.claims() if self._waits(uid))
+        return self._verdicts.allowed(request, filtered, asker, waiting=waiting)
 
-        def ask(wanted: Amounts) -> NodeRefusal | None:
-            refusal = ledger.first_look(namespace, account, wanted, own=own, waits=self._waits)
-            if refusal is not None and refusal.code in _WAITING_CODES:
-                ledger.claim(request.uid, namespace, account, wanted)
-            return refusal
-
-        answer = self._ask(request, account, filtered, ask)
-        if len(answer.left):
-            ledger.unclaim(request.uid)
-        return answer
-
-    def _ask(
-        self,
-        request: PodRequest,
-        account: Account | None,
-        filtered: Filtered,
-        ask: Callable[[Amounts], NodeRefusal | None],
-    ) -> Allowed:
-        return allowed(self._state.table, request, account, filtered, ask)
+    def _nodes_of(self, pod_uid: str) -> tuple[str, ...]:
+        """Nodes on which the pod has a share."""
+        held = self._state.ledger.holdings_of_pod(pod_uid)
+        return tuple(sorted(holding.record.node for holding in held))
 
     def _waits(self, pod_uid: str) -> bool:
         pod = self._state.pods.get(pod_uid)
@@ -285,6 +276,21 @@ class QuotaKeeper:
         return queues.parse(document, vendors=self._vendors)
 
     # --- showing ---------------------------------------------------------------------------------
+
+    def written(self) -> Quotas:
+        """What is limited, and the pods that wait as quotas look at them, for a snapshot."""
+        askers = {
+            pod.uid: Asker(account=pod.account, wish=pod.queue_wish, own=self._nodes_of(pod.uid))
+            for pod in self._state.pods
+            if pod.is_waiting()
+        }
+        claims = {uid: claim for uid, claim in self.ledger.claims().items() if self._waits(uid)}
+        return Quotas(
+            objects=tuple(map(quota_memory.written, self.ledger.quotas())),
+            queues=tuple(self.ledger.tree.queues.values()),
+            claims=quota_memory.written_claims(claims),
+            askers={uid: asker for uid, asker in askers.items() if asker != NOBODY_SPECIAL},
+        )
 
     def routes(self) -> Mapping[tuple[str, str], Handler]:
         """Handlers by method and path."""

@@ -16,7 +16,7 @@ At most ``segments`` files of about ``segment_bytes`` are kept; names sort by ag
 import logging
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -26,14 +26,19 @@ import anyio.to_thread
 from msgspec import Struct
 
 from hami_common.errors import InvariantBroken
+from hami_common.events.allocation import Account, AllocationRecord
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
 from hami_common.model.request import PlacementPolicy, PodRequest
 from hami_common.ports import Clock
 from hami_common.signing import SignedPlacement
-from hami_scheduler.core import stimuli
+from hami_scheduler.core import quota_memory, stimuli
 from hami_scheduler.core.inventory import Inventory
 from hami_scheduler.core.ledger import Hold, Ledger
 from hami_scheduler.core.names import NodeNames
+from hami_scheduler.core.queues import QueueTree
+from hami_scheduler.core.quota import Amounts, Asker, Quota
+from hami_scheduler.core.quota_ledger import QuotaLedger
+from hami_scheduler.core.quota_verdicts import Allowed, QuotaVerdicts
 from hami_scheduler.core.reasons import NodeRefusal
 from hami_scheduler.core.snapshot import Parts, Snapshot, take_exact
 from hami_scheduler.core.stimuluslog import FORMAT, Head, Writer
@@ -114,6 +119,7 @@ class Recorder:
         self._segment = 0
         self._dropped = 0
         self._wants_segment = True
+        self._is_inside = False
         self._rests_until_s = 0.0
         self._file = _Segment(settings)
 
@@ -127,13 +133,18 @@ class Recorder:
             self._parts = self._parts._replace(policy=policy)
 
     def call(self, stimulus: Struct, call: Callable[[], T], names: NodeNames | None = None) -> T:
-        """Make a call of the core and note it, with its answer."""
+        """Make a call of the core and note it, with its answer; not what it calls in turn."""
+        if self._is_inside:
+            return call()
         self._begin_if_due()
+        self._is_inside = True
         try:
             answer = call()
         except InvariantBroken as error:
             self._note(stimulus, names, error)
             raise
+        finally:
+            self._is_inside = False
         self._note(stimulus, names, answer)
         return answer
 
@@ -345,7 +356,7 @@ class RecordedInventory(Inventory):
         self._recorder.call(stimuli.DevicesBegin(), super().begin_again)
 
     def end_again(self) -> None:
-        """Recorded, as what it removes."""
+        """Recorded."""
         self._recorder.call(stimuli.DevicesEnd(), super().end_again)
 
     def hear(self, heartbeat: Heartbeat, *, now_s: float) -> bool:
@@ -485,3 +496,113 @@ class RecordedVerdicts(Verdicts):
         stimulus = stimuli.PrioritizeAsked(request=request, near=tuple(near))
         ask = super().prioritize
         return self._recorder.call(stimulus, lambda: ask(request, known, near=near), known)
+
+
+class RecordedQuotaLedger(QuotaLedger):
+    """A ledger of quotas that is recorded."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Tell ``recorder``."""
+        super().__init__()
+        self._recorder = recorder
+
+    def put_quota(self, quota: Quota) -> None:
+        """Recorded."""
+        put_quota = super().put_quota
+        stimulus = stimuli.QuotaPut(quota=quota_memory.written(quota))
+        self._recorder.call(stimulus, lambda: put_quota(quota))
+
+    def drop_quota(self, namespace: str, name: str) -> bool:
+        """Recorded."""
+        drop_quota = super().drop_quota
+        stimulus = stimuli.QuotaDropped(namespace=namespace, name=name)
+        return self._recorder.call(stimulus, lambda: drop_quota(namespace, name))
+
+    def set_tree(self, tree: QueueTree) -> None:
+        """Recorded."""
+        set_tree = super().set_tree
+        stimulus = stimuli.QueuesSet(queues=tuple(tree.queues.values()))
+        self._recorder.call(stimulus, lambda: set_tree(tree))
+
+    def fold(self, seq: int, record: AllocationRecord) -> None:
+        """Recorded."""
+        fold = super().fold
+        stimulus = stimuli.QuotaFolded(seq=seq, record=record)
+        self._recorder.call(stimulus, lambda: fold(seq, record))
+
+    def synced(self) -> None:
+        """Recorded."""
+        self._recorder.call(stimuli.QuotaSynced(), super().synced)
+
+    def reset(self) -> None:
+        """Recorded."""
+        self._recorder.call(stimuli.QuotaReset(), super().reset)
+
+    def expect(self, record: AllocationRecord) -> None:
+        """Recorded."""
+        expect = super().expect
+        self._recorder.call(stimuli.QuotaExpected(record=record), lambda: expect(record))
+
+    def stop_expecting(self, allocation_id: str) -> None:
+        """Recorded, where it changes anything: every bind says it, under a quota or not."""
+        if not self.expects(allocation_id):
+            return
+        stop = super().stop_expecting
+        stimulus = stimuli.QuotaUnexpected(allocation_id=allocation_id)
+        self._recorder.call(stimulus, lambda: stop(allocation_id))
+
+    def first_look(
+        self,
+        namespace: str,
+        account: Account | None,
+        wanted: Amounts,
+        *,
+        own: Iterable[tuple[str, str]] = (),
+        waits: Callable[[str], bool] | None = None,
+    ) -> NodeRefusal | None:
+        """Recorded; with ``waits`` it is part of what ``RecordedQuotaVerdicts`` records."""
+        own = tuple(own)
+        stimulus = stimuli.QuotaLooked(
+            namespace=namespace,
+            account=account,
+            wanted=quota_memory.written_amounts(wanted),
+            own=own,
+        )
+        first_look = super().first_look
+        return self._recorder.call(
+            stimulus, lambda: first_look(namespace, account, wanted, own=own, waits=waits)
+        )
+
+    def verdict(self, seq: int) -> NodeRefusal | None:
+        """Recorded."""
+        verdict = super().verdict
+        return self._recorder.call(stimuli.QuotaJudged(seq=seq), lambda: verdict(seq))
+
+
+class RecordedQuotaVerdicts(QuotaVerdicts):
+    """Filter's answers after quotas were asked, recorded."""
+
+    def __init__(self, table: DeviceTable, ledger: QuotaLedger, recorder: Recorder) -> None:
+        """Tell ``recorder``."""
+        super().__init__(table, ledger)
+        self._recorder = recorder
+
+    def allowed(
+        self,
+        request: PodRequest,
+        filtered: Filtered,
+        asker: Asker,
+        *,
+        waiting: Collection[str],
+    ) -> Filtered | Allowed:
+        """Recorded, with what later changes of the table must not change in the answer."""
+        stimulus = stimuli.QuotaAsked(request=request, asker=asker, waiting=tuple(waiting))
+        ask = super().allowed
+
+        def answer() -> Filtered | Allowed:
+            found = ask(request, filtered, asker, waiting=waiting)
+            found.classes()
+            found.groups()
+            return found
+
+        return self._recorder.call(stimulus, answer)

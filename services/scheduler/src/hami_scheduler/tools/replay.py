@@ -6,8 +6,8 @@
 A snapshot is what ``GET /v1/snapshot`` of a scheduler answers. Pods are JSON documents, one object
 or a List per file. One JSON line per pod: every node's verdict, score or reason, and the devices
 that the best node (or ``--node``) would give. With ``--bind`` each pod is placed before the next
-one is asked about. The same input gives the same bytes. Memory in MiB, compute in percent of one
-device.
+one is asked about. Quotas and queues of the snapshot take part. The same input gives the same
+bytes. Memory in MiB, compute in percent of one device.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from hami_common import annotations as keys
 from hami_common.errors import HamiError, RequestInvalid, WireInvalid
 from hami_common.events import codec
 from hami_common.model.placement import ContainerShares
@@ -26,10 +27,14 @@ from hami_common.podview import PodView
 from hami_common.vendors.catalog import Catalog
 from hami_scheduler.core.ledger import Ledger
 from hami_scheduler.core.pick import pick
+from hami_scheduler.core.podfacts import account_of
+from hami_scheduler.core.quota import Asker, count_resources
+from hami_scheduler.core.quota_ledger import QuotaLedger
+from hami_scheduler.core.quota_verdicts import Allowed, QuotaVerdicts
 from hami_scheduler.core.reasons import NodeExplanation, NodeRefusal, explain
-from hami_scheduler.core.snapshot import Snapshot, load
+from hami_scheduler.core.snapshot import Snapshot, load, load_quotas
 from hami_scheduler.core.stimuli import Accepted, Append
-from hami_scheduler.core.verdicts import Verdicts
+from hami_scheduler.core.verdicts import Filtered, Verdicts
 
 EXIT_BAD_INPUT = 2
 
@@ -70,7 +75,10 @@ def decide(
 ) -> Iterator[PodVerdict]:
     """A verdict for each pod, in order."""
     catalog = Catalog.from_settings()
+    names = count_resources(catalog)
     verdicts = Verdicts(ledger.table)
+    quota = load_quotas(snapshot)
+    quotas = QuotaVerdicts(ledger.table, quota)
     for number, pod in enumerate(pods):
         known = PodVerdict(
             namespace=pod.metadata.namespace or "default",
@@ -85,7 +93,14 @@ def decide(
         if request is None:
             yield msgspec.structs.replace(known, problem="asks for no device")
             continue
-        answers = _answers(verdicts, request, ledger.table.nodes())
+        asker = Asker(account=account_of(pod, names), wish=pod.labels().get(keys.QUEUE_LABEL, ""))
+        filtered = quotas.allowed(
+            request,
+            verdicts.filter(request, ledger.table.nodes()),
+            asker,
+            waiting=tuple(quota.claims()),
+        )
+        answers = _answers(verdicts, request, filtered)
         chosen = node or next((a.node for a in answers if a.score is not None), "")
         placed = pick(ledger.table, request, chosen) if chosen else None
         verdict = msgspec.structs.replace(
@@ -98,29 +113,43 @@ def decide(
             explanation=explain(ledger.table, request, node) if node else None,
         )
         if bind and verdict.containers:
-            _place(ledger, request, chosen, number=number, now_s=snapshot.time_s)
+            _place(ledger, quota, request, chosen, asker, number=number, now_s=snapshot.time_s)
         yield verdict
 
 
 def _answers(
-    verdicts: Verdicts, request: PodRequest, names: Sequence[str]
+    verdicts: Verdicts, request: PodRequest, filtered: Filtered | Allowed
 ) -> tuple[NodeVerdict, ...]:
-    filtered = verdicts.filter(request, names)
     scored = verdicts.prioritize(request, filtered.left)
     best = scored.best(len(filtered.left))
     return (
         *(NodeVerdict(node=name, score=round(score, 3)) for name, score in best),
         *(
             NodeVerdict(node=name, refusal=text)
-            for name, text in sorted(filtered.refused().items())
+            for name, text in sorted(
+                (name, refusal.text)
+                for refusal, places in filtered.groups()
+                for name in filtered.nodes.several(places)
+            )
         ),
     )
 
 
-def _place(ledger: Ledger, request: PodRequest, node: str, *, number: int, now_s: float) -> None:
+def _place(
+    ledger: Ledger,
+    quota: QuotaLedger,
+    request: PodRequest,
+    node: str,
+    asker: Asker,
+    *,
+    number: int,
+    now_s: float,
+) -> None:
     """Book what was decided, as if the bus had accepted it."""
     plan = ledger.plan_bind(request, node, allocation_id=f"replay-{number}", now_s=now_s)
     if isinstance(plan, Append):
+        plan = plan.under(asker.account)
+        quota.fold(quota.seq + 1, plan.record)
         seq = ledger.fence(node) + 1
         ledger.handle(Accepted(append=plan, seq=seq, now_s=now_s))
 
