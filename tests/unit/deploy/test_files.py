@@ -2,6 +2,7 @@
 """The files of deploy/ fit each other and the services that read them."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hami_common.runtime.settings import ServiceSettings, load
 from hami_nodeagent.settings import Settings as Nodeagent
 from hami_registry.core.device_config import DeviceConfig, parse
 from hami_registry.settings import Settings as Registry
+from hami_scheduler.core import queues
 from hami_scheduler.settings import Settings as Scheduler
 from hami_webhook.settings import Settings as Webhook
 from hamictl import bootstrap
@@ -59,6 +61,32 @@ def test_settings_are_those_of_the_service(path: Path) -> None:
 def test_device_configuration_is_understood() -> None:
     text = (KUSTOMIZE / "base/config/devices.toml").read_bytes()
     assert parse(text, name="devices.toml") == DeviceConfig()
+
+
+def test_queues_file_is_mounted_where_the_scheduler_reads_it_and_is_understood() -> None:
+    """Under a name without a hash: an edit reaches the running scheduler and replaces no pod."""
+    base = yaml.safe_load((KUSTOMIZE / "base/kustomization.yaml").read_text())
+    (entry,) = (one for one in base["configMapGenerator"] if one["name"] == "hami-queues")
+    assert entry["options"] == {"disableNameSuffixHash": True}
+    (source,) = entry["files"]
+    assert not queues.parse(tomllib.loads((KUSTOMIZE / "base" / source).read_text()), vendors=())
+    (pod,) = (pod for where, pod in pods() if where == "base/scheduler.yaml:Deployment")
+    (volume,) = (one for one in pod["volumes"] if one["name"] == "queues")
+    assert volume["configMap"]["name"] == entry["name"]
+    (container,) = (one for one in pod["containers"] if one["name"] == "scheduler")
+    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    for path in CONFIGURATIONS:
+        if path.stem == "scheduler":
+            file = Path(tomllib.loads(path.read_text())["queues_file"])
+            assert (str(file.parent), file.name) == (mounted["queues"], Path(source).name), path
+
+
+def test_pods_that_wait_are_tried_again_within_two_seconds_of_returned_capacity() -> None:
+    """The longest of our pause between two touches of a node and kube-scheduler's for one pod."""
+    shipped = yaml.safe_load((KUSTOMIZE / "base/kube-scheduler.yaml").read_text())
+    pause_s = Scheduler(signing_key_file="").capacity_touch_s
+    assert max(pause_s, shipped["podMaxBackoffSeconds"]) <= 2
+    assert shipped["podInitialBackoffSeconds"] <= shipped["podMaxBackoffSeconds"]
 
 
 def test_every_image_is_built_here_or_comes_from_others() -> None:
