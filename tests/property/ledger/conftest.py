@@ -18,7 +18,7 @@ from tests.support.ledger_outside import MemoryOutside, nats_outside
 from tests.support.ledger_troubles import SteppedClock
 from tests.support.ledger_world import OTHERS, ledger_world
 
-OPERATIONS = int(os.environ.get("HAMI_PROPERTY_OPS", "100000"))
+OPERATIONS = int(os.environ.get("HAMI_PROPERTY_OPS", "40000"))
 SEED = int(os.environ.get("HAMI_PROPERTY_SEED", "34"))
 
 OpenDrive = Callable[[int], AbstractAsyncContextManager[Drive]]

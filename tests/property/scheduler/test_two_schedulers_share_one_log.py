@@ -7,7 +7,7 @@ Bindings arrive late, agents report, nodes leave and come back, pods are resized
 schedulers restart, the bus loses its storage. The judge of capacity reads the log and the pods,
 never a table.
 
-``HAMI_PROPERTY_OPS`` sets the number of operations (100,000 where it is not set).
+``HAMI_PROPERTY_OPS`` sets the number of operations (40,000 where it is not set).
 """
 
 import os
@@ -52,7 +52,7 @@ from hami_scheduler.core.verdicts import Verdicts
 from tests.support import builders
 from tests.support.reservation_log import FencedLog
 
-OPERATIONS = int(os.environ.get("HAMI_PROPERTY_OPS", "100000"))
+OPERATIONS = int(os.environ.get("HAMI_PROPERTY_OPS", "40000"))
 QUIET_EVERY = 2_000
 NODES = [f"node-{i}.example" for i in range(12)]
 DEVICES = 4
