@@ -197,6 +197,25 @@ async def test_label_that_was_taken_away_is_put_back_and_the_share_kept() -> Non
         assert world.live() == []
 
 
+async def test_waiting_pods_are_woken_within_a_second_of_every_release() -> None:
+    """As shipped; kube-scheduler then waits for the pod's own pause, of 2 s at most."""
+    world = await world_with_node()
+    async with world.scheduler() as s:
+        world.add_pod(builders.pod("waiting", mem_mib=99_000))
+        for name in ("a", "b", "c"):
+            pod = world.add_pod(builders.pod(name))
+            assert await s.bind(pod, "n1") == ""
+            await quiet()
+            touched, waited_s = len(world.kube.node_touches), 0.0
+            world.kube.remove(pod_path(pod))
+            await quiet()
+            while len(world.kube.node_touches) == touched and waited_s < 5.0:
+                await world.clock.advance(0.25)
+                waited_s += 0.25
+            assert waited_s <= 1.0, name
+    assert len(world.kube.node_touches) >= 3
+
+
 async def test_node_is_touched_when_capacity_returns_while_pods_wait() -> None:
     world = await world_with_node()
     async with world.scheduler(capacity_touch_s=10.0) as s:

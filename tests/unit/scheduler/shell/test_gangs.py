@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gangs: all members get their shares before the first is bound, or none does."""
 
+from collections import Counter
 from typing import Any
 
 import anyio
@@ -96,6 +97,32 @@ async def test_gang_is_placed_once_there_is_room() -> None:
         assert world.kube.node_touches
         assert (await ask(world, s, pods[0]))["NodeNames"] != []
     assert len(held(world)) == 4
+
+
+async def test_of_twenty_gangs_as_many_run_as_there_is_room_for_and_the_others_hold_nothing() -> (
+    None
+):
+    world = await world_with_nodes()
+    gangs = [
+        [member(number, gang=f"gang{gang}", mem_mib=1000) for number in range(4)]
+        for gang in range(20)
+    ]
+    waiting = [pod for members in zip(*gangs, strict=True) for pod in members]
+    async with world.scheduler(gang_wait_s=60.0) as s:
+        for pod in waiting:
+            world.add_pod(pod)
+        await quiet()
+        for _ in range(2):
+            for pod in waiting:
+                if pod["metadata"]["name"] in world.bound():
+                    continue
+                for node in (await s.filter(pod, NODES))["NodeNames"]:
+                    assert await s.bind(pod, node) == ""
+        await quiet()
+        bound = Counter(name.partition("-")[0] for name in world.bound())
+        assert sorted(bound.values()) == [4] * 10
+        assert {record.pod for record in world.live()} == set(world.bound())
+        world.check_settled(*DEVICES)
 
 
 async def test_leases_give_back_what_no_member_took() -> None:
