@@ -1,82 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What deploy/kustomize installs, on a real API server: accepted, applied, and holding its laws.
+"""What deploy/kustomize installs, on a real API server: accepted, working, and holding its laws.
 
-One control plane serves all tests, in their order: the overlay is applied, its keys are made under
-the account that the manifests give to that, and then the webhook's configuration is taken away, so
-that only the admission policies stand between a user and an allocation annotation.
+One installation serves all tests (``tests.support.installed``), because it costs seconds. Its
+services work first (``tests.e2e.work``); then it is asked what they did, what their roles are worth
+and what tenants may. At the end the webhook's configuration is taken away, so that only the
+admission policies stand between a user and an allocation annotation.
 """
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+import yaml
 
-from hami_common import annotations
+from hami_common import annotations, limits
+from hami_common.limits import HEADER
+from hami_registry.core import busaccess
 from hami_sim.apiserver.client import KubeClient, StatusError
-from hami_sim.kubernetes import ControlPlane, configuration, run_control_plane
+from hami_sim.cluster import SYSTEM_NAMESPACE
 from hami_webhook.core.policies import ENVIRONMENT_ALLOWED, ENVIRONMENT_LABEL
 from tests.cluster.needs import control_plane_or_skip
+from tests.e2e.tenancy import TestTenancy
+from tests.e2e.work import NAMESPACE, Worked, bind, work
+from tests.support.installed import OVERLAYS, Installed, run_installed
+from tests.support.rbac import (
+    ACCOUNT,
+    COLLECTIONS,
+    Policy,
+    Request,
+    Right,
+    RoleRef,
+    audited,
+    judge,
+)
+
+__all__ = ["TestTenancy"]
 
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.real,
     pytest.mark.shares_cluster,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(300),
 ]
 
-OVERLAYS = configuration.shipped_directory().parent / "overlays"
-NAMESPACE = "tenant"
+AUDITOR = "auditor"
 LIMITS = "main.limits.hami.io/v1"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
-PROGRAM_S = 60.0
-ACTIVE_S = 30.0
+ACTIVE_S = 60.0
 """The API server begins to enforce a new policy within seconds."""
 
 Obj = dict[str, Any]
 
 
-async def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """A program that asks the API server, whose answers this loop may have to give."""
-    with anyio.fail_after(PROGRAM_S):
-        ended = await anyio.run_process(command, check=False)
-    told = subprocess.CompletedProcess(
-        command, ended.returncode, ended.stdout.decode(), ended.stderr.decode()
-    )
-    assert not check or told.returncode == 0, told.stderr
-    return told
-
-
-class Site:
-    """A control plane to which the manifests are applied."""
-
-    def __init__(self, plane: ControlPlane, client: KubeClient) -> None:
-        self.plane = plane
-        self.client = client
-        self._kubectl = plane.programs.path("kubectl")
-
-    async def kubectl(
-        self, *arguments: str, check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
-        return await run(
-            self._kubectl, f"--kubeconfig={self.plane.kubeconfig}", *arguments, check=check
-        )
+@pytest.fixture(scope="module")
+async def site(
+    tmp_path_factory: pytest.TempPathFactory,
+    record_testsuite_property: Callable[[str, object], None],
+) -> AsyncIterator[Installed]:
+    control_plane_or_skip()
+    async with run_installed(tmp_path_factory.mktemp("inst")) as installed:
+        await installed.client.create("namespaces", {"metadata": {"name": NAMESPACE}})
+        rounded = {name: round(s, 1) for name, s in installed.timings_s.items()}
+        record_testsuite_property("installation_s", rounded)
+        yield installed
 
 
 @pytest.fixture(scope="module")
-async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    programs = control_plane_or_skip()
-    async with (
-        run_control_plane(tmp_path_factory.mktemp("deploy"), programs) as plane,
-        KubeClient(plane.access()) as client,
-    ):
-        await client.create("namespaces", {"metadata": {"name": NAMESPACE}})
-        yield Site(plane, client)
+async def worked(site: Installed) -> Worked:
+    """The services have done what they do."""
+    return await work(site)
 
 
 def pod(name: str, *, env: list[Obj] | None = None, **metadata: Any) -> Obj:
@@ -103,38 +100,22 @@ async def refusal(call: Awaitable[object]) -> str:
 async def until(condition: Callable[[], Awaitable[bool]], limit_s: float = ACTIVE_S) -> None:
     with anyio.fail_after(limit_s):
         while not await condition():
-            await anyio.sleep(0.2)
+            await anyio.sleep(0.05)
 
 
 class TestInstallation:
-    """In the order in which an operator goes."""
+    """What an operator sees."""
 
-    async def test_overlay_is_applied(self, site: Site) -> None:
-        applied = (await site.kubectl("apply", "-k", str(OVERLAYS / "dev"))).stdout.splitlines()
-        assert len(applied) > 30
-        assert all(line.split()[-1] in ("created", "configured") for line in applied)
+    async def test_overlay_is_applied(self, site: Installed) -> None:
+        assert len(site.applied) > 30
+        assert all(line.split()[-1] == "created" for line in site.applied)
 
-    async def test_keys_are_made_under_the_account_for_that(self, site: Site) -> None:
-        login = await site.plane.kubeconfig_for_account("hami-bootstrap", name="hami-bootstrap")
-        made: list[str] = []
-
-        async def is_made() -> bool:
-            # As the Job does: the rights that were just granted are known after a moment.
-            told = await run(
-                *(sys.executable, "-m", "hamictl", "bootstrap", "--kubeconfig", str(login)),
-                check=False,
-            )
-            made.extend(told.stdout.splitlines())
-            return told.returncode == 0
-
-        await until(is_made)
-        assert any("told MutatingWebhookConfiguration" in line for line in made)
-        secret = await site.client.get("secrets", "hami-webhook-tls", "hami-system")
+    async def test_keys_are_made_under_the_account_for_that(self, site: Installed) -> None:
+        assert any("told MutatingWebhookConfiguration" in line for line in site.made)
+        secret = await site.client.get("secrets", "hami-webhook-tls", SYSTEM_NAMESPACE)
         assert secret["type"] == "kubernetes.io/tls"
 
-    async def test_second_application_would_change_nothing(self, site: Site) -> None:
-        difference = await site.kubectl("diff", "-k", str(OVERLAYS / "dev"), check=False)
-        assert difference.returncode == 0, difference.stdout + difference.stderr
+    async def test_second_application_would_change_nothing(self, site: Installed) -> None:
         difference = await site.kubectl("diff", "-k", str(OVERLAYS / "dev"), check=False)
         assert difference.returncode == 0, difference.stdout + difference.stderr
         # kubectl sends some fields again although they are the same, and says "configured" then.
@@ -143,31 +124,28 @@ class TestInstallation:
         difference = await site.kubectl("diff", "-k", str(OVERLAYS / "dev"), check=False)
         assert difference.returncode == 0, difference.stdout + difference.stderr
 
-    async def test_production_overlay_is_accepted(self, site: Site) -> None:
-        arguments = ("apply", "--dry-run=server", "-k", str(OVERLAYS / "prod"))
-        assert (
-            "hami-nothing-else created (server dry run)" in (await site.kubectl(*arguments)).stdout
-        )
-
-    async def test_collector_of_traces_is_accepted(self, site: Site, tmp_path: Path) -> None:
-        dev = os.path.relpath(OVERLAYS / "dev", tmp_path.resolve())
+    async def test_production_overlay_is_accepted_with_a_collector_of_traces(
+        self, site: Installed, tmp_path: Path
+    ) -> None:
+        prod = os.path.relpath(OVERLAYS / "prod", tmp_path.resolve())
         otel = os.path.relpath(OVERLAYS.parent / "components" / "otel", tmp_path.resolve())
         (tmp_path / "kustomization.yaml").write_text(
             json.dumps(
                 {
                     "apiVersion": "kustomize.config.k8s.io/v1beta1",
                     "kind": "Kustomization",
-                    "resources": [dev],
+                    "resources": [prod],
                     "components": [otel],
                 }
             )
         )
         arguments = ("apply", "--dry-run=server", "-k", str(tmp_path))
         accepted = (await site.kubectl(*arguments)).stdout
+        assert "hami-nothing-else created (server dry run)" in accepted
         assert "hami-otel-collector created (server dry run)" in accepted
         assert "hami-webhook configured (server dry run)" in accepted
 
-    async def test_policies_have_no_warnings_of_the_type_checker(self, site: Site) -> None:
+    async def test_policies_have_no_warnings_of_the_type_checker(self, site: Installed) -> None:
         async def checked() -> bool:
             items = (await site.client.call("GET", POLICIES))["items"]
             return all("typeChecking" in item.get("status", {}) for item in items)
@@ -177,8 +155,145 @@ class TestInstallation:
             assert not item["status"]["typeChecking"].get("expressionWarnings"), item["metadata"]
 
 
+class TestServices:
+    """As processes, with what the manifests give them, on the bus with accounts and TLS."""
+
+    async def test_pod_lives_from_admission_to_release(
+        self, site: Installed, worked: Worked
+    ) -> None:
+        first = worked.first
+        assert first["states"] == ["reserved", "bound", "prepared", "running"]
+        (container,) = first["containers"]
+        assert HEADER in container["stdout"]
+        assert limits.decode(container["stdout"]).devices[0].memory_mib == 4000
+        last = (await site.ledger_of(first["node"], first["uid"]))[-1][1]
+        assert last.op == "release"
+        assert worked.second["states"][-1] == "running"
+        assert worked.second["trace_id"]
+        assert worked.read == 200
+
+    async def test_quota_refuses_in_words(self, worked: Worked) -> None:
+        assert 'quota "gpu" limits.nvidia.com/gpumem: 8000 MiB wanted' in worked.refusal
+
+    async def test_share_is_resized_by_who_may(self, worked: Worked) -> None:
+        (refused, why), (done, told) = worked.resized
+        assert refused == 403, why
+        assert done == 200, told
+        assert worked.seen_mib == 4500
+
+    async def test_keys_and_certificates_are_renewed_under_the_account_for_that(
+        self, worked: Worked
+    ) -> None:
+        told = " ".join(worked.renewed)
+        for what in ("hami-ca", "hami-webhook-tls", "hami-nats-tls", "hami-registry-tls"):
+            assert f"made Secret {what}" in told
+        for what in ("hami-trusted-keys", "hami-bus-accounts", "hami-ca"):
+            assert f"ConfigMap {what}" in told
+        assert "made Secret hami-signing-key" not in told
+
+
+class Roles:
+    """The shipped roles and bindings, and what the services asked for."""
+
+    def __init__(self, shipped: Policy, policy: Policy, log: frozenset[Request]) -> None:
+        self.ours = shipped.rules
+        self.policy = policy
+        self.finding = judge(policy, self.ours, log)
+
+
+@pytest.fixture(scope="module")
+async def roles(site: Installed, worked: Worked) -> Roles:
+    del worked  # it has been done
+    rendered = (await site.kubectl("kustomize", str(OVERLAYS / "dev"))).stdout
+    documents = [document for document in yaml.safe_load_all(rendered) if document]
+    shipped = Policy(documents)
+    for role in {binding.role for binding in shipped.bindings} - shipped.rules.keys():
+        name, namespace = role.name, role.namespace
+        documents.append(
+            {"kind": role.kind, **await site.client.get(COLLECTIONS[role.kind], name, namespace)}
+        )
+    # Nobody has the role of an integration as shipped.
+    await bind(site, "ClusterRoleBinding", "hami-integration", AUDITOR)
+    log = audited(site.plane.audit_log, namespace=SYSTEM_NAMESPACE)
+    return Roles(shipped, Policy(documents), log.allowed | log.forbidden)
+
+
+class TestRoles:
+    """Enough, as the services did everything under them; and nothing that they could do without."""
+
+    async def test_nothing_was_refused_to_a_service(self, site: Installed, roles: Roles) -> None:
+        assert roles.finding.refused == []
+        log = audited(site.plane.audit_log, namespace=SYSTEM_NAMESPACE)
+        # Rights that were just granted are known after a moment.
+        assert log.forbidden - log.allowed == frozenset()
+
+    async def test_every_right_and_every_binding_was_needed(self, roles: Roles) -> None:
+        assert roles.finding.idle == []
+        assert roles.finding.idle_bindings == []
+
+    async def test_without_any_one_right_something_is_refused(
+        self, site: Installed, roles: Roles
+    ) -> None:
+        """Each is taken away on the API server, which then refuses the request that needed it."""
+        removed = 0
+        for role in roles.ours:
+            rights = roles.policy.rights(role)
+            try:
+                for right in rights:
+                    request = roles.finding.need.get(right) or _of_integration(right)
+                    await until(partial(_is_allowed, site, request))
+                    await _rewrite(site, role, [r.rule() for r in rights if r != right])
+                    await until(partial(_is_refused, site, request))
+                    removed += 1
+            finally:
+                await _rewrite(site, role, roles.ours[role])
+        assert removed == sum(len(roles.policy.rights(role)) for role in roles.ours)
+        for request in roles.finding.need.values():
+            await until(partial(_is_allowed, site, request))
+
+    async def test_without_any_one_binding_something_is_refused(
+        self, site: Installed, roles: Roles
+    ) -> None:
+        for binding in roles.policy.bindings:
+            request = roles.finding.need_binding[binding]
+            where = (COLLECTIONS[binding.kind], binding.name, binding.namespace)
+            kept = await site.client.get(*where)
+            await site.client.delete(*where)
+            await until(partial(_is_refused, site, request))
+            del kept["metadata"]["resourceVersion"], kept["metadata"]["uid"]
+            await site.client.create(COLLECTIONS[binding.kind], kept, binding.namespace)
+            await until(partial(_is_allowed, site, request))
+
+
+def _of_integration(right: Right) -> Request:
+    """What the registry asks about an integration."""
+    assert right.role.name == "hami-integration", right
+    return Request(
+        user=f"{ACCOUNT}:{NAMESPACE}:{AUDITOR}",
+        verb=busaccess.INTEGRATION_VERB,
+        group=busaccess.INTEGRATION_GROUP,
+        resource=busaccess.INTEGRATION_RESOURCE,
+    )
+
+
+async def _rewrite(site: Installed, role: RoleRef, rules: Any) -> None:
+    await site.client.patch(
+        COLLECTIONS[role.kind], role.name, {"rules": list(rules)}, namespace=role.namespace
+    )
+
+
+async def _is_allowed(site: Installed, request: Request) -> bool:
+    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    answer = await site.client.call("POST", path, body=request.review())
+    return bool(answer["status"]["allowed"])
+
+
+async def _is_refused(site: Installed, request: Request) -> bool:
+    return not await _is_allowed(site, request)
+
+
 @pytest.fixture(scope="class")
-async def without_webhook(site: Site) -> Site:
+async def without_webhook(site: Installed) -> Installed:
     """Only the policies are left; they are in force."""
     await site.kubectl(
         "delete", "mutatingwebhookconfiguration", "hami-webhook", "--ignore-not-found"
@@ -204,12 +319,12 @@ class TestAllocationAnnotations:
     @pytest.mark.parametrize(
         "key", [*sorted(annotations.RESERVED), LIMITS, "hami.io/x-devices-allocated"]
     )
-    async def test_pod_with_one_is_not_created(self, site: Site, key: str) -> None:
+    async def test_pod_with_one_is_not_created(self, site: Installed, key: str) -> None:
         call = site.client.create("pods", pod("forged", annotations={key: "{}"}), NAMESPACE)
         assert "take hami.io/allocation and its like out" in await refusal(call)
 
     @pytest.mark.parametrize("subresource", ["", "status", "ephemeralcontainers", "resize"])
-    async def test_no_write_of_a_pod_adds_one(self, site: Site, subresource: str) -> None:
+    async def test_no_write_of_a_pod_adds_one(self, site: Installed, subresource: str) -> None:
         name = f"plain-{subresource or 'whole'}"
         await site.client.create("pods", pod(name), NAMESPACE)
         patch = {"metadata": {"annotations": {annotations.ALLOCATION: "{}", LIMITS: "x"}}}
@@ -222,7 +337,7 @@ class TestAllocationAnnotations:
         marks = (await site.client.get("pods", name, NAMESPACE))["metadata"].get("annotations", {})
         assert not {key for key in marks if annotations.is_reserved(key)}
 
-    async def test_binding_with_one_is_the_schedulers_alone(self, site: Site) -> None:
+    async def test_binding_with_one_is_the_schedulers_alone(self, site: Installed) -> None:
         await site.client.create("nodes", {"metadata": {"name": "n1"}})
         await site.client.create("pods", pod("bound"), NAMESPACE)
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/bound/binding"
@@ -247,14 +362,14 @@ class TestAllocationAnnotations:
         ("change", "said"), [({LIMITS: None}, "put them back"), ({LIMITS: "y"}, "take hami.io/")]
     )
     async def test_annotations_of_a_bound_pod_stay_as_they_are(
-        self, site: Site, change: Obj, said: str
+        self, site: Installed, change: Obj, said: str
     ) -> None:
         call = site.client.patch(
             "pods", "bound", {"metadata": {"annotations": change}}, namespace=NAMESPACE
         )
         assert said in await refusal(call)
 
-    async def test_everybody_else_goes_on(self, site: Site) -> None:
+    async def test_everybody_else_goes_on(self, site: Installed) -> None:
         other = {"metadata": {"annotations": {"team": "x"}, "labels": {"a": "b"}}}
         assert await refusal(site.client.patch("pods", "bound", other, namespace=NAMESPACE)) == ""
         status = {"status": {"phase": "Running"}}
@@ -265,9 +380,9 @@ class TestAllocationAnnotations:
         assert "patched" in patched.stdout
 
 
-async def scheduler_access(site: Site) -> Any:
+async def scheduler_access(site: Installed) -> Any:
     access = site.plane.access()
-    token = await site.plane.token_for("hami-scheduler")
+    token = await site.token("hami-scheduler")
     return type(access)(url=access.url, token=token, ca_pem=access.ca_pem)
 
 
@@ -292,17 +407,17 @@ class TestDeviceEnvironment:
         ],
     )
     async def test_container_that_asks_for_nothing_gets_nothing(
-        self, site: Site, variable: Obj, *, is_refused: bool
+        self, site: Installed, variable: Obj, *, is_refused: bool
     ) -> None:
         call = site.client.create("pods", pod("grabs", env=[variable]), NAMESPACE, dryRun="All")
         assert ("asks for none" in await refusal(call)) is is_refused
 
-    async def test_container_that_asks_may_set_it(self, site: Site) -> None:
+    async def test_container_that_asks_may_set_it(self, site: Installed) -> None:
         asking = pod("asks", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])
         asking["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
         assert await refusal(site.client.create("pods", asking, NAMESPACE, dryRun="All")) == ""
 
-    async def test_namespace_may_be_exempt(self, site: Site) -> None:
+    async def test_namespace_may_be_exempt(self, site: Installed) -> None:
         labels = {ENVIRONMENT_LABEL: ENVIRONMENT_ALLOWED}
         await site.client.create("namespaces", {"metadata": {"name": "drivers", "labels": labels}})
         grabs = pod("installer", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])
@@ -312,7 +427,7 @@ class TestDeviceEnvironment:
 
         await until(is_allowed)
 
-    async def test_debug_container_gets_nothing(self, site: Site) -> None:
+    async def test_debug_container_gets_nothing(self, site: Installed) -> None:
         await site.client.create("pods", pod("target"), NAMESPACE)
         debug = {
             "name": "debug",

@@ -206,8 +206,10 @@ async def intruder(site: Site, text: str, *, prefix: str) -> AsyncIterator[Intru
 
 
 @asynccontextmanager
-async def intruder_at(url: str, text: str, *, prefix: str) -> AsyncIterator[Intruder]:
-    """The same at any server."""
+async def intruder_at(
+    url: str, text: str, *, prefix: str, **options: Any
+) -> AsyncIterator[Intruder]:
+    """The same at any server; ``options`` are the client library's."""
     client = Client()
     found = Intruder(client)
     await client.connect(
@@ -217,6 +219,7 @@ async def intruder_at(url: str, text: str, *, prefix: str) -> AsyncIterator[Intr
         error_cb=found.take_error,
         allow_reconnect=False,
         connect_timeout=10,
+        **options,
     )
     try:
         yield found

@@ -8,7 +8,7 @@ reader follows. Times in Unix seconds.
 
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
@@ -44,12 +44,23 @@ nats_option = click.option(
     show_envvar=True,
     help="The NATS server, for example by kubectl port-forward.",
 )
-creds_option = click.option(
+_creds_option = click.option(
     "--nats-creds", envvar="HAMICTL_NATS_CREDS", default="", help="Credentials file of the login."
+)
+_seed_option = click.option(
+    "--nats-seed",
+    envvar="HAMICTL_NATS_SEED",
+    default="",
+    help="File with the seed of the login, such as that of Secret hami-bus-operator.",
 )
 ca_option = click.option(
     "--nats-ca", envvar="HAMICTL_NATS_CA", default="", help="PEM bundle; given: TLS is required."
 )
+
+
+def creds_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of the login to the bus, of which at most one is given."""
+    return _creds_option(_seed_option(command))
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,10 +95,13 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def open_bus(*, nats: str, nats_creds: str, nats_ca: str) -> AsyncIterator[Bus]:
+async def open_bus(
+    *, nats: str, nats_creds: str, nats_seed: str, nats_ca: str
+) -> AsyncIterator[Bus]:
     """The bus; ``Unavailable`` when it does not answer."""
+    login = natsio.NatsLogin(creds=nats_creds, seed_file=nats_seed)
     async with natsio.connect(
-        [nats], name="hamictl", creds=nats_creds, ca_file=nats_ca, start_timeout_s=START_S
+        [nats], name="hamictl", login=login, ca_file=nats_ca, start_timeout_s=START_S
     ) as bus:
         yield bus
 

@@ -20,7 +20,11 @@ AUDIT_POLICY: Final[Document] = {
     "omitStages": ["RequestReceived"],
     "rules": [
         # Heartbeats and reads of the control plane itself would drown what people and services do.
-        {"level": "None", "resources": [{"group": "coordination.k8s.io", "resources": ["leases"]}]},
+        {
+            "level": "None",
+            "resources": [{"group": "coordination.k8s.io", "resources": ["leases"]}],
+            "namespaces": ["kube-node-lease", "kube-system"],
+        },
         {"level": "None", "nonResourceURLs": ["/healthz*", "/livez*", "/readyz*", "/version"]},
         {"level": "None", "verbs": ["watch", "list", "get"], "userGroups": ["system:masters"]},
         {
@@ -57,10 +61,11 @@ def scheduler_configuration(
 ) -> Document:
     """The shipped configuration, for one process that nobody else shares the work with.
 
-    Without ``extender_url`` it has no extender. Kubernetes takes whole seconds from 1 for
-    ``backoff_s``.
+    Pods that are not ours are its work too, for there is no other kube-scheduler. Without
+    ``extender_url`` it has no extender. Kubernetes takes whole seconds from 1 for ``backoff_s``.
     """
     (document,) = shipped("kube-scheduler.yaml")
+    document["profiles"].append({"schedulerName": "default-scheduler"})
     initial_s = max(1, math.ceil(backoff_s))
     document["leaderElection"] = {"leaderElect": False}
     document["clientConnection"] = {"kubeconfig": str(kubeconfig), "qps": 1000, "burst": 1000}

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who reads what of the registry and the bus of an installation, judged by its API server.
+
+Tenants, agents and integrations bring real tokens; the tests are run by ``test_deploy``.
+"""
+
+import json
+import os
+
+import nats.errors
+from nats.aio.client import Client
+
+from hami_common import grants, subjects
+from hami_sim.cluster import SYSTEM_NAMESPACE
+from hami_sim.kubernetes.pki import HOST
+from tests.e2e.work import NAMESPACE, Worked, bind, events_of
+from tests.support.busaccess import intruder_at
+from tests.support.installed import BUS, REGISTRY, Installed
+
+AGENT = "hami-nodeagent"
+
+
+async def status(site: Installed, path: str, token: str = "") -> int:
+    """Of the registry's answer."""
+    return (await site.registry(path, token))[0]
+
+
+async def is_admitted(site: Installed, token: str) -> bool:
+    """Whether the bus lets the bearer of a token in."""
+    client = Client()
+    try:
+        await client.connect(
+            site.bus_url.replace(BUS, HOST),
+            token=token,
+            tls=site.tls_context(),
+            tls_hostname=BUS,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+        )
+    except (nats.errors.Error, OSError):
+        return False
+    else:
+        return True
+    finally:
+        await client.close()
+
+
+class TestTenancy:
+    """Everybody but the services."""
+
+    async def test_tenant_reads_allocations_of_its_namespace_alone(
+        self, site: Installed, worked: Worked
+    ) -> None:
+        reader = await site.token("reader", namespace=NAMESPACE)
+        own = f"/v1/allocations?namespace={NAMESPACE}"
+        assert await status(site, own, reader) == 200
+        assert await status(site, f"/v1/explain/{NAMESPACE}/second", reader) == 200
+        for path in (
+            "/v1/allocations?namespace=hami-system",
+            "/v1/allocations/hami-system/web",
+            "/v1/explain/hami-system/web",
+            "/v1/allocations",
+            "/v1/watch",
+            "/v1/watch?namespace=hami-system",
+            "/v1/nodes",
+            "/v1/devices",
+            "/v1/usage",
+            "/v1/checks",
+        ):
+            assert await status(site, path, reader) == 403, path
+        assert await status(site, f"/v1/explain/{NAMESPACE}/nobody", reader) == 404
+        admin = await site.token("admin", namespace=NAMESPACE)
+        for path in ("/v1/allocations", "/v1/nodes", "/v1/devices"):
+            assert await status(site, path, admin) == 200
+        bus = await site.token("admin", namespace=NAMESPACE, audience="hami-bus")
+        for bad in ("", "forged", bus):
+            assert await status(site, "/v1/allocations", bad) == 401
+
+    async def test_agents_are_asked_and_each_answers_for_its_node(
+        self, site: Installed, worked: Worked
+    ) -> None:
+        admin = await site.token("admin", namespace=NAMESPACE)
+        for path in ("/v1/usage", "/v1/checks"):
+            code, text = await site.registry(path, admin)
+            told = json.loads(text)
+            assert code == 200
+            assert {item["node"] for item in told["items"]} == {n.name for n in site.spec.nodes}
+            assert not told.get("silent")
+
+    async def test_agents_token_speaks_for_the_node_of_its_pod(self, site: Installed) -> None:
+        here, there = (node.name for node in site.spec.nodes)
+        await site.run_agent_pod("stolen", here)
+        bound = await site.token(AGENT, audience="hami-bus", of="stolen")
+        async with intruder_at(
+            site.bus_url.replace(BUS, HOST),
+            bound,
+            prefix=grants.inbox("agent", here),
+            tls=site.tls_context(),
+            tls_hostname=BUS,
+        ) as bad:
+            states = f"$KV.{subjects.STATE_BUCKET}"
+            token = {node: subjects.escape(node) for node in (here, there)}
+            stored = await bad.client.request(f"{states}.{token[here]}.p", b"{}", timeout=10)
+            assert b'"seq"' in stored.data
+            unsaid = (
+                subjects.heartbeat(there),
+                subjects.report(there, "nvidia"),
+                f"{states}.{token[there]}.p",
+                f"$KV.{subjects.ALLOC_BUCKET}.{token[here]}.p",
+                subjects.ask(here, "check"),
+                subjects.ask(there, "check"),
+            )
+            unheard = (
+                f"{subjects.ASK_PREFIX}.>",
+                f"{subjects.ASK_PREFIX}.{token[there]}.*",
+                subjects.ask(there, "usage"),
+                f"{grants.inbox('registry')}.>",
+            )
+            for subject in unsaid:
+                await bad.client.publish(subject, b"{}")
+            for subject in unheard:
+                await bad.client.subscribe(subject)
+            for subject in (*unsaid, *unheard):
+                assert await bad.is_forbidden(subject), subject
+        assert not await is_admitted(site, await site.token(AGENT, of="stolen"))
+        assert not await is_admitted(site, await site.token(AGENT, audience="hami-bus"))
+        await site.client.delete("pods", "stolen", SYSTEM_NAMESPACE, gracePeriodSeconds="0")
+
+        async def is_refused() -> bool:
+            return not await is_admitted(site, bound)
+
+        await site.until("the token of a pod that is gone is refused", is_refused)
+
+    async def test_who_may_watch_events_reads_them_from_the_bus_and_says_nothing(
+        self, site: Installed, worked: Worked
+    ) -> None:
+        editor = await site.token("reader", namespace=NAMESPACE, audience="hami-bus")
+        assert not await is_admitted(site, editor)
+        stranger = await site.token("stranger", namespace=NAMESPACE, audience="hami-bus")
+        assert not await is_admitted(site, stranger)
+        assert not await is_admitted(site, "")
+        await bind(site, "ClusterRoleBinding", "hami-integration", "stranger")
+
+        async def let_in() -> bool:
+            return await is_admitted(site, stranger)
+
+        await site.until("the account may watch events", let_in)
+        here = site.spec.nodes[0].name
+        async with intruder_at(
+            site.bus_url.replace(BUS, HOST),
+            stranger,
+            prefix=f"{grants.INBOX}.integration.{grants.consumer_of(NAMESPACE, 'stranger')}",
+            tls=site.tls_context(),
+            tls_hostname=BUS,
+        ) as bad:
+            unsaid = (
+                subjects.ask(here, "check"),
+                subjects.ask(here, "usage"),
+                subjects.heartbeat(here),
+                subjects.decision_event(NAMESPACE, "second"),
+            )
+            unheard = (f"{subjects.ASK_PREFIX}.>", subjects.ask(here, "check"), "hami.v1.>")
+            for subject in unsaid:
+                await bad.client.publish(subject, b"{}")
+            for subject in unheard:
+                await bad.client.subscribe(subject)
+            for subject in (*unsaid, *unheard):
+                assert await bad.is_forbidden(subject), subject
+
+    async def test_operator_reads_events_and_the_pods_story(
+        self, site: Installed, worked: Worked
+    ) -> None:
+        bus = {
+            **os.environ,
+            "HAMICTL_NATS": site.bus_url,
+            "HAMICTL_NATS_CA": str(site.ca_file),
+        }
+        operator = {**bus, "HAMICTL_NATS_SEED": str(site.operator_seed)}
+        kinds = {event["kind"] for event in await events_of(site, operator)}
+        assert kinds >= {"admission", "decision", "allocation", "state"}
+        refused = await site.hamictl("events", "--from", "1", env=bus, check=False)
+        assert refused.returncode != 0
+        assert not refused.stdout
+        told = await site.hamictl(
+            *("trace", "second", "-n", NAMESPACE, "-o", "json"),
+            env={
+                **operator,
+                "HAMICTL_REGISTRY": f"https://{REGISTRY}:{site.ports['registry-tls']}",
+                "HAMICTL_CA_FILE": str(site.ca_file),
+                "HAMICTL_TOKEN": await site.token("admin", namespace=NAMESPACE),
+                "KUBECONFIG": str(site.kubeconfig),
+            },
+        )
+        story = json.loads(told.stdout)
+        assert story["missing"] == []
+        steps = [line["what"] for line in story["lines"]]
+        assert "decision bind: placed" in steps
+        assert "state running" in steps

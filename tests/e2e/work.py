@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that the services of an installation do with the Kubernetes API, done once.
+
+Quota, resize and release in a tenant's namespace, preemption and gangs in another, a device that
+fails twice, certificates and keys that are renewed. What the tests assert about is kept. Memory in
+MiB.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+from msgspec import Struct
+
+from hami_common.runtime import kubeio
+from hami_common.runtime.clock import SystemClock
+from hami_sim.cluster import SYSTEM_NAMESPACE, Document
+from hamictl.bootstrap import Plan, bootstrap
+from tests.e2e.conftest import small_pod
+from tests.support.checker import inventory_of
+from tests.support.installed import Installed
+from tests.support.rbac import audited
+
+NAMESPACE = "tenant"
+PLAN = Plan(namespace=SYSTEM_NAMESPACE, service="hami-webhook", webhook="hami-webhook")
+LIMIT_S = 60.0
+LARGE_MIB = 20_000
+"""One of these fits on a device, two do not."""
+
+
+class Worked(Struct, kw_only=True):
+    """What was seen meanwhile."""
+
+    first: Document = {}
+    """Story of the tenant's first pod, once it ran."""
+    refusal: str = ""
+    """What the second was told while the quota was used up."""
+    resized: list[tuple[int, Document]] = []
+    """Answers to a resize: of somebody without the right, and of one with it."""
+    seen_mib: int = 0
+    """What the first pod's ledger record said of its share at last."""
+    second: Document = {}
+    """Story of the second pod, once there was room for it."""
+    read: int = 0
+    """Status of the registry's answer to a tenant about its allocations."""
+    renewed: list[str] = []
+    """What the renewal of keys and certificates said."""
+
+
+async def work(site: Installed) -> Worked:
+    """Do it; each step has its deadline."""
+    worked = Worked()
+    for account in ("reader", "stranger", "admin"):
+        await site.client.create("serviceaccounts", {"metadata": {"name": account}}, NAMESPACE)
+    await bind(site, "RoleBinding", "edit", "reader")
+    await bind(site, "ClusterRoleBinding", "cluster-admin", "admin")
+    await _quota(site, worked)
+    await _preemption(site)
+    await _gangs(site)
+    await _faults(site)
+    await _renewal(site, worked)
+    return worked
+
+
+async def bind(site: Installed, kind: str, role: str, account: str) -> None:
+    """Give a role to an account of the tenant's namespace, everywhere or there."""
+    plural = "clusterrolebindings" if kind == "ClusterRoleBinding" else "rolebindings"
+    group = "rbac.authorization.k8s.io"
+    binding = {
+        "apiVersion": f"{group}/v1",
+        "kind": kind,
+        "metadata": {"name": f"{account}-{role}"},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}],
+    }
+    where = "" if kind == "ClusterRoleBinding" else f"/namespaces/{NAMESPACE}"
+    await site.client.call("POST", f"/apis/{group}/v1{where}/{plural}", body=binding)
+
+
+async def until_runs(site: Installed, name: str, namespace: str) -> Document:
+    """The pod's story once its container runs and the node has said so."""
+    story: Document = {}
+
+    async def runs() -> bool:
+        nonlocal story
+        story = await site.story_of(name, namespace=namespace)
+        return story["phase"] == "Running" and "running" in story["states"]
+
+    await site.until(f"{name} runs", runs, limit_s=LIMIT_S)
+    return story
+
+
+async def until_told(site: Installed, name: str, text: str, namespace: str) -> str:
+    """The pod's condition once it has the text."""
+    said = ""
+
+    async def told() -> bool:
+        nonlocal said
+        pod = await site.pod(name, namespace=namespace)
+        said = " ".join(one.message for one in pod.status.conditions or [])
+        return text in said
+
+    await site.until(f"{name} is told: {text}", told, limit_s=LIMIT_S)
+    return said
+
+
+async def until_gone(site: Installed, name: str, namespace: str) -> None:
+    """Delete a pod and wait for it."""
+    await site.delete_pod(name, namespace=namespace)
+
+    async def gone() -> bool:
+        return await site.pod_is_gone(name, namespace=namespace)
+
+    await site.until(f"{name} is gone", gone, limit_s=LIMIT_S)
+
+
+async def _quota(site: Installed, worked: Worked) -> None:
+    quota = {
+        "metadata": {"name": "gpu"},
+        "spec": {"hard": {"limits.nvidia.com/gpumem": "10k"}},
+    }
+    await site.client.create("resourcequotas", quota, NAMESPACE)
+    await site.create_pod(small_pod("first", memory_mib=4000), namespace=NAMESPACE)
+    await until_runs(site, "first", NAMESPACE)
+    wish = {"namespace": NAMESPACE, "pod": "first", "memory_mib": 4500}
+    for account in ("stranger", "admin"):
+        token = await site.token(account, namespace=NAMESPACE)
+        worked.resized.append(await _post(site, "/v1/resize", wish, token))
+    worked.first = await until_runs(site, "first", NAMESPACE)
+    placed = (await site.ledger_of(worked.first["node"], worked.first["uid"]))[-1][1]
+    worked.seen_mib = placed.containers[0].shares[0].memory_mib
+    await site.create_pod(small_pod("second", memory_mib=8000), namespace=NAMESPACE)
+    worked.refusal = await until_told(site, "second", "ResourceQuotaNotFit", NAMESPACE)
+    await until_gone(site, "first", NAMESPACE)
+    worked.second = await until_runs(site, "second", NAMESPACE)
+    token = await site.token("reader", namespace=NAMESPACE)
+    worked.read, _ = await site.registry(f"/v1/allocations?namespace={NAMESPACE}", token)
+
+
+async def _post(site: Installed, path: str, body: Document, token: str) -> tuple[int, Document]:
+    headers = {"Authorization": f"Bearer {token}"}
+    url = f"{site.url('scheduler')}{path}"
+    async with site.session.post(url, json=body, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+async def _preemption(site: Installed) -> None:
+    for name, value in (("low", -10), ("high", 1000)):
+        path = "/apis/scheduling.k8s.io/v1/priorityclasses"
+        await site.client.call("POST", path, body={"metadata": {"name": name}, "value": value})
+    names = [f"low-{number}" for number in range(3)]
+    for name in names:
+        pod = small_pod(name, memory_mib=LARGE_MIB, priorityClassName="low")
+        await site.create_pod(pod)
+    for name in names:
+        await until_runs(site, name, "default")
+    await site.create_pod(small_pod("urgent", memory_mib=LARGE_MIB, priorityClassName="high"))
+    await until_runs(site, "urgent", "default")
+
+
+async def _gangs(site: Installed) -> None:
+    """Pods of groups whose kinds are not installed: they are asked for, and wait."""
+    labels = {
+        "scheduling.x-k8s.io": {"labels": {"scheduling.x-k8s.io/pod-group": "g"}},
+        "scheduling.volcano.sh": {"annotations": {"scheduling.k8s.io/group-name": "g"}},
+    }
+    for number, more in enumerate(labels.values()):
+        pod = small_pod(f"gang-{number}", memory_mib=100)
+        pod["metadata"].update(more)
+        await site.create_pod(pod)
+
+    async def asked() -> bool:
+        log = audited(site.plane.audit_log, namespace=SYSTEM_NAMESPACE)
+        groups = {one.group for one in log.allowed if one.resource == "podgroups"}
+        return groups == labels.keys()
+
+    await site.until("groups of pods are asked for", asked, limit_s=LIMIT_S)
+    for number in range(len(labels)):
+        await until_gone(site, f"gang-{number}", "default")
+
+
+async def _faults(site: Installed) -> None:
+    """The device of a running pod fails twice: the second time is counted at the first Event."""
+    story = await until_runs(site, "second", NAMESPACE)
+    uuid = story["containers"][0]["devices"][0]["uuid"]
+    index = next(
+        device.index
+        for node in await inventory_of(site)
+        for device in node.devices
+        if device.uuid == uuid
+    )
+    for count in (1, 2):
+        site.hardware[story["node"]].lose(index)
+        await _until_event(site, "DeviceUnhealthy", count)
+        site.hardware[story["node"]].restore(index)
+        await _until_event(site, "DeviceRecovered", count)
+
+
+async def _until_event(site: Installed, reason: str, count: int) -> None:
+    async def told() -> bool:
+        events = (await site.client.list("events", NAMESPACE))["items"]
+        return any(event["reason"] == reason and event["count"] == count for event in events)
+
+    await site.until(f"{reason} is told {count} times", told, limit_s=LIMIT_S)
+
+
+async def _renewal(site: Installed, worked: Worked) -> None:
+    """Shortly before everything ends, and after somebody changed what is public."""
+    for name, data in (("hami-trusted-keys", {}), ("hami-bus-accounts", {"accounts.conf": ""})):
+        path = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/{name}"
+        found: dict[str, Any] = await site.client.call("GET", path)
+        found["data"] = data
+        await site.client.call("PUT", path, body=found)
+    late = datetime.fromtimestamp(SystemClock().now_s(), tz=UTC) + PLAN.authority_valid
+    login = await site.plane.login("bootstrap", "renewal")
+    async with kubeio.connect(str(login), start_timeout_s=LIMIT_S) as kube:
+        with anyio.fail_after(LIMIT_S):
+            worked.renewed = await bootstrap(kube, PLAN, now=late - timedelta(days=10))
+
+
+async def events_of(site: Installed, environment: Mapping[str, str]) -> list[Document]:
+    """What hamictl shows of the second pod's events."""
+    told = await site.hamictl(
+        *("events", "--from", "1", "--pod", f"{NAMESPACE}/second", "-o", "json"), env=environment
+    )
+    return [json.loads(line) for line in told.stdout.splitlines()]

@@ -1,0 +1,532 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The overlay dev, installed on a real control plane, with its services as processes.
+
+The manifests are applied with kubectl and nothing of them is changed. What each process is given
+comes from the API server, as kubelet would have it: ConfigMaps and Secrets of the volumes that its
+pod mounts, tokens of its ServiceAccount (an agent's bound to a pod on its node), kube-scheduler's
+configuration, the bus with its accounts and certificates, calls of the webhook by its Service.
+Different are paths (each below the folder of a volume, for there is one file system), ports, and
+what is pretended: kubelets and devices. Times in seconds.
+"""
+
+import base64
+import os
+import re
+import ssl
+import subprocess
+import sys
+import tomllib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import yaml
+from anyio.abc import TaskGroup
+from nats.aio.client import Client
+
+from hami_common.runtime import natsio
+from hami_nodeagent.settings import Settings as AgentSettings
+from hami_sim.apiserver.client import KubeClient
+from hami_sim.cluster import SYSTEM_NAMESPACE, Cluster, ClusterSpec, Document, NodeSpec
+from hami_sim.kubernetes import ControlPlane, configuration, programs
+from hami_sim.kubernetes.controlplane import free_port
+from hami_sim.kubernetes.pki import HOST, write_kubeconfig
+from hami_sim.natsd import NatsServer
+from hami_sim.planes import RealPlane
+from hami_sim.process import Process
+from tests.support import inpod
+from tests.support.clusterips import ClusterIps, selector_config
+
+OVERLAYS = configuration.shipped_directory().parent / "overlays"
+OVERLAY = OVERLAYS / "dev"
+BUS = f"nats.{SYSTEM_NAMESPACE}.svc"
+REGISTRY = f"hami-registry.{SYSTEM_NAMESPACE}.svc"
+PROGRAM_S = 60.0
+TOKEN_S = 3600
+SLEEPER = ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.2; done"]
+SPEC = ClusterSpec(
+    nodes=(
+        NodeSpec(name="gpu-a.example", profile="2xA30"),
+        NodeSpec(name="gpu-b", profile="2xA30"),
+    ),
+    node_cpu="100",
+    plane="real",
+    settings={
+        # The delays of production, shorter: they are waited for.
+        "nodeagent": {"discovery_s": "1", "probe_s": "0.3", "health.recover_s": "1"},
+        "scheduler": {"preempt_retry_s": "1", "capacity_touch_s": "0.3"},
+    },
+)
+
+
+class Plane(RealPlane):
+    """The real control plane, whose API server reaches Services through ``cluster_ips``."""
+
+    def __init__(self, directory: Path, group: TaskGroup) -> None:
+        """As of a cluster; the proxy runs in ``group``."""
+        super().__init__(directory)
+        self.control = self._control = _ControlPlane(
+            directory / "kubernetes", self._control.programs
+        )
+        self.cluster_ips = ClusterIps()
+        self._group = group
+
+    async def start(self) -> None:
+        """Start all but kube-scheduler; accounts and roles come with the overlay."""
+        self.control.directory.mkdir(parents=True, exist_ok=True)
+        self.control.selector.write_text(selector_config(self.control.socket))
+        await self._group.start(self._serve)
+        try:
+            await self.control.start()
+        finally:
+            self._take_processes()
+
+    async def _serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        async with self.cluster_ips.serve(self.control.socket):
+            task_status.started()
+            await anyio.sleep_forever()
+
+
+class _ControlPlane(ControlPlane):
+    @property
+    def selector(self) -> Path:
+        return self.directory / "egress-selector.yaml"
+
+    @property
+    def socket(self) -> Path:
+        return self.directory / "egress.sock"
+
+    def _add(self, name: str, arguments: Sequence[str]) -> Process:
+        if name == programs.APISERVER:
+            arguments = [*arguments, f"--egress-selector-config-file={self.selector}"]
+        return super()._add(name, arguments)
+
+
+async def run(
+    *command: str, check: bool = True, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A program that asks the API server, whose answers this loop may have to give."""
+    with anyio.fail_after(PROGRAM_S):
+        ended = await anyio.run_process(command, check=False, env=env)
+    told = subprocess.CompletedProcess(
+        command, ended.returncode, ended.stdout.decode(), ended.stderr.decode()
+    )
+    assert not check or told.returncode == 0, told.stderr
+    return told
+
+
+class Container:
+    """What one container of a pod template finds in its file system."""
+
+    def __init__(self, pod: Document, name: str, folder_by_volume: Mapping[str, Path]) -> None:
+        (self.spec,) = (c for c in pod["spec"]["containers"] if c["name"] == name)
+        self._folders = {
+            mount["mountPath"]: folder_by_volume[mount["name"]]
+            for mount in self.spec["volumeMounts"]
+        }
+
+    def here(self, path: str) -> Path:
+        """Where a path of the container is on this machine; fails if no volume is mounted there."""
+        mounts = [mount for mount in self._folders if Path(path).is_relative_to(mount)]
+        assert mounts, f"{path} is below none of {sorted(self._folders)}"
+        mount = max(mounts, key=len)
+        return self._folders[mount] / Path(path).relative_to(mount)
+
+    def config(self) -> Path:
+        """The file of ``--config`` with its paths put where they are here."""
+        arguments = self.spec["args"]
+        file = self.here(arguments[arguments.index("--config") + 1])
+        text = file.read_text()
+        for value in tomllib.loads(text).values():
+            if isinstance(value, str) and value.startswith("/"):
+                assert f'"{value}"' in text
+                text = text.replace(f'"{value}"', f'"{self.here(value)}"')
+        here = file.with_name(f"here-{file.name}")
+        here.write_text(text)
+        return here
+
+
+class Installed(Cluster):
+    """A cluster made from the shipped manifests."""
+
+    plane: Plane
+
+    def __init__(self, spec: ClusterSpec, directory: Path, group: TaskGroup) -> None:
+        """As ``Cluster``."""
+        super().__init__(spec, directory, group)
+        self.plane = Plane(directory, group)
+        self.applied: list[str] = []
+        """What kubectl said, a line per object."""
+        self.made: list[str] = []
+        """What ``hamictl bootstrap`` said that it made."""
+        self.operator_seed = Path()
+        """File with the seed of the bus's operator."""
+        self._stack = AsyncExitStack()
+        self._client: KubeClient | None = None
+
+    # ---------------------------------------------------------------- the outside
+
+    @property
+    def client(self) -> KubeClient:
+        """The administrator's client."""
+        assert self._client is not None
+        return self._client
+
+    @property
+    def bus_url(self) -> str:
+        """The bus by its name in the cluster."""
+        return f"tls://{BUS}:{self.nats.port}"
+
+    @property
+    def ca_file(self) -> Path:
+        """The authority of our certificates."""
+        return self.directory / "ca.crt"
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Trusts that authority alone."""
+        return ssl.create_default_context(cafile=str(self.ca_file))
+
+    async def kubectl(
+        self, *arguments: str, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl as the administrator."""
+        program = self.plane.control.programs.path("kubectl")
+        return await run(program, f"--kubeconfig={self.kubeconfig}", *arguments, check=check)
+
+    async def hamictl(
+        self, *arguments: str, env: Mapping[str, str] | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run hamictl where the cluster's names are known."""
+        return await run(*self.command("hamictl", arguments), check=check, env=env)
+
+    def command(self, module: str, arguments: Sequence[str]) -> list[str]:
+        """Command line of a module in a pod."""
+        names = ",".join(f"{name}={HOST}" for name in (BUS, REGISTRY))
+        return [sys.executable, "-P", str(inpod.__file__), names, module, *arguments]
+
+    async def secret(self, name: str) -> dict[str, bytes]:
+        """Content of a Secret of ours."""
+        found = await self.client.get("secrets", name, SYSTEM_NAMESPACE)
+        return {key: base64.b64decode(text) for key, text in found["data"].items()}
+
+    async def token(
+        self, account: str, *, namespace: str = SYSTEM_NAMESPACE, audience: str = "", of: str = ""
+    ) -> str:
+        """A token as kubelet would ask for it; ``of``: bound to this pod of the namespace."""
+        spec: Document = {"expirationSeconds": TOKEN_S}
+        if audience:
+            spec["audiences"] = [audience]
+        if of:
+            uid = (await self.client.get("pods", of, namespace))["metadata"]["uid"]
+            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": of, "uid": uid}
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        made = await self.client.act("serviceaccounts", account, "token", request, namespace)
+        return str(made["status"]["token"])
+
+    async def registry(self, path: str, token: str = "") -> tuple[int, bytes]:
+        """Status and body of the registry's answer, asked under its name in the cluster."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        url = f"https://{HOST}:{self.ports['registry-tls']}{path}"
+        trust = self.tls_context()
+        async with self.session.get(
+            url, headers=headers, ssl=trust, server_hostname=REGISTRY
+        ) as told:
+            return told.status, await told.read()
+
+    # ---------------------------------------------------------------- building
+
+    def _add(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.processes[name] = Process(
+            name,
+            self.command(module, arguments),
+            log=self.directory / "logs" / f"{name}.log",
+            env={"PYTHONUNBUFFERED": "1", **(env or {})},
+        )
+
+    async def start(self) -> None:
+        """Install, then start every part; returns when the nodes offer their devices."""
+        begun = anyio.current_time()
+        try:
+            await self.plane.start()
+        finally:
+            self.processes.update(self.plane.processes)
+        self._client = await self._stack.enter_async_context(KubeClient(self.plane.access()))
+        await self._install()
+        self.timings_s["installed"] = anyio.current_time() - begun
+        await self._start_bus()
+        self.operator_seed = await self._log_in_as_operator()
+        await self._add_all()
+        for process in self.processes.values():
+            process.start()
+        for name in ("webhook", "registry", "scheduler", *self.agents):
+            await self.ready(name)
+        await self._wait_for(self.plane.is_scheduler_ready, "kube-scheduler")
+        await self._wait_for(self.nodes_offer_devices, "kubelet")
+        self.timings_s["cluster_ready"] = anyio.current_time() - begun
+
+    async def stop(self) -> None:
+        """End everything."""
+        await super().stop()
+        await self._stack.aclose()
+
+    async def _install(self) -> None:
+        self.applied = (await self.kubectl("apply", "-k", str(OVERLAY))).stdout.splitlines()
+        login = await self.plane.login("bootstrap", "bootstrap")
+
+        async def is_made() -> bool:
+            # As the Job does: the rights that were just granted are known after a moment.
+            told = await self.hamictl("bootstrap", "--kubeconfig", str(login), check=False)
+            self.made += told.stdout.splitlines()
+            return told.returncode == 0
+
+        await self.until("keys and certificates are made", is_made)
+        bundle = await self.client.get("configmaps", "hami-ca", SYSTEM_NAMESPACE)
+        self.ca_file.write_text(bundle["data"]["ca.crt"])
+        service = await self.client.get("services", "hami-webhook", SYSTEM_NAMESPACE)
+        self.ports["webhook-tls"] = free_port()
+        address = f"{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+        self.plane.cluster_ips.port_by_service[address] = self.ports["webhook-tls"]
+
+    async def _start_bus(self) -> None:
+        """The shipped server and its file, but for where it listens and stores."""
+        pod = await self._template("statefulsets", "hami-nats")
+        container = Container(pod, "nats", await self._volumes("nats", pod))
+        text = container.here("/etc/nats/nats.conf").read_text()
+        text = re.sub(r"(?m)^(server_name|listen|http): .*$|^jetstream \{[^}]*\}$", "", text)
+        for path in re.findall(r"(?m)^\s*\w+: (/\S+)$", text):
+            text = text.replace(path, str(container.here(path)))
+        accounts = self.directory / "nats" / "accounts.conf"
+        accounts.parent.mkdir()
+        accounts.write_bytes(container.here("/etc/nats/accounts.conf").read_bytes())
+        self.nats = NatsServer(accounts.parent, config_text=text)
+        await self.nats.start()
+
+    async def _template(self, kind: str, name: str) -> Document:
+        path = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/{kind}/{name}"
+        template: Document = (await self.client.call("GET", path))["spec"]["template"]
+        return template
+
+    async def _volumes(
+        self, name: str, pod: Document, hosts: Mapping[str, Path] | None = None, *, of: str = ""
+    ) -> dict[str, Path]:
+        """Folder of each volume of a pod, filled as kubelet would fill it; by volume.
+
+        ``hosts``: folders for the host's paths. ``of``: the pod to which tokens are bound.
+        """
+        folders = {"data": self.directory / "volumes" / name / "data"}
+        for volume in pod["spec"]["volumes"]:
+            if (host := volume.get("hostPath")) is not None:
+                folders[volume["name"]] = (hosts or {})[host["path"]]
+                continue
+            folder = folders[volume["name"]] = self.directory / "volumes" / name / volume["name"]
+            folder.mkdir(parents=True)
+            for source in volume.get("projected", {}).get("sources", [volume]):
+                for path, content in (await self._content(source, pod, of)).items():
+                    (folder / path).write_bytes(content)
+        return folders
+
+    async def _content(self, source: Document, pod: Document, of: str) -> dict[str, bytes]:
+        """Files of one source of a volume, by name."""
+        if (token := source.get("serviceAccountToken")) is not None:
+            account = pod["spec"]["serviceAccountName"]
+            text = await self.token(account, audience=token["audience"], of=of)
+            return {token["path"]: text.encode()}
+        if (config := source.get("configMap")) is not None:
+            found = await self.client.get("configmaps", config["name"], SYSTEM_NAMESPACE)
+            data = {key: text.encode() for key, text in found["data"].items()}
+        elif (config := source.get("secret")) is not None:
+            data = await self.secret(config["secretName"])
+        else:
+            return {}
+        items = config.get("items")
+        return {item["path"]: data[item["key"]] for item in items} if items else data
+
+    async def _login(self, service: str, name: str, *, of: str = "") -> Path:
+        return write_kubeconfig(
+            self.directory / f"{name}.kubeconfig",
+            server=self.plane.url,
+            ca_file=self.plane.control.pki.file("ca.crt"),
+            token=await self.token(f"hami-{service}", of=of),
+        )
+
+    async def _add_all(self) -> None:
+        self.ports["registry-tls"] = free_port()
+        for service, settings in (
+            ("webhook", {"tls_host": HOST, "tls_port": str(self.ports["webhook-tls"])}),
+            ("registry", {"tls_host": HOST, "tls_port": str(self.ports["registry-tls"])}),
+            ("scheduler", {"probe_host": HOST, "probe_port": "0"}),
+        ):
+            pod = await self._template("deployments", f"hami-{service}")
+            folders = await self._volumes(service, pod)
+            if pod["spec"].get("automountServiceAccountToken", True):
+                settings["kubeconfig"] = str(await self._login(service, service))
+            self._add_configured(service, service, Container(pod, service, folders), settings)
+            if service == "scheduler":
+                await self._add_kube_scheduler(Container(pod, "kube-scheduler", folders))
+        self._add(
+            "kubelet",
+            "hami_sim.kubelet",
+            [
+                *("--kubeconfig", self.plane.kubelet_login([n.name for n in self.spec.nodes])),
+                *("--root", str(self.directory / "kubelet")),
+                *("--node", ",".join(node.name for node in self.spec.nodes)),
+                *("--cpu", self.spec.node_cpu, "--owner-pid", str(os.getpid())),
+                "--kill-on-exit",
+            ],
+        )
+        self.processes["kubelet"].start()
+        for node in self.spec.nodes:
+            await self._add_agent(node)
+
+    async def _add_kube_scheduler(self, container: Container) -> None:
+        """With the shipped configuration, leader election included."""
+        login = await self._login("scheduler", "kube-scheduler")
+        file = container.here("/etc/kube-scheduler/kube-scheduler.yaml")
+        document = yaml.safe_load(file.read_text())
+        document["clientConnection"] = {"kubeconfig": str(login), "qps": 1000, "burst": 1000}
+        (extender,) = document["extenders"]
+        extender["urlPrefix"] = self.url("scheduler")
+        file.write_text(yaml.safe_dump(document))
+        control = self.plane.control
+        self.processes["kube-scheduler"] = control.processes[programs.SCHEDULER] = Process(
+            "kube-scheduler",
+            [
+                control.programs.path(programs.SCHEDULER),
+                f"--config={file}",
+                f"--bind-address={HOST}",
+                f"--secure-port={control.ports[programs.SCHEDULER]}",
+                f"--authentication-kubeconfig={login}",
+                f"--authorization-kubeconfig={login}",
+            ],
+            log=self.directory / "logs" / "kube-scheduler.log",
+        )
+
+    async def run_agent_pod(self, name: str, node: str) -> None:
+        """The pod of an agent on a node, as far as tokens are concerned: it only sleeps."""
+        template = await self._template("daemonsets", "hami-nodeagent-nvidia")
+        given = template["spec"]
+        pod = {
+            "metadata": {"name": name},  # with the labels, its DaemonSet would take it
+            "spec": {
+                "serviceAccountName": given["serviceAccountName"],
+                "priorityClassName": given["priorityClassName"],
+                "tolerations": given["tolerations"],
+                "nodeName": node,
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{"name": "agent", "image": "agent", "command": SLEEPER}],
+            },
+        }
+
+        async def is_there() -> bool:
+            nodes = (await self.client.list("nodes"))["items"]
+            return node in {one["metadata"]["name"] for one in nodes}
+
+        await self.until(f"{node} is registered", is_there)
+        await self.client.create("pods", pod, SYSTEM_NAMESPACE)
+
+    async def _add_agent(self, node: NodeSpec) -> None:
+        name = f"agent-{node.name}"
+        await self.run_agent_pod(name, node.name)
+        kubelet = self.directory / "kubelet" / node.name
+        hosts = {
+            "/var/lib/kubelet/device-plugins": kubelet / "device-plugins",
+            "/var/lib/kubelet/pod-resources": kubelet / "pod-resources",
+            "/var/lib/kubelet/pods": kubelet / "pods",
+            "/var/lib/hami": self.directory / "hami" / node.name,
+            "/run/hami-priority": self.directory / "priority" / node.name,
+            "/var/run/cdi": self.directory / "cdi" / node.name,
+        }
+        pod = await self._template("daemonsets", "hami-nodeagent-nvidia")
+        folders = await self._volumes(name, pod, hosts, of=name)
+        container = Container(pod, "agent", folders)
+        trusted = self.directory / "trusted"
+        if not trusted.exists():
+            trusted.symlink_to(folders["trusted-keys"])
+        defaults = AgentSettings(node_name=node.name)
+        paths = {
+            "device_plugin_dir": defaults.device_plugin_dir,
+            "pod_resources_socket": defaults.pod_resources_socket,
+            "pods_dir": defaults.pods_dir,
+            "state_dir": defaults.state_dir,
+            "library_dir": defaults.library_dir,
+            "priority.directory": defaults.priority.directory,
+            "partitions.cdi_dir": defaults.partitions.cdi_dir,
+        }
+        settings = {
+            **{key: str(container.here(path)) for key, path in paths.items()},
+            "kubeconfig": str(await self._login("nodeagent", name, of=name)),
+            # Containers here have no driver: the library has its own tests.
+            "enforcement": "none",
+            "injection": "env",
+            "usage.owners": "namespace",
+            **self._driver_settings(node),
+        }
+        env = {one["name"]: one.get("value", node.name) for one in container.spec["env"]}
+        self._add_configured(name, "nodeagent", container, settings, env)
+        proxy = Container(pod, "plugin-proxy", folders)
+        words = [_moved(proxy, word) for word in proxy.spec["args"]]
+        self._add(f"plugin-proxy-{node.name}", "hami_nodeagent", words)
+
+    def _add_configured(
+        self,
+        name: str,
+        service: str,
+        container: Container,
+        settings: Mapping[str, str],
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.ports[name] = free_port()
+        here = {
+            "nats_urls": self.bus_url,
+            "http_host": HOST,
+            "http_port": str(self.ports[name]),
+            "grace_s": "5",
+            **settings,
+            **self.spec.settings.get(service, {}),
+        }
+        sets = [part for key, value in here.items() for part in ("--set", f"{key}={value}")]
+        self._add(name, f"hami_{service}", ["--config", str(container.config()), *sets], env)
+
+    async def _log_in_as_operator(self) -> Path:
+        """Let ``bus`` be the operator's; the file with the operator's seed."""
+        seed = self.directory / "operator.seed"
+        seed.write_bytes((await self.secret("hami-bus-operator"))["seed"])
+        options, public_key = natsio.NatsLogin(seed_file=str(seed)).options()
+        client = Client()
+        client._public_nkey = public_key  # noqa: SLF001 - the library sets it from a seed only
+        await client.connect(
+            self.bus_url.replace(BUS, HOST),
+            tls=self.tls_context(),
+            tls_hostname=BUS,
+            max_reconnect_attempts=-1,
+            **options,
+        )
+        self._bus = client
+        return seed
+
+
+def _moved(container: Container, word: str) -> str:
+    """An argument ``key=/path`` with the path where it is here."""
+    key, separator, path = word.partition("=")
+    return f"{key}={container.here(path)}" if separator and path.startswith("/") else word
+
+
+@asynccontextmanager
+async def run_installed(directory: Path, spec: ClusterSpec = SPEC) -> AsyncIterator[Installed]:
+    """An installation that is ready on entry and gone on exit."""
+    async with anyio.create_task_group() as group:
+        cluster = Installed(spec, directory, group)
+        try:
+            await cluster.start()
+            yield cluster
+        finally:
+            with anyio.move_on_after(60, shield=True):
+                await cluster.stop()
+        group.cancel_scope.cancel()
