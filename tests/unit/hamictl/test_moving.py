@@ -198,6 +198,20 @@ async def test_node_goes_back_only_when_hami_would_count_our_pods() -> None:
         await cluster.give_back()
 
 
+async def test_node_whose_partitions_we_made_does_not_go_back() -> None:
+    cluster = Cluster()
+    cluster.hami("h1")
+    await cluster.take()
+    shares = [{"vendor": "nvidia", "uuid": "GPU-n1-0", "memory_mib": 1, "profile": "1g.5gb"}]
+    containers = [{"name": "main", "kind": "app", "shares": shares}]
+    note = json.dumps({"payload": {"placement": {"node": "n1", "containers": containers}}})
+    mirror = {KEY: "GPU-n1-0,NVIDIA,1,0:;", "hami.io/vgpu-node": "n1"}
+    cluster.add("cut", annotated={annotations.ALLOCATION: note, **mirror})
+    with pytest.raises(Refused, match="default/cut; let them end"):
+        await cluster.give_back()
+    assert (await cluster.give_back(accept=True)).side == "hami"
+
+
 async def test_node_that_returns_a_second_time_lists_its_pods_anew() -> None:
     cluster = Cluster()
     cluster.hami("h1")

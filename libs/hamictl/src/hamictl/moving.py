@@ -22,6 +22,7 @@ from msgspec import Struct
 from hami_common import adoption, annotations, hamiformat
 from hami_common.errors import Conflict, Unavailable, WireInvalid
 from hami_common.model.device import Device
+from hami_common.model.placement import Placement
 from hami_common.podview import MetadataView, PodListView, PodView
 from hami_common.ports import KubeApi
 from hami_common.vendors.catalog import Catalog
@@ -48,15 +49,11 @@ PAGE: Final = 500
 
 class _Payload(Struct, frozen=True, kw_only=True):
     origin: str = ""
+    placement: Placement | None = None
 
 
 class _Allocation(Struct, frozen=True, kw_only=True):
     payload: _Payload = _Payload()
-
-    @property
-    def origin(self) -> str:
-        """Who placed the pod."""
-        return self.payload.origin
 
 
 _allocation_decoder = msgspec.json.Decoder(_Allocation)
@@ -200,10 +197,21 @@ def _is_ours(pod: PodView, mark: adoption.TakenOver) -> bool:
 
 def _origin(pod: PodView) -> str:
     """Who placed the pod, by an allocation of ours that nobody verifies here."""
+    return _allocation(pod).origin
+
+
+def _is_divided(pod: PodView) -> bool:
+    """Whether a share of the pod is a hardware partition of ours."""
+    placement = _allocation(pod).placement
+    containers = () if placement is None else placement.containers
+    return any(share.profile for container in containers for share in container.shares)
+
+
+def _allocation(pod: PodView) -> _Payload:
     try:
-        return _allocation_decoder.decode(pod.annotations().get(annotations.ALLOCATION, "")).origin
+        return _allocation_decoder.decode(pod.annotations().get(annotations.ALLOCATION, "")).payload
     except (msgspec.DecodeError, RecursionError):
-        return ""
+        return _Payload()
 
 
 def _registered(notes: Mapping[str, str], problems: list[str]) -> dict[str, list[Device]]:
@@ -409,6 +417,16 @@ class Mover:
                 and pod.annotations().get(hamiformat.NODE) == self._node
             )
         ]
+        divided = [
+            f"{pod.metadata.namespace}/{pod.metadata.name}"
+            for pod in await self._pods()
+            if _is_ours(pod, mark) and _is_divided(pod)
+        ]
+        if divided:
+            raise Refused(
+                f"{len(divided)} pods of ours on node {self._node} use hardware partitions, which "
+                f"HAMi's plugins remove: {', '.join(sorted(divided)[:5])}; let them end first"
+            )
         if lacking:
             raise Refused(
                 f"{len(lacking)} pods of ours on node {self._node} would not be counted by HAMi: "
