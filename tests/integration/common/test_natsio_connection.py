@@ -142,6 +142,8 @@ async def test_a_frozen_server_with_full_buffers_holds_up_no_publisher_for_long(
         with anyio.fail_after(10):
             while await bus.publish("x", bytes(512 << 10)):
                 pass
+            while bus.is_connected:
+                await anyio.sleep(0.01)
         nats_server.thaw()
         with anyio.fail_after(10):
             await bus.wait_connected(after=1)
@@ -246,3 +248,23 @@ async def test_messages_that_may_wait_are_gathered_and_none_is_lost(
                 if len(heard) == 51:
                     break
     assert heard == list(range(51))
+
+
+async def test_a_connection_that_rests_loses_nothing_and_holds_up_no_answer(
+    nats_server: NatsServer,
+) -> None:
+    async with (
+        natsio.connect([nats_server.url], name="rests", rest_s=30, start_timeout_s=10) as bus,
+        natsio.connect([nats_server.url], name="talks", start_timeout_s=10) as other,
+        bus.subscribe("beat") as subscription,
+    ):
+        heard: list[bytes] = []
+        with anyio.fail_after(20):
+            for number in range(100):
+                assert await other.publish("beat", b"%d" % number)
+            assert (await other.request("$JS.API.INFO")).data  # so they are at the server
+            # Whoever asks has the rest end, and what came meanwhile is there with the answer.
+            while len(heard) < 100:
+                assert (await bus.request("$JS.API.INFO")).data
+                heard += [m.data for m in await subscription.receive(timeout_s=0.05)]
+    assert heard == [b"%d" % number for number in range(100)]

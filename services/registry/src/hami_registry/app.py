@@ -56,6 +56,8 @@ from hami_registry.shell.reports import Reports
 from hami_registry.shell.views import Views
 
 SERVICE = "registry"
+REST_S = 0.05
+"""How long the bus is not listened to, after it was, while nobody waits for an answer from it."""
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +117,7 @@ async def serve_registry(
         ca_file=settings.nats_ca_file,
         start_timeout_s=settings.start_timeout_s,
         request_timeout_s=settings.bus_timeout_s,
+        rest_s=REST_S,
     ) as bus:
         parts = _Parts(context, bus)
         async with background() as group:

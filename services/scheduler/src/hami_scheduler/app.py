@@ -72,6 +72,8 @@ GARBAGE = (20_000, 20, 50)
 processor time, and walks over every pod and device known while a call waits."""
 HEARTBEATS_S = 0.1
 """How long heartbeats are gathered before they are looked at; they count for seconds."""
+REST_S = 0.05
+"""How long the bus is not listened to, after it was, while nobody waits for an answer from it."""
 RULES: Mapping[gate.Route, gate.Rule] = {
     ("GET", "/v1/queues"): gate.nodes,
     ("POST", "/v1/resize"): gate.resizes_pod,
@@ -398,6 +400,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
                 ca_file=settings.nats_ca_file,
                 start_timeout_s=settings.start_timeout_s,
                 request_timeout_s=settings.bus_timeout_s,
+                rest_s=REST_S,
             )
         )
         kube = await stack.enter_async_context(

@@ -6,7 +6,8 @@ callback: callbacks hand messages to queues that our own tasks read.
 """
 
 from hami_common.runtime.natsio.bucket import NatsBucket
-from hami_common.runtime.natsio.connection import Bus, Message, Subscription, connect
+from hami_common.runtime.natsio.client import Message
+from hami_common.runtime.natsio.connection import Bus, Subscription, connect
 from hami_common.runtime.natsio.consume import Delivery, ensure_consumer, pull_events
 from hami_common.runtime.natsio.creds import NatsLogin
 from hami_common.runtime.natsio.feed import RepublishedFeed

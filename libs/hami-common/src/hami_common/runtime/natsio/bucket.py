@@ -19,7 +19,8 @@ import msgspec
 from hami_common import subjects
 from hami_common.errors import Conflict, NotFound, Unavailable
 from hami_common.ports import Entry, Expect, Reset, Synced
-from hami_common.runtime.natsio.connection import PEER, Bus, Message, Subscription
+from hami_common.runtime.natsio.client import Message
+from hami_common.runtime.natsio.connection import PEER, Bus, Subscription
 from hami_common.runtime.natsio.consume import (
     NS,
     Heartbeat,

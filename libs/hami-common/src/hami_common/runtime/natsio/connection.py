@@ -18,16 +18,15 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
 import nats.errors
-from msgspec import Struct
-from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 
 from hami_common.errors import Denied, SettingsInvalid, Unavailable
+from hami_common.runtime.natsio.client import DirectClient, Message
 from hami_common.runtime.natsio.creds import NatsLogin
 from hami_common.runtime.settings import without_password
 from hami_common.runtime.tasks import Backoff, background, finish_within
@@ -42,27 +41,6 @@ CLOSE_S = 2.0
 INBOX_CAPACITY = 65_536
 
 _log = logging.getLogger(__name__)
-_NO_HEADERS: Mapping[str, str] = {}
-
-
-class Message(Struct, frozen=True, kw_only=True):
-    """One received message."""
-
-    subject: str
-    data: bytes
-    headers: Mapping[str, str] = {}
-    reply: str = ""
-
-    @property
-    def status(self) -> str:
-        """Status code of a message from the server itself (``404``, ``100``…), else empty."""
-        return self.headers.get("Status", "")
-
-
-def _message(msg: Msg) -> Message:
-    return Message(
-        subject=msg.subject, data=msg.data, headers=msg.headers or _NO_HEADERS, reply=msg.reply
-    )
 
 
 class Subscription:
@@ -80,7 +58,7 @@ class Subscription:
         self._messages: deque[Message] = deque()
         self._wake = anyio.Event()
         self._is_interrupted = False
-        self._client: Client | None = None
+        self._client: DirectClient | None = None
         self._attached: ClientSubscription | None = None
 
     async def receive(self, *, timeout_s: float | None = None) -> list[Message]:
@@ -113,31 +91,23 @@ class Subscription:
             if self._gather_s:
                 await anyio.sleep(self._gather_s)
 
-    async def _receive_from(self, client: Client, msg: Msg) -> None:
+    def _take(self, client: DirectClient, message: Message) -> None:
         if client is not self._client:
             return  # of a connection that a newer one has taken over from
         if len(self._messages) < self._capacity:
-            self._messages.append(_message(msg))
+            self._messages.append(message)
         else:
             self.lost_count += 1
         self._wake.set()
 
-    async def attach(self, client: Client) -> None:
+    async def attach(self, client: DirectClient) -> None:
         """Subscribe on a new connection; only the connection calls this."""
-
-        async def receive(msg: Msg) -> None:
-            await self._receive_from(client, msg)
-
         self._client = client
-        self._attached = await client.subscribe(
-            self.subject,
-            queue=self._group,
-            cb=receive,
-            pending_msgs_limit=0,
-            pending_bytes_limit=0,
+        self._attached = await client.attach(
+            self.subject, partial(self._take, client), queue=self._group
         )
 
-    def is_attached(self, client: Client) -> bool:
+    def is_attached(self, client: DirectClient) -> bool:
         """Whether the subscription is made on this connection."""
         return self._client is client
 
@@ -167,6 +137,7 @@ class Bus:
         login: NatsLogin,
         ca_file: str = "",
         request_timeout_s: float = 5.0,
+        rest_s: float = 0.0,
     ) -> None:
         self.name = name
         self.request_timeout_s = request_timeout_s
@@ -175,11 +146,12 @@ class Bus:
         self._urls = list(urls)
         self._login = login
         self._ca_file = ca_file
+        self._rest_s = rest_s
         self._renew_s = login.renew_s
         self._renew_at_s = 0.0
-        self._retired: Client | None = None
+        self._retired: DirectClient | None = None
         """Connection that was taken over from; kept for a moment, for answers under way."""
-        self._client: Client | None = None
+        self._client: DirectClient | None = None
         self._closing = False
         self._changed = anyio.Event()
         self._lost = anyio.Event()
@@ -214,7 +186,7 @@ class Bus:
                 self._requests.add(scope)
                 sent = True
                 try:
-                    return await _ask(client, subject, data, headers, limit_s)
+                    return await _ask(client, subject, data, headers)
                 except nats.errors.ConnectionClosedError:
                     sent = False  # found closed before anything was sent
                 finally:
@@ -297,12 +269,12 @@ class Bus:
             raise Unavailable(peer=PEER, detail="not connected")
         return client.new_inbox()
 
-    async def _connected(self) -> Client:
+    async def _connected(self) -> DirectClient:
         while self._client is None:
             await self._changed.wait()
         return self._client
 
-    def _become(self, client: Client | None) -> None:
+    def _become(self, client: DirectClient | None) -> None:
         self._client = client
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
@@ -404,7 +376,7 @@ class Bus:
             if one is not None:
                 await _close(one)
 
-    def _check_encryption(self, client: Client) -> None:
+    def _check_encryption(self, client: DirectClient) -> None:
         """Refuse plain text where TLS was asked for.
 
         The client library goes on without TLS when the server, or somebody between us and it, does
@@ -418,7 +390,7 @@ class Bus:
 
     async def _dial(self) -> None:
         options, public_key = self._login.options()
-        client = Client()
+        client = DirectClient(rest_s=self._rest_s)
         if public_key:
             client._public_nkey = public_key  # noqa: SLF001 - the library sets it from a seed only
         lost = anyio.Event()
@@ -470,19 +442,10 @@ class Bus:
 
 
 async def _ask(
-    client: Client,
-    subject: str,
-    data: bytes,
-    headers: Mapping[str, str] | None,
-    limit_s: float,
+    client: DirectClient, subject: str, data: bytes, headers: Mapping[str, str] | None
 ) -> Message:
     try:
-        answer = await client.request(
-            subject,
-            data,
-            timeout=limit_s + 1.0,  # the caller's scope ends sooner
-            headers=dict(headers or {}) or None,
-        )
+        return await client.ask(subject, data, headers=dict(headers or {}) or None)
     except nats.errors.ConnectionClosedError:
         raise
     except nats.errors.NoRespondersError as error:
@@ -493,10 +456,9 @@ async def _ask(
         ) from error
     except (nats.errors.Error, OSError) as error:
         raise Unavailable(peer=PEER, detail=f"{subject}: {error}") from error
-    return _message(answer)
 
 
-async def _close(client: Client) -> None:
+async def _close(client: DirectClient) -> None:
     with finish_within(CLOSE_S):
         try:
             await client.close()
@@ -514,10 +476,12 @@ async def connect(
     ca_file: str = "",
     start_timeout_s: float = 60.0,
     request_timeout_s: float = 5.0,
+    rest_s: float = 0.0,
 ) -> AsyncIterator[Bus]:
     """Connect for the time of the block, and reconnect whenever the connection is lost.
 
-    ``creds`` is short for a login by credentials file.
+    ``creds`` is short for a login by credentials file. Where hundreds of small messages come each
+    second, ``rest_s`` lets them be read together: what nobody waits for may come that much later.
     ``Unavailable`` when the first connection is not made in ``start_timeout_s``. Leaving the block
     sends what is still unsent and closes, within a deadline, even when the block is cancelled.
     """
@@ -527,6 +491,7 @@ async def connect(
         login=login or NatsLogin(creds=creds),
         ca_file=ca_file,
         request_timeout_s=request_timeout_s,
+        rest_s=rest_s,
     )
     await bus.open(start_timeout_s)
     async with background() as group:

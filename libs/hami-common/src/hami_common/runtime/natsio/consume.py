@@ -18,7 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from hami_common.errors import NotFound, Unavailable
-from hami_common.runtime.natsio.connection import CLOSE_S, PEER, Bus, Message, Subscription
+from hami_common.runtime.natsio.client import Message
+from hami_common.runtime.natsio.connection import CLOSE_S, PEER, Bus, Subscription
 from hami_common.runtime.natsio.jetstream import API, api, user_headers
 from hami_common.runtime.tasks import Backoff, finish_within
 

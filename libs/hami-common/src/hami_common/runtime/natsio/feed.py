@@ -20,7 +20,8 @@ from hami_common import subjects
 from hami_common.errors import HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.ports import Entry, Reset, Synced
 from hami_common.runtime.natsio.bucket import NatsBucket
-from hami_common.runtime.natsio.connection import Bus, Message, Subscription
+from hami_common.runtime.natsio.client import Message
+from hami_common.runtime.natsio.connection import Bus, Subscription
 from hami_common.runtime.natsio.consume import parse_time_s
 from hami_common.runtime.natsio.jetstream import user_headers
 from hami_common.runtime.tasks import Backoff

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable
-from hami_common.runtime.natsio.connection import PEER, Bus, Message
+from hami_common.runtime.natsio.client import Message
+from hami_common.runtime.natsio.connection import PEER, Bus
 
 API = "$JS.API"
 

@@ -18,7 +18,8 @@ from hami_common import subjects
 from hami_common.errors import HamiError, Unavailable, WireInvalid
 from hami_common.ports import Entry
 from hami_common.runtime.natsio.bucket import NatsBucket, entry_from_direct
-from hami_common.runtime.natsio.connection import PEER, Bus, Message
+from hami_common.runtime.natsio.client import Message
+from hami_common.runtime.natsio.connection import PEER, Bus
 from hami_common.runtime.natsio.jetstream import API
 from hami_common.runtime.tasks import background
 
