@@ -212,3 +212,45 @@ def test_a_service_that_finishes_by_itself_ends_with_0(tmp_path: Path) -> None:
         code, out, logs = service.end()
     assert (code, out) == (0, ["done"])
     assert logs[-1] | {"asked": False} == logs[-1]
+
+
+def test_swapped_configmap_is_taken_over_while_the_service_runs(tmp_path: Path) -> None:
+    body = """
+    class Hot(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        HOT = Settings.HOT | {"mode"}
+
+    Settings = Hot
+
+    async def main(context):
+        context.settings_file.use = lambda settings: say(f"mode {settings.mode}")
+        context.ready.set()
+        say("ready")
+        await context.stopping.wait()
+    """
+    mounted = tmp_path / "mounted"
+    for number, text in enumerate(('mode = "a"', 'mode = "b"', 'mod = "c"'), start=1):
+        version = mounted / f"..{number}"
+        version.mkdir(parents=True)
+        (version / "tester.toml").write_text(f"config_poll_s = 0.05\n{text}\n")
+    (mounted / "..data").symlink_to("..1")
+    (mounted / "tester.toml").symlink_to("..data/tester.toml")
+
+    def swap(number: int) -> None:
+        fresh = mounted / "..data_tmp"
+        fresh.symlink_to(f"..{number}")
+        fresh.replace(mounted / "..data")
+
+    with running(tmp_path, body, "--config", str(mounted / "tester.toml")) as service:
+        service.read_until("ready")
+        swap(2)
+        assert service.line() == "mode b"
+        swap(3)
+        problem = ""
+        assert service.process.stderr is not None
+        while not problem:
+            line = json.loads(service.process.stderr.readline())
+            problem = line["problem"] if line["message"] == "settings kept" else ""
+        service.process.send_signal(signal.SIGTERM)
+        code, _, _ = service.end()
+    assert code == 0
+    assert problem == "setting mod: is not a known key; did you mean mode?"

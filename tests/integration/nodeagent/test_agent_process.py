@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import anyio
@@ -32,6 +33,7 @@ def write_config(plane: Plane, path: Path) -> None:
                 'injection = "env"',
                 'enforcement = "none"',
                 "start_timeout_s = 10",
+                "config_poll_s = 0.1",
                 "[drivers.nvidia]",
                 f'simulated_profile = "{settings.drivers.nvidia.simulated_profile}"',
             ]
@@ -69,6 +71,16 @@ async def test_process_serves_kubelet_and_health_and_ends_when_asked(plane: Plan
             await plane.until_phase("web", "Running")
             async with http.get("/metrics") as answer:
                 metrics = await answer.text()
+            told: dict[str, Any] = {}
+
+            async def is_taken_over() -> bool:
+                async with http.get("/configz") as answer:
+                    told.update(await answer.json())
+                return bool(told["observedGeneration"] == 2)
+
+            config.write_text(f"{config.read_text()}\n[usage]\nlook_s = 1.5\nevent_s = 30.0\n")
+            await until(is_taken_over)
+            assert told["restartNeeded"] == ["usage.event_s"]
         assert 'hami_nodeagent_allocations_total{resource="nvidia.com/gpu"} 1.0' in metrics
         assert "hami_nodeagent_heartbeats_total" in metrics
     finally:

@@ -323,6 +323,33 @@ async def test_snapshot_answers_as_the_scheduler_does(
     assert ledger.fence("n1") == snapshot.holdings[0].revision
 
 
+async def test_changed_settings_are_taken_over_and_a_mistake_is_not(
+    site: Site, http: aiohttp.ClientSession
+) -> None:
+    scheduler = site.scheduler("s1", http, config_poll_s=0.1)
+    config = site.directory / "s1.toml"
+    before = config.read_text()
+    await scheduler.start()
+    await scheduler.until_ready()
+
+    async def told(key: str, wanted: object) -> dict[str, object]:
+        with anyio.fail_after(10):
+            while (page := json.loads(await scheduler.get("/configz")))[key] != wanted:
+                await anyio.sleep(0.05)
+        return dict(page)
+
+    await told("observedGeneration", 1)
+    config.write_text(f"{before}lease_s = 31.0\n[policy]\nnode = 'spread'\n")
+    assert (await told("observedGeneration", 2))["restartNeeded"] == ["lease_s"]
+    snapshot = codec.decode(await scheduler.get("/v1/snapshot"), Snapshot, what="snapshot")
+    assert snapshot.policy.node == "spread"
+    config.write_text(f"{before}[polici]\nnode = 'binpack'\n")
+    problem = "setting polici: is not a known key; did you mean policy?"
+    assert (await told("problem", problem))["observedGeneration"] == 2
+    assert b"hami_settings_reload_failed 1.0" in await scheduler.get("/metrics")
+    assert await scheduler.status("/readyz") == 200
+
+
 async def test_malformed_and_oversized_bodies_are_told_what_is_wrong(
     site: Site, http: aiohttp.ClientSession
 ) -> None:

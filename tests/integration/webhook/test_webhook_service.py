@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The webhook as a service: real TLS, certificate rotation under load, malformed input, the bus."""
 
+import json
 import ssl
+import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,6 +23,7 @@ from hami_common.events.decision import AdmissionRecord
 from hami_common.runtime.natsio import connect, ensure_bus, pull_events
 from hami_sim.certs import CertificateAuthority
 from hami_sim.natsd import NatsServer
+from hami_sim.process import Process
 from tests.support.admission import asking_pod, patch_of, review
 from tests.support.webhook import HOST, RunningWebhook, run_webhook
 
@@ -41,7 +44,7 @@ def put_pair(directory: Path, certificate: bytes, key: bytes) -> None:
 
 
 async def until_reloaded(webhook: RunningWebhook, times: int, outcome: str = "ok") -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         while webhook.sample(RELOADS, outcome=outcome) < times:
             await anyio.sleep(0.01)
 
@@ -65,6 +68,55 @@ async def test_pod_is_admitted_over_tls(tmp_path: Path) -> None:
                 assert patch_of(await response.json())
         async with http.post(f"{webhook.url}/validate", json=review(asking_pod())) as response:
             assert not (await response.json())["response"]["allowed"]
+
+
+async def test_changed_policy_counts_from_the_next_review_on(tmp_path: Path) -> None:
+    authority = CertificateAuthority()
+    certificate, key, _ = authority.issue_files(tmp_path, [HOST])
+    config = tmp_path / "webhook.toml"
+    text = f"""
+nats_urls = []
+tls_port = 0
+config_poll_s = 0.1
+drain_s = 0.0
+tls_cert_file = "{certificate}"
+tls_key_file = "{key}"
+"""
+    config.write_text(text)
+    process = Process(
+        "webhook",
+        [sys.executable, "-m", "hami_webhook", "--config", str(config)],
+        log=tmp_path / "webhook.log",
+    )
+    trusted = ssl.create_default_context(cadata=authority.pem.decode())
+    process.start()
+    try:
+        with anyio.fail_after(15):
+            while len(ports := listening(process)) < 2:
+                await anyio.sleep(0.05)
+        url = f"https://{HOST}:{ports[0]}/mutate"
+        connector = aiohttp.TCPConnector(ssl=trusted)
+        async with aiohttp.ClientSession(connector=connector) as http:
+
+            async def scheduler_name() -> object:
+                async with http.post(url, json=review(asking_pod())) as response:
+                    patch = patch_of(await response.json())
+                return next(one["value"] for one in patch if one["path"] == "/spec/schedulerName")
+
+            assert await scheduler_name() == "hami-scheduler"
+            config.write_text(f'{text}[policy]\nscheduler_name = "other"\n')
+            with anyio.fail_after(10):
+                while await scheduler_name() != "other":
+                    await anyio.sleep(0.05)
+    finally:
+        await process.stop()
+
+
+def listening(process: Process) -> list[int]:
+    """Ports that the service listens on, admission's first."""
+    lines = process.log.read_bytes().splitlines() if process.log.exists() else []
+    told = [json.loads(line) for line in lines if line.startswith(b"{")]
+    return [one["port"] for one in told if one["message"] == "listening"]
 
 
 async def test_probes_and_metrics_are_on_both_ports(tmp_path: Path) -> None:
@@ -133,33 +185,36 @@ async def test_old_protocol_versions_are_refused(tmp_path: Path) -> None:
 
 
 async def test_certificate_rotates_under_load_without_a_failed_request(tmp_path: Path) -> None:
+    """Reviews are due every 5 ms, whatever the answers take; one in eight on a new connection."""
     authority = CertificateAuthority()
-    stop = anyio.Event()
     answered: list[int] = []
+    reviews, every_s, rotations = 400, 0.005, 5
 
-    async def call(webhook: RunningWebhook, *, reuse: bool) -> None:
-        async with webhook.session(reuse=reuse) as http:
-            while not stop.is_set():
-                async with http.post(f"{webhook.url}/mutate", json=review(asking_pod())) as answer:
-                    answered.append(answer.status)
-                    assert patch_of(await answer.json())
+    async def call(webhook: RunningWebhook, http: aiohttp.ClientSession, number: int) -> None:
+        if number % 8 == 0:
+            async with webhook.session(reuse=False) as alone:
+                await ask(webhook, alone)
+        else:
+            await ask(webhook, http)
 
-    async with run_webhook(tmp_path, authority) as webhook:
+    async def ask(webhook: RunningWebhook, http: aiohttp.ClientSession) -> None:
+        async with http.post(f"{webhook.url}/mutate", json=review(asking_pod())) as answer:
+            answered.append(answer.status)
+            assert patch_of(await answer.json())
+
+    async with run_webhook(tmp_path, authority) as webhook, webhook.session() as http:
         serials = {(await served_certificate(webhook)).serial_number}
         async with anyio.create_task_group() as group:
-            for reuse in (True, False, False):
-                group.start_soon(lambda reuse: call(webhook, reuse=reuse), reuse)
-            for times in range(1, 6):
-                before = len(answered)
-                replace_pair(tmp_path, authority)
-                await until_reloaded(webhook, times)
-                serials.add((await served_certificate(webhook)).serial_number)
-                with anyio.fail_after(10):
-                    while len(answered) < before + 10:
-                        await anyio.sleep(0.01)
-            stop.set()
-    assert len(serials) == 6
-    assert set(answered) == {200}
+            begin_s = anyio.current_time()
+            for number in range(reviews):
+                await anyio.sleep_until(begin_s + number * every_s)
+                group.start_soon(call, webhook, http, number)
+                if (number + 1) % (reviews // (rotations + 1)) == 0 and len(serials) <= rotations:
+                    replace_pair(tmp_path, authority)
+                    await until_reloaded(webhook, len(serials))
+                    serials.add((await served_certificate(webhook)).serial_number)
+    assert len(serials) == rotations + 1
+    assert answered == [200] * reviews
 
 
 async def test_new_certificate_of_another_key_type_is_the_only_one_served(tmp_path: Path) -> None:
