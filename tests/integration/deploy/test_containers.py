@@ -191,6 +191,11 @@ def test_wheel_would_hold_every_file_of_its_sources(member: Path) -> None:
     assert wanted <= {file.distribution_path for file in packed}
 
 
+@pytest.mark.parametrize("image", FILE.images())
+def test_every_pod_of_an_image_has_a_place_for_temporary_files(image: str) -> None:
+    assert "/tmp" in writable(image)
+
+
 def test_what_is_copied_covers_what_is_built() -> None:
     copied = {source for sources in FILE.copied().values() for source in sources}
     for member in MEMBERS:

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Network policies, disruption budgets and priorities name the pods that they are for.
+
+Policies are judged as a network judges them: a pod that any policy selects for a direction may talk
+in that direction only as the policies that select it say.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.unit.deploy.test_files import MANIFESTS
+
+Obj = dict[str, Any]
+OBJECTS = [document for _, document in MANIFESTS if "metadata" in document]
+POLICIES = [one for one in OBJECTS if one["kind"] == "NetworkPolicy"]
+NAME = "app.kubernetes.io/name"
+API_PORTS = {443, 6443}
+
+
+def templates() -> Iterator[tuple[str, Obj]]:
+    """Every pod template as it is written, by where it stands."""
+    for path, document in MANIFESTS:
+        spec = document.get("spec") or {}
+        template = spec.get("jobTemplate", {}).get("spec", spec).get("template")
+        if template:
+            yield f"{path}:{document['kind']}", template
+
+
+PODS = list(templates())
+IDS = [where for where, _ in PODS]
+
+
+def selects(selector: Obj, labels: dict[str, str]) -> bool:
+    named = all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+    return named and all(
+        one["operator"] == "In" and labels.get(one["key"]) in one["values"]
+        for one in selector.get("matchExpressions", ())
+    )
+
+
+def labels_of(template: Obj) -> dict[str, str]:
+    found: dict[str, str] = template.get("metadata", {}).get("labels", {})
+    return found
+
+
+def rules(template: Obj, direction: str) -> list[Obj]:
+    """What policies let a pod do in a direction (``ingress``, ``egress``)."""
+    return [
+        rule
+        for policy in POLICIES
+        if selects(policy["spec"]["podSelector"], labels_of(template))
+        for rule in policy["spec"].get(direction, ())
+    ]
+
+
+def concerns(rule: Obj, side: str, labels: dict[str, str]) -> bool:
+    """Whether a rule is about a pod of our namespace with these labels."""
+    if side not in rule:
+        return True
+    return any(selects(peer["podSelector"], labels) for peer in rule[side] if "podSelector" in peer)
+
+
+def ports(rule: Obj) -> set[int]:
+    return {port["port"] for port in rule.get("ports", ())}
+
+
+def bus() -> Obj:
+    (found,) = (template for where, template in PODS if "nats.yaml" in where)
+    return found
+
+
+@pytest.mark.parametrize(("where", "template"), PODS, ids=IDS)
+def test_pod_with_an_account_reaches_the_api_server(where: str, template: Obj) -> None:
+    found = rules(template, "egress")
+    if {} in found:
+        return  # it may talk to anybody
+    reaches = any(ports(rule) >= API_PORTS and "to" not in rule for rule in found)
+    assert reaches is template["spec"].get("automountServiceAccountToken", True), where
+
+
+@pytest.mark.parametrize(("where", "template"), PODS, ids=IDS)
+def test_pod_with_a_login_to_the_bus_reaches_it_and_is_let_in(where: str, template: Obj) -> None:
+    volumes = {volume["name"] for volume in template["spec"].get("volumes", ())}
+    has_login = bool(volumes & {"bus", "bus-token"})
+    out = any(
+        4222 in ports(rule) and concerns(rule, "to", labels_of(bus()))
+        for rule in rules(template, "egress")
+    )
+    let_in = any(
+        4222 in ports(rule) and concerns(rule, "from", labels_of(template))
+        for rule in rules(bus(), "ingress")
+    )
+    assert (out, let_in) == (has_login, has_login), where
+
+
+def test_servers_of_the_bus_reach_each_other() -> None:
+    for direction, side in (("ingress", "from"), ("egress", "to")):
+        assert any(
+            6222 in ports(rule) and concerns(rule, side, labels_of(bus()))
+            for rule in rules(bus(), direction)
+        )
+
+
+def test_whoever_scrapes_reaches_every_port_with_metrics() -> None:
+    served = {
+        port["containerPort"]
+        for _, template in PODS
+        for container in template["spec"]["containers"]
+        for port in container.get("ports", ())
+        if port["name"] in ("http", "probes", "monitor")
+    }
+    (metrics,) = (one for one in POLICIES if one["metadata"]["name"] == "hami-metrics")
+    (rule,) = metrics["spec"]["ingress"]
+    assert served <= ports(rule)
+
+
+def test_everything_else_is_denied_to_every_pod() -> None:
+    (denied,) = (one for one in POLICIES if one["metadata"]["name"] == "hami-nothing-else")
+    assert denied["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+
+
+def test_every_service_that_others_wait_for_has_one_budget_that_lets_one_pod_go() -> None:
+    budgets = [one["spec"] for one in OBJECTS if one["kind"] == "PodDisruptionBudget"]
+    assert all(budget["maxUnavailable"] == 1 for budget in budgets)
+    for where, template in PODS:
+        kind, name = where.rpartition(":")[2], labels_of(template).get(NAME)
+        is_needed = kind in ("Deployment", "StatefulSet") and name != "hami-otel-collector"
+        mine = [one for one in budgets if selects(one["selector"], labels_of(template))]
+        assert len(mine) == int(is_needed), where
+
+
+def test_pods_that_others_wait_for_go_before_the_tenants() -> None:
+    values = {
+        one["metadata"]["name"]: one["value"] for one in OBJECTS if one["kind"] == "PriorityClass"
+    }
+    for where, template in PODS:
+        kind = where.rpartition(":")[2]
+        if kind in ("Deployment", "StatefulSet", "DaemonSet") and "otel" not in where:
+            # Above a tenant's usual classes, below what Kubernetes keeps for itself.
+            assert 500_000_000 < values[template["spec"]["priorityClassName"]] < 1_000_000_000
+    assert values["hami-nodeagent"] > values["hami-control-plane"]
