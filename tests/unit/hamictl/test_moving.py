@@ -226,6 +226,23 @@ async def test_node_that_returns_a_second_time_lists_its_pods_anew() -> None:
         await cluster.take()
 
 
+async def test_pod_of_hamis_that_is_not_listed_is_told_and_listed_if_accepted() -> None:
+    cluster = Cluster()
+    cluster.hami("h1")
+    await cluster.take()
+    cluster.hami("late")
+    (standing,) = (await survey(cluster, Ways())).items
+    assert standing.problems == (
+        "default/late: was placed by HAMi and is not taken over, so nothing is given on the node",
+    )
+    with pytest.raises(Refused, match="not on its list"):
+        await cluster.take()
+    assert (await cluster.take(accept=True)).problems == ()
+    assert cluster.mark() == adoption.TakenOver(
+        pods=("uid-h1", "uid-late"), devices={"nvidia": {"GPU-n1-0": 4}}
+    )
+
+
 async def test_node_without_a_sign_of_its_vendor_wants_it_named() -> None:
     cluster = Cluster()
     cluster.change(NODE, metadata={"annotations": {"hami.io/node-nvidia-register": None}})

@@ -141,9 +141,19 @@ def standing_of(node: _NodeView, pods: Sequence[PodView], ways: Ways) -> Standin
         read = adoption.read(pod, view, catalog)
         problems += [f"{title}: {problem}" for problem in read.problems]
         problems += [f"{title}: {text}" for text in _partitions(pod, read, view)]
+    side = _side(node, ways)
+    if side == "ours":
+        problems += [
+            f"{pod.metadata.namespace}/{pod.metadata.name}: was placed by HAMi and is not taken "
+            "over, so nothing is given on the node"
+            for pod in theirs
+            if pod.metadata.uid not in mark.pods
+            and not _origin(pod)
+            and hamiformat.is_placed(pod.annotations())
+        ]
     return Standing(
         node=name,
-        side=_side(node, ways),
+        side=side,
         vendors=tuple(sorted(_vendors(notes, theirs, view, catalog))),
         hami_pods=len(theirs),
         our_pods=sum(_is_ours(pod, mark) for pod in pods),
@@ -301,7 +311,7 @@ class Mover:
         """Bring the node from HAMi to us; ``Refused`` says what stands in the way."""
         standing = await self._standing()
         if standing.side == "ours":
-            raise Refused(f"node {self._node} is ours already")
+            return await self._list_again(accept=accept)
         if standing.problems and not accept:
             raise Refused(
                 f"node {self._node} is not moved:\n  "
@@ -323,6 +333,25 @@ class Mover:
         await self._patch(lambda node, pods: self._arrival(node, pods, wanted[0]))
         self._tell(f"node {self._node}: ours")
         return await self._standing()
+
+    async def _list_again(self, *, accept: bool) -> Standing:
+        """The node is ours: write down pods of HAMi's that its list lacks."""
+        if not (await self._standing()).problems:
+            raise Refused(f"node {self._node} is ours already")
+        if not accept:
+            raise Refused(
+                f"node {self._node} is ours, and runs pods of HAMi's that are not on its list; "
+                "see hamictl migrate status; let them end, or give --accept to put them on it"
+            )
+        await self._patch(self._listed)
+        return await self._standing()
+
+    def _listed(self, node: _NodeView, pods: Sequence[PodView]) -> dict[str, Any]:
+        old, _ = _mark(node.metadata.annotations or {})
+        catalog = Catalog.from_settings()
+        uids = {pod.metadata.uid for pod in pods if _is_hamis(pod, catalog, old)}
+        mark = adoption.TakenOver(pods=tuple(sorted(uids)), devices=old.devices)
+        return {"metadata": {"annotations": {annotations.TAKEN_OVER: adoption.encode_mark(mark)}}}
 
     async def give_back(self, *, accept: bool) -> Standing:
         """Bring the node back to HAMi; ``Refused`` says what stands in the way."""

@@ -90,6 +90,7 @@ class TakeOver:
         self._nodes = KeyLocks("node")
         self._examined: dict[str, _Key] = {}
         self._told: dict[str, str] = {}
+        self._seen = (-1, -1)
 
     def is_withheld(self, node: str) -> bool:
         """Whether nothing may be given on the node yet."""
@@ -113,9 +114,17 @@ class TakeOver:
             return
         while True:
             if self._state.is_complete:
-                for node in sorted({devices.node for devices in self._inventory.devices()}):
+                for node in self._to_examine():
                     await self._try(node)
             await self._state.clock.sleep(self._settings.take_over_s)
+
+    def _to_examine(self) -> list[str]:
+        """Nodes that could not be taken over; all, after inventory or storage changed."""
+        now = (self._state.table.inventory_revision, self._state.storage_epoch)
+        if now == self._seen:
+            return sorted(self._told)
+        self._seen = now
+        return sorted({devices.node for devices in self._inventory.devices()})
 
     async def _try(self, node: str) -> None:
         try:
