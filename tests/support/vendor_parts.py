@@ -33,6 +33,8 @@ class Kind(Struct, frozen=True, kw_only=True):
     """Profile, kind, memory and compute of what can be asked for; the first fits ``room`` times."""
     room: int
     """How many of the first size an empty device holds."""
+    step_mib: int = 1
+    """Memory comes in multiples of this."""
     words: tuple[str, ...]
     """Handles that each instance has."""
     create: str
@@ -87,8 +89,9 @@ KINDS = (
     ),
     Kind(
         vendor="metax",
-        sizes=(("", "fixed-share", 16384, 20), ("", "fixed-share", 9000, 5)),
+        sizes=(("", "fixed-share", 16384, 20), ("", "fixed-share", 9088, 5)),
         room=4,
+        step_mib=128,
         words=("sgpu", "alias"),
         create="--create",
         destroy="--remove",

@@ -48,10 +48,11 @@ class Trace:
         one = self.bench.wanted(self.dice.randrange(2), self.dice.randrange(len(self.kind.sizes)))
         if one.profile:
             return one
-        most = self.bench.tools.make.memory_mib
+        step = self.kind.step_mib
+        most = self.bench.tools.make.memory_mib // step
         return structs.replace(
             one,
-            memory_mib=self.dice.randint(1, most // 2),
+            memory_mib=self.dice.randint(1, most // 2) * step,
             core_pct=self.dice.randint(5, 90),
         )
 

@@ -316,6 +316,7 @@ def test_metax_memory_is_gib_or_bytes_and_classes_do_not_mix() -> None:
 
     assert asked(limits("4")).memory_mib == 4096
     assert asked(limits("512Mi")).memory_mib == 512
+    assert asked(limits("9000Mi")).memory_mib == 71 * 128
     one = Node(node("metax", "MXC500", 65536, mode="sgpu"))
     qos = "metax-tech.com/sgpu-qos-policy"
     assert one.sizes(limits("4"), annotations={qos: "fixed-share"}) == [4096]

@@ -133,10 +133,7 @@ PARSERS = (
         golden("metax/mx_2_2_4.txt"), golden("metax/mx_sgpu.txt"), faked("metax"),
     ),
     _parser("metax", "listed", metax.listed, faked("metax", "-L")),
-    _parser(
-        "metax", "sgpus", metax.sgpus,
-        golden("metax/sgpus.txt"), golden("metax/sgpus_none.txt"),
-    ),
+    _parser("metax", "sgpus", metax.sgpus, golden("metax/sgpus.json")),
     _parser("metax", "topology", metax.topology, faked("metax", "topo", "-m")),
     _parser(
         "enflame", "table", enflame.table,

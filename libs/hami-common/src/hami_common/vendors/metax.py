@@ -4,7 +4,8 @@
 The class is the pod's annotation ``metax-tech.com/sgpu-qos-policy``, or ``online`` / ``offline``
 of ``metax-tech.com/sgpu-app-class``; online pods are not counted in compute. Differences from HAMi
 v2.10: online and offline pods never share a device; several containers of a pod may have whole GPUs
-of their own. Memory in MiB; a bare number of ``vmemory`` is GiB, one with letters is bytes.
+of their own. Memory in MiB; a bare number of ``vmemory`` is GiB, one with letters is bytes, rounded
+up to the driver's step of 128 MiB.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ APP_CLASS = "metax-tech.com/sgpu-app-class"
 QOS_WORDS = ("best-effort", "fixed-share", "burst-share")
 APP_WORDS = ("online", "offline")
 PART_MODE = "sgpu"
+_STEP_MIB = 128
 _CONTROL_NODES = ("/dev/mxcd", "/dev/mxnd", "/dev/mxgd")
 
 
@@ -107,7 +109,8 @@ class Metax(ShareVendor):
             return asked.request
         app = _word(annotations, APP_CLASS, APP_WORDS)
         qos = _word(annotations, QOS, QOS_WORDS) or QOS_WORDS[0]
-        request = replace(asked.request, kind=app or qos, modes=(PART_MODE,))
+        memory_mib = -(-asked.request.memory_mib // _STEP_MIB) * _STEP_MIB
+        request = replace(asked.request, memory_mib=memory_mib, kind=app or qos, modes=(PART_MODE,))
         if app and request.count != 1:
             raise RequestInvalid(
                 field=asked.field(asked.family.count),

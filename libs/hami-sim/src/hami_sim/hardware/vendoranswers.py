@@ -835,7 +835,7 @@ MAKE_BY_VENDOR: dict[str, Make] = {
         tells_loss=False,
     ),
     "metax": Make(
-        tools=("mx-smi",),
+        tools=("mx-smi", "hami-mxsml"),
         pci_vendor="9999",
         memory_mib=65536,
         type="MXC500",

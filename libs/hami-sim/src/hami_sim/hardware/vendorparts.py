@@ -109,6 +109,7 @@ ENFLAME_PROFILES = (
 """Name, number, most instances, memory, processors."""
 ENFLAME_SLICES = 6
 METAX_MOST = 16
+METAX_STEP_MIB = 128
 CAMBRICON_PROFILES = 16
 KUNLUNXIN_SIZES = (0, 2, 4)
 KUNLUNXIN_HANDLES = 32
@@ -287,8 +288,6 @@ def _enflame_create(state: State, card: str, number: str) -> Said:
 
 def _metax(state: State, cards: Cards, arguments: list[str]) -> Said:
     match arguments:
-        case ["sgpu"]:
-            return _metax_list(state, cards), "", 0
         case ["sgpu", "-i", card, "--set-sched-class", word]:
             if _parts(state, card) and state.setdefault("class", {}).get(card, "0") != word:
                 return "", "mx-smi: device or resource busy\n", 1
@@ -309,24 +308,35 @@ def _metax(state: State, cards: Cards, arguments: list[str]) -> Said:
     return _unknown(arguments)
 
 
-def _metax_list(state: State, cards: Cards) -> str:
-    line = f"+{'-' * 81}+"
-    rows = []
-    for card in cards:
-        word = state.get("class", {}).get(str(card["index"]), "0")
-        rows += [
-            f"| {card['index']:<5} {number:<9} {part['alias']:<20} {part['compute']:<9}"
-            f" {part['vram']:>6} MiB  {word:<12} {'Busy' if part['busy'] else 'Idle':<9}|"
-            for number, part in sorted(_parts(state, card["index"]).items())
-        ]
-    head = "| GPU   sGPU-Id   Alias                Compute   Vram        Sched-Class  State    |"
-    return "\n".join(["mx-smi  version: 2.2.9", "", line, head, line, *rows, line, ""])
+def _metax_list(state: State, cards: Cards, arguments: list[str]) -> Said:
+    if arguments != ["list"]:
+        return _unknown(arguments)
+    gpus = [
+        {
+            "bus_id": card["bus_id"],
+            "scheduling": int(state.get("class", {}).get(str(card["index"]), "0")),
+            "sgpus": [
+                {
+                    "number": int(number),
+                    "alias": part["alias"],
+                    "memory_mib": part["vram"],
+                    "compute_pct": part["compute"],
+                    "used": 1 << 20 if part["busy"] else 0,
+                }
+                for number, part in sorted(_parts(state, card["index"]).items())
+            ],
+        }
+        for card in cards
+    ]
+    return json.dumps({"gpus": gpus}) + "\n", "", 0
 
 
 def _metax_create(state: State, cards: Cards, card: str, wanted: dict[str, Any]) -> Said:
     parts = _parts(state, card)
     total = next(one["memory_mib"] for one in cards if str(one["index"]) == card)
     fixed = state.get("class", {}).get(card, "0") == "1"
+    if wanted["vram"] <= 0 or wanted["vram"] % METAX_STEP_MIB:
+        return "", "mx-smi: invalid argument\n", 1
     if len(parts) >= METAX_MOST:
         return "", "mx-smi: no more sGPU can be created\n", 1
     if sum(part["vram"] for part in parts.values()) + wanted["vram"] > total:
@@ -527,6 +537,7 @@ ACT_BY_TOOL: dict[str, Callable[[State, Cards, list[str]], Said]] = {
     "hami-cndev": _cambricon,
     "efsmi": _enflame,
     "mx-smi": _metax,
+    "hami-mxsml": _metax_list,
     "xpu-smi": _kunlunxin,
 }
 _LIVE = {

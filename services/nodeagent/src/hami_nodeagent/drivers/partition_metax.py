@@ -2,24 +2,32 @@
 """MetaX sGPUs through ``mx-smi sgpu``, on GPUs that are in sGPU mode.
 
 Commands as MetaX's manual of mx-smi has them (``sgpu --create``, ``--remove``,
-``--set-sched-class``); the layout of the list was not seen on a machine. An sGPU has any size, so
+``--set-sched-class``); what ``mx-smi sgpu`` prints is in no public text, so which there are is
+asked of the library, in a process of its own (``mxsml``). An sGPU has any multiple of 128 MiB, and
 the alias that we choose tells which one a command made. All sGPUs of a GPU have one scheduling
 class: it is set while the GPU has none, never under others. The mode is an administrator's.
 """
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from hami_nodeagent.drivers import mxsml
+from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse import metax as parse
+from hami_nodeagent.drivers.parse.trouble import trouble, unexplained
 from hami_nodeagent.drivers.partition_tool import Decision, Picture, ToolPartitioner, refused
 from hami_nodeagent.drivers.partitioner import Instance, Wanted
+from hami_nodeagent.drivers.tool import Tool
 
 if TYPE_CHECKING:
     from hami_nodeagent.drivers.metax import MetaxReader
 
-_MOST = 16
-_FULL_PCT = 100
+BESIDE = "hami-mxsml"
+"""A file of this name beside mx-smi is run instead of our own reading of the library."""
+_STEP_MIB = 128
 _GIB_MIB = 1024
 _KIND_BY_SCHEDULING = {number: kind for kind, number in parse.SCHEDULING_BY_KIND.items() if number}
 """Class 0 serves several kinds, so it tells none."""
@@ -31,6 +39,8 @@ class SgpuCard(Struct, frozen=True, kw_only=True):
 
     index: int
     memory_mib: int
+    scheduling: int
+    """As ``parse.SgpuGpu`` has it."""
     sgpus: dict[str, parse.Sgpu]
     """By number."""
 
@@ -46,36 +56,44 @@ class MetaxPartitioner(ToolPartitioner[SgpuCard]):
     vendor = "metax"
 
     def __init__(self, reader: "MetaxReader") -> None:
-        """Use the reader's tool."""
+        """Use the reader's tool, and the library that belongs to it."""
         super().__init__()
         self._reader = reader
+        settings = reader.settings
+        beside = Path(settings.tool_path).with_name(BESIDE) if settings.tool_path else None
+        own = beside is not None and beside.exists()
+        path = str(beside) if own else sys.executable
+        self._before = () if own else ("-I", mxsml.__file__)
+        self.tool = Tool(BESIDE, path=path, limit_s=settings.query_limit_s)
 
     async def look(self) -> Picture[SgpuCard]:
-        """GPUs in sGPU mode that are available, and one list of sGPUs."""
+        """GPUs in sGPU mode that are available; where there is none the library is not asked."""
         listed = await self._reader.ask(parse.listed, "-L")
         rows, _ = await self._reader.ask(parse.table)
         sizes = {row.place: row.memory_mib or 0 for row in rows if row.mode == "sgpu"}
-        uuids = {one.index: one.uuid for one in listed if one.uuid and one.bus_id in sizes}
-        if not uuids:
+        there = [one for one in listed if one.uuid and one.bus_id in sizes]
+        if not there:
             return Picture({}, ())
-        found = await self._reader.ask(parse.sgpus, "sgpu")
+        divided = {gpu.bus_id: gpu for gpu in await self._divided()}
+        if lacking := [one.bus_id for one in there if one.bus_id not in divided]:
+            raise forms.unknown("the list of sGPUs: a GPU is missing", lacking[0])
         cards = {
             one.uuid: SgpuCard(
                 index=one.index,
                 memory_mib=sizes[one.bus_id],
-                sgpus={str(sgpu.number): sgpu for sgpu in found if sgpu.gpu == one.index},
+                scheduling=divided[one.bus_id].scheduling,
+                sgpus={str(sgpu.number): sgpu for sgpu in divided[one.bus_id].sgpus},
             )
-            for one in listed
-            if one.index in uuids
+            for one in there
         }
         instances = tuple(
             Instance(
                 uuid=uuid,
                 instance_id=number,
                 memory_mib=sgpu.memory_mib,
-                core_pct=sgpu.compute_pct % _FULL_PCT,
-                kind=_KIND_BY_SCHEDULING.get(sgpu.scheduling, ""),
-                is_busy=sgpu.is_busy,
+                core_pct=sgpu.compute_pct % parse.FULL_PCT,
+                kind=_KIND_BY_SCHEDULING.get(card.scheduling, ""),
+                is_busy=True if sgpu.used else None,
                 handles={"sgpu": number, "alias": sgpu.alias},
             )
             for uuid, card in cards.items()
@@ -83,23 +101,33 @@ class MetaxPartitioner(ToolPartitioner[SgpuCard]):
         )
         return Picture(cards, instances)
 
+    async def _divided(self) -> tuple[parse.SgpuGpu, ...]:
+        answer = await self.tool.run(*self._before, "list")
+        if answer.status:
+            doing = f"{BESIDE} list"
+            found = trouble(doing, answer.words, answer.status, parse.MXSML_RULES)
+            raise found or unexplained(doing, answer.words, answer.status)
+        return parse.sgpus(answer.text)
+
     def decide(self, wanted: Wanted, card: SgpuCard) -> Decision:
         """An alias of its own for what fits beside the others and is scheduled as they are."""
         others = card.sgpus.values()
-        if len(others) >= _MOST:
+        if len(others) >= parse.MOST_SGPUS:
             raise refused(wanted, f"the GPU has {len(others)} sGPUs, more are not possible")
+        if wanted.memory_mib % _STEP_MIB:
+            raise refused(wanted, f"{wanted.memory_mib} MiB is no multiple of {_STEP_MIB}")
         left = card.memory_mib - sum(one.memory_mib for one in others)
         if wanted.memory_mib > left:
             raise refused(wanted, f"{wanted.memory_mib} MiB needed, {left} left")
         scheduling = scheduling_of(wanted.kind)
-        if strange := {one.scheduling for one in others} - {scheduling}:
-            detail = f"the GPU's sGPUs are scheduled by class {min(strange)}, not {scheduling}"
+        if others and card.scheduling != scheduling:
+            detail = f"the GPU's sGPUs are scheduled by class {card.scheduling}, not {scheduling}"
             raise refused(wanted, detail)
-        free_pct = _FULL_PCT - sum(one.compute_pct for one in others)
+        free_pct = parse.FULL_PCT - sum(one.compute_pct for one in others)
         if scheduling == _FIXED and _compute(wanted) > free_pct:
             raise refused(wanted, f"{_compute(wanted)} % of compute needed, {free_pct} % left")
         used = {one.alias for one in others}
-        alias = next(name for n in range(_MOST) if (name := f"hami{n}") not in used)
+        alias = next(name for n in range(parse.MOST_SGPUS) if (name := f"hami{n}") not in used)
         return Decision(wanted, words={"alias": alias})
 
     async def make(self, decision: Decision, card: SgpuCard) -> None:
@@ -127,9 +155,9 @@ class MetaxPartitioner(ToolPartitioner[SgpuCard]):
             sgpu is not None
             and sgpu.memory_mib == wanted.memory_mib
             and sgpu.compute_pct == _compute(wanted)
-            and sgpu.scheduling == scheduling_of(wanted.kind)
+            and card.scheduling == scheduling_of(wanted.kind)
         )
 
 
 def _compute(wanted: Wanted) -> int:
-    return wanted.core_pct or _FULL_PCT
+    return wanted.core_pct or parse.FULL_PCT

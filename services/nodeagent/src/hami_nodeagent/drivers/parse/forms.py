@@ -212,19 +212,6 @@ def box(
     return Box(records=tuple(records), end=at)
 
 
-def has_no_rows(text: str, *, first: str, needs: str) -> bool:
-    """Whether a table is there, whole, with a head and nothing below it."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    for number, line in enumerate(lines):
-        words = cells(line)[0].split()
-        if words and words[0] == first and needs in line:
-            rest = lines[number + 1 :]
-            wide = len(lines[number - 1].rstrip()) if number else 0
-            ends = len(rest) > 1 and len(rest[-1].rstrip()) >= wide > 0
-            return ends and all(is_separator(one) for one in rest)
-    return False
-
-
 def _ends(line: str, records: Sequence[object]) -> bool:
     """Whether a line after a separator belongs to what follows the table."""
     return bool(records) and re.match(r"^[\s|]*(Process|NPU\s+Chip)", line) is not None

@@ -1,15 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What mx-smi says (2.2.4 to 2.2.9; C500, C550, C280).
+"""What mx-smi says (2.2.4 to 2.2.9; C500, C550, C280), and ``mxsml`` of sGPUs.
 
-``-L`` names identity and availability, the table memory and load; the bus address joins them. The
-GPU's number is its index. mx-smi writes MiB.
+``-L`` names identity and availability, the table memory and load; the bus address joins them, and
+what the library says. The GPU's number is its index. All write MiB.
 """
 
 import re
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from hami_nodeagent.drivers.errors import DriverDenied, PartitionRefused
+from hami_common.units import INT32_MAX
+from hami_nodeagent.drivers.errors import (
+    DeviceBusy,
+    DriverDenied,
+    DriverMissing,
+    HardwareAbsent,
+    NotSupported,
+    PartitionRefused,
+)
 from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse.seen import Condition, Seen
 from hami_nodeagent.drivers.parse.trouble import Rule
@@ -19,6 +29,15 @@ RULES = (
     Rule(words=r"insufficient|no more sgpu|invalid compute|exceed", kind=PartitionRefused),
     Rule(words=r"read-only file system", kind=DriverDenied),
 )
+MXSML_RULES = (
+    Rule(words=r"NO_DEVICE\b", kind=HardwareAbsent),
+    Rule(words=r"LOAD_LIBRARY_FAILURE|OPEN_DEVICE_FILE_FAILURE", kind=DriverMissing),
+    Rule(words=r"PERMISSION_DENIED", kind=DriverDenied),
+    Rule(words=r"BUSY_DEVICE", kind=DeviceBusy),
+    Rule(words=r"OPERATION_NOT_SUPPORT", kind=NotSupported),
+)
+MOST_SGPUS = 16
+FULL_PCT = 100
 SCHEDULING_BY_KIND = {"best-effort": 0, "fixed-share": 1, "burst-share": 2}
 _SEVERAL = ("Process Name", "GPU Memory")
 _LINE = re.compile(
@@ -32,14 +51,25 @@ _UUID = re.compile(r"UUID: (GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]
 class Sgpu(Struct, frozen=True, kw_only=True):
     """One sGPU."""
 
-    gpu: int
     number: int
     alias: str
     compute_pct: int
     memory_mib: int
+    used: int | None
+    """Bytes in use; ``None`` where the library does not tell."""
+
+
+class SgpuGpu(Struct, frozen=True, kw_only=True):
+    """One GPU in sGPU mode."""
+
+    bus_id: str
     scheduling: int
-    """0 best effort, 1 fixed share, 2 burst share; the same for all of one GPU."""
-    is_busy: bool | None
+    """0 best effort, 1 fixed share, 2 burst share; for all of its sGPUs."""
+    sgpus: tuple[Sgpu, ...]
+
+
+class _SgpuList(Struct, frozen=True, kw_only=True):
+    gpus: tuple[SgpuGpu, ...]
 
 
 class Listed(Struct, frozen=True, kw_only=True):
@@ -81,36 +111,29 @@ def listed(text: str) -> tuple[Listed, ...]:
     return tuple(found)
 
 
-def sgpus(text: str) -> tuple[Sgpu, ...]:
-    """``mx-smi sgpu``: the sGPUs of all GPUs. Its layout was not seen: read by its head."""
-    if forms.has_no_rows(text, first="GPU", needs="sGPU-Id"):
-        return ()
-    flat = re.sub(r"(\d)\s+MiB", r"\1MiB", text)
-    found: list[Sgpu] = []
-    for record in forms.box(flat, first="GPU", needs="sGPU-Id").records:
-        gpu, number = forms.whole(record.get("GPU", "")), forms.whole(record.get("sGPU-Id", ""))
-        compute = forms.percent(record.get("Compute", ""))
-        memory = forms.mib(record.get("Vram", ""))
-        scheduling = forms.whole(record.get("Sched-Class", ""))
-        alias, state = record.get("Alias", ""), record.get("State", "")
-        if gpu is None or number is None or compute is None or not memory or not alias:
-            raise forms.unknown("an sGPU of mx-smi", " ".join(record.values()))
-        if scheduling is None or scheduling not in SCHEDULING_BY_KIND.values():
-            raise forms.unknown("an sGPU of mx-smi", " ".join(record.values()))
-        found.append(
-            Sgpu(
-                gpu=gpu,
-                number=number,
-                alias=alias,
-                compute_pct=compute,
-                memory_mib=memory,
-                scheduling=scheduling,
-                is_busy={"busy": True, "idle": False}.get(state.lower()),
-            )
+def sgpus(text: str) -> tuple[SgpuGpu, ...]:
+    """What ``mxsml list`` says: GPUs in sGPU mode and how they are divided."""
+    try:
+        gpus = msgspec.json.decode(text.encode("utf-8", "replace"), type=_SgpuList).gpus
+    except (ValueError, RecursionError) as error:
+        raise forms.unknown("the list of sGPUs", text) from error
+    found = tuple(replace(gpu, bus_id=forms.bus_id(gpu.bus_id)) for gpu in gpus)
+    places = {gpu.bus_id for gpu in found}
+    if "" in places or len(places) != len(found):
+        raise forms.unknown("the addresses of GPUs with sGPUs", text)
+    for gpu in found:
+        numbers = {one.number for one in gpu.sgpus}
+        is_sized = all(
+            0 <= one.number < MOST_SGPUS
+            and 0 < one.memory_mib <= INT32_MAX
+            and 0 <= one.compute_pct <= FULL_PCT
+            for one in gpu.sgpus
         )
-    if len({(one.gpu, one.number) for one in found}) != len(found):
-        raise forms.unknown("mx-smi sgpu", text)
-    return tuple(found)
+        if len(numbers) != len(gpu.sgpus) or not is_sized:
+            raise forms.unknown("an sGPU", text)
+        if gpu.scheduling not in SCHEDULING_BY_KIND.values():
+            raise forms.unknown("the scheduling class of sGPUs", text)
+    return found
 
 
 def table(text: str) -> tuple[tuple[Seen, ...], str]:
