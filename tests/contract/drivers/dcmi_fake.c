@@ -31,7 +31,7 @@ enum { AIC, MEM, AICPU, VPC, VENC, VDEC, JPEGD, JPEGE, PNGD };
 
 struct chip_info_v2 { char type[32], name[32], version[32]; unsigned cores; char npu[32]; };
 struct pcie_all {
-    unsigned vender, subvender, device, subdevice;
+    unsigned maker, subsystem_maker, device, subdevice;
     int domain;
     unsigned bus, dev, function;
     unsigned char reserve[32];
@@ -48,7 +48,7 @@ struct memory_info {
     unsigned long long memory_size, memory_available;
     unsigned freq;
     unsigned long hugepagesize, hugepages_total, hugepages_free;
-    unsigned utiliza;
+    unsigned load;
     unsigned char reserve[60];
 };
 struct proc_mem { int proc_id; unsigned long proc_mem_usage; };
@@ -334,7 +334,7 @@ int dcmi_get_device_pcie_info_v2(int card, int chip, struct pcie_all *info)
 {
     FIND(card, chip);
     memset(info, 0, sizeof *info);
-    info->vender = 0x19e5;
+    info->maker = 0x19e5;
     info->domain = (int)one->domain;
     info->bus = one->bus;
     info->dev = one->dev;
