@@ -17,6 +17,7 @@ GENERATORS: tuple[tuple[str, str], ...] = (
     ("tables of codes and states in docs/runbook/, from the code", "tools/gen_codes.py"),
     ("the limiter's entry points in docs/, from its list", "tools/gen_symbols.py"),
     ("tables of docs/vendors.md, from the vendors", "tools/gen_vendors.py"),
+    ("facts in docs/vendors/, from vendors, drivers and examples", "tools/gen_vendor_pages.py"),
     ("payload tables in docs/wire.md, from the message Structs", "tools/gen_wire.py"),
     ("tables of docs/settings.md, from the settings", "tools/gen_settings.py"),
     ("docs/events.md, the AsyncAPI document and schemas, from the events", "tools/gen_events.py"),

@@ -12,6 +12,8 @@ import pytest
 from hami_common import limits
 from hami_sim import demo
 from hami_sim.hardware import profile
+from tests.support.docs import missing_lines
+from tools import docs_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,12 +32,19 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     document: dict[str, Any] = json.loads(path.read_text())
-    return document
+    return {**document, "printed": run.stdout}
 
 
 def pod(result: dict[str, Any], name: str) -> dict[str, Any]:
     found: dict[str, Any] = next(p for p in result["pods"] if p["name"] == name)
     return found
+
+
+def test_prints_what_the_quick_start_shows(result: dict[str, Any]) -> None:
+    page = docs_text.read(ROOT, "docs/quickstart.md")
+    (shown,) = [one for one in page.commands if one.words == ["./dev", "demo", "--once"]]
+    assert len(shown.printed) > 3
+    assert missing_lines(shown, result["printed"]) == []
 
 
 def test_fourteen_pods_of_which_one_stays_pending(result: dict[str, Any]) -> None:

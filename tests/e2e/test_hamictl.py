@@ -3,6 +3,7 @@
 
 import io
 import json
+import shutil
 import sys
 import tarfile
 from collections.abc import AsyncIterator
@@ -18,7 +19,10 @@ from msgspec import Struct
 
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from hamictl.cli import main
+from hamictl.errors import EXIT_NO
 from tests.e2e.conftest import small_pod
+from tests.support.docs import filled, missing_lines
+from tools import check_docs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120), pytest.mark.shares_cluster]
 
@@ -310,3 +314,51 @@ async def test_kubectl_finds_the_plugin(cluster: Cluster) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert b"gpu-t4" in done.stdout
+
+
+WORLD = (("default", "memory", 3000), ("default", "too-large", 500000), ("team", "train-0", 1500))
+"""Pods that the pages speak of."""
+
+
+@pytest.fixture
+async def world(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
+    """What the pages' commands name, and what it is called here; they run in a folder of it."""
+    for namespace in ("team", "team-a"):
+        await cluster.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
+    for namespace, name, memory_mib in (*WORLD, ("team-a", "train", 1500)):
+        pod = {"kind": "Pod", **small_pod(name, memory_mib=memory_mib)}
+        await cluster.create(f"/api/v1/namespaces/{namespace}/pods", pod)
+    for name, memory_mib in (("deployment.yaml", 1000), ("big.yaml", 12000)):
+        pod = {"kind": "Pod", **small_pod(name[0], memory_mib=memory_mib)}
+        (tmp_path / name).write_text(yaml.safe_dump(pod))
+    quota = Path(__file__).parents[2] / "examples" / "quota"
+    shutil.copy(quota / "queues.toml", tmp_path)
+    shutil.copy(quota / "namespace.yaml", tmp_path / "quota.yaml")
+    pods = await cluster.request("GET", "/api/v1/pods")
+    (tmp_path / "pods.json").write_text(json.dumps(pods))
+    assert (await hamictl(cluster, "snapshot", str(tmp_path / "cluster.json"))).returncode == 0
+
+    async def decided() -> bool:
+        return bool((await cluster.explain("too-large")).get("decisions"))
+
+    await cluster.until("one pod runs and one is refused", decided)
+    await cluster.until("memory runs", lambda: cluster.pod_is("memory", "Running"))
+    monkeypatch.chdir(tmp_path)
+    return {"gpu-1": "gpu-t4", "gpu-7": "gpu-t4"}
+
+
+async def test_commands_of_the_docs_do_what_they_say(
+    cluster: Cluster, world: dict[str, str]
+) -> None:
+    """Each ends with an answer, be it no; a page that shows what is printed is right."""
+    wrong: list[str] = []
+    for command in check_docs.to_run(check_docs.HAMICTL_TESTS):
+        words = command.words[2 if command.words[0] == "kubectl" else 1 :]
+        done = await hamictl(cluster, *filled(words, world))
+        told = (done.stdout + done.stderr).decode()
+        if done.returncode not in (0, EXIT_NO):
+            wrong.append(f"{command}: {done.returncode}: {told}")
+        wrong += [f"{command}: lacks {line!r}\n{told}" for line in missing_lines(command, told)]
+    assert wrong == []

@@ -276,6 +276,18 @@ async def built(tool: str) -> Path:
     return Path(done.stdout.decode().splitlines()[-1])
 
 
+def exports(cluster: Cluster) -> str:
+    """What tells kubectl and hamictl where the cluster is, as a shell reads it."""
+    variables = {
+        "KUBECONFIG": cluster.kubeconfig,
+        "HAMICTL_REGISTRY": cluster.url("registry"),
+        "HAMICTL_SCHEDULER": cluster.url("scheduler"),
+        "HAMICTL_NATS": cluster.nats.url,
+        "PATH": f"{Path(sys.executable).parent}:$PATH",
+    }
+    return "export " + " ".join(f"{name}={value}" for name, value in variables.items())
+
+
 def say(text: str) -> None:
     """Print for the person at the terminal."""
     sys.stdout.write(f"{text}\n")
@@ -324,11 +336,9 @@ async def demo(*, once: bool, profile: str, json_path: Path | None, directory: P
         if json_path is not None:
             json_path.write_text(json.dumps(document, indent=2) + "\n")
         if not once:
-            say(f"\nKubernetes API  {cluster.api_url}")
-            say(f"                kubectl --kubeconfig {cluster.kubeconfig} get pods -o wide")
-            say(f"registry API    {cluster.url('registry')}/v1/allocations")
-            say(f"NATS            {cluster.nats.url}")
-            say("stop with Ctrl-C")
+            say("\nIn another terminal kubectl and hamictl find the cluster after this line:")
+            say(exports(cluster))
+            say("\nstop with Ctrl-C")
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async for _ in signals:
                     break

@@ -56,7 +56,7 @@ class DriversSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     serve: tuple[str, ...] = ("detect",)
     """Vendors besides NVIDIA that this node serves: their words, or ``detect`` for those whose
     hardware is seen at start; empty: none."""
-    vendors: dict[str, dict[str, str | float]] = {}
+    vendors: dict[str, dict[str, str | float | bool]] = {}
     """By vendor's word: what is special about reaching its devices here (``ToolSettings`` of
     ``drivers.reader``). With ``simulated_profile``, and ``simulated_control``, its devices are
     pretended, and it is served."""

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kubectl command of the pages, against a real API server on which our manifests are applied.
+
+What would change something is a dry run on the server, and what would wait gives up at once: what
+is tried is that options, kinds and names are right, and that the API server takes it.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from hami_sim.apiserver.client import KubeClient
+from hami_sim.kubernetes import ControlPlane, configuration, run_control_plane
+from tests.cluster.needs import control_plane_or_skip
+from tools import check_docs
+from tools.docs_text import Command
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.real,
+    pytest.mark.shares_cluster,
+    pytest.mark.timeout(240),
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+OVERLAY = configuration.shipped_directory().parent / "overlays" / "dev"
+CHANGES = {"apply", "create", "delete", "label", "drain", "cordon", "annotate", "scale", "patch"}
+WAITS = {"wait", "rollout"}
+NODE = "gpu-1"
+"""As the pages call a node."""
+LIMIT_S = 60.0
+
+
+async def run(*words: str) -> tuple[int, str]:
+    """Exit code and all that was said."""
+    with anyio.fail_after(LIMIT_S):
+        done = await anyio.run_process(words, cwd=ROOT, check=False)
+    return done.returncode, done.stdout.decode() + done.stderr.decode()
+
+
+class Site:
+    """A control plane that knows our objects, without anybody behind them."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._words = (plane.programs.path("kubectl"), f"--kubeconfig={plane.kubeconfig}")
+
+    async def kubectl(self, *words: str) -> tuple[int, str]:
+        return await run(*self._words, *words)
+
+
+@pytest.fixture(scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    programs = control_plane_or_skip()
+    async with (
+        run_control_plane(tmp_path_factory.mktemp("docs"), programs) as plane,
+        KubeClient(plane.access()) as client,
+    ):
+        site = Site(plane)
+        code, told = await site.kubectl("apply", "-k", os.path.relpath(OVERLAY, ROOT))
+        assert code == 0, told
+        await client.create("nodes", {"metadata": {"name": NODE}})
+        # Nobody answers for the webhook here, and pods of the examples ask for devices.
+        code, told = await site.kubectl(
+            *("patch", "mutatingwebhookconfiguration", "hami-webhook", "--type=json"),
+            *("-p", '[{"op": "replace", "path": "/webhooks", "value": []}]'),
+        )
+        assert code == 0, told
+        yield site
+
+
+def verb_of(words: list[str]) -> str:
+    """The first word that is neither an option nor a namespace."""
+    rest = iter(words[1:])
+    for word in rest:
+        if word in ("-n", "--namespace"):
+            next(rest)
+        elif not word.startswith("-"):
+            return word
+    return ""
+
+
+def tried(command: Command) -> list[str]:
+    """The command's words as they can be tried."""
+    words, verb = command.words[1:], verb_of(command.words)
+    if verb in CHANGES and not any(word.startswith("--dry-run") for word in words):
+        words.append("--dry-run=server")
+    if verb in WAITS:
+        words.append("--timeout=1s")
+    return words
+
+
+def is_taken(command: Command, code: int, told: str) -> bool:
+    """Whether it did what it could do here: nothing runs, and only our own objects are there."""
+    if code == 0:
+        return True
+    verb = verb_of(command.words)
+    if verb in WAITS:
+        return "timed out waiting" in told
+    return verb == "get" and "NotFound" in told and "hami-system" not in command.words
+
+
+@pytest.mark.parametrize("command", check_docs.to_run(check_docs.KUBECTL_TESTS), ids=str)
+async def test_command_of_the_docs_is_taken(site: Site, command: Command) -> None:
+    code, told = await site.kubectl(*tried(command))
+    assert is_taken(command, code, told), told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kubectl get podz",
+        "kubectl -n hami-system rollout status deployment/hami-sheduler",
+        "kubectl drain gpu-1 --ignore-daemonset",
+        "kubectl apply -f examples/gone.yaml",
+        "kubectl -n hami-system wait --for=condition=complete job/hami-botstrap",
+    ],
+)
+async def test_mistyped_command_is_not(site: Site, text: str) -> None:
+    command = Command(page="p", line=1, text=text)
+    code, told = await site.kubectl(*tried(command))
+    assert not is_taken(command, code, told), told

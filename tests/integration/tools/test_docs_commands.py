@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands of the pages that need no cluster are run as they stand, where their files are."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import check_docs
+from tools.docs_text import Command
+
+ROOT = Path(__file__).resolve().parents[3]
+GOLDEN = ROOT / "tests" / "golden" / "hamiconfig"
+LIMIT_S = 25
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the commands read, where they may write: the manifests, and a HAMi's configuration."""
+    folder = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(ROOT / "deploy", folder / "deploy")
+    for file in GOLDEN.iterdir():
+        shutil.copy(file, folder)
+    (folder / "values.yaml").write_text("schedulerName: hami-scheduler\n")
+    return folder
+
+
+@pytest.mark.parametrize("command", check_docs.to_run(check_docs.OFFLINE_TESTS), ids=str)
+def test_command_of_the_docs_succeeds(checkout: Path, command: Command) -> None:
+    words = command.words
+    module = ["-m", "hamictl"] if words[0] == "hamictl" else []
+    done = subprocess.run(
+        [sys.executable, *module, *words[1:]],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+
+
+def test_mistyped_setting_is_refused_in_the_same_way(checkout: Path) -> None:
+    """The test above can fail."""
+    config = "deploy/kustomize/base/config/webhook.toml"
+    words = ["-m", "hami_webhook", "--config", config, "--set", "polici.x=true", "--check"]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=checkout, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "did you mean policy?" in done.stderr) == (2, True)

@@ -1,0 +1,557 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks what the pages say that can be checked: commands, snippets, links and headings.
+
+``python -m tools.check_docs`` tells what is wrong, then how many commands there are and who runs
+them; ``--list`` names each. Every command has one fate (``FATES``): a test that runs it as it
+stands, or the reason why nothing does, and then its arguments are still read by the program's own
+parser. Manifests pass the webhook's core, TOML the schema of the file that it is about. Pages that
+tell history (``HISTORY``) are checked for links alone. Commands that need a cluster are collected
+and run by the tests that have one, see ``tests/support/docs.py``.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import Any
+from unittest import mock
+
+import click
+import msgspec
+import yaml
+
+from hami_common.errors import SettingsInvalid
+from hami_common.podview import PodView
+from hami_common.runtime import settings
+from hami_common.vendors.catalog import Catalog, VendorSettings
+from hami_common.vendors.nvidia import NvidiaSettings
+from hami_registry.core import device_config
+from hami_scheduler.core import queues
+from hami_webhook.core.mutate import AdmissionPolicy, mutate
+from hamictl.cli import main as hamictl_main
+from tools.docs_text import Command, Page, Snippet, read
+from tools.gen_settings import SERVICES
+
+ROOT = Path(__file__).resolve().parent.parent
+HISTORY = ("docs/adr/", "docs/design.md", "CHANGELOG.md")
+INVENTED = ("docs/adding-a-vendor.md",)
+"""Pages whose snippets are about a vendor that is not there, which a contract test builds."""
+TRACE = f"00-{'1' * 32}-{'2' * 16}-01"
+PROFILES = ("1g.10gb", "1g.10gb+me", "3g.40gb")
+"""Profiles that docs/mig.md lists, each a resource of its own there."""
+MODULE_BY_RECIPE = {
+    "demo": "hami_sim.demo",
+    "cluster": "tests.cluster.__main__",
+    "bench": "tests.bench.{}",
+    "build": "tools.build_{}",
+}
+BARE_WORDS = 3
+"""``kubectl describe pod`` names a command, ``kubectl describe pod web`` is one."""
+NAMED = (["import-config"],)
+"""Commands of hamictl that do nothing alone, and do not say so while arguments are read."""
+STAND_INS = {"SHELL": "bash", "SEQUENCE": "1"}
+"""For words in capitals that a parser would not take."""
+REQUIRED = {
+    "hami_nodeagent": ["--set", "node_name=n"],
+    "hami_scheduler": ["--set", "signing_key_file=k"],
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fate:
+    """What becomes of the commands that ``pattern`` matches."""
+
+    pattern: str
+    run_by: tuple[str, str] = ("", "")
+    """A file of tests, and what in it runs them (a regular expression)."""
+    why_not: str = ""
+
+    def matches(self, command: Command) -> bool:
+        """Whether the whole command is meant."""
+        return re.fullmatch(self.pattern, " ".join(command.words)) is not None
+
+
+HAMICTL_TESTS = ("tests/e2e/test_hamictl.py", "test_commands_of_the_docs_do_what_they_say")
+KUBECTL_TESTS = ("tests/e2e/test_docs_kubectl.py", "test_command_of_the_docs_is_taken")
+OFFLINE_TESTS = ("tests/integration/tools/test_docs_commands.py", "def test_")
+FATES = (
+    Fate(
+        pattern=r"\./dev",
+        run_by=("tests/integration/tools/test_dev.py", "test_dev_lists_the_recipes"),
+    ),
+    Fate(
+        pattern=r"\./dev setup",
+        run_by=("tests/integration/tools/test_dev.py", "test_failed_setup_leaves_no_stamp"),
+    ),
+    Fate(
+        pattern=r"\./dev demo( --once.*)?",
+        run_by=("tests/e2e/test_demo.py", r'"hami_sim\.demo", "--once", "--json"'),
+    ),
+    Fate(
+        pattern=r"\./dev demo .*--profile mixed.*",
+        run_by=("tests/e2e/test_demo_mixed.py", r"--profile.*mixed"),
+    ),
+    Fate(
+        pattern=r"\./dev cluster (up|build|status|down)",
+        why_not="holds a control plane that outlives the test; the real tier builds and runs one",
+    ),
+    Fate(
+        pattern=r"\./dev (test|check|gen|pins|fmt|build)( .*)?",
+        why_not="runs the tests, or writes the tree; continuous integration runs ./dev test",
+    ),
+    Fate(pattern=r"\./dev bench .*", why_not="measures for minutes and wants a quiet machine"),
+    Fate(
+        pattern=r"python -m tests\.bench\..*",
+        why_not="reads what a bench wrote",
+    ),
+    Fate(
+        pattern=r"(\.venv/bin/pytest|pytest|python -m pytest) .*",
+        why_not="is a part of ./dev test",
+    ),
+    Fate(
+        pattern=r"(hamictl|kubectl hami) bootstrap.*",
+        run_by=("tests/integration/hamictl/test_bootstrap.py", "bootstrap"),
+    ),
+    Fate(
+        pattern=r"hamictl replay .*",
+        run_by=("tests/unit/hamictl/test_replay.py", "def test_"),
+    ),
+    Fate(
+        pattern=r"hamictl import-config .*",
+        run_by=OFFLINE_TESTS,
+    ),
+    Fate(
+        pattern=r"hamictl events .*--follow.*", why_not="goes on for ever; it runs without --follow"
+    ),
+    Fate(pattern=r"(hamictl|kubectl hami) .*", run_by=HAMICTL_TESTS),
+    Fate(
+        pattern=r"kubectl port-forward.*",
+        why_not="needs a kubelet that runs containers of the cluster",
+    ),
+    Fate(pattern=r"kubectl .*", run_by=KUBECTL_TESTS),
+    Fate(
+        pattern=r"python -m tools\.check_docs.*",
+        run_by=("tests/integration/tools/test_check_docs.py", r"check_docs\.problems"),
+    ),
+    Fate(pattern=r"python -m hami_\w+ .*", run_by=OFFLINE_TESTS),
+    Fate(
+        pattern=r"\w+=.* (python )?examples/integrations/(to_sqlite\.py|tail\.sh)",
+        run_by=("tests/integration/examples/test_integrations.py", r"to_sqlite\.py(.|\n)*tail\.sh"),
+    ),
+    Fate(pattern=r"nats .*", why_not="needs the program nats, which no test of ours has"),
+)
+"""The first that matches counts."""
+
+
+def pages() -> list[Page]:
+    """Every Markdown page that git tracks, or would."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    names = sorted(name for name in listing.stdout.decode().split("\0") if name)
+    return [read(ROOT, name) for name in names if (ROOT / name).is_file()]
+
+
+def is_history(page: str) -> bool:
+    """Whether the page tells what was, so that its commands need not work."""
+    return page.startswith(HISTORY)
+
+
+def commands(found: list[Page] | None = None) -> list[Command]:
+    """Every command of the pages that tell what is."""
+    looked = pages() if found is None else found
+    return [one for page in looked if not is_history(page.name) for one in page.commands]
+
+
+def fate_of(command: Command) -> Fate | None:
+    """Who runs the command; a mark on the page says that nobody does."""
+    if command.mark:
+        return Fate(pattern="", why_not=command.mark)
+    if command.inline and is_form(command):
+        return Fate(pattern="", why_not="shows a form or names a command; its words are read")
+    return next((fate for fate in FATES if fate.matches(command)), None)
+
+
+def is_form(command: Command) -> bool:
+    """Whether a command within a sentence only shows what one looks like, or names it."""
+    words = command.words
+    if re.search("[…<]", command.text) or any(re.fullmatch(r"[A-Z]{3,}", word) for word in words):
+        return True
+    if command.program == "hamictl":
+        return words[1:] in NAMED or "Missing" in hamictl_problem(words[1:])
+    is_bare = len(words) <= BARE_WORDS and not any(word.startswith("-") for word in words)
+    return command.program == "kubectl" and is_bare
+
+
+def to_run(test: tuple[str, str]) -> list[Command]:
+    """Commands that ``test`` has to run."""
+    return [one for one in commands() if (fate := fate_of(one)) and fate.run_by == test]
+
+
+def problems(found: list[Page]) -> Iterator[str]:
+    """All that is wrong."""
+    yield from link_problems(found)
+    for page in found:
+        if is_history(page.name):
+            continue
+        for command in page.commands:
+            problem = command_problem(command)
+            if problem:
+                yield f"{command}: {problem}"
+        for snippet in page.snippets:
+            is_checked = not snippet.mark and page.name not in INVENTED
+            problem = snippet_problem(snippet) if is_checked else ""
+            if problem:
+                yield f"{snippet}: {problem}"
+    for fate in FATES:
+        file, needle = fate.run_by
+        if file and not re.search(needle, (ROOT / file).read_text(encoding="utf-8")):
+            yield f"{file} does not run {fate.pattern}: there is no {needle}"
+
+
+# --- links ---------------------------------------------------------------------------------------
+
+
+def link_problems(found: list[Page]) -> Iterator[str]:
+    """Links to files that are not there, or to headings that a page does not have."""
+    anchors = {page.name: page.anchors for page in found}
+    for page in found:
+        for link in page.links:
+            path, _, anchor = link.target.partition("#")
+            target = page.name if not path else _joined(page.name, path)
+            if target not in anchors and not (ROOT / target).exists():
+                yield f"{link}: there is no {target}"
+            elif anchor and anchor not in anchors.get(target, ()):
+                yield f"{link}: {target} has no heading #{anchor}"
+
+
+def _joined(page: str, path: str) -> str:
+    parts: list[str] = []
+    for part in (PurePosixPath(page).parent / path).parts:
+        if part == "..":
+            parts = parts[:-1]
+        else:
+            parts.append(part)
+    return "/".join(parts)
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def command_problem(command: Command) -> str:
+    """Why the command would not be taken as it stands; empty when it would."""
+    try:
+        words = [STAND_INS.get(word, word) for word in command.words]
+    except ValueError as error:
+        return f"is not what a shell reads: {error}"
+    if command.inline and "…" in command.text:
+        return ""
+    problem = arguments_problem(command, words)
+    if problem or fate_of(command) is not None:
+        return problem
+    return "nobody runs it: give it a fate in tools/check_docs.py, or mark the block"
+
+
+def arguments_problem(command: Command, words: list[str]) -> str:
+    """What the program's own parser says, where it can be asked without doing anything."""
+    if command.program == "hamictl":
+        problem = hamictl_problem(words[2:] if words[0] == "kubectl" else words[1:])
+        return "" if command.inline and problem.startswith("Missing") else problem
+    if words[0] == "./dev":
+        return dev_problem(words[1:])
+    if words[:3] == ["python", "-m", "pytest"]:
+        return pytest_problem([word for word in words[3:] if word not in ("sim", "real")])
+    if words[:2] == ["python", "-m"]:
+        return module_problem(words[2], words[3:])
+    if words[0].endswith("pytest"):
+        return pytest_problem(words[1:])
+    return ""
+
+
+def hamictl_problem(words: list[str]) -> str:
+    """What hamictl's own parser says, without doing anything."""
+    with contextlib.ExitStack() as stack, contextlib.redirect_stdout(io.StringIO()):
+        for leaf in _leaves(hamictl_main):
+            stack.enter_context(mock.patch.object(leaf, "callback", _nothing))
+        try:
+            hamictl_main.main(args=words, prog_name="hamictl", standalone_mode=False)
+        except click.exceptions.NoArgsIsHelpError:
+            return "Missing command."
+        except click.ClickException as error:
+            return error.format_message()
+        except click.exceptions.Exit:
+            return ""
+    return ""
+
+
+def _nothing(**given: object) -> None:
+    del given
+
+
+def _leaves(command: click.Command) -> Iterator[click.Command]:
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            yield from _leaves(inner)
+    else:
+        yield command
+
+
+def recipes() -> frozenset[str]:
+    """Names in the justfile."""
+    text = (ROOT / "justfile").read_text(encoding="utf-8")
+    return frozenset(re.findall(r"(?m)^([a-z][a-z-]*)(?: [^:=\n]*)?:(?!=)", text))
+
+
+def dev_problem(words: list[str]) -> str:
+    """Whether there is such a recipe, and its program takes the arguments."""
+    if not words:
+        return ""
+    recipe, *rest = words
+    if recipe not in recipes():
+        return f"there is no recipe {recipe}"
+    if recipe == "test":
+        return test_problem(rest)
+    if recipe == "pins":
+        return module_problem("tools.pins", ["write", *rest])
+    module = MODULE_BY_RECIPE.get(recipe)
+    if module is None:
+        return f"{recipe} takes no arguments" if rest else ""
+    if "{}" in module:
+        if not rest:
+            return f"{recipe} of what?"
+        module, rest = module.format(rest[0]), rest[1:]
+    return module_problem(module, rest)
+
+
+def test_problem(words: list[str]) -> str:
+    """Arguments of ``./dev test``: tiers, a plane, or what goes to pytest."""
+    run_tests = import_module("tools.run_tests")
+    rest = [word for word in words if word not in run_tests.TIERS]
+    if rest[:1] == ["--plane"]:
+        rest = rest[2:] if rest[1:2] in (["sim"], ["real"]) else rest
+    return pytest_problem(rest)
+
+
+def pytest_problem(words: list[str]) -> str:
+    """Files that pytest is to run must be there; ``x`` and ``name`` stand for any."""
+    for word in words:
+        path = word.partition("::")[0]
+        if path.startswith("tests/") and path != "tests/unit/x.py" and not (ROOT / path).exists():
+            return f"there is no {path}"
+        if word.startswith("-") and word not in ("-q", "-k", "-x", "--plane"):
+            return f"{word} is not an option that our pages use"
+    return ""
+
+
+class _Taken(BaseException):
+    """The arguments were read; nothing is to be done with them."""
+
+
+def module_problem(module: str, words: list[str]) -> str:
+    """What the parser of ``python -m module`` says of ``words``, without doing anything."""
+    if find_spec(module) is None:
+        return f"there is no module {module}"
+    if module.startswith("hami_") and module.split(".", maxsplit=1)[0] != "hami_sim":
+        return ""  # services are run as they stand, by ``OFFLINE_TESTS``
+    told = io.StringIO()
+    read_arguments = argparse.ArgumentParser.parse_args
+
+    def parse(self: argparse.ArgumentParser, args: Sequence[str] | None = None) -> None:
+        read_arguments(self, args)
+        raise _Taken
+
+    entry = import_module(module).main
+    with (
+        mock.patch.object(argparse.ArgumentParser, "parse_args", parse),
+        mock.patch.object(sys, "argv", [module, *words]),
+        contextlib.redirect_stderr(told),
+    ):
+        try:
+            entry(*([words] if entry.__code__.co_argcount else []))
+        except _Taken:
+            return ""
+        except SystemExit:
+            return told.getvalue().strip().splitlines()[-1]
+    return f"{module} reads no arguments"
+
+
+# --- snippets ------------------------------------------------------------------------------------
+
+
+def snippet_problem(snippet: Snippet) -> str:
+    """What is wrong with a block that is not a command."""
+    check = CHECKS.get(snippet.language)
+    return f"nobody checks {snippet.language}" if check is None else check(snippet.text)
+
+
+def json_problem(text: str) -> str:
+    """Whether it is JSON."""
+    try:
+        json.loads(text)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def python_problem(text: str) -> str:
+    """Whether it is Python; docs/adding-a-vendor.md is also run, by its contract test."""
+    try:
+        compile(textwrap.dedent(text), "snippet", "exec")
+    except SyntaxError as error:
+        return str(error)
+    return ""
+
+
+def toml_problem(text: str) -> str:
+    """Whether the file that it is about takes it: devices, queues, or a service's settings."""
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        return str(error)
+    try:
+        if tree.keys() <= {"defaults", "rules", "allow_stranded"}:
+            device_config.parse(text.encode(), name="devices.toml")
+            return ""
+        if tree.keys() == {"queue"}:
+            queues.parse(tree, vendors=[vendor.name for vendor in CATALOG.vendors])
+            return ""
+    except SettingsInvalid as error:
+        return str(error)
+    refused = [settings_problem(text, module) for _, module, _ in SERVICES]
+    # The service that knows the outermost word is the one that is meant.
+    meant = [text for text in refused if not re.match(r"setting \w+: is not a known key", text)]
+    return "" if "" in refused else min(meant or refused, key=len)
+
+
+def settings_problem(text: str, module: str) -> str:
+    """What the settings of one service say of the file."""
+    struct = next(struct for _, name, struct in SERVICES if name == module)
+    with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        argv = ["--config", file.name, *REQUIRED.get(module, [])]
+        try:
+            settings.load(struct, service="checked", argv=argv, environ={})
+        except SettingsInvalid as error:
+            return str(error)
+    return ""
+
+
+def yaml_problem(text: str) -> str:
+    """Whether admission takes the pods, and the keys of quotas are names of ours."""
+    try:
+        documents = [one for one in yaml.safe_load_all(text) if one is not None]
+    except yaml.YAMLError as error:
+        return str(error)
+    return next(filter(None, (_document_problem(one) for one in documents)), "")
+
+
+CATALOG = Catalog.from_settings(VendorSettings(nvidia=NvidiaSettings(mig_profiles=PROFILES)))
+OTHER_KINDS = frozenset({"ConfigMap", "Kustomization", "Component", "PriorityClass", "Namespace"})
+FRAGMENTS = frozenset({"images", "components", "patches", "scrape_configs"})
+"""Keys of kustomizations and of Prometheus' configuration."""
+
+
+def _document_problem(document: dict[str, Any]) -> str:
+    kind = document.get("kind", "")
+    if kind == "ResourceQuota":
+        return _quota_problem(document)
+    if kind in OTHER_KINDS or document.keys() <= FRAGMENTS:
+        return ""
+    pod = _pod_of(document)
+    return _pod_problem(pod) if pod else "is nothing that admission could be asked about"
+
+
+def _pod_of(document: dict[str, Any]) -> dict[str, Any]:
+    """A whole pod around what is shown of one."""
+    if "template" in document.get("spec", {}):
+        return _pod_of(document["spec"]["template"])
+    if "limits" in document:
+        document = {"resources": document}
+    if "resources" in document:
+        document = {"spec": {"containers": [document]}}
+    containers = document.get("spec", {}).get("containers")
+    if not containers:
+        return {}
+    filled = [{"name": f"c{i}", "image": "app", **one} for i, one in enumerate(containers)]
+    metadata = {"name": "shown", **document.get("metadata", {})}
+    spec = {**document["spec"], "containers": filled}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _pod_problem(pod: dict[str, Any]) -> str:
+    verdict = mutate(
+        pod,
+        msgspec.convert(pod, PodView),
+        catalog=CATALOG,
+        policy=AdmissionPolicy(),
+        traceparent=TRACE,
+    )
+    if not verdict.allowed:
+        return verdict.message
+    return "" if verdict.concerns_us else "asks for no device of ours"
+
+
+def _quota_problem(document: dict[str, Any]) -> str:
+    names = CATALOG.resource_names()
+    for key in document["spec"]["hard"]:
+        resource = key.removeprefix("limits.").removeprefix("requests.")
+        if "/" in resource and resource not in names:
+            return f"{key} is about no resource of ours"
+    return ""
+
+
+def _taken_elsewhere(text: str) -> str:
+    """Recipes are run by tests/integration/monitoring/test_expressions.py."""
+    return "" if text.strip() else "is empty"
+
+
+CHECKS: dict[str, Callable[[str], str]] = {
+    "json": json_problem,
+    "promql": _taken_elsewhere,
+    "python": python_problem,
+    "toml": toml_problem,
+    "yaml": yaml_problem,
+}
+
+
+def main() -> int:
+    """Tell what is wrong, and who runs what; the exit code."""
+    parser = argparse.ArgumentParser(description="Check the pages.")
+    parser.add_argument("--list", action="store_true", help="name every command with its fate")
+    options = parser.parse_args()
+    found = pages()
+    wrong = list(problems(found))
+    for problem in wrong:
+        print(problem, file=sys.stderr)
+    every = commands(found)
+    counted: Counter[str] = Counter()
+    for command in every:
+        fate = fate_of(command)
+        word = "nobody" if fate is None else fate.run_by[0] or f"not run: {fate.why_not}"
+        counted[word] += 1
+        if options.list:
+            print(f"{command}\n    {word}")
+    print(f"{len(every)} commands in {len({one.page for one in every})} pages")
+    for word, count in sorted(counted.items(), key=lambda one: (one[0].startswith("not"), one[0])):
+        print(f"{count:5}  {word}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
