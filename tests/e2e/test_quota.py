@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A namespace's quota and a queue's, from manifest to the pod's condition and the command line."""
 
-import os
-import sys
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
+from click.testing import CliRunner
 
 from hami_common.errors import Denied
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
+from hamictl.cli import main
 from tests.e2e.conftest import small_pod
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -49,9 +51,14 @@ async def cluster(
 
 
 async def hamictl(cluster: Cluster, *words: str) -> str:
-    environment = {**os.environ, "HAMICTL_SCHEDULER": cluster.url("scheduler")}
-    done = await anyio.run_process([sys.executable, "-m", "hamictl", *words], env=environment)
-    return " ".join(done.stdout.decode().split())
+    environment = {"HAMICTL_SCHEDULER": cluster.url("scheduler")}
+
+    def run() -> str:
+        done = CliRunner().invoke(main, words, env=environment, prog_name="hamictl")
+        assert done.exit_code == 0, done.output
+        return " ".join(done.output.split())
+
+    return await anyio.to_thread.run_sync(run)
 
 
 async def until_told(cluster: Cluster, name: str, text: str, *, namespace: str = "default") -> None:
@@ -69,7 +76,9 @@ async def until_runs(cluster: Cluster, name: str, *, namespace: str = "default")
     await cluster.until(f"{name} runs", runs)
 
 
-async def test_pods_wait_for_quota_and_for_their_queue(cluster: Cluster, queues_file: Path) -> None:
+async def test_pods_wait_for_quota_and_for_their_queue(
+    cluster: Cluster, queues_file: Path, tmp_path: Path
+) -> None:
     hard = {"limits.nvidia.com/gpumem": "10k", "requests.nvidia.com/gpu": "3"}
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpu"}}
     await cluster.create(
@@ -103,6 +112,20 @@ async def test_pods_wait_for_quota_and_for_their_queue(cluster: Cluster, queues_
         "QueueOverLimit: queue team memory_mib: 4000 MiB wanted, 0 used, limit 3000",
         namespace="team",
     )
+    snapshot, manifest = tmp_path / "cluster.json", tmp_path / "pods.json"
+    await hamictl(cluster, "snapshot", str(snapshot))
+    pods = [
+        {**small_pod(name, memory_mib=mib), "kind": "Pod"}
+        for name, mib in (("over", 7000), ("within", 6000))
+    ]
+    pods.append({**small_pod("train-2", memory_mib=3001), "kind": "Pod"})
+    pods[-1]["metadata"]["namespace"] = "team"
+    manifest.write_text(json.dumps({"kind": "List", "items": pods}))
+    tried = await hamictl(cluster, "simulate", "--snapshot", str(snapshot), "--pods", str(manifest))
+    assert "1 placed, 2 refused" in tried
+    assert f"{text}: 7000 MiB wanted, 4000 used, limit 10000" in tried
+    assert "QueueOverLimit: queue team memory_mib: 3001 MiB wanted, 0 used, limit 3000" in tried
+    assert "default gpu limits.nvidia.com/gpumem 10000 10000" in tried
     queues_file.write_text(QUEUES.replace("3000", "5000"))
     await until_runs(cluster, "train", namespace="team")
     assert "team memory_mib 4000 0 0 5000" in await hamictl(cluster, "get", "queues")
