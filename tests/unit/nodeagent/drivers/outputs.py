@@ -130,7 +130,7 @@ PARSERS = (
     ),
     _parser(
         "metax", "table", metax.table,
-        golden("metax/mx_2_2_4.txt"), golden("metax/mx_sgpu.txt"), faked("metax"),
+        *(golden(f"metax/mx_{word}.txt") for word in ("2_2_4", "sgpu", "2_2_12")), faked("metax"),
     ),
     _parser("metax", "listed", metax.listed, faked("metax", "-L")),
     _parser("metax", "sgpus", metax.sgpus, golden("metax/sgpus.json")),

@@ -214,7 +214,7 @@ def box(
 
 def _ends(line: str, records: Sequence[object]) -> bool:
     """Whether a line after a separator belongs to what follows the table."""
-    return bool(records) and re.match(r"^[\s|]*(Process|NPU\s+Chip)", line) is not None
+    return bool(records) and re.match(r"^[\s|]*(Process|Sliced GPU|NPU\s+Chip)", line) is not None
 
 
 def _record(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What mx-smi says (2.2.4 to 2.2.9; C500, C550, C280), and ``mxsml`` of sGPUs.
+"""What mx-smi says (2.2.4 to 2.2.12; C500, C550, C280), and ``mxsml`` of sGPUs.
 
 ``-L`` names identity and availability, the table memory and load; the bus address joins them, and
 what the library says. The GPU's number is its index. All write MiB.
