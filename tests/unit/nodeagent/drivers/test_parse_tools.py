@@ -126,7 +126,7 @@ def test_sgpus_below_the_table_are_no_gpus_and_hide_no_process() -> None:
     for form in (text, text.replace("|\n| Sliced", "|\n\n| Sliced")):
         (gpu,), version = metax.table(form)
         assert (gpu.index, gpu.mode, gpu.used_mib, version) == (0, "sgpu", 3142, "3.8.30")
-        assert [(one.pid, one.used_mib) for one in gpu.processes] == [(71532, 2084)]
+        assert [(one.pid, one.used_mib) for one in gpu.processes or ()] == [(71532, 2084)]
 
 
 def test_unit_and_power_of_old_efsmi_stand_apart() -> None:
