@@ -126,6 +126,26 @@ def test_variables_of_the_node_are_removed_and_the_limiter_may_be_switched_off()
 
 
 @pytest.mark.parametrize(
+    ("limits", "annotations"),
+    [
+        ({"nvidia.com/mig-1g.10gb": "2"}, {}),
+        ({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "1000"}, {"nvidia.com/vgpu-mode": "mig"}),
+    ],
+)
+def test_who_asks_for_several_instances_is_told_what_a_process_can_use(
+    limits: dict[str, str], annotations: dict[str, str]
+) -> None:
+    changes = SERVED.admit(ask(limits), annotations)
+    assert changes is not None
+    (warning,) = changes.warnings
+    assert "2 MIG instances, each on another device; one CUDA process uses one" in warning
+    (name, *rest) = limits
+    one = SERVED.admit(ask({name: "1", **{key: limits[key] for key in rest}}), annotations)
+    assert one is not None
+    assert one.warnings == ()
+
+
+@pytest.mark.parametrize(
     "profile", ["", "mig-1g.10gb", "1g.10gb.me", "10gb", "0g.10gb", "1g.10gb+"]
 )
 def test_setting_that_names_no_profile_is_refused(profile: str) -> None:

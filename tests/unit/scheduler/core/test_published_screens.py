@@ -154,6 +154,28 @@ def test_name_is_served_by_cards_that_have_the_profile_only() -> None:
     assert code == "CardPartitionMismatch"
 
 
+def test_several_devices_for_a_container_are_mig_instances_only_where_that_alone_is_asked() -> None:
+    """One CUDA process uses one MIG instance and, beside it, no other device."""
+    soft = DeviceFacts(uuid="GPU-9", vendor="nvidia", index=9, type="NVIDIA H200", memory_mib=99999)
+    migs = (facts_of("H200-141"), facts_of("H200-141", uuid="GPU-1", index=1))
+    two = {"nvidia.com/gpu": 2, "nvidia.com/gpumem": 10240}
+    unsaid = refused(cluster(cards(*migs)), pod("p", two))
+    assert unsaid[0] == "ModeNotFit"
+    assert "2 devices for a container wanted" in unsaid[1]
+    both = {"nvidia.com/vgpu-mode": "hami-core,mig"}
+    for annotations in ({}, both):
+        code, _ = refused(cluster(cards(*migs, soft)), pod("p", two, annotations))
+        assert code == "AllocatedCardsInsufficientRequest"
+    said = placed(cluster(cards(*migs, soft)), pod("p", two, {"nvidia.com/vgpu-mode": "mig"}))
+    named = placed(cluster(cards(*migs, soft)), pod("p", {"nvidia.com/mig-1g.18gb": 2}))
+    for found in (said, named):
+        (container,) = found.containers
+        assert {(one.uuid, one.profile) for one in container.shares} == {
+            ("GPU-0", "1g.18gb"),
+            ("GPU-1", "1g.18gb"),
+        }
+
+
 def test_modes_on_one_node_serve_their_own() -> None:
     soft = DeviceFacts(
         uuid="GPU-9", vendor="nvidia", index=9, type="NVIDIA H200", memory_mib=143771

@@ -13,7 +13,8 @@ from msgspec import Struct
 ContainerKind = Literal["init", "sidecar", "app"]
 NodePolicy = Literal["binpack", "spread"]
 PARTITION_MODES = frozenset({"mig"})
-"""Modes of devices that are divided in hardware: nobody uses the whole of such a device."""
+"""Modes of devices that are divided in hardware: nobody uses the whole of such a device, and a
+process uses one part, however many its container has."""
 WHOLE_MODE = "whole"
 """The mode of devices that are not divided at all: nobody uses a part of such a device."""
 DevicePolicy = Literal["binpack", "spread", "numa", "mutex", "topology-aware"]
@@ -117,8 +118,13 @@ def serves_mode(
     """Whether a device in ``mode`` can serve a request; ``divided``: it has a table of partitions.
 
     Where nobody names a mode, a part may come from any device but one that is given whole only, and
-    a whole device is none that is divided.
+    a whole device is none that is divided. Several devices for one container are partitions of
+    which a process can use only one where that mode, and no other, is named.
     """
+    if divided and request.count > 1 and mode in PARTITION_MODES:
+        named = [word for word in (selector.modes, request.modes) if word]
+        if (mode,) not in named:
+            return False
     if request.modes and mode not in request.modes:
         return False
     if selector.modes:

@@ -335,7 +335,7 @@ class Nvidia:
     def admit(
         self,
         container: ContainerView,
-        annotations: Mapping[str, str] = NO_ANNOTATIONS,  # noqa: ARG002 - the request needs none
+        annotations: Mapping[str, str] = NO_ANNOTATIONS,
     ) -> ContainerChanges | None:
         """Defaults, renamed aliases.
 
@@ -356,6 +356,7 @@ class Nvidia:
             )
             return ContainerChanges(warnings=tuple(warnings))
         removed, removals = self._removed_env(container)
+        removals += self._warnings_of_count(request, annotations, where)
         if request.profile:
             return ContainerChanges(
                 remove_env=removed, runtime_class=s.runtime_class, warnings=tuple(removals)
@@ -402,6 +403,17 @@ class Nvidia:
             runtime_class=s.runtime_class,
             warnings=tuple(warnings),
         )
+
+    def _warnings_of_count(
+        self, request: DeviceRequest, annotations: Mapping[str, str], where: str
+    ) -> list[str]:
+        """What who asks for several MIG instances should know."""
+        is_mig = ("mig",) in (request.modes, self.parse_selector(annotations).modes)
+        if request.count == 1 or not is_mig:
+            return []
+        advice = "start a process for each, with its own CUDA_VISIBLE_DEVICES"
+        what = f"{request.count} MIG instances, each on another device"
+        return [f"{where}: {what}; one CUDA process uses one of them: {advice}"]
 
     @staticmethod
     def _removed_env(container: ContainerView) -> tuple[tuple[str, ...], list[str]]:

@@ -27,6 +27,7 @@ from hami_scheduler.core.fit import (
     Plan,
     Scene,
     Stage,
+    Stages,
     Step,
     View,
     beside_counts,
@@ -229,6 +230,9 @@ def _lack_numbers(division: int, profile: int, amount: Ints | int, left: Ints | 
     return ((division * _PROFILES + profile) * _AMOUNTS + amount + 1) * _LEFT + left
 
 
+_NOTHING: Final = Measure(0, 0, "")
+_TELLING: Final = (Stage.MEMORY, Stage.CORE, Stage.PARTITION, Stage.NUMA, Stage.SHAPE)
+"""What a node that stopped here is told has an amount in it."""
 NO_DEVICES, TOO_FEW, NONE_FIT, SOME_FIT = range(4)
 _KINDS: Final = 4
 _STAGES: Final = 32
@@ -285,8 +289,11 @@ class Causes(NamedTuple):
 
 def causes(view: View, plan: Plan, failed: Shorts) -> Causes:
     """Why the nodes of ``view`` do not fit; ``failed`` is the step that stops each."""
+    numbers = _distinct(failed)
+    if len(numbers) == 1:
+        return _causes_at(view, plan, numbers[0])
     found = Causes.none(view.count)
-    for number in _distinct(failed):
+    for number in numbers:
         places = np.flatnonzero(failed == number)
         part = view if len(places) == view.count else view.part(places)
         found.put(_causes_at(part, plan, number), places)
@@ -297,12 +304,13 @@ def _causes_at(view: View, plan: Plan, number: int) -> Causes:
     """Of nodes that all fail at one step, most often for lack of devices or all alike."""
     step = plan.steps[number]
     known = known_devices(view, step.request.vendor)
-    found = _counted(step, known)
-    found.word[:] = np.where(known == 0, _word(number, -1, NO_DEVICES), _word(number, -1, TOO_FEW))
     placed = np.flatnonzero(known >= step.request.count)
+    if len(placed) == view.count:
+        return _causes_placed(view, plan, number)
+    words = np.where(known == 0, _word(number, -1, NO_DEVICES), _word(number, -1, TOO_FEW))
+    found = _counted(step, known, words)
     if len(placed):
-        part = view if len(placed) == view.count else view.part(placed)
-        found.put(_causes_placed(part, plan, number), placed)
+        found.put(_causes_placed(view.part(placed), plan, number), placed)
     return found
 
 
@@ -311,35 +319,41 @@ def _causes_placed(view: View, plan: Plan, number: int) -> Causes:
     step, scene = plan.steps[number], _scene_before(view, plan, number)
     stages = reached(scene, step)
     fitting = count_of(stages == Stage.FITS)
-    found = _counted(step, fitting)
-    stage = np.where(stages == Stage.FITS, -1, stages).max(axis=0)
-    for one in _distinct(stage):
+    stage = np.where(stages == Stage.FITS, np.int8(-1), stages).max(axis=0)
+    each = _distinct(stage)
+    if len(each) == 1 and not fitting.any():
+        return _measured(scene, step, stages, Stage(each[0]), _word(number, each[0], NONE_FIT))
+    found = _counted(step, fitting, np.zeros(view.count, np.int64))
+    for one in each:
         found.word[stage == one] = _word(number, one, SOME_FIT)
         mine = np.flatnonzero((stage == one) & (fitting == 0))
         if len(mine):
-            at = scene if len(mine) == view.count else _part(scene, mine)
-            best = _measured(at, step, stages[:, mine], Stage(one))
-            best.word[:] = _word(number, one, NONE_FIT)
+            word = _word(number, one, NONE_FIT)
+            best = _measured(_part(scene, mine), step, stages[:, mine], Stage(one), word)
             found.put(best, mine)
     return found
 
 
-def _counted(step: Step, have: Ints | Counts) -> Causes:
+def _counted(step: Step, have: Ints | Counts, words: Ints) -> Causes:
     """What is missing of the number of devices."""
-    found = Causes.none(len(have))
-    found.wanted[:], found.free[:] = step.request.count, have
-    np.subtract(found.wanted, found.free, out=found.missing)
-    return found
+    free = have.astype(np.int64)
+    wanted = np.full(len(free), step.request.count, np.int64)
+    return Causes(words, wanted - free, wanted, free, np.zeros(len(free), np.int64))
 
 
-def _measured(scene: Scene, step: Step, stages: Shorts, stage: Stage) -> Causes:
+def _measured(scene: Scene, step: Step, stages: Stages, stage: Stage, word: int) -> Causes:
     """The best value of each node, of what ``stage`` is about."""
     wanted, free = _amounts(scene, step, stages, stage)
+    words, none = np.full(stages.shape[1], word, np.int64), np.zeros(stages.shape[1], np.int64)
+    if isinstance(wanted, int) and stage != Stage.PARTITION:
+        # Where all want alike, least is missing where most is free.
+        most = np.where(stages == stage, free, np.iinfo(np.int64).min).max(axis=0)
+        return Causes(words, wanted - most, np.full(len(words), wanted, np.int64), most, none)
     missing = np.where(stages == stage, wanted - free, np.iinfo(np.int64).max)
     best = missing.argmin(axis=0), np.arange(missing.shape[1])
-    none = np.zeros(len(best[1]), np.int64)
     lack = _lacks(scene, step)[best] if stage == Stage.PARTITION else none
-    return Causes(none.copy(), missing[best], wanted[best], free[best], lack)
+    each = np.broadcast_to(np.asarray(wanted, np.int64), stages.shape)
+    return Causes(words, missing[best], each[best], free[best], lack)
 
 
 def _lacks(scene: Scene, step: Step) -> Ints:
@@ -393,10 +407,12 @@ class Refusals:
         self._plan = plan
         self._named = named
         self._found: dict[Reason, list[_Found]] = {}
+        self._told: dict[Reason, NodeRefusal] = {}
 
     def add(self, places: Columns, found: Causes, columns: Columns) -> None:
         """Nodes at ``places`` of the request do not fit; ``found`` has theirs at ``columns``."""
         words = found.word[columns]
+        self._told.clear()
         for word in _distinct(words):
             mine = np.flatnonzero(words == word)
             some = _Found(places, found, columns)
@@ -440,7 +456,16 @@ class Refusals:
         return tuple(found)
 
     def _refusal(self, reason: Reason) -> NodeRefusal:
-        """The text of a class: the first by name of the nodes that come closest is named."""
+        """The text of a class."""
+        told = self._told.get(reason)
+        if told is None:
+            best = self._best(reason) if _tells_best(reason) else _NOTHING
+            told = _refusal(self._request, self._plan, reason, best, self._divisions)
+            self._told[reason] = told
+        return told
+
+    def _best(self, reason: Reason) -> Measure:
+        """Of the nodes that come closest: the first by name."""
         parts = self._found[reason]
         missing = [part.found.missing[part.columns] for part in parts]
         least = min(int(line.min()) for line in missing)
@@ -451,10 +476,7 @@ class Refusals:
             for part in parts
             if (part.places == at).any()
         )
-        name = self._named.name(at)
-        return _refusal(
-            self._request, self._plan, reason, _measure(found, column, name), self._divisions
-        )
+        return _measure(found, column, self._named.name(at))
 
 
 class _Found(NamedTuple):
@@ -524,17 +546,18 @@ def _code(reason: Reason) -> RefusalCode:
     return CODE_BY_STAGE[Stage(reason.stage)]
 
 
-def _amounts(scene: Scene, step: Step, stages: Shorts, stage: Stage) -> tuple[Ints, Ints]:
-    """(wanted, free) of what the stage is about, for each device."""
+def _amounts(scene: Scene, step: Step, stages: Stages, stage: Stage) -> tuple[Ints | int, Ints]:
+    """(wanted, free) of what the stage is about, for each device; a number where all want alike."""
     view, _, running = scene
     block, request = view.block, step.request
     wanted: Ints | int = 0
-    free: Ints | Shorts = np.zeros(stages.shape, np.int64)
+    free: Ints | Shorts | Counts
     if stage == Stage.MEMORY:
         wanted = wanted_mib(view, request)
         free = view.ints(block.free_mib) - (0 if running is None else running.mib)
     elif stage == Stage.CORE:
-        wanted = np.asarray(wanted_core(view, request), np.int64)
+        core = wanted_core(view, request)
+        wanted = core if isinstance(core, int) else core.astype(np.int64)
         free = view.shorts(block.free_core) - (0 if running is None else running.core)
     elif stage == Stage.UNITS:
         wanted = 1
@@ -552,7 +575,16 @@ def _amounts(scene: Scene, step: Step, stages: Shorts, stage: Stage) -> tuple[In
     elif stage == Stage.PARTITION:
         wanted = wanted_mib(view, request)
         free = view.ints(block.free_mib) - (0 if running is None else running.mib)
-    return np.broadcast_to(np.asarray(wanted, np.int64), stages.shape), free.astype(np.int64)
+    else:
+        free = np.zeros(stages.shape, np.int64)
+    return wanted, free.astype(np.int64, copy=False)
+
+
+def _tells_best(reason: Reason) -> bool:
+    """Whether the text of a class names the best value in it."""
+    if reason.kind == NONE_FIT:
+        return reason.stage in _TELLING
+    return reason.kind != NO_DEVICES
 
 
 def _fact(plan: Plan, reason: Reason, best: Measure, divisions: Sequence[Division]) -> str:
@@ -642,6 +674,11 @@ def _fact_of_kind(step: Step, stage: Stage) -> str:
             modes = selector.modes or step.request.modes
             if not modes and step.request.exclusive:
                 return "every device is divided in hardware, and the pod does not ask for a part"
+            if not modes and step.request.count > 1:
+                return (
+                    f"{step.request.count} devices for a container wanted; those given whole only"
+                    " or in hardware parts do not count"
+                )
             if not modes:
                 return "every device is given whole only, or divided in ways that do not suit"
             return f"no device is in mode {_clip(' or '.join(modes), _WORDS_SHOWN)}"
@@ -764,7 +801,7 @@ def _verdicts(scene: Scene, step: Step) -> list[DeviceVerdict]:
                 DeviceVerdict(
                     uuid=uuid,
                     code=CODE_BY_STAGE[Stage(stage)],
-                    wanted=int(wanted[row, 0]),
+                    wanted=wanted if isinstance(wanted, int) else int(wanted[row, 0]),
                     free=int(free[row, 0]),
                 )
             )
