@@ -30,7 +30,7 @@ from hami_sim.natsd import NatsServer
 from hamictl.cli import main
 from hamictl.errors import Refused
 from hamictl.moving import Mover, Ways
-from tests.integration.scheduler.site import POLL_S, SchedulerProcess, Site, open_site
+from tests.integration.scheduler.site import SchedulerProcess, Site, open_site
 from tests.support import hami_cluster, hami_reader
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -52,6 +52,7 @@ NEW = {
     hami_cluster.ILUVATAR: 10,
     hami_cluster.MLU: 6,
 }
+LOOK_S = 0.1
 PLUGIN = {"app.kubernetes.io/component": "hami-device-plugin"}
 
 
@@ -140,6 +141,7 @@ class Town:
         self.site = site
         self.file: Obj = json.loads(hami_cluster.FILE.read_text(encoding="utf-8"))
         self.nodes = [node["metadata"]["name"] for node in self.file["nodes"]]
+        self.plugins = set(self.nodes)
         self.ours: set[str] = set()
         self._publisher = natsio.NatsPublisher(site.bus)
 
@@ -170,8 +172,11 @@ class Town:
             for node in (await self.site.kube.list("nodes"))["items"]:
                 name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
                 vendor = VENDORS[hami_cluster.NODES[name]][0]
-                if labels.get("gpu") != "on":
-                    await self._end(f"plugin-{name}")
+                if labels.get("gpu") != "on" and name in self.plugins:
+                    self.plugins.remove(name)
+                    await self.site.kube.delete(
+                        "pods", f"plugin-{name}", "default", gracePeriodSeconds="0"
+                    )
                 if labels.get(f"hami.io/{vendor}") != "true":
                     self.ours.discard(name)
                 elif name not in self.ours:
@@ -187,10 +192,6 @@ class Town:
                 )
                 await self._publisher.publish(subjects.heartbeat(name), codec.encode(beat))
             await anyio.sleep(0.2)
-
-    async def _end(self, name: str) -> None:
-        if any(pod["metadata"]["name"] == name for pod in await self.site.pods()):
-            await self.site.kube.delete("pods", name, "default", gracePeriodSeconds="0")
 
     async def records(self) -> list[AllocationRecord]:
         return [record for record in await self.site.log() if record.op != "release"]
@@ -227,7 +228,7 @@ async def settle(town: Town, count: int) -> list[AllocationRecord]:
     """The ledger, once it has so many records."""
     with anyio.fail_after(20):
         while len(records := await town.records()) < count:
-            await anyio.sleep(POLL_S)
+            await anyio.sleep(LOOK_S)
     return records
 
 
@@ -294,7 +295,7 @@ async def test_cluster_of_hami_is_taken_over_filled_and_given_back(
 
     with anyio.fail_after(20):
         while len(hami_reader.placed(await place.site.pods())) < 100:
-            await anyio.sleep(POLL_S)
+            await anyio.sleep(LOOK_S)
     status = json.loads(await place.hamictl("migrate", "status", "-o", "json"))["items"]
     assert sum(one["taken_over"] for one in status) == 50
     assert sum(one["our_pods"] for one in status) == 50
