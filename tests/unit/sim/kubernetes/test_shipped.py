@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hami_sim.kubernetes import configuration
-from hami_sim.kubescheduler.settings import HAMI_PROFILE, OUR_RESOURCES, load
+from hami_sim.kubescheduler.settings import DEFAULT_PROFILE, HAMI_PROFILE, OUR_RESOURCES, load
 
 READS = {"get", "list", "watch"}
 
@@ -16,7 +16,7 @@ def test_every_resource_of_ours_is_the_extenders_to_count() -> None:
     (extender,) = settings.extenders
     assert tuple(sorted(resource.name for resource in extender.managed)) == OUR_RESOURCES
     assert all(resource.ignored_by_scheduler for resource in extender.managed)
-    assert HAMI_PROFILE in settings.profiles
+    assert settings.profiles == (HAMI_PROFILE,), "others' pods are the cluster's own to place"
 
 
 def test_an_extender_sees_every_node_and_waiting_pods_are_soon_tried_again() -> None:
@@ -34,6 +34,8 @@ def test_backoff_is_in_whole_seconds(asked_s: float, initial: int) -> None:
     assert document["podInitialBackoffSeconds"] == initial
     assert document["podMaxBackoffSeconds"] >= initial
     assert document["extenders"][0]["urlPrefix"] == "http://127.0.0.1:1"
+    names = [profile["schedulerName"] for profile in document["profiles"]]
+    assert names == [HAMI_PROFILE, DEFAULT_PROFILE], "there is no other kube-scheduler here"
 
 
 def test_roles_name_what_they_allow() -> None:
@@ -52,16 +54,10 @@ def test_roles_name_what_they_allow() -> None:
 @pytest.mark.parametrize(
     ("account", "writes"),
     [
+        # Besides kube-scheduler's own role, by which it binds and writes conditions and Events.
         (
             "hami-scheduler",
-            {
-                "pods": {"patch"},
-                "pods/binding": {"create"},
-                "pods/eviction": {"create"},
-                "pods/status": {"patch"},
-                "events": {"create", "patch"},
-                "nodes": {"patch"},
-            },
+            {"pods": {"patch"}, "pods/eviction": {"create"}, "nodes": {"patch"}},
         ),
         # Asking who calls, and what he may see, is a write only in name.
         ("hami-registry", {"tokenreviews": {"create"}, "subjectaccessreviews": {"create"}}),
