@@ -45,6 +45,8 @@ from hami_scheduler.core.block import (
 from hami_scheduler.core.table import DeviceTable
 
 Counts = NDArray[np.signedinteger]
+Stages = NDArray[np.int8]
+"""Numbers of ``Stage``; -1 where a device is not looked at."""
 
 NOBODY: Final = -2
 """Number of a vendor that no device ever had."""
@@ -581,9 +583,25 @@ def is_plain(view: View, step: Step) -> bool:
     )
 
 
-def has_room(view: View, steps: Sequence[Step]) -> Bools:
-    """Devices of one vendor that would take all of a pod's ``steps`` for it, all plain."""
+class Free(NamedTuple):
+    """What is left of each device."""
+
+    slots: Shorts
+    """Below 0 where somebody holds the device exclusively."""
+    mib: Ints
+    core: Shorts
+
+
+def free_of(view: View) -> Free:
+    """What is left of each device of the view."""
     block = view.block
+    slots: Shorts = view.shorts(block.slots) - view.shorts(block.used_slots)
+    np.copyto(slots, np.int32(-1), where=~view.bools(block.unheld))
+    return Free(slots, view.ints(block.free_mib), view.shorts(block.free_core))
+
+
+def has_room(view: View, steps: Sequence[Step], free: Free) -> Bools:
+    """Devices of one vendor that would take all of a pod's ``steps`` for it, all plain."""
     running_mib: Ints | int = 0
     mib: Ints | int = 0
     running_core = core = running_slots = slots = 0
@@ -597,13 +615,12 @@ def has_room(view: View, steps: Sequence[Step]) -> Bools:
         if step.kind != "init":
             running_mib, running_slots = with_mib, running_slots + 1
             running_core += request.core_pct
-    passing = _selected(view, steps[0]) & view.bools(block.unheld)
+    passing = _selected(view, steps[0]) & (free.slots >= slots)
     for step in steps[1:]:
         if not _is_answered_alike(step.request, steps[0].request):
             passing &= _selected(view, step)
-    passing &= view.shorts(block.used_slots) <= view.shorts(block.slots) - np.int32(slots)
-    passing &= view.ints(block.free_mib) >= mib
-    passing &= view.shorts(block.free_core) >= core
+    passing &= free.mib >= mib
+    passing &= free.core >= core
     return passing
 
 
@@ -612,16 +629,18 @@ def _is_answered_alike(a: DeviceRequest, b: DeviceRequest) -> bool:
     return (a.types, a.modes, a.profile, a.exact) == (b.types, b.modes, b.profile, b.exact)
 
 
-def reached(scene: Scene, step: Step) -> Shorts:
+def reached(scene: Scene, step: Step) -> Stages:
     """Per device the constraint that stops it, ``FITS`` where none does; -1 for other vendors."""
     view = scene.view
     passing = devices_of(view, step.request.vendor)
-    stages = np.where(passing, np.int32(Stage.FITS), np.int32(-1))
+    stages: Stages = np.where(passing, np.int8(Stage.FITS), np.int8(-1))
     whole = View(view.table, view.block)
     static = ((stage, view.bools(mask)) for stage, mask in _static(whole, step))
     for stage, mask in (*static, *_dynamic(scene, step)):
-        stages[passing & ~mask] = stage
-        passing = passing & mask
+        stopped = passing & ~mask
+        if stopped.any():
+            np.copyto(stages, np.int8(stage), where=stopped)
+            passing = passing & mask
     if step.selector.numa_bind:
         stages[passing & (beside_counts(view, passing) < step.request.count)] = Stage.NUMA
     if step.request.shape:

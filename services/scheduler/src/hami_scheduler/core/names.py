@@ -28,6 +28,8 @@ ABSENT: Final = -1
 _WORD_BYTES: Final = 8
 _LEAST_WORTH_IT: Final = 64
 """Fewer names than this are looked up one by one."""
+_ROWS_AT_ONCE: Final = 64
+"""Rows of names that are compared as one row of words."""
 _SPARSE_BITS: Final = 3
 """The table has this many times (as a power of two) more places than names."""
 _QUOTE: Final = ord('"')
@@ -128,9 +130,8 @@ class NodeNames:
             return memoryview(before + (after + before).join(quoted) + after if quoted else b"")
         start, end = len(before), len(before) + self.rows.shape[1] - 1
         lines = np.empty((len(places), end + len(after)), np.uint8)
-        lines[:, :start] = np.frombuffer(before, np.uint8)
+        lines[:] = np.frombuffer(before + bytes(end - start) + after, np.uint8)
         lines[:, start:end] = self.rows.take(places, axis=0)[:, :-1]
-        lines[:, end:] = np.frombuffer(after, np.uint8)
         return lines.reshape(-1).data
 
     def labelled(self, before: bytes, numbers: Ints, labels: Sequence[bytes]) -> memoryview:
@@ -167,14 +168,17 @@ class NameIndex:
             return
         names = [name for name in plain if len(name) == length]
         text = "".join(f'"{name}",' for name in names).encode()
-        self._known = np.frombuffer(text, np.uint8).reshape(len(names), self._stride)
-        self._windows = _windows(self._known)
+        known = np.frombuffer(text, np.uint8).reshape(len(names), self._stride)
+        self._windows = _windows(known)
+        self._words = [self._read(text, len(names), offset) for offset in self._windows]
+        self._frame = _Frame(known[0], self._windows)
         self._values = np.fromiter(map(codes.__getitem__, names), np.int64, len(names))
         self._shift = np.uint64(64 - max(1, len(names)).bit_length() - _SPARSE_BITS)
-        self._keys = self._keys_of(text, len(names))
+        self._keys = _mixed(self._words, len(names))
         spots = self._spots(self._keys)
-        self._rows = np.zeros(1 << (64 - int(self._shift)), np.int32)
-        self._rows[spots] = np.arange(len(names), dtype=np.int32)
+        kind = np.min_scalar_type(len(names))  # small, so that the caches hold it
+        self._rows = np.zeros(1 << (64 - int(self._shift)), kind)
+        self._rows[spots] = np.arange(len(names), dtype=kind)
         beside = np.flatnonzero(self._rows[spots] != np.arange(len(names)))
         self._beside = beside[np.argsort(self._keys[beside])]
         self._keys_beside = self._keys[self._beside]
@@ -195,38 +199,87 @@ class NameIndex:
         count, rest = divmod(len(text), self._stride)
         if rest or count < _LEAST_WORTH_IT:
             return None
-        keys = self._keys_of(text, count)
-        rows = self._rows[self._spots(keys)]
-        if len(self._beside):
-            others = np.flatnonzero(self._keys[rows] != keys)
-            at = np.searchsorted(self._keys_beside, keys[others])
-            rows[others] = self._beside[np.minimum(at, len(self._beside) - 1)]
+        words = [self._read(text, count, offset) for offset in self._windows]
+        keys = _mixed(words, count)
+        rows = self._rows.take(self._spots(keys)).astype(np.intp)
+        strange = np.flatnonzero(self._keys.take(rows) != keys)
+        if len(strange) and len(self._beside):
+            at = np.searchsorted(self._keys_beside, keys[strange])
+            rows[strange] = self._beside[np.minimum(at, len(self._beside) - 1)]
+            strange = strange[self._keys[rows[strange]] != keys[strange]]
+        found = self._values.take(rows)
+        if len(words) > 1:  # only a single word is its key
+            pairs = zip(self._words, words, strict=True)
+            differ = [known.take(rows) != word for known, word in pairs]
+            strange = np.flatnonzero(np.logical_or.reduce(differ))
         asked = np.frombuffer(text, np.uint8).reshape(count, self._stride)
-        found = self._values[rows]
-        known = self._known.take(rows, axis=0)
-        known[-1, -1] = ord("]")
-        if known.tobytes() != text:
-            for i in np.flatnonzero((known != asked).any(axis=1)).tolist():
-                name = _name_of(asked[i], mark="]" if i == count - 1 else ",")
-                if name is None:
-                    return None
-                found[i] = self._codes.get(name, ABSENT)
+        if not self._frame.holds(asked):
+            strange = np.union1d(strange, self._frame.broken(asked))
+        for i in strange.tolist():
+            name = _name_of(asked[i], mark="]" if i == count - 1 else ",")
+            if name is None:
+                return None
+            found[i] = self._codes.get(name, ABSENT)
         names.rows = asked
         return found
 
-    def _keys_of(self, text: bytes, count: int) -> _Words:
-        """A number for each name, of all bytes in which known names differ."""
-        keys = np.zeros(count, np.uint64)
-        for offset in self._windows:
-            keys ^= np.ndarray((count,), np.uint64, text, offset, (self._stride,))
-            keys *= _ODD
-            keys ^= keys >> _FOLD
-        keys *= _ODD
-        return keys
+    def _read(self, text: bytes, count: int, offset: int) -> _Words:
+        """Eight bytes of each row of a text, from ``offset`` on."""
+        return np.ndarray((count,), np.uint64, text, offset, (self._stride,)).copy()
 
     def _spots(self, keys: _Words) -> NDArray[np.intp]:
         """Where in the table each name belongs."""
-        return (keys >> self._shift).view(np.intp)
+        spots: _Words = keys * _ODD
+        spots >>= self._shift
+        return spots.view(np.intp)
+
+
+class _Frame:
+    """The bytes that all known names have in common, with the marks around them."""
+
+    def __init__(self, row: Bytes, windows: Sequence[int]) -> None:
+        """``row`` is any of the names; the bytes that ``windows`` read are not compared."""
+        self._mask = np.full(len(row), 0xFF, np.uint8)
+        for offset in windows:
+            self._mask[offset : offset + _WORD_BYTES] = 0
+        self._row = row & self._mask
+        self._masks, self._rows, self._last_rows = (
+            np.tile(line, _ROWS_AT_ONCE) for line in (self._mask, self._row, self._row)
+        )
+        self._last_rows[-1] = ord("]")
+
+    def holds(self, asked: Bytes) -> bool:
+        """Whether all rows of a text have them; it has ``_ROWS_AT_ONCE`` at least."""
+        differ = (asked[-_ROWS_AT_ONCE:].reshape(-1) ^ self._last_rows) & self._masks
+        if differ.any():
+            return False
+        whole = (len(asked) - 1) // _ROWS_AT_ONCE * _ROWS_AT_ONCE
+        if not whole:
+            return True
+        have = asked[:whole].reshape(-1, len(self._rows)).view(np.uint64)
+        # Bytes are the same in all rows where their or and their and are the same.
+        some, every = np.bitwise_or.reduce(have, axis=0), np.bitwise_and.reduce(have, axis=0)
+        rows = self._rows.view(np.uint64)
+        differing = ((some ^ every) | (some ^ rows)) & self._masks.view(np.uint64)
+        return not differing.any()
+
+    def broken(self, asked: Bytes) -> Columns:
+        """The rows of the end of a text that do not have them."""
+        differ = (asked ^ self._row) & self._mask
+        differ[-1, -1] = asked[-1, -1] != ord("]")
+        return np.flatnonzero(differ.any(axis=1))
+
+
+def _mixed(words: Sequence[_Words], count: int) -> _Words:
+    """A number for each name, of all bytes in which known names differ."""
+    if not words:
+        return np.zeros(count, np.uint64)
+    keys = words[0]
+    for word in words[1:]:
+        keys = keys * _ODD
+        keys ^= keys >> _FOLD
+        keys ^= word
+    return keys
 
 
 def _windows(rows: Bytes) -> list[int]:

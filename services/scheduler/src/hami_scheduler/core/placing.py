@@ -28,6 +28,7 @@ from hami_scheduler.core.fit import (
     View,
     added_fullness,
     divisions_of,
+    free_of,
     has_count,
     has_enough,
     has_room,
@@ -158,9 +159,10 @@ def roomy(view: View, plan: Plan) -> Bools:
     everywhere = np.ones(view.count, np.bool_)
     if plan.mutex or not all(is_plain(view, step) for step in plan.steps):
         return ~everywhere
+    free = free_of(view)
     for vendor in dict.fromkeys(step.request.vendor for step in plan.steps):
         steps = [step for step in plan.steps if step.request.vendor == vendor]
-        wide = has_count(has_room(view, steps), max(step.request.count for step in steps))
+        wide = has_count(has_room(view, steps, free), max(step.request.count for step in steps))
         everywhere &= wide
     return everywhere
 

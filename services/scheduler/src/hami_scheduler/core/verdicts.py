@@ -304,10 +304,13 @@ class Verdicts:
         changed = _stale(block, kept.causes_version)
         columns = np.arange(block.count) if changed is None else changed
         columns = columns[~kept.fits[columns]]
-        kept.causes = kept.causes.resized(block.count)
-        if len(columns):
-            view = View(self._table, block, None if len(columns) == block.count else columns)
-            kept.causes.put(causes(view, plan, kept.failed[columns]), columns)
+        if len(columns) == block.count:
+            kept.causes = causes(View(self._table, block), plan, kept.failed)
+        else:
+            kept.causes = kept.causes.resized(block.count)
+            if len(columns):
+                view = View(self._table, block, columns)
+                kept.causes.put(causes(view, plan, kept.failed[columns]), columns)
         kept.causes_version = block.version
         return kept
 
@@ -328,10 +331,11 @@ def _parts(table: DeviceTable, codes: Ints) -> list[_Part]:
     blocks = table.blocks
     if not len(codes):
         return []
-    numbers = codes >> COLUMN_BITS
-    least, most = int(numbers.min()), int(numbers.max())
+    least, most = int(codes.min()) >> COLUMN_BITS, int(codes.max()) >> COLUMN_BITS
     if least == most >= 0:
-        return [_Part(blocks[least], slice(None), codes & COLUMN_MASK)]
+        columns = codes - (least << COLUMN_BITS) if least else codes
+        return [_Part(blocks[least], slice(None), columns)]
+    numbers = codes >> COLUMN_BITS
     parts: list[_Part] = []
     for number in range(max(0, least), most + 1):
         mine = np.flatnonzero(numbers == number)
