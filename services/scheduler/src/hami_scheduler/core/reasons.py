@@ -679,11 +679,6 @@ def _fact_of_kind(step: Step, stage: Stage) -> str:
                     f"{step.request.count} devices for a container wanted; those given whole only"
                     " or in hardware parts do not count"
                 )
-            if not modes and step.request.count > 1:
-                return (
-                    f"{step.request.count} devices for a container wanted; those given whole only"
-                    " or in hardware parts do not count"
-                )
             if not modes:
                 return "every device is given whole only, or divided in ways that do not suit"
             return f"no device is in mode {_clip(' or '.join(modes), _WORDS_SHOWN)}"
