@@ -107,17 +107,16 @@ async def test_of_twenty_gangs_as_many_run_as_there_is_room_for_and_the_others_h
         [member(number, gang=f"gang{gang}", mem_mib=1000) for number in range(4)]
         for gang in range(20)
     ]
-    waiting = [pod for members in zip(*gangs, strict=True) for pod in members]
-    async with world.scheduler(gang_wait_s=60.0) as s:
-        for pod in waiting:
+    for members in gangs:
+        for pod in members:
             world.add_pod(pod)
-        await quiet()
-        for _ in range(2):
-            for pod in waiting:
-                if pod["metadata"]["name"] in world.bound():
-                    continue
-                for node in (await s.filter(pod, NODES))["NodeNames"]:
-                    assert await s.bind(pod, node) == ""
+    async with world.scheduler(gang_wait_s=60.0) as s:
+        for members in gangs:
+            for pod in members:
+                nodes = (await s.filter(pod, NODES))["NodeNames"]
+                if not nodes:
+                    break
+                assert await s.bind(pod, nodes[0]) == ""
         await quiet()
         bound = Counter(name.partition("-")[0] for name in world.bound())
         assert sorted(bound.values()) == [4] * 10
