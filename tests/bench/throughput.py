@@ -20,6 +20,8 @@ of the machine's processor time that all processes of the cluster took), ``other
 was taken by anything else), ``scheduling_ms`` (mean of kube-scheduler's serial part), ``verb_ms``
 (mean time our service took for each verb). ``sizes``, one per number of pods: ``ratios`` (hami's
 pods/s divided by plain's, turn by turn), ``ratio`` (their median), their ``least`` and ``most``.
+``idle_ms_per_s`` is what each process takes before any pod comes: heartbeats, leases, looks at the
+clock. ``cpu_ms_per_pod`` contains it, the more of it the slower pods are bound.
 The exit code is 1 when ``targets`` says that one was missed, or when ``problems`` lists a share
 that is lost or given twice.
 """
@@ -66,6 +68,7 @@ EVENTS = "events"
 WRITES = frozenset({"create", "update", "patch", "delete"})
 _FAILED = 400
 _POLL_S = 0.25
+_IDLE_S = 10.0
 _HEADINGS = (
     "pods  turn  side   pods/s  writes/pod  events/pod  busy  others  serial ms  "
     "processor ms per pod"
@@ -210,6 +213,15 @@ class Bench:
             return (await self._metrics())["hami_scheduler_served_nodes"] >= self._nodes
 
         await cluster.until("the scheduler knows all devices", known, limit_s=120)
+
+    async def idle(self) -> dict[str, float]:
+        """Processor milliseconds that each process takes in a second while no pod comes."""
+        await anyio.sleep(_IDLE_S / 2)  # what the nodes began is done
+        before, begun_s = self._spent_s(), anyio.current_time()
+        await anyio.sleep(_IDLE_S)
+        after, seconds = self._spent_s(), anyio.current_time() - begun_s
+        found = {name: 1e3 * (after[name] - before.get(name, 0.0)) / seconds for name in after}
+        return {name: round(ms, 1) for name, ms in sorted(found.items(), key=lambda p: -p[1])}
 
     async def run(self, side: Side, turn: int, pods: int) -> tuple[Row, list[str]]:
         """Create the pods, let them be bound, judge, and delete them."""
@@ -437,6 +449,7 @@ async def measure(nodes: int, sizes: list[int], turns: int) -> Document:
             bench = Bench(cluster, plane, nodes=nodes)
             group.start_soon(agents.live)
             await bench.prepare(agents)
+            idle_ms_per_s = await bench.idle()
             for pods in sizes:
                 for turn in range(turns):
                     for side in SIDES if turn % 2 == 0 else reversed(SIDES):
@@ -451,6 +464,7 @@ async def measure(nodes: int, sizes: list[int], turns: int) -> Document:
         "kubernetes": build.kubernetes_version(),
         "nodes": nodes,
         "devices": nodes * DEVICES,
+        "idle_ms_per_s": idle_ms_per_s,
         **summary(rows),
         "problems": problems,
         "runs": msgspec.to_builtins(rows),
@@ -460,9 +474,11 @@ async def measure(nodes: int, sizes: list[int], turns: int) -> Document:
 def table(document: Document) -> str:
     """The same for people."""
     size = f"{document['nodes']} nodes x {DEVICES} devices"
+    idle = ", ".join(f"{name} {ms:g}" for name, ms in document["idle_ms_per_s"].items())
     lines = [
         f"{size}, {document['kubernetes']}, {document['machine']}",
         f"load average at the end {document['load_average']}",
+        f"processor ms a second without pods: {idle}",
         "",
         _HEADINGS,
     ]
