@@ -517,6 +517,20 @@ def test_create_that_fails_at_any_call_leaves_nothing(
     assert 2 * calls * len(CHIP_BY_MACHINE) >= LEAST_FAILURES
 
 
+def test_success_that_made_nothing_is_an_error_and_leaves_nothing(
+    card_of: Callable[[str], Card], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = card_of("8xH100")
+    owned = card.make("1g.10gb", 6)
+    standing = card.made()
+    said = pynvml.c_nvmlComputeInstance_t()
+    monkeypatch.setattr(pynvml, "nvmlGpuInstanceCreateComputeInstance", lambda *_: said)
+    with pytest.raises(DriverError, match="reported success, but the instance is not there"):
+        card.make("2g.20gb", 2)
+    assert card.made() == standing
+    assert mig.read_instances(card.at) == (owned,)
+
+
 def test_what_cannot_be_undone_is_told_and_can_be_removed_later(
     card_of: Callable[[str], Card], failure: Failure
 ) -> None:

@@ -190,3 +190,41 @@ def test_modes_on_one_node_serve_their_own() -> None:
     assert whole.containers[0].shares[0].uuid == "GPU-9"
     named = placed(table, pod("n", {"nvidia.com/mig-1g.18gb": 1}))
     assert named.containers[0].shares[0].uuid == "GPU-0"
+
+
+def test_eight_cards_in_three_modes_serve_their_own_and_one_changes_alone() -> None:
+    def card(index: int, mode: str) -> DeviceFacts:
+        uuid = f"GPU-{index}"
+        if mode == "mig":
+            return facts_of("H200-141", uuid=uuid, index=index)
+        return DeviceFacts(
+            uuid=uuid,
+            vendor="nvidia",
+            index=index,
+            type="NVIDIA H200",
+            memory_mib=143771,
+            mode=mode,
+        )
+
+    modes = ["mig"] * 2 + ["soft"] * 4 + ["whole"] * 2
+    table = cluster(cards(*(card(index, mode) for index, mode in enumerate(modes))))
+    core = {"nvidia.com/vgpu-mode": "hami-core"}
+    for number in range(2):
+        mig = placed(table, pod(f"m{number}", TEN_GIB, {"nvidia.com/vgpu-mode": "mig"}))
+        assert mig.containers[0].shares[0].uuid in {"GPU-0", "GPU-1"}
+        soft = placed(table, pod(f"s{number}", {**TEN_GIB, "nvidia.com/gpu": 3}, core))
+        held = {share.uuid for share in soft.containers[0].shares}
+        assert held < {"GPU-2", "GPU-3", "GPU-4", "GPU-5"}
+    whole = placed(table, pod("w", {"nvidia.com/gpu": 2}))
+    assert {share.uuid for share in whole.containers[0].shares} == {"GPU-6", "GPU-7"}
+    table.unbook(NODE, whole.containers)
+    before = {uuid: usage for _, uuid, usage in table.usages() if uuid != "GPU-7"}
+    modes[7] = "mig"  # its administrator switched it when nobody used it
+    changed = cards(*(card(index, mode) for index, mode in enumerate(modes)))
+    table.upsert_node(builders.node_devices(NODE, list(changed.values())))
+    table.check()
+    assert before == {uuid: usage for _, uuid, usage in table.usages() if uuid != "GPU-7"}
+    assert len(before) >= 4
+    large = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 140000}
+    found = placed(table, pod("l", large, {"nvidia.com/vgpu-mode": "mig"}))
+    assert found.containers[0].shares[0].uuid == "GPU-7"
