@@ -92,6 +92,8 @@ def test_alert_is_about_metrics_of_the_catalogue(alert: str) -> None:
 OF_WORDS = {"kind", "vendor", "queue", "resource"}
 """Labels whose values are words of ours, or of the configuration."""
 OF_HARDWARE = {"device", "node", "device_uuid", "device_index", "device_type", "zone"}
+OF_HARDWARE |= {"mig_uuid", "gpu_instance_id", "compute_instance_id", "profile"}
+OF_HARDWARE |= {"placement_start", "placement_size"}
 OF_PODS = {"namespace", "pod", "container", "vdevice_index", "container_index"}
 OF_QUOTAS = {"namespace", "quota_name", "limit", "zone"}
 OF_ANYBODY = {"uid", "pod_uid", "uuid", "name", "user", "allocation_id", "path", "message", "error"}
