@@ -25,7 +25,7 @@ from tests.support.rbac import audited
 
 NAMESPACE = "tenant"
 PLAN = Plan(namespace=SYSTEM_NAMESPACE, service="hami-webhook", webhook="hami-webhook")
-LIMIT_S = 60.0
+LIMIT_S = 90.0
 LARGE_MIB = 20_000
 """One of these fits on a device, two do not."""
 
