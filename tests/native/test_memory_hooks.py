@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from hami_sim.gpucontainers import GpuNode
 from hami_sim.hardware.fake_nvml import FakeNvml, Mig
 from hami_sim.hardware.profile import load
+from tests.native.conftest import StartDrive
 from tests.support.cuda_child import LIMIT_MIB, CudaChild
 from tests.support.drive import OUT_OF_MEMORY
 
@@ -379,6 +381,83 @@ def test_zeros_of_an_image_count_though_they_are_not_in_it(guest: CudaChild) -> 
             told.append(code("cuModuleLoadData", byref(module), image))
         """)
     assert told == [OUT_OF_MEMORY, 0, 0]
+
+
+PTX = """
+        HEAD = b"//\\n// made by hand\\n//\\n.version 7.8\\n.target sm_80\\n.address_size 64\\n"
+        def ptx(declarations):
+            return HEAD + declarations + b"\\n.visible .entry work()\\n{\\n\\tret;\\n}\\n\\0"
+        def array(mib, words=b".visible"):
+            return words + b" .global .align 8 .b8 a[%d];" % (mib * MIB)
+        """
+
+
+@pytest.mark.parametrize("way", ["image", "file"])
+def test_ptx_whose_variables_do_not_fit_is_refused_before_the_driver_compiles_it(
+    guest: CudaChild, tmp_path: Path, way: str
+) -> None:
+    told = guest(f"""
+        {PTX}
+        path = b"{tmp_path}/image"
+        def load(image):
+            module = c_void_p()
+            if "{way}" == "file":
+                open(path, "wb").write(image)
+                return code("cuModuleLoad", byref(module), path), module
+            return code("cuModuleLoadData", byref(module), image), module
+        begin()
+        alloc(info()[0] - 6 * MIB)
+        before = agree()
+        told = [load(ptx(array(7)))[0], agree() - before]
+        result, module = load(ptx(array(5)))
+        told += [result, (agree() - before) // MIB]
+        ask("cuModuleUnload", module)
+        told += [agree() - before]
+        """)
+    assert told == [OUT_OF_MEMORY, 0, 0, 5, 0]
+
+
+def test_ptx_that_only_mentions_variables_is_loaded(guest: CudaChild) -> None:
+    """What others hold, and what instructions name, takes no memory; a guess never refuses."""
+    told = guest(f"""
+        {PTX}
+        begin()
+        alloc(info()[0] - 1 * MIB)
+        before = agree()
+        module = c_void_p()
+        told = []
+        for words in (
+            b".extern .global .u32 a[%d];" % (7 * MIB),
+            b".visible .func f() {{ ld.global.u32 %r1, [a]; ret; }}",
+            b"//" + b"x" * (2 * MIB),
+        ):
+            told.append(code("cuModuleLoadData", byref(module), ptx(words)))
+            if told[-1] == 0:
+                ask("cuModuleUnload", module)
+            told.append(agree() - before)
+        """)
+    assert told == [0, 0, 0, 0, OUT_OF_MEMORY, 0]
+
+
+def test_code_that_tells_nothing_is_measured_and_squeezes_nobody(
+    node: GpuNode, start_drive: StartDrive
+) -> None:
+    """Beyond the limit for as long as one load takes; another process loses nothing by it."""
+    container = node.container(0, memory_mib=2048)
+    loader, other = (start_drive(container).begin(0) for _ in range(2))
+    uuid, limit = node.uuids[0], 2048 * MIB
+
+    def used() -> int:
+        return sum(use.used_bytes for use in node.card.uses(uuid))
+
+    before = used()
+    assert loader.code(f"image {limit}") == OUT_OF_MEMORY
+    assert used() == before
+    peak = max(use.peak_bytes for use in node.card.uses(uuid) if use.pid == loader.process.pid)
+    assert peak >= limit
+    assert other.code(f"alloc {limit - before}") == 0
+    assert loader.code("image 1") == OUT_OF_MEMORY
+    assert used() == limit
 
 
 def test_images_that_are_none_are_the_drivers_to_refuse(guest: CudaChild) -> None:

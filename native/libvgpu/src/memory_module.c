@@ -2,11 +2,13 @@
 /*
  * Hooks: modules and libraries of code, whose images take device memory.
  *
- * What the image can take at most is charged before the driver is asked, where its header tells (module_image.h); then
- * that is corrected to what it has taken. The driver does not say how much: it is the growth of this process in NVML's
- * list around the load, or, where that does not tell, the header's figure, or, without one, the fall of the driver's free
- * memory, at most MODULE_MOST because neighbours change that too; less what this process was charged meanwhile. What does
- * not fit is unloaded again. Code that is loaded lazily is found only by the agent's comparison with NVML.
+ * What the image can take at most is charged before the driver is asked, where its header tells (module_image.h). Where
+ * that is not known, what it declares is charged first: what it takes for sure, or it is refused, and of what it is likely
+ * to take as much as there is room for, so that nobody else is given that room meanwhile. Then that is corrected to what it
+ * has taken. The driver does not say how much: it is the growth of this process in NVML's list around the load, or, where
+ * that does not tell, what the header says at most, or, without that, the fall of the driver's free memory, at most
+ * MODULE_MOST or what was charged first, because neighbours change that too; less what this process was charged meanwhile.
+ * What does not fit is unloaded again. Code that is loaded lazily is found only by the agent's comparison with NVML.
  */
 #include <stddef.h>
 
@@ -52,6 +54,19 @@ static bool is_lazy(void)
     return DRIVER(cuModuleGetLoadingMode)(&mode) == CUDA_SUCCESS && mode == CU_MODULE_LAZY_LOADING;
 }
 
+/* What is only likely need not fit: the sure part must, and of the rest whatever is left. */
+static bool charge_part(struct measure *measure, const struct module_size *size)
+{
+    int device = measure->here.device;
+    uint64_t limit = account_limit(device);
+    uint64_t used = account_used(device);
+    measure->charged = limit > used ? limit - used : 0;
+    if (measure->charged > size->likely) measure->charged = size->likely;
+    if (measure->charged > size->least && account_charge(device, measure->charged)) return true;
+    measure->charged = size->least;
+    return measure->charged == 0 || context_charge(device, measure->charged);
+}
+
 /* false: the image does not fit. */
 static bool begin(struct measure *measure, const struct origin *origin)
 {
@@ -59,9 +74,13 @@ static bool begin(struct measure *measure, const struct origin *origin)
     hook_enter();
     if (!context_here(&measure->here) || measure->here.device < 0 || account_limit(measure->here.device) == UINT64_MAX)
         return true;
-    measure->bounded = origin->file ? module_file_bound(origin->file, is_lazy(), &measure->charged)
-                                    : module_image_bound(origin->image, is_lazy(), &measure->charged);
-    if (measure->charged && !context_charge(measure->here.device, measure->charged)) return false;
+    struct module_size size =
+        origin->file ? module_file_size(origin->file, is_lazy()) : module_image_size(origin->image, is_lazy());
+    measure->bounded = size.is_bound;
+    measure->charged = size.likely;
+    if (measure->charged && !context_charge(measure->here.device, measure->charged)) {
+        if (size.is_bound || !charge_part(measure, &size)) return false;
+    }
     measure->listed = context_own_use(measure->here.cuda, &measure->used);
     measure->active = measure->listed || measure->bounded || device_use(&measure->used);
     if (measure->active) measure->own = account_own_used(measure->here.device);
@@ -77,7 +96,9 @@ static uint64_t taken_by(const struct measure *measure)
     if (!measured) return measure->charged;
     uint64_t meanwhile = account_own_used(measure->here.device) - measure->own;
     int64_t taken = (int64_t)(used - measure->used) - (int64_t)meanwhile;
-    return taken <= 0 ? 0 : (uint64_t)taken < MODULE_MOST ? (uint64_t)taken : MODULE_MOST;
+    if (taken <= 0) return 0;
+    uint64_t most = measure->listed ? UINT64_MAX : measure->charged > MODULE_MOST ? measure->charged : MODULE_MOST;
+    return (uint64_t)taken < most ? (uint64_t)taken : most;
 }
 
 /* Charge what the load has taken instead of what it was thought to; false: it does not fit and nothing is charged. */

@@ -2,9 +2,11 @@
 /*
  * How much device memory an image of code can take, from what it says of itself before the driver is asked.
  *
- * Known of ELF images and of fat binaries of uncompressed ELF images: no more than the file and its zero-filled sections.
- * Not known of what the driver still compiles (PTX) or unpacks. Reads no further than it can: a pointer to nothing, a
- * header of garbage and a file that is not there are answered by "not known", and the driver says what is wrong with them.
+ * A bound is known of ELF images and of fat binaries of uncompressed ELF images: no more than the file and its zero-filled
+ * sections. Of what the driver still compiles (PTX) or unpacks there is none, but what the image declares: PTX the sizes of
+ * its variables in global memory, and its text about the size of its code; a packed image its unpacked length. Reads no
+ * further than it can: a pointer to nothing, a header of garbage and a file that is not there are answered by "not known",
+ * and the driver says what is wrong with them.
  */
 #ifndef VGPU_MODULE_IMAGE_H
 #define VGPU_MODULE_IMAGE_H
@@ -12,8 +14,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* `is_lazy`: code comes later, when it is first called, so only data counts. false: not known. */
-bool module_image_bound(const void *image, bool is_lazy, uint64_t *bytes);
-bool module_file_bound(const char *path, bool is_lazy, uint64_t *bytes);
+/* Bytes of device memory. */
+struct module_size {
+    bool is_bound;   /* it takes no more than `likely` */
+    uint64_t likely; /* 0: nothing is known */
+    uint64_t least;  /* of that: variables that it declares for others to see; it takes no less */
+};
+
+/* `is_lazy`: code comes later, when it is first called, so only data counts. */
+struct module_size module_image_size(const void *image, bool is_lazy);
+struct module_size module_file_size(const char *path, bool is_lazy);
 
 #endif

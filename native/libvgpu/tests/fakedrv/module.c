@@ -206,7 +206,15 @@ static uint64_t image_bytes(const void *image)
         return header + content;
     }
     const char *said = strstr(image, "fake-bytes:");
-    return said != NULL ? strtoull(said + strlen("fake-bytes:"), NULL, 0) : (strlen(image) + PAGE - 1) / PAGE * PAGE;
+    if (said != NULL) {
+        return strtoull(said + strlen("fake-bytes:"), NULL, 0);
+    }
+    uint64_t total = (strlen(image) + PAGE - 1) / PAGE * PAGE;
+    for (const char *at = image; (at = strstr(at, ".global .align 8 .b8 ")) != NULL; at++) {
+        const char *size = strchr(at, '[');
+        total += size != NULL ? strtoull(size + 1, NULL, 10) : 0;
+    }
+    return total;
 }
 
 static CUresult load(CUmodule *out, const void *image, bool is_library)
