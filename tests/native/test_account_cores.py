@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compute limit that changes while a process launches holds from then on, both ways.
+"""A compute limit that changes while a process launches holds a second later, both ways.
 
 Kernels of 20 ms under a limit of one percent: a launch waits for seconds, so whoever waits must be
-woken when the limit grows. The truth is the fake driver's count of served time. Takes about 8 s.
+woken when the limit grows; and at eighty percent much is under way when it shrinks. The truth is
+the fake driver's count of served time. Takes about 8 s.
 """
 
+import statistics
 import time
 from collections.abc import Callable
 
@@ -14,9 +16,11 @@ from hami_sim.gpucontainers import GpuContainer, GpuNode
 from tests.native.conftest import StartDrive
 
 LITTLE_PCT, MUCH_PCT = 1, 80
-SOON_S = 5.0
-"""The target is a second; at the old limit it would take thirty."""
+SOON_S = 1.0
+"""The promise. A machine that is busy with other things may break it once, so the median counts."""
 PATIENCE_S = 15.0
+CHANGES = 3
+WINDOW_S = 0.5
 
 
 def set_cores(container: GpuContainer, core_pct: int) -> None:
@@ -26,16 +30,16 @@ def set_cores(container: GpuContainer, core_pct: int) -> None:
     container.set_limits(replace(container.limits, devices=devices))
 
 
-def wait_until(condition: Callable[[], bool], within_s: float, what: str) -> None:
-    deadline = time.monotonic() + within_s
+def wait_until(condition: Callable[[], bool], what: str) -> float:
+    """Seconds until the condition was met."""
+    begin = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
-        time.sleep(0.02)
+        assert time.monotonic() < begin + PATIENCE_S, f"not within {PATIENCE_S} s: {what}"
+        time.sleep(0.01)
+    return time.monotonic() - begin
 
 
-def test_changed_compute_limit_takes_effect_while_launches_wait(
-    node: GpuNode, start_drive: StartDrive
-) -> None:
+def test_changed_compute_limit_holds_a_second_later(node: GpuNode, start_drive: StartDrive) -> None:
     container = node.container(0, memory_mib=500, core_pct=LITTLE_PCT)
     drive = start_drive(container).begin(0)
     pid = drive.process.pid
@@ -46,15 +50,21 @@ def test_changed_compute_limit_takes_effect_while_launches_wait(
 
     def rate() -> float:
         begin, begun_s = served_s(), time.monotonic()
-        time.sleep(1.0)
+        time.sleep(WINDOW_S)
         return (served_s() - begin) / (time.monotonic() - begun_s)
 
     drive.send("work fixed_20ms 1 60000 plain 4")
-    wait_until(lambda: served_s() > 0, PATIENCE_S, "the first kernel ran")
-    wait_until(lambda: rate() < 0.1, PATIENCE_S, "launches wait for their share")
-    begin = served_s()
-    set_cores(container, MUCH_PCT)
-    wait_until(lambda: served_s() > begin + 0.3, SOON_S, "the grown limit is used")
-    set_cores(container, LITTLE_PCT)
-    wait_until(lambda: rate() < 0.1, PATIENCE_S, "the shrunk limit holds")
+    wait_until(lambda: served_s() > 0, "the first kernel ran")
+    wait_until(lambda: rate() < 0.1, "launches wait for their share")
+    grown_s, shrunk = [], []
+    for _ in range(CHANGES):
+        begin = served_s()
+        set_cores(container, MUCH_PCT)
+        # Five kernels: at the old limit they would take ten seconds.
+        grown_s.append(wait_until(lambda: served_s() > begin + 0.1, "the grown limit is used"))  # noqa: B023 - asked at once
+        set_cores(container, LITTLE_PCT)
+        time.sleep(SOON_S)
+        shrunk.append(rate())
+    assert statistics.median(grown_s) < SOON_S
+    assert statistics.median(shrunk) < 0.1
     drive.kill()

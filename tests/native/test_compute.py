@@ -83,6 +83,16 @@ def test_two_tenants_get_their_shares(node: GpuNode, start_drive: StartDrive) ->
     assert large == pytest.approx(70, abs=ERROR + 2)  # together they need every moment
 
 
+def test_cap_holds_beside_a_neighbour_that_never_pauses(
+    node: GpuNode, start_drive: StartDrive
+) -> None:
+    """Kernels longer than a time slice are never seen undisturbed there."""
+    drives = [work_on(start_drive(node.container(0, core_pct=pct))) for pct in (40, 100)]
+    share, rest = shares(node, drives, work("fixed_5ms"))
+    assert share == pytest.approx(40, abs=ERROR)
+    assert rest > 100 - 40 - 2 * ERROR  # the device is not idle
+
+
 def test_equal_processes_get_equal_parts(node: GpuNode, start_drive: StartDrive) -> None:
     container = node.container(0, core_pct=50)
     drives = [work_on(start_drive(container)) for _ in range(3)]

@@ -26,10 +26,8 @@
 
 /* Read by every thread without the lock, written with it. */
 static uint64_t limit_bytes[REGION_DEVICES_MAX];
-static uint32_t core_pct[REGION_DEVICES_MAX];
 static uint32_t priority = 1;
 static uint32_t core_policy;
-static uint32_t core_limited;
 static uint32_t by_ordinal;
 static uint64_t errors;
 struct account_view account_view;
@@ -56,10 +54,10 @@ static void publish_limits(void)
     uint32_t held = 0;
     for (uint32_t i = 0; i < limits.device_count; i++) {
         WRITE(limit_bytes[i], limits.memory_bytes[i]);
-        WRITE(core_pct[i], limits.core_pct[i]);
+        WRITE(account_view.core_pct[i], limits.core_pct[i]);
         held |= limits.core_pct[i] < 100;
     }
-    WRITE(core_limited, held);
+    WRITE(account_view.core_limited, held);
     WRITE(priority, limits.priority);
     WRITE(core_policy, limits.core_policy);
     WRITE(by_ordinal, limits.source == LIMITS_ENVIRONMENT);
@@ -334,13 +332,13 @@ uint64_t account_limit(int device)
 
 uint32_t account_core_pct(int device)
 {
-    return is_device(device) ? READ(core_pct[device]) : 100;
+    return is_device(device) ? account_core_pct_fast(device) : 100;
 }
 
 bool account_is_core_limited(void)
 {
     account_attach();
-    return READ(core_limited);
+    return READ(account_view.core_limited);
 }
 
 uint32_t account_priority(void)

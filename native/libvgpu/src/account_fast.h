@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Charge and refund within the lease, inlined into the hooks through which every allocation goes.
+ * Charge and refund within the lease, inlined into the hooks through which every allocation goes; whether there is a
+ * compute limit, into those through which every launch goes.
  *
  * Decides nothing but "yes, at once": whatever else there is to say, account.c says. The view is written by account.c
  * under the lock of fork.h and read without it.
@@ -17,7 +18,9 @@
 
 struct account_view {
     uint32_t device_count;
+    uint32_t core_limited;
     struct region_share *own_shares[REGION_DEVICES_MAX];
+    uint32_t core_pct[REGION_DEVICES_MAX];
 };
 extern struct account_view account_view;
 
@@ -32,6 +35,13 @@ static inline struct region_share *account_own_share(int device)
     if (!account_is_attached() || (uint32_t)device >= __atomic_load_n(&account_view.device_count, __ATOMIC_RELAXED))
         return NULL;
     return __atomic_load_n(&account_view.own_shares[device], __ATOMIC_RELAXED);
+}
+
+/* See account_core_pct; of this process as it is attached. */
+static inline uint32_t account_core_pct_fast(int device)
+{
+    if ((uint32_t)device >= __atomic_load_n(&account_view.device_count, __ATOMIC_RELAXED)) return 100;
+    return __atomic_load_n(&account_view.core_pct[device], __ATOMIC_RELAXED);
 }
 
 /* true: charged. false: nothing has happened, account_charge knows what is to be done. */

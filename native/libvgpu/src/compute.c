@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "account.h"
+#include "account_fast.h"
 #include "compute_core.h"
 #include "platform.h"
 #include "priority.h"
@@ -27,7 +28,8 @@ enum {
     PAGE_LOOKED_FOR = 256, /* launches */
     RECENT = 8,            /* a power of two */
     HAND_LAUNCHES = 32,
-    CAPTURE_MODE_RELAXED = 2 /* CU_STREAM_CAPTURE_MODE_RELAXED */
+    CAPTURE_MODE_RELAXED = 2, /* CU_STREAM_CAPTURE_MODE_RELAXED */
+    NON_BLOCKING = 1          /* CU_STREAM_NON_BLOCKING */
 };
 
 #define RECHECK_NS (500 * BUDGET_NS_PER_MS)            /* a waiter looks at its limit at least so often */
@@ -67,7 +69,11 @@ struct state {
     struct sample *free;
     struct sample *base; /* its start is the zero of the present phase */
     bool base_ended;
-    uint64_t told_ns; /* of core.charged_ns, to the region */
+    uint64_t told_ns;        /* of core.charged_ns, to the region */
+    CUcontext probe_context; /* whose stream and event these are; NULL: none made */
+    CUstream probe_stream;
+    CUevent probe;
+    bool no_probes; /* they could not be made */
     uint32_t roster_round;
     struct sample samples[SAMPLES_MAX];
 };
@@ -173,8 +179,7 @@ static inline struct state *state_of(int device)
 {
     if ((unsigned int)device < REGION_DEVICES_MAX) {
         struct state *state = __atomic_load_n(&states[device], __ATOMIC_ACQUIRE);
-        if (state != NULL && __atomic_load_n(&states_incarnation, __ATOMIC_RELAXED) == account_incarnation())
-            return state;
+        if (state != NULL && __atomic_load_n(&states_incarnation, __ATOMIC_RELAXED) == fork_incarnation()) return state;
     }
     return first_state(device);
 }
@@ -185,7 +190,9 @@ static struct core_terms terms_of(struct state *state, uint64_t now)
     struct priority_view view;
     bool told = state->page != NULL && priority_read(state->page, now, &view);
     enum account_core_policy policy = account_core_policy();
-    struct core_terms terms = {.tenants = told ? view.active_tenants : 0};
+    struct core_terms terms = {.tenants = told ? view.active_tenants : 0,
+                               .launches = __atomic_load_n(&state->slot->launches, __ATOMIC_RELAXED),
+                               .present = core_present(&state->core, now)};
     uint32_t pct = policy == ACCOUNT_CORE_DISABLE ? 100 : account_core_pct(state->device);
     if (policy == ACCOUNT_CORE_DEFAULT && terms.tenants == 1) pct = 100;
     bool paced = state->page != NULL && state->level > 0;
@@ -304,6 +311,46 @@ static void tell_region(struct state *state, uint64_t now)
     __atomic_store_n(&state->slot->last_launch_ns, now, __ATOMIC_RELAXED);
 }
 
+/* Under lock. The stream and the event of probes, in the context that is current; only one context has them. */
+static bool have_probe(struct state *state)
+{
+    CUcontext context = NULL;
+    if (state->no_probes || the_driver.stream_create == NULL) return false;
+    if (the_driver.context_current(&context) != CUDA_SUCCESS || context == NULL) return false;
+    if (state->probe_context != NULL) return state->probe_context == context;
+    state->no_probes = the_driver.stream_create(&state->probe_stream, NON_BLOCKING) != CUDA_SUCCESS ||
+                       the_driver.event_create(&state->probe, 0) != CUDA_SUCCESS;
+    if (!state->no_probes) state->probe_context = context;
+    return !state->no_probes;
+}
+
+/* Under lock. Whoever waits while the device works looks now and then who else is there. Returns how long until then. */
+static uint64_t probe(struct state *state, const struct core_terms *terms)
+{
+    struct presence *presence = &state->core.presence;
+    uint64_t now = platform_now_ns();
+    uint64_t rest = UINT64_MAX;
+    int mode = relax_capture();
+    if (presence_wants_verdict(presence, now))
+        core_verdict(&state->core, now, the_driver.event_query(state->probe) == CUDA_SUCCESS);
+    bool works = state->running != NULL && !state->running_last->failed &&
+                 the_driver.event_query(state->running_last->end) == CUDA_ERROR_NOT_READY;
+    if (presence->posted_ns > 0) {
+        rest = presence_rest(presence, now);
+    } else if (works && core_may_probe(&state->core, terms) && have_probe(state)) {
+        if (presence_wants_probe(presence, now)) {
+            bool good = the_driver.event_record(state->probe, state->probe_stream) == CUDA_SUCCESS;
+            uint64_t posted = platform_now_ns();
+            presence_posted(presence, posted);
+            /* A host that was held up between is not the device's doing. */
+            if (!good || posted - now > PRESENCE_VERDICT_NS) presence_failed(presence, posted);
+        }
+        rest = presence_rest(presence, now);
+    }
+    restore_capture(mode);
+    return rest;
+}
+
 /* Sleep while a higher priority is active. */
 static void give_way(struct state *state)
 {
@@ -335,6 +382,7 @@ static void admit(struct state *state, struct estimate *estimate, struct core_ad
         uint64_t due = asking ? core_ask(&state->core, now, &terms, admission)
                               : core_begin(&state->core, now, &terms, estimate, admission);
         tell_region(state, now);
+        uint64_t look = due > now ? probe(state, &terms) : UINT64_MAX;
         release(&state->lock, 0);
         if (due == 0) return;
         asking = true;
@@ -343,6 +391,7 @@ static void admit(struct state *state, struct estimate *estimate, struct core_ad
             longest = step;
             step = step < RECHECK_UNKNOWN_MAX_NS ? 2 * step : step;
         }
+        if (look < longest) longest = look;
         platform_futex_wait(&state->line->budget_futex, wakes, due - now < longest ? due - now : longest);
     }
 }
@@ -530,7 +579,7 @@ void compute_before(int device, CUstream stream, const struct compute_work *work
     if (state == NULL) return;
     count_launch(state);
     bool paced = state->page != NULL && state->level > 0;
-    if (account_core_pct(device) >= 100 && !paced) return;
+    if (account_core_pct_fast(device) >= 100 && !paced) return;
     if (is_known_captured(state, stream)) return;
     ticket->limited = true;
     core_note_stream(&state->core, stream);
@@ -622,6 +671,10 @@ void compute_context_end(CUcontext context)
         for (struct sample *sample = state->free; sample != NULL; sample = sample->next)
             if (context == NULL || sample->context == context) sample->context = NULL;
         if (state->base != NULL && (context == NULL || state->base->context == context)) state->base->context = NULL;
+        if (context == NULL || state->probe_context == context) {
+            state->probe_context = NULL;
+            state->core.presence.posted_ns = 0;
+        }
         release(&state->lock, 0);
     }
 }

@@ -24,6 +24,7 @@ struct compute_driver {
     CUresult (*event_query)(CUevent event);                                          /* cuEventQuery */
     CUresult (*event_elapsed)(float *ms, CUevent from, CUevent to);                  /* cuEventElapsedTime */
     CUresult (*stream_is_capturing)(CUstream stream, CUstreamCaptureStatus *status); /* cuStreamIsCapturing */
+    CUresult (*stream_create)(CUstream *stream, unsigned int flags); /* cuStreamCreate; may be NULL: no probes */
     /* cuThreadExchangeStreamCaptureMode; may be NULL. Events must be asked about while another stream is captured. */
     CUresult (*exchange_capture_mode)(int *mode);
 };

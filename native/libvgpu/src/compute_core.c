@@ -4,7 +4,14 @@
 
 #include <string.h>
 
-enum { CREDIT_QUANTA_MAX = 2, PHASE_COST_MIN_NS = 100000, OVERLAP_MIN = 16, ROSTER_BITS = 16, BLIND_LAUNCHES = 2 };
+enum {
+    CREDIT_QUANTA_MAX = 2,
+    PHASE_COST_MIN_NS = 100000,
+    OVERLAP_MIN = 16,
+    ROSTER_BITS = 16,
+    BLIND_LAUNCHES = 2,
+    SIBLINGS_MOST = 4
+};
 
 #define ROSTER_COUNT UINT64_C(0xffff)
 
@@ -78,6 +85,29 @@ static int64_t give_excess_back(struct core_device *device, uint64_t now_ns, con
     return quantum;
 }
 
+bool core_may_probe(const struct core_device *device, const struct core_terms *terms)
+{
+    return terms->budget.enforced && (terms->tenants != 1 || terms->budget.siblings > 1) &&
+           __atomic_load_n(&device->several_streams, __ATOMIC_RELAXED) == 0;
+}
+
+void core_verdict(struct core_device *device, uint64_t now_ns, bool answered)
+{
+    presence_verdict(&device->presence, now_ns, answered, estimate_random(&device->estimates));
+}
+
+uint32_t core_present(const struct core_device *device, uint64_t now_ns)
+{
+    bool one_stream = __atomic_load_n(&device->several_streams, __ATOMIC_RELAXED) == 0;
+    return one_stream ? presence_part(&device->presence, now_ns) : 0;
+}
+
+/* Of many siblings each is on the device so seldom that a part of so few probes tells little. */
+static uint32_t present_part(const struct core_terms *terms)
+{
+    return terms->budget.siblings <= SIBLINGS_MOST ? terms->present : 0;
+}
+
 static uint32_t contenders(const struct core_terms *terms)
 {
     uint32_t tenants = terms->tenants > 0 ? terms->tenants : 2;
@@ -119,12 +149,30 @@ static void end_phase(struct core_device *device, const struct core_terms *terms
     finish_phase(device, terms);
 }
 
+/* How much device time may be queued: no more launches, at the mean price of the last ones, than can do harm if all of
+   them have become longer. */
+static uint64_t ahead_of(struct core_device *device, const struct core_terms *terms)
+{
+    int64_t credit = __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED);
+    uint64_t spent = device->let_go_ns - (credit > 0 ? (uint64_t)credit : 0);
+    uint64_t launches = terms->launches - device->launches;
+    if (device->ahead_ns == 0) device->ahead_ns = CORE_AHEAD_NS;
+    if (launches < CORE_AHEAD_LAUNCHES / 2) return device->ahead_ns;
+    uint64_t fresh = spent > device->spent_ns ? (spent - device->spent_ns) / launches * CORE_AHEAD_LAUNCHES : 0;
+    if (fresh < CORE_AHEAD_MIN_NS) fresh = CORE_AHEAD_MIN_NS;
+    device->ahead_ns = fresh < CORE_AHEAD_NS ? fresh : CORE_AHEAD_NS;
+    device->spent_ns = spent;
+    device->launches = terms->launches;
+    return device->ahead_ns;
+}
+
 /* Let go of what was drawn, as much as the device should have at hand. */
 static void let_go(struct core_device *device, uint64_t now_ns, const struct core_terms *terms, int64_t cost)
 {
     uint64_t busy = device->busy_until_ns > now_ns ? device->busy_until_ns : now_ns;
-    int64_t ahead = (int64_t)(now_ns + CORE_AHEAD_NS) - (int64_t)busy;
-    int64_t part = ahead > (int64_t)CORE_PART_NS ? ahead : (int64_t)CORE_PART_NS;
+    uint64_t most = ahead_of(device, terms);
+    int64_t ahead = (int64_t)(now_ns + most) - (int64_t)busy;
+    int64_t part = ahead > (int64_t)most / 2 ? ahead : (int64_t)most / 2;
     if (part < cost) part = cost;
     if (part > device->reserve_ns || !terms->budget.enforced) part = device->reserve_ns;
     device->reserve_ns -= part;
@@ -146,7 +194,8 @@ static void draw(struct core_device *device, uint64_t now_ns, const struct core_
     if (device->began_ns == 0) device->began_ns = now_ns;
     if (now_ns - device->began_ns < CORE_ROSTER_ROUND_NS && quantum > (int64_t)CORE_FIRST_NS)
         quantum = (int64_t)CORE_FIRST_NS;
-    bool wanders = terms->tenants != 1 && admission->cost_ns >= (int64_t)CORE_LONG_NS;
+    bool alone = terms->tenants == 1 || terms->present >= PRESENCE_ALONE;
+    bool wanders = !alone && admission->cost_ns >= (int64_t)CORE_LONG_NS;
     if (wanders) quantum = quantum / 2 + (int64_t)(estimate_random(&device->estimates) % (uint64_t)quantum);
     int64_t amount = needed > quantum ? needed : quantum;
     admission->shift_ns = wanders ? estimate_random(&device->estimates) % CORE_SHIFT_NS : 0;
@@ -188,8 +237,8 @@ uint64_t core_ask(struct core_device *device, uint64_t now_ns, const struct core
     if (admission->blind) {
         due = admission->part_due_ns + CORE_HELD_MAX_NS;
     } else if (admission->reserved) {
-        if (terms->budget.enforced && device->busy_until_ns > CORE_AHEAD_NS - CORE_PART_NS)
-            due = device->busy_until_ns - (CORE_AHEAD_NS - CORE_PART_NS);
+        uint64_t half = (device->ahead_ns > 0 ? device->ahead_ns : CORE_AHEAD_NS) / 2;
+        if (terms->budget.enforced && device->busy_until_ns > half) due = device->busy_until_ns - half;
         if (due > admission->part_due_ns + CORE_HELD_MAX_NS) due = admission->part_due_ns + CORE_HELD_MAX_NS;
     } else {
         due = budget_due(&admission->draw, now_ns, &terms->budget);
@@ -275,17 +324,22 @@ void core_pends(struct core_device *device, const struct core_sample *sample, ui
     if (__atomic_load_n(&device->several_streams, __ATOMIC_RELAXED) != 0 || device->let_go_ns < sample->let_go_ns)
         return;
     uint64_t busy_until = now_ns + (device->let_go_ns - sample->let_go_ns);
-    if (busy_until > CORE_LATE_NS + device->busy_until_ns) device->busy_until_ns = busy_until - CORE_LATE_NS;
+    uint64_t late = device->ahead_ns / 4;
+    if (busy_until > late + device->busy_until_ns) device->busy_until_ns = busy_until - late;
 }
 
 void core_runs(struct core_device *device, struct core_sample *sample, uint64_t now_ns, const struct core_terms *terms)
 {
     if (sample->running_since_ns == 0) sample->running_since_ns = now_ns;
-    uint64_t least = core_cost(device, (now_ns - sample->running_since_ns) / contenders(terms));
+    uint64_t running = now_ns - sample->running_since_ns;
+    uint64_t least = running / contenders(terms);
+    uint32_t present = present_part(terms);
+    if (present > 0 && running * present / PRESENCE_ONE < least) least = running * present / PRESENCE_ONE;
+    least = core_cost(device, least);
     if (sample->first || least <= sample->charged_ns) return;
     if (least > CORE_DOUBT_NS && least / CORE_DOUBT_RATIO > sample->charged_ns &&
         sample->generation == sample->estimate->generation && sample->epoch == sample->estimate->epoch)
-        estimate_doubt(sample->estimate, now_ns - sample->running_since_ns);
+        estimate_doubt(sample->estimate, running);
     owe(device, sample, (int64_t)(least - sample->charged_ns));
     sample->charged_ns = least;
 }
@@ -331,7 +385,7 @@ void core_ended(struct core_device *device, struct core_sample *sample, int64_t 
     if (sample->generation != estimate->generation) return;
     bool known = estimate->samples > 0;
     uint64_t elapsed = end_ns > start_ns ? (uint64_t)(end_ns - start_ns) : 0;
-    uint64_t worth = core_cost(device, estimate_sample(estimate, elapsed, contenders(terms)));
+    uint64_t worth = core_cost(device, estimate_sample(estimate, elapsed, contenders(terms), present_part(terms)));
     if (!known) owe(device, sample, estimate_unknown_owed(estimate, device->overlap));
     if (!sample->first) owe(device, sample, correction(estimate, sample, elapsed, worth));
 }

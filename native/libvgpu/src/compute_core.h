@@ -14,6 +14,7 @@
 
 #include "budget.h"
 #include "estimate.h"
+#include "presence.h"
 
 #define CORE_ROSTER_ROUND_NS (2 * BUDGET_PERIOD_NS)
 /* Until a process can know how many others began with it, it draws no more than this at once. */
@@ -21,11 +22,13 @@
 #define CORE_LONG_NS BUDGET_NS_PER_MS
 #define CORE_SHIFT_NS (40 * BUDGET_NS_PER_MS)
 #define CORE_PHASE_EVERY_NS (100 * BUDGET_NS_PER_MS)
-/* Of a quantum so much is queued ahead of the device, by its price, and the rest in such parts as time goes by: work that
-   has become longer unnoticed is then met by less of it. */
+/* Of a quantum so much is queued ahead of the device, by its price, and the rest in parts of half of that as time goes by:
+   work that has become longer unnoticed is then met by less of it. */
 #define CORE_AHEAD_NS (40 * BUDGET_NS_PER_MS)
-#define CORE_PART_NS (20 * BUDGET_NS_PER_MS)
-#define CORE_LATE_NS (10 * BUDGET_NS_PER_MS)     /* neighbours may make the device be so much behind */
+/* No more launches than this are queued ahead either, as long as they are at least so much time: they may all have become
+   longer. */
+#define CORE_AHEAD_LAUNCHES 64u
+#define CORE_AHEAD_MIN_NS (4 * BUDGET_NS_PER_MS)
 #define CORE_HELD_MAX_NS (80 * BUDGET_NS_PER_MS) /* longer no launch waits for what the device has before it */
 
 /* A launch that runs so long, and so many times longer than estimated, puts its estimate in doubt. */
@@ -59,7 +62,11 @@ struct core_device {
     int64_t reserve_ns;     /* drawn and due, but not to be spent yet */
     uint64_t let_go_ns;     /* device time let go so far */
     uint64_t busy_until_ns; /* the device is, with what was let go so far, if it takes as long as it is charged */
-    uint64_t began_ns;      /* its first draw; 0: none yet */
+    uint64_t ahead_ns;      /* so much may be let go ahead; neighbours may make the device be a quarter of it behind */
+    uint64_t spent_ns;      /* and `launches` when that was computed */
+    uint64_t launches;
+    struct presence presence;
+    uint64_t began_ns; /* its first draw; 0: none yet */
     uint64_t phase_since_ns;
     uint32_t overlaps[CORE_PHASES]; /* of the last phases measured */
     uint32_t phases;
@@ -70,7 +77,9 @@ struct core_device {
 /* The terms of a moment, and who else is there. */
 struct core_terms {
     struct budget_terms budget;
-    uint32_t tenants; /* on the device, this one included; 0: not known */
+    uint32_t tenants;  /* on the device, this one included; 0: not known */
+    uint32_t present;  /* core_present() */
+    uint64_t launches; /* of this process so far */
 };
 
 /* A launch that wants to go. */
@@ -131,6 +140,14 @@ static inline void core_cancel(struct core_device *device, uint64_t cost_ns)
 {
     __atomic_fetch_add(&device->credit_ns, (int64_t)cost_ns, __ATOMIC_RELAXED);
 }
+
+/* A process that waits while the device works for it looks who else is there (presence.h). Only where all work is on one
+   stream, and where it is not known that nobody is there. */
+bool core_may_probe(const struct core_device *device, const struct core_terms *terms);
+void core_verdict(struct core_device *device, uint64_t now_ns, bool answered);
+
+/* How much of the time in which the process has work the device is its own, in 1/1024; 0: not known. */
+uint32_t core_present(const struct core_device *device, uint64_t now_ns);
 
 /* Charge a launch. Returns 0 if it goes, else the time to wait until before core_ask() is called. */
 uint64_t core_begin(struct core_device *device, uint64_t now_ns, const struct core_terms *terms,

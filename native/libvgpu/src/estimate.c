@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "presence.h"
+
 enum {
     UNKNOWN_GROWTH_BITS = 3,
     UNKNOWN_GROWTH_STEPS = 5,
@@ -20,11 +22,15 @@ enum {
     HITS_PER_2_SLICES = 5,
     STOLEN_RATIO = 2,
     STRETCH_ONE = 1024,
-    CONTENDERS_POSSIBLE = 4
+    CONTENDERS_POSSIBLE = 4,
+    MEASURED_FROM = 8,
+    PRESENT_LEAST = 170
 };
 
 /* A slice of a driver's time-slicing, about. */
 #define SLICE_NS UINT64_C(2000000)
+/* Longer kernels are met by slices more often than not. */
+#define LONG_NS UINT64_C(1000000)
 
 static uint64_t quarter_log2(uint64_t value)
 {
@@ -285,8 +291,27 @@ static uint64_t stretch(const struct estimate *estimate, uint32_t contenders)
     return seen < (uint64_t)STRETCH_ONE * contenders ? seen : (uint64_t)STRETCH_ONE * contenders;
 }
 
+/* What the mean elapsed time was worth, by how much of the time the device was ours. */
+static uint64_t measured_mean(const struct estimate *estimate, uint32_t present)
+{
+    return estimate->mean_ns * present / PRESENCE_ONE;
+}
+
+/* The shortest samples are not what the work takes: they all hold slices, or the work varies. */
+static bool is_measured(const struct estimate *estimate, uint32_t contenders, uint32_t present)
+{
+    if (contenders == 1 || present < PRESENT_LEAST || estimate->taken < MEASURED_FROM) return false;
+    if (estimate->low_ns < LONG_NS) {
+        uint64_t slices = estimate->watched_ns * (PRESENCE_ONE - present) / present;
+        return estimate->hits >= HITS_MIN && estimate->stolen_ns > slices + slices / 2 + HITS_MIN * SLICE_NS / 2;
+    }
+    uint64_t mean = measured_mean(estimate, present);
+    uint64_t tenth = estimate->near_ns / 10;
+    return mean + tenth < estimate->near_ns || mean > estimate->near_ns + tenth;
+}
+
 /* How much of an elapsed time was ours. */
-static uint64_t worth_of(struct estimate *estimate, uint64_t elapsed, uint32_t contenders)
+static uint64_t worth_of(struct estimate *estimate, uint64_t elapsed, uint32_t contenders, uint32_t present)
 {
     if (contenders == 1) return elapsed;
     bool clean = elapsed <= trim_limit(estimate->low_ns);
@@ -294,14 +319,16 @@ static uint64_t worth_of(struct estimate *estimate, uint64_t elapsed, uint32_t c
     uint32_t most = contenders < CONTENDERS_POSSIBLE ? CONTENDERS_POSSIBLE : contenders;
     bool possible = elapsed <= explained(estimate->low_ns, most);
     if (clean || possible) watch(estimate, elapsed, !clean);
-    if (clean || varies(estimate, contenders)) return elapsed;
+    if (clean || (present == 0 && varies(estimate, contenders))) return elapsed;
+    if (!possible && present >= PRESENT_LEAST) return elapsed * present / PRESENCE_ONE;
     return possible ? estimate->near_ns : elapsed * STRETCH_ONE / stretch(estimate, contenders);
 }
 
-uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t contenders)
+uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t contenders, uint32_t present)
 {
     uint64_t elapsed = elapsed_ns < ESTIMATE_MAX_NS ? elapsed_ns : ESTIMATE_MAX_NS;
-    if (estimate->taken > 0 && contenders > 1) notice_change(estimate, elapsed, contenders);
+    bool varied = is_measured(estimate, contenders, present);
+    if (estimate->taken > 0 && contenders > 1 && !varied) notice_change(estimate, elapsed, contenders);
     estimate->elapsed_ns[estimate->taken % ESTIMATE_SAMPLES] = elapsed;
     estimate->taken++;
     if (estimate->taken == UINT32_MAX) estimate->taken = UINT32_MAX / ESTIMATE_SAMPLES * ESTIMATE_SAMPLES;
@@ -319,6 +346,7 @@ uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_
         estimate->worth_ns = estimate->near_ns;
     }
     uint64_t least = estimate->mean_ns / contenders;
+    if (present > 0 && measured_mean(estimate, present) < least) least = measured_mean(estimate, present);
     /* Processes of a container that begin together see nothing but each other at first. */
     bool early = estimate->taken < EARLY && contenders > 2;
     if (early) {
@@ -328,14 +356,22 @@ uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_
         least = estimate->shared_ns < estimate->low_ns ? estimate->shared_ns : estimate->low_ns;
     }
     estimate->longest_ns = elapsed > estimate->longest_ns ? elapsed : estimate->longest_ns;
-    uint64_t worth = worth_of(estimate, elapsed, contenders);
+    uint64_t worth = worth_of(estimate, elapsed, contenders, present);
+    bool measured = is_measured(estimate, contenders, present);
+    if (measured) {
+        worth = elapsed * present / PRESENCE_ONE;
+        estimate->worth_ns = least = measured_mean(estimate, present);
+        early = false;
+    }
     if (estimate->worth_ns == 0) estimate->worth_ns = worth;
-    add_to_mean(&estimate->worth_ns, worth, weight);
-    if (!varies(estimate, contenders) && estimate->worth_ns < estimate->near_ns) estimate->worth_ns = estimate->near_ns;
+    if (!measured) add_to_mean(&estimate->worth_ns, worth, weight);
+    if (!measured && (present > 0 || !varies(estimate, contenders)) && estimate->worth_ns < estimate->near_ns)
+        estimate->worth_ns = estimate->near_ns;
     uint64_t charge = estimate->worth_ns > least && !early ? estimate->worth_ns : least;
     __atomic_store_n(&estimate->charge_ns, charge > 0 ? charge : 1, __ATOMIC_RELAXED);
     if (estimate->samples < UINT32_MAX) __atomic_store_n(&estimate->samples, estimate->samples + 1, __ATOMIC_RELAXED);
     plan(estimate);
     if (early) return charge;
+    if (measured) return worth;
     return charge == least && elapsed / contenders > worth ? elapsed / contenders : worth;
 }

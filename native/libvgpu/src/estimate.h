@@ -112,8 +112,9 @@ static inline bool estimate_is_sampled(struct estimates *all, struct estimate *e
 }
 
 /* Take a sample. `contenders`: processes that may share the device by time slices, this one included; 1: none, all
-   elapsed time was ours. Returns the device time that the sampled launch is worth. */
-uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t contenders);
+   elapsed time was ours. `present`: the part of elapsed time that was ours at present (presence.h), 0: not known. Returns
+   the device time that the sampled launch is worth. */
+uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t contenders, uint32_t present);
 
 /* After the first sample: by how much the launches before it were charged too little, `overlap` as in compute_core.h. */
 int64_t estimate_unknown_owed(struct estimate *estimate, uint32_t overlap);

@@ -56,6 +56,7 @@ static void lend_driver(void)
         .event_query = DRIVER(cuEventQuery),
         .event_elapsed = DRIVER(cuEventElapsedTime),
         .stream_is_capturing = DRIVER(cuStreamIsCapturing),
+        .stream_create = DRIVER(cuStreamCreate),
         .exchange_capture_mode = (CUresult (*)(int *))DRIVER(cuThreadExchangeStreamCaptureMode),
     });
 }

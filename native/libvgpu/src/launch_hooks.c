@@ -29,7 +29,8 @@ static inline bool is_limited(void)
 {
     int known = atomic_load_explicit(&paced, memory_order_relaxed);
     if (UNLIKELY(known < 0)) known = look_for_page();
-    return known || account_is_core_limited();
+    if (UNLIKELY(!account_is_attached())) return known || account_is_core_limited();
+    return known || __atomic_load_n(&account_view.core_limited, __ATOMIC_RELAXED);
 }
 
 bool launch_is_limited(void)

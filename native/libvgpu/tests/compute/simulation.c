@@ -8,7 +8,7 @@
  * and processes take turns of `slice_us` while more than one has work, so that elapsed time holds the neighbours' slices.
  *
  * Words on the command line, each `key=value`, in order; `tenant`, `process`, `thread` and `work` open what follows:
- *     sms seconds slice_us seed
+ *     sms seconds slice_us seed, probes (0: events on a stream of our own are as late as the work)
  *     tenant  pct, pct2 and at_ms (limit from then on), limited (0: no limiter), page (tenants told by the agent, 0: none),
  *             force (limited though alone), paced (held back for the sake of a higher priority)
  *     process start_ms, end_ms (killed)
@@ -89,6 +89,7 @@ struct process {
     struct sample samples[SAMPLES];
     struct sample *running[SAMPLES];
     uint32_t running_count;
+    bool probe_pending, probe_answered;
     uint64_t served, launches, waited, longest_wait, late;
 };
 
@@ -109,6 +110,7 @@ static uint64_t slice_ns = 2 * MS, seconds = 10, now = START;
 static uint64_t random_state = 88172645463325252u;
 static int current = -1;
 static uint64_t slice_end;
+static bool probes = true;
 
 static uint64_t random_number(void)
 {
@@ -132,7 +134,8 @@ static struct core_terms terms_of(struct process *process)
 {
     struct tenant *tenant = &tenants[process->tenant];
     uint32_t pct = tenant->at_ms > 0 && now >= START + tenant->at_ms * MS ? tenant->pct2 : tenant->pct;
-    struct core_terms terms = {.tenants = tenant->page};
+    struct core_terms terms = {
+        .tenants = tenant->page, .launches = process->launches, .present = core_present(&process->core, now)};
     if (tenant->page == 1 && !tenant->force) pct = 100;
     terms.budget.pct = pct;
     terms.budget.siblings = core_siblings(&tenant->roster, &process->roster_round, now);
@@ -186,6 +189,24 @@ static void harvest(struct process *process, const struct core_terms *terms)
         process->running[kept++] = sample;
     }
     process->running_count = kept;
+}
+
+/* The process waits: it looks who else is there, as compute.c does. Returns when to look again. */
+static uint64_t probe(struct process *process, const struct core_terms *terms)
+{
+    struct presence *presence = &process->core.presence;
+    if (presence_wants_verdict(presence, now)) {
+        core_verdict(&process->core, now, process->probe_answered);
+        process->probe_pending = false;
+    }
+    bool works = process->running_count > 0 && process->running[process->running_count - 1]->end == NEVER;
+    if (presence->posted_ns == 0 && (!works || !core_may_probe(&process->core, terms))) return NEVER;
+    if (presence_wants_probe(presence, now)) {
+        presence_posted(presence, now);
+        process->probe_answered = probes && current >= 0 && processes[current] == process;
+        process->probe_pending = !process->probe_answered;
+    }
+    return now + presence_rest(presence, now);
 }
 
 static struct sample *begin_sample(struct process *process, struct estimate *estimate, uint64_t cost, bool unknown,
@@ -303,6 +324,8 @@ static void launch(struct process *process, uint32_t index)
             if (!asking) thread->due = due;
             thread->state = WAITS;
             thread->wake = due - now < longest ? due : now + longest;
+            uint64_t look = probe(process, &terms);
+            if (look < thread->wake) thread->wake = look;
             return;
         }
         process->waited += now - thread->began;
@@ -365,6 +388,8 @@ static void schedule(void)
         if (has_work(processes[next])) {
             current = (int)next;
             slice_end = now + slice_ns;
+            if (processes[next]->probe_pending) processes[next]->probe_answered = probes;
+            processes[next]->probe_pending = false;
             return;
         }
     }
@@ -488,6 +513,7 @@ static bool set_value(const char *word)
     }
     KEY(word, "sms", sms, small)
     KEY(word, "seconds", seconds, whole)
+    KEY(word, "probes", probes, whole != 0)
     KEY(word, "slice_us", slice_ns, whole * 1000)
     KEY(word, "seed", random_state, random_state + whole * UINT64_C(0x9e3779b97f4a7c15))
     KEY(tenant, "pct", tenant->pct, small)

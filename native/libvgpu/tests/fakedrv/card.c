@@ -509,6 +509,12 @@ unsigned int card_recent_pct(struct card *card, unsigned int slot, unsigned int 
     return now > begin ? (unsigned int)(served * 100 / (now - begin)) : 0;
 }
 
+bool card_is_away(const struct card *card, unsigned int slot, unsigned int device)
+{
+    unsigned int current = card->devices[device].current;
+    return current != slot && has_work(card, slot, device) && has_work(card, current, device);
+}
+
 unsigned int card_busy_count(const struct card *card, unsigned int device)
 {
     unsigned int count = 0;

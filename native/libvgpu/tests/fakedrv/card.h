@@ -145,6 +145,9 @@ unsigned int card_recent_pct(struct card *card, unsigned int slot, unsigned int 
 /* Index of the device with this UUID, -1 when no process has used it yet. */
 int card_device_known(const struct card *card, const char *uuid);
 
+/* Caller holds the clock. Whether this process has work and another one has the device. */
+bool card_is_away(const struct card *card, unsigned int slot, unsigned int device);
+
 /* Caller holds the clock. How many processes have work now. */
 unsigned int card_busy_count(const struct card *card, unsigned int device);
 

@@ -925,15 +925,21 @@ static CUresult record(CUevent event, CUstream handle, bool per_thread)
     event->recorded = true;
     event->done = false;
     event->target_ns = floor_of(stream);
-    if (event->target_ns <= at->known_ns) {
+    if (event->target_ns <= at->known_ns && at->until_ns <= at->known_ns) {
         event->time_ns = card_now();
         event->done = true;
-    } else if (enter_clock(device, &now) >= event->target_ns) {
-        event->time_ns = now;
-        event->done = true;
-        leave_clock(device);
     } else {
+        uint64_t served = enter_clock(device, &now);
+        bool is_away = card_is_away(fake.card, fake.slot, at->card);
         leave_clock(device);
+        if (is_away) {
+            event->target_ns =
+                larger(event->target_ns, served + 1); /* no stream of a context goes on without the device */
+        }
+        event->done = served >= event->target_ns;
+        event->time_ns = now;
+    }
+    if (!event->done) {
         event->next = at->pending;
         event->link = &at->pending;
         if (event->next != NULL) {

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How much of the time in which this process has work on a device the device works for it.
+ *
+ * Elapsed times cannot tell a neighbour's slices from work that varies. This can: while work is queued, an event is now and
+ * then recorded on a stream of our own that has nothing else to do (a probe). It happens at once while our context is on
+ * the device, and only with the context's next slice while another one is. The part of probes that were answered at once is
+ * the part of an elapsed time that was ours. Probes come at irregular times, so that they keep no step with the slices.
+ * Were the stream to share a queue with the work, no probe would be answered before the work ends: then nothing is known.
+ * Pure: no clock, no driver. Nanoseconds; parts in 1/1024. Belongs to one caller at a time. Locks taken here: none.
+ */
+#ifndef VGPU_PRESENCE_H
+#define VGPU_PRESENCE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define PRESENCE_ONE 1024u
+/* From this part on nobody else is worth speaking of. */
+#define PRESENCE_ALONE 992u
+/* So long after it was posted a probe is looked at, */
+#define PRESENCE_VERDICT_NS UINT64_C(50000)
+/* and if the host came later than this, it tells nothing. */
+#define PRESENCE_LATE_NS UINT64_C(400000)
+#define PRESENCE_PERIOD_NS UINT64_C(100000000)
+/* What was seen longer ago than this is forgotten. */
+#define PRESENCE_STALE_NS UINT64_C(2000000000)
+
+enum {
+    PRESENCE_SPACING_MIN_NS = 800000, /* between probes on average, as long as there is work: */
+    PRESENCE_SPACING_MAX_NS = 4000000,
+    PRESENCE_PER_PERIOD = 20, /* about so many are wanted */
+    PRESENCE_MIN = 24,        /* probes from which on the part is known, */
+    PRESENCE_SEEN = 4,        /* of which so many were answered at once; */
+    PRESENCE_MOST = 96,       /* older ones fade */
+};
+
+struct presence {
+    uint32_t probes;
+    uint32_t seen; /* of them: answered at once */
+    uint64_t last_ns;
+    uint64_t posted_ns; /* 0: none is under way */
+    uint64_t next_ns;
+    uint64_t spacing_ns;
+    uint64_t period_ns; /* when the present one began, */
+    uint32_t in_period; /* and the probes of it */
+};
+
+/* 1..PRESENCE_ONE; 0: not known. */
+static inline uint32_t presence_part(const struct presence *presence, uint64_t now_ns)
+{
+    if (presence->probes < PRESENCE_MIN || presence->seen < PRESENCE_SEEN ||
+        now_ns > presence->last_ns + PRESENCE_STALE_NS)
+        return 0;
+    return presence->seen * PRESENCE_ONE / presence->probes;
+}
+
+static inline bool presence_wants_probe(const struct presence *presence, uint64_t now_ns)
+{
+    return presence->posted_ns == 0 && now_ns >= presence->next_ns;
+}
+
+static inline bool presence_wants_verdict(const struct presence *presence, uint64_t now_ns)
+{
+    return presence->posted_ns > 0 && now_ns >= presence->posted_ns + PRESENCE_VERDICT_NS;
+}
+
+/* How long until there is something to do. */
+static inline uint64_t presence_rest(const struct presence *presence, uint64_t now_ns)
+{
+    uint64_t next = presence->posted_ns > 0 ? presence->posted_ns + PRESENCE_VERDICT_NS : presence->next_ns;
+    return next > now_ns ? next - now_ns : 1;
+}
+
+static inline void presence_posted(struct presence *presence, uint64_t now_ns)
+{
+    if (now_ns >= presence->period_ns + PRESENCE_PERIOD_NS) {
+        /* As many as are wanted spread over all the time in which there is work, for neighbours have periods too. */
+        uint64_t spacing = presence->spacing_ns;
+        if (presence->in_period > PRESENCE_PER_PERIOD) spacing += spacing / 4;
+        if (presence->in_period < PRESENCE_PER_PERIOD) spacing -= spacing / 4;
+        if (spacing < PRESENCE_SPACING_MIN_NS) spacing = PRESENCE_SPACING_MIN_NS;
+        presence->spacing_ns = spacing < PRESENCE_SPACING_MAX_NS ? spacing : PRESENCE_SPACING_MAX_NS;
+        presence->period_ns = now_ns;
+        presence->in_period = 0;
+    }
+    presence->in_period++;
+    presence->posted_ns = now_ns;
+}
+
+/* None could be posted. */
+static inline void presence_failed(struct presence *presence, uint64_t now_ns)
+{
+    presence->posted_ns = 0;
+    presence->next_ns = now_ns + PRESENCE_SPACING_MAX_NS;
+}
+
+/* The probe under way was looked at. `random`: any number, plans the next one. */
+static inline void presence_verdict(struct presence *presence, uint64_t now_ns, bool seen, uint32_t random)
+{
+    bool late = now_ns > presence->posted_ns + PRESENCE_LATE_NS;
+    presence->posted_ns = 0;
+    uint64_t spacing = presence->spacing_ns > 0 ? presence->spacing_ns : PRESENCE_SPACING_MIN_NS;
+    presence->next_ns = now_ns + spacing / 2 + random % spacing;
+    if (late) return;
+    if (now_ns > presence->last_ns + PRESENCE_STALE_NS) presence->probes = presence->seen = 0;
+    if (presence->probes >= PRESENCE_MOST) {
+        presence->probes /= 2;
+        presence->seen /= 2;
+    }
+    presence->probes++;
+    presence->seen += seen ? 1 : 0;
+    presence->last_ns = now_ns;
+}
+
+#endif
