@@ -99,6 +99,7 @@ async def test_gang_is_placed_once_there_is_room() -> None:
     assert len(held(world)) == 4
 
 
+@pytest.mark.timeout(30)  # half a second of work, and much of it on a busy machine
 async def test_of_twenty_gangs_as_many_run_as_there_is_room_for_and_the_others_hold_nothing() -> (
     None
 ):
