@@ -260,6 +260,7 @@ async def test_a_connection_that_rests_loses_nothing_and_holds_up_no_answer(
     ):
         heard: list[bytes] = []
         with anyio.fail_after(20):
+            assert (await bus.request("$JS.API.INFO")).data  # so the server knows who listens
             for number in range(100):
                 assert await other.publish("beat", b"%d" % number)
             assert (await other.request("$JS.API.INFO")).data  # so they are at the server
