@@ -127,6 +127,7 @@ def test_nothing_is_offered_where_no_single_change_helps() -> None:
     assert closest(ledger, pod("p")) == {}
 
 
+@pytest.mark.timeout(30)  # a thousand filters, and long on a busy machine
 def test_memory_and_compute_together_where_neither_alone_helps() -> None:
     ledger = ledger_of(("a", [device("a", 0)]), ("b", [device("b", 0)]))
     list(simulate(ledger, [pod("x", mib=600, core=50), pod("y", mib=900, core=10)], now_s=0))
@@ -247,6 +248,7 @@ def test_pod_is_told_its_quota_now_without_being_counted() -> None:
     assert governed.quota.claims() == {}
 
 
+@pytest.mark.timeout(30)
 @settings(max_examples=30, deadline=None)
 @given(used=st.lists(st.integers(0, 1000), min_size=1, max_size=6), asked=st.integers(1001, 4000))
 def test_closest_memory_equals_trying_every_amount(used: list[int], asked: int) -> None:
