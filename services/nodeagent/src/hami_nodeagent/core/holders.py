@@ -4,8 +4,8 @@
 A container holds a share while its grant stands, its pod is alive and the ledger's newest record of
 the pod names the share: the record's figures count, so a resized share counts with its new size.
 Containers that hold only whole devices are not limited at all (design D33). How HAMi's limiter
-shares out compute is its own affair: of pods that HAMi placed only memory is compared. Memory in MiB, compute
-in percent of one device (0: no limit).
+shares out compute is its own affair: of pods that HAMi placed only memory is compared. Memory in
+MiB, compute in percent of one device (0: no limit).
 """
 
 from collections.abc import Callable, Mapping, Sequence

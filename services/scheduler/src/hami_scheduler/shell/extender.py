@@ -212,7 +212,7 @@ class Extender:
     # --- prioritize ------------------------------------------------------------------------------
 
     async def prioritize(self, request: Request) -> Response:
-        """A score 0..10 for every node; all 0 where no opinion is possible."""
+        """Scores 0..10; nodes that are not named have 0, all where no opinion is possible."""
         begin = perf_counter()
         pod, candidates = self._decoder.decode(request.body)
         with self._span("prioritize", pod), log_context(**_named(pod)):
