@@ -150,18 +150,21 @@ class TestInstallation:
         assert " created" not in applied
         assert await versions(site) == before
 
-    async def test_production_overlay_is_accepted_with_a_collector_of_traces(
+    async def test_production_overlay_is_accepted_with_what_may_be_added(
         self, site: Installed, tmp_path: Path
     ) -> None:
         prod = os.path.relpath(OVERLAYS / "prod", tmp_path.resolve())
-        otel = os.path.relpath(OVERLAYS.parent / "components" / "otel", tmp_path.resolve())
+        added = ("otel", "hami-take-over", "hami-mirrors", "hami-mirrors-nodes")
+        components = OVERLAYS.parent / "components"
         (tmp_path / "kustomization.yaml").write_text(
             json.dumps(
                 {
                     "apiVersion": "kustomize.config.k8s.io/v1beta1",
                     "kind": "Kustomization",
                     "resources": [prod],
-                    "components": [otel],
+                    "components": [
+                        os.path.relpath(components / name, tmp_path.resolve()) for name in added
+                    ],
                 }
             )
         )
