@@ -305,8 +305,11 @@ def _nothing(**given: object) -> None:
 
 def _leaves(command: click.Command) -> Iterator[click.Command]:
     if isinstance(command, click.Group):
-        for inner in command.commands.values():
-            yield from _leaves(inner)
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            if inner is not None:
+                yield from _leaves(inner)
     else:
         yield command
 

@@ -3,13 +3,15 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from hamictl.cli import main
+from hamictl.cli import PLACES, main
 
 DOCS = Path(__file__).parents[3] / "docs"
 TEXTS = ("hamictl.md", "explain.md", "quota.md", "replay.md")
@@ -17,7 +19,10 @@ TEXTS = ("hamictl.md", "explain.md", "quota.md", "replay.md")
 
 def commands(group: click.Group, *words: str) -> Iterator[str]:
     """All commands, as they are typed."""
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         if isinstance(command, click.Group):
             yield from commands(command, *words, name)
         else:
@@ -31,6 +36,21 @@ def lines() -> list[str]:
         for block in re.findall(r"```sh\n(.*?)```", (DOCS / name).read_text(), re.DOTALL):
             found += [line for line in block.splitlines() if line.startswith("hamictl ")]
     return found
+
+
+def test_commands_bear_the_names_they_are_found_by() -> None:
+    context = click.Context(main)
+    found = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    assert {name: command and command.name for name, command in found.items()} == {
+        name: name for name in PLACES
+    }
+    assert main.get_command(context, "got") is None
+
+
+def test_a_command_that_looks_brings_in_no_scheduler() -> None:
+    code = "import sys, hamictl.looking; print('numpy' in sys.modules, 'nats' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
 
 
 def test_every_command_is_in_the_table() -> None:
