@@ -251,15 +251,14 @@ async def test_decisions_explain_a_placed_and_a_refused_pod(cluster: Cluster) ->
 
     async def explained() -> bool:
         fits, large = await cluster.explain("fits"), await cluster.explain("too-large")
-        return bool(fits.get("allocations")) and bool(large.get("decisions"))
+        states = [allocation["state"] for allocation in fits.get("allocations", ())]
+        return states == ["running"] and bool(large.get("decisions"))
 
     await cluster.until("both pods are explained", explained)
     refusals = (await cluster.explain("too-large"))["decisions"][0]["refusals"]
     assert refusals[0]["code"] == "CardInsufficientMemory"
     assert refusals[0]["nodes"] == [NODE]
     assert "99999" in refusals[0]["text"]
-    states = [a["state"] for a in (await cluster.explain("fits"))["allocations"]]
-    assert states == ["running"]
 
 
 async def _registry_devices(cluster: Cluster) -> list[dict[str, Any]]:

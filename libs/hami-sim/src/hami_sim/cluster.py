@@ -20,6 +20,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -255,7 +256,7 @@ class Cluster:
     async def start(self) -> None:
         """Bring everything up.
 
-        Returns when each part is ready and the nodes offer their devices.
+        Returns when each part is ready, the nodes offer their devices, and schedulers hear agents.
         """
         begun = anyio.current_time()
         try:
@@ -273,6 +274,8 @@ class Cluster:
         await self._wait_for(self.plane.is_scheduler_ready, "kube-scheduler")
         await self._register_webhook()
         await self._wait_for(self.nodes_offer_devices, "kubelet")
+        for name in self.schedulers:
+            await self._wait_for(partial(self._hears_agents, name), name)
         self._bus = await nats.connect(self.nats.url, name="harness", max_reconnect_attempts=-1)
         self.timings_s["cluster_ready"] = anyio.current_time() - begun
 
@@ -445,6 +448,18 @@ class Cluster:
             for node in self.spec.nodes
             for vendor in node.profiles()
         )
+
+    async def _hears_agents(self, scheduler: str) -> bool:
+        """Whether it would give devices of each vendor on each node."""
+        async with self.session.get(f"{self.url(scheduler)}/v1/snapshot") as response:
+            if response.status != HTTPStatus.OK:
+                return False
+            seen = await response.json()
+        known = {(one["node"], one["vendor"]) for one in seen.get("devices", ())}
+        heard = known - {(node, vendor) for node, vendor in seen.get("silent", ())}
+        return heard >= {
+            (node.name, vendor) for node in self.spec.nodes for vendor in node.profiles()
+        }
 
     async def stop(self) -> None:
         """End all processes, services first, then what they stand on."""
