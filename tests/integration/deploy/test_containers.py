@@ -51,14 +51,14 @@ CONTAINER = r"""
 set -eu
 root=$1 user=$2; shift 2
 mount -t tmpfs none "$root"
-for path in $SEEN; do
+for path in $WRITABLE; do
+    mkdir -p "$root$path"; mount -t tmpfs -o mode=1777 none "$root$path"
+done
+for path in $SEEN; do  # what lies below /tmp, as a checkout may, is seen there
     if [ -L "$path" ]; then cp -P "$path" "$root$path"
     elif [ -d "$path" ]; then mkdir -p "$root$path"; mount --rbind "$path" "$root$path"; fi
 done
 mkdir -p "$root/mnt" && mount --bind "$FILES" "$root/mnt"
-for path in $WRITABLE; do
-    mkdir -p "$root$path"; mount -t tmpfs -o mode=1777 none "$root$path"
-done
 mount -o remount,ro "$root"
 exec chroot "$root" setpriv --reuid "${user%:*}" --regid "${user#*:}" --clear-groups \
     --inh-caps=-all --bounding-set=-all --no-new-privs env -i HOME=/ "$@"
