@@ -86,10 +86,13 @@ def test_two_tenants_get_their_shares(node: GpuNode, start_drive: StartDrive) ->
 def test_cap_holds_beside_a_neighbour_that_never_pauses(
     node: GpuNode, start_drive: StartDrive
 ) -> None:
-    """Kernels longer than a time slice are never seen undisturbed there."""
+    """Kernels longer than a time slice are never seen undisturbed there.
+
+    Who infers contention from durations gets 23 to 26 here; a busy machine costs some points.
+    """
     drives = [work_on(start_drive(node.container(0, core_pct=pct))) for pct in (40, 100)]
     share, rest = shares(node, drives, work("fixed_5ms"))
-    assert share == pytest.approx(40, abs=ERROR)
+    assert share == pytest.approx(40, abs=ERROR + 4)
     assert rest > 100 - 40 - 2 * ERROR  # the device is not idle
 
 
