@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connection to a real nats-server through restarts, freezes and absence."""
 
+import asyncio
 import logging
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from hami_common.errors import Denied, Unavailable
@@ -269,3 +271,19 @@ async def test_a_connection_that_rests_loses_nothing_and_holds_up_no_answer(
                 assert (await bus.request("$JS.API.INFO")).data
                 heard += [m.data for m in await subscription.receive(timeout_s=0.05)]
     assert heard == [b"%d" % number for number in range(100)]
+
+
+async def test_a_subscription_ends_in_peace_when_its_connection_is_lost(
+    nats_server: NatsServer,
+) -> None:
+    """As after a pause of the whole process: the loss is not noticed yet when the reader leaves."""
+    async with natsio.connect([nats_server.url], name="reader") as bus:
+        async with bus.subscribe("a.b"):
+            client = bus._client  # noqa: SLF001 - cut in the very moment, which no proxy can
+            assert client is not None
+            transport = client._socket()  # noqa: SLF001 - as above
+            assert isinstance(transport, asyncio.Transport)
+            transport.abort()
+            await anyio.lowlevel.checkpoint()
+        with pytest.raises(Unavailable, match="nobody"):
+            await bus.request("a.b", b"")

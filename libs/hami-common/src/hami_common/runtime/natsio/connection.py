@@ -117,7 +117,7 @@ class Subscription:
         if attached is not None:
             try:
                 await attached.unsubscribe()
-            except nats.errors.Error:
+            except (nats.errors.Error, OSError):
                 _log.debug("subscription ended with its connection")
 
     def interrupt(self) -> None:
