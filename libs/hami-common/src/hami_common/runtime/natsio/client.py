@@ -151,9 +151,14 @@ class MessageReader(Parser):
 class DirectClient(Client):
     """The library's client with the shorter way."""
 
-    def __init__(self, *, rest_s: float = 0.0) -> None:
-        """Not connected. Rest for ``rest_s`` between readings; 0: never."""
+    def __init__(self, *, rest_s: float = 0.0, lost: Callable[[], object] = lambda: None) -> None:
+        """Not connected. Rest for ``rest_s`` between readings; 0: never.
+
+        ``lost`` is called as soon as the library finds the connection broken: its own callbacks
+        come after it has closed, and not at all when closing a broken socket fails.
+        """
         super().__init__()
+        self._lost = lost
         self.reader = self._ps = MessageReader(self)
         self.sinks: dict[int, Sink] = {}
         """Who reads, by number of the subscription."""
@@ -180,6 +185,10 @@ class DirectClient(Client):
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         self.sinks.pop(sid, None)
         super()._remove_sub(sid, max_msgs)
+
+    def _process_disconnect(self) -> None:
+        super()._process_disconnect()
+        self._lost()
 
     def rest(self) -> None:
         """Read nothing for a while, unless somebody waits for an answer."""

@@ -390,10 +390,10 @@ class Bus:
 
     async def _dial(self) -> None:
         options, public_key = self._login.options()
-        client = DirectClient(rest_s=self._rest_s)
+        lost = anyio.Event()
+        client = DirectClient(rest_s=self._rest_s, lost=lost.set)
         if public_key:
             client._public_nkey = public_key  # noqa: SLF001 - the library sets it from a seed only
-        lost = anyio.Event()
 
         async def on_lost() -> None:
             lost.set()
