@@ -183,7 +183,8 @@ async def test_a_bug_in_a_handler_is_500_is_logged_and_spares_the_server(
             assert "secret" not in await answer.text()
         async with session.post(f"{url}/echo", data=b"1") as answer:
             assert answer.status == 200
-    assert [record.message for record in caplog.records] == ["handler failed"]
+    loud = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert loud == ["handler failed"]
 
 
 async def test_health_readiness_and_metrics_are_built_in() -> None:
