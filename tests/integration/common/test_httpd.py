@@ -2,6 +2,7 @@
 """The services' HTTP server over real sockets: routes, limits, errors, TLS reload, orderly stop."""
 
 import io
+import logging
 import os
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
