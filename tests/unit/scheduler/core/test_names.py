@@ -40,9 +40,15 @@ def agree(codes: dict[str, int], names: Sequence[str]) -> NodeNames:
             f"<{json.dumps(name, ensure_ascii=False)}>;" for name in some
         )
         numbers = np.array([i % 3 for i in range(len(names))], np.int64)
-        labelled = nodes.labelled(b"<", numbers, [b"0", b"1", b"2"])
+        labelled = nodes.labelled(nodes.places(), b"<", numbers, [b"0", b"1", b"2"])
         assert bytes(labelled).decode() == "".join(
             f"<{json.dumps(name, ensure_ascii=False)}{i % 3}" for i, name in enumerate(names)
+        )
+        places = np.flatnonzero(mask)
+        labelled = nodes.labelled(places, b"<", numbers[places], [b"0", b"1", b"2"])
+        assert bytes(labelled).decode() == "".join(
+            f"<{json.dumps(name, ensure_ascii=False)}{numbers[place]}"
+            for place, name in zip(places.tolist(), some, strict=True)
         )
     return read
 

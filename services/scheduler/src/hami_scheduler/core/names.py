@@ -134,21 +134,23 @@ class NodeNames:
         lines[:, start:end] = self.rows.take(places, axis=0)[:, :-1]
         return lines.reshape(-1).data
 
-    def labelled(self, before: bytes, numbers: Ints, labels: Sequence[bytes]) -> memoryview:
-        """Every name as a JSON string, between ``before`` and the label of its number.
+    def labelled(
+        self, places: Columns, before: bytes, numbers: Ints, labels: Sequence[bytes]
+    ) -> memoryview:
+        """The names at ``places`` as JSON strings, between ``before`` and the label of a number.
 
-        Labels are equally long.
+        ``numbers`` has one for each place; labels are equally long.
         """
         if self.rows is None:
-            quoted = map(_encoder.encode, self.strings())
+            quoted = map(_encoder.encode, self.several(places))
             tails = map(labels.__getitem__, numbers.tolist())
             lines = [before + name + tail for name, tail in zip(quoted, tails, strict=True)]
             return memoryview(b"".join(lines))
         start, end = len(before), len(before) + self.rows.shape[1] - 1
         tails_of = np.frombuffer(b"".join(labels), np.uint8).reshape(len(labels), -1)
-        text = np.empty((len(numbers), end + tails_of.shape[1]), np.uint8)
+        text = np.empty((len(places), end + tails_of.shape[1]), np.uint8)
         text[:, :start] = np.frombuffer(before, np.uint8)
-        text[:, start:end] = self.rows[:, :-1]
+        text[:, start:end] = self.rows.take(places, axis=0)[:, :-1]
         text[:, end:] = tails_of.take(numbers, axis=0)
         return text.reshape(-1).data
 

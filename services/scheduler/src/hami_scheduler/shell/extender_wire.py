@@ -249,10 +249,8 @@ def encode_priorities(names: NodeNames, priorities: Ints) -> bytes:
     the same number one is named, so that whoever looks on sees that there was an answer.
     """
     over = priorities - priorities.min(initial=MAX_PRIORITY)
-    better = over > 0
-    if not better.any():
-        better[:1] = True
-    text = names.part(better).labelled(b'{"Host":', over[better], _SCORES)
+    places = over.nonzero()[0] if over.any() else names.places()[:1]
+    text = names.labelled(places, b'{"Host":', over.take(places), _SCORES)
     return b"".join((b"[", text[:-1], b"]"))
 
 
