@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest.register_assert_rewrite("tests.contract", "tests.e2e", "tests.support")
+
 from tests.cluster import build
 from tests.cluster.needs import is_required
 from tests.support.leaks import leaks_since, snapshot

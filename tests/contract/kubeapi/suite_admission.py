@@ -2,6 +2,7 @@
 """The contract for admission webhooks: what they are asked, and what their answers do."""
 
 import base64
+import itertools
 from typing import Any
 
 import msgspec
@@ -233,7 +234,10 @@ class AdmissionContract:
                 namespace=cluster.namespace,
                 subresource="status",
             )
-            seen = [(r["operation"], r.get("subResource", "")) for r in hook.requests]
+            # A server that meets a newer object than the one its cache had begins the write anew,
+            # and asks once more.
+            asked = [(r["operation"], r.get("subResource", "")) for r in hook.requests]
+            seen = [about for about, _ in itertools.groupby(asked)]
             assert seen == [("CREATE", ""), ("UPDATE", ""), ("UPDATE", "ephemeralcontainers")]
             assert hook.requests[1]["oldObject"]["metadata"].get("labels") is None
 

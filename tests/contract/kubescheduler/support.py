@@ -14,8 +14,9 @@ from hami_sim.apiserver.client import KubeClient
 
 Obj = dict[str, Any]
 WAIT_S = 60.0
-QUIET_S = 1.5
-"""How long nothing must happen for us to believe that it does not."""
+QUIET_S = 3.2
+"""How long nothing must happen for us to believe that it does not: a pod that was woken waits for
+the end of its back-off, 2 s at most, before it is tried, and the queue is looked at each second."""
 NAMESPACE = "default"
 
 
