@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest.register_assert_rewrite("tests.contract", "tests.e2e", "tests.support")
-
 from tests.cluster import build
 from tests.cluster.needs import is_required
 from tests.support.leaks import leaks_since, snapshot
 from tests.support.natsd import nats_server
 
 __all__ = ["nats_server"]
+
+# Contracts and steps that several test files share tell values too when they fail.
+pytest.register_assert_rewrite("tests.contract", "tests.e2e")
 
 TESTS = Path(__file__).parent
 TIERS = ("unit", "property", "contract", "native", "integration", "e2e")

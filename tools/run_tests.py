@@ -29,6 +29,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -44,15 +45,21 @@ RESULTS = ROOT / ".cache" / "test-results"
 JUST = str(Path(sys.executable).parent / "just")
 TIERS = ("unit", "property", "contract", "native", "integration", "e2e")
 
-SIDE_BY_SIDE = {
+REAL = "e2e-real"
+"""The end-to-end tests once more, on the real control plane."""
+DEAL = {
     "unit": "worksteal",
     "property": "worksteal",
     "contract": "loadfile",
+    "native": "worksteal",
     "integration": "loadfile",
     "e2e": "loadfile",
+    REAL: "loadfile",
 }
 """How a tier's tests are dealt out to one worker per core: singly, or by file where the fixtures of
-a file are dear. Tiers that measure time, or tell what they measured, run on one worker."""
+a file are dear. Tests marked ``alone`` run afterwards, on one worker."""
+ALONE = frozenset({"native"})
+"""Tiers that have tests so marked."""
 
 RUN_AGAIN = frozenset({"property", "contract", "native", "integration", "e2e", "e2e-real"})
 """Tiers whose tests share the machine with real processes."""
@@ -61,8 +68,6 @@ FLAKES_MOST = 3
 FLAKES_OF_ALL_MOST = 5
 """Tests of a whole run that may have flaked."""
 
-REAL = "e2e-real"
-"""The end-to-end tests once more, on the real control plane."""
 RUNTIME = ("containerd", "runc")
 VERSION = re.compile(r"v?\d+\.\d+\.\d+[\w.+~-]*")
 VERSION_S = 60
@@ -86,7 +91,7 @@ class Outcome:
     """Tests that failed beside others and passed alone; they are among ``passed``."""
     failed_names: list[str] = field(default_factory=list)
     measured: dict[str, str] = field(default_factory=dict)
-    """What tests tell of themselves, by ``record_testsuite_property``."""
+    """What tests tell of themselves, by ``record_property``."""
 
 
 def main(arguments: list[str]) -> int:
@@ -134,7 +139,9 @@ def _build_native() -> None:
 
 
 def _run_gates() -> list[Outcome]:
-    return [_run_gate(name) for name in gate_names()]
+    """All gates, as many at a time as there are cores: they read the tree and change nothing."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(_run_gate, gate_names()))
 
 
 def gate_names() -> list[str]:
@@ -193,28 +200,52 @@ def _run_tier(folder_name: str, *, plane: str) -> Outcome:
         return Outcome(name=name)
     print(f"\n--- {name}", flush=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    report = RESULTS / f"{name}.xml"
+    chosen = ["not real"] if name == "e2e" else []  # those belong to the other run
+    options = [f"--plane={plane}", str(folder)]
+    if name not in ALONE:
+        return _run_part(name, name, options, chosen, is_alone=False)
+    outcome = _run_part(name, name, options, [*chosen, "not alone"], is_alone=False)
+    return add(
+        outcome, _run_part(name, f"{name}-alone", options, [*chosen, "alone"], is_alone=True)
+    )
+
+
+def _run_part(
+    tier: str, part: str, options: list[str], chosen: list[str], *, is_alone: bool
+) -> Outcome:
+    """One pytest run, and a second one of the few that failed."""
+    report = RESULTS / f"{part}.xml"
     report.unlink(missing_ok=True)
     started_s = time.monotonic()
-    command = [*_pytest(), "--quiet", "--tb=short", f"--junit-xml={report}"]
-    command += [f"--plane={plane}", str(folder)]
-    if name == "e2e":
-        command += ["-m", "not real"]  # they belong to the other run
-    cache = RESULTS / f"{name}.cache"
+    command = [*_pytest(), "--quiet", "--tb=short", f"--junit-xml={report}", *options]
+    if chosen:
+        command += ["-m", " and ".join(chosen)]
+    cache = RESULTS / f"{part}.cache"
     shutil.rmtree(cache, ignore_errors=True)
     command += ["--override-ini", f"cache_dir={cache}"]
-    side_by_side = []
-    if name in SIDE_BY_SIDE:
-        side_by_side = ["--numprocesses", "auto", "--dist", SIDE_BY_SIDE[name]]
-    code = subprocess.run([*command, *side_by_side], cwd=ROOT, check=False).returncode
-    outcome = count(name, report) if report.exists() else Outcome(name=name)
-    if name in RUN_AGAIN and code == 1 and 1 <= outcome.failed <= FLAKES_MOST:
+    dealt = [] if is_alone else ["--numprocesses", "auto", "--dist", DEAL[tier]]
+    code = subprocess.run([*command, *dealt], cwd=ROOT, check=False).returncode
+    outcome = count(tier, report) if report.exists() else Outcome(name=tier)
+    if tier in RUN_AGAIN and code == 1 and 1 <= outcome.failed <= FLAKES_MOST:
         outcome, code = _run_again(outcome, command, report)
     outcome.seconds = time.monotonic() - started_s
     if code not in (*PYTEST_RAN, PYTEST_NO_TESTS) or (code == 1 and not outcome.failed):
-        print(f"{name}: pytest itself stopped with exit code {code}", flush=True)
+        print(f"{part}: pytest itself stopped with exit code {code}", flush=True)
         outcome.failed += 1
     return outcome
+
+
+def add(first: Outcome, second: Outcome) -> Outcome:
+    """What two parts of one tier did."""
+    first.passed += second.passed
+    first.failed += second.failed
+    first.skipped += second.skipped
+    first.seconds += second.seconds
+    first.skip_reasons += second.skip_reasons
+    first.flaked += second.flaked
+    first.failed_names += second.failed_names
+    first.measured |= second.measured
+    return first
 
 
 def _run_again(first: Outcome, command: list[str], report: Path) -> tuple[Outcome, int]:
@@ -252,9 +283,9 @@ def count(name: str, report: Path) -> Outcome:
     outcome = Outcome(name=name)
     verdicts: dict[tuple[str, str], str] = {}
     root = ET.parse(report).getroot()  # noqa: S314 - pytest wrote the file
-    for told in root.iterfind("testsuite/properties/property"):
-        outcome.measured[told.get("name", "")] = told.get("value", "")
     for case in root.iter("testcase"):
+        for told in case.iterfind("properties/property"):
+            outcome.measured[told.get("name", "")] = told.get("value", "")
         test = (case.get("classname", ""), case.get("name", ""))
         if case.find("failure") is not None or case.find("error") is not None:
             verdicts[test] = "failed"

@@ -66,13 +66,13 @@ Obj = dict[str, Any]
 @pytest.fixture(scope="module")
 async def site(
     tmp_path_factory: pytest.TempPathFactory,
-    record_testsuite_property: Callable[[str, object], None],
+    record_property: Callable[[str, object], None],
 ) -> AsyncIterator[Installed]:
     control_plane_or_skip()
     async with run_installed(tmp_path_factory.mktemp("inst")) as installed:
         await installed.client.create("namespaces", {"metadata": {"name": NAMESPACE}})
         rounded = {name: round(s, 1) for name, s in installed.timings_s.items()}
-        record_testsuite_property("installation_s", rounded)
+        record_property("installation_s", rounded)
         yield installed
 
 

@@ -78,12 +78,12 @@ async def pids(cluster: Cluster) -> dict[str, int | None]:
 
 
 async def test_hundred_pods_at_once_each_get_their_own_share(
-    cluster: Cluster, record_testsuite_property: Callable[[str, object], None]
+    cluster: Cluster, record_property: Callable[[str, object], None]
 ) -> None:
     names = [f"burst-{i}" for i in range(100)]
     sizes = {name: 500 + 10 * i for i, name in enumerate(names)}
     row = await burst(cluster, [small_pod(name, memory_mib=sizes[name]) for name in names])
-    record_testsuite_property("burst", row)  # told, not judged: machines differ
+    record_property("burst", row)  # told, not judged: machines differ
     assert row["problems"] == []
     assert row["api_writes_per_pod"] == pytest.approx(1, abs=0.2)
     await all_run(cluster, names, limit_s=90)

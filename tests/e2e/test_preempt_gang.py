@@ -148,7 +148,7 @@ async def test_gang_that_does_not_fit_waits_whole_until_there_is_room(cluster: C
 
 
 async def test_waiting_pods_are_tried_again_when_capacity_returns(
-    cluster: Cluster, record_testsuite_property: Callable[[str, object], None]
+    cluster: Cluster, record_property: Callable[[str, object], None]
 ) -> None:
     """Nothing else wakes them: kube-scheduler itself tries unschedulable pods after minutes."""
     names = [f"full-{number}" for number in range(4)]
@@ -191,7 +191,7 @@ async def test_waiting_pods_are_tried_again_when_capacity_returns(
     begin_s = anyio.current_time()
     await assigned(cluster, "after-uncordon")
     took_s["uncordon"] = round(anyio.current_time() - begin_s, 2)
-    record_testsuite_property("tried_again_after_s", took_s)
+    record_property("tried_again_after_s", took_s)
     assert max(took_s.values()) < RETRIED_S + SLOW_MACHINE * ordinary_s, (took_s, ordinary_s)
     assert await sound(cluster) == []
 

@@ -255,7 +255,7 @@ def hidden(name: str, cpu_milli: int) -> dict[str, Any]:
 async def test_pods_rejected_for_cpu_neither_lose_nor_double_a_share(
     cluster: NodeCluster,
     crowd: tuple[str, ...],
-    record_testsuite_property: Callable[[str, object], None],
+    record_property: Callable[[str, object], None],
 ) -> None:
     rejected = await in_phase(cluster, "Failed")
     assert len(rejected) == TOTAL - FITTING
@@ -271,7 +271,7 @@ async def test_pods_rejected_for_cpu_neither_lose_nor_double_a_share(
     await cluster.until("the agent holds no grant of a rejected pod", grants_match)
     for name in ("podresources_list", "allocate"):
         count, fast, mean_s = await quantiles(cluster, f"hami_nodeagent_{name}_seconds")
-        record_testsuite_property(
+        record_property(
             name, f"{fast} of {count} within 100 ms, mean {1000 * mean_s:.1f} ms"
         )
         assert count >= TOTAL
@@ -318,7 +318,7 @@ async def test_container_may_open_its_own_device_and_no_other(
 async def test_changed_limits_reach_a_running_container(
     cluster: NodeCluster,
     crowd: tuple[str, ...],
-    record_testsuite_property: Callable[[str, object], None],
+    record_property: Callable[[str, object], None],
 ) -> None:
     await cluster.create_pod(share("follows", 2000, script=FOLLOW))
     key = annotations.limits("main")
@@ -340,7 +340,7 @@ async def test_changed_limits_reach_a_running_container(
 
         await cluster.until(f"the container reads {memory_mib}", seen, limit_s=LIMIT_S)
         took_s.append(time.monotonic() - before_s)
-    record_testsuite_property("annotation_to_file_s", " ".join(f"{one:.2f}" for one in took_s[1:]))
+    record_property("annotation_to_file_s", " ".join(f"{one:.2f}" for one in took_s[1:]))
 
 
 async def test_killed_agent_disturbs_no_container(
@@ -364,7 +364,7 @@ async def test_killed_agent_disturbs_no_container(
 async def test_restarted_kubelet_kills_no_container_and_takes_what_was_bound_meanwhile(
     cluster: NodeCluster,
     crowd: tuple[str, ...],
-    record_testsuite_property: Callable[[str, object], None],
+    record_property: Callable[[str, object], None],
 ) -> None:
     before = await runs(cluster)
     pids = cluster.node.container_pids()
@@ -377,7 +377,7 @@ async def test_restarted_kubelet_kills_no_container_and_takes_what_was_bound_mea
     up_s = time.monotonic()
     await cluster.registered()
     took_s = time.monotonic() - up_s
-    record_testsuite_property("kubelet_listens_to_plugin_registered_s", f"{took_s:.2f}")
+    record_property("kubelet_listens_to_plugin_registered_s", f"{took_s:.2f}")
     await cluster.taps[KUBELET_TAP].heal()
     await all_run(cluster, [*crowd, "between"])
     after = await runs(cluster)

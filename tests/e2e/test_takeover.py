@@ -138,7 +138,7 @@ async def take_over(
 
 @pytest.mark.parametrize("harm", ["killed", "stopped"])
 async def test_hot_replica_takes_over(
-    cluster: Cluster, harm: Harm, record_testsuite_property: Callable[[str, object], None]
+    cluster: Cluster, harm: Harm, record_property: Callable[[str, object], None]
 ) -> None:
     turns: list[Turn] = []
     schedulers = cluster.schedulers
@@ -160,7 +160,7 @@ async def test_hot_replica_takes_over(
     ordinary_s = statistics.median(turn.ordinary_s for turn in turns)
     slowest = max(turns, key=lambda turn: turn.takeover_s)
     median_s = statistics.median(turn.takeover_s for turn in turns)
-    record_testsuite_property(
+    record_property(
         f"takeover, {harm}",
         f"median {median_s:.2f} s, longest {slowest.takeover_s:.2f} s at {slowest.point};"
         f" an ordinary bind {ordinary_s:.2f} s",

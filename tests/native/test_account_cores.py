@@ -10,10 +10,13 @@ import statistics
 import time
 from collections.abc import Callable
 
+import pytest
 from msgspec.structs import replace
 
 from hami_sim.gpucontainers import GpuContainer, GpuNode
 from tests.native.conftest import StartDrive
+
+pytestmark = pytest.mark.alone
 
 LITTLE_PCT, MUCH_PCT = 1, 80
 SOON_S = 1.0

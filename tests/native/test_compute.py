@@ -14,6 +14,8 @@ from msgspec import structs
 from hami_sim.gpucontainers import GpuContainer, GpuNode
 from tests.support.drive import Drive
 
+pytestmark = pytest.mark.alone
+
 WARM_S = 0.7
 RUN_S = 3.0
 ERROR = 5.0

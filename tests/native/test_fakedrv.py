@@ -11,6 +11,8 @@ from hami_sim.gpucontainers import GpuNode
 from hami_sim.hardware.fake_nvml import Mig
 from tests.support.drive import NOT_INITIALIZED, OUT_OF_MEMORY, Drive, DriverError
 
+pytestmark = pytest.mark.alone
+
 MIB = 1 << 20
 CONTEXT = 64 * MIB
 

@@ -34,6 +34,8 @@ module, function, stream, graph, node, run = (c_void_p() for _ in range(6))
 ask("cuModuleLoadData", byref(module), b"fake-bytes: 4096")
 ask("cuModuleGetFunction", byref(function), module, b"fixed_5ms")
 ask("cuStreamCreate", byref(stream), 0)
+pytestmark = pytest.mark.alone
+
 ONE = [c_uint(1)] * 6 + [c_uint(0)]
 kernel = KernelNode(function=function.value, **{f"size{i}": 1 for i in range(6)})
 ask("cuGraphCreate", byref(graph), 0)

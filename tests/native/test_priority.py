@@ -18,6 +18,8 @@ from tests.support.drive import Drive
 StartDrive = Callable[..., Drive]
 WritePage = Callable[..., None]
 
+pytestmark = pytest.mark.alone
+
 LEASE_S = 30.0
 HAND_OVER_S = 0.1
 SLACK_S = 0.4

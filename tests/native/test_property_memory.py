@@ -139,7 +139,7 @@ def test_used_is_what_the_driver_gave_and_within_the_limit(
     drivers: Path,
     hardware: Hardware,
     request: pytest.FixtureRequest,
-    record_testsuite_property: Callable[[str, object], None],
+    record_property: Callable[[str, object], None],
 ) -> None:
     randomness = random.Random(SEED)
     with ExitStack() as stack:
@@ -156,6 +156,6 @@ def test_used_is_what_the_driver_gave_and_within_the_limit(
     names = ("operations", "kills", "forks", "samples", "reclaim_us", "lives")
     figures = zip(names, zip(*(storm.figures for storm in storms), strict=True), strict=False)
     told = {name: max(f) if name == "reclaim_us" else sum(f) for name, f in figures}
-    record_testsuite_property(f"storm {request.node.callspec.id}", told)
+    record_property(f"storm {request.node.callspec.id}", told)
     assert all(storm.figures[1] > 0 and storm.figures[3] > 0 for storm in storms)
     assert max(storm.figures[4] for storm in storms) <= RECLAIM_MOST_US

@@ -51,9 +51,9 @@ def test_every_gate_of_the_style_is_a_recipe() -> None:
     assert {"fmt-check", "lint", "types", "imports", "gen-check", "pins-check"} <= set(gate_names())
 
 
-def test_what_a_suite_tells_is_kept(tmp_path: Path) -> None:
+def test_what_tests_tell_is_kept(tmp_path: Path) -> None:
     told = '<properties><property name="burst" value="3.8 s"/></properties>'
-    outcome = count("e2e", report(tmp_path, told, case("a")))
+    outcome = count("e2e", report(tmp_path, case("a", told)))
     assert outcome.measured == {"burst": "3.8 s"}
     assert outcome.passed == 1
 
