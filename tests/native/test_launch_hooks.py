@@ -13,6 +13,8 @@ from hami_sim.hardware.profile import load
 from tests.support.cuda_child import CudaChild
 from tools import gen_symbols
 
+pytestmark = pytest.mark.alone
+
 PRELUDE = """
 import ctypes, time
 from hami_nodeagent.core.region import Region, parse
@@ -34,8 +36,6 @@ module, function, stream, graph, node, run = (c_void_p() for _ in range(6))
 ask("cuModuleLoadData", byref(module), b"fake-bytes: 4096")
 ask("cuModuleGetFunction", byref(function), module, b"fixed_5ms")
 ask("cuStreamCreate", byref(stream), 0)
-pytestmark = pytest.mark.alone
-
 ONE = [c_uint(1)] * 6 + [c_uint(0)]
 kernel = KernelNode(function=function.value, **{f"size{i}": 1 for i in range(6)})
 ask("cuGraphCreate", byref(graph), 0)
