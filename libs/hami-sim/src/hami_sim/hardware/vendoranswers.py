@@ -78,6 +78,8 @@ class Make(Struct, frozen=True, kw_only=True):
     no_device: Answer
     model: str = ""
     """``Card.model`` where nothing else is said."""
+    tree: Callable[[Card], Mapping[str, str]] | None = None
+    """Files below sysfs that the vendor's own driver makes for a card, by path."""
     tells_loss: bool = True
     """The tool has a word for a card that is broken; others list it no more."""
     tells_processes: bool = True
@@ -638,6 +640,26 @@ def _awsneuron(cards: Sequence[Card]) -> Texts:
     }
 
 
+def _neuron_tree(one: Card) -> Mapping[str, str]:
+    """As the driver 2.22 makes it; every core uses the same."""
+    home = f"devices/virtual/neuron_device/neuron{one.index}"
+    files = {
+        "core_count": "8",
+        "reset": "1\n",
+        "info/architecture/device_name": "Trainium2\n",
+        "info/serial_number": f"{_digits('awsneuron', one.index)[:16]}\n",
+        "stats/hardware/mem_ecc_uncorrected": f"{3 if one.lost else 0}\n",
+        "stats/hardware/mem_ecc_repairable_uncorrected": "0\n",
+        "stats/hardware/sram_ecc_uncorrected": "0\n",
+    }
+    for core in range(8):
+        stats = f"neuron_core{core}/stats"
+        files[f"{stats}/memory_usage/device_mem/total"] = f"{one.used_mib * _MIB // 8}\n"
+        files[f"{stats}/status/hw_nc_ue_error/total"] = "0\n"
+        files[f"{stats}/status/hw_hbm_ue_error/total"] = "0\n"
+    return {f"{home}/{name}": text for name, text in files.items()}
+
+
 # ---- AMD ---------------------------------------------------------------------------------------
 
 
@@ -878,8 +900,8 @@ MAKE_BY_VENDOR: dict[str, Make] = {
         print=_awsneuron,
         no_driver=_says("neuron-ls: neuron driver is not installed or not running"),
         no_device=_says("neuron-ls: No neuron device found"),
+        tree=_neuron_tree,
         tells_process_memory=False,
-        tells_used=False,
     ),
     "amd": Make(
         tools=("amd-smi",),

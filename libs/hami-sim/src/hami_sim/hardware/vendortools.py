@@ -13,7 +13,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -325,6 +326,21 @@ class VendorTools:
                 drm.mkdir()
                 (drm / f"card{card.index}").mkdir()
                 (drm / _RENDER_NODE.format(128 + card.index)).mkdir()
+        if self.make.tree is not None:
+            self._write_tree(self.make.tree)
+
+    def _write_tree(self, files: Callable[[Card], Mapping[str, str]]) -> None:
+        """What the vendor's own driver shows of the cards that are there."""
+        for card in self._cards:
+            for name, text in files(card).items():
+                path = self.sysfs / name
+                if card.present:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_text(text, encoding="ascii")
+                elif path.exists():
+                    path.unlink()
+                    with suppress(OSError):  # others are still there
+                        os.removedirs(path.parent)
 
 
 def _put(path: Path, answer: Answer) -> None:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AWS Neuron through neuron-ls, and one report of neuron-monitor for errors and load.
+"""AWS Neuron through neuron-ls, the kernel driver's sysfs, and a report of neuron-monitor for load.
 
-Devices have no identity of their own: HAMi names them by node and index, and so do we. Where
-neuron-monitor is not installed, load and errors are not told.
+Devices have no identity of their own: HAMi names them by node and index, and so do we. Health and
+memory in use come from sysfs (``neuron_tree``), errors besides from neuron-monitor. Where that is
+not installed, load is not told. No C library of the vendor's can be asked beside them: libnrt takes
+cores for the process that initialises it, and opening a device node, as its NDL calls do, attaches
+a process to the device.
 """
 
 from collections.abc import Sequence
@@ -10,10 +13,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from hami_nodeagent.drivers import neuron_tree
 from hami_nodeagent.drivers.errors import AnswerUnknown, DeviceHung, DriverMissing
+from hami_nodeagent.drivers.neuron_tree import Tree
 from hami_nodeagent.drivers.parse import awsneuron as parse
-from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
-from hami_nodeagent.drivers.reader import Signs, ToolReader, ToolSettings, read_text
+from hami_nodeagent.drivers.parse.seen import Seen, Sight
+from hami_nodeagent.drivers.reader import Signs, ToolReader, ToolSettings
 from hami_nodeagent.drivers.rules import Neighbour
 from hami_nodeagent.drivers.tool import Tool
 
@@ -22,7 +27,7 @@ _MONITOR = "neuron-monitor"
 
 
 class AwsNeuronReader(ToolReader):
-    """neuron-ls and neuron-monitor."""
+    """neuron-ls, sysfs and neuron-monitor."""
 
     vendor = "awsneuron"
     tool_name = "neuron-ls"
@@ -43,10 +48,13 @@ class AwsNeuronReader(ToolReader):
         return await self.survey()
 
     async def survey(self) -> Sight:
-        """Devices and links, then one report."""
+        """Devices and links, what sysfs tells of each, then one report."""
         devices, peers = await self.ask(parse.devices, "-j")
+        trees = {
+            one.index: await self.read_files(neuron_tree.read, self.settings.sysfs_root, one.index)
+            for one in devices
+        }
         report = await self._report()
-        kinds = {one.index: await self.read_files(self._kind, one.index) for one in devices}
         views = {
             (str(a), str(b)): Neighbour(level="node", fabric_links=1)
             for a, others in peers.items()
@@ -54,7 +62,7 @@ class AwsNeuronReader(ToolReader):
             if a in others_of(peers, b)
         }
         return Sight(
-            devices=tuple(self._judged(one, report, kinds[one.index]) for one in devices),
+            devices=tuple(self._judged(one, report, trees[one.index]) for one in devices),
             views=views,
         )
 
@@ -70,21 +78,19 @@ class AwsNeuronReader(ToolReader):
                 return None
             raise
 
-    def _kind(self, number: int) -> str:
-        root = Path(self.settings.sysfs_root) / "devices/virtual/neuron_device"
-        text = read_text(root / f"neuron{number}/info/architecture/device_name").strip().lower()
-        return text if text.isascii() and text.isalnum() else ""
-
-    def _judged(self, seen: Seen, report: parse.Monitored | None, kind: str) -> Seen:
-        errors = 0 if report is None else report.ecc_by_device.get(seen.index, 0)
+    def _judged(self, seen: Seen, report: parse.Monitored | None, tree: Tree) -> Seen:
+        reported = 0 if report is None else report.ecc_by_device.get(seen.index, 0)
+        condition, reason = neuron_tree.condition_of(tree, reported)
         cores = int(seen.attributes["cores"])
         return replace(
             seen,
             uuid=f"{self.settings.node}-AWSNeuron-{seen.index}",
-            type=kind or (report.type if report is not None else "") or "neuron",
+            type=tree.kind or (report.type if report is not None else "") or "neuron",
             max_shares=cores,
-            condition=Condition.BAD if errors else Condition.GOOD,
-            reason=f"{errors} uncorrectable memory errors" if errors else "",
+            condition=condition,
+            reason=reason,
+            attributes={**seen.attributes, **tree.attributes},
+            used_mib=tree.used_mib,
             core_pct=None
             if report is None
             else parse.load_of(seen.attributes["core_ids"], report.core_pct_by_core, cores),
