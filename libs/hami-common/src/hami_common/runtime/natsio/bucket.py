@@ -2,8 +2,9 @@
 """Key-value bucket over a JetStream stream (port ``Bucket``), with compare-and-set on any filter.
 
 Reads that decide something (``get``, ``last_revision``, the read-back after a lost answer) are
-answered by the stream's leader, so that they see every append acknowledged before; ``latest`` reads
-from any replica but only accepts an answer as new as the leader's newest message. Design D3.
+answered by the stream's leader, so that they see every append acknowledged before; ``latest`` and
+``watch`` read from any replica, which may lag, but only believe that they have everything once they
+have the leader's newest message. Design D3.
 """
 
 import base64
@@ -146,7 +147,7 @@ class NatsBucket:
         self, key_filter: str = ">"
     ) -> AsyncIterator[AsyncIterator[Entry | Synced | Reset]]:
         """See the port."""
-        items = _Watch(self._bus, self.name, key_filter).items()
+        items = _Watch(self._bus, self, key_filter).items()
         try:
             yield items
         finally:
@@ -246,11 +247,11 @@ def entry_from_direct(bucket: str, message: Message) -> Entry:
 class _Watch:
     """One watch: sessions on an ephemeral consumer, each taking up where the last one broke off."""
 
-    def __init__(self, bus: Bus, bucket: str, key_filter: str) -> None:
+    def __init__(self, bus: Bus, bucket: NatsBucket, key_filter: str) -> None:
         self._bus = bus
         self._bucket = bucket
-        self._stream = subjects.stream_of(bucket)
-        self._filter = subjects.kv_subject(bucket, key_filter)
+        self._stream = subjects.stream_of(bucket.name)
+        self._filter = subjects.kv_subject(bucket.name, key_filter)
         self._created = ""
         self._position = 0
         """Highest revision delivered, or known to be nothing for us."""
@@ -292,9 +293,8 @@ class _Watch:
             if refusal.err_code == MESSAGE_NOT_FOUND:
                 return False  # dropped by history or forgotten
             raise
-        return _fingerprint(_entry_from_api(self._bucket, answer["message"])) != _fingerprint(
-            self._last
-        )
+        now = _entry_from_api(self._bucket.name, answer["message"])
+        return _fingerprint(now) != _fingerprint(self._last)
 
     async def _session(
         self, stack: AsyncExitStack, stream_last: int
@@ -305,18 +305,24 @@ class _Watch:
                 "deliver_policy": "by_start_sequence",
                 "opt_start_seq": self._position + 1,
             }
-        session, info = await stack.enter_async_context(
+        session, _ = await stack.enter_async_context(
             ordered_session(
                 self._bus, stream=self._stream, start=start, filter_subject=self._filter
             )
         )
-        if not self._synced and info["num_pending"] == 0:
+        # The consumer sits on any replica. That it has nothing more to deliver means nothing: what
+        # the leader had stored may still be on its way to there.
+        newest = 0 if self._synced else await self._bucket.last_revision(self._filter)
+        if not self._synced and self._position >= newest:
             yield self._sync(stream_last)
         expected = 1
         async for message in session.messages():
             if isinstance(message, Heartbeat):
                 if not self._synced:
-                    yield self._sync(stream_last)
+                    # Forgotten meanwhile, the newest would be waited for in vain.
+                    newest = await self._bucket.last_revision(self._filter)
+                    if self._position >= newest:
+                        yield self._sync(stream_last)
                 continue
             sequences = parse_ack(message.reply)
             if sequences is None:
@@ -327,17 +333,18 @@ class _Watch:
             if sequences.stream > self._position:
                 self._position = sequences.stream
                 self._last = Entry(
-                    key=subjects.key_of(self._bucket, message.subject),
+                    key=subjects.key_of(self._bucket.name, message.subject),
                     value=message.data,
                     revision=sequences.stream,
                     headers=user_headers(message),
                     time_s=sequences.time_ns / NS,
                 )
                 yield self._last
-            if not self._synced and (sequences.stream >= stream_last or sequences.pending == 0):
+            if not self._synced and self._position >= newest:
                 yield self._sync(stream_last)
 
     def _sync(self, stream_last: int) -> Synced:
+        """Everything is delivered that the stream had when ``stream_last`` was its last."""
         self._synced = True
         self._position = max(self._position, stream_last)
         return Synced(revision=self._position)
