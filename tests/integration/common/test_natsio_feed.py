@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from hami_common import subjects
+from hami_common.errors import Unavailable
 from hami_common.ports import Entry, Reset, Synced
 from hami_common.runtime import natsio
 from hami_sim.natsd import NatsServer, run_nats_server
@@ -155,3 +156,33 @@ async def test_records_written_while_the_agent_was_cut_off_arrive_after_reconnec
                 await bucket.append(key(f"p{number}"), b"%d" % number)
                 (entry,) = await entries(items, 1)
                 assert entry.value == b"%d" % number
+
+
+class _Unread(natsio.NatsBucket):
+    """Whoever reads the records for us is away."""
+
+    is_away = True
+
+    async def identity(self) -> str:
+        if self.is_away:
+            raise Unavailable(peer="registry", detail="is away")
+        return await super().identity()
+
+
+async def test_records_are_told_while_those_before_them_cannot_be_read(
+    nats_server: NatsServer,
+) -> None:
+    """An agent with a login of its own reads its node's records through the registry."""
+    async with natsio.connect([nats_server.url], name="t") as bus:
+        await natsio.ensure_bus(bus)
+        bucket = _Unread(bus, subjects.ALLOC_BUCKET)
+        await bucket.append(key("old"), b"1")
+        async with natsio.RepublishedFeed(bus, NODE, bucket=bucket, check_s=3600).watch() as items:
+            for number in (2, 3):
+                await bucket.append(key(f"p{number}"), b"%d" % number)
+                (entry,) = await entries(items, 1)
+                assert (entry.value, entry.revision) == (b"%d" % number, number)
+            bucket.is_away = False
+            with anyio.fail_after(10):
+                assert (await anext(items)).revision == 1  # type: ignore[union-attr] # else it fails
+                assert await anext(items) == Synced(revision=3)

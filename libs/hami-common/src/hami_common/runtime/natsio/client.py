@@ -169,6 +169,11 @@ class DirectClient(Client):
         self._answers_prefix = ""
         self._numbers = count()
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether what the server sends is still read."""
+        return self._reading_task is not None and not self._reading_task.done()
+
     # --- receiving -------------------------------------------------------------------------------
 
     async def attach(self, subject: str, sink: Sink, *, queue: str = "") -> Subscription:

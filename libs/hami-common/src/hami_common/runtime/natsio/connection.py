@@ -349,19 +349,32 @@ class Bus:
         await self._drop()
 
     async def _is_alive(self) -> bool:
-        """Wait for a sign of loss, for ``PING_S``; then ask the server."""
+        """Wait for a sign of loss, for ``PING_S``; then ask the server, still heeding such a sign.
+
+        Whoever freezes the connection for a while and then breaks it does so under a question.
+        """
         with anyio.move_on_after(min(PING_S, self._renew_s or PING_S)):
             await self._lost.wait()
         client = self._client
         if client is None or self._lost.is_set():
             return False
-        with anyio.move_on_after(PING_S):
-            try:
-                await client.flush(timeout=int(PING_S) + 1)
-            except (nats.errors.Error, OSError):
-                return False
-            return True
-        return False
+        answered = False
+        with anyio.move_on_after(PING_S) as scope:
+
+            async def ask() -> None:
+                nonlocal answered
+                try:
+                    await client.flush(timeout=int(PING_S) + 1)
+                except (nats.errors.Error, OSError) as error:
+                    _log.debug("server not asked", extra={"problem": str(error)})
+                else:
+                    answered = client.is_reading  # else the library flushes, and asks nothing
+                scope.cancel()
+
+            async with background() as group:
+                group.start_soon(ask)
+                await self._lost.wait()
+        return answered
 
     async def _drop(self) -> None:
         client = self._client

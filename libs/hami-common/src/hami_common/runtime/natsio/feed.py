@@ -7,6 +7,8 @@ then reads the latest record of each key, then merges by sequence. Gaps show in 
 previous sequence of a key is not the one we know; the connection was renewed or our queue was full;
 or a look at the node's newest sequence, every ``check_s``, finds one that never came (the only way
 to notice a key of which nothing ever arrived). Each leads to reading the latest records again.
+While they cannot be read, because whoever answers that is away, what is published is told all the
+same.
 """
 
 import logging
@@ -65,7 +67,10 @@ class RepublishedFeed:
                     yield item
             except (Unavailable, NotFound) as error:
                 _log.debug("feed interrupted", extra={"problem": str(error)})
-                await backoff.wait()
+                again_at = anyio.current_time() + backoff.next_s()
+                while published := await view.receive(until=again_at):
+                    for entry in published:
+                        yield entry
                 continue
             backoff.reset()
             while not await view.has_gap():
@@ -121,9 +126,9 @@ class _View:
         self._plan_check()
         return items
 
-    async def receive(self) -> list[Entry]:
-        """Records that came since, in order of arrival; none when it is time for a look."""
-        wait_s = max(0.0, self._check_at - anyio.current_time())
+    async def receive(self, *, until: float | None = None) -> list[Entry]:
+        """Records that came since, in order of arrival; none at that time, else that of a look."""
+        wait_s = max(0.0, (self._check_at if until is None else until) - anyio.current_time())
         news = []
         for message in await self._subscription.receive(timeout_s=wait_s):
             record = _record(message)
