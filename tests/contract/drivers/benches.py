@@ -10,7 +10,7 @@ from hami_sim.hardware.control import SimulatedControl
 from hami_sim.hardware.fake_nvml import FakeNvml, Process
 from hami_sim.hardware.profile import Profile
 from hami_sim.hardware.vendortools import VendorTools
-from tests.support.fake_dcmi import FakeDcmi
+from tests.support.fake_library import FakeLibrary
 
 NODE = "node-a"
 
@@ -201,7 +201,9 @@ class ToolBench(Bench):
 
     tells_process_load = False
 
-    def __init__(self, vendor: str, name: str, folder: Path, tools: FakeDcmi | None = None) -> None:
+    def __init__(
+        self, vendor: str, name: str, folder: Path, tools: FakeLibrary | None = None
+    ) -> None:
         self.vendor = vendor
         self.count = int(name.partition("x")[0])
         self.tools = tools or VendorTools(folder, vendor, self.count, node=NODE)

@@ -19,13 +19,26 @@ from tests.contract.drivers.benches import (
     SimulatedBench,
     ToolBench,
 )
-from tests.support.fake_dcmi import FakeDcmi
+from tests.support.fake_dcmi import DCMI, FakeDcmi
+from tests.support.fake_library import FakeLibrary, LibraryFake
 
 ROOT = Path(__file__).resolve().parents[3]
 for _path in sorted(Path(__file__).parent.glob("answers_*.py")):
     MAKE_BY_VENDOR[_path.stem.removeprefix("answers_")] = importlib.import_module(
         f"tests.contract.drivers.{_path.stem}"
     ).MAKE
+LIBRARIES: dict[str, LibraryFake] = {DCMI.name: DCMI}
+"""Fake libraries by vendor and library: DCMI's, and those of the files ``library_<word>.py``."""
+for _path in sorted(Path(__file__).parent.glob("library_*.py")):
+    _fake = importlib.import_module(f"tests.contract.drivers.{_path.stem}").FAKE
+    LIBRARIES[_fake.name] = _fake
+MakeLibrary = Callable[..., FakeLibrary]
+
+
+def library_of(name: str, folder: Path, count: int) -> FakeLibrary:
+    """A machine of ``count`` devices behind a library."""
+    fake = LIBRARIES[name]
+    return FakeDcmi(folder, count) if fake is DCMI else FakeLibrary(folder, fake, count)
 
 
 @pytest.fixture(scope="session")
@@ -70,27 +83,30 @@ def make_tool_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[
     return lambda name: ToolBench(request.param, name, tmp_path)
 
 
-@pytest.fixture
-def dcmi_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ToolBench]:
-    """Makes an Ascend machine whose library is loaded into this process."""
-
-    def make(name: str) -> ToolBench:
-        fake = FakeDcmi(tmp_path, int(name.partition("x")[0]))
-        fake.answer_in_process(monkeypatch)
-        return ToolBench("ascend", name, tmp_path, fake)
-
-    return make
+@pytest.fixture(params=sorted(LIBRARIES))
+def library_name(request: pytest.FixtureRequest) -> str:
+    """Every library, in turn."""
+    return str(request.param)
 
 
-@pytest.fixture(params=["nvidia", "simulated", "ascend-dcmi", *sorted(MAKE_BY_VENDOR)])
-def make_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Bench]:
-    """Makes a machine, once per driver; only those with a library build one."""
-    own = {"nvidia": "nvidia_bench", "ascend-dcmi": "dcmi_bench"}.get(request.param)
-    if own is not None:
-        make: Callable[[str], Bench] = request.getfixturevalue(own)
+@pytest.fixture(params=["nvidia", "simulated", *sorted(LIBRARIES), *sorted(MAKE_BY_VENDOR)])
+def make_bench(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Bench]:
+    """Makes a machine, once per driver and way; a library is loaded into this process."""
+
+    def behind_library(name: str) -> Bench:
+        tools = library_of(request.param, tmp_path, int(name.partition("x")[0]))
+        tools.answer_in_process(monkeypatch)
+        return ToolBench(tools.fake.vendor, name, tmp_path, tools)
+
+    if request.param == "nvidia":
+        make: Callable[[str], Bench] = request.getfixturevalue("nvidia_bench")
         return make
     if request.param == "simulated":
         return lambda name: SimulatedBench(name, tmp_path)
+    if request.param in LIBRARIES:
+        return behind_library
     return lambda name: ToolBench(request.param, name, tmp_path)
 
 

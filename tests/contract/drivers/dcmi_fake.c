@@ -144,6 +144,11 @@ static void read_line(const char *line)
     if (sscanf(line, "garbled %31s", m.garbled) == 1) return;
     if (sscanf(line, "recover %u", &m.recover) == 1) return;
     if (!strncmp(line, "hang", 4)) sleep(600);
+    if (!strncmp(line, "crash", 5)) abort();
+    if (!strncmp(line, "noise", 5)) {
+        printf("[warning] {\"chips\": nonsense\n");
+        fflush(stdout);
+    }
     struct answer *a = &m.answers[m.answers_count];
     if (sscanf(line, "answer %63s %d", a->call, &a->code) == 2) m.answers_count++;
     struct chip *kind = &m.chips[m.chips_count];

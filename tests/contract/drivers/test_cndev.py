@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hami_nodeagent.drivers import cndev
 from hami_nodeagent.drivers.parse.cambricon import SmluCard, smlus
+from hami_nodeagent.libraries.cndev import PROGRAM
+from hami_nodeagent.libraries.loading import USAGE, Kind, run
 
 SOURCE = Path(__file__).with_name("cndev_fake.c")
 UUID = "77019915-8307-0000-0000-000000000000"
@@ -19,15 +20,13 @@ GIB = 1 << 30
 class Machine:
     """A fake library and the tool's commands on it."""
 
-    def __init__(self, library: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, library: Path) -> None:
         self.library = library
         self.fake = ctypes.CDLL(str(library))
-        self._capsys = capsys
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        status = cndev.main(arguments, library=str(self.library))
-        said = self._capsys.readouterr()
-        return status, said.out, said.err
+        text, complaint, status = run(PROGRAM, (str(self.library), *arguments))
+        return status, text, complaint
 
     def card(self) -> SmluCard:
         status, text, complaint = self.run("list")
@@ -52,9 +51,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def machine(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Machine:
+def machine(built: Path, tmp_path: Path) -> Machine:
     """A library with a state of its own: a copy is another library."""
-    return Machine(Path(shutil.copy(built, tmp_path / "libcndev.so")), capsys)
+    return Machine(Path(shutil.copy(built, tmp_path / "libcndev.so")))
 
 
 def test_only_cards_in_smlu_mode_are_listed(machine: Machine) -> None:
@@ -86,7 +85,7 @@ def test_instances_of_one_size_share_a_profile_which_goes_with_the_last(
 def test_an_instance_that_fails_takes_its_new_profile_with_it(machine: Machine) -> None:
     machine.fail_instances(fails=True)
     status, _, complaint = machine.run("create", UUID, "20", str(4 * GIB), "hami0")
-    assert (status, "IN_PROBLEM (error 18)" in complaint) == (1, True)
+    assert (status, "IN_PROBLEM (error 18)" in complaint) == (Kind.TRANSIENT, True)
     assert machine.card().profiles == ()
     machine.fail_instances(fails=False)
     assert machine.run("create", UUID, "20", str(4 * GIB), "hami0")[0] == 0
@@ -95,16 +94,15 @@ def test_an_instance_that_fails_takes_its_new_profile_with_it(machine: Machine) 
 def test_what_the_card_has_not_is_refused_by_the_library(machine: Machine) -> None:
     assert machine.run("create", UUID, "90", str(GIB), "hami0")[0] == 0
     status, _, complaint = machine.run("create", UUID, "20", str(GIB), "hami1")
-    assert (status, "INSUFFICIENT_SPACE (error 9)" in complaint) == (1, True)
+    assert (status, "INSUFFICIENT_SPACE (error 9)" in complaint) == (Kind.REFUSED, True)
     assert len(machine.card().profiles) == 1
 
 
-def test_without_library_driver_or_card_the_reason_is_told(
-    machine: Machine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cndev.main(["list"], library="/nowhere/libcndev.so") == 1
-    assert "error while loading shared libraries" in capsys.readouterr().err
+def test_without_library_driver_or_card_the_reason_is_told(machine: Machine) -> None:
+    _, complaint, status = run(PROGRAM, ("/nowhere/libcndev.so", "list"))
+    assert (status, "error while loading shared libraries" in complaint) == (Kind.UNUSABLE, True)
     assert "there is no card" in machine.run("tidy", "no-such-card")[2]
-    assert machine.run("sing")[0] == 2
+    assert machine.run("sing")[0] == USAGE
     machine.unload_driver()
-    assert "NO_DRIVER (error 1)" in machine.run("list")[2]
+    status, _, complaint = machine.run("list")
+    assert (status, "NO_DRIVER (error 1)" in complaint) == (Kind.MISSING, True)

@@ -4,30 +4,20 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import anyio
 import msgspec
 import pytest
 
-from hami_common.errors import SettingsInvalid
 from hami_common.model.device import Profile
 from hami_nodeagent.core.health import DeviceLost, ProbeFailed
 from hami_nodeagent.drivers import Driver, build_driver
-from hami_nodeagent.drivers.ascend_dcmi import TOOL
 from hami_nodeagent.drivers.errors import (
     AnswerUnknown,
     DeviceBusy,
-    DeviceGone,
-    DeviceHung,
-    DriverDenied,
-    DriverError,
     DriverMismatch,
-    DriverMissing,
-    DriverTransient,
-    NotSupported,
-    PartitionRefused,
 )
-from hami_nodeagent.drivers.parse import dcmi as parse
 from hami_nodeagent.drivers.partitioner import Wanted
+from hami_nodeagent.libraries import dcmi
+from hami_nodeagent.libraries.loading import Kind
 from hami_sim.hardware import vendorparts
 from hami_sim.hardware.vendortools import VendorTools
 from tests.support.fake_dcmi import FakeDcmi
@@ -112,7 +102,7 @@ def _with_tool(say: Callable[..., object], text: str) -> Callable[..., object]:
     from hami_sim.hardware.vendoranswers import Answer  # noqa: PLC0415
 
     def answer(fake: FakeDcmi, tool: str, arguments: tuple[str, ...]) -> object:
-        return say(fake, tool, arguments) if tool == TOOL else Answer(text=text)
+        return say(fake, tool, arguments) if tool == "hami-dcmi" else Answer(text=text)
 
     return answer
 
@@ -177,39 +167,15 @@ async def test_what_is_not_told_is_none_and_no_error(make_fake: MakeFake) -> Non
 # ---- errors ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("call", "code", "kind"),
-    [
-        ("dcmi_init", -8005, DriverMissing),
-        ("dcmi_init", -8002, DriverDenied),
-        ("dcmi_init", -8006, DriverTransient),
-        ("dcmi_get_card_list", -8005, DriverMissing),
-        ("dcmi_get_card_list", -8020, DeviceBusy),
-        ("dcmi_get_card_list", -8255, NotSupported),
-        ("dcmi_get_card_list", -8017, DriverTransient),
-        ("dcmi_get_card_list", -31, DriverTransient),
-    ],
-)
-async def test_codes_of_the_library_become_errors_that_keep_them(
-    make_fake: MakeFake, call: str, code: int, kind: type[DriverError]
-) -> None:
-    fake = make_fake(1)
-    fake.refuse(call, code)
-    with pytest.raises(kind) as caught:
-        await driver_of(fake).discover()
-    assert (caught.value.code, call in caught.value.detail) == (code, True)
-
-
 def test_every_published_code_has_a_meaning_of_its_own() -> None:
     kinds = {
-        code: type(parse.error_of("look", "dcmi_get_device_health", code))
-        for code in (*range(-8023, -8000), -8255, -99998)
+        code: dcmi.PROGRAM.errors.kind("dcmi_get_device_health", code)
+        for code in (*range(-8023, -8000), -8255)
     }
-    assert kinds[-8007] is kinds[-8008] is DeviceGone
-    assert kinds[-8013] is kinds[-8255] is kinds[-99998] is NotSupported
-    assert kinds[-8005] is DriverTransient
-    create = parse.error_of("make", "dcmi_create_vdevice", -8001)
-    assert isinstance(create, PartitionRefused)
+    assert kinds[-8007] is kinds[-8008] is Kind.GONE
+    assert kinds[-8013] is kinds[-8001] is kinds[-8255] is Kind.UNSUPPORTED
+    assert kinds[-8005] is Kind.TRANSIENT
+    assert dcmi.PROGRAM.errors.kind("dcmi_create_vdevice", -8001) is Kind.REFUSED
 
 
 async def test_driver_and_firmware_that_do_not_fit_are_a_mismatch(make_fake: MakeFake) -> None:
@@ -220,12 +186,11 @@ async def test_driver_and_firmware_that_do_not_fit_are_a_mismatch(make_fake: Mak
     assert not caught.value.is_loaded_here
 
 
-@pytest.mark.parametrize("how", ["garbage", "truncated"])
-async def test_answers_that_cannot_be_change_no_state(make_fake: MakeFake, how: str) -> None:
+async def test_a_count_that_cannot_be_changes_no_state(make_fake: MakeFake) -> None:
     fake = make_fake(2)
     driver = driver_of(fake)
     before = await driver.discover()
-    fake.garble(how)
+    fake.garble("truncated")
     assert await driver.probe() == ()
     stale = await driver.discover()
     assert {facts.attributes["stale"] for facts in stale.devices} == {"true"}
@@ -246,65 +211,6 @@ async def test_a_division_that_cannot_be_read_stops_making_and_nothing_else(
     assert driver.partitioner is not None
     with pytest.raises(DeviceBusy):
         await driver.partitioner.instances()
-
-
-async def test_a_library_that_hangs_is_killed(tmp_path: Path) -> None:
-    fake = FakeDcmi(tmp_path, 1)
-    fake.hang()
-    driver = driver_of(fake, query_limit_s=0.5)
-    with anyio.fail_after(30), pytest.raises(DeviceHung, match="no answer within"):
-        await driver.discover()
-    assert not driver.is_stuck
-
-
-async def test_the_small_tool_is_a_process_of_its_own(tmp_path: Path) -> None:
-    fake = FakeDcmi(tmp_path, 2)
-    inventory = await driver_of(fake).discover()
-    assert [facts.uuid for facts in inventory.devices] == [fake.uuid_of(0), fake.uuid_of(1)]
-    assert inventory.driver_version == fake.make.version
-
-
-# ---- which way ---------------------------------------------------------------------------------
-
-
-async def test_without_a_library_npu_smi_is_asked(tmp_path: Path) -> None:
-    tools = VendorTools(tmp_path, "ascend", 1)
-    settings = {**tools.settings, "library_path": str(tmp_path / "none/libdcmi.so")}
-    inventory = await build_driver("ascend", settings).discover()
-    assert [facts.uuid for facts in inventory.devices] == [tools.uuid_of(0)]
-    with pytest.raises(DriverMissing, match="not installed"):
-        await build_driver("ascend", {**settings, "interface": "library"}).discover()
-
-
-async def test_a_library_that_cannot_be_used_gives_way_to_npu_smi(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    tools = VendorTools(tmp_path, "ascend", 1)
-    library = tmp_path / "libdcmi.so"
-    library.write_bytes(b"not a library")
-    driver = build_driver("ascend", {**tools.settings, "library_path": str(library)})
-    inventory = await driver.discover()
-    assert [facts.uuid for facts in inventory.devices] == [tools.uuid_of(0)]
-    assert "npu-smi is asked" in caplog.text
-    await driver.discover()
-    assert caplog.text.count("npu-smi is asked") == 1
-
-
-async def test_a_library_in_trouble_does_not_give_way(make_fake: MakeFake) -> None:
-    fake = make_fake(1)
-    driver = driver_of(fake, interface="auto")
-    await driver.discover()
-    fake.refuse("dcmi_get_card_list", -8006)
-    with pytest.raises(DriverTransient):
-        await driver.usage()
-
-
-def test_only_known_interfaces_can_be_chosen(tmp_path: Path) -> None:
-    with pytest.raises(SettingsInvalid, match="interface"):
-        build_driver("ascend", {"interface": "guess"})
-    with pytest.raises(SettingsInvalid, match="interface"):
-        build_driver("metax", {"interface": "tool"})
-    del tmp_path
 
 
 # ---- sharing without division ------------------------------------------------------------------

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hami_nodeagent.drivers import mxsml
 from hami_nodeagent.drivers.errors import AnswerUnknown
 from hami_nodeagent.drivers.parse.metax import Sgpu, SgpuGpu, sgpus
+from hami_nodeagent.libraries.loading import USAGE, Kind, run
+from hami_nodeagent.libraries.mxsml import PROGRAM
 
 SOURCE = Path(__file__).with_name("mxsml_fake.c")
 
@@ -18,10 +19,9 @@ SOURCE = Path(__file__).with_name("mxsml_fake.c")
 class Machine:
     """A fake library and the tool's command on it."""
 
-    def __init__(self, library: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, library: Path) -> None:
         self._library = library
         self._fake = ctypes.CDLL(str(library))
-        self._capsys = capsys
 
     def set(self, name: str, number: int) -> None:
         ctypes.c_int.in_dll(self._fake, f"mxsml_fake_{name}").value = number
@@ -32,9 +32,8 @@ class Machine:
             table[number] = size
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        status = mxsml.main(arguments, library=str(self._library))
-        said = self._capsys.readouterr()
-        return status, said.out, said.err
+        text, complaint, status = run(PROGRAM, (str(self._library), *arguments))
+        return status, text, complaint
 
     def gpu(self) -> SgpuGpu:
         status, text, complaint = self.run("list")
@@ -53,9 +52,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def machine(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Machine:
+def machine(built: Path, tmp_path: Path) -> Machine:
     """A library with a state of its own: a copy is another library."""
-    return Machine(Path(shutil.copy(built, tmp_path / "libmxsml.so")), capsys)
+    return Machine(Path(shutil.copy(built, tmp_path / "libmxsml.so")))
 
 
 def test_only_gpus_in_sgpu_mode_are_listed(machine: Machine) -> None:
@@ -81,24 +80,23 @@ def test_what_an_older_library_does_not_tell_is_unknown(machine: Machine) -> Non
     )
 
 
-def test_without_library_driver_or_right_the_reason_is_told(
-    machine: Machine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert mxsml.main(["list"], library="/nowhere/libmxsml.so") == 1
-    assert "error while loading shared libraries" in capsys.readouterr().err
+def test_without_library_driver_or_right_the_reason_is_told(machine: Machine) -> None:
+    _, complaint, status = run(PROGRAM, ("/nowhere/libmxsml.so", "list"))
+    assert (status, "error while loading shared libraries" in complaint) == (Kind.UNUSABLE, True)
     machine.divide({0: 128})
     machine.set("info", 8)
-    assert machine.run("list")[::2] == (1, "mxsml: mxSmlGetSgpuInfo: PERMISSION_DENIED (error 8)\n")
+    words = "mxsml: mxSmlGetSgpuInfo: PERMISSION_DENIED (error 8)\n"
+    assert machine.run("list")[::2] == (Kind.DENIED, words)
     machine.set("init", 21)
     assert "OPEN_DEVICE_FILE_FAILURE (error 21)" in machine.run("list")[2]
-    assert machine.run("sing")[0] == 2
+    assert machine.run("sing")[0] == USAGE
 
 
 def test_a_library_without_these_calls_is_named(tmp_path: Path) -> None:
     empty = tmp_path / "libmxsml.so"
     subprocess.run(["cc", "-shared", "-o", str(empty), "-xc", "/dev/null"], check=True)
-    with pytest.raises(mxsml.MxsmlError, match="mxSmlInit: OPERATION_NOT_SUPPORT"):
-        mxsml.Mxsml(str(empty))
+    _, complaint, status = run(PROGRAM, (str(empty), "list"))
+    assert (status, "mxSmlInit: FUNCTION_NOT_FOUND" in complaint) == (Kind.UNSUPPORTED, True)
 
 
 @pytest.mark.parametrize(

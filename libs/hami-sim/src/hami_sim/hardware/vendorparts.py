@@ -455,6 +455,9 @@ def _show_functions(sysfs: Path, card: dict[str, Any], parts: int) -> None:
 
 # ---- Cambricon ---------------------------------------------------------------------------------
 
+_GONE, _BUSY, _REFUSED, _TRANSIENT = 16, 17, 19, 21
+"""Exit status of the agent's program for CNDEV: the kind of the trouble."""
+
 
 def _cambricon(state: State, cards: Cards, arguments: list[str]) -> Said:
     profiles = state.setdefault("profiles", {})
@@ -485,15 +488,15 @@ def _cambricon(state: State, cards: Cards, arguments: list[str]) -> Said:
         case [word, uuid, *rest]:
             card = next((one for one in cards if one["uuid"] == uuid), None)
             if card is None:
-                return "", f"cndev: there is no card {uuid}\n", 1
+                return "", f"cndev: there is no card {uuid}\n", _GONE
             own = profiles.setdefault(str(card["index"]), [])
             parts = _parts(state, card["index"])
             if word == "create":
                 return _cambricon_create(card, own, parts, rest)
             if word == "destroy" and rest[0] not in parts:
-                return "", "cndev: NOT_FOUND (error 14)\n", 1
+                return "", "cndev: NOT_FOUND (error 14)\n", _GONE
             if word == "destroy" and parts[rest[0]]["busy"]:
-                return "", "cndev: IN_USE (error 15)\n", 1
+                return "", "cndev: IN_USE (error 15)\n", _BUSY
             if word == "destroy":
                 del parts[rest[0]]
             used = {part["profile"] for part in parts.values()}
@@ -512,7 +515,7 @@ def _cambricon_create(
     found = next((one for one in own if (one["quota"], one["memory"]) == (quota, memory)), None)
     if found is None:
         if len(own) >= CAMBRICON_PROFILES:
-            return "", "cndev: INSUFFICIENT_SPACE (error 9)\n", 1
+            return "", "cndev: INSUFFICIENT_SPACE (error 9)\n", _REFUSED
         free = next(n for n in range(CAMBRICON_PROFILES) if all(one["id"] != n for one in own))
         found = {"id": free, "quota": quota, "memory": memory}
         own.append(found)
@@ -520,9 +523,9 @@ def _cambricon_create(
     if total > card["memory_mib"] << 20 or sum(p["quota"] for p in parts.values()) + quota > 100:  # noqa: PLR2004
         if all(part["profile"] != found["id"] for part in parts.values()):
             own.remove(found)
-        return "", "cndev: INSUFFICIENT_SPACE (error 9)\n", 1
+        return "", "cndev: INSUFFICIENT_SPACE (error 9)\n", _REFUSED
     if any(part["name"] == name for part in parts.values()):
-        return "", "cndev: DUPLICATE (error 16)\n", 1
+        return "", "cndev: DUPLICATE (error 16)\n", _TRANSIENT
     number = next(n for n in range(1, 256) if str(n) not in parts)
     parts[str(number)] = {
         "profile": found["id"], "quota": quota, "memory": memory, "name": name, "busy": False,

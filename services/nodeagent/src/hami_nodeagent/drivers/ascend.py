@@ -8,9 +8,8 @@ which every divisible chip allows. With ``soft_shares`` chips are not divided bu
 containers, which the driver must be told.
 """
 
-import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -19,52 +18,42 @@ from hami_common.model.device import Profile
 from hami_nodeagent.drivers.ascend_dcmi import DcmiWay
 from hami_nodeagent.drivers.ascend_npu_smi import NpuSmi
 from hami_nodeagent.drivers.ascend_way import ChipSight, Look, Way, place_of
+from hami_nodeagent.drivers.library import LibraryReader
 from hami_nodeagent.drivers.parse import ascend as parse
-from hami_nodeagent.drivers.parse.dcmi import LibraryUnusable
 from hami_nodeagent.drivers.parse.seen import Seen, Sight
 from hami_nodeagent.drivers.partition_ascend import AscendPartitioner
 from hami_nodeagent.drivers.partitioner import Partitioner
-from hami_nodeagent.drivers.reader import Signs, ToolReader, ToolSettings
-from hami_nodeagent.drivers.tool import Tool
+from hami_nodeagent.drivers.reader import Signs, ToolSettings
+from hami_nodeagent.libraries import dcmi
 
 SIGNS = Signs(pci_vendors=("19e5",), pci_classes=("12",), paths=("class/davinci_manager",))
 
-_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class AscendToolSettings(ToolSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Besides: which interface is asked, and how chips are shared."""
+    """Besides: how chips are shared."""
 
-    interface: Literal["auto", "library", "tool"] = "auto"
-    """``library``: DCMI only; ``tool``: npu-smi only; ``auto``: DCMI where it can be used."""
-    library_path: str = ""
-    """File of libdcmi.so; empty looks where the vendor's installer puts it."""
     soft_shares: bool = False
     """Chips are shared by several containers (``huawei.com/vnpu-mode: hami-core``) instead of being
     divided; the driver's device-share is switched on through DCMI."""
 
 
-class AscendReader(ToolReader):
+class AscendReader(LibraryReader):
     """DCMI, or npu-smi."""
 
     vendor = "ascend"
     tool_name = "npu-smi"
     rules = parse.RULES
+    program = dcmi.PROGRAM
 
     def __init__(self, settings: ToolSettings) -> None:
         super().__init__(settings)
         own = settings if isinstance(settings, AscendToolSettings) else AscendToolSettings()
         self._own = own
         self._smi = NpuSmi(self.ask)
-        self._dcmi = DcmiWay(own.library_path, settings.query_limit_s, self._smi.templates)
-        self._chosen: Way | None = None
+        self._dcmi = DcmiWay(self.library, self._smi.templates)
         self._partitioner = AscendPartitioner(self)
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """Both."""
-        return (self.tool, self._dcmi.tool)
 
     @property
     def partitioner(self) -> Partitioner | None:
@@ -73,34 +62,13 @@ class AscendReader(ToolReader):
 
     def forget(self) -> None:
         """Another driver may number other boards, or bring the library."""
+        super().forget()
         self._smi.forget()
         self._dcmi.forget()
-        self._chosen = None
 
     async def through(self, call: Callable[[Way], Awaitable[T]]) -> T:
-        """Make a call the way that is chosen.
-
-        Where both may be used, a library that turns out to be unusable is left aside until
-        ``forget``; no other error changes the way.
-        """
-        if self._chosen is None:
-            self._chosen = self._choose()
-        try:
-            return await call(self._chosen)
-        except LibraryUnusable as error:
-            if self._own.interface != "auto":
-                raise
-            _log.warning(
-                "DCMI cannot be used, npu-smi is asked",
-                extra={"vendor": self.vendor, "problem": str(error)},
-            )
-            self._chosen = self._smi
-            return await call(self._chosen)
-
-    def _choose(self) -> Way:
-        if self._own.interface == "auto":
-            return self._dcmi if self._dcmi.find() is not None else self._smi
-        return self._dcmi if self._own.interface == "library" else self._smi
+        """Make a call the way that is chosen."""
+        return await self.either(lambda: call(self._dcmi), lambda: call(self._smi))
 
     async def glance(self) -> Sight:
         """Health and use."""

@@ -5,48 +5,26 @@ One run tells everything of all chips. No call of the library lists templates: n
 taken where it is installed, and remembered; else the vendor's published table.
 """
 
-import os
-import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from hami_common.model.device import Profile
-from hami_nodeagent.drivers import dcmi
 from hami_nodeagent.drivers.ascend_way import SOFT_FAILURES, ChipSight, Glance, Look, place_of
 from hami_nodeagent.drivers.errors import DriverError, HardwareAbsent, ToolMismatch
+from hami_nodeagent.drivers.library import LibraryProgram
 from hami_nodeagent.drivers.parse import dcmi as parse
 from hami_nodeagent.drivers.parse.ascend import ChipKey
-from hami_nodeagent.drivers.tool import Tool
-
-TOOL = "hami-dcmi"
 
 
 class DcmiWay:
     """The way through the library."""
 
     def __init__(
-        self,
-        library_path: str,
-        limit_s: float,
-        templates: Callable[[], Awaitable[tuple[Profile, ...]]],
+        self, library: LibraryProgram, templates: Callable[[], Awaitable[tuple[Profile, ...]]]
     ) -> None:
         """``templates``: asks npu-smi; its errors mean that there is no such list."""
-        self._library = library_path
+        self._library = library
         self._listed = templates
         self._templates: tuple[Profile, ...] | None = None
-        known = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-        folders = [folder for folder in (*known, *dcmi.NEEDED_FOLDERS) if folder]
-        self.tool = Tool(
-            TOOL,
-            path=sys.executable,
-            limit_s=limit_s,
-            environment={"LD_LIBRARY_PATH": ":".join(dict.fromkeys(folders))},
-        )
-
-    def find(self) -> Path | None:
-        """The library's file, ``None`` where there is none."""
-        found = dcmi.candidates(self._library, os.environ)
-        return next((path for path in found if path.exists()), None)
 
     def forget(self) -> None:
         """Another driver may have other templates."""
@@ -106,33 +84,27 @@ class DcmiWay:
 
     async def create(self, key: ChipKey, template: str, number: str) -> None:
         """``dcmi_create_vdevice``."""
-        await self._run("create", *map(str, key), template, number)
+        await self._library.run("create", *map(str, key), template, number)
 
     async def destroy(self, key: ChipKey, number: str) -> None:
         """``dcmi_set_destroy_vdevice``."""
-        await self._run("destroy", *map(str, key), number)
+        await self._library.run("destroy", *map(str, key), number)
 
     async def keep(self) -> None:
         """``dcmi_set_vnpu_config_recover_mode``."""
-        await self._run("keep")
+        await self._library.run("keep")
 
     async def share(self, key: ChipKey) -> bool:
         """``dcmi_set_device_share_enable``; a reboot of the host undoes it."""
         try:
-            await self._run("share", *map(str, key), "1")
+            await self._library.run("share", *map(str, key), "1")
         except SOFT_FAILURES:
             return False
         return True
 
     async def _sight(self, word: str) -> parse.DcmiSight:
-        sight = parse.sight(await self._run(word))
+        sight = await self._library.ask(parse.sight, word)
         if not sight.chips and not sight.problems:
-            raise HardwareAbsent(doing=f"{TOOL} {word}", detail="the library lists no chip")
+            doing = f"{self._library.name} {word}"
+            raise HardwareAbsent(doing=doing, detail="the library lists no chip")
         return sight
-
-    async def _run(self, *arguments: str) -> str:
-        answer = await self.tool.run("-I", dcmi.__file__, self._library, *arguments)
-        if answer.status:
-            doing = " ".join((TOOL, *arguments))
-            raise parse.failure(doing, answer.words, answer.status)
-        return answer.text

@@ -32,7 +32,7 @@ class CambriconReader(ToolReader):
     @property
     def tools(self) -> Sequence[Tool]:
         """cnmon, and the library in a process of its own."""
-        return (self.tool, self._partitioner.tool)
+        return (self.tool, self._partitioner.library.tool)
 
     @property
     def partitioner(self) -> Partitioner:

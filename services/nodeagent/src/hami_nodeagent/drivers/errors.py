@@ -7,6 +7,7 @@
     └── DriverError             carries what was being done and the vendor's own code and text
         ├── HardwareAbsent      the driver works and has no device
         ├── DriverMissing       not installed or not loaded: wait for it, it may come
+        │   └── LibraryUnusable  the vendor's library is not there, or not one that we can use
         ├── DriverMismatch      library and kernel module differ: the agent must be restarted
         ├── DriverDenied        no permission: tell the operator, retrying does not help
         ├── DeviceGone          the device fell off the bus or needs a reset
@@ -43,6 +44,10 @@ class HardwareAbsent(DriverError):
 
 class DriverMissing(DriverError):
     """The driver is not there. The catcher says so in its report and asks again later."""
+
+
+class LibraryUnusable(DriverMissing):
+    """There is no library of the vendor, it cannot be loaded, or it is too old for us."""
 
 
 class DriverMismatch(DriverError):

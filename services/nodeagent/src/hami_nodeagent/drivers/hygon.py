@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hygon DCU through hy-smi, and the vDCUs of this host from their files.
+"""Hygon DCU through the libraries RSMI and DMI or through hy-smi, and vDCUs from their files.
 
 ``/etc/vdev/vdev<N>.conf`` describes a virtual DCU; files whose count is not that of their masks are
 told as problems. Queries that some installations lack (virtual, NUMA, health) leave facts out.
+Processes and links are told by the library only.
 """
 
 from pathlib import Path
@@ -11,11 +12,15 @@ import msgspec
 from msgspec.structs import replace
 
 from hami_nodeagent.drivers.errors import AnswerUnknown, NotSupported
+from hami_nodeagent.drivers.library import TwoWayReader
+from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse import hygon as parse
+from hami_nodeagent.drivers.parse import library as library_answers
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
 from hami_nodeagent.drivers.partition_hygon import HygonPartitioner
 from hami_nodeagent.drivers.partitioner import Partitioner
-from hami_nodeagent.drivers.reader import Signs, ToolReader, ToolSettings, drm_of, read_text
+from hami_nodeagent.drivers.reader import Signs, ToolSettings, drm_of, read_text
+from hami_nodeagent.libraries import rsmi
 
 SIGNS = Signs(
     pci_vendors=("1d94",),
@@ -31,14 +36,13 @@ _SHARES = 4
 _SOFT_FAILURES = (NotSupported, AnswerUnknown)
 
 
-class HygonReader(ToolReader):
-    """hy-smi."""
+class HygonReader(TwoWayReader):
+    """RSMI, or hy-smi."""
 
     vendor = "hygon"
     tool_name = "hy-smi"
     rules = parse.RULES
-    facts = _FACTS
-    """The query that tells identity, address and memory."""
+    program = rsmi.PROGRAM
 
     def __init__(self, settings: ToolSettings) -> None:
         super().__init__(settings)
@@ -49,18 +53,36 @@ class HygonReader(ToolReader):
         """Virtual DCUs."""
         return self._partitioner
 
-    async def glance(self) -> Sight:
+    async def glance_tool(self) -> Sight:
         """Identity with memory in use, then load and health."""
         cards = await self.ask(parse.cards, *_FACTS)
         rows = await self.ask(parse.table)
         health = await self._health()
         return Sight(devices=tuple(_joined(card, rows, health) for card in cards))
 
-    async def survey(self) -> Sight:
+    async def glance_library(self) -> Sight:
+        """One run."""
+        sight = await self.library.ask(library_answers.devices, "glance")
+        return replace(sight, devices=tuple(map(_named, sight.devices)))
+
+    async def survey_tool(self) -> Sight:
         """A glance, and what does not change: NUMA, compute units, device nodes, vDCU files."""
-        sight = await self.glance()
+        sight = await self.glance_tool()
         numa = await self._numa()
-        units = await self.units()
+        units = await self._units_of_tool()
+        devices = tuple(
+            _with_units(replace(seen, numa=numa.get(seen.index)), units.get(seen.index))
+            for seen in sight.devices
+        )
+        return await self._complete(replace(sight, devices=devices))
+
+    async def survey_library(self) -> Sight:
+        """The same facts, and links."""
+        sight = await self.library.ask(library_answers.devices, "survey")
+        return await self._complete(replace(sight, devices=tuple(map(_named, sight.devices))))
+
+    async def _complete(self, sight: Sight) -> Sight:
+        """What this host's files tell besides."""
         vdcus, problems = await self.read_files(self._vdcus)
         devices: list[Seen] = []
         for seen in sight.devices:
@@ -68,8 +90,6 @@ class HygonReader(ToolReader):
             attributes = dict(seen.attributes)
             if render is not None:
                 attributes["render"] = str(render)
-            if seen.index in units:
-                attributes["compute_units"] = str(units[seen.index])
             own = [one for one in vdcus if one.bus_id == seen.bus_id]
             if own:
                 attributes["instances"] = msgspec.json.encode(
@@ -82,13 +102,17 @@ class HygonReader(ToolReader):
                 replace(
                     seen,
                     minor=seen.index if card is None else card,
-                    numa=numa.get(seen.index),
                     max_shares=_SHARES,
                     attributes=attributes,
                 )
             )
         version = await self.read_files(self._version)
-        return Sight(devices=tuple(devices), driver_version=version, problems=problems)
+        return replace(
+            sight,
+            devices=tuple(devices),
+            driver_version=version,
+            problems=(*sight.problems, *problems),
+        )
 
     async def _health(self) -> dict[int, tuple[Condition, str]]:
         try:
@@ -102,8 +126,22 @@ class HygonReader(ToolReader):
         except _SOFT_FAILURES:
             return {}
 
-    async def units(self) -> dict[int, int]:
-        """Compute units by card number; empty where the tool has no such query."""
+    async def cards(self) -> tuple[Seen, ...]:
+        """Cards with the attribute ``compute_units`` where it is told; each has an identity."""
+        return await self.either(self._cards_of_library, self._cards_of_tool)
+
+    async def _cards_of_library(self) -> tuple[Seen, ...]:
+        sight = await self.library.ask(library_answers.devices, "survey")
+        if unnamed := [seen for seen in sight.devices if not seen.uuid]:
+            raise forms.unknown("the serial number of a card", unnamed[0].reason)
+        return tuple(map(_named, sight.devices))
+
+    async def _cards_of_tool(self) -> tuple[Seen, ...]:
+        cards = await self.ask(parse.cards, *_FACTS)
+        units = await self._units_of_tool()
+        return tuple(_with_units(card, units.get(card.index)) for card in cards)
+
+    async def _units_of_tool(self) -> dict[int, int]:
         try:
             return await self.ask(parse.compute_units, "virtual", "-show-device-info")
         except _SOFT_FAILURES:
@@ -140,3 +178,17 @@ def _joined(card: Seen, rows: dict[int, Seen], health: dict[int, tuple[Condition
         temperature_c=None if row is None else row.temperature_c,
         power_w=None if row is None else row.power_w,
     )
+
+
+def _named(seen: Seen) -> Seen:
+    """A card of the library's list as hy-smi names it."""
+    return replace(
+        seen,
+        uuid=f"DCU-{seen.uuid}" if seen.uuid else "",
+        type=f"DCU-{seen.type}" if seen.type else "DCU",
+    )
+
+
+def _with_units(seen: Seen, units: int | None) -> Seen:
+    told = {} if units is None else {"compute_units": str(units)}
+    return replace(seen, attributes={**seen.attributes, **told})

@@ -8,25 +8,19 @@ we choose tells which instance a command made. The mode is an administrator's
 (``cnmon set -c N -smlu on``): switching needs an idle card.
 """
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from hami_nodeagent.drivers import cndev
-from hami_nodeagent.drivers.errors import DriverError
+from hami_nodeagent.drivers.library import LibraryProgram
 from hami_nodeagent.drivers.parse import cambricon as parse
-from hami_nodeagent.drivers.parse.trouble import trouble, unexplained
 from hami_nodeagent.drivers.partition_tool import Decision, Picture, ToolPartitioner, refused
 from hami_nodeagent.drivers.partitioner import Instance, Wanted
-from hami_nodeagent.drivers.tool import Answer, Tool
+from hami_nodeagent.libraries import cndev
 
 if TYPE_CHECKING:
     from hami_nodeagent.drivers.cambricon import CambriconReader
 
-BESIDE = "hami-cndev"
-"""A file of this name beside cnmon is run instead of our own reading of the library."""
 _FULL_PCT = 100
 _PROFILES = 16
 _MIB = 1 << 20
@@ -54,20 +48,14 @@ class CambriconPartitioner(ToolPartitioner[SmluCard]):
         """Use the library that belongs to the reader's tool."""
         super().__init__()
         self._reader = reader
-        settings = reader.settings
-        beside = Path(settings.tool_path).with_name(BESIDE) if settings.tool_path else None
-        own = beside is not None and beside.exists()
-        path = str(beside) if own else sys.executable
-        self._before = () if own else ("-I", cndev.__file__)
-        self.tool = Tool(BESIDE, path=path, limit_s=settings.query_limit_s)
+        self.library = LibraryProgram(cndev.PROGRAM, reader.settings)
 
     async def look(self) -> Picture[SmluCard]:
         """Cards in sMLU mode; where there is none the library is not asked, nor needed."""
         rows, _ = await self._reader.ask(parse.table)
         if not any(row.mode == "smlu" for row in rows):
             return Picture({}, ())
-        answer = await self._run("list")
-        found = parse.smlus(answer.text)
+        found = await self.library.ask(parse.smlus, "list")
         cards = {
             f"MLU-{card.uuid}": SmluCard(
                 name=card.uuid,
@@ -113,13 +101,13 @@ class CambriconPartitioner(ToolPartitioner[SmluCard]):
         wanted = decision.wanted
         size = (_quota(wanted), wanted.memory_mib * _MIB)
         if size not in card.sizes and len(card.sizes) >= _PROFILES:
-            await self._run("tidy", card.name)
+            await self.library.run("tidy", card.name)
         quota, count = map(str, size)
-        await self._run("create", card.name, quota, count, decision.words["name"])
+        await self.library.run("create", card.name, quota, count, decision.words["name"])
 
     async def remove(self, instance: Instance, card: SmluCard) -> None:
         """The instance, and its profile with the last of its size."""
-        await self._run("destroy", card.name, instance.instance_id)
+        await self.library.run("destroy", card.name, instance.instance_id)
 
     async def tidy(self, card: SmluCard) -> None:
         """Profiles without instances."""
@@ -128,7 +116,7 @@ class CambriconPartitioner(ToolPartitioner[SmluCard]):
         if found is not None:
             used = {(one.quota, one.memory) for one in found.instances.values()}
             if found.sizes - used:
-                await self._run("tidy", card.name)
+                await self.library.run("tidy", card.name)
 
     def is_wanted(self, decision: Decision, instance: Instance, card: SmluCard) -> bool:
         """Of the size that was asked for, and with a node of its own."""
@@ -136,18 +124,6 @@ class CambriconPartitioner(ToolPartitioner[SmluCard]):
         wanted = decision.wanted
         size = (_quota(wanted), wanted.memory_mib * _MIB)
         return one is not None and bool(one.node) and (one.quota, one.memory) == size
-
-    async def _run(self, *arguments: str) -> Answer:
-        answer = await self.tool.run(*self._before, *arguments)
-        if answer.status:
-            raise _error(arguments, answer)
-        return answer
-
-
-def _error(arguments: tuple[str, ...], answer: Answer) -> DriverError:
-    doing = " ".join((BESIDE, *arguments))
-    found = trouble(doing, answer.words, answer.status, parse.CNDEV_RULES)
-    return found or unexplained(doing, answer.words, answer.status)
 
 
 def _quota(wanted: Wanted) -> int:

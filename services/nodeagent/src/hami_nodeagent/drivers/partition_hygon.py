@@ -73,16 +73,15 @@ class HygonPartitioner(ToolPartitioner[DcuCard]):
     vendor = "hygon"
 
     def __init__(self, reader: "HygonReader") -> None:
-        """Use the reader's tool to know the cards."""
+        """Use the reader to know the cards."""
         super().__init__()
         self._reader = reader
         self._folder = Path(reader.settings.shares_root) / "dcu"
         self._host = Path(reader.settings.etc_root) / "vdev"
 
     async def look(self) -> Picture[DcuCard]:
-        """The cards from hy-smi, and all files."""
-        seen = await self._reader.ask(parse.cards, *self._reader.facts)
-        units = await self._reader.units()
+        """The cards as the reader lists them, and all files."""
+        seen = await self._reader.cards()
         found = await self._reader.read_files(self._described)
         cards: dict[str, DcuCard] = {}
         instances: list[Instance] = []
@@ -94,7 +93,8 @@ class HygonPartitioner(ToolPartitioner[DcuCard]):
                 index=card.index,
                 address=card.bus_id,
                 memory_mib=card.memory_mib or 0,
-                units=units.get(card.index, _UNITS_BY_TYPE.get(card.type, 0)),
+                units=int(card.attributes.get("compute_units", 0))
+                or _UNITS_BY_TYPE.get(card.type, 0),
                 vdcus=own,
                 numbers=frozenset(vdcu.number for vdcu in found),
             )

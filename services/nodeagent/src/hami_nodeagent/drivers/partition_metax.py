@@ -8,25 +8,20 @@ the alias that we choose tells which one a command made. All sGPUs of a GPU have
 class: it is set while the GPU has none, never under others. The mode is an administrator's.
 """
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from hami_nodeagent.drivers import mxsml
+from hami_nodeagent.drivers.library import LibraryProgram
 from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse import metax as parse
-from hami_nodeagent.drivers.parse.trouble import trouble, unexplained
 from hami_nodeagent.drivers.partition_tool import Decision, Picture, ToolPartitioner, refused
 from hami_nodeagent.drivers.partitioner import Instance, Wanted
-from hami_nodeagent.drivers.tool import Tool
+from hami_nodeagent.libraries import mxsml
 
 if TYPE_CHECKING:
     from hami_nodeagent.drivers.metax import MetaxReader
 
-BESIDE = "hami-mxsml"
-"""A file of this name beside mx-smi is run instead of our own reading of the library."""
 _STEP_MIB = 128
 _GIB_MIB = 1024
 _KIND_BY_SCHEDULING = {number: kind for kind, number in parse.SCHEDULING_BY_KIND.items() if number}
@@ -59,12 +54,7 @@ class MetaxPartitioner(ToolPartitioner[SgpuCard]):
         """Use the reader's tool, and the library that belongs to it."""
         super().__init__()
         self._reader = reader
-        settings = reader.settings
-        beside = Path(settings.tool_path).with_name(BESIDE) if settings.tool_path else None
-        own = beside is not None and beside.exists()
-        path = str(beside) if own else sys.executable
-        self._before = () if own else ("-I", mxsml.__file__)
-        self.tool = Tool(BESIDE, path=path, limit_s=settings.query_limit_s)
+        self.library = LibraryProgram(mxsml.PROGRAM, reader.settings)
 
     async def look(self) -> Picture[SgpuCard]:
         """GPUs in sGPU mode that are available; where there is none the library is not asked."""
@@ -74,7 +64,7 @@ class MetaxPartitioner(ToolPartitioner[SgpuCard]):
         there = [one for one in listed if one.uuid and one.bus_id in sizes]
         if not there:
             return Picture({}, ())
-        divided = {gpu.bus_id: gpu for gpu in await self._divided()}
+        divided = {gpu.bus_id: gpu for gpu in await self.library.ask(parse.sgpus, "list")}
         if lacking := [one.bus_id for one in there if one.bus_id not in divided]:
             raise forms.unknown("the list of sGPUs: a GPU is missing", lacking[0])
         cards = {
@@ -100,14 +90,6 @@ class MetaxPartitioner(ToolPartitioner[SgpuCard]):
             for number, sgpu in card.sgpus.items()
         )
         return Picture(cards, instances)
-
-    async def _divided(self) -> tuple[parse.SgpuGpu, ...]:
-        answer = await self.tool.run(*self._before, "list")
-        if answer.status:
-            doing = f"{BESIDE} list"
-            found = trouble(doing, answer.words, answer.status, parse.MXSML_RULES)
-            raise found or unexplained(doing, answer.words, answer.status)
-        return parse.sgpus(answer.text)
 
     def decide(self, wanted: Wanted, card: SgpuCard) -> Decision:
         """An alias of its own for what fits beside the others and is scheduled as they are."""

@@ -8,11 +8,12 @@ is loaded. Which device is which, what is stale and what is lost is decided by `
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar, TypeVarTuple, Unpack
+from typing import Literal, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import anyio.to_thread
 from msgspec import Struct
 
+from hami_common.errors import SettingsInvalid
 from hami_nodeagent.drivers.errors import AnswerUnknown
 from hami_nodeagent.drivers.parse.seen import Sight
 from hami_nodeagent.drivers.parse.trouble import Rule, trouble, unexplained
@@ -24,10 +25,15 @@ Ts = TypeVarTuple("Ts")
 
 
 class ToolSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to reach a vendor's tool and how to judge what it says; the same for each vendor."""
+    """How to reach a vendor's devices and how to judge what is said of them."""
 
     tool_path: str = ""
     """The tool's file; empty looks for its usual name in ``PATH``."""
+    interface: Literal["auto", "library", "tool"] = "auto"
+    """``library``: the vendor's C library only; ``tool``: its tool only; ``auto``: the library
+    where it can be used."""
+    library_path: str = ""
+    """The library's file; empty looks where the vendor installs it."""
     node: str = ""
     """Name of the node: part of the identity of devices whose tool tells none."""
     sysfs_root: str = "/sys"
@@ -123,9 +129,16 @@ class ToolReader:
     vendor = ""
     tool_name = ""
     rules: Sequence[Rule] = ()
+    has_library = False
 
     def __init__(self, settings: ToolSettings) -> None:
         """Runs nothing yet."""
+        if settings.interface == "library" and not self.has_library:
+            raise SettingsInvalid(
+                field="interface",
+                problem=f"devices of {self.vendor} are asked through their tool only",
+                fix='write "auto" or "tool", or remove the entry',
+            )
         self.settings = settings
         self.tool = Tool(self.tool_name, path=settings.tool_path, limit_s=settings.query_limit_s)
 

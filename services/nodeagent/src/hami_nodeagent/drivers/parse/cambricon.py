@@ -12,15 +12,8 @@ from msgspec import Struct
 
 from hami_common.units import INT32_MAX
 from hami_nodeagent.drivers.errors import (
-    DeviceBusy,
     DeviceGone,
-    DriverDenied,
-    DriverMissing,
-    DriverTransient,
     HardwareAbsent,
-    NotSupported,
-    PartitionRefused,
-    ToolMismatch,
 )
 from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse.seen import Condition, Seen
@@ -29,17 +22,6 @@ from hami_nodeagent.drivers.parse.trouble import Rule
 RULES = (
     Rule(words=r"there is no device", kind=HardwareAbsent),
     Rule(words=r"card \d+ not existed", kind=DeviceGone),
-)
-CNDEV_RULES = (
-    Rule(words=r"\bNO_DRIVER\b", kind=DriverMissing),
-    Rule(words=r"LOW_DRIVER_VERSION|UNSUPPORTED_API_VERSION", kind=ToolMismatch),
-    Rule(words=r"NO_PERMISSION", kind=DriverDenied),
-    Rule(words=r"NO_DEVICES", kind=HardwareAbsent),
-    Rule(words=r"IN_USE", kind=DeviceBusy),
-    Rule(words=r"INSUFFICIENT_SPACE", kind=PartitionRefused),
-    Rule(words=r"NOT_SUPPORTED", kind=NotSupported),
-    Rule(words=r"TIMEOUT|IN_PROBLEM", kind=DriverTransient),
-    Rule(words=r"there is no card", kind=DeviceGone),
 )
 _SEVERAL = ("Command Line", "MLU Memory Usage")
 _MODE_BY_WORD = {"smlu": "smlu", "mim": "mim"}

@@ -1,52 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the small tool ``dcmi`` says of Ascend chips, as what npu-smi says of them.
 
-Health words and error numbers are those of the vendor's header and its manual of DCMI. Which error
-of ours a number means depends on the call only where the number says too little (``-8005`` is also
-the answer of a library without a driver).
+Health words are those of the vendor's header and its manual of DCMI.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
 
 from hami_common.model.device import Profile
 from hami_common.units import INT32_MAX
-from hami_nodeagent.drivers.dcmi import NONSENSE, REFUSED, UNUSABLE
-from hami_nodeagent.drivers.errors import (
-    AnswerUnknown,
-    DeviceBusy,
-    DeviceGone,
-    DriverDenied,
-    DriverError,
-    DriverMissing,
-    DriverTransient,
-    NotSupported,
-    PartitionRefused,
-)
+from hami_nodeagent.drivers.errors import DriverError, NotSupported
 from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse.ascend import Chip, ChipKey, Division, Instance, die_of, type_of
+from hami_nodeagent.drivers.parse.library import Told
 from hami_nodeagent.drivers.parse.seen import Condition
-from hami_nodeagent.drivers.parse.trouble import one_line, unexplained
+from hami_nodeagent.drivers.parse.trouble import one_line
 from hami_nodeagent.drivers.protocol import ProcessUsage
 from hami_nodeagent.drivers.rules import Neighbour
 
-_KIND_BY_CODE: Mapping[int, type[DriverError]] = {
-    -8002: DriverDenied,
-    -8007: DeviceGone,
-    -8008: DeviceGone,
-    -8013: NotSupported,
-    -8020: DeviceBusy,
-    -8023: NotSupported,
-    -8255: NotSupported,
-    -99998: NotSupported,
-}
-"""Others may pass (``DriverTransient``)."""
-_NO_DRIVER, _BAD_PARAMETER = -8005, -8001
-_FIRST_CALLS = frozenset({"dcmi_init", "dcmi_get_card_list"})
-_CREATE = "dcmi_create_vdevice"
 _HEALTH = {
     0: (Condition.GOOD, "OK"),
     1: (Condition.GOOD, "Warning"),
@@ -67,10 +41,6 @@ _24_CORES, _BIG_MIB = 24, 40 << 10
 _LONGEST_NAME = 15
 _WORDS = 5
 _MOST_WORD = (1 << 32) - 1
-
-
-class LibraryUnusable(DriverMissing):
-    """There is no libdcmi.so, it cannot be loaded, or it is too old."""
 
 
 class _Vdev(Struct, frozen=True):
@@ -100,7 +70,7 @@ class _Chip(Struct, frozen=True):
     codes: tuple[int, ...]
     logic: int | None = None
     health: int | None = None
-    trouble: tuple[str, int] | None = None
+    trouble: Told | None = None
     core_pct: int | None = None
     temperature_c: int | None = None
     power_dw: int | None = None
@@ -114,7 +84,7 @@ class _Chip(Struct, frozen=True):
     share: int | None = None
     super_pod: _SuperPod | None = None
     division: _Division | None = None
-    division_error: tuple[str, int] | None = None
+    division_error: Told | None = None
 
 
 class _Answer(Struct, frozen=True):
@@ -188,7 +158,7 @@ def _chip(one: _Chip) -> DcmiChip:
     if condition is None:
         condition, health = Condition.DOUBTFUL, "UNKNOWN"
         if one.trouble is not None:
-            health = f"{one.trouble[0]} (error {one.trouble[1]})"
+            health = one_line(one.trouble.words)
     if _CARD_DROPPED in one.codes:
         condition, health = Condition.BAD, f"card dropped (code {_CARD_DROPPED:#x})"
     elif condition is Condition.BAD and one.codes:
@@ -215,7 +185,7 @@ def _chip(one: _Chip) -> DcmiChip:
     division = None if one.division is None else _division(one.division, type_of(named))
     trouble = None
     if one.division_error is not None:
-        trouble = error_of(f"dcmi look at chip {one.card}/{one.chip}", *one.division_error)
+        trouble = one.division_error.error(f"dcmi look at chip {one.card}/{one.chip}")
     return DcmiChip(
         chip=chip,
         logic=one.logic,
@@ -350,30 +320,3 @@ def templates_of(chip: DcmiChip) -> tuple[Profile, ...]:
         return TEMPLATES_24_CORES
     big = (chip.chip.total_mib or 0) > _BIG_MIB
     return TEMPLATES_20_CORES_64G if big else TEMPLATES_20_CORES_32G
-
-
-# ---- errors ------------------------------------------------------------------------------------
-
-
-def error_of(doing: str, call: str, code: int) -> DriverError:
-    """The error that a call's answer means."""
-    detail = f"{call} returned {code}"
-    kind = _KIND_BY_CODE.get(code, DriverTransient)
-    if code == _NO_DRIVER and call in _FIRST_CALLS:
-        kind = DriverMissing
-    elif code == _BAD_PARAMETER:
-        kind = PartitionRefused if call == _CREATE else NotSupported
-    return kind(doing=doing, detail=detail, code=code)
-
-
-def failure(doing: str, words: str, status: int) -> DriverError:
-    """The error behind a run of the small tool that failed."""
-    if status == UNUSABLE:
-        return LibraryUnusable(doing=doing, detail=one_line(words), code=status)
-    if status == NONSENSE:
-        return AnswerUnknown(doing=doing, detail=one_line(words), code=status)
-    match = re.search(r"(dcmi_\w+): \w+ \(error (-?\d{1,9})\)", words)
-    if status == REFUSED and match is not None:
-        error = error_of(doing, match[1], int(match[2]))
-        return type(error)(doing=doing, detail=one_line(words), code=error.code)
-    return unexplained(doing, words, status)

@@ -57,15 +57,19 @@ def cards(text: str) -> tuple[Seen, ...]:
                 type=f"DCU-{series}" if series else "DCU",
                 memory_mib=memory,
                 bus_id=address,
-                attributes={"unique_id": unique}
-                if (unique := forms.text_at(card, "Unique ID"))
-                else {},
+                attributes=_unique(forms.text_at(card, "Unique ID")),
                 used_mib=forms.mib(forms.text_at(card, "VRAM Total Used Memory (B)"), unit="B"),
             )
         )
     if not found or len({one.uuid for one in found}) != len(found):
         raise forms.unknown("hy-smi --json", text)
     return tuple(sorted(found, key=lambda one: one.index))
+
+
+def _unique(text: str) -> dict[str, str]:
+    """The number that a card has besides its serial, without leading zeros."""
+    found = re.fullmatch(r"(0x)?[0-9a-fA-F]{1,16}", text)
+    return {"unique_id": f"{int(text, 16):#x}"} if found else {}
 
 
 def table(text: str) -> dict[int, Seen]:

@@ -13,11 +13,7 @@ from msgspec.structs import replace
 
 from hami_common.units import INT32_MAX
 from hami_nodeagent.drivers.errors import (
-    DeviceBusy,
     DriverDenied,
-    DriverMissing,
-    HardwareAbsent,
-    NotSupported,
     PartitionRefused,
 )
 from hami_nodeagent.drivers.parse import forms
@@ -28,13 +24,6 @@ from hami_nodeagent.drivers.rules import Neighbour
 RULES = (
     Rule(words=r"insufficient|no more sgpu|invalid compute|exceed", kind=PartitionRefused),
     Rule(words=r"read-only file system", kind=DriverDenied),
-)
-MXSML_RULES = (
-    Rule(words=r"NO_DEVICE\b", kind=HardwareAbsent),
-    Rule(words=r"LOAD_LIBRARY_FAILURE|OPEN_DEVICE_FILE_FAILURE", kind=DriverMissing),
-    Rule(words=r"PERMISSION_DENIED", kind=DriverDenied),
-    Rule(words=r"BUSY_DEVICE", kind=DeviceBusy),
-    Rule(words=r"OPERATION_NOT_SUPPORT", kind=NotSupported),
 )
 MOST_SGPUS = 16
 FULL_PCT = 100

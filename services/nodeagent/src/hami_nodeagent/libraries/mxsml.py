@@ -1,41 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MetaX's library MXSML as a small tool: the sGPUs of all GPUs in sGPU mode.
-
-Run by path with the standard library only, so that a call into the driver that hangs is killed as a
-tool's is::
-
-    python -I mxsml.py list
+"""MetaX's library MXSML: the sGPUs of all GPUs in sGPU mode (``list``).
 
 Calls and structures are those of the vendor's header ``MxSml.h`` 2.3.1: quotas of memory in MiB, of
-compute in percent, use in bytes, at most sixteen sGPUs of a GPU with numbers from 0. ``list``
-prints JSON; on failure one line with the library's error goes to standard error and the exit status
-is 1. It changes nothing. Never run on this vendor's hardware.
+compute in percent, use in bytes, at most sixteen sGPUs of a GPU with numbers from 0. It
+changes nothing. Never run on this vendor's hardware.
 """
 
 import ctypes
-import json
-import os
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-_LIBRARY = "libmxsml.so"
-_FOLDERS = ("/opt/mxdriver/lib", "/opt/maca/lib", "/opt/mxn100/lib")
+from hami_nodeagent.libraries.loading import Errors, Kind, Library, Program, main, text
+
 _MOST = 16
 _ALIAS_SIZE = 32
 _ABSENT = 3
 """What the library says of a number without sGPU, and of what a GPU cannot do."""
-_NAME_BY_CODE = {
+_NAMES = {
     1: "FAILURE", 2: "NO_DEVICE", 3: "OPERATION_NOT_SUPPORT", 4: "SYSFS_ERROR",
     5: "SYSFS_WRITE_ERROR", 6: "INVALID_DEVICE_ID", 8: "PERMISSION_DENIED", 9: "INVALID_INPUT",
     10: "INSUFFICIENT_SIZE", 12: "IO_CONTROL_FAILURE", 21: "OPEN_DEVICE_FILE_FAILURE",
     23: "BUSY_DEVICE", 26: "LOAD_LIBRARY_FAILURE",
 }  # fmt: skip
-
-
-class MxsmlError(Exception):
-    """A call failed, or the library is not there."""
+_KINDS = {
+    2: Kind.ABSENT,
+    _ABSENT: Kind.UNSUPPORTED,
+    6: Kind.GONE,
+    8: Kind.DENIED,
+    21: Kind.MISSING,
+    23: Kind.BUSY,
+    26: Kind.MISSING,
+}
 
 
 class _Device(ctypes.Structure):
@@ -72,24 +66,24 @@ class _Memory(ctypes.Structure):
 class Mxsml:
     """The opened library."""
 
-    def __init__(self, path: str = "") -> None:
-        """``path``: the library's file; empty looks where the vendor installs it."""
-        self._library = _opened(path)
-        self._call("mxSmlInit")
+    def __init__(self, library: Library) -> None:
+        """Initialise it."""
+        self._library = library
+        library.call("mxSmlInit")
 
     def gpus(self) -> list[dict[str, Any]]:
         """GPUs in sGPU mode, with what they are divided into."""
-        count = int(self._function("mxSmlGetDeviceCount")())
+        count = int(self._library.function("mxSmlGetDeviceCount")())
         return [gpu for number in range(count) if (gpu := self._gpu(number)) is not None]
 
     def _gpu(self, number: int) -> dict[str, Any] | None:
         mode, scheduling, device = ctypes.c_uint(0), ctypes.c_uint(0), _Device()
         if not self._has("mxSmlGetSgpuToggle", number, ctypes.byref(mode)) or not mode.value:
             return None
-        self._call("mxSmlGetDeviceInfo", number, ctypes.byref(device))
-        self._call("mxSmlGetDeviceSchedClass", number, ctypes.byref(scheduling))
+        self._library.call("mxSmlGetDeviceInfo", number, ctypes.byref(device))
+        self._library.call("mxSmlGetDeviceSchedClass", number, ctypes.byref(scheduling))
         return {
-            "bus_id": _text(device.address),
+            "bus_id": text(device.address),
             "scheduling": scheduling.value,
             "sgpus": [sgpu for at in range(_MOST) if (sgpu := self._sgpu(number, at)) is not None],
         }
@@ -104,7 +98,7 @@ class Mxsml:
         knows = self._has("mxSmlGetSgpuMemory", gpu, number, ctypes.byref(memory))
         return {
             "number": number,
-            "alias": _text(alias.value),
+            "alias": text(alias.value),
             "memory_mib": found.vram_mib,
             "compute_pct": found.compute_pct,
             "used": max(0, memory.used) if knows else None,
@@ -112,62 +106,22 @@ class Mxsml:
 
     # ---- calls ----------------------------------------------------------------------------------
 
-    def _call(self, name: str, *arguments: object) -> None:
-        if not self._has(name, *arguments):
-            raise _failed(name, _ABSENT)
-
     def _has(self, name: str, *arguments: object) -> bool:
         """Whether there is what was asked for; any other trouble raises."""
-        code = int(self._function(name)(*arguments))
+        code = self._library.code(name, *arguments)
         if code not in {0, _ABSENT}:
-            raise _failed(name, code)
+            raise self._library.errors.failed(name, code)
         return not code
 
-    def _function(self, name: str) -> Callable[..., int]:
-        function: Callable[..., int] | None = getattr(self._library, name, None)
-        if function is None:
-            message = f"{name}: OPERATION_NOT_SUPPORT (the library has no such call)"
-            raise MxsmlError(message)
-        return function
 
-
-def _failed(name: str, code: int) -> MxsmlError:
-    return MxsmlError(f"{name}: {_NAME_BY_CODE.get(code, 'UNKNOWN')} (error {code})")
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace")
-
-
-def _opened(path: str) -> ctypes.CDLL:
-    known = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    candidates = (
-        [path] if path else [_LIBRARY, *(f"{folder}/{_LIBRARY}" for folder in (*known, *_FOLDERS))]
-    )
-    trouble = ""
-    for candidate in candidates:
-        if "/" in candidate and not Path(candidate).exists():
-            continue
-        try:
-            return ctypes.CDLL(candidate)
-        except OSError as error:
-            trouble = str(error)
-    message = f"error while loading shared libraries: {trouble or _LIBRARY}"
-    raise MxsmlError(message)
-
-
-def main(arguments: Sequence[str], *, library: str = "") -> int:
-    """Run one command; returns the exit status."""
-    if list(arguments) != ["list"]:
-        sys.stderr.write("usage: list\n")
-        return 2
-    try:
-        sys.stdout.write(json.dumps({"gpus": Mxsml(library).gpus()}) + "\n")
-    except MxsmlError as error:
-        sys.stderr.write(f"mxsml: {error}\n")
-        return 1
-    return 0
-
+PROGRAM = Program(
+    word="mxsml",
+    files=("libmxsml.so",),
+    folders=("/opt/mxdriver/lib", "/opt/maca/lib", "/opt/mxn100/lib"),
+    errors=Errors(names=_NAMES, kinds=_KINDS),
+    open=Mxsml,
+    commands={"list": lambda mxsml: {"gpus": mxsml.gpus()}},
+)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(PROGRAM)

@@ -1,50 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cambricon's library CNDEV as a small tool: sMLU profiles and instances, one command per process.
+"""Cambricon's library CNDEV: sMLU profiles and instances.
 
-Run by path with the standard library only, so that a call into the driver that hangs is killed as a
-tool's is::
+Commands::
 
-    python -I cndev.py list
-    python -I cndev.py create UUID QUOTA_PERCENT BYTES NAME
-    python -I cndev.py destroy UUID INSTANCE
-    python -I cndev.py tidy UUID
+    list
+    create UUID QUOTA_PERCENT BYTES NAME
+    destroy UUID INSTANCE
+    tidy UUID
 
 Structures and calls are those of the vendor's header ``cndev.h`` for API version 6, as its
 Kubernetes device plugin ships it: sizes in bytes, names in buffers of 100, the card's own
-percentage as quota. ``list`` prints JSON, the others nothing; on failure one line with the
-library's error goes to standard error and the exit status is 1. What a failed ``create`` has made
-is removed again. Never run on this vendor's hardware.
+percentage as quota. ``list`` prints JSON, the others nothing. What a failed ``create`` has made is
+removed again. Never run on this vendor's hardware.
 """
 
 import ctypes
-import json
-import os
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
+
+from hami_nodeagent.libraries.loading import Errors, Failed, Kind, Library, Program, Trouble, main
 
 _VERSION = 6
 _NAME_SIZE, _UUID_SIZE = 100, 37
 _INSTANCES = 256
-_LIBRARY = "libcndev.so"
-_FOLDERS = (
-    "/usr/lib64",
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/local/neuware/lib64",
-)
-_NAME_BY_CODE = {
+_NAMES = {
     1: "NO_DRIVER", 2: "LOW_DRIVER_VERSION", 3: "UNSUPPORTED_API_VERSION", 4: "UNINITIALIZED",
     5: "INVALID_ARGUMENT", 6: "INVALID_DEVICE_ID", 7: "UNKNOWN", 8: "MALLOC",
     9: "INSUFFICIENT_SPACE", 10: "NOT_SUPPORTED", 11: "INVALID_LINK", 12: "NO_DEVICES",
     13: "NO_PERMISSION", 14: "NOT_FOUND", 15: "IN_USE", 16: "DUPLICATE", 17: "TIMEOUT",
     18: "IN_PROBLEM",
 }  # fmt: skip
-
-
-class CndevError(Exception):
-    """A call failed, or the library is not there."""
+_KINDS = {
+    1: Kind.MISSING,
+    2: Kind.MISMATCH,
+    3: Kind.MISMATCH,
+    6: Kind.GONE,
+    9: Kind.REFUSED,
+    10: Kind.UNSUPPORTED,
+    12: Kind.ABSENT,
+    13: Kind.DENIED,
+    14: Kind.GONE,
+    15: Kind.BUSY,
+}
 
 
 class _Count(ctypes.Structure):
@@ -113,9 +109,10 @@ class _Instance(ctypes.Structure):
 class Cndev:
     """The opened library."""
 
-    def __init__(self, path: str = "") -> None:
-        """``path``: the library's file; empty looks where the vendor installs it."""
-        self._library = _opened(path)
+    def __init__(self, library: Library) -> None:
+        """Initialise it."""
+        self._library = library
+        self._call = library.call
         self._call("cndevInit", 0)
 
     def cards(self) -> list[dict[str, Any]]:
@@ -142,9 +139,9 @@ class Cndev:
                 "cndevCreateSMluInstanceByProfileId",
                 *(ctypes.byref(handle), ctypes.c_uint(made.value), device, name.encode()),
             )
-        except CndevError:
+        except Failed:
             if profile is None:
-                self._try("cndevDestroySMluProfileInfo", made, device)
+                self._library.code("cndevDestroySMluProfileInfo", made, device)
             raise
 
     def destroy(self, uuid: str, instance: int) -> None:
@@ -163,14 +160,14 @@ class Cndev:
         used = {one.profile for one in self._instances(device)}
         for profile in self._profiles(device):
             if profile.id not in used and profile.remain == profile.total:
-                self._try("cndevDestroySMluProfileInfo", ctypes.c_int(profile.id), device)
+                self._library.code("cndevDestroySMluProfileInfo", ctypes.c_int(profile.id), device)
 
     # ---- reading --------------------------------------------------------------------------------
 
     def _card(self, slot: int) -> dict[str, Any] | None:
         device = self._device(slot)
         mode = _Mode(version=_VERSION)
-        if self._try("cndevGetSMLUMode", ctypes.byref(mode), device) or not mode.mode:
+        if not self._library.told("cndevGetSMLUMode", ctypes.byref(mode), device) or not mode.mode:
             return None
         memory = (ctypes.c_int64 * 64)()
         self._call("cndevGetMemoryUsageV2", ctypes.byref(memory), device)
@@ -203,8 +200,7 @@ class Cndev:
             device = self._device(slot)
             if self._uuid(device) == uuid:
                 return device
-        message = f"there is no card {uuid}"
-        raise CndevError(message)
+        raise Trouble(Kind.GONE, f"there is no card {uuid}")
 
     def _device(self, slot: int) -> ctypes.c_int:
         device = ctypes.c_int(0)
@@ -235,58 +231,22 @@ class Cndev:
         self._call("cndevGetAllSMluInstanceInfo", ctypes.byref(count), ctypes.byref(found), device)
         return list(found[: count.value])
 
-    # ---- calls ----------------------------------------------------------------------------------
 
-    def _call(self, name: str, *arguments: object) -> None:
-        if code := self._try(name, *arguments):
-            message = f"{name}: {_NAME_BY_CODE.get(code, 'UNKNOWN')} (error {code})"
-            raise CndevError(message)
-
-    def _try(self, name: str, *arguments: object) -> int:
-        function: Callable[..., int] | None = getattr(self._library, name, None)
-        if function is None:
-            message = f"{name}: NOT_SUPPORTED (the library has no such call)"
-            raise CndevError(message)
-        return int(function(*arguments))
-
-
-def _opened(path: str) -> ctypes.CDLL:
-    home = os.environ.get("NEUWARE_HOME", "")
-    folders = (*([f"{home}/lib64"] if home else ()), *_FOLDERS)
-    candidates = [path] if path else [_LIBRARY, *(f"{folder}/{_LIBRARY}" for folder in folders)]
-    trouble = ""
-    for candidate in candidates:
-        if "/" in candidate and not Path(candidate).exists():
-            continue
-        try:
-            return ctypes.CDLL(candidate)
-        except OSError as error:
-            trouble = str(error)
-    message = f"error while loading shared libraries: {trouble or _LIBRARY}"
-    raise CndevError(message)
-
-
-def main(arguments: Sequence[str], *, library: str = "") -> int:
-    """Run one command; returns the exit status."""
-    try:
-        cndev = Cndev(library)
-        match list(arguments):
-            case ["list"]:
-                sys.stdout.write(json.dumps({"cards": cndev.cards()}) + "\n")
-            case ["create", uuid, quota, size, name]:
-                cndev.create(uuid, int(quota), int(size), name)
-            case ["destroy", uuid, instance]:
-                cndev.destroy(uuid, int(instance))
-            case ["tidy", uuid]:
-                cndev.tidy(uuid)
-            case _:
-                sys.stderr.write("usage: list | create | destroy | tidy\n")
-                return 2
-    except CndevError as error:
-        sys.stderr.write(f"cndev: {error}\n")
-        return 1
-    return 0
-
+PROGRAM = Program(
+    word="cndev",
+    files=("libcndev.so",),
+    folders=("$NEUWARE_HOME/lib64", "/usr/local/neuware/lib64"),
+    errors=Errors(names=_NAMES, kinds=_KINDS),
+    open=Cndev,
+    commands={
+        "list": lambda cndev: {"cards": cndev.cards()},
+        "create": lambda cndev, uuid, quota, size, name: cndev.create(
+            uuid, int(quota), int(size), name
+        ),
+        "destroy": lambda cndev, uuid, instance: cndev.destroy(uuid, int(instance)),
+        "tidy": Cndev.tidy,
+    },
+)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(PROGRAM)

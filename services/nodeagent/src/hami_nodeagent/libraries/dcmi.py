@@ -1,62 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Huawei's library DCMI as a small tool: chips, their use and vNPUs, one command per process.
+"""Huawei's library DCMI: chips, their use and vNPUs.
 
-Run by path with the standard library only, so that a call into the driver that hangs or crashes is
-ended as a tool's is. ``LIBRARY`` is the file; empty looks where the vendor installs it::
+Commands::
 
-    python -I dcmi.py LIBRARY glance                       chips: health and use
-    python -I dcmi.py LIBRARY look                         besides: identity, division, vNPUs
-    python -I dcmi.py LIBRARY survey                       besides: links
-    python -I dcmi.py LIBRARY create CARD CHIP TEMPLATE ID
-    python -I dcmi.py LIBRARY destroy CARD CHIP ID
-    python -I dcmi.py LIBRARY keep                         vNPUs outlive a reboot of the host
-    python -I dcmi.py LIBRARY share CARD CHIP 0|1          several containers may open the chip
+    glance                            chips: health and use
+    look                              besides: identity, division, vNPUs
+    survey                            besides: links
+    create CARD CHIP TEMPLATE ID
+    destroy CARD CHIP ID
+    keep                              vNPUs outlive a reboot of the host
+    share CARD CHIP 0|1               several containers may open the chip
 
 Structures and calls are those of the vendor's header ``dcmi_interface_api.h`` (version 2 calls). In
 drivers before 23.0 a vNPU's use of memory was reserved space: sizes are the same. The first three
-print JSON, with what the library did not tell as ``null``; the others print nothing. On failure one
-line goes to standard error. Exit status: 1 the library refused (its call, error and number are in
-the line), 2 there is no library that can be used, 3 its answer is nonsense. Sizes in MiB as the
-library has them (its MB), memory of processes in bytes, power in tenths of a watt. Never run on
-this vendor's hardware.
+print JSON, with what the library did not tell as ``null``; the others print nothing. Sizes in MiB
+as the library has them (its MB), memory of processes in bytes, power in tenths of a watt. Never run
+on this vendor's hardware.
 """
 
 import ctypes
-import json
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-REFUSED, UNUSABLE, NONSENSE = 1, 2, 3
+from hami_nodeagent.libraries.loading import (
+    Errors,
+    Failed,
+    Kind,
+    Library,
+    Program,
+    main,
+    nonsense,
+)
+
 ANY = 0xFFFFFFFF
 """An id that the library chooses."""
-FOLDERS = (
-    "/usr/local/dcmi",
-    "/usr/local/Ascend/driver/lib64/driver",
-    "/usr/lib64",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib/x86_64-linux-gnu",
-)
-NEEDED_FOLDERS = (
-    "/usr/local/Ascend/driver/lib64/driver",
-    "/usr/local/Ascend/driver/lib64/common",
-    "/usr/local/Ascend/driver/lib64",
-)
-"""Where the libraries lie that libdcmi.so needs; on the loader's path of our process."""
-_LIBRARY = "libdcmi.so"
-_MISSING = -99998
-"""The vendor's Go code has this number for a call that the library does not have."""
-_NAME_BY_CODE = {
+_NAMES = {
     -8001: "INVALID_PARAMETER", -8002: "OPER_NOT_PERMITTED", -8003: "MEM_OPERATE_FAIL",
     -8004: "SECURE_FUN_FAIL", -8005: "INNER_ERR", -8006: "TIME_OUT", -8007: "INVALID_DEVICE_ID",
     -8008: "DEVICE_NOT_EXIST", -8009: "IOCTL_FAIL", -8010: "SEND_MSG_FAIL",
     -8011: "RECV_MSG_FAIL", -8012: "NOT_READY", -8013: "NOT_SUPPORT_IN_CONTAINER",
     -8014: "FILE_OPERATE_FAIL", -8015: "RESET_FAIL", -8016: "ABORT_OPERATE", -8017: "IS_UPGRADING",
     -8020: "RESOURCE_OCCUPIED", -8022: "PARTITION_NOT_RIGHT", -8023: "CONFIG_INFO_NOT_EXIST",
-    -8255: "NOT_SUPPORT", _MISSING: "FUNCTION_NOT_FOUND",
+    -8255: "NOT_SUPPORT",
 }  # fmt: skip
+_KINDS = {
+    -8001: Kind.UNSUPPORTED,
+    -8002: Kind.DENIED,
+    -8007: Kind.GONE,
+    -8008: Kind.GONE,
+    -8013: Kind.UNSUPPORTED,
+    -8020: Kind.BUSY,
+    -8023: Kind.UNSUPPORTED,
+    -8255: Kind.UNSUPPORTED,
+}
+_KINDS_OF_CALL = {
+    ("dcmi_init", -8005): Kind.MISSING,
+    ("dcmi_get_card_list", -8005): Kind.MISSING,
+    ("dcmi_create_vdevice", -8001): Kind.REFUSED,
+}
+"""A library without a driver answers with its inner error; a template that no chip has is a bad
+parameter."""
 _NEEDED = (
     "dcmi_get_card_list",
     "dcmi_get_device_id_in_card",
@@ -72,24 +75,6 @@ _CHIP_INFORMATION, _SUPER_POD = 12, 1
 _VDEVICES = 52
 _ONE, _TOTAL, _FREE = 0, 1, 2
 _MEDIA = ("jpegd", "jpege", "vpc", "vdec", "pngd", "venc")
-
-
-class DcmiError(Exception):
-    """A call was refused."""
-
-    def __init__(self, call: str, code: int) -> None:
-        """``code``: what the call returned."""
-        super().__init__(f"{call}: {_NAME_BY_CODE.get(code, 'UNKNOWN')} (error {code})")
-        self.call = call
-        self.code = code
-
-
-class Unusable(Exception):
-    """There is no library, or none that we can use."""
-
-
-class Nonsense(Exception):
-    """The library said what cannot be: its structures are not those that we know."""
 
 
 class _Chip(ctypes.Structure):
@@ -254,12 +239,10 @@ Place = tuple[int, int]
 class Dcmi:
     """The opened library."""
 
-    def __init__(self, path: str = "") -> None:
-        """``path``: the library's file; empty looks where the vendor installs it."""
-        self._library = _opened(path)
-        if missing := [name for name in ("dcmi_init", *_NEEDED) if not self._has(name)]:
-            message = f"{_LIBRARY} is too old, it has no {missing[0]}"
-            raise Unusable(message)
+    def __init__(self, library: Library) -> None:
+        """Initialise it."""
+        self._library = library
+        self._call, self._told, self._number = library.call, library.told, library.number
         self._call("dcmi_init")
 
     # ---- reading --------------------------------------------------------------------------------
@@ -289,12 +272,11 @@ class Dcmi:
                 self._call(
                     "dcmi_get_device_id_in_card", card, *map(ctypes.byref, (count, mcu, cpu))
                 )
-            except DcmiError as error:
+            except Failed as error:
                 problems.append(f"card {card}: {error}")
                 continue
             if not 0 <= count.value <= _CHIPS:
-                message = f"card {card} has {count.value} chips"
-                raise Nonsense(message)
+                raise nonsense(f"card {card} has {count.value} chips")
             for chip in range(count.value):
                 kind = self._number("dcmi_get_device_type", ctypes.c_int, card, chip)
                 if kind in (None, _NPU):
@@ -309,16 +291,15 @@ class Dcmi:
         count, cards = ctypes.c_int(0), (ctypes.c_int * _CARDS)()
         self._call("dcmi_get_card_list", ctypes.byref(count), ctypes.byref(cards), _CARDS)
         if not 0 <= count.value <= _CARDS:
-            message = f"there are {count.value} cards"
-            raise Nonsense(message)
+            raise nonsense(f"there are {count.value} cards")
         return list(cards[: count.value])
 
     def _use(self, place: Place) -> dict[str, Any]:
         trouble, health = None, ctypes.c_uint(ANY)
         try:
             self._call("dcmi_get_device_health", *place, ctypes.byref(health))
-        except DcmiError as error:
-            trouble = [error.call, error.code]
+        except Failed as error:
+            trouble = error.plain()
         core = self._number(
             "dcmi_get_device_utilization_rate", ctypes.c_uint, *place, _UTILIZATION_AICORE
         )
@@ -343,8 +324,8 @@ class Dcmi:
         division, refused = None, None
         try:
             division = self._division(place)
-        except DcmiError as error:
-            refused = [error.call, error.code]
+        except Failed as error:
+            refused = error.plain()
         return {
             "physical": None
             if logic is None
@@ -402,8 +383,7 @@ class Dcmi:
         if not self._told("dcmi_get_device_resource_info", *place, *arguments):
             return None
         if not 0 <= count.value <= _PROCESSES:
-            message = f"{count.value} processes on chip {place[0]}/{place[1]}"
-            raise Nonsense(message)
+            raise nonsense(f"{count.value} processes on chip {place[0]}/{place[1]}")
         return [[one.pid, one.used] for one in processes[: count.value]]
 
     def _division(self, place: Place) -> dict[str, Any]:
@@ -411,8 +391,7 @@ class Dcmi:
         self._inform(place, _VDEVICES, _TOTAL, total)
         self._inform(place, _VDEVICES, _FREE, free)
         if total.count > _VDEVS or total.computing.aic > 1 << 16:
-            message = f"chip {place[0]}/{place[1]} has {total.count} vNPUs"
-            raise Nonsense(message)
+            raise nonsense(f"chip {place[0]}/{place[1]} has {total.count} vNPUs")
         vdevs = []
         for number in total.ids[: total.count]:
             one = _Vdev(id=number)
@@ -462,33 +441,6 @@ class Dcmi:
 
     # ---- calls ----------------------------------------------------------------------------------
 
-    def _has(self, name: str) -> bool:
-        return getattr(self._library, name, None) is not None
-
-    def _call(self, name: str, *arguments: object) -> None:
-        function: Callable[..., int] | None = getattr(self._library, name, None)
-        code = _MISSING if function is None else int(function(*arguments))
-        if code:
-            raise DcmiError(name, code)
-
-    def _told(self, name: str, *arguments: object) -> bool:
-        """Call for what not every driver and chip tells."""
-        try:
-            self._call(name, *arguments)
-        except DcmiError:
-            return False
-        return True
-
-    def _number(
-        self,
-        name: str,
-        kind: type[ctypes.c_int] | type[ctypes.c_uint],
-        *arguments: object,
-    ) -> int | None:
-        """The number that a call writes behind its last argument."""
-        found = kind(0)
-        return found.value if self._told(name, *arguments, ctypes.byref(found)) else None
-
     def _inform(self, place: Place, main: int, sub: int, into: ctypes.Structure) -> None:
         size = ctypes.c_uint(ctypes.sizeof(into))
         arguments = (main, ctypes.c_uint(sub), ctypes.byref(into), ctypes.byref(size))
@@ -497,7 +449,7 @@ class Dcmi:
     def _information(self, place: Place, main: int, sub: int, into: ctypes.Structure) -> bool:
         try:
             self._inform(place, main, sub, into)
-        except DcmiError:
+        except Failed:
             return False
         return True
 
@@ -515,66 +467,31 @@ def _amounts(found: _Total | _Free) -> dict[str, float | int | None]:
     }
 
 
-def candidates(path: str, environment: Mapping[str, str]) -> list[Path]:
-    """Files that may be the library, in order."""
-    if path:
-        return [Path(path)]
-    listed = [folder for folder in environment.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    return [Path(folder) / _LIBRARY for folder in (*listed, *FOLDERS)]
+def _place(card: str, chip: str) -> Place:
+    return int(card), int(chip)
 
 
-def _opened(path: str) -> ctypes.CDLL:
-    trouble = ""
-    for candidate in candidates(path, os.environ):
-        if not candidate.exists():
-            continue
-        try:
-            return ctypes.CDLL(str(candidate))
-        except OSError as error:
-            trouble = str(error)
-    message = f"{_LIBRARY} cannot be loaded: {trouble or 'it is not installed'}"
-    raise Unusable(message)
-
-
-def run(arguments: Sequence[str], *, library: str = "") -> tuple[str, str, int]:
-    """Run one command: what it prints, what it complains of, and the exit status."""
-    try:
-        return _answer(arguments, library), "", 0
-    except Unusable as error:
-        return "", f"dcmi: {error}\n", UNUSABLE
-    except Nonsense as error:
-        return "", f"dcmi: not in a form that is known: {error}\n", NONSENSE
-    except DcmiError as error:
-        return "", f"dcmi: {error}\n", REFUSED
-
-
-def _answer(arguments: Sequence[str], library: str) -> str:
-    dcmi = Dcmi(library)
-    match list(arguments):
-        case ["glance" | "look" | "survey" as word]:
-            found = {"glance": dcmi.glance, "look": dcmi.look, "survey": dcmi.survey}[word]()
-            return json.dumps(found) + "\n"
-        case ["create", card, chip, template, number]:
-            dcmi.create((int(card), int(chip)), template, int(number))
-        case ["destroy", card, chip, number]:
-            dcmi.destroy((int(card), int(chip)), int(number))
-        case ["keep"]:
-            dcmi.keep()
-        case ["share", card, chip, word]:
-            dcmi.share((int(card), int(chip)), is_on=word == "1")
-        case _:
-            message = "usage: glance | look | survey | create | destroy | keep | share"
-            raise Unusable(message)
-    return ""
-
-
-def main(arguments: Sequence[str]) -> int:
-    """The program; ``arguments`` begin with the library's file, which may be empty."""
-    text, complaint, status = run(arguments[1:], library=arguments[0] if arguments else "")
-    sys.stdout.write(text)
-    sys.stderr.write(complaint)
-    return status
-
+_DRIVER = "/usr/local/Ascend/driver/lib64"
+PROGRAM = Program(
+    word="dcmi",
+    files=("libdcmi.so",),
+    folders=("/usr/local/dcmi", f"{_DRIVER}/driver"),
+    errors=Errors(names=_NAMES, kinds=_KINDS, of_call=_KINDS_OF_CALL),
+    open=Dcmi,
+    commands={
+        "glance": Dcmi.glance,
+        "look": Dcmi.look,
+        "survey": Dcmi.survey,
+        "create": lambda dcmi, card, chip, template, number: dcmi.create(
+            _place(card, chip), template, int(number)
+        ),
+        "destroy": lambda dcmi, card, chip, number: dcmi.destroy(_place(card, chip), int(number)),
+        "keep": Dcmi.keep,
+        "share": lambda dcmi, card, chip, word: dcmi.share(_place(card, chip), is_on=word == "1"),
+    },
+    needed=("dcmi_init", *_NEEDED),
+    needed_folders=(f"{_DRIVER}/driver", f"{_DRIVER}/common", _DRIVER),
+)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(PROGRAM)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vendor's C library, asked by a program of ours in a process of its own; and library or tool.
+
+``LibraryProgram`` runs the programs of ``hami_nodeagent.libraries``; ``parse.library`` reads what
+they say. ``LibraryReader`` chooses: with ``interface
+= "auto"`` the library is asked where its file is found, and the tool where there is none or where
+it turns out to be unusable, until ``forget``; no other trouble changes the way, because the tool
+would meet the same driver. Both ways tell the same facts under the same identities, so a node may
+change from one to the other.
+"""
+
+import logging
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from hami_nodeagent.drivers.errors import LibraryUnusable
+from hami_nodeagent.drivers.parse.library import failure
+from hami_nodeagent.drivers.parse.seen import Sight
+from hami_nodeagent.drivers.reader import ToolReader, ToolSettings
+from hami_nodeagent.drivers.tool import Tool
+from hami_nodeagent.libraries.loading import Program, candidates
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class LibraryProgram:
+    """The commands of one library."""
+
+    def __init__(self, program: Program, settings: ToolSettings) -> None:
+        """Runs nothing. A file named as the program beside the tool is run instead of ours."""
+        self.program = program
+        self.name = f"hami-{program.word}"
+        beside = Path(settings.tool_path).with_name(self.name) if settings.tool_path else None
+        self._path = settings.library_path
+        known = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+        folders = [folder for folder in (*known, *program.needed_folders) if folder]
+        if beside is not None and beside.exists():
+            self._before: tuple[str, ...] = ()
+            path = str(beside)
+        else:
+            module = f"hami_nodeagent.libraries.{program.word}"
+            self._before, path = ("-I", "-m", module, self._path), sys.executable
+        self.tool = Tool(
+            self.name,
+            path=path,
+            limit_s=settings.query_limit_s,
+            environment={"LD_LIBRARY_PATH": ":".join(dict.fromkeys(folders))} if folders else {},
+        )
+
+    def find(self) -> Path | None:
+        """The library's file, ``None`` where there is none."""
+        return next(iter(candidates(self.program, self._path, os.environ)), None)
+
+    async def run(self, *arguments: str) -> str:
+        """What a command prints; raises the error that its exit status means."""
+        answer = await self.tool.run(*self._before, *arguments)
+        if not answer.status:
+            return answer.text
+        doing = " ".join((self.name, *arguments))
+        raise failure(doing, self.program.word, answer.complaint, answer.status)
+
+    async def ask(self, parse: Callable[[str], T], *arguments: str) -> T:
+        """A command's answer, read by ``parse``."""
+        return parse(await self.run(*arguments))
+
+
+class LibraryReader(ToolReader):
+    """A reader that asks a library where there is one, else the vendor's tool."""
+
+    program: ClassVar[Program]
+    has_library = True
+
+    def __init__(self, settings: ToolSettings) -> None:
+        super().__init__(settings)
+        self.library = LibraryProgram(self.program, settings)
+        self._by_library: bool | None = None
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """Both."""
+        return (self.tool, self.library.tool)
+
+    def forget(self) -> None:
+        """Another driver may bring the library, or one that can be used."""
+        self._by_library = None
+
+    async def either(
+        self, library: Callable[[], Awaitable[T]], tool: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Ask the way that is chosen, the first time choose it."""
+        interface = self.settings.interface
+        if self._by_library is None:
+            found = interface == "library" or self.library.find() is not None
+            self._by_library = interface != "tool" and found
+        if not self._by_library:
+            return await tool()
+        try:
+            return await library()
+        except LibraryUnusable as error:
+            if interface != "auto":
+                raise
+            extra = {"vendor": self.vendor, "tool": self.tool_name, "problem": str(error)}
+            _log.warning("the vendor's library cannot be used, its tool is asked", extra=extra)
+            self._by_library = False
+        return await tool()
+
+
+class TwoWayReader(LibraryReader, ABC):
+    """The usual case: two looks, each through either."""
+
+    async def glance(self) -> Sight:
+        """Use and condition."""
+        return await self.either(self.glance_library, self.glance_tool)
+
+    async def survey(self) -> Sight:
+        """Everything."""
+        return await self.either(self.survey_library, self.survey_tool)
+
+    @abstractmethod
+    async def glance_library(self) -> Sight:
+        """``glance`` through the library."""
+
+    @abstractmethod
+    async def survey_library(self) -> Sight:
+        """``survey`` through the library: the facts that ``survey_tool`` tells, at least."""
+
+    @abstractmethod
+    async def glance_tool(self) -> Sight:
+        """``glance`` through the tool."""
+
+    @abstractmethod
+    async def survey_tool(self) -> Sight:
+        """``survey`` through the tool."""
