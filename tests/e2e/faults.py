@@ -9,7 +9,6 @@ schedulers that are stopped and go on see ``test_freeze``.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 from itertools import count
 
 import anyio
@@ -120,7 +119,7 @@ async def run_into(cluster: Cluster, point: Point, harm: Callable[[], Awaitable[
         pod = f"{name}-{turn}" if turn else name
         await cluster.create_pod(small_pod(pod, nodeSelector=selector), namespace="default")
         created.set()
-        with anyio.move_on_after(20):
+        with anyio.move_on_after(20 if anywhere else 60):
             await trap.sprung.wait()
             return pod
     raise Unavailable(peer="trap", detail=f"{point.name} never happened")
@@ -128,9 +127,14 @@ async def run_into(cluster: Cluster, point: Point, harm: Callable[[], Awaitable[
 
 async def settled(cluster: Cluster, name: str) -> list[str]:
     """Problems that remain once the pod runs; ``AssertionError`` when it never does."""
+
+    async def is_decided() -> bool:
+        if await cluster.pod_is(name, "Failed"):  # which is for good
+            raise Unavailable(peer=f"pod {name}", detail="it has failed")
+        return await cluster.pod_is(name, "Running")
+
     try:
-        runs = partial(cluster.pod_is, name, "Running")
-        await cluster.until(f"pod {name} runs", runs, limit_s=40)
+        await cluster.until(f"pod {name} runs", is_decided, limit_s=90)
     except Unavailable as error:
         story = await cluster.story_of(name)
         raise AssertionError(f"{error}; {story}") from error
@@ -143,7 +147,7 @@ async def settled(cluster: Cluster, name: str) -> list[str]:
         problems += await event_differences(cluster)
         return not problems
 
-    with anyio.move_on_after(15):
+    with anyio.move_on_after(45):
         while not await sound():
             await anyio.sleep(0.1)
     return problems

@@ -23,7 +23,7 @@ from tests.e2e.faults import (
 
 __all__ = ["cluster"]
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120), pytest.mark.shares_cluster]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240), pytest.mark.shares_cluster]
 
 
 @pytest.mark.parametrize("victim", [AGENT, "nats"])

@@ -8,7 +8,7 @@ from tests.e2e.faults import IDS, POINTS, Point, all_is_over, cluster, kill_at
 
 __all__ = ["cluster"]
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120), pytest.mark.shares_cluster]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240), pytest.mark.shares_cluster]
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "registry", "webhook"])

@@ -121,6 +121,7 @@ class Plane:
             "enforcement": "none",
             "start_timeout_s": 10.0,
             "check_s": 0.5,
+            "outage_wait_s": 1.0,
             "devices_poll_s": 0.25,
             "bus_timeout_s": 1.0,
             "probe_s": 0.2,

@@ -305,11 +305,14 @@ async def _use_bus(parts: _Parts, bus: Bus) -> None:
     def bucket(name: str) -> NatsBucket:
         return OwnBucket(bus, name, site.node) if is_confined else NatsBucket(bus, name)
 
+    ledger = bucket(subjects.ALLOC_BUCKET)
     feed = LedgerFeed(
         site=site,
-        feed=RepublishedFeed(bus, site.node, bucket=bucket(subjects.ALLOC_BUCKET)),
+        feed=RepublishedFeed(bus, site.node, bucket=ledger),
+        bucket=ledger,
         publisher=publisher,
     )
+    parts.allocator.records = feed
     states = States(
         site=site,
         bucket=bucket(subjects.STATE_BUCKET),

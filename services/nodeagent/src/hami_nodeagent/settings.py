@@ -187,11 +187,14 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     allocate_wait_s: float = 2.0
     """How long an Allocate call waits for records and pods to arrive. Kubelet admits nothing else
     meanwhile."""
+    outage_wait_s: float = 15.0
+    """The same while bus or API server do not tell what they must know of the pod: refused, the pod
+    would be ``Failed`` for good. Less than the plugin proxy's ``call_wait_s``."""
     list_timeout_s: float = 1.0
     """Longest wait for one answer of kubelet's PodResources."""
     api_timeout_s: float = 5.0
-    """Longest wait for one answer of the API server, and at most ``allocate_wait_s`` inside a call
-    of kubelet."""
+    """Longest wait for one answer of the API server, and at most ``outage_wait_s`` inside a call of
+    kubelet."""
     bus_timeout_s: float = 2.0
     """Longest wait for one answer of the bus."""
     kubelet_poll_s: float = 0.05

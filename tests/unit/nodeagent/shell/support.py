@@ -48,6 +48,7 @@ def make_site(directory: Path, **settings: Any) -> Site:
             **{
                 "pod_resources_socket": str(directory / "none.sock"),
                 "allocate_wait_s": 0.2,
+                "outage_wait_s": 0.2,
                 "enforcement": "none",
                 "report_retry_s": 0.01,
                 **settings,
@@ -106,10 +107,13 @@ class FakePods:
     def __init__(self) -> None:
         self.confirmed: list[str] = []
         self.is_available = True
+        self.failures = 0
+        """Reads that fail from now on."""
         self.on_confirm: Callable[[], None] = lambda: None
 
     async def confirm(self, facts: PodFacts) -> None:
-        if not self.is_available:
+        if not self.is_available or self.failures > 0:
+            self.failures -= 1
             raise Unavailable(peer="API", detail="the test says so")
         self.confirmed.append(facts.name)
         self.on_confirm()

@@ -44,6 +44,22 @@ class FakeStates:
             self._site.picture.states_by_uid[uid] = self.failed.state("failed", code="share-lost")
 
 
+class FakeRecords:
+    """Finds the record of a pod at one of the reads."""
+
+    def __init__(self, site: Site, pod: Given, *, at_read: int) -> None:
+        self._site = site
+        self._pod = pod
+        self._at_read = at_read
+        self.read: list[str] = []
+
+    async def read_one(self, uid: str, *, timeout_s: float) -> None:
+        self.read.append(uid)
+        if len(self.read) == self._at_read:
+            self._site.picture.entries_by_uid[self._pod.uid] = self._pod.entry
+            self._site.picture.note_change()
+
+
 class Desk:
     """An allocator with its peers."""
 
@@ -137,6 +153,36 @@ async def test_news_ends_the_wait_at_once(tmp_path: Path) -> None:
         know(desk.site, pod)
         await until(lambda: bool(outcomes))
     assert not isinstance(outcomes[0], Refuse)
+
+
+async def test_record_that_was_not_heard_is_read(tmp_path: Path) -> None:
+    """The feed lost it, or waits for somebody who tells it all records again."""
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod)
+    desk.site.picture.pods.put(pod.facts, revision=1, now_s=0)
+    records = desk.allocator.records = FakeRecords(desk.site, pod, at_read=1)
+    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+    assert records.read == [pod.uid]
+
+
+async def test_pod_of_an_outage_is_not_refused_as_soon_as_others(tmp_path: Path) -> None:
+    """Kubelet never asks again for a pod that was refused."""
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod, allocate_wait_s=0.01, outage_wait_s=30.0)
+    desk.site.picture.pods.put(pod.facts, revision=1, now_s=0)
+    records = desk.allocator.records = FakeRecords(desk.site, pod, at_read=2)
+    desk.pods.failures = 3
+    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+    assert len(records.read) == 2
+
+
+async def test_outage_that_lasts_is_the_reason(tmp_path: Path) -> None:
+    pod = Given("pod")
+    desk = Desk(tmp_path, pod)
+    desk.site.picture.pods.put(pod.facts, revision=1, now_s=0)
+    assert refused(await desk.ask("nvidia-0-0")) == "ledger-unknown"
+    desk.site.picture.view.bus_connected = False
+    assert refused(await desk.ask("nvidia-0-0")) == "bus-unavailable"
 
 
 async def test_wait_ends_with_the_reason(tmp_path: Path) -> None:

@@ -50,7 +50,9 @@ class Bench:
             events=lambda: self.recorder,  # type: ignore[arg-type, return-value]  # a stand-in
         )
         publisher = MemoryPublisher(self.bus)
-        self.feed = LedgerFeed(site=site, feed=MemoryFeed(self.bus, NODE), publisher=publisher)
+        self.feed = LedgerFeed(
+            site=site, feed=MemoryFeed(self.bus, NODE), bucket=self.ledger, publisher=publisher
+        )
 
     async def write(self, pod: Given, **change: Any) -> None:
         record = replace(pod.record, **change)

@@ -126,6 +126,11 @@ class Code(StrEnum):
     """A bug of ours."""
 
 
+OUTAGES = frozenset({Code.LEDGER_UNKNOWN, Code.BUS_UNAVAILABLE, Code.API_UNAVAILABLE})
+"""Nothing is wrong with the pod as far as is known; bus or API server will tell once they can.
+They are given more time than others, because kubelet never tries a refused pod again."""
+
+
 class ListedPod(Struct, frozen=True, kw_only=True):
     """A pod in kubelet's own list."""
 
@@ -202,6 +207,8 @@ class Wait(Struct, frozen=True, kw_only=True):
     """Read this pod at the API server, then decide again on the same list."""
     confirm_all: bool = False
     """Read all pods of this node at the API server, then decide again on the same list."""
+    record_of: str = ""
+    """Read the ledger's newest record of the pod with this uid, then decide again."""
 
 
 _CONFIRM_ALL = Wait(
@@ -538,6 +545,7 @@ def _entry_of(view: View, pod: PodFacts) -> Entry | Wait | Refuse:
         return Wait(
             code=Code.LEDGER_UNKNOWN,
             text=f"the ledger has no record {signed.ledger_seq} for pod {pod.title}",
+            record_of=pod.uid,
         )
     record = entry.record
     if record.origin:

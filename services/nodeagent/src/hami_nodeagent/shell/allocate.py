@@ -5,7 +5,9 @@ A call takes: kubelet's list (about a millisecond), one read of the pod at the A
 of its state on the bus, then a decision and its entry into the grants between two awaits, so that
 no lock is needed, and a write to disk. What cannot be decided yet waits for news, at most
 ``allocate_wait_s``, because kubelet admits nothing else meanwhile; then the answer is the reason.
-While the bus is away the last known records and states serve; see ``core.claims``.
+What bus or API server owe us is waited for longer, ``outage_wait_s``, and a record that was not
+heard is read: kubelet never asks twice for a pod. While the bus is away the last known records and
+states serve; see ``core.claims``.
 """
 
 import logging
@@ -20,8 +22,10 @@ from msgspec.structs import replace
 from hami_common import limits
 from hami_common.errors import HamiError, NotFound, Unavailable
 from hami_common.kubeletapi import deviceplugin as api
+from hami_common.ports import Clock
 from hami_common.vendors.protocol import BindMount
 from hami_nodeagent.core.claims import (
+    OUTAGES,
     TRUST_ALL,
     Claim,
     Code,
@@ -36,6 +40,7 @@ from hami_nodeagent.core.claims import (
 from hami_nodeagent.core.grants import Grant
 from hami_nodeagent.core.holders import needs_library
 from hami_nodeagent.core.podfacts import PodFacts
+from hami_nodeagent.settings import Settings
 from hami_nodeagent.shell.install import Installed
 from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.partition_answers import PartitionAnswers
@@ -46,6 +51,8 @@ from hami_nodeagent.shell.site import Site
 _LOOK_AGAIN_S = 0.1
 """How often kubelet's list is read anew while a call waits."""
 _READ_STATE_S = 0.5
+_READ_RECORD_S = 0.5
+"""Longest read of a record, and the least time between two of them in one call."""
 _ROUNDS = 8
 """Reads of single pods on one list: each read can bring at most one more pod to light."""
 
@@ -58,6 +65,12 @@ class PodReads(Protocol):
     async def confirm(self, facts: PodFacts) -> None: ...
 
     async def confirm_all(self) -> None: ...
+
+
+class RecordReads(Protocol):
+    """Reads of ledger records; ``shell.feed.LedgerFeed``."""
+
+    async def read_one(self, uid: str, *, timeout_s: float) -> None: ...
 
 
 class StateReads(Protocol):
@@ -91,6 +104,38 @@ class GrantKeeper:
         return await anyio.to_thread.run_sync(self._checkpoint.write_limits, grant, text)
 
 
+class _Patience:
+    """How long one call still waits, by what it waits for."""
+
+    def __init__(self, clock: Clock, settings: Settings) -> None:
+        now_s = clock.monotonic_s()
+        self._clock = clock
+        self._wait_s = settings.allocate_wait_s
+        self._longest_s = now_s + max(settings.allocate_wait_s, settings.outage_wait_s)
+        self._deadline_s = now_s + self._wait_s
+        self._read_at_s = now_s
+        self.until_s = self._deadline_s
+
+    def left_s(self) -> float:
+        return self.until_s - self._clock.monotonic_s()
+
+    def adapt(self, code: Code) -> None:
+        """The call waits for this now. What it waits for after an outage has its own time."""
+        if code in OUTAGES:
+            self.until_s = self._longest_s
+            self._deadline_s = min(self._longest_s, self._clock.monotonic_s() + self._wait_s)
+        else:
+            self.until_s = self._deadline_s
+
+    def may_read_record(self) -> bool:
+        """Whether the last read of a record is long enough ago."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._read_at_s:
+            return False
+        self._read_at_s = now_s + _READ_RECORD_S
+        return True
+
+
 class Allocator:
     """Decides and answers for all vendors of this node."""
 
@@ -115,8 +160,9 @@ class Allocator:
         self._metrics = site.metrics
         self.pods: PodReads | None = None
         """Set once the API server was reached; until then no pod can be confirmed."""
+        self.records: RecordReads | None = None
+        """Set once the bus was reached, as are the states."""
         self.states: StateReads | None = None
-        """Set once the bus was reached."""
 
     async def allocate(
         self, requests: Sequence[Request], *, repeated_after_s: float | None = None
@@ -242,14 +288,14 @@ class Allocator:
     async def _claim(
         self, requests: Sequence[Request], installed: Installed | None
     ) -> tuple[tuple[Claim, ...], list[Grant]] | Refuse:
-        deadline_s = self._clock.monotonic_s() + self._settings.allocate_wait_s
+        patience = _Patience(self._clock, self._settings)
         while True:
             changed = self._picture.changed
-            listing = await self._list(deadline_s)
-            decision, confirmed = await self._decide(listing, requests, deadline_s)
+            listing = await self._list(patience.until_s)
+            decision, confirmed = await self._decide(listing, requests, patience.until_s)
             if isinstance(decision, tuple):
                 if self.states is not None:
-                    left_s = min(_READ_STATE_S, max(0.05, deadline_s - self._clock.monotonic_s()))
+                    left_s = min(_READ_STATE_S, max(0.05, patience.left_s()))
                     await self.states.read_one(decision[0].pod.uid, timeout_s=left_s)
                 # From here to the entry nothing is awaited.
                 decision = decide_all(self._picture.view, listing, requests, confirmed)
@@ -260,9 +306,16 @@ class Allocator:
                 decision = Wait(code=Code.PARTITION_NOT_READY, text=lack)
             if isinstance(decision, Refuse):
                 return decision
-            if not await self._news(changed, deadline_s):
+            patience.adapt(decision.code)
+            if decision.record_of and patience.may_read_record():
+                await self._read_record(decision.record_of)
+            if not await self._news(changed, patience.until_s):
                 return Refuse(code=decision.code, text=decision.text)
             self._metrics.waits.labels(code=decision.code).inc()
+
+    async def _read_record(self, uid: str) -> None:
+        if self.records is not None:
+            await self.records.read_one(uid, timeout_s=_READ_RECORD_S)
 
     def _lacking(self, claims: Sequence[Claim], requests: Sequence[Request]) -> str:
         """Why hardware partitions stand in the way of an answer; empty when they do not."""
@@ -284,6 +337,7 @@ class Allocator:
                     confirmed = await self._confirm(decision, confirmed)
             except (HamiError, TimeoutError) as error:
                 _log.warning("pod not confirmed", extra={"problem": str(error)})
+                decision = replace(decision, code=Code.API_UNAVAILABLE)
                 break
             decision = decide_all(self._picture.view, listing, requests, confirmed)
         return decision, confirmed

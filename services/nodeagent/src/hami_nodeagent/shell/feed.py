@@ -3,6 +3,8 @@
 
 The last known records stay while the bus is away; only a ledger that was replaced by another one
 (``Reset``) empties the picture. Of two records of one pod the one with the higher sequence counts.
+A record that kubelet's call waits for is read from the bucket itself: the feed may have missed it,
+and whoever tells it all records again may be away.
 """
 
 import logging
@@ -14,8 +16,8 @@ from hami_common import subjects
 from hami_common.errors import HamiError, WireInvalid
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.codec import decode
+from hami_common.ports import Bucket, Feed, Publisher, Reset, Synced
 from hami_common.ports import Entry as Stored
-from hami_common.ports import Feed, Publisher, Reset, Synced
 from hami_common.runtime.natsio.deadletters import UNDECODABLE, DeadLetter, put_away
 from hami_nodeagent.core.claims import Entry
 from hami_nodeagent.shell.site import Site
@@ -26,8 +28,10 @@ _log = logging.getLogger(__name__)
 class LedgerFeed:
     """Follows one node's part of the ledger."""
 
-    def __init__(self, *, site: Site, feed: Feed, publisher: Publisher) -> None:
+    def __init__(self, *, site: Site, feed: Feed, bucket: Bucket, publisher: Publisher) -> None:
+        """``bucket``: where the records that ``feed`` tells of are stored."""
         self._feed = feed
+        self._bucket = bucket
         self._picture = site.picture
         self._publisher = publisher
         self._metrics = site.metrics
@@ -49,6 +53,16 @@ class LedgerFeed:
                     await self._take(item)
                 self._picture.note_change()
 
+    async def read_one(self, uid: str, *, timeout_s: float) -> None:
+        """Read the newest record of one pod; leaves what is known when the bus does not answer."""
+        with anyio.move_on_after(timeout_s):
+            try:
+                stored = await self._bucket.get(subjects.allocation_key(self._picture.node, uid))
+                if stored is not None:
+                    self._enter(stored, _record(stored))
+            except HamiError as error:  # what does not decode is told when the feed brings it
+                _log.debug("record not read", extra={"problem": str(error)})
+
     async def _take(self, stored: Stored) -> None:
         self._metrics.records.inc()
         try:
@@ -61,6 +75,9 @@ class LedgerFeed:
             )
             await self._put_away(stored, error)
             return
+        self._enter(stored, record)
+
+    def _enter(self, stored: Stored, record: AllocationRecord) -> None:
         known = self._picture.entries_by_uid.get(record.pod_uid)
         if known is None or known.sequence < stored.revision:
             self._picture.entries_by_uid[record.pod_uid] = Entry(
@@ -68,6 +85,7 @@ class LedgerFeed:
                 sequence=stored.revision,
                 traceparent=stored.headers.get("traceparent", ""),
             )
+            self._picture.note_change()
 
     async def _put_away(self, stored: Stored, error: WireInvalid) -> None:
         letter = DeadLetter(
