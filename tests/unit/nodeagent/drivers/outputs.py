@@ -124,9 +124,14 @@ PARSERS = (
     ),
     _parser("iluvatar", "uuids", iluvatar.uuids, faked("iluvatar", "-L")),
     _parser("iluvatar", "topology", iluvatar.topology, golden("iluvatar/topo.txt")),
+    _parser("iluvatar", "told", iluvatar.told, golden("iluvatar/ixml_survey.json")),
     _parser(
         "mthreads", "table", mthreads.table,
         golden("mthreads/gmi_2_4.txt"), golden("mthreads/gmi_mpc.txt"), faked("mthreads"),
+    ),
+    _parser(
+        "mthreads", "told", lambda text: mthreads.told(text, "node-a"),
+        golden("mthreads/mtml_survey.json"),
     ),
     _parser(
         "metax", "table", metax.table,

@@ -1,32 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Iluvatar CoreX through ixsmi: the table, and ``-L`` for the UUIDs."""
+"""Iluvatar CoreX through its library IXML, or through ixsmi: the table, and ``-L`` for the UUIDs.
+
+Only the library tells health. Where it tells links of the vendor's own, ``topo -m`` has the same.
+"""
 
 from msgspec.structs import replace
 
 from hami_nodeagent.drivers.errors import AnswerUnknown, NotSupported
+from hami_nodeagent.drivers.library import TwoWayReader
 from hami_nodeagent.drivers.parse import iluvatar as parse
 from hami_nodeagent.drivers.parse.seen import Sight
-from hami_nodeagent.drivers.reader import Signs, ToolReader
+from hami_nodeagent.drivers.reader import Signs
 from hami_nodeagent.drivers.rules import Neighbour
+from hami_nodeagent.libraries import ixml
 
 SIGNS = Signs(pci_vendors=("1e3e",))
 
 
-class IluvatarReader(ToolReader):
-    """ixsmi."""
+class IluvatarReader(TwoWayReader):
+    """IXML, or ixsmi."""
 
     vendor = "iluvatar"
     tool_name = "ixsmi"
     rules = parse.RULES
+    program = ixml.PROGRAM
 
-    async def glance(self) -> Sight:
+    async def glance_library(self) -> Sight:
+        """One run for all chips."""
+        return await self.library.ask(parse.told, "glance")
+
+    async def survey_library(self) -> Sight:
+        """The same, with the links."""
+        return await self.library.ask(parse.told, "survey")
+
+    async def glance_tool(self) -> Sight:
         """The table; chips are known by their addresses."""
         chips, version = await self.ask(parse.table)
         return Sight(devices=chips, driver_version=version)
 
-    async def survey(self) -> Sight:
+    async def survey_tool(self) -> Sight:
         """The table, the UUIDs and the links."""
-        sight = await self.glance()
+        sight = await self.glance_tool()
         uuids = await self.ask(parse.uuids, "-L")
         place_by_number = {chip.index: chip.place for chip in sight.devices}
         views: dict[tuple[str, str], Neighbour] = {}

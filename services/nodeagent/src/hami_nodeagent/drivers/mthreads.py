@@ -1,39 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moore Threads through mthreads-gmi: one table tells all that it tells.
+"""Moore Threads through its library MTML, or through mthreads-gmi, whose one table tells all.
 
-It tells no UUID, so a device is known by its node and address. A card that is divided into MPC
-instances is not given: its instances are.
+The table tells no UUID, so a device is known by its node and address; the library's UUID is an
+attribute, for a device keeps its identity whichever way it is asked. A card that is divided into
+MPC instances is not given: its instances are. The library tells no processes: where mthreads-gmi is
+installed and may be asked they are taken from its table, and trouble of that run is no trouble.
 """
 
 from msgspec.structs import replace
 
+from hami_nodeagent.drivers.errors import DriverError
+from hami_nodeagent.drivers.library import TwoWayReader
 from hami_nodeagent.drivers.parse import mthreads as parse
 from hami_nodeagent.drivers.parse.seen import Sight
-from hami_nodeagent.drivers.reader import Signs, ToolReader
+from hami_nodeagent.drivers.reader import Signs
+from hami_nodeagent.libraries import mtml
 
 SIGNS = Signs(pci_vendors=("1ed5",))
 
 
-class MthreadsReader(ToolReader):
-    """mthreads-gmi."""
+class MthreadsReader(TwoWayReader):
+    """MTML, or mthreads-gmi."""
 
     vendor = "mthreads"
     tool_name = "mthreads-gmi"
     rules = parse.RULES
+    program = mtml.PROGRAM
 
-    async def glance(self) -> Sight:
-        """See ``survey``."""
-        return await self.survey()
+    async def glance_library(self) -> Sight:
+        """One run for all devices, and one of the tool for processes."""
+        return await self._told("glance")
 
-    async def survey(self) -> Sight:
+    async def survey_library(self) -> Sight:
+        """The same, with the links."""
+        return await self._told("survey")
+
+    async def glance_tool(self) -> Sight:
+        """See ``survey_tool``."""
+        return await self.survey_tool()
+
+    async def survey_tool(self) -> Sight:
         """The table."""
         devices, version = await self.ask(parse.table)
-        node = self.settings.node
-        return Sight(
+        return parse.identified(Sight(devices=devices, driver_version=version), self.settings.node)
+
+    async def _told(self, command: str) -> Sight:
+        sight = await self.library.ask(lambda text: parse.told(text, self.settings.node), command)
+        if self.settings.interface == "library" or self.tool.find() is None:
+            return sight
+        try:
+            rows, _ = await self.ask(parse.table)
+        except DriverError:
+            return sight
+        by_address = {row.bus_id: row.processes for row in rows}
+        return replace(
+            sight,
             devices=tuple(
-                replace(device, uuid=f"MTT-{node}-{device.bus_id.replace(':', '-')}")
-                for device in devices
-                if device.attributes.get("kind") != parse.PARENT
+                replace(device, processes=by_address.get(device.bus_id)) for device in sight.devices
             ),
-            driver_version=version,
         )

@@ -2,22 +2,27 @@
 """What ixsmi says (4.1 to 4.4; BI-V100, BI-V150, MR-V50, MR-V100, DUO boards).
 
 The chip's number is its index and, on nodes where nothing is missing, that of
-``/dev/iluvatar<N>``. ixsmi writes MiB.
+``/dev/iluvatar<N>``. ixsmi writes MiB. ``told`` reads what the program of the vendor's library
+says of the same chips.
 """
 
 import re
 
+from msgspec.structs import replace
+
 from hami_nodeagent.drivers.errors import DriverMissing
-from hami_nodeagent.drivers.parse import forms
-from hami_nodeagent.drivers.parse.seen import Seen
+from hami_nodeagent.drivers.parse import forms, library
+from hami_nodeagent.drivers.parse.places import by_address
+from hami_nodeagent.drivers.parse.seen import Seen, Sight
 from hami_nodeagent.drivers.parse.trouble import Rule
 from hami_nodeagent.drivers.rules import Neighbour
 
 RULES = (Rule(words=r"libixml", kind=DriverMissing),)
+_UUID = r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _SEVERAL = ("Compute M.", "Process name", "GPU Memory")
 _UUID_LINE = re.compile(
     r"^GPU (\d{1,3}): (.{1,60}?) "
-    r"\(UUID: (GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\)\s*$",
+    rf"\(UUID: ({_UUID})\)\s*$",
     re.MULTILINE,
 )
 
@@ -39,7 +44,7 @@ def table(text: str) -> tuple[tuple[Seen, ...], str]:
         if number is None or not address or not record.get("Name"):
             raise forms.unknown("a chip of ixsmi", " ".join(record.values()))
         used, total = forms.mib_pair(record.get("Memory-Usage", ""))
-        model = record["Name"].removeprefix("Iluvatar ")
+        model = _model(record["Name"])
         chips.append(
             Seen(
                 place=address,
@@ -75,3 +80,24 @@ def uuids(text: str) -> dict[int, str]:
 def topology(text: str) -> dict[tuple[int, int], Neighbour]:
     """``ixsmi topo -m``."""
     return forms.matrix(text, prefix="GPU", fabric="IX")
+
+
+def told(text: str) -> Sight:
+    """The list of the library's program, with types and attributes as ixsmi's parser has them."""
+    sight = by_address(library.devices(text))
+    return replace(sight, devices=tuple(map(_chip, sight.devices)))
+
+
+def _chip(chip: Seen) -> Seen:
+    if chip.uuid and not re.fullmatch(_UUID, chip.uuid):
+        raise forms.unknown("a UUID of the library", chip.uuid)
+    model = _model(chip.type)
+    return replace(
+        chip,
+        type=model.partition(" ")[0],
+        attributes={**chip.attributes, **({"model": model} if model else {})},
+    )
+
+
+def _model(name: str) -> str:
+    return name.removeprefix("Iluvatar ")

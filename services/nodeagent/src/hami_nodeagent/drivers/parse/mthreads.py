@@ -2,14 +2,18 @@
 """What mthreads-gmi says (1.14 to 2.4; MTT S80, S3000, S4000, S5000).
 
 Its table tells no UUID; the bus address is what stays. The ID is the index and the number of
-``/dev/mtgpu.<N>``. Sizes are MiB.
+``/dev/mtgpu.<N>``. Sizes are MiB. ``told`` reads what the program of the vendor's library says of
+the same devices.
 """
 
 import re
 
+from msgspec.structs import replace
+
 from hami_nodeagent.drivers.errors import DriverMissing
-from hami_nodeagent.drivers.parse import forms
-from hami_nodeagent.drivers.parse.seen import Seen
+from hami_nodeagent.drivers.parse import forms, library
+from hami_nodeagent.drivers.parse.places import by_address
+from hami_nodeagent.drivers.parse.seen import Seen, Sight
 from hami_nodeagent.drivers.parse.trouble import Rule
 
 RULES = (Rule(words=r"failed to initiali[sz]e mtml", kind=DriverMissing),)
@@ -65,3 +69,22 @@ def table(text: str) -> tuple[tuple[Seen, ...], str]:
         raise forms.unknown("mthreads-gmi", text)
     version = re.search(r"Driver Version:\s*(\S+)", text)
     return tuple(devices), version[1] if version else ""
+
+
+def told(text: str, node: str) -> Sight:
+    """The list of the library's program, under the identities that ``table`` leads to."""
+    return by_address(identified(library.devices(text), node))
+
+
+def identified(sight: Sight, node: str) -> Sight:
+    """Devices under their identities, without cards that are divided."""
+    return replace(
+        sight,
+        devices=tuple(
+            replace(device, uuid=f"MTT-{node}-{device.bus_id.replace(':', '-')}")
+            if device.bus_id
+            else device
+            for device in sight.devices
+            if device.attributes.get("kind") != PARENT
+        ),
+    )
