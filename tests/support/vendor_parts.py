@@ -18,6 +18,7 @@ from hami_nodeagent.drivers.tool import Answer, Tool
 from hami_sim.hardware import vendorparts
 from hami_sim.hardware.vendortools import VendorTools
 from tests.support.fake_dcmi import FakeDcmi
+from tests.support.fake_xpuml import FakeXpuml
 
 NODE = "node-a"
 
@@ -107,6 +108,15 @@ KINDS = (
         destroy="--set-sriov-numvfs=0",
     ),
     Kind(
+        vendor="kunlunxin",
+        way="xpuml",
+        sizes=(("1/4", "1/4", 24576, 25), ("1/2", "1/2", 49152, 50)),
+        room=4,
+        words=("number",),
+        create=":00.0 4",
+        destroy=":00.0 0",
+    ),
+    Kind(
         vendor="cambricon",
         sizes=(("", "", 4660, 20), ("", "", 2560, 10)),
         room=5,
@@ -163,11 +173,15 @@ class PartBench:
         self.folder = folder
         self.gives_up = True
         """Tools that answer in process end at their time limit; otherwise they go on for ever."""
-        self.tools: VendorTools | FakeDcmi = (
-            FakeDcmi(folder, count, node=NODE, model=kind.model)
-            if kind.way == "dcmi"
-            else VendorTools(folder, kind.vendor, count, node=NODE, model=kind.model, divided=True)
-        )
+        self.tools: VendorTools | FakeDcmi | FakeXpuml
+        if kind.way == "dcmi":
+            self.tools = FakeDcmi(folder, count, node=NODE, model=kind.model)
+        elif kind.way == "xpuml":
+            self.tools = FakeXpuml(folder, count, node=NODE)
+        else:
+            self.tools = VendorTools(
+                folder, kind.vendor, count, node=NODE, model=kind.model, divided=True
+            )
 
     def answer_in_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let tools answer without processes: the same words, a hundred times as fast."""

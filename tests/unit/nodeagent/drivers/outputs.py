@@ -18,6 +18,7 @@ from hami_nodeagent.drivers.parse import (
     hygon,
     iluvatar,
     kunlunxin,
+    library,
     metax,
     mthreads,
     vastai,
@@ -148,6 +149,7 @@ PARSERS = (
         "enflame", "details", enflame.details,
         faked("enflame", "-q", "-d", "TEMP,MEMORY,USAGE,PCIE"),
     ),
+    _parser("enflame", "listed", library.devices, golden("enflame/efml_survey.json")),
     _parser("enflame", "profiles", enflame.profiles, golden("enflame/drs_profiles.txt")),
     _parser(
         "enflame", "instances", enflame.instances,
@@ -157,6 +159,7 @@ PARSERS = (
         "kunlunxin", "table", kunlunxin.table,
         golden("kunlunxin/xpu_sriov.txt"), faked("kunlunxin"),
     ),
+    _parser("kunlunxin", "listed", library.devices, golden("kunlunxin/xpuml_look.json")),
     _parser(
         "awsneuron", "devices", awsneuron.devices,
         golden("awsneuron/ls_inf2.json"), faked("awsneuron", "-j"),

@@ -109,7 +109,7 @@ class Kunlunxin(ShareVendor):
                 capability=Capability(
                     memory_enforced="vXPU",
                     compute_enforced="vXPU",
-                    partitioned="the agent, through xpu-smi (vXPU)",
+                    partitioned="the agent, through XPUML or xpu-smi (vXPU)",
                 ),
             )
         )

@@ -1,30 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enflame GCU through efsmi: the table, ``-q`` for health and memory, DRS lists where DRS is on."""
+"""Enflame GCU through the library EFML or efsmi.
+
+The library has no call for DRS: which cards are in that mode, their sizes and instances are asked
+of efsmi, also where everything else comes from the library. Where efsmi is not installed, or
+``interface`` says that only the library is asked, no card is in DRS mode.
+"""
 
 import msgspec
 from msgspec.structs import replace
 
 from hami_common.model.device import Profile
-from hami_nodeagent.drivers.errors import AnswerUnknown, NotSupported
+from hami_nodeagent.drivers.errors import AnswerUnknown, DriverError, NotSupported
+from hami_nodeagent.drivers.library import TwoWayReader
 from hami_nodeagent.drivers.parse import enflame as parse
+from hami_nodeagent.drivers.parse import library
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
 from hami_nodeagent.drivers.partition_enflame import EnflamePartitioner
 from hami_nodeagent.drivers.partitioner import Partitioner
-from hami_nodeagent.drivers.reader import Signs, ToolReader, ToolSettings
+from hami_nodeagent.drivers.reader import Signs, ToolSettings
+from hami_nodeagent.libraries import efml
 
 SIGNS = Signs(pci_vendors=("1e36",))
 _SOFT_FAILURES = (NotSupported, AnswerUnknown)
 
 
-class EnflameReader(ToolReader):
-    """efsmi."""
+class EnflameReader(TwoWayReader):
+    """EFML and efsmi."""
 
     vendor = "enflame"
     tool_name = "efsmi"
     rules = parse.RULES
+    program = efml.PROGRAM
 
     def __init__(self, settings: ToolSettings) -> None:
         super().__init__(settings)
+        self._modes: dict[str, str] = {}
+        """What efsmi said last, by identity, where the library tells the rest."""
         self._partitioner = EnflamePartitioner(self)
 
     @property
@@ -32,7 +43,37 @@ class EnflameReader(ToolReader):
         """DRS instances."""
         return self._partitioner
 
-    async def glance(self) -> Sight:
+    @property
+    def knows_division(self) -> bool:
+        """Whether efsmi can be asked beside the library, or was asked and told of DRS."""
+        may_ask = self.settings.interface != "library" and self.tool.find() is not None
+        return may_ask or "drs" in self._modes.values()
+
+    def forget(self) -> None:
+        """Another driver may bring other modes."""
+        super().forget()
+        self._modes = {}
+
+    async def glance_library(self) -> Sight:
+        """One list."""
+        sight = await self.library.ask(library.devices, "glance")
+        return replace(sight, devices=tuple(_named(seen) for seen in sight.devices))
+
+    async def survey_library(self) -> Sight:
+        """The list with links; where efsmi is installed, modes and divisions from it."""
+        sight = await self.library.ask(library.devices, "survey")
+        devices = tuple(_named(seen) for seen in sight.devices)
+        problems = sight.problems
+        if self.knows_division:
+            try:
+                cards, _ = await self.ask(parse.table)
+                self._modes = {card.uuid: card.mode for card in cards}
+            except DriverError as error:
+                problems = (*problems, f"which cards are in DRS mode is not known: {error}")
+        told = tuple(replace(seen, mode=self._modes.get(seen.uuid, seen.mode)) for seen in devices)
+        return await self._divided(replace(sight, devices=told, problems=problems))
+
+    async def glance_tool(self) -> Sight:
         """Table and details."""
         cards, version = await self.ask(parse.table)
         details = await self.ask(parse.details, "-q", "-d", "TEMP,MEMORY,USAGE,PCIE")
@@ -41,9 +82,12 @@ class EnflameReader(ToolReader):
             driver_version=version,
         )
 
-    async def survey(self) -> Sight:
+    async def survey_tool(self) -> Sight:
         """A glance; for cards in DRS mode their sizes and instances."""
-        sight = await self.glance()
+        return await self._divided(await self.glance_tool())
+
+    async def _divided(self, sight: Sight) -> Sight:
+        """With the sizes and instances of cards in DRS mode."""
         instances = await self._instances(sight)
         devices: list[Seen] = []
         for seen in sight.devices:
@@ -80,6 +124,11 @@ class EnflameReader(ToolReader):
             return await self.ask(parse.instances, "-L")
         except _SOFT_FAILURES:
             return ()
+
+
+def _named(seen: Seen) -> Seen:
+    """The type as efsmi's parser has it."""
+    return replace(seen, type=seen.type.removeprefix("Enflame "))
 
 
 def _joined(card: Seen, detail: Seen | None) -> Seen:

@@ -40,6 +40,13 @@ class EnflamePartitioner(ToolPartitioner[DrsCard]):
 
     async def look(self) -> Picture[DrsCard]:
         """The table for modes, one list of instances, and the sizes of each card in DRS mode."""
+        return await self._reader.either(self._look_beside, self._look)
+
+    async def _look_beside(self) -> Picture[DrsCard]:
+        """Where the library tells of cards, it is efsmi that tells of DRS, if anything does."""
+        return await self._look() if self._reader.knows_division else Picture({}, ())
+
+    async def _look(self) -> Picture[DrsCard]:
         seen, _ = await self._reader.ask(parse.table)
         divided = {card.index: card.uuid for card in seen if card.mode == "drs"}
         if not divided:

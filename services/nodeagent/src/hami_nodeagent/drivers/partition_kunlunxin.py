@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kunlunxin vXPUs: a card is cut into two or four equal virtual functions, one for each share.
 
-``xpu-smi --set-sriov-numvfs=N --id=I`` (from the tool's own help) cuts an idle card as a whole; the
-kernel then shows the functions as ``virtfn<k>`` of the card, and ``xpu-smi`` lists them as further
-rows, whose number is that of ``/dev/xpu<N>``. That a function has a row and a node of its own is
-how SR-IOV works everywhere; it was not seen on this vendor's machine.
+``xpumlDeviceSetSriovVfNum``, or ``xpu-smi --set-sriov-numvfs=N --id=I`` (from the tool's own help),
+cuts an idle card as a whole; the kernel then shows the functions as ``virtfn<k>`` of the card, and
+library and tool list them as further rows, whose number is that of ``/dev/xpu<N>``. That a function
+has a row and a node of its own is how SR-IOV works everywhere; it was not seen on this vendor's
+machine.
 
 Which function is given to a share is known to nobody but us, so each that is given has a small file
 below ``shares_root``, named by its address. A partition is a function that exists and has such a
@@ -21,7 +22,6 @@ from msgspec import Struct
 from hami_common.vendors import kunlunxin as pure
 from hami_nodeagent.drivers.errors import AnswerUnknown, DeviceBusy, DriverError
 from hami_nodeagent.drivers.files import entries, remove, write
-from hami_nodeagent.drivers.parse import kunlunxin as parse
 from hami_nodeagent.drivers.partition_tool import Decision, Picture, ToolPartitioner, refused
 from hami_nodeagent.drivers.partitioner import Instance, Wanted
 from hami_nodeagent.drivers.reader import read_text
@@ -74,8 +74,8 @@ class KunlunxinPartitioner(ToolPartitioner[XpuCard]):
         self._folder = Path(reader.settings.shares_root) / "kunlunxin"
 
     async def look(self) -> Picture[XpuCard]:
-        """One table, and what sysfs and our files say of each card."""
-        rows, _ = await self._reader.ask(parse.table)
+        """One list, and what sysfs and our files say of each card."""
+        rows = [row for row in (await self._reader.rows()).devices if row.bus_id]
         given = set(await self._reader.read_files(entries, self._folder))
         links = await self._reader.read_files(
             functions_by_card, self._reader.settings.sysfs_root, tuple(r.bus_id for r in rows)
@@ -91,7 +91,7 @@ class KunlunxinPartitioner(ToolPartitioner[XpuCard]):
             functions = tuple(
                 Function(
                     address=address,
-                    number=found.index,
+                    number=found.index if found.minor is None else found.minor,
                     is_given=address in given,
                     is_busy=bool(found.processes),
                 )
@@ -156,7 +156,7 @@ class KunlunxinPartitioner(ToolPartitioner[XpuCard]):
                 raise AnswerUnknown(doing=f"cut {decision.wanted.uuid}", detail=detail)
             free = next((one.address for one in functions if not one.is_given), "")
             if not free:
-                detail = "xpu-smi does not list the functions of a card that was cut"
+                detail = "the functions of a card that was cut are not listed"
                 raise AnswerUnknown(doing=f"cut {decision.wanted.uuid}", detail=detail)
             address = free
         await self._reader.read_files(write, self._folder / address, decision.wanted.profile)
@@ -185,7 +185,7 @@ class KunlunxinPartitioner(ToolPartitioner[XpuCard]):
         await self._set(card, parts)
 
     async def _set(self, card: XpuCard, parts: int) -> None:
-        await self._reader.change(f"--set-sriov-numvfs={parts}", f"--id={card.index}")
+        await self._reader.cut(card.address, card.index, parts)
 
 
 def functions_by_card(sysfs_root: str, addresses: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
