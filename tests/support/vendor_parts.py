@@ -100,6 +100,18 @@ KINDS = (
         refuses_busy=True,
     ),
     Kind(
+        vendor="metax",
+        way="mxsml",
+        sizes=(("", "fixed-share", 16384, 20), ("", "fixed-share", 9088, 5)),
+        room=4,
+        step_mib=128,
+        words=("sgpu", "alias"),
+        create="create",
+        destroy="remove",
+        tells_busy=True,
+        refuses_busy=True,
+    ),
+    Kind(
         vendor="kunlunxin",
         sizes=(("1/4", "1/4", 24576, 25), ("1/2", "1/2", 49152, 50)),
         room=4,
@@ -206,7 +218,12 @@ class PartBench:
     def partitioner(self, **settings: object) -> Partitioner:
         driver = build_driver(
             self.kind.vendor,
-            {**self.tools.settings, "answer_age_s": 0.0, "confirm_s": 0.001, **settings},
+            {
+                **self.tools.settings,
+                **({"interface": "library"} if self.kind.way else {}),
+                **{"answer_age_s": 0.0, "confirm_s": 0.001},
+                **settings,
+            },
         )
         assert driver.partitioner is not None
         return driver.partitioner

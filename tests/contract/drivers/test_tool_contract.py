@@ -43,9 +43,8 @@ async def test_facts_are_those_of_the_machine(
     for index, facts in enumerate(inventory.devices):
         assert (facts.vendor, facts.index, facts.type) == (bench.vendor, index, make.type)
         assert (facts.memory_mib, facts.healthy, facts.core_pct) == (make.memory_mib, True, 100)
-        if bench.vendor != "biren":  # its address is a link in sysfs, see the reader's own tests
-            assert facts.bus_id == bench.tools.bus_id_of(index)
-            assert facts.numa == bench.tools.numa_of(index)
+        assert facts.bus_id == bench.tools.bus_id_of(index)
+        assert facts.numa == bench.tools.numa_of(index)
         assert facts.minor == index
         for profile in facts.partitions:
             assert profile.memory_mib <= facts.memory_mib

@@ -111,6 +111,7 @@ PARSERS = (
         faked("cambricon", "info", "-c", "1"),
     ),
     _parser("cambricon", "smlus", cambricon.smlus, golden("cambricon/smlus.json")),
+    _parser("cambricon", "listed", library.devices, golden("cambricon/cndev_survey.json")),
     _parser("hygon", "cards", hygon.cards, faked("hygon", *_HYGON)),
     _parser("hygon", "table", hygon.table, golden("hygon/table_old.txt"), faked("hygon")),
     _parser("hygon", "numa", hygon.numa, faked("hygon", "--showtoponuma")),
@@ -140,6 +141,7 @@ PARSERS = (
     ),
     _parser("metax", "listed", metax.listed, faked("metax", "-L")),
     _parser("metax", "sgpus", metax.sgpus, golden("metax/sgpus.json")),
+    _parser("metax", "listed", library.devices, golden("metax/mxsml_survey.json")),
     _parser("metax", "topology", metax.topology, faked("metax", "topo", "-m")),
     _parser(
         "enflame", "table", enflame.table,
@@ -186,6 +188,7 @@ PARSERS = (
         faked("biren", "gpu", "--query-gpu=index,memory.used,memory.free",
               "--format=csv,noheader,nounits"),
     ),
+    _parser("biren", "listed", library.devices, golden("biren/brml_survey.json")),
     _parser(
         "vastai", "devices", vastai.devices,
         golden("vastai/getmem_dies.json"), faked("vastai", "getmem", _JSON),

@@ -76,6 +76,8 @@ class Make(Struct, frozen=True, kw_only=True):
     print: Callable[[Sequence[Card]], Texts]
     no_driver: Answer
     no_device: Answer
+    sysfs_class: str = ""
+    """Class of sysfs in which the vendor's driver shows its cards."""
     model: str = ""
     """``Card.model`` where nothing else is said."""
     tree: Callable[[Card], Mapping[str, str]] | None = None
@@ -917,6 +919,7 @@ MAKE_BY_VENDOR: dict[str, Make] = {
     "biren": Make(
         tools=("brsmi",),
         pci_vendor="1ee0",
+        sysfs_class="biren",
         memory_mib=65536,
         type="Biren",
         version="",

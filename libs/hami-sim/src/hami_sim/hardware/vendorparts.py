@@ -308,27 +308,42 @@ def _metax(state: State, cards: Cards, arguments: list[str]) -> Said:
     return _unknown(arguments)
 
 
-def _metax_list(state: State, cards: Cards, arguments: list[str]) -> Said:
-    if arguments != ["list"]:
-        return _unknown(arguments)
-    gpus = [
-        {
-            "bus_id": card["bus_id"],
-            "scheduling": int(state.get("class", {}).get(str(card["index"]), "0")),
-            "sgpus": [
-                {
-                    "number": int(number),
-                    "alias": part["alias"],
-                    "memory_mib": part["vram"],
-                    "compute_pct": part["compute"],
-                    "used": 1 << 20 if part["busy"] else 0,
-                }
-                for number, part in sorted(_parts(state, card["index"]).items())
-            ],
-        }
-        for card in cards
-    ]
-    return json.dumps({"gpus": gpus}) + "\n", "", 0
+def _mxsml(state: State, cards: Cards, arguments: list[str]) -> Said:
+    """The agent's program for MXSML."""
+    match arguments:
+        case ["list"]:
+            return json.dumps({"gpus": [_metax_gpu(state, card) for card in cards]}) + "\n", "", 0
+        case ["create", card, memory, compute, alias, *scheduling]:
+            for word in scheduling:
+                _metax(state, cards, ["sgpu", "-i", card, "--set-sched-class", word])
+            wanted = {"alias": alias, "vram": int(memory), "compute": int(compute), "busy": False}
+            said, complaint, status = _metax_create(state, cards, card, wanted)
+            return said, complaint.replace("mx-smi", "mxsml"), _TRANSIENT if status else 0
+        case ["remove", card, number]:
+            said, complaint, status = _metax(state, cards, ["sgpu", "--remove", number, "-i", card])
+            kind = _BUSY if "busy" in complaint else _GONE
+            return said, complaint.replace("mx-smi", "mxsml"), kind if status else 0
+    return _unknown(arguments)
+
+
+def _metax_gpu(state: State, card: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "index": card["index"],
+        "uuid": f"GPU-{card['uuid']}",
+        "memory_mib": card["memory_mib"],
+        "bus_id": card["bus_id"],
+        "scheduling": int(state.get("class", {}).get(str(card["index"]), "0")),
+        "sgpus": [
+            {
+                "number": int(number),
+                "alias": part["alias"],
+                "memory_mib": part["vram"],
+                "compute_pct": part["compute"],
+                "used": 1 << 20 if part["busy"] else 0,
+            }
+            for number, part in sorted(_parts(state, card["index"]).items())
+        ],
+    }
 
 
 def _metax_create(state: State, cards: Cards, card: str, wanted: dict[str, Any]) -> Said:
@@ -540,7 +555,7 @@ ACT_BY_TOOL: dict[str, Callable[[State, Cards, list[str]], Said]] = {
     "hami-cndev": _cambricon,
     "efsmi": _enflame,
     "mx-smi": _metax,
-    "hami-mxsml": _metax_list,
+    "hami-mxsml": _mxsml,
     "xpu-smi": _kunlunxin,
 }
 _LIVE = {

@@ -326,6 +326,17 @@ class VendorTools:
                 drm.mkdir()
                 (drm / f"card{card.index}").mkdir()
                 (drm / _RENDER_NODE.format(128 + card.index)).mkdir()
+        if self.make.sysfs_class:
+            self._write_class(self.sysfs / "class" / self.make.sysfs_class)
+
+    def _write_class(self, folder: Path) -> None:
+        """Links to the cards, where the vendor's driver shows them in a class of its own."""
+        shutil.rmtree(folder, ignore_errors=True)
+        for card in self._cards:
+            if card.present:
+                place = folder / f"card_{card.index}"
+                place.mkdir(parents=True)
+                (place / "device").symlink_to(self.sysfs / "bus/pci/devices" / card.bus_id)
         if self.make.tree is not None:
             self._write_tree(self.make.tree)
 

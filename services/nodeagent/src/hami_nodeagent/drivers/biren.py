@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Biren through brsmi's query, and sysfs for the address of ``card_<N>``.
+"""Biren through its library BRML, or through brsmi's query and sysfs for where ``card_<N>`` sits.
 
-brsmi tells no identity and no health: a card that is not answered for is a failed probe.
+Identity is ``card_<N>`` of the node either way, for brsmi tells no other. brsmi tells no health
+either: a card that is not answered for is a failed probe. The instances of a card that SVI divides
+are told by the library only.
 """
 
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from hami_nodeagent.drivers.library import TwoWayReader
 from hami_nodeagent.drivers.parse import biren as parse
-from hami_nodeagent.drivers.parse import forms
+from hami_nodeagent.drivers.parse import forms, library
 from hami_nodeagent.drivers.parse.seen import Seen, Sight
-from hami_nodeagent.drivers.reader import Signs, ToolReader
+from hami_nodeagent.drivers.reader import Signs
+from hami_nodeagent.libraries import brml
 
 SIGNS = Signs(pci_vendors=("1ee0",), paths=("class/biren",), tool="brsmi")
 _QUERY = (
@@ -21,26 +25,44 @@ _QUERY = (
 )
 
 
-class BirenReader(ToolReader):
-    """brsmi."""
+class BirenReader(TwoWayReader):
+    """BRML, or brsmi."""
 
     vendor = "biren"
     tool_name = "brsmi"
+    program = brml.PROGRAM
 
-    async def glance(self) -> Sight:
-        """See ``survey``."""
-        return await self.survey()
+    async def glance_library(self) -> Sight:
+        """One run for all cards."""
+        return await self._told("glance")
 
-    async def survey(self) -> Sight:
+    async def survey_library(self) -> Sight:
+        """The same, and the links."""
+        return await self._told("survey")
+
+    async def _told(self, word: str) -> Sight:
+        sight = await self.library.ask(library.devices, word)
+        devices = tuple(
+            replace(seen, uuid=self._identity(seen), type=parse.TYPE, mode="whole")
+            for seen in sight.devices
+        )
+        return replace(sight, devices=devices)
+
+    async def glance_tool(self) -> Sight:
+        """See ``survey_tool``."""
+        return await self.survey_tool()
+
+    async def survey_tool(self) -> Sight:
         """The query, and where each card sits."""
         cards = await self.ask(parse.cards, *_QUERY)
         return Sight(devices=tuple([await self._placed(card) for card in cards]))
 
     async def _placed(self, card: Seen) -> Seen:
         address = await self.read_files(self._address, card.index)
-        return replace(
-            card, uuid=f"{self.settings.node}-card_{card.index}", bus_id=address, mode="whole"
-        )
+        return replace(card, uuid=self._identity(card), bus_id=address, mode="whole")
+
+    def _identity(self, card: Seen) -> str:
+        return f"{self.settings.node}-card_{card.index}"
 
     def _address(self, number: int) -> str:
         """PCI address behind ``/sys/class/biren/card_<N>``; empty where sysfs does not tell."""

@@ -32,14 +32,18 @@ class LibraryProgram:
     """The commands of one library."""
 
     def __init__(self, program: Program, settings: ToolSettings) -> None:
-        """Runs nothing. A file named as the program beside the tool is run instead of ours."""
+        """Runs nothing.
+
+        A file named as the program beside the tool is run instead of ours, unless
+        ``library_path`` says which library is meant.
+        """
         self.program = program
         self.name = f"hami-{program.word}"
         beside = Path(settings.tool_path).with_name(self.name) if settings.tool_path else None
         self._path = settings.library_path
         known = os.environ.get("LD_LIBRARY_PATH", "").split(":")
         folders = [folder for folder in (*known, *program.needed_folders) if folder]
-        if beside is not None and beside.exists():
+        if beside is not None and beside.exists() and not self._path:
             self._before: tuple[str, ...] = ()
             path = str(beside)
         else:

@@ -1,26 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MetaX through mx-smi: ``-L`` for identity and availability, the table for memory and load."""
+"""MetaX through its library MXSML, or through mx-smi.
+
+mx-smi: ``-L`` for identity and availability, the table for memory and load.
+"""
 
 from msgspec.structs import replace
 
 from hami_nodeagent.drivers.errors import AnswerUnknown, NotSupported
+from hami_nodeagent.drivers.library import TwoWayReader
+from hami_nodeagent.drivers.parse import library
 from hami_nodeagent.drivers.parse import metax as parse
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
 from hami_nodeagent.drivers.partition_metax import MetaxPartitioner
 from hami_nodeagent.drivers.partitioner import Partitioner
-from hami_nodeagent.drivers.reader import Signs, ToolReader, ToolSettings, drm_of
+from hami_nodeagent.drivers.reader import Signs, ToolSettings, drm_of
 from hami_nodeagent.drivers.rules import Neighbour
+from hami_nodeagent.libraries import mxsml
 
 SIGNS = Signs(pci_vendors=("9999",))
 _SGPU_SHARES = 16
 
 
-class MetaxReader(ToolReader):
-    """mx-smi."""
+class MetaxReader(TwoWayReader):
+    """MXSML, or mx-smi."""
 
     vendor = "metax"
     tool_name = "mx-smi"
     rules = parse.RULES
+    program = mxsml.PROGRAM
 
     def __init__(self, settings: ToolSettings) -> None:
         super().__init__(settings)
@@ -31,7 +38,20 @@ class MetaxReader(ToolReader):
         """Slices of a GPU."""
         return self._partitioner
 
-    async def glance(self) -> Sight:
+    async def glance_library(self) -> Sight:
+        """One run for all GPUs."""
+        return await self._told("glance")
+
+    async def survey_library(self) -> Sight:
+        """The same, the device nodes and the links."""
+        return await self._with_nodes(await self._told("survey"))
+
+    async def _told(self, word: str) -> Sight:
+        sight = await self.library.ask(library.devices, word)
+        devices = tuple(replace(seen, type=parse.type_of(seen.type)) for seen in sight.devices)
+        return replace(sight, devices=devices)
+
+    async def glance_tool(self) -> Sight:
         """Both lists; a GPU that is not available has no UUID and is known by its address."""
         listed = await self.ask(parse.listed, "-L")
         rows, version = await self.ask(parse.table)
@@ -39,9 +59,21 @@ class MetaxReader(ToolReader):
         devices = tuple(_joined(one, row_by_place.get(one.bus_id)) for one in listed)
         return Sight(devices=devices, driver_version=version)
 
-    async def survey(self) -> Sight:
+    async def survey_tool(self) -> Sight:
         """A glance, the device nodes and the links."""
-        sight = await self.glance()
+        sight = await self._with_nodes(await self.glance_tool())
+        place_by_number = {seen.index: seen.place for seen in sight.devices}
+        views: dict[tuple[str, str], Neighbour] = {}
+        try:
+            for (a, b), view in (await self.ask(parse.topology, "topo", "-m")).items():
+                if a in place_by_number and b in place_by_number:
+                    views[place_by_number[a], place_by_number[b]] = view
+        except (AnswerUnknown, NotSupported):
+            views = {}
+        return replace(sight, views=views)
+
+    async def _with_nodes(self, sight: Sight) -> Sight:
+        """Numbers of device nodes, which sysfs tells, and how many may share."""
         devices: list[Seen] = []
         for seen in sight.devices:
             card, render = await self.read_files(drm_of, self.settings.sysfs_root, seen.bus_id)
@@ -56,15 +88,7 @@ class MetaxReader(ToolReader):
                     attributes=attributes,
                 )
             )
-        place_by_number = {seen.index: seen.place for seen in devices}
-        views: dict[tuple[str, str], Neighbour] = {}
-        try:
-            for (a, b), view in (await self.ask(parse.topology, "topo", "-m")).items():
-                if a in place_by_number and b in place_by_number:
-                    views[place_by_number[a], place_by_number[b]] = view
-        except (AnswerUnknown, NotSupported):
-            views = {}
-        return replace(sight, devices=tuple(devices), views=views)
+        return replace(sight, devices=tuple(devices))
 
 
 def _joined(listed: parse.Listed, row: Seen | None) -> Seen:

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from hami_nodeagent.drivers.library import LibraryProgram
 from hami_nodeagent.drivers.parse import cambricon as parse
 from hami_nodeagent.drivers.partition_tool import Decision, Picture, ToolPartitioner, refused
 from hami_nodeagent.drivers.partitioner import Instance, Wanted
-from hami_nodeagent.libraries import cndev
 
 if TYPE_CHECKING:
     from hami_nodeagent.drivers.cambricon import CambriconReader
@@ -48,13 +46,20 @@ class CambriconPartitioner(ToolPartitioner[SmluCard]):
         """Use the library that belongs to the reader's tool."""
         super().__init__()
         self._reader = reader
-        self.library = LibraryProgram(cndev.PROGRAM, reader.settings)
+        self.library = reader.library
 
     async def look(self) -> Picture[SmluCard]:
-        """Cards in sMLU mode; where there is none the library is not asked, nor needed."""
+        """Cards in sMLU mode."""
+        return await self._reader.either(self._look_library, self._look_tool)
+
+    async def _look_tool(self) -> Picture[SmluCard]:
+        """Where cnmon shows no such card the library is not asked, nor needed."""
         rows, _ = await self._reader.ask(parse.table)
         if not any(row.mode == "smlu" for row in rows):
             return Picture({}, ())
+        return await self._look_library()
+
+    async def _look_library(self) -> Picture[SmluCard]:
         found = await self.library.ask(parse.smlus, "list")
         cards = {
             f"MLU-{card.uuid}": SmluCard(

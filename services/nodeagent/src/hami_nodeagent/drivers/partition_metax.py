@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MetaX sGPUs through ``mx-smi sgpu``, on GPUs that are in sGPU mode.
+"""MetaX sGPUs through the library MXSML, or ``mx-smi sgpu``, on GPUs that are in sGPU mode.
 
-Commands as MetaX's manual of mx-smi has them (``sgpu --create``, ``--remove``,
-``--set-sched-class``); what ``mx-smi sgpu`` prints is in no public text, so which there are is
-asked of the library, in a process of its own (``mxsml``). An sGPU has any multiple of 128 MiB, and
-the alias that we choose tells which one a command made. All sGPUs of a GPU have one scheduling
+The library is asked where there is one. Commands of mx-smi are as MetaX's manual has them (``sgpu
+--create``, ``--remove``, ``--set-sched-class``); what ``mx-smi sgpu`` prints is in no public text,
+so which sGPUs there are is asked of the library either way. An sGPU has any multiple of 128 MiB,
+and the alias that we choose tells which one a command made. All sGPUs of a GPU have one scheduling
 class: it is set while the GPU has none, never under others. The mode is an administrator's.
 """
 
@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from hami_nodeagent.drivers.library import LibraryProgram
 from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse import metax as parse
 from hami_nodeagent.drivers.partition_tool import Decision, Picture, ToolPartitioner, refused
 from hami_nodeagent.drivers.partitioner import Instance, Wanted
-from hami_nodeagent.libraries import mxsml
 
 if TYPE_CHECKING:
     from hami_nodeagent.drivers.metax import MetaxReader
@@ -54,42 +52,33 @@ class MetaxPartitioner(ToolPartitioner[SgpuCard]):
         """Use the reader's tool, and the library that belongs to it."""
         super().__init__()
         self._reader = reader
-        self.library = LibraryProgram(mxsml.PROGRAM, reader.settings)
 
     async def look(self) -> Picture[SgpuCard]:
-        """GPUs in sGPU mode that are available; where there is none the library is not asked."""
+        """GPUs in sGPU mode that are available."""
+        return await self._reader.either(self._look_library, self._look_tool)
+
+    async def _look_library(self) -> Picture[SgpuCard]:
+        """Everything from one run."""
+        gpus = await self._reader.library.ask(parse.sgpus, "list")
+        return _picture({gpu.uuid: _card(gpu) for gpu in gpus if gpu.uuid})
+
+    async def _look_tool(self) -> Picture[SgpuCard]:
+        """Both lists of mx-smi; where no GPU is in sGPU mode the library is not asked."""
         listed = await self._reader.ask(parse.listed, "-L")
         rows, _ = await self._reader.ask(parse.table)
         sizes = {row.place: row.memory_mib or 0 for row in rows if row.mode == "sgpu"}
         there = [one for one in listed if one.uuid and one.bus_id in sizes]
         if not there:
             return Picture({}, ())
-        divided = {gpu.bus_id: gpu for gpu in await self.library.ask(parse.sgpus, "list")}
+        divided = {gpu.bus_id: gpu for gpu in await self._reader.library.ask(parse.sgpus, "list")}
         if lacking := [one.bus_id for one in there if one.bus_id not in divided]:
             raise forms.unknown("the list of sGPUs: a GPU is missing", lacking[0])
-        cards = {
-            one.uuid: SgpuCard(
-                index=one.index,
-                memory_mib=sizes[one.bus_id],
-                scheduling=divided[one.bus_id].scheduling,
-                sgpus={str(sgpu.number): sgpu for sgpu in divided[one.bus_id].sgpus},
-            )
-            for one in there
-        }
-        instances = tuple(
-            Instance(
-                uuid=uuid,
-                instance_id=number,
-                memory_mib=sgpu.memory_mib,
-                core_pct=sgpu.compute_pct % parse.FULL_PCT,
-                kind=_KIND_BY_SCHEDULING.get(card.scheduling, ""),
-                is_busy=True if sgpu.used else None,
-                handles={"sgpu": number, "alias": sgpu.alias},
-            )
-            for uuid, card in cards.items()
-            for number, sgpu in card.sgpus.items()
+        return _picture(
+            {
+                one.uuid: _card(divided[one.bus_id], index=one.index, size=sizes[one.bus_id])
+                for one in there
+            }
         )
-        return Picture(cards, instances)
 
     def decide(self, wanted: Wanted, card: SgpuCard) -> Decision:
         """An alias of its own for what fits beside the others and is scheduled as they are."""
@@ -114,6 +103,18 @@ class MetaxPartitioner(ToolPartitioner[SgpuCard]):
 
     async def make(self, decision: Decision, card: SgpuCard) -> None:
         """The class where the GPU has no sGPU yet, then the sGPU."""
+        await self._reader.either(
+            lambda: self._make_library(decision, card), lambda: self._make_tool(decision, card)
+        )
+
+    async def _make_library(self, decision: Decision, card: SgpuCard) -> None:
+        wanted = decision.wanted
+        scheduling = () if card.sgpus else (str(scheduling_of(wanted.kind)),)
+        size = (str(wanted.memory_mib), str(_compute(wanted)))
+        words = (*size, decision.words["alias"], *scheduling)
+        await self._reader.library.run("create", str(card.index), *words)
+
+    async def _make_tool(self, decision: Decision, card: SgpuCard) -> None:
         wanted, gpu = decision.wanted, str(card.index)
         if not card.sgpus:
             scheduling = str(scheduling_of(wanted.kind))
@@ -127,7 +128,14 @@ class MetaxPartitioner(ToolPartitioner[SgpuCard]):
 
     async def remove(self, instance: Instance, card: SgpuCard) -> None:
         """One command."""
-        await self._reader.change("sgpu", "--remove", instance.instance_id, "-i", str(card.index))
+        gpu, number = str(card.index), instance.instance_id
+
+        async def by_library() -> None:
+            await self._reader.library.run("remove", gpu, number)
+
+        await self._reader.either(
+            by_library, lambda: self._reader.change("sgpu", "--remove", number, "-i", gpu)
+        )
 
     def is_wanted(self, decision: Decision, instance: Instance, card: SgpuCard) -> bool:
         """Of the size, compute and class that were asked for."""
@@ -139,6 +147,33 @@ class MetaxPartitioner(ToolPartitioner[SgpuCard]):
             and sgpu.compute_pct == _compute(wanted)
             and card.scheduling == scheduling_of(wanted.kind)
         )
+
+
+def _card(gpu: parse.SgpuGpu, *, index: int | None = None, size: int | None = None) -> SgpuCard:
+    """A GPU as the library shows it, or with what mx-smi says of it."""
+    return SgpuCard(
+        index=gpu.index if index is None else index,
+        memory_mib=gpu.memory_mib if size is None else size,
+        scheduling=gpu.scheduling,
+        sgpus={str(sgpu.number): sgpu for sgpu in gpu.sgpus},
+    )
+
+
+def _picture(cards: dict[str, SgpuCard]) -> Picture[SgpuCard]:
+    instances = tuple(
+        Instance(
+            uuid=uuid,
+            instance_id=number,
+            memory_mib=sgpu.memory_mib,
+            core_pct=sgpu.compute_pct % parse.FULL_PCT,
+            kind=_KIND_BY_SCHEDULING.get(card.scheduling, ""),
+            is_busy=True if sgpu.used else None,
+            handles={"sgpu": number, "alias": sgpu.alias},
+        )
+        for uuid, card in cards.items()
+        for number, sgpu in card.sgpus.items()
+    )
+    return Picture(cards, instances)
 
 
 def _compute(wanted: Wanted) -> int:

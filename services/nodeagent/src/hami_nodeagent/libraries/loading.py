@@ -17,9 +17,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 USAGE = 2
+_SPARE = 4096
+Structure = TypeVar("Structure", bound=ctypes.Structure)
 SYSTEM_FOLDERS = (
     "/usr/lib64",
     "/usr/lib/x86_64-linux-gnu",
@@ -179,6 +181,14 @@ def beside(library: Library, program: Program) -> Library | None:
 def mib(size: int) -> int:
     """Bytes as MiB, rounded down."""
     return size >> 20
+
+
+def roomy(kind: type[Structure], **fields: int) -> Structure:
+    """An empty structure with room behind it: later libraries may know longer ones."""
+    made = kind.from_buffer(bytearray(ctypes.sizeof(kind) + _SPARE))
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
 
 
 def text(raw: bytes) -> str:

@@ -9,6 +9,8 @@ from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse.seen import Seen
 
 COLUMNS = ("index", "memory.used", "memory.free")
+TYPE = "Biren"
+"""brsmi tells no product."""
 
 
 def cards(text: str) -> tuple[Seen, ...]:
@@ -31,7 +33,7 @@ def cards(text: str) -> tuple[Seen, ...]:
                 place=str(number),
                 index=number,
                 minor=number,
-                type="Biren",
+                type=TYPE,
                 memory_mib=None if used is None or free is None else used + free,
                 used_mib=used,
             )

@@ -34,7 +34,8 @@ _LINE = re.compile(
     r"\s+(Not Available|Available)\s*\(([^()]{1,120})\)\s*$",
     re.MULTILINE,
 )
-_UUID = re.compile(r"UUID: (GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
+_IDENTITY = re.compile(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_UUID = re.compile(rf"UUID: ({_IDENTITY.pattern})")
 
 
 class Sgpu(Struct, frozen=True, kw_only=True):
@@ -55,6 +56,10 @@ class SgpuGpu(Struct, frozen=True, kw_only=True):
     scheduling: int
     """0 best effort, 1 fixed share, 2 burst share; for all of its sGPUs."""
     sgpus: tuple[Sgpu, ...]
+    index: int
+    uuid: str
+    """Empty while the GPU is not available."""
+    memory_mib: int
 
 
 class _SgpuList(Struct, frozen=True, kw_only=True):
@@ -108,7 +113,8 @@ def sgpus(text: str) -> tuple[SgpuGpu, ...]:
         raise forms.unknown("the list of sGPUs", text) from error
     found = tuple(replace(gpu, bus_id=forms.bus_id(gpu.bus_id)) for gpu in gpus)
     places = {gpu.bus_id for gpu in found}
-    if "" in places or len(places) != len(found):
+    told = [gpu.uuid for gpu in found if gpu.uuid]
+    if "" in places or len(places) != len(found) or len(set(told)) != len(told):
         raise forms.unknown("the addresses of GPUs with sGPUs", text)
     for gpu in found:
         numbers = {one.number for one in gpu.sgpus}
@@ -120,6 +126,9 @@ def sgpus(text: str) -> tuple[SgpuGpu, ...]:
         )
         if len(numbers) != len(gpu.sgpus) or not is_sized:
             raise forms.unknown("an sGPU", text)
+        is_named = not gpu.uuid or _IDENTITY.fullmatch(gpu.uuid)
+        if not is_named or not 0 <= gpu.index <= INT32_MAX or not 0 <= gpu.memory_mib <= INT32_MAX:
+            raise forms.unknown("a GPU with sGPUs", text)
         if gpu.scheduling not in SCHEDULING_BY_KIND.values():
             raise forms.unknown("the scheduling class of sGPUs", text)
     return found
