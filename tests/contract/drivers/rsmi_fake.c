@@ -45,7 +45,7 @@ int rsmi_init(uint64_t flags)
 
 int rsmi_driver_status(unsigned *state)
 {
-    *state = 1;
+    *state = strcmp(machine_word("module"), "gone") ? 1 : 0;
     return 0;
 }
 

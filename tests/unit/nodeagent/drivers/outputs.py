@@ -113,6 +113,7 @@ PARSERS = (
     _parser("cambricon", "smlus", cambricon.smlus, golden("cambricon/smlus.json")),
     _parser("cambricon", "listed", library.devices, golden("cambricon/cndev_survey.json")),
     _parser("hygon", "cards", hygon.cards, faked("hygon", *_HYGON)),
+    _parser("hygon", "listed", library.devices, golden("hygon/rsmi_survey.json")),
     _parser("hygon", "table", hygon.table, golden("hygon/table_old.txt"), faked("hygon")),
     _parser("hygon", "numa", hygon.numa, faked("hygon", "--showtoponuma")),
     _parser("hygon", "health", hygon.health, faked("hygon", "--showhealth")),
@@ -170,6 +171,7 @@ PARSERS = (
         "awsneuron", "monitored", awsneuron.monitored, faked("awsneuron", tool="neuron-monitor")
     ),
     _parser("amd", "gpus", amd.gpus, faked("amd", "list", "--json")),
+    _parser("amd", "listed", library.devices, golden("amd/amdsmi_survey.json")),
     _parser("amd", "static", amd.static, faked("amd", "static", "--json")),
     _parser("amd", "metric", amd.metric, faked("amd", "metric", "--json")),
     _parser("amd", "processes", amd.processes, faked("amd", "process", "--json")),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AMD Instinct through amd-smi, or rocm-smi with the kernel's KFD tree where that is not installed.
+"""AMD Instinct through AMD SMI's library, amd-smi, or rocm-smi with the kernel's KFD tree.
 
-Which of the two is used decides the identities, so it is decided by what is installed and not by
-what answers at the moment.
+The library and amd-smi tell the same identities, rocm-smi others: whether rocm-smi is used is
+decided by what is installed (neither amd-smi nor the library) and not by what answers at the
+moment. Links are told by the library only.
 """
 
 from collections.abc import Sequence
@@ -11,25 +12,29 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hami_nodeagent.drivers.errors import AnswerUnknown, NotSupported
+from hami_nodeagent.drivers.library import TwoWayReader
 from hami_nodeagent.drivers.parse import amd as parse
+from hami_nodeagent.drivers.parse import library as library_answers
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
 from hami_nodeagent.drivers.partition_amd import AmdPartitioner
 from hami_nodeagent.drivers.partitioner import Partitioner
 from hami_nodeagent.drivers.protocol import ProcessUsage
-from hami_nodeagent.drivers.reader import Signs, ToolReader, ToolSettings, drm_of, read_text
+from hami_nodeagent.drivers.reader import Signs, ToolSettings, drm_of, read_text
 from hami_nodeagent.drivers.tool import Tool
+from hami_nodeagent.libraries import amdsmi
 
 SIGNS = Signs(pci_vendors=("1002",), pci_classes=("0380", "0302", "12"))
 _SOFT_FAILURES = (NotSupported, AnswerUnknown)
 _OLD_TOOL = "rocm-smi"
 
 
-class AmdReader(ToolReader):
-    """amd-smi, rocm-smi, KFD."""
+class AmdReader(TwoWayReader):
+    """AMD SMI's library, amd-smi, rocm-smi, KFD."""
 
     vendor = "amd"
     tool_name = "amd-smi"
     rules = parse.RULES
+    program = amdsmi.PROGRAM
 
     def __init__(self, settings: ToolSettings) -> None:
         super().__init__(settings)
@@ -44,14 +49,31 @@ class AmdReader(ToolReader):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """Both."""
-        return (self.tool, self._old)
+        """All three."""
+        return (*super().tools, self._old)
 
     @property
     def _uses_old(self) -> bool:
-        return self.tool.find() is None and self._old.find() is not None
+        if self.tool.find() is not None or self._old.find() is None:
+            return False
+        return self.settings.interface == "tool" or self.library.find() is None
 
-    async def glance(self) -> Sight:
+    async def glance_library(self) -> Sight:
+        """One run."""
+        return await self.library.ask(library_answers.devices, "glance")
+
+    async def survey_library(self) -> Sight:
+        """One run, and the device nodes."""
+        sight = await self.library.ask(library_answers.devices, "survey")
+        return replace(sight, devices=tuple([await self._placed(one) for one in sight.devices]))
+
+    async def _placed(self, seen: Seen) -> Seen:
+        """With the numbers of its device nodes."""
+        card, render = await self.read_files(drm_of, self.settings.sysfs_root, seen.bus_id)
+        nodes = {} if render is None else {"render": str(render)}
+        return replace(seen, minor=card, attributes={**seen.attributes, **nodes})
+
+    async def glance_tool(self) -> Sight:
         """Identity, use, processes."""
         if self._uses_old:
             return await self._old_sight()
@@ -64,11 +86,11 @@ class AmdReader(ToolReader):
             )
         )
 
-    async def survey(self) -> Sight:
+    async def survey_tool(self) -> Sight:
         """A glance and the static facts."""
         if self._uses_old:
             return await self._old_sight()
-        sight = await self.glance()
+        sight = await self.glance_tool()
         static, version = await self.ask(parse.static, "static", "--json")
         devices: list[Seen] = []
         for seen in sight.devices:
@@ -76,20 +98,14 @@ class AmdReader(ToolReader):
             if fixed is None:
                 devices.append(seen)
                 continue
-            card, render = await self.read_files(drm_of, self.settings.sysfs_root, seen.bus_id)
-            attributes = {**seen.attributes, **fixed.attributes}
-            if render is not None:
-                attributes["render"] = str(render)
-            devices.append(
-                replace(
-                    seen,
-                    type=fixed.type,
-                    memory_mib=fixed.memory_mib or seen.memory_mib,
-                    minor=card,
-                    numa=fixed.numa,
-                    attributes=attributes,
-                )
+            told = replace(
+                seen,
+                type=fixed.type,
+                memory_mib=fixed.memory_mib or seen.memory_mib,
+                numa=fixed.numa,
+                attributes={**seen.attributes, **fixed.attributes},
             )
+            devices.append(await self._placed(told))
         return Sight(devices=tuple(devices), driver_version=version)
 
     async def _processes(self) -> dict[int, tuple[ProcessUsage, ...]]:
