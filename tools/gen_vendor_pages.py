@@ -15,6 +15,7 @@ from pathlib import Path
 from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.protocol import Capability, ResourceNames, Vendor
 from hami_common.vendors.sharing import ShareVendor
+from hami_nodeagent.drivers.library import LibraryReader
 from hami_nodeagent.drivers.reader import ToolReader
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,9 +130,13 @@ def _interface(vendor: str) -> str:
     module = import_module(f"hami_nodeagent.drivers.{vendor}")
     for reader in vars(module).values():
         if isinstance(reader, type) and issubclass(reader, ToolReader) and reader.vendor == vendor:
+            tool = f"the vendor's command-line tool, `{reader.tool_name}`"
+            if not issubclass(reader, LibraryReader):
+                return f"{tool}; [drivers](../drivers.md) has its calls"
+            library = min(reader.program.files, key=len)
             return (
-                f"the vendor's command-line tool, `{reader.tool_name}`;"
-                " [drivers](../drivers.md) has its calls"
+                f"the vendor's library, `{library}`, where it is installed and can be used, else\n"
+                f"{tool}; [drivers](../drivers.md) has the calls of both"
             )
     return "the driver through its library, NVML (`libnvidia-ml.so.1`)"
 
