@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hami_nodeagent.drivers.errors import AnswerUnknown
+from hami_nodeagent.drivers.errors import AnswerUnknown, DeviceHung
 from hami_nodeagent.drivers.parse.library import devices
 from hami_nodeagent.drivers.parse.metax import Sgpu, SgpuGpu, sgpus
 from hami_nodeagent.drivers.parse.seen import Condition, Sight
@@ -16,7 +16,9 @@ from hami_nodeagent.drivers.protocol import ProcessUsage
 from hami_nodeagent.drivers.rules import Neighbour
 from hami_nodeagent.libraries.loading import USAGE, Kind, run
 from hami_nodeagent.libraries.mxsml import PROGRAM
+from hami_sim.hardware.vendoranswers import Answer
 from tests.support.fake_library import built
+from tests.support.vendor_parts import KIND_BY_VENDOR, PartBench
 
 UUID = "GPU-0000000{}-0000-0000-0000-000000000000"
 
@@ -216,3 +218,23 @@ def test_what_the_gpu_has_not_or_does_is_refused_by_the_library(machine: Machine
     machine.write("sgpu=1", more=("answer mxSmlRemoveSgpu 23",))
     assert machine.run("remove", "0", "0")[0] == Kind.IN_USE
     assert len(machine.gpu().sgpus) == 1
+
+
+@pytest.mark.anyio
+async def test_an_sgpu_whose_making_is_cut_off_before_its_alias_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = PartBench(KIND_BY_VENDOR["metax-mxsml"], tmp_path)
+    bench.answer_in_process(monkeypatch)
+    say = bench.tools.say
+
+    def cut_off(tool: str, arguments: tuple[str, ...]) -> Answer:
+        if arguments[0] != "create":
+            return say(tool, arguments)
+        assert say(tool, (*arguments[:4], "", *arguments[5:])).status == 0
+        raise TimeoutError
+
+    monkeypatch.setattr(bench.tools, "say", cut_off)
+    with pytest.raises(DeviceHung):
+        await bench.partitioner().create(bench.wanted())
+    assert bench.in_hardware() == 0

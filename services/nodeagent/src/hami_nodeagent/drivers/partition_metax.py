@@ -137,12 +137,20 @@ class MetaxPartitioner(ToolPartitioner[SgpuCard]):
             by_library, lambda: self._reader.change("sgpu", "--remove", number, "-i", gpu)
         )
 
+    def _new(
+        self, decision: Decision, before: Picture[SgpuCard], now: Picture[SgpuCard]
+    ) -> tuple[Instance, ...]:
+        """Also one without an alias: the library sets it by a second call, which may be cut off."""
+        nameless = decision._replace(words={"alias": ""})
+        return (*super()._new(decision, before, now), *super()._new(nameless, before, now))
+
     def is_wanted(self, decision: Decision, instance: Instance, card: SgpuCard) -> bool:
-        """Of the size, compute and class that were asked for."""
+        """Of the alias, size, compute and class that were asked for."""
         sgpu = card.sgpus.get(instance.instance_id)
         wanted = decision.wanted
         return (
             sgpu is not None
+            and sgpu.alias == decision.words["alias"]
             and sgpu.memory_mib == wanted.memory_mib
             and sgpu.compute_pct == _compute(wanted)
             and card.scheduling == scheduling_of(wanted.kind)
