@@ -34,6 +34,10 @@ VIOLATIONS = {
         "services/nodeagent/src/hami_nodeagent/core/bad.py",
         "import hami_nodeagent.shell",
     ),
+    "Programs that speak to vendors' libraries start quickly": (
+        "services/nodeagent/src/hami_nodeagent/libraries/bad.py",
+        "import hami_nodeagent.drivers.errors",
+    ),
     "Input and output of the common library": (
         "libs/hamictl/src/hamictl/bad.py",
         "import hami_common.runtime",
