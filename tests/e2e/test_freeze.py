@@ -50,7 +50,7 @@ async def freeze_at(cluster: Cluster, point: Point, scheduler: str, pod: str) ->
     trap = tap.arm(Trap(point.pattern, point.direction, stop, deliver=point.deliver))
     selector = {} if point.name.startswith("prioritize") else {"kubernetes.io/hostname": NODE}
     await cluster.create_pod(small_pod(pod, nodeSelector=selector))
-    with anyio.move_on_after(30):
+    with anyio.move_on_after(60):
         await trap.sprung.wait()
         return Frozen(scheduler=scheduler, since=anyio.current_time())
     raise Unavailable(peer="trap", detail=f"{point.name} never happened")

@@ -13,8 +13,10 @@ from hami_common.runtime.tasks import background
 
 pytestmark = pytest.mark.anyio
 
-SOON_S = connection.PING_S / 2
-"""What a keeper cannot make that waits until its question has gone unanswered for long enough."""
+ASKED_S = 60.0
+"""How long a question may go unanswered here."""
+SOON_S = 20.0
+"""What a keeper cannot make that waits for so long; one that does not takes milliseconds."""
 
 
 class _Client:
@@ -54,6 +56,7 @@ async def test_connection_that_is_lost_under_a_question_is_renewed_at_once(
     client: type[_Client], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connection, "DirectClient", client)
+    monkeypatch.setattr(connection, "PING_S", ASKED_S)
     # The server is asked as soon as the login is to be renewed.
     login = NatsLogin(renew_s=0.001)
     bus = connection.Bus(["nats://nowhere"], name="t", login=login)
