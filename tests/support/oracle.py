@@ -25,7 +25,13 @@ from hami_common.model.placement import (
     booked_by_device,
     stays,
 )
-from hami_common.model.request import DeviceRequest, DeviceSelector, PodRequest, serves_mode
+from hami_common.model.request import (
+    DeviceRequest,
+    DeviceSelector,
+    PodRequest,
+    serves_mode,
+    wants_parts,
+)
 from hami_common.vendors.partitions import (
     NO_START,
     Division,
@@ -149,6 +155,8 @@ class Step:
     kind: str
     request: DeviceRequest
     selector: DeviceSelector
+    is_part: bool = False
+    """One of several partitions for one container, which may be parts of one device."""
 
 
 @dataclass
@@ -312,7 +320,8 @@ class Oracle:
             (
                 step.selector.accepts_type(device.type)
                 and (not wants.types or device.type in wants.types),
-                serves_mode(wants, step.selector, device.mode, divided=divided),
+                serves_mode(wants, step.selector, device.mode, divided=divided)
+                and (not step.is_part or self._is_given_in_parts(here, grant)),
                 grant is not None,
                 step.selector.accepts_uuid(here.uuid),
                 node.alive.get(here.vendor, False),
@@ -341,6 +350,12 @@ class Oracle:
         if wants.exclusive and used_slots:
             return Verdict(here.uuid, IDLE)
         return Verdict(here.uuid, None)
+
+    def _is_given_in_parts(self, here: OracleDevice, grant: Grant | None) -> bool:
+        division = here.division()
+        if division is None:
+            return False
+        return grant is None or bool(division.profiles[grant.profile].name)
 
     def _start(self, here: OracleDevice, mine: Booked, grant: Grant) -> tuple[bool, int | None]:
         """(whether a partition has room beside what is there and what the pod runs, its place)."""
@@ -462,11 +477,24 @@ class Oracle:
     # --- one pod -------------------------------------------------------------------------------
 
     def steps(self, request: PodRequest) -> list[Step]:
-        return [
-            Step(i, c.kind, r, request.selectors.get(r.vendor, DeviceSelector()))
-            for i, c in enumerate(request.containers)
-            for r in c.requests
-        ]
+        found: list[Step] = []
+        for i, container in enumerate(request.containers):
+            for asked in container.requests:
+                selector = request.selectors.get(asked.vendor, DeviceSelector())
+                if (
+                    asked.count > 1
+                    and not asked.shape
+                    and not selector.numa_bind
+                    and wants_parts(asked, selector)
+                ):
+                    one = replace(asked, count=1)
+                    found += [
+                        Step(i, container.kind, one, selector, is_part=True)
+                        for _ in range(asked.count)
+                    ]
+                else:
+                    found.append(Step(i, container.kind, asked, selector))
+        return found
 
     def attempts(self, request: PodRequest) -> list[tuple[list[int], list[str]]]:
         """(steps in placing order, words that order devices) of each attempt."""
@@ -475,7 +503,7 @@ class Oracle:
         if "binpack" not in chain and "spread" not in chain:
             chain.append("spread")
         found = [(list(range(len(steps))), chain)]
-        if len(steps) > 1:
+        if len({(s.container, s.request.vendor) for s in steps}) > 1:
             before = [i for i, s in enumerate(steps) if s.kind != "app"]
             apps = [i for i, s in enumerate(steps) if s.kind == "app"]
             apps.sort(
@@ -638,30 +666,36 @@ class Oracle:
 
     def _placed(self, name: str, containers: list[ContainerShares]) -> tuple[ContainerShares, ...]:
         """The same with the places that partitions have in the end, containers in order."""
-        starts: dict[tuple[int, str], int | None] = {}
-        for here in self.nodes[name].devices.values():
+        starts: dict[tuple[int, int], int | None] = {}
+        devices = self.nodes[name].devices
+        for here in devices.values():
             division = here.division()
             mine = [
-                (i, share)
+                (i, place, share)
                 for i, container in enumerate(containers)
-                for share in container.shares
+                for place, share in enumerate(container.shares)
                 if share.uuid == here.uuid and share.profile
             ]
             if division is None or not mine:
                 continue
-            wanted = [division.by_name[share.profile] for _, share in mine]
+            wanted = [division.by_name[share.profile] for _, _, share in mine]
             found = assign_starts(division, division.spent(here.parts())[0], wanted)
             assert found is not None
-            starts.update({(i, here.uuid): s for (i, _), s in zip(mine, found, strict=True)})
-        return tuple(
-            replace(
-                container,
-                shares=tuple(
-                    replace(share, start=starts.get((i, share.uuid))) for share in container.shares
-                ),
-            )
-            for i, container in enumerate(containers)
-        )
+            starts.update({(i, place): s for (i, place, _), s in zip(mine, found, strict=True)})
+
+        def place_of(share: Share) -> tuple[int, str, int]:
+            return devices[share.uuid].index, share.uuid, share.start or 0
+
+        placed: list[ContainerShares] = []
+        for i, container in enumerate(containers):
+            shares = [
+                replace(share, start=starts.get((i, place)))
+                for place, share in enumerate(container.shares)
+            ]
+            vendors = list(dict.fromkeys(share.vendor for share in shares))
+            shares.sort(key=lambda share: (vendors.index(share.vendor), place_of(share)))
+            placed.append(replace(container, shares=tuple(shares)))
+        return tuple(placed)
 
     def code(self, request: PodRequest, name: str) -> str | None:
         """The word of the node's reason; ``None`` where the pod fits."""

@@ -15,16 +15,18 @@ import pytest
 from msgspec.structs import replace
 
 from hami_common.vendors.partitions import NO_START, Division
-from hami_nodeagent.core.health import FaultSeen, Stimulus
+from hami_nodeagent.core.health import FaultSeen, ProbePassed, Stimulus
 from hami_nodeagent.drivers import mig, nvidia
 from hami_nodeagent.drivers.errors import (
     DeviceGone,
+    DriverDenied,
     DriverError,
+    NotSupported,
     PartitionBusy,
     PartitionRefused,
 )
 from hami_nodeagent.drivers.partitioner import Instance, Wanted
-from hami_nodeagent.drivers.protocol import InstanceUsage
+from hami_nodeagent.drivers.protocol import InstanceUsage, ModeSwitch
 from hami_sim.hardware.fake_nvml import (
     EVENT_XID,
     FakeNvml,
@@ -553,3 +555,130 @@ def test_what_cannot_be_undone_is_told_and_can_be_removed_later(
                 mig.destroy(card.at, instance)
         assert card.made() == standing
     assert left > 0  # the driver was broken so that undoing failed too
+
+
+# ---- switching the mode ------------------------------------------------------------------------
+
+AMPERE, HOPPER = "8xA100-40", "8xH200"
+
+
+def mode_of(card: Card) -> tuple[bool, bool]:
+    """(now, after the next reset) as a stranger reads it."""
+    current, pending = pynvml.nvmlDeviceGetMigMode(nvidia.find(card.uuid))
+    return bool(current), bool(pending)
+
+
+@pytest.fixture
+def soft_card_of(card_of: Callable[[str], Card]) -> Callable[[str], Card]:
+    def make(machine: str) -> Card:
+        card = card_of(machine)
+        card.nvml.set_mig_mode(0, is_on=False)
+        return card
+
+    return make
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("machine", [AMPERE, HOPPER])
+async def test_driver_switches_a_card_that_it_watches_and_goes_on_with_it(
+    machine: str, nvidia_bench: Callable[[str], FakeNvmlBench]
+) -> None:
+    bench = nvidia_bench(machine)
+    driver = bench.driver()
+    uuid, other = bench.uuids[:2]
+    await driver.discover()
+    await driver.wait_faults(0.01)  # our own event set must not keep the card busy
+    assert isinstance(driver, ModeSwitch)
+    for is_on in (True, False):
+        await driver.switch_mode(uuid, is_divided=is_on)
+        modes = {
+            mode.uuid: (mode.is_divided, mode.is_divided_next) for mode in await driver.modes()
+        }
+        assert modes[uuid] == (is_on, is_on)
+        assert modes[other] == (False, False)
+        first, second, *_ = (await driver.discover()).devices
+        assert (first.mode, bool(first.partitions)) == ("mig" if is_on else "soft", is_on)
+        assert second.mode == "soft"
+        assert {type(one) for one in await driver.probe()} == {ProbePassed}
+        bench.nvml.xid(0, 79)
+        faults: tuple[Stimulus, ...] = ()
+        with anyio.fail_after(20):
+            while not faults:
+                faults = await driver.wait_faults(0.2)
+                if not faults:  # what came before the set was made is not in it
+                    bench.nvml.xid(0, 79)
+        assert isinstance(faults[0], FaultSeen)
+        assert faults[0].uuid == uuid
+    await driver.aclose()
+
+
+def client(card: Card) -> None:
+    card.nvml.set_key(0, "mig_clients", "1")
+
+
+def process(card: Card) -> None:
+    card.nvml.set_processes(0, [Process(pid=7, used_mib=100)])
+
+
+def virtual(card: Card) -> None:
+    card.nvml.set_key(0, "mig_vm", "1")
+
+
+def unprivileged(card: Card) -> None:
+    card.nvml.fault("nvmlDeviceSetMigMode", 0, pynvml.NVML_ERROR_NO_PERMISSION)
+
+
+@pytest.mark.parametrize("machine", [AMPERE, HOPPER])
+@pytest.mark.parametrize(
+    ("trouble", "error"),
+    [
+        (client, PartitionBusy),
+        (process, PartitionBusy),
+        (virtual, NotSupported),
+        (unprivileged, DriverDenied),
+    ],
+)
+def test_switch_that_cannot_be_made_now_leaves_nothing_for_the_next_reset(
+    machine: str,
+    trouble: Callable[[Card], None],
+    error: type[DriverError],
+    soft_card_of: Callable[[str], Card],
+) -> None:
+    card = soft_card_of(machine)
+    trouble(card)
+    with pytest.raises(error):
+        mig.switch_mode(card.raw, card.uuid, is_divided=True)
+    assert mode_of(card) == (False, False)
+
+
+def test_card_with_instances_stays_divided(card_of: Callable[[str], Card]) -> None:
+    card = card_of(HOPPER)
+    card.make("1g.18gb", 6)
+    with pytest.raises(PartitionBusy):
+        mig.switch_mode(card.raw, card.uuid, is_divided=False)
+    assert mode_of(card) == (True, True)
+    assert len(card.made()) == 1
+
+
+@pytest.mark.parametrize("machine", [AMPERE, HOPPER])
+@pytest.mark.parametrize("is_done", [False, True])
+def test_any_call_of_a_switch_may_fail(
+    machine: str, *, is_done: bool, soft_card_of: Callable[[str], Card], failure: Failure
+) -> None:
+    card = soft_card_of(machine)
+    client(card)
+    at, is_over = 0, False
+    while not is_over:
+        at += 1
+        failure.arm(at, is_done=is_done)
+        with pytest.raises(DriverError):
+            mig.switch_mode(card.raw, card.uuid, is_divided=True)
+        is_over = failure.calls < at
+        failure.disarm()
+        if mode_of(card)[1]:  # the taking back failed as well; it is asked for once more
+            mig.switch_mode(nvidia.find(card.uuid), card.uuid, is_divided=False)
+        assert mode_of(card) == (False, False)
+    assert at > (4 if machine == AMPERE else 2)
+    card.nvml.set_key(0, "mig_clients", "0")
+    mig.switch_mode(nvidia.find(card.uuid), card.uuid, is_divided=True)
+    assert mode_of(card) == (True, True)

@@ -89,15 +89,15 @@ class Machine:
         data = file.read_bytes() if file.exists() else b'{"version":1}'
         return decode(data, JournalFile, what="journal")
 
-    async def reserve(self, name: str, profile: str, start: int) -> tuple[AllocationRecord, int]:
-        """A pod and its reservation of one partition."""
+    async def reserve(self, name: str, profile: str, *starts: int) -> tuple[AllocationRecord, int]:
+        """A pod and its reservation of one partition, or several, of one card."""
         size = next(one for one in GRID if one.name == profile)
-        pod = await self.plane.create(name, Ask(shares=((0, size.memory_mib),)))
+        pod = await self.plane.create(name, Ask(shares=((0, size.memory_mib),) * len(starts)))
         record = self.plane.record(pod)
         (container,) = record.containers
         shares = tuple(
             replace(one, profile=profile, start=start, core_pct=size.core_pct)
-            for one in container.shares
+            for one, start in zip(container.shares, starts, strict=True)
         )
         record = replace(record, containers=(replace(container, shares=shares),))
         return record, await self.plane.reserve(record)
@@ -135,17 +135,19 @@ async def machine(short_path: Path, nats_server: NatsServer) -> AsyncIterator[Ma
         yield built
 
 
-async def test_container_sees_the_partition_that_was_made_for_it(machine: Machine) -> None:
+async def test_container_sees_the_partitions_that_were_made_for_it(machine: Machine) -> None:
     plane = machine.plane
     async with plane.agent(**machine.settings()):
-        record, sequence = await machine.reserve("web", "3g.20gb", 4)
+        record, sequence = await machine.reserve("web", "3g.20gb", 0, 4)
         await plane.bind(record, sequence)
-        await plane.until_state(record.pod_uid, "running")
-        (part,) = machine.parts()
-        assert (part.profile, part.start) == ("3g.20gb", 4)
+        state = await plane.until_state(record.pod_uid, "running")
+        parts = sorted(machine.parts(), key=lambda part: part.start or 0)
+        assert [(part.profile, part.start) for part in parts] == [("3g.20gb", 0), ("3g.20gb", 4)]
         assert machine.agree(record)
         seen = await plane.environment("web")
-        assert seen["NVIDIA_VISIBLE_DEVICES"] == f"MIG-{part.uuid}-{part.number}"
+        names = [f"MIG-{part.uuid}-{part.number}" for part in parts]
+        assert seen["NVIDIA_VISIBLE_DEVICES"] == ",".join(names)
+        assert [one.names["mig_uuid"] for one in state.carried] == names
         ids = sorted((await plane.listed_ids())["web"])
         message = await told(plane)
         assert (message.change, message.pod_uid) == ("created", record.pod_uid)
@@ -156,7 +158,10 @@ async def test_container_sees_the_partition_that_was_made_for_it(machine: Machin
     spec.unlink()
     async with plane.agent(**machine.settings()):
         assert await plane.may_start(ids)
-        assert [(one.profile, one.start) for one in machine.parts()] == [("3g.20gb", 4)]
+        assert {(one.profile, one.start) for one in machine.parts()} == {
+            ("3g.20gb", 0),
+            ("3g.20gb", 4),
+        }
         document = json.loads(spec.read_bytes())
         assert document["kind"] == "hami.io/partition"
         await machine.release(record)

@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hami_common.model.placement import ContainerShares, Placement
-from hami_common.model.request import ContainerRequest, DeviceRequest, PodRequest
+from hami_common.model.request import (
+    ContainerRequest,
+    DeviceRequest,
+    DeviceSelector,
+    PodRequest,
+)
 from hami_scheduler.core.pick import pick, satisfies
 from hami_scheduler.core.reasons import explain
 from hami_scheduler.core.table import DeviceTable
@@ -28,7 +33,7 @@ def requests(draw: st.DrawFn) -> DeviceRequest:
         return builders.whole()
     return DeviceRequest(
         vendor="nvidia",
-        count=draw(st.sampled_from((1, 1, 1, 1, 2))),
+        count=draw(st.sampled_from((1, 1, 1, 2, 3))),
         memory_mib=draw(st.sampled_from((1, 2, 3, 4))),
         core_pct=draw(st.sampled_from((0, 0, 0, 20))),
         kind=draw(st.sampled_from(("", "", "", "", "q"))),
@@ -46,6 +51,7 @@ def pods(draw: st.DrawFn, uid: str) -> PodRequest:
         ),
         uid=uid,
         device=draw(st.sampled_from((("spread",), ("binpack",)))),
+        selector=draw(st.sampled_from((None, DeviceSelector(modes=("mig",))))),
     )
 
 

@@ -5,6 +5,7 @@ import msgspec
 import pytest
 
 from hami_common import adoption, hamiformat, mirrors
+from hami_common.events.allocation import CarriedShare
 from hami_common.model.device import Device, Profile
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.vendors.kunlunxin import partitions_of
@@ -105,6 +106,33 @@ def test_hardware_partitions_keep_size_and_place() -> None:
         2,
         1,
     )
+
+
+def test_mig_instances_are_called_as_their_node_calls_them_or_not_at_all() -> None:
+    grid = (Profile(name="1g.5gb", memory_mib=4864, core_pct=14, size=1, starts=(0, 1, 2)),)
+    gpu = device("GPU-0", mode="mig", partitions=grid)
+    parts = [share("GPU-0", 4864, 14, profile="1g.5gb", start=start) for start in (1, 2)]
+    shares = ContainerShares(name="main", kind="app", shares=tuple(parts))
+    names = {"mig_uuid": "MIG-1", "gpu_instance": "7", "compute_instance": "0"}
+    half = {"mig_uuid": "MIG-2"}
+    mirror = mirrors.of_pod(
+        ["setup", "main"],
+        [shares],
+        node="n1",
+        devices={"GPU-0": gpu},
+        mark=NO_MARK,
+        time_s=0,
+        carried=[
+            CarriedShare(container="main", number=number, names=told)
+            for number, told in ((0, names), (1, half))
+        ],
+    )
+    first, second = msgspec.json.decode(mirror.annotations[hamiformat.MIG])
+    identity = {"migUUID": "MIG-1", "gpuInstanceID": 7, "computeInstanceID": 0}
+    assert {key: first.get(key) for key in identity} == identity
+    assert not identity.keys() & second.keys()
+    assert (first["deviceIndex"], second["deviceIndex"]) == (0, 1)
+    assert len(hamiformat.decode_mig(mirror.annotations[hamiformat.MIG])) == 2
 
 
 def test_devices_keep_the_names_that_hami_had_for_them() -> None:

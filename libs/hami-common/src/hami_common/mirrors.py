@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from hami_common import hamiformat
 from hami_common.adoption import TakenOver
+from hami_common.events.allocation import CarriedShare
 from hami_common.hamiformat import Given, Registered, Word
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
@@ -46,17 +47,20 @@ def of_pod(
     devices: Mapping[str, Device],
     mark: TakenOver,
     time_s: float,
+    carried: Sequence[CarriedShare] = (),
 ) -> Mirror:
     """What a pod on ``node`` is to carry.
 
     ``order``: all its containers, in kubelet's order. ``devices``: those of the node, by UUID.
+    ``carried``: what is known of its MIG instances; nothing before they are made.
     """
+    names = {(one.container, one.number): one.names for one in carried}
     shares_by_name = {one.name: one.shares for one in containers}
     given: dict[str, list[list[Given]]] = {}
     instances: list[dict[str, object]] = []
     problems: list[str] = []
     for place, name in enumerate(order):
-        for share in shares_by_name.get(name, ()):
+        for number, share in enumerate(shares_by_name.get(name, ())):
             device = devices.get(share.uuid)
             word = None if device is None else _word(device, share)
             if device is None or word is None:
@@ -64,7 +68,8 @@ def of_pod(
                 continue
             lists = given.setdefault(word.allocated, [[] for _ in order])
             if word.vendor == "nvidia" and share.profile:
-                instances.append(_instance(place, len(lists[place]), share, device))
+                told = names.get((name, number), {})
+                instances.append(_instance(place, len(lists[place]), share, device, told))
             lists[place].append(
                 Given(
                     id=_id(word, device, node=node, devices=devices, mark=mark),
@@ -182,7 +187,10 @@ def _mask(share: Share, device: Device) -> int:
     return ((1 << size) - 1) << (share.start or 0)
 
 
-def _instance(container: int, number: int, share: Share, device: Device) -> dict[str, object]:
+def _instance(
+    container: int, number: int, share: Share, device: Device, names: Mapping[str, str]
+) -> dict[str, object]:
+    """One line of ``hamiformat.MIG``; HAMi takes what an instance is called whole or not at all."""
     size = next((one.size for one in device.partitions if one.name == share.profile), 0)
     return {
         "containerIndex": container,
@@ -190,4 +198,18 @@ def _instance(container: int, number: int, share: Share, device: Device) -> dict
         "gpuUUID": device.uuid,
         "profile": share.profile,
         "placement": {"start": share.start or 0, "size": size},
+        **_runtime(names),
+    }
+
+
+def _runtime(names: Mapping[str, str]) -> dict[str, object]:
+    uuid = names.get("mig_uuid", "")
+    numbers = names.get("gpu_instance", ""), names.get("compute_instance", "")
+    if not uuid or not all(one.isascii() and one.isdecimal() for one in numbers):
+        return {}
+    gpu_instance, compute_instance = map(int, numbers)
+    return {
+        "migUUID": uuid,
+        "gpuInstanceID": gpu_instance,
+        "computeInstanceID": compute_instance,
     }

@@ -8,7 +8,9 @@
  * What it obeys of the real thing: two instances never share a position; compute slices, media engines and the count of
  * a profile are limited; an instance with a process, or a GPU instance with a compute instance, is in use; profiles are
  * asked for by kind and meant by id afterwards; a UUID exists once there is a compute instance. Numbers of GPU
- * instances follow from their place. Without MIG mode only profiles and placements are told.
+ * instances follow from their place. Without MIG mode only profiles and placements are told. The mode changes on a card
+ * that nobody uses or watches and, to go off, that has no instance; else a card before Hopper goes on waiting for its
+ * reset, a later one refuses. A machine that cannot reset its cards waits for a reboot.
  *
  * Locks taken here: `lock`, around the tables of handles; the lock file, around changes. Called with hooks active: no.
  */
@@ -236,6 +238,9 @@ typedef nvmlReturn_t (*change_fn)(struct fake_gpu *gpu, const void *wish);
 
 static void write_card(FILE *out, const struct fake_gpu *gpu)
 {
+    if (gpu->mig_has_mode) {
+        (void)fprintf(out, "mode %s %u %u %u\n", gpu->uuid, gpu->mig_current, gpu->mig_pending, gpu->mig_switches);
+    }
     for (unsigned int i = 0; i < gpu->gi_count; i++) {
         const struct fake_gi *gi = &gpu->gis[i];
         (void)fprintf(out, "gi %s %u %u %u\n", gpu->uuid, gi->id, profile_of(gpu, gi)->id, gi->start);
@@ -300,6 +305,60 @@ static nvmlReturn_t change(const char *card, change_fn apply, const void *wish)
     }
     (void)close(fd);
     return status;
+}
+
+/* ---- the mode ---- */
+
+NVML_API nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlReturn_t *activation);
+
+enum { ARCHITECTURE_HOPPER = 9 };
+
+struct mode_wish {
+    unsigned int mode;
+    bool is_watched;
+    nvmlReturn_t *activation;
+};
+
+static nvmlReturn_t set_mode(struct fake_gpu *gpu, const void *wish)
+{
+    const struct mode_wish *wanted = wish;
+    *wanted->activation = NVML_SUCCESS;
+    gpu->mig_has_mode = true;
+    if (gpu->mig_current == wanted->mode) {
+        gpu->mig_pending = wanted->mode;
+        return NVML_SUCCESS;
+    }
+    if (wanted->mode == 0 && gpu->gi_count + gpu->mig_count > 0) {
+        return NVML_ERROR_IN_USE;
+    }
+    bool is_used = gpu->process_count + gpu->mig_clients > 0 || wanted->is_watched;
+    if (is_used && gpu->architecture >= ARCHITECTURE_HOPPER) {
+        return NVML_ERROR_IN_USE;
+    }
+    gpu->mig_pending = wanted->mode;
+    if (gpu->mig_vm) {
+        *wanted->activation = NVML_ERROR_NOT_SUPPORTED;
+    } else if (is_used) {
+        *wanted->activation = NVML_ERROR_IN_USE;
+    } else {
+        gpu->mig_current = wanted->mode;
+        gpu->mig_switches++;
+    }
+    return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlReturn_t *activation)
+{
+    struct fake_gpu gpu;
+    nvmlReturn_t status = begin_card(__func__, device, &gpu, false);
+    if (status == NVML_SUCCESS && (mode > 1 || activation == NULL)) {
+        status = NVML_ERROR_INVALID_ARGUMENT;
+    }
+    if (status != NVML_SUCCESS) {
+        return status;
+    }
+    struct mode_wish wish = {.mode = mode, .is_watched = fake_is_watched(gpu.uuid), .activation = activation};
+    return change(gpu.uuid, set_mode, &wish);
 }
 
 /* ---- profiles and places ---- */
@@ -852,7 +911,7 @@ NVML_API nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t instance)
 
 /* ---- samples of the load (GPM) ---- */
 
-enum { ARCHITECTURE_HOPPER = 9, GPM_VERSION = 1, GPM_GRAPHICS_UTIL = 1, FULL_PCT = 100 };
+enum { GPM_VERSION = 1, GPM_GRAPHICS_UTIL = 1, FULL_PCT = 100 };
 
 /* The load of an instance is what its processes do, at most all of it; a sample tells the moment it was taken. */
 struct nvmlGpmSample_st {

@@ -33,6 +33,7 @@ enum { HANDLES_MAX = 256, SETS_MAX = 256, POLL_MS = 5 };
 
 struct nvmlDevice_st {
     char uuid[FAKE_TEXT];
+    unsigned int switches; /* of its card's mode, when a caller was given the handle last */
 };
 
 struct nvmlEventSet_st {
@@ -178,7 +179,17 @@ static nvmlReturn_t locate(nvmlDevice_t handle, int *gpu)
     if (*gpu < 0 || state.gpus[*gpu].lost) {
         return NVML_ERROR_GPU_IS_LOST;
     }
-    return NVML_SUCCESS;
+    return handle->switches == state.gpus[*gpu].mig_switches ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+/* Caller holds the lock. The handle as a caller gets it now. */
+static nvmlDevice_t given(nvmlDevice_t handle)
+{
+    int gpu = handle == NULL ? -1 : gpu_of_uuid(handle->uuid);
+    if (gpu >= 0) {
+        handle->switches = state.gpus[gpu].mig_switches;
+    }
+    return handle;
 }
 
 /* Prologue of every function without a device. */
@@ -415,6 +426,9 @@ NVML_API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 static nvmlReturn_t give_handle(const char *function, nvmlDevice_t handle, nvmlDevice_t *out)
 {
     struct fake_gpu gpu;
+    (void)pthread_mutex_lock(&lock);
+    (void)given(handle);
+    (void)pthread_mutex_unlock(&lock);
     nvmlReturn_t status = begin_device(function, handle, &gpu);
     if (status == NVML_SUCCESS) {
         *out = handle;
@@ -1030,7 +1044,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, u
         return index < gpu.mig_max ? NVML_ERROR_NOT_FOUND : NVML_ERROR_INVALID_ARGUMENT;
     }
     (void)pthread_mutex_lock(&lock);
-    *out = handle_of_uuid(gpu.migs[index].uuid);
+    *out = given(handle_of_uuid(gpu.migs[index].uuid));
     (void)pthread_mutex_unlock(&lock);
     return *out == NULL ? NVML_ERROR_MEMORY : NVML_SUCCESS;
 }
@@ -1046,7 +1060,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t 
     if (status == NVML_SUCCESS) {
         (void)pthread_mutex_lock(&lock);
         int row = gpu_of_uuid(gpu.uuid);
-        *out = row < 0 ? NULL : handle_of_uuid(state.gpus[row].uuid);
+        *out = row < 0 ? NULL : given(handle_of_uuid(state.gpus[row].uuid));
         (void)pthread_mutex_unlock(&lock);
         status = *out == NULL ? NVML_ERROR_NOT_FOUND : NVML_SUCCESS;
     }
@@ -1370,6 +1384,18 @@ NVML_API nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
 static bool is_set(nvmlEventSet_t set)
 {
     return set >= &sets[0] && set < &sets[SETS_MAX] && set->in_use;
+}
+
+bool fake_is_watched(const char *uuid)
+{
+    bool found = false;
+    (void)pthread_mutex_lock(&lock);
+    const struct nvmlDevice_st *handle = handle_of_uuid(uuid);
+    for (unsigned int i = 0; handle != NULL && i < SETS_MAX; i++) {
+        found = found || (sets[i].in_use && sets[i].types_by_handle[handle - handles] != 0);
+    }
+    (void)pthread_mutex_unlock(&lock);
+    return found;
 }
 
 NVML_API nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)

@@ -270,6 +270,8 @@ static bool set_gpu_key(const char *key, char *value, struct fake_gpu *gpu)
     if (KEY("mig_capable")) return to_flag(value, &gpu->mig_capable);
     if (KEY("mig_current")) return to_u32(value, &gpu->mig_current);
     if (KEY("mig_pending")) return to_u32(value, &gpu->mig_pending);
+    if (KEY("mig_clients")) return to_u32(value, &gpu->mig_clients);
+    if (KEY("mig_vm")) return to_flag(value, &gpu->mig_vm);
     if (KEY("mig_max")) return to_u32(value, &gpu->mig_max);
     if (KEY("context_bytes")) return to_u64(value, &gpu->context_bytes);
     if (KEY("pool_granularity")) return to_u64(value, &gpu->pool_granularity) && gpu->pool_granularity > 0;
@@ -386,6 +388,16 @@ static bool add_ci(struct words words, struct fake_state *state)
     return true;
 }
 
+static bool set_mode(struct words words, struct fake_state *state)
+{
+    struct fake_gpu ignored;
+    struct fake_gpu *gpu = words.count == 5 ? gpu_named(state, words.at[1]) : NULL;
+    struct fake_gpu *to = gpu == NULL ? &ignored : gpu;
+    to->mig_has_mode = true;
+    return words.count == 5 && to_u32(words.at[2], &to->mig_current) && to_u32(words.at[3], &to->mig_pending) &&
+           to_u32(words.at[4], &to->mig_switches);
+}
+
 /* No such file: none were made. */
 static bool read_instances(const char *path, struct fake_state *state, char *problem, size_t problem_size)
 {
@@ -395,9 +407,10 @@ static bool read_instances(const char *path, struct fake_state *state, char *pro
     FILE *file = good ? fopen(own_path, "re") : NULL;
     while (good && file != NULL && fgets(line, sizeof line, file) != NULL) {
         struct words words = split(trim(line));
-        good = words.count > 0 && (strcmp(words.at[0], "gi") == 0   ? add_gi(words, state)
-                                   : strcmp(words.at[0], "ci") == 0 ? add_ci(words, state)
-                                                                    : false);
+        good = words.count > 0 && (strcmp(words.at[0], "gi") == 0     ? add_gi(words, state)
+                                   : strcmp(words.at[0], "ci") == 0   ? add_ci(words, state)
+                                   : strcmp(words.at[0], "mode") == 0 ? set_mode(words, state)
+                                                                      : false);
     }
     if (!good) {
         (void)snprintf(problem, problem_size, "%s.mig: not understood", path);

@@ -16,6 +16,7 @@
  *                  temperature_c power_mw power_limit_mw clock_sm_mhz clock_memory_mhz ecc_current ecc_pending
  *                  ecc_corrected ecc_uncorrected remapped_corrected remapped_uncorrected remapped_pending
  *                  remapped_failure retired_pending supported_events lost mig_capable mig_current mig_pending mig_max
+ *                  mig_clients mig_vm                        strangers that hold the card; no reset but by a reboot
  *                  process = PID BYTES SM MEM GI CI TIME_US
  *                  context_bytes pool_granularity            what CUDA takes per context and by which pools grow
  *                  mig = UUID GI CI BYTES SMS                an instance; CUDA sees instances when mig_current is 1
@@ -26,7 +27,8 @@
  *
  * MIG instances that were made through the library stand in a second file, PATH.mig (written by mig.c), and are read
  * with the first: `gi CARD GI PROFILE_ID START` and, after it, `ci CARD GI CI SLICES UUID`. Lines of cards or profiles
- * that the first file does not have are passed over.
+ * that the first file does not have are passed over. `mode CARD CURRENT PENDING SWITCHES` stands there once the mode
+ * was switched through the library, and goes before the first file's; handles from before the last switch are stale.
  *
  * Locks taken here: none; callers hold the one lock of nvml.c.
  */
@@ -144,6 +146,10 @@ struct fake_gpu {
     bool mig_capable;
     unsigned int mig_current;
     unsigned int mig_pending;
+    unsigned int mig_switches; /* 0: the mode never changed through the library */
+    bool mig_has_mode;         /* it was asked to */
+    unsigned int mig_clients;
+    bool mig_vm;
     unsigned int mig_max;
     struct fake_mig migs[FAKE_MIGS_MAX];
     unsigned int mig_count;

@@ -35,8 +35,10 @@ from hami_common.runtime.natsio import (
 from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.tasks import background, finish_within
 from hami_common.vendors.catalog import Catalog
+from hami_nodeagent.core.modes import check_setting
 from hami_nodeagent.drivers import Driver, build_driver
 from hami_nodeagent.drivers.choice import chosen_drivers
+from hami_nodeagent.drivers.protocol import ModeSwitch
 from hami_nodeagent.settings import NvidiaSettings, Settings
 from hami_nodeagent.shell.allocate import Allocator, GrantKeeper
 from hami_nodeagent.shell.answers import Answers
@@ -51,6 +53,7 @@ from hami_nodeagent.shell.keys import TrustedKeys
 from hami_nodeagent.shell.kubelet import PluginKeeper
 from hami_nodeagent.shell.limiter import Limiter
 from hami_nodeagent.shell.metrics import Metrics
+from hami_nodeagent.shell.modes import ModeKeeper
 from hami_nodeagent.shell.partition_answers import PartitionAnswers
 from hami_nodeagent.shell.partition_news import PartitionTeller
 from hami_nodeagent.shell.partitions import Partitions
@@ -105,6 +108,7 @@ class _Parts:
             sequence=Sequence(context.clock),
             tracing=context.tracing,
         )
+        check_setting(settings.drivers.nvidia.mig_mode, field="drivers.nvidia.mig_mode")
         drivers = _drivers(settings, catalog)
         self.sources = tuple(
             VendorDevices(site=self.site, driver=driver, on_mismatch=context.stop)
@@ -125,6 +129,11 @@ class _Parts:
             partitioners=[one for driver in drivers if (one := driver.partitioner) is not None],
             kubelet=self.kubelet,
             teller=self.partition_teller,
+        )
+        self.modes = tuple(
+            ModeKeeper(site=self.site, switch=driver, look_again=source.look_again)
+            for driver, source in zip(drivers, self.sources, strict=True)
+            if isinstance(driver, ModeSwitch)
         )
         renderer = Renderer(catalog, settings)
         self.partition_answers = PartitionAnswers(
@@ -183,6 +192,8 @@ async def serve_agent(
                 group.start_soon(source.probe)
                 group.start_soon(source.wait_faults)
             group.start_soon(parts.partitions.run)
+            for keeper in parts.modes:
+                group.start_soon(keeper.run)
             group.start_soon(parts.partition_teller.run)
             await parts.limiter.current()
             async with background() as plugins:
@@ -409,6 +420,6 @@ def _nvidia_driver(settings: NvidiaSettings, node: str) -> Driver:
     real = {
         name: value
         for name, value in asdict(settings).items()
-        if name != "enabled" and not name.startswith("simulated_")
+        if name not in ("enabled", "mig_mode") and not name.startswith("simulated_")
     }
     return build_driver("nvidia", real)

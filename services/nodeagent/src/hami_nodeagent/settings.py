@@ -39,6 +39,10 @@ class NvidiaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Longest time one call of NVML may take before its device counts as hung."""
     partition_deadline_s: float = 60.0
     """The same for the reading, making and removing of MIG instances."""
+    mig_mode: dict[str, Literal["on", "off"]] = {}
+    """Cards that the agent switches into MIG mode, or out of it, when nobody uses them: by UUID or
+    ``<node>/<index>``, with ``*`` and ``?``; the last line that names a card counts. Others it
+    never switches."""
     reopen_min_s: float = 60.0
     """Shortest time between two new opens of NVML for the sake of a lost card."""
     unified_memory_mib: int = 0
@@ -107,6 +111,13 @@ class PartitionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pre_start_wait_s: float = 15.0
     """How long ``PreStartContainer`` waits for a container's partitions; below the 20 s that the
     plugin proxy waits, and the 30 s that kubelet does."""
+    mode_look_s: float = 2.0
+    """How often cards of ``drivers.nvidia.mig_mode`` are looked at."""
+    mode_settle_s: float = 10.0
+    """How long a card must have been cordoned before its mode is switched, so that every
+    reservation from before has arrived."""
+    mode_again_s: float = 600.0
+    """How long a card whose mode cannot be switched serves pods before it is tried again."""
     collect_foreign: bool = False
     """Also remove partitions that this agent did not make and that nobody uses."""
     cdi_dir: str = "/var/run/cdi"

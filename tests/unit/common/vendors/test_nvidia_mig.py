@@ -2,6 +2,7 @@
 """NVIDIA devices in MIG mode: profiles asked for by name, and what a container sees of its part."""
 
 import pytest
+from msgspec.structs import replace
 
 from hami_common.errors import NotFound, RequestInvalid, SettingsInvalid
 from hami_common.model.device import Device, Profile
@@ -138,7 +139,7 @@ def test_who_asks_for_several_instances_is_told_what_a_process_can_use(
     changes = SERVED.admit(ask(limits), annotations)
     assert changes is not None
     (warning,) = changes.warnings
-    assert "2 MIG instances, each on another device; one CUDA process uses one" in warning
+    assert "2 MIG instances; one CUDA process uses one" in warning
     (name, *rest) = limits
     one = SERVED.admit(ask({name: "1", **{key: limits[key] for key in rest}}), annotations)
     assert one is not None
@@ -192,6 +193,38 @@ def test_instance_that_was_not_made_is_never_rendered_as_the_whole_device() -> N
 def test_instance_without_device_nodes_is_not_given_as_nodes() -> None:
     with pytest.raises(NotFound, match="MIG-1"):
         rendered((PART, device(0, "mig")), mode="devices", handles={"mig_uuid": "MIG-1"})
+
+
+def test_container_is_let_into_all_its_instances_of_one_card() -> None:
+    other = {
+        "mig_uuid": "MIG-2",
+        "gi_cap": "/dev/nvidia-caps/nvidia-cap75",
+        "ci_cap": "/dev/nvidia-caps/nvidia-cap76",
+    }
+    card = device(0, "mig")
+    shares = (replace(PART, start=2), PART)
+    context = RenderContext(
+        mode="devices",
+        handles={"GPU-0/1g.10gb@6": HANDLES, "GPU-0/1g.10gb@2": other},
+        divides=True,
+    )
+    container = ContainerShares(name="main", kind="app", shares=shares)
+    edits = SERVED.render(container, [card, card], context)
+    assert edits.env == {"NVIDIA_VISIBLE_DEVICES": "MIG-2,MIG-1"}
+    paths = [node.host_path for node in edits.devices]
+    assert paths[:5] == [
+        "/dev/nvidia4",
+        other["gi_cap"],
+        other["ci_cap"],
+        HANDLES["gi_cap"],
+        HANDLES["ci_cap"],
+    ]
+    assert len(paths) == len(set(paths))
+    named = SERVED.render(container, [card, card], replace(context, mode="cdi"))
+    assert named.cdi_devices == ("nvidia.com/gpu=MIG-2", "nvidia.com/gpu=MIG-1")
+    lacking = replace(context, handles={"GPU-0/1g.10gb@6": HANDLES})
+    with pytest.raises(NotFound, match="has not been made"):
+        SERVED.render(container, [card, card], lacking)
 
 
 def test_limits_are_those_of_the_soft_shares_at_their_own_numbers() -> None:

@@ -453,6 +453,21 @@ def test_ids_may_count_the_units_of_a_partition(ids: tuple[str, ...], *, is_righ
         assert code_of(decision) == "count-mismatch"
 
 
+def test_share_of_a_card_that_was_switched_meanwhile_is_not_given() -> None:
+    pod = Given("pod")
+    for change in ({"mode": "mig"}, {"mode": "soft"}):
+        part = replace(pod.record.containers[0].shares[0], profile="1g", start=0)
+        shares = (part,) if change["mode"] == "soft" else pod.record.containers[0].shares
+        one = replace(pod.record.containers[0], shares=shares)
+        entry = replace(pod.entry, record=replace(pod.record, op="resize", containers=(one,)))
+        seen = view(
+            pod,
+            entries_by_uid={pod.uid: entry},
+            devices_by_uuid={"nvidia-0": device(0, **change)},
+        )
+        assert code_of(decide(seen, [pod.listed()], request()), Wait) == "mode-changed"
+
+
 @pytest.mark.parametrize("ids", [(), ("a", "a")])
 def test_call_without_ids_or_with_repeated_ones_is_malformed(ids: tuple[str, ...]) -> None:
     pod = Given("pod")
@@ -514,6 +529,7 @@ def test_refusal_codes_are_words_that_never_change() -> None:
         "ledger-unknown",
         "limiter-missing",
         "list-unavailable",
+        "mode-changed",
         "no-allocation",
         "no-pending-container",
         "not-granted",

@@ -47,7 +47,7 @@ def test_whole_device_has_the_drivers_figure_and_an_idle_one_zeros() -> None:
 
 def test_what_is_used_in_a_partition_is_all_its_containers() -> None:
     mig = Instance(uuid=GPU, instance_id="MIG-a", profile="1g")
-    key = (*KEY, GPU)
+    key = (*KEY, 0)
     carried = holder(core_pct=14)
     told = Part(instance=mig, is_told=True, used_mib=7, core_pct=50)
     (row,) = rows_of([carried], {}, {GPU: [process(used_mib=3)]}, {key: told})
@@ -58,6 +58,23 @@ def test_what_is_used_in_a_partition_is_all_its_containers() -> None:
     assert (row.used_bytes, row.core_pct, row.is_load_known) == (7 << 20, 0, False)
     (row,) = rows_of([carried], {}, {GPU: [process(used_mib=3, core_pct=4)]}, {})
     assert (row.used_bytes, row.core_pct, row.is_load_known) == (3 << 20, 4, True)
+
+
+def test_two_partitions_of_one_device_have_their_own_figures() -> None:
+    parts = {
+        (*KEY, place): Part(
+            instance=Instance(uuid=GPU, instance_id=f"MIG-{place}", profile="1g"),
+            is_told=True,
+            used_mib=used_mib,
+            core_pct=0,
+        )
+        for place, used_mib in ((0, 7), (1, 9))
+    }
+    two = [holder(number=0, place=0), holder(number=1, place=1)]
+    rows = rows_of(two, {}, {GPU: [process(used_mib=16)]}, parts)
+    assert [row.used_bytes >> 20 for row in rows] == [7, 9]
+    first, second = rows_of(two[::-1], {}, {}, {(*KEY, 1): parts[*KEY, 1]})
+    assert (first.part, second.part) == (parts[*KEY, 1], None)
 
 
 def test_counters_do_not_fall_when_processes_end_or_lie() -> None:

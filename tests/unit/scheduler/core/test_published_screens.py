@@ -16,7 +16,7 @@ from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.nvidia import NvidiaSettings
 from hami_common.vendors.protocol import RenderContext
 from hami_registry.core.device_config import DeviceConfig, canonical_device
-from hami_scheduler.core.pick import pick
+from hami_scheduler.core.pick import pick, satisfies
 from hami_scheduler.core.reasons import NodeRefusal
 from hami_scheduler.core.table import DeviceTable
 from hami_scheduler.core.verdicts import Verdicts
@@ -174,6 +174,45 @@ def test_several_devices_for_a_container_are_mig_instances_only_where_that_alone
             ("GPU-0", "1g.18gb"),
             ("GPU-1", "1g.18gb"),
         }
+
+
+def test_several_instances_for_a_container_may_be_of_one_card() -> None:
+    mig = {"nvidia.com/vgpu-mode": "mig"}
+    packed = {**mig, "hami.io/gpu-scheduler-policy": "binpack"}
+    two = {"nvidia.com/gpu": 2, "nvidia.com/gpumem": 10240}
+    named = {"nvidia.com/mig-1g.18gb": 3}
+    migs = (facts_of("H200-141"), facts_of("H200-141", uuid="GPU-1", index=1))
+
+    def cards_of(found: Placement) -> list[tuple[str, int | None]]:
+        return [(one.uuid, one.start) for one in found.containers[0].shares]
+
+    table = cluster(cards(facts_of("H200-141")))
+    alone = placed(table, pod("a", two, mig))
+    assert cards_of(alone) == [("GPU-0", 5), ("GPU-0", 6)]
+    assert {one.profile for one in alone.containers[0].shares} == {"1g.18gb"}
+    assert [start for _, start in cards_of(placed(table, pod("b", named)))] == [2, 3, 4]
+    last = placed(table, pod("c", two, mig))
+    assert satisfies(table, pod("c", two, mig), NODE, last.containers)
+    assert not satisfies(table, pod("c", two), NODE, last.containers)
+    assert refused(table, pod("d", two, mig))[0] == "CardPartitionInfeasible"
+    # Different cards where the policy spreads, one card where it packs.
+    assert {uuid for uuid, _ in cards_of(placed(cluster(cards(*migs)), pod("e", two, mig)))} == {
+        "GPU-0",
+        "GPU-1",
+    }
+    assert {uuid for uuid, _ in cards_of(placed(cluster(cards(*migs)), pod("f", two, packed)))} == {
+        "GPU-0"
+    }
+
+
+def test_second_of_several_instances_that_has_no_place_is_told() -> None:
+    table = cluster(cards(facts_of("H200-141")))
+    mig = {"nvidia.com/vgpu-mode": "mig"}
+    code, text = refused(table, pod("a", {"nvidia.com/gpu": 8, "nvidia.com/gpumem": 10240}, mig))
+    assert (code, text) == (
+        "CardPartitionInfeasible",
+        f"CardPartitionInfeasible: part 8 of 8: {NO_PLACE}",
+    )
 
 
 def test_modes_on_one_node_serve_their_own() -> None:

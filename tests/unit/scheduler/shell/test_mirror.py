@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods and nodes carry what HAMi reads, exactly where the settings say so."""
 
+import json
+
 import pytest
+from msgspec.structs import replace
 
 from hami_common import adoption, annotations, hamiformat
+from hami_common.events.allocation import CarriedShare, StateRecord
+from hami_common.model.device import Profile
 from tests.support import hami_reader
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import World
@@ -36,6 +41,46 @@ async def test_bound_pods_are_mirrored_once_under_hamis_names() -> None:
         assert (
             "hami.io/node-nvidia-register"
             not in world.kube.objects[NODE]["metadata"]["annotations"]
+        )
+
+
+async def test_mig_instance_is_named_once_its_node_has_made_it() -> None:
+    world = World()
+    plain = builders.devices("n1")
+    grid = (Profile(name="1g.5gb", memory_mib=4864, core_pct=14, size=1, starts=(0, 1)),)
+    cards = tuple(replace(one, mode="mig", partitions=grid) for one in plain.devices)
+    await world.add_devices(replace(plain, devices=cards))
+    async with world.scheduler(mirror_pods=True) as running:
+        assert await running.bind(world.add_pod(builders.pod("p", mem_mib=3000)), "n1") == ""
+        await world.advance(7, "n1")
+        (placed,) = json.loads(world.kube.pod("p")["metadata"]["annotations"][hamiformat.MIG])
+        assert (placed["profile"], "migUUID" in placed) == ("1g.5gb", False)
+        ((sequence, record),) = world.records().values()
+        names = {"mig_uuid": "MIG-1", "gpu_instance": "13", "compute_instance": "0"}
+        state = StateRecord(
+            state="prepared",
+            allocation_id=record.allocation_id,
+            node="n1",
+            pod_uid=record.pod_uid,
+            namespace=record.namespace,
+            pod=record.pod,
+            ledger_seq=sequence,
+            carried=(CarriedShare(container="main", number=0, names=names),),
+        )
+        await world.report_state(state)
+        await world.advance(7, "n1")
+        pod = world.kube.pod("p")
+        (made,) = json.loads(pod["metadata"]["annotations"][hamiformat.MIG])
+        assert made == {
+            **placed,
+            "migUUID": "MIG-1",
+            "gpuInstanceID": 13,
+            "computeInstanceID": 0,
+        }
+        await world.advance(14, "n1")
+        assert (
+            world.kube.pod("p")["metadata"]["resourceVersion"]
+            == (pod["metadata"]["resourceVersion"])
         )
 
 

@@ -68,6 +68,17 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who placed the pod: ``hami`` for one that was taken over from HAMi, empty for us."""
 
 
+class CarriedShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The hardware partition that carries one share, as the agent read it back."""
+
+    container: str
+    number: int
+    """Place among the container's shares, over all vendors."""
+    names: dict[str, str]
+    """What the vendor's tools call it; of a MIG instance ``mig_uuid``, ``gpu_instance`` and
+    ``compute_instance``."""
+
+
 class StateRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far an allocation has come.
 
@@ -92,6 +103,8 @@ class StateRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     containers: tuple[str, ...] = ()
     """Containers that have reached this state."""
+    carried: tuple[CarriedShare, ...] = ()
+    """Shares that MIG instances carry, as they were when this state was reached."""
     enforcement: str = ""
     """Who holds the containers to their memory share: ``libvgpu``, ``partition``, ``hami`` (its own
     limiter, in pods that it placed) or ``none``."""

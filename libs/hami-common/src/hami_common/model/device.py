@@ -70,6 +70,8 @@ class DeviceFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     healthy: bool = True
     health_reason: str = ""
     """Why the device is not healthy, in words for an operator; empty when healthy."""
+    cordoned: bool = False
+    """The node's agent wants no new pods on it, because it is about to change the device."""
     mode: str = "soft"
     """How the device can be shared now.
 

@@ -18,6 +18,11 @@ from msgspec import Struct
 from hami_common.model.request import ContainerKind
 
 
+def part_word(profile: str, start: int | None) -> str:
+    """A partition as one word, see ``Share.part``."""
+    return profile if start is None else f"{profile}@{start}"
+
+
 class Share(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Memory and compute given to one container on one device."""
 
@@ -40,7 +45,7 @@ class Share(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def part(self) -> str:
         """The partition as one word: ``<profile>`` or ``<profile>@<start>``; empty when none."""
-        return self.profile if self.start is None else f"{self.profile}@{self.start}"
+        return part_word(self.profile, self.start)
 
 
 class ContainerShares(Struct, frozen=True, kw_only=True, omit_defaults=True):

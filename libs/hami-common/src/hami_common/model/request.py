@@ -23,7 +23,8 @@ DevicePolicy = Literal["binpack", "spread", "numa", "mutex", "topology-aware"]
 class DeviceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one container asks of one vendor.
 
-    ``count`` different devices, each with this memory and compute.
+    ``count`` different devices, each with this memory and compute; where ``wants_parts``, as many
+    hardware partitions, whichever devices they are of.
     """
 
     vendor: str
@@ -112,19 +113,27 @@ class DeviceSelector(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return (not self.allow_uuids or uuid in self.allow_uuids) and uuid not in self.deny_uuids
 
 
+def wants_parts(request: DeviceRequest, selector: DeviceSelector) -> bool:
+    """Whether nothing but hardware partitions is asked for, each for a process of its own.
+
+    Several of them may then be parts of one device: to a process they are devices anyway.
+    """
+    named = [words for words in (selector.modes, request.modes) if words]
+    return any((mode,) in named for mode in PARTITION_MODES)
+
+
 def serves_mode(
     request: DeviceRequest, selector: DeviceSelector, mode: str, *, divided: bool
 ) -> bool:
     """Whether a device in ``mode`` can serve a request; ``divided``: it has a table of partitions.
 
     Where nobody names a mode, a part may come from any device but one that is given whole only, and
-    a whole device is none that is divided. Several devices for one container are partitions of
-    which a process can use only one where that mode, and no other, is named.
+    a whole device is none that is divided. Several devices for one container are partitions only
+    where ``wants_parts``.
     """
-    if divided and request.count > 1 and mode in PARTITION_MODES:
-        named = [word for word in (selector.modes, request.modes) if word]
-        if (mode,) not in named:
-            return False
+    is_of_many = divided and request.count > 1 and mode in PARTITION_MODES
+    if is_of_many and not wants_parts(request, selector):
+        return False
     if request.modes and mode not in request.modes:
         return False
     if selector.modes:

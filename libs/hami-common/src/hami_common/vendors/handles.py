@@ -68,13 +68,37 @@ def needs_instance(share: Share, device: Device) -> bool:
     return rule is not None and rule(share, device)
 
 
+def suits_mode(share: Share, device: Device) -> bool:
+    """Whether the share can be one of the device as it is divided now.
+
+    An NVIDIA card has either MIG instances or shares in software, and its mode may have changed.
+    """
+    if share.vendor != "nvidia":
+        return True
+    return bool(device.partitions) if share.profile else device.mode != "mig"
+
+
+def handle_key(uuid: str, part: str = "") -> str:
+    """The key in ``RenderContext.handles`` of a device.
+
+    ``part``: ``Share.part``, where the container has several partitions of the device.
+    """
+    return f"{uuid}/{part}" if part else uuid
+
+
+def handles_of(share: Share, device: Device, context: RenderContext) -> Mapping[str, str]:
+    """All words of what the driver made for the share."""
+    own = context.handles.get(handle_key(device.uuid, share.part))
+    return context.handles.get(handle_key(device.uuid), {}) if own is None else own
+
+
 def handle_of(share: Share, device: Device, context: RenderContext, key: str) -> str:
     """The word ``key`` of what the driver made for the share; empty where it makes nothing.
 
     ``NotFound`` where the node divides devices (``RenderContext.divides``), the share needs it and
     it is not there.
     """
-    word = context.handles.get(device.uuid, {}).get(key, "")
+    word = handles_of(share, device, context).get(key, "")
     if not word and context.divides and needs_instance(share, device):
         what = f"{key} of the share of {share.memory_mib} MiB on {device.uuid}: its partition"
         raise NotFound(what=f"{what} has not been made on this node")

@@ -24,7 +24,7 @@ from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import DeviceRequest, DeviceSelector
 from hami_common.podview import ContainerView
 from hami_common.units import INT32_MAX, parse_count, parse_percent
-from hami_common.vendors.handles import handle_of, needs_instance
+from hami_common.vendors.handles import handle_of, handles_of, needs_instance
 from hami_common.vendors.protocol import (
     NO_ANNOTATIONS,
     Capability,
@@ -308,7 +308,7 @@ class Nvidia:
                 count := parse_count(
                     text,
                     field=self._field(container, name),
-                    unit="MIG instances, each on another device",
+                    unit="MIG instances",
                     at_most=MAX_DEVICES,
                 )
             )
@@ -412,7 +412,7 @@ class Nvidia:
         if request.count == 1 or not is_mig:
             return []
         advice = "start a process for each, with its own CUDA_VISIBLE_DEVICES"
-        what = f"{request.count} MIG instances, each on another device"
+        what = f"{request.count} MIG instances"
         return [f"{where}: {what}; one CUDA process uses one of them: {advice}"]
 
     @staticmethod
@@ -506,7 +506,7 @@ def _nodes(pairs: Sequence[tuple[Share, Device]], context: RenderContext) -> tup
     """The cards' nodes, those of MIG instances, and the driver's own."""
     paths = [f"/dev/nvidia{device.minor}" for _, device in pairs if device.minor is not None]
     for share, device in pairs:
-        handles = context.handles.get(device.uuid, {})
+        handles = handles_of(share, device, context)
         if not needs_instance(share, device) or "mig_uuid" not in handles:
             continue
         caps = [handles.get(word, "") for word in ("gi_cap", "ci_cap")]
@@ -517,7 +517,7 @@ def _nodes(pairs: Sequence[tuple[Share, Device]], context: RenderContext) -> tup
         paths += caps
     return tuple(
         DeviceNode(host_path=path, container_path=path, optional=path in _OPTIONAL_NODES)
-        for path in [*paths, *_CONTROL_NODES]
+        for path in dict.fromkeys([*paths, *_CONTROL_NODES])
     )
 
 

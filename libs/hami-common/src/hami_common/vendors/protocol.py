@@ -109,7 +109,8 @@ class RenderContext(Struct, frozen=True, kw_only=True, omit_defaults=True):
     handles: dict[str, dict[str, str]] = {}
     """By device UUID: what the driver made for the container's share there.
 
-    Words that a vendor's rendering names: an instance's id or UUID, a device node, a mask.
+    Words that a vendor's rendering names: an instance's id or UUID, a device node, a mask. Of a
+    device that the container has several parts of, by ``handles.handle_key`` of each.
     """
     divides: bool = False
     """The node's driver makes what shares need: a share whose words are missing is an error."""

@@ -163,6 +163,17 @@ class FakeNvml:
         keys = {**self._gpu(index).keys, "mig_current": mode, "mig_pending": mode}
         self._change(index, keys=keys)
 
+    def switched_mode(self, index: int) -> tuple[bool, bool, int] | None:
+        """(MIG mode now, after the next reset, how often it changed) once a caller asked for one.
+
+        ``None``: nobody has called the library for that.
+        """
+        for line in self._instances_text().splitlines():
+            words = line.split()
+            if words[:2] == ["mode", self._gpu(index).uuid]:
+                return words[2] == "1", words[3] == "1", int(words[4])
+        return None
+
     def made_instances(self, index: int) -> tuple[MadeInstance, ...]:
         """What the library's callers have made on the device, in order of place."""
         gpu = self._gpu(index)

@@ -69,6 +69,7 @@ from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import ContainerKind
+from hami_common.vendors.handles import suits_mode
 from hami_nodeagent.core.grants import Grant, GrantBook
 from hami_nodeagent.core.podfacts import Ask, PodFacts
 
@@ -120,6 +121,8 @@ class Code(StrEnum):
     """The agent could not write what it must keep on this host."""
     PARTITION_NOT_READY = "partition-not-ready"
     """The container's hardware partition was not made yet, or cannot be made."""
+    MODE_CHANGED = "mode-changed"
+    """The device is divided otherwise than when the share was given."""
     PARTITION_CHANGED = "partition-changed"
     """The container's hardware partition is called otherwise than the container was told."""
     INTERNAL = "internal"
@@ -616,6 +619,12 @@ def _one_of(view: View, candidate: _Candidate, entry: Entry, request: Request) -
             if share.uuid in view.faulty:
                 return Refuse(code=Code.DEVICE_UNHEALTHY, text=text)
             return Wait(code=Code.DEVICE_UNHEALTHY, text=text)
+        if not suits_mode(share, device):
+            return Wait(
+                code=Code.MODE_CHANGED,
+                text=f"device {share.uuid} of pod {pod.title} is in mode {device.mode} now, which "
+                "its share is not for; delete the pod",
+            )
         devices.append(device)
     if len(request.ids) not in {len(own), *_units(own, devices)}:
         return Refuse(

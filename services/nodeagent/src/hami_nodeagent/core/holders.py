@@ -37,6 +37,8 @@ class Holder(Struct, frozen=True, kw_only=True):
     uuid: str
     number: int
     """Position of the device as the container sees it."""
+    place: int = 0
+    """Place among the container's shares, over all vendors."""
     limit_mib: int
     core_pct: int = 0
     is_whole: bool = False
@@ -125,7 +127,11 @@ def holders_of(
         for container in entry.record.containers:
             if container.name != grant.container:
                 continue
-            own = [share for share in container.shares if share.vendor == grant.vendor]
+            own = [
+                (place, share)
+                for place, share in enumerate(container.shares)
+                if share.vendor == grant.vendor
+            ]
             found.extend(
                 Holder(
                     pod_uid=grant.pod_uid,
@@ -135,6 +141,7 @@ def holders_of(
                     vendor=share.vendor,
                     uuid=share.uuid,
                     number=number,
+                    place=place,
                     limit_mib=share.memory_mib,
                     core_pct=0 if entry.record.origin else share.core_pct,
                     is_whole=is_whole(share, devices_by_uuid.get(share.uuid)),
@@ -142,6 +149,6 @@ def holders_of(
                     allocation_id=entry.record.allocation_id,
                     volume=pod.region_volumes.get(container.name, ""),
                 )
-                for number, share in enumerate(own)
+                for number, (place, share) in enumerate(own)
             )
     return tuple(sorted(found, key=lambda one: (one.namespace, one.pod, one.container, one.number)))

@@ -28,16 +28,17 @@ pods are known. Memory in MiB, compute in percent, positions as in ``hami_common
 Knows no disk, no clock and no vendor.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common.events.allocation import StateRecord
+from hami_common.events.allocation import CarriedShare, StateRecord
 from hami_common.model.device import Device, DeviceFacts, Profile
-from hami_common.model.placement import ContainerShares, Share
-from hami_common.vendors.handles import needs_instance
+from hami_common.model.placement import ContainerShares, Share, part_word
+from hami_common.vendors.handles import handle_key, needs_instance
 from hami_nodeagent.core.claims import Entry, ListedPod
 from hami_nodeagent.core.grants import Grant, GrantBook
 from hami_nodeagent.core.podbook import PodBook
@@ -50,6 +51,8 @@ or by what is at fault."""
 
 FAULT_NUMBER = "gpu_instance"
 """The handle by which faults name a partition."""
+TOLD = ("mig_uuid", FAULT_NUMBER, "compute_instance")
+"""Handles by which NVIDIA's tools know a MIG instance; only these have the first."""
 
 Phase = Literal["creating", "made", "destroying"]
 ChangeKind = Literal["created", "adopted", "removed", "lost"]
@@ -696,6 +699,14 @@ def faulty_text(faulty: Sequence[Instance]) -> str:
 # -- what the rest of the agent asks
 
 
+class Told(Struct, frozen=True, kw_only=True):
+    """What is said of a card whose mode is not, or may not stay, what it should be."""
+
+    text: str
+    is_withheld: bool
+    """It is to get no new pods."""
+
+
 class Board:
     """Which partitions carry shares now, as last read; owned by ``shell.partitions``."""
 
@@ -707,6 +718,8 @@ class Board:
         self.foreign_by_uuid: dict[str, tuple[Instance, ...]] = {}
         self.faulty_by_uuid: dict[str, tuple[Instance, ...]] = {}
         """Places that get no new partition, by device; owned by ``shell.inventory``."""
+        self.switching: dict[str, Told] = {}
+        """Cards whose mode is being switched, or cannot be; owned by ``shell.modes``."""
         self.trouble: dict[Owner, str] = {}
         """Why a share has no partition yet."""
         self.started: set[Owner] = set()
@@ -738,17 +751,46 @@ class Board:
         return ""
 
     def handles(self, owners: Mapping[Owner, str]) -> dict[str, dict[str, str]]:
-        """``RenderContext.handles`` of a container."""
-        return {
-            uuid: dict(self.carried[owner].handles)
-            for owner, uuid in owners.items()
-            if owner in self.carried
-        }
+        """``RenderContext.handles`` of a container, given all its shares of one vendor."""
+        shares_by_uuid = Counter(owners.values())
+        found: dict[str, dict[str, str]] = {}
+        for owner, uuid in owners.items():
+            one = self.carried.get(owner)
+            if one is not None:
+                is_only = shares_by_uuid[uuid] == 1
+                part = "" if is_only else part_word(one.profile, one.start)
+                found[handle_key(uuid, part)] = dict(one.handles)
+        return found
+
+    def told(self, entry: Entry) -> tuple[CarriedShare, ...]:
+        """The MIG instances that carry the pod's shares, for who reads the pod's state."""
+        record = entry.record
+        return tuple(
+            CarriedShare(
+                container=owner.container,
+                number=owner.number,
+                names={word: one.handles[word] for word in TOLD if word in one.handles},
+            )
+            for owner, one in sorted(self.carried.items())
+            if (owner.pod_uid, owner.allocation_id) == (record.pod_uid, record.allocation_id)
+            and TOLD[0] in one.handles
+        )
 
     def withdraw(self, device: DeviceFacts) -> DeviceFacts:
-        """The device without what is held outside or at fault, for the report."""
+        """The device without what is held outside or at fault, for the report.
+
+        One whose mode is to be switched takes no new pods; those that it has stay.
+        """
         left = without_foreign(device, self.foreign_by_uuid.get(device.uuid, ()))
+        told = self.switching.get(device.uuid)
+        if told is not None and told.is_withheld:
+            left = replace(left, cordoned=True)
         return without_faulty(left, self.faulty_by_uuid.get(device.uuid, ()))
+
+    def mode_text(self, uuid: str) -> str:
+        """What is said of the switching of a device's mode; empty: nothing."""
+        told = self.switching.get(uuid)
+        return "" if told is None else told.text
 
     def numbered(self, uuid: str, number: int) -> Instance | None:
         """The partition of a device that faults call by this number."""

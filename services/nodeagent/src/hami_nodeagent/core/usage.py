@@ -23,8 +23,8 @@ _NS = 1e-9
 _FULL_PCT = 100
 ContainerKey = tuple[str, str]
 """(pod uid, container)."""
-ShareKey = tuple[str, str, str]
-"""(pod uid, container, device)."""
+ShareKey = tuple[str, str, int]
+"""(pod uid, container, place among the container's shares)."""
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -151,7 +151,7 @@ def rows_of(
         ]
         driver_bytes = sum(process.used_mib for process in own) << _MIB_SHIFT
         core_pct = sum(process.core_pct for process in own)
-        part = parts.get((holder.pod_uid, holder.container, holder.uuid))
+        part = parts.get((*key, holder.place))
         if part is not None and part.used_mib is not None:
             driver_bytes = part.used_mib << _MIB_SHIFT
         if part is not None and part.core_pct is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG instances of one NVIDIA device: what NVML tells of them, makes and removes.
+"""MIG mode and MIG instances of one NVIDIA device: what NVML tells of them, and changes.
 
 Blocking calls for worker threads, led by ``mig_partitioner``; nothing is remembered between calls
 but ``Samples`` of the load, which belong to the driver.
@@ -33,12 +33,12 @@ from hami_nodeagent.drivers.errors import (
     PartitionBusy,
     PartitionRefused,
 )
-from hami_nodeagent.drivers.nvidia import ask, ask_or, used_mib
+from hami_nodeagent.drivers.nvidia import ask, ask_or, find, used_mib
 from hami_nodeagent.drivers.partitioner import Instance, Wanted
-from hami_nodeagent.drivers.protocol import InstanceUsage
+from hami_nodeagent.drivers.protocol import CardMode, InstanceUsage
 
 if TYPE_CHECKING:
-    from pynvml import _GpuInstanceProfileInfo  # a name of the type stub only
+    from pynvml import _GpuInstanceProfileInfo, _Process  # names of the type stub only
 
 MODE = "mig"
 """``DeviceFacts.mode`` of a device in MIG mode."""
@@ -84,6 +84,83 @@ class _Found(Struct, frozen=True, kw_only=True):
     number: int
     size: Size
     start: int
+
+
+# ---- the mode ----------------------------------------------------------------------------------
+
+
+def read_mode(raw: pynvml.c_nvmlDevice_t, uuid: str) -> CardMode | None:
+    """The card's mode; ``None`` where it has none."""
+    mode = ask_or(None, "read the MIG mode", pynvml.nvmlDeviceGetMigMode, raw)
+    if mode is None:
+        return None
+    return CardMode(
+        uuid=uuid,
+        is_divided=bool(mode[0]),
+        is_divided_next=bool(mode[1]),
+        pids=tuple(sorted({process.pid for process in _running(raw)})),
+    )
+
+
+def _running(raw: pynvml.c_nvmlDevice_t) -> Iterator["_Process"]:
+    for fn in (
+        pynvml.nvmlDeviceGetComputeRunningProcesses,
+        pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
+    ):
+        yield from ask_or((), "read processes", fn, raw)
+
+
+def switch_mode(raw: pynvml.c_nvmlDevice_t, uuid: str, *, is_divided: bool) -> None:
+    """Have the mode in effect; on any error nothing is left that comes with the next reset.
+
+    Old handles of the card are void afterwards, whatever came of it. Called for the mode that is
+    in effect, it takes back what would come with the next reset.
+    """
+    doing = f"switch MIG mode {'on' if is_divided else 'off'}"
+    before = read_mode(raw, uuid)
+    if before is None:
+        raise NotSupported(doing=doing, detail="the card has no MIG mode")
+    if before.is_divided != is_divided and before.pids:
+        raise PartitionBusy(doing=doing, detail=f"process {before.pids[0]} uses the card")
+    try:
+        status = _set_mode(raw, is_divided, doing)
+        now = ask("read the MIG mode", pynvml.nvmlDeviceGetMigMode, find(uuid))
+    except DriverError:
+        _take_back(uuid, is_divided=before.is_divided)
+        raise
+    if [bool(one) for one in now] == [is_divided, is_divided]:
+        return
+    _take_back(uuid, is_divided=before.is_divided)
+    if status == pynvml.NVML_ERROR_IN_USE:
+        raise PartitionBusy(doing=doing, detail="somebody holds the card open", code=status)
+    if status == pynvml.NVML_ERROR_NOT_SUPPORTED:
+        detail = "this machine cannot reset the card: only a reboot would do it"
+        raise NotSupported(doing=doing, detail=detail, code=status)
+    raise DriverTransient(doing=doing, detail="it did not come into effect", code=status)
+
+
+def _set_mode(raw: pynvml.c_nvmlDevice_t, is_divided: bool, doing: str) -> int:  # noqa: FBT001 - the mode
+    """NVML's word on whether the mode is in effect."""
+    try:
+        return ask(doing, pynvml.nvmlDeviceSetMigMode, raw, int(is_divided))
+    except DriverTransient as error:
+        if error.code == pynvml.NVML_ERROR_IN_USE:
+            raise PartitionBusy(doing=doing, detail=error.detail, code=error.code) from error
+        raise
+
+
+def _take_back(uuid: str, *, is_divided: bool) -> None:
+    """Let no change wait for the card's next reset, unless the change is in effect already."""
+    try:
+        raw = find(uuid)
+        current, pending = ask("read the MIG mode", pynvml.nvmlDeviceGetMigMode, raw)
+        if bool(current) == is_divided and pending != current:
+            _set_mode(raw, is_divided, "take the MIG mode back")
+    except DriverError as error:
+        _log.warning(
+            "a switch of the MIG mode that failed could not be taken back",
+            extra={"device": uuid, "error": str(error)},
+        )
 
 
 # ---- sizes -------------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ def _attributes(
 
 def probe(uuid: str, known: Handle | None) -> Handle:
     """Ask for identity, memory and lasting defects; returns the handle that answered."""
-    raw = _find(uuid) if known is None else known.raw
+    raw = find(uuid) if known is None else known.raw
     answer = ask("read the UUID", pynvml.nvmlDeviceGetUUID, raw)
     if answer != uuid:
         raise DeviceGone(doing="read the UUID", detail=f"another device answers: {answer}")
@@ -244,7 +244,8 @@ def probe(uuid: str, known: Handle | None) -> Handle:
     return Handle(raw)
 
 
-def _find(uuid: str) -> pynvml.c_nvmlDevice_t:
+def find(uuid: str) -> pynvml.c_nvmlDevice_t:
+    """A fresh handle; ``mig`` needs one after a switch of the mode."""
     try:
         return ask("find the device", pynvml.nvmlDeviceGetHandleByUUID, uuid.encode("ascii"))
     except DriverTransient as error:

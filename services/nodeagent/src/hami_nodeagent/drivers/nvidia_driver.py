@@ -13,8 +13,9 @@ design D22 and D25.
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import anyio
@@ -40,7 +41,7 @@ from hami_nodeagent.drivers.errors import (
 from hami_nodeagent.drivers.lane import Lane
 from hami_nodeagent.drivers.mig_partitioner import MigPartitioner
 from hami_nodeagent.drivers.partitioner import Partitioner
-from hami_nodeagent.drivers.protocol import DeviceUsage, Inventory
+from hami_nodeagent.drivers.protocol import CardMode, DeviceUsage, Inventory
 from hami_nodeagent.drivers.rules import Neighbour, fault_policy, links_of
 
 _PAUSE_S = 1.0
@@ -105,6 +106,10 @@ def _read_uses(card: _Card, since_us: int) -> tuple[DeviceUsage, int]:
             extra = {"uuid": card.facts.uuid, "error": str(error)}
             _log.warning("use of MIG instances cannot be read", extra=extra)
     return usage, newest_us
+
+
+def _read_mode(uuid: str, handle: nvidia.Handle) -> CardMode | None:
+    return mig.read_mode(handle.raw, uuid)
 
 
 def _read_facts(
@@ -242,6 +247,45 @@ class NvidiaDriver:
             lambda: fn(card.open_handle()),
             deadline_s=self._settings.partition_deadline_s,
         )
+
+    async def modes(self) -> tuple[CardMode, ...]:
+        """Whether each card that can be divided is in MIG mode."""
+        found = []
+        for facts in await self.listed():
+            try:
+                mode = await self.ask_card(
+                    facts.uuid, "read the MIG mode", partial(_read_mode, facts.uuid)
+                )
+            except DeviceGone:
+                continue
+            if mode is not None:
+                found.append(mode)
+        return tuple(found)
+
+    async def switch_mode(self, uuid: str, *, is_divided: bool) -> None:
+        """Switch MIG mode on or off; the events of all cards are watched anew afterwards.
+
+        Nothing else is asked of the card meanwhile, and no event set of ours holds it open.
+        """
+        await self._open()
+        card = self._card_by_uuid.get(uuid)
+        if card is None:
+            raise DeviceGone(doing="switch the MIG mode", detail=f"the driver never listed {uuid}")
+
+        def switch() -> None:
+            nvidia.free_events(self._events)
+            card.samples.keep_only(frozenset())
+            try:
+                mig.switch_mode(card.open_handle().raw, uuid, is_divided=is_divided)
+            finally:
+                card.handle = None  # void now; the next probe opens the card anew
+                with suppress(DriverError):
+                    card.handle = nvidia.Handle(nvidia.find(uuid))
+
+        async with self._discovering, self._event_lane.hold("switch the MIG mode"):
+            await card.lane.call(
+                "switch the MIG mode", switch, deadline_s=self._settings.partition_deadline_s
+            )
 
     # ---- opening and closing --------------------------------------------------------------------
 

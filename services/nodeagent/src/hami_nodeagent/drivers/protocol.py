@@ -8,7 +8,7 @@ others, and none blocks the loop; hanging calls are given up after the driver's 
 Memory in MiB, compute in percent of one device, power in watts.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -60,6 +60,43 @@ class DeviceUsage(Struct, frozen=True, kw_only=True):
     processes: tuple[ProcessUsage, ...] | None = None
     instances: tuple[InstanceUsage, ...] = ()
     """Of its hardware partitions, where the driver tells them apart."""
+
+
+class CardMode(Struct, frozen=True, kw_only=True):
+    """Whether a card is in the mode in which its hardware divides it."""
+
+    uuid: str
+    is_divided: bool
+    is_divided_next: bool
+    """After the card's next reset."""
+    pids: tuple[int, ...] = ()
+    """Processes that use the card; where that is not told, the switch itself finds out."""
+
+
+@runtime_checkable
+class ModeSwitch(Protocol):
+    """What switches cards between shares in software and parts in hardware."""
+
+    @property
+    def vendor(self) -> str:
+        """Vendor word."""
+        ...
+
+    async def listed(self) -> tuple[DeviceFacts, ...]:
+        """All cards that were ever listed."""
+        ...
+
+    async def modes(self) -> tuple[CardMode, ...]:
+        """The mode of each card that has any and answers. Raises as ``Driver.discover`` does."""
+        ...
+
+    async def switch_mode(self, uuid: str, *, is_divided: bool) -> None:
+        """Have the mode in effect when this returns; on any error what was before, if possible.
+
+        ``PartitionBusy``: somebody uses the card. ``NotSupported``: it would take a reboot.
+        ``DriverDenied``: the agent may not.
+        """
+        ...
 
 
 class Driver(Protocol):

@@ -270,6 +270,8 @@ def _handles(vendor: str, part: Part) -> dict[str, str]:
         "metax": {"sgpu": number},
         "nvidia": {
             "mig_uuid": f"MIG-{name}",
+            "gpu_instance": number,
+            "compute_instance": "0",
             "gi_cap": f"/dev/nvidia-caps/nvidia-cap{2 * part.number + 1}",
             "ci_cap": f"/dev/nvidia-caps/nvidia-cap{2 * part.number + 2}",
         },

@@ -21,6 +21,8 @@ from hami_common.errors import WireInvalid
 from hami_common.events.codec import decode, encode
 from hami_common.events.inventory import NodeDevices
 from hami_nodeagent.core.grants import FILE_VERSION, Grant, GrantBook, GrantFile
+from hami_nodeagent.core.modes import FILE_VERSION as MODES_VERSION
+from hami_nodeagent.core.modes import ModesFile
 from hami_nodeagent.core.partition_specs import Rendering
 from hami_nodeagent.core.partitions import FILE_VERSION as JOURNAL_VERSION
 from hami_nodeagent.core.partitions import JournalFile
@@ -47,6 +49,7 @@ class Checkpoint:
         self._devices = directory / "devices.json"
         self._limits = directory / "limits"
         self._partitions = directory / "partitions.json"
+        self._modes = directory / "modes.json"
         self._renderings = directory / "renderings"
         self.devices_turn = anyio.Lock()
         """Held by whoever collects and stores the devices: vendors do it at the same time, and the
@@ -82,6 +85,15 @@ class Checkpoint:
     def save_partitions(self, file: JournalFile) -> None:
         """Store the journal of partitions."""
         _write(self._partitions, encode(file))
+
+    def load_modes(self) -> ModesFile | None:
+        """The journal of modes; ``None`` when there is none that can be read."""
+        file = _load(self._modes, ModesFile)
+        return file if file is not None and file.version == MODES_VERSION else None
+
+    def save_modes(self, file: ModesFile) -> None:
+        """Store the journal of modes."""
+        _write(self._modes, encode(file))
 
     def write_limits(self, grant: Grant, text: str) -> Path:
         """Put a container's limits file on the host; returns the directory to mount."""

@@ -81,6 +81,12 @@ class VendorDevices:
         self._on_mismatch = on_mismatch
         self._was_up = False
         self._changed = anyio.Event()
+        self._wanted = anyio.Event()
+
+    def look_again(self) -> None:
+        """Discover now: something about the devices was changed. Also tells what is said anew."""
+        self._wanted.set()
+        self._note_change()
 
     @property
     def changed(self) -> anyio.Event:
@@ -95,6 +101,7 @@ class VendorDevices:
         """Ask for devices for ever; started after the first answer, whatever it was."""
         while True:
             wait_s = self._settings.discovery_s
+            self._wanted = anyio.Event()
             try:
                 inventory = await self._driver.discover()
             except DriverError as error:
@@ -108,7 +115,8 @@ class VendorDevices:
                 self._take(inventory)
             task_status.started()
             task_status = anyio.TASK_STATUS_IGNORED
-            await self._clock.sleep(wait_s)
+            with anyio.move_on_after(wait_s):
+                await self._wanted.wait()
 
     async def probe(self) -> None:
         """Probe the devices for ever."""
@@ -324,6 +332,7 @@ class Reporter:
             for text in (
                 foreign_text(board.foreign_by_uuid.get(device.uuid, ())),
                 faulty_text(board.faulty_by_uuid.get(device.uuid, ())),
+                board.mode_text(device.uuid),
             )
             if text
         ]

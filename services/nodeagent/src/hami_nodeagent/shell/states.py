@@ -162,6 +162,11 @@ class States:
             code=step.code,
             reason=step.reason,
             containers=step.containers,
+            carried=(
+                self._picture.partitions.told(entry)
+                if step.state in {"prepared", "running"}
+                else ()
+            ),
             enforcement=(
                 enforcement_of(record, self._picture.grants)
                 if step.state in {"prepared", "running"}

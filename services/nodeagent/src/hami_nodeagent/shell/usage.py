@@ -120,7 +120,7 @@ class UsageWatch:
         found: dict[ShareKey, Part] = {}
         for owner, instance in self._picture.partitions.carried.items():
             use = self._use_by_instance.get((instance.uuid, instance.instance_id))
-            found[owner.pod_uid, owner.container, instance.uuid] = Part(
+            found[owner.pod_uid, owner.container, owner.number] = Part(
                 instance=instance,
                 is_told=use is not None,
                 used_mib=use.used_mib if use is not None else None,

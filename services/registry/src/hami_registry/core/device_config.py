@@ -190,7 +190,7 @@ def canonical_device(
         numa=facts.numa,
         healthy=facts.healthy,
         health_reason=facts.health_reason,
-        cordoned=use.cordoned or facts.uuid in cordoned_uuids,
+        cordoned=use.cordoned or facts.cordoned or facts.uuid in cordoned_uuids,
         mode=facts.mode,
         partitions=partitions,
         resources=resources_of(facts),

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from hami_common.model.placement import ContainerShares, Placement
 from hami_common.model.request import DeviceSelector, PodRequest
 from hami_scheduler.core.block import Cell
+from hami_scheduler.core.fit import compile_request
 from hami_scheduler.core.pick import pick
 from hami_scheduler.core.table import DeviceTable
 from hami_scheduler.core.verdicts import Verdicts
@@ -386,7 +387,7 @@ def _named(requests: Iterable[PodRequest]) -> frozenset[str]:
 
 def _sizes(request: PodRequest) -> list[int]:
     """How many devices each step wants."""
-    return [asked.count for container in request.containers for asked in container.requests]
+    return [step.request.count for step in compile_request(request).steps]
 
 
 def _only_on(request: PodRequest, uuids: Sequence[str]) -> PodRequest:

@@ -2,13 +2,15 @@
 """Which devices may serve one step of a pod: one mask per constraint, over all nodes of a block.
 
 One step is one container's request to one vendor: ``count`` different devices out of those that
-pass every constraint, on top of what the pod's own running containers hold. Constraints in order:
-see ``Stage``. A share that is exclusive wants an idle device, and then nobody else gets it. A share
-without compute books none, and is refused where other pods hold all compute. With ``numa_bind`` the
-devices of one step come from one NUMA node; devices of unknown affinity count as one node.
-Percentages are of physical memory. On a device with a table of partitions a step takes the size
-that the table gives it, and needs room for one; with a ``shape`` its devices are one of the shape's
-sets. Memory in MiB, compute in percent of one device.
+pass every constraint, on top of what the pod's own running containers hold. A request for several
+hardware partitions is as many steps of one, because they may be parts of one device; with
+``numa_bind`` it is one step, on different devices. Constraints in order: see ``Stage``. A share
+that is exclusive wants an idle device, and then nobody else gets it. A share without compute books
+none, and is refused where other pods hold all compute. With ``numa_bind`` the devices of one step
+come from one NUMA node; devices of unknown affinity count as one node. Percentages are of physical
+memory. On a device with a table of partitions a step takes the size that the table gives it, and
+needs room for one; with a ``shape`` its devices are one of the shape's sets. Memory in MiB, compute
+in percent of one device.
 
 Feasibility is the conjunction of the masks, a reason is the first mask that is false: they are the
 same masks, so filter, bind and explain cannot disagree (design D14).
@@ -20,6 +22,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from hami_common.model.request import (
@@ -29,6 +32,7 @@ from hami_common.model.request import (
     PlacementPolicy,
     PodRequest,
     serves_mode,
+    wants_parts,
 )
 from hami_common.vendors.partitions import AMOUNTS_LIMIT, NO_START, Division, Grant
 from hami_common.vendors.shapes import INDEX_LIMIT, LegalSet, legal_sets
@@ -88,6 +92,8 @@ class Step(Struct, frozen=True, kw_only=True):
     kind: ContainerKind
     request: DeviceRequest
     selector: DeviceSelector
+    is_part: bool = False
+    """One of several hardware partitions that the container asks for: nothing else will do."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -95,6 +101,11 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     steps: tuple[Step, ...]
     policy: PlacementPolicy
+
+    @property
+    def has_one_choice(self) -> bool:
+        """Whether its steps are all alike, so that it does not matter which is placed first."""
+        return len({(step.container, step.request.vendor) for step in self.steps}) <= 1
 
     @property
     def mutex(self) -> bool:
@@ -111,17 +122,31 @@ def compile_request(request: PodRequest) -> Plan:
     """The plan of a pod."""
     return Plan(
         steps=tuple(
-            Step(
-                container=number,
-                kind=container.kind,
-                request=wanted,
-                selector=request.selectors.get(wanted.vendor, NO_CONSTRAINT),
-            )
+            step
             for number, container in enumerate(request.containers)
             for wanted in container.requests
+            for step in _each(
+                Step(
+                    container=number,
+                    kind=container.kind,
+                    request=wanted,
+                    selector=request.selectors.get(wanted.vendor, NO_CONSTRAINT),
+                )
+            )
         ),
         policy=request.policy,
     )
+
+
+def _each(step: Step) -> tuple[Step, ...]:
+    """The step, or one for each hardware partition that it asks for."""
+    request = step.request
+    if request.count == 1 or request.shape or step.selector.numa_bind:
+        return (step,)
+    if not wants_parts(request, step.selector):
+        return (step,)
+    one = replace(step, request=replace(request, count=1), is_part=True)
+    return (one,) * request.count
 
 
 class View:
@@ -262,7 +287,8 @@ def _static(view: View, step: Step) -> Iterator[tuple[Stage, Bools]]:
             ]
         )
         yield Stage.TYPE, accepted[block.type[:, : block.count]]
-    yield Stage.MODE, _accepted_modes(view, step)
+    modes = _accepted_modes(view, step)
+    yield Stage.MODE, modes & _given_in_parts(view, request) if step.is_part else modes
     if request.profile or request.exact or divisions_of(view, request.vendor):
         suits = np.full((block.width, block.count), not (request.profile or request.exact))
         for one in granted(view, request):
@@ -288,6 +314,15 @@ def _accepted_modes(view: View, step: Step) -> Bools:
         has_parts = block.division[:, : block.count] > 0
         accepted = np.logical_or(has_parts & in_parts, ~has_parts & accepted)
     return accepted
+
+
+def _given_in_parts(view: View, request: DeviceRequest) -> Bools:
+    """Devices that would not be given as a whole."""
+    found = np.zeros((view.block.width, view.count), np.bool_)
+    for one in granted(view, request):
+        if one.grant is None or one.division.profiles[one.grant.profile].name:
+            found |= one.devices
+    return found
 
 
 def _accepted_uuids(view: View, selector: DeviceSelector) -> Bools:
@@ -342,7 +377,7 @@ def _selected(view: View, step: Step) -> Bools:
     request = step.request
     named = request.types or request.modes or request.profile or request.exact
     sized = request if named or view.table.has_divisions else None
-    key = ("static", request.vendor, request.exclusive, step.selector, sized)
+    key = ("static", request.vendor, request.exclusive, step.selector, sized, step.is_part)
     return view.bools(block.derived(key, make))
 
 
@@ -576,6 +611,7 @@ def is_plain(view: View, step: Step) -> bool:
     request = step.request
     return not (
         request.exclusive
+        or step.is_part
         or request.kind
         or request.shape
         or step.selector.numa_bind

@@ -61,6 +61,7 @@ from hami_common.errors import InvariantBroken
 from hami_common.events.allocation import (
     AllocationRecord,
     AllocationState,
+    CarriedShare,
     ReportedState,
     StateRecord,
     joined_state,
@@ -279,6 +280,14 @@ class Ledger:
         """State of the newest allocation under this key."""
         held = self._held.get((node, pod_uid))
         return None if held is None else held.joined()
+
+    def carried_of(self, node: str, pod_uid: str) -> tuple[CarriedShare, ...]:
+        """What the node's agent told of the partitions that carry the pod's shares."""
+        held = self._held.get((node, pod_uid))
+        if held is None or held.record is None or held.state is None:
+            return ()
+        is_of_record = held.state.allocation_id == held.record.allocation_id
+        return held.state.carried if is_of_record else ()
 
     def sequence_of(self, node: str, pod_uid: str, allocation_id: str) -> int:
         """Sequence of the live record with this allocation id, 0 when the ledger holds none."""

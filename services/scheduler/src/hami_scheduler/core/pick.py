@@ -2,11 +2,13 @@
 """The devices a pod gets on the chosen node: the same placing as the filter's, on one column.
 
 Shares of a container stand in the order of its requests and, within one, in the order of the node's
-devices (the vendor's own enumeration). A share that is a hardware partition has its place on the
-device's grid where positions matter. Memory in MiB, compute in percent of one device.
+devices (the vendor's own enumeration), parts of one device in the order of their places. A share
+that is a hardware partition has its place on the device's grid where positions matter. Memory in
+MiB, compute in percent of one device.
 """
 
 from collections.abc import Iterable
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +16,9 @@ from msgspec.structs import replace
 
 from hami_common.errors import InvariantBroken
 from hami_common.model.placement import ContainerShares, Placement, Share
-from hami_common.model.request import DeviceRequest, PodRequest
+from hami_common.model.request import DeviceRequest, PodRequest, wants_parts
 from hami_common.vendors.partitions import Division, Grant, assign_starts
-from hami_scheduler.core.fit import Plan, View, compile_request, wanted_mib
+from hami_scheduler.core.fit import NO_CONSTRAINT, Plan, View, compile_request, wanted_mib
 from hami_scheduler.core.placing import Outcome, place
 from hami_scheduler.core.reasons import NodeRefusal, refusal_of, unregistered
 from hami_scheduler.core.table import DeviceTable, Place
@@ -58,16 +60,28 @@ def _pick(table: DeviceTable, request: PodRequest, node: str) -> Placement | Nod
             ContainerShares(
                 name=container.name,
                 kind=container.kind,
-                shares=tuple(
-                    share
-                    for step, some in zip(plan.steps, shares, strict=True)
-                    if step.container == number
-                    for share in some
+                shares=_in_order(
+                    [
+                        share
+                        for step, some in zip(plan.steps, shares, strict=True)
+                        if step.container == number
+                        for share in some
+                    ],
+                    found,
                 ),
                 priority=container.priority,
             )
             for number, container in enumerate(request.containers)
         ),
+    )
+
+
+def _in_order(shares: Iterable[Share], found: Place) -> tuple[Share, ...]:
+    """The shares of each of a container's requests by device and place."""
+    return tuple(
+        share
+        for _, some in groupby(shares, key=lambda share: share.vendor)
+        for share in sorted(some, key=lambda share: (found.rows[share.uuid], share.start or 0))
     )
 
 
@@ -165,7 +179,10 @@ def satisfies(
         for asked in wanted.requests:
             mine = [share for share in left if share.vendor == asked.vendor]
             left = [share for share in left if share.vendor != asked.vendor]
-            if len(mine) != asked.count or len({share.uuid for share in mine}) != asked.count:
+            selector = request.selectors.get(asked.vendor, NO_CONSTRAINT)
+            is_by_part = wants_parts(asked, selector) and not selector.numa_bind
+            alone = [share.uuid for share in mine if not (is_by_part and share.part)]
+            if len(mine) != asked.count or len(set(alone)) != len(alone):
                 return False
             for share in mine:
                 row = found.rows.get(share.uuid)

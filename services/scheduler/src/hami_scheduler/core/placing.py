@@ -58,10 +58,10 @@ def order_keys(policy: PlacementPolicy) -> tuple[DevicePolicy, ...]:
 
 
 def attempts(plan: Plan) -> tuple[Attempt, ...]:
-    """The policy's way, then the tightest; one step has no need of that."""
+    """The policy's way, then the tightest; one step, or several alike, have no need of that."""
     numbers = tuple(range(len(plan.steps)))
     first = Attempt(order=numbers, keys=order_keys(plan.policy))
-    if len(numbers) <= 1:
+    if plan.has_one_choice:
         return (first,)
     before = [n for n in numbers if plan.steps[n].kind != "app"]
     apps = sorted(

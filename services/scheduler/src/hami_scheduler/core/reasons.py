@@ -713,6 +713,13 @@ def _prefix(request: PodRequest, plan: Plan, number: int) -> str:
         words.append(_clip(request.containers[step.container].name, _WORDS_SHOWN))
     if len({other.request.vendor for other in plan.steps}) > 1:
         words.append(step.request.vendor)
+    alike = [
+        place
+        for place, other in enumerate(plan.steps)
+        if (other.container, other.request.vendor) == (step.container, step.request.vendor)
+    ]
+    if len(alike) > 1:
+        words.append(f"part {alike.index(number) + 1} of {len(alike)}")
     return f"{' '.join(words)}: " if words else ""
 
 

@@ -50,7 +50,7 @@ def is_searchable(width: int, plan: Plan) -> bool:
                 choices *= comb(width, step.request.count)
         if choices > CHOICES_TRIED:
             return False
-    return len(plan.steps) > 1
+    return not plan.has_one_choice
 
 
 def _by_vendor(plan: Plan) -> list[list[int]]:

@@ -443,7 +443,7 @@ def device_rows(table: DeviceTable, node: str) -> Iterator[DeviceRow]:
 
 
 def share_rows(holding: Holding) -> Iterator[ShareRow]:
-    """What each container holds; init containers only where no other one holds anything.
+    """What each container holds of each device; init containers only where no other holds anything.
 
     They run before the others, in what the pod holds anyway.
     """
@@ -451,15 +451,16 @@ def share_rows(holding: Holding) -> Iterator[ShareRow]:
     numbered = [(number, one) for number, one in enumerate(record.containers) if one.shares]
     lasting = [(number, one) for number, one in numbered if one.kind != "init"]
     for number, container in lasting or numbered:
-        for share in container.shares:
+        for uuid in dict.fromkeys(share.uuid for share in container.shares):
+            own = [share for share in container.shares if share.uuid == uuid]
             yield ShareRow(
                 node=record.node,
                 namespace=record.namespace,
                 pod=record.pod,
                 container=number,
-                uuid=share.uuid,
-                memory_mib=share.memory_mib,
-                core_pct=share.core_pct,
+                uuid=uuid,
+                memory_mib=sum(share.memory_mib for share in own),
+                core_pct=sum(share.core_pct for share in own),
             )
 
 

@@ -2,9 +2,9 @@
 """Keeps HAMi's annotations on our pods and nodes as the ledger and the inventory have them (D21).
 
 Off unless the settings say so. A look compares what was written last with what is true now, and
-writes the difference: one read and one patch for each pod that was bound or resized, one patch for
-each node whose devices changed. Nothing here is ever read back as truth, nothing waits for it, and
-what fails is done at the next look. Seconds throughout.
+writes the difference: one read and one patch for each pod that was bound or resized, or whose MIG
+instances became known, one patch for each node whose devices changed. Nothing here is ever read
+back as truth, nothing waits for it, and what fails is done at the next look. Seconds throughout.
 """
 
 import logging
@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from hami_common import adoption, annotations, mirrors
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, WireInvalid
+from hami_common.events.allocation import CarriedShare
 from hami_common.mirrors import Mirror
 from hami_common.model.device import Device
 from hami_common.podview import MetadataView, PodView
@@ -48,7 +49,8 @@ class HamiMirrors:
         self._inventory = inventory
         self._kube = kube
         self._settings = settings
-        self._revision_by_uid: dict[str, int] = {}
+        self._revision_by_uid: dict[str, tuple[int, tuple[CarriedShare, ...]]] = {}
+        """What was written: of which record, with which MIG instances."""
         self._devices_by_node: dict[str, dict[str, Device]] = {}
         self._is_warned = False
 
@@ -90,14 +92,18 @@ class HamiMirrors:
             is_bound = state in {"bound", "prepared", "running"}
             if record.origin or not is_bound:
                 continue
-            if self._revision_by_uid.get(record.pod_uid) == holding.revision:
+            carried = self._state.ledger.carried_of(record.node, record.pod_uid)
+            told = (holding.revision, carried)
+            if self._revision_by_uid.get(record.pod_uid) == told:
                 continue
             if record.node not in marks:
                 marks[record.node] = await self._mark(record.node)
-            await self._mirror_pod(holding, marks[record.node])
-            self._revision_by_uid[record.pod_uid] = holding.revision
+            await self._mirror_pod(holding, marks[record.node], carried)
+            self._revision_by_uid[record.pod_uid] = told
 
-    async def _mirror_pod(self, holding: Holding, mark: adoption.TakenOver) -> None:
+    async def _mirror_pod(
+        self, holding: Holding, mark: adoption.TakenOver, carried: tuple[CarriedShare, ...]
+    ) -> None:
         record = holding.record
         path = pod_path(record.namespace, record.pod)
         try:
@@ -113,6 +119,7 @@ class HamiMirrors:
             devices=self._devices(record.node),
             mark=mark,
             time_s=self._state.clock.now_s(),
+            carried=carried,
         )
         for problem in mirror.problems:
             extra = {"namespace": record.namespace, "pod": record.pod, "problem": problem}
