@@ -98,7 +98,7 @@ class Metax(ShareVendor):
                 capability=Capability(
                     memory_enforced="sGPU",
                     compute_enforced="sGPU",
-                    partitioned="the agent, through mx-smi (sGPU)",
+                    partitioned="the agent, through MXSML or mx-smi (sGPU)",
                 ),
             )
         )
