@@ -34,8 +34,8 @@ class EnflameReader(TwoWayReader):
 
     def __init__(self, settings: ToolSettings) -> None:
         super().__init__(settings)
-        self._modes: dict[str, str] = {}
-        """What efsmi said last, by identity, where the library tells the rest."""
+        self._told: dict[str, Seen] = {}
+        """Modes and divisions as efsmi told them last, by identity, beside the library."""
         self._partitioner = EnflamePartitioner(self)
 
     @property
@@ -47,12 +47,12 @@ class EnflameReader(TwoWayReader):
     def knows_division(self) -> bool:
         """Whether efsmi can be asked beside the library, or was asked and told of DRS."""
         may_ask = self.settings.interface != "library" and self.tool.find() is not None
-        return may_ask or "drs" in self._modes.values()
+        return may_ask or any(card.mode == "drs" for card in self._told.values())
 
     def forget(self) -> None:
         """Another driver may bring other modes."""
         super().forget()
-        self._modes = {}
+        self._told = {}
 
     async def glance_library(self) -> Sight:
         """One list."""
@@ -67,11 +67,12 @@ class EnflameReader(TwoWayReader):
         if self.knows_division:
             try:
                 cards, _ = await self.ask(parse.table)
-                self._modes = {card.uuid: card.mode for card in cards}
+                told = await self._divided(Sight(devices=cards))
+                self._told = {card.uuid: card for card in told.devices}
             except DriverError as error:
                 problems = (*problems, f"which cards are in DRS mode is not known: {error}")
-        told = tuple(replace(seen, mode=self._modes.get(seen.uuid, seen.mode)) for seen in devices)
-        return await self._divided(replace(sight, devices=told, problems=problems))
+        divided = tuple(_divided_as(self._told.get(seen.uuid), seen) for seen in devices)
+        return replace(sight, devices=divided, problems=problems)
 
     async def glance_tool(self) -> Sight:
         """Table and details."""
@@ -129,6 +130,20 @@ class EnflameReader(TwoWayReader):
 def _named(seen: Seen) -> Seen:
     """The type as efsmi's parser has it."""
     return replace(seen, type=seen.type.removeprefix("Enflame "))
+
+
+def _divided_as(told: Seen | None, seen: Seen) -> Seen:
+    """The library's card with the mode and division that efsmi told of it."""
+    if told is None:
+        return seen
+    return replace(
+        seen,
+        mode=told.mode,
+        partitions=told.partitions,
+        resources=told.resources,
+        max_shares=told.max_shares,
+        attributes={**told.attributes, **seen.attributes},
+    )
 
 
 def _joined(card: Seen, detail: Seen | None) -> Seen:

@@ -29,6 +29,8 @@ _MOST_CARDS = 128
 _MOST_PROCESSES = 64
 _MOST_PORTS = 64
 _TEXT_SIZE = 128
+_ROOM = 1024
+"""Of buffers whose size is not told to the library: more than its header says."""
 _SRIOV_PF = 3
 
 _ERRORS = Errors(
@@ -119,7 +121,7 @@ class Efml:
             raise Trouble(Kind.ABSENT, "the library lists no device")
         if count.value > _MOST_CARDS:
             raise loading.nonsense(f"{count.value} devices")
-        version = ctypes.create_string_buffer(_TEXT_SIZE + 1)
+        version = ctypes.create_string_buffer(_ROOM)
         told = self._library.told("EfmlGetDriverVer", version)
         return {
             "version": loading.text(version.raw) if told else "",
@@ -191,8 +193,7 @@ class Efml:
         return _finite(found.value) if told else None
 
     def _text(self, call: str, number: ctypes.c_uint32) -> str:
-        """What stands in a buffer whose size the library takes for granted."""
-        found = ctypes.create_string_buffer(_TEXT_SIZE + 1)
+        found = ctypes.create_string_buffer(_ROOM)
         return loading.text(found.raw) if self._library.told(call, number, found) else ""
 
     def _processes(self, number: ctypes.c_uint32) -> list[tuple[int, None]] | None:
