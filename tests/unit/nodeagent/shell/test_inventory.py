@@ -17,7 +17,7 @@ from hami_common.model.device import DeviceFacts, Profile
 from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryPublisher
 from hami_common.runtime.tasks import background
 from hami_nodeagent.core.health import FaultSeen, HealthRules, ProbeFailed, ProbePassed, Stimulus
-from hami_nodeagent.core.partitions import Owner
+from hami_nodeagent.core.partitions import Owner, Told
 from hami_nodeagent.drivers.errors import DriverMismatch, DriverMissing
 from hami_nodeagent.drivers.partitioner import Instance
 from hami_nodeagent.drivers.protocol import DeviceUsage, Inventory
@@ -68,13 +68,15 @@ class FakeDriver:
 
 
 class Bench:
-    def __init__(self, directory: Path, *, heartbeat_s: float = 0.02) -> None:
+    def __init__(
+        self, directory: Path, *, heartbeat_s: float = 0.02, discovery_s: float = 0.02
+    ) -> None:
         self.driver = FakeDriver()
         self.mismatches = 0
         rules = HealthRules(failures_to_condemn=1, probes_to_recover=1, recover_s=0.0)
         self.site = make_site(
             directory,
-            discovery_s=0.02,
+            discovery_s=discovery_s,
             discovery_retry_s=0.02,
             probe_s=0.02,
             devices_poll_s=0.05,
@@ -138,6 +140,26 @@ async def test_equal_facts_are_reported_once(tmp_path: Path) -> None:
     assert first.boot_id == second.boot_id
     assert first.seq < second.seq
     assert second.agent_version
+
+
+async def test_card_whose_mode_is_to_be_switched_is_cordoned_and_then_told_anew(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path, discovery_s=3600.0)
+    switching = bench.site.picture.partitions.switching
+    async with running(bench):
+        switching["nvidia-0"] = Told(text="waits for pod a/b", is_withheld=True)
+        bench.source.look_again()
+        await until(lambda: len(bench.reports()) == 2)
+        bench.driver.answer = Inventory(devices=(replace(facts(0), mode="mig"), facts(1)))
+        switching["nvidia-0"] = Told(text="failed", is_withheld=False)
+        bench.source.look_again()
+        await until(lambda: bench.reports()[-1].devices[0].mode == "mig")
+    _, waiting, *_, last = bench.reports()
+    assert [one.cordoned for one in waiting.devices] == [True, False]
+    assert waiting.problem == "device nvidia-0: waits for pod a/b"
+    assert [one.cordoned for one in last.devices] == [False, False]
+    assert last.problem == "device nvidia-0: failed"
 
 
 async def test_report_is_repeated_on_a_new_connection_and_after_a_failure(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 """Device configuration: rules in order, zero values count, bad values are named."""
 
 import pytest
+from msgspec.structs import replace
 
 from hami_common.errors import SettingsInvalid
 from hami_common.model.device import DeviceFacts
@@ -82,6 +83,13 @@ def test_bad_configuration_is_refused_by_field(text: bytes, field: str) -> None:
     with pytest.raises(SettingsInvalid) as caught:
         parse(text, name="d.toml")
     assert field in str(caught.value)
+
+
+def test_cordon_of_the_nodes_agent_reaches_the_device() -> None:
+    for is_wanted in (True, False):
+        device = canonical_device(DeviceConfig(), "n", replace(A100, cordoned=is_wanted))
+        assert device is not None
+        assert device.cordoned is is_wanted
 
 
 def test_operator_cordon_reaches_the_device() -> None:
