@@ -152,6 +152,14 @@ int cndevGetCardHealthState(health_t *health, int handle)
     return 0;
 }
 
+int cndevGetComputeMode(mode_t_ *mode, int handle)
+{
+    CHECK_DEVICE(cndevGetComputeMode);
+    CHECK_VERSION(mode);
+    mode->mode = (int)device_number(at, "compute_mode");
+    return 0;
+}
+
 int cndevGetVersionInfo(versions_t *versions, int handle)
 {
     CHECK_DEVICE(cndevGetVersionInfo);

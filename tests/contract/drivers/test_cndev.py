@@ -155,6 +155,7 @@ def test_links_count_live_ports_that_both_cards_tell(machine: Machine) -> None:
     [
         ("lost=1", Condition.BAD, "the device is in problem"),
         ("driver=7", Condition.BAD, "the driver's state is reset error"),
+        ("compute_mode=2", Condition.BAD, "its compute mode is prohibited"),
         ("failing=1", Condition.DOUBTFUL, "cndevGetCardHealthState: UNKNOWN (error 7)"),
     ],
 )

@@ -44,6 +44,7 @@ _NAME_SIZE, _UUID_SIZE = 100, 37
 _CARDS, _PORTS, _INSTANCES, _PROFILES, _PROCESSES = 256, 64, 256, 128, 4096
 _NOT_TOLD, _GOOD, _RUNNING = -1, 1, 4
 _IN_PROBLEM = 18
+_PROHIBITED = 2
 _KIB = 1024
 _DRIVER_STATES = {
     0: "early inited", 1: "bring up", 2: "booting", 3: "late init", 5: "boot error", 6: "reset",
@@ -306,13 +307,19 @@ class Cndev:
             "numa": numa.node if has_numa else None,
             "mode": self._mode(device),
             "attributes": {"serial": f"0x{serial.card:016x}"} if has_serial else {},
-            "broken": _broken(health),
+            "broken": _broken(health) or self._forbidden(device),
             "core_pct": load.average if has_load else None,
             "temperature_c": heat.chip if has_heat else None,
             "power_w": self._power(device),
             "processes": self._processes(device),
             **self._memory(device),
         }
+
+    def _forbidden(self, device: ctypes.c_int) -> str:
+        """Why nobody may use the card; empty: somebody may."""
+        mode = self._new(_Mode)
+        told = self._told("cndevGetComputeMode", mode, device)
+        return "its compute mode is prohibited" if told and mode.mode == _PROHIBITED else ""
 
     def _driver(self) -> str:
         """Version of the kernel's driver."""
