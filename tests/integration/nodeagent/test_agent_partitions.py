@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc.aio
 import msgspec
@@ -56,15 +56,19 @@ class Machine:
         self.profile.write_text(text.replace("[model]\n", '[model]\nmode = "mig"\n', 1) + sizes)
         plane.devices = tuple(replace(one, mode="mig", partitions=GRID) for one in plane.devices)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self, mig_mode: dict[str, Literal["on", "off"]] | None = None) -> dict[str, Any]:
         """The agent's."""
         return {
             "injection": "cdi",
-            "partitions": PartitionSettings(cdi_dir=str(self.cdi), retry_s=0.05),
+            "partitions": PartitionSettings(
+                cdi_dir=str(self.cdi), retry_s=0.05, mode_look_s=0.05, mode_settle_s=0.05
+            ),
             "drivers": DriversSettings(
                 serve=(),
                 nvidia=NvidiaSettings(
-                    simulated_profile=str(self.profile), simulated_partitions=str(self.parts_file)
+                    simulated_profile=str(self.profile),
+                    simulated_partitions=str(self.parts_file),
+                    mig_mode=mig_mode or {},
                 ),
             ),
         }
@@ -137,7 +141,7 @@ async def machine(short_path: Path, nats_server: NatsServer) -> AsyncIterator[Ma
 
 async def test_container_sees_the_partitions_that_were_made_for_it(machine: Machine) -> None:
     plane = machine.plane
-    async with plane.agent(**machine.settings()):
+    async with plane.agent(**machine.settings({f"{NODE}/0": "off", f"{NODE}/1": "off"})):
         record, sequence = await machine.reserve("web", "3g.20gb", 0, 4)
         await plane.bind(record, sequence)
         state = await plane.until_state(record.pod_uid, "running")
@@ -152,6 +156,8 @@ async def test_container_sees_the_partitions_that_were_made_for_it(machine: Mach
         message = await told(plane)
         assert (message.change, message.pod_uid) == ("created", record.pod_uid)
         assert message.duration_ms > 0
+        await mode_is_switched_off(machine, card=1, busy=0)
+        assert machine.agree(record)
     # The machine starts anew: no partition, no spec, and kubelet does not ask for an answer again.
     machine.store(Parts())
     (spec,) = machine.cdi.glob("*.json")
@@ -170,6 +176,32 @@ async def test_container_sees_the_partitions_that_were_made_for_it(machine: Mach
             return not machine.parts() and not spec.exists()
 
         await until(is_free)
+
+
+async def mode_is_switched_off(machine: Machine, *, card: int, busy: int) -> None:
+    """The setting names both cards: that without pods is switched, the other one waits."""
+    plane = machine.plane
+
+    async def is_cordoned() -> bool:
+        report = await plane.report()
+        return report.devices[card].cordoned and report.devices[busy].cordoned
+
+    await until(is_cordoned)
+    report = await plane.report()
+    assert [one.index for one in report.devices if one.cordoned] == sorted({card, busy})
+    assert "switching MIG mode off waits for pod default/web" in report.problem
+    plane.devices = tuple(replace(one, cordoned=one.index in {card, busy}) for one in plane.devices)
+    await plane.publish_devices()
+
+    async def is_switched() -> bool:
+        one = (await plane.report()).devices[card]
+        return (one.mode, one.partitions, one.cordoned) == ("soft", (), False)
+
+    await until(is_switched)
+    other = (await plane.report()).devices[busy]
+    assert (other.mode, other.cordoned) == ("mig", True)
+    plane.devices = tuple(replace(one, cordoned=False) for one in plane.devices)
+    await plane.publish_devices()
 
 
 async def told(plane: Plane) -> PartitionRecord:

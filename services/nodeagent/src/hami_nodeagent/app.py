@@ -34,6 +34,7 @@ from hami_common.runtime.natsio import (
 )
 from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.tasks import background, finish_within
+from hami_common.vendors import nvidia
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.modes import check_setting
 from hami_nodeagent.drivers import Driver, build_driver
@@ -133,7 +134,7 @@ class _Parts:
         self.modes = tuple(
             ModeKeeper(site=self.site, switch=driver, look_again=source.look_again)
             for driver, source in zip(drivers, self.sources, strict=True)
-            if isinstance(driver, ModeSwitch)
+            if driver.vendor == nvidia.NAME and isinstance(driver, ModeSwitch)
         )
         renderer = Renderer(catalog, settings)
         self.partition_answers = PartitionAnswers(

@@ -29,9 +29,9 @@ from hami_nodeagent.core.health import (
     ProbePassed,
     Stimulus,
 )
-from hami_nodeagent.drivers.errors import DriverMissing
+from hami_nodeagent.drivers.errors import DriverMissing, NotSupported
 from hami_nodeagent.drivers.partitioner import Partitioner
-from hami_nodeagent.drivers.protocol import DeviceUsage, Inventory, ProcessUsage
+from hami_nodeagent.drivers.protocol import CardMode, DeviceUsage, Inventory, ProcessUsage
 from hami_nodeagent.drivers.rules import Neighbour, fault_policy, links_of, type_of
 from hami_nodeagent.drivers.simulated_partitions import SimulatedPartitioner, divides
 
@@ -282,6 +282,31 @@ class SimulatedDriver:
             )
         return tuple(results)
 
+    async def listed(self) -> tuple[DeviceFacts, ...]:
+        """All devices that were ever listed."""
+        await self._control()
+        return tuple(facts for _, facts in sorted(self._facts_by_index.items()))
+
+    async def modes(self) -> tuple[CardMode, ...]:
+        """Of each device that is in MIG mode, or was until it was switched."""
+        listed = await self.listed()
+        if not self._has_modes or self._partitioner is None:
+            return ()
+        found = []
+        for facts in listed:
+            is_divided = self._partitioner.is_divided(facts.uuid)
+            found.append(
+                CardMode(uuid=facts.uuid, is_divided=is_divided, is_divided_next=is_divided)
+            )
+        return tuple(found)
+
+    async def switch_mode(self, uuid: str, *, is_divided: bool) -> None:
+        """Take effect at once, on a device without partitions."""
+        await self._control()
+        if self._partitioner is None:
+            raise NotSupported(doing=f"switch the mode of {uuid}", detail="it has none")
+        self._partitioner.switch_mode(uuid, is_divided=is_divided)
+
     async def aclose(self) -> None:
         """Nothing is held."""
 
@@ -300,7 +325,7 @@ class SimulatedDriver:
         if profile.model.compute_units:
             attributes["compute_units"] = str(profile.model.compute_units)
         name = f"{self._settings.node}/{profile.vendor}/{index}"
-        return DeviceFacts(
+        facts = DeviceFacts(
             uuid=f"{profile.uuid_prefix}{uuid.uuid5(_NAMESPACE, name)}",
             vendor=profile.vendor,
             index=index,
@@ -315,6 +340,16 @@ class SimulatedDriver:
             max_shares=profile.model.max_shares,
             attributes=attributes,
         )
+        if not self._has_modes or self._partitioner is None:
+            return facts
+        if self._partitioner.is_divided(facts.uuid):
+            return facts
+        return msgspec.structs.replace(facts, mode="soft", partitions=(), resources={})
+
+    @property
+    def _has_modes(self) -> bool:
+        """Whether the devices can be divided, or not, as they are told: NVIDIA's MIG."""
+        return self.vendor == "nvidia" and self._profile.model.mode == "mig"
 
     def _memory_mib(self, index: int) -> int:
         if self._profile.model.unified_memory:

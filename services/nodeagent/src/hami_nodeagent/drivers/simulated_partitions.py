@@ -69,6 +69,8 @@ class Parts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The file."""
 
     parts: tuple[Part, ...] = ()
+    undivided: tuple[str, ...] = ()
+    """Devices whose mode was switched, so that they cannot be divided."""
     script: tuple[Turn, ...] = ()
 
 
@@ -203,6 +205,18 @@ class SimulatedPartitioner:
         known = self.stored()
         kept = [part for part in known.parts if part != old]
         self.store(replace(known, parts=(*kept, *(() if new is None else (new,)))))
+
+    def is_divided(self, uuid: str) -> bool:
+        """Whether the device is in the mode in which it can be divided."""
+        return uuid not in self.stored().undivided
+
+    def switch_mode(self, uuid: str, *, is_divided: bool) -> None:
+        """Put the device into that mode, or out of it."""
+        known = self.stored()
+        if any(part.uuid == uuid for part in known.parts):
+            raise PartitionBusy(doing=f"switch the mode of {uuid}", detail="it has partitions")
+        others = tuple(one for one in known.undivided if one != uuid)
+        self.store(replace(known, undivided=others if is_divided else (*others, uuid)))
 
     def stored(self) -> Parts:
         """What there is, whole or not."""
