@@ -263,6 +263,25 @@ async def test_journal_that_cannot_be_stored_leaves_the_card_alone(
     assert machine.switched == []
 
 
+async def test_card_that_is_given_away_while_the_journal_is_stored_is_not_switched(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent(machine, {CARD: "on"})
+    agent.publish()
+    store = agent.site.checkpoint.save_modes
+
+    def store_late(file: ModesFile) -> None:
+        store(file)
+        agent.place("late", CARD)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(agent.site.checkpoint, "save_modes", store_late)
+        await agent.look(4)
+    assert machine.switched == []
+    assert agent.text() == "switching MIG mode on waits for pod default/late"
+    assert journal(machine) == ()
+
+
 async def test_change_that_was_left_pending_is_taken_back_without_the_setting(
     machine: Machine,
 ) -> None:

@@ -101,6 +101,9 @@ class Metrics:
         self.partition_failures = counter(
             "partition_failures", "Failed attempts on partitions.", "vendor", "code"
         )
+        self.mode_switches = counter(
+            "mode_switches", "Attempts to switch the mode of a card.", "vendor", "to", "result"
+        )
         self.partition_seconds = seconds(
             "partition", "Time to make or remove a partition.", "vendor", "doing"
         )

@@ -86,6 +86,8 @@ class ModeKeeper:
         if not await self._store(mode.uuid, verdict.note):
             return
         if verdict.step is not None:
+            if decide(self._look_at(mode, wanted, known)).step != verdict.step:
+                return  # somebody was given a part of the card while the journal was stored
             await self._take(mode, known, is_divided=verdict.step)
         elif not verdict.text:
             known.attempts, known.not_before_s = 0, 0.0
@@ -178,4 +180,9 @@ class ModeKeeper:
         else:
             known.attempts, known.not_before_s = 0, 0.0
             _log.warning("mode of a card switched", extra=doing)
+        self._site.metrics.mode_switches.labels(
+            vendor=self._switch.vendor,
+            to="on" if is_divided else "off",
+            result="failed" if known.attempts else "switched",
+        ).inc()
         self._look_again()
