@@ -58,6 +58,8 @@ class LibraryFake(Struct, frozen=True, kw_only=True):
     """C file in ``tests/contract/drivers``."""
     also: tuple[str, ...] = ()
     """Further names under which the same file lies beside it."""
+    words: tuple[str, ...] = ()
+    """Further lines of the machine's file."""
     no_driver: tuple[str, int]
     """Call and code of a library without a driver."""
     keys: Callable[[Device], Mapping[str, object]]
@@ -257,7 +259,7 @@ class FakeLibrary:
 
     def machine_lines(self) -> list[str]:
         """What the file says of the machine besides."""
-        return []
+        return list(self.fake.words)
 
     def device_lines(self, index: int) -> list[str]:
         """What the file says of a device."""
