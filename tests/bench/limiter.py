@@ -188,12 +188,14 @@ def measure(
 
 
 def measure_init(native: GpuContainer, limited: GpuContainer, program: Path) -> Row:
-    """Wall time until 300 processes have initialised."""
+    """Wall time until 300 processes have initialised, the only ones on their device."""
     words = ["init", "0", str(INIT_PROCESSES), "1"]
     pairs = []
     for _ in range(INIT_RUNS):
-        with groups(native, limited, program, words) as (without, with_it):
-            pairs.append((without.round().median_ns, with_it.round().median_ns))
+        with Group(native, program, words) as without:
+            before_ns = without.round().median_ns
+        with Group(limited, program, words) as with_it:
+            pairs.append((before_ns, with_it.round().median_ns))
     differences = [after - before for before, after in pairs]
     lower, middle, upper = statistics.quantiles(differences, n=4)
     return Row(

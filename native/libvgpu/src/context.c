@@ -26,6 +26,7 @@
 #define CONTEXT_MOST (UINT64_C(1) << 30)
 #define LISTED_PROCESSES 64 /* more are asked for with memory of their own */
 #define LISTED_MOST 8192u
+#define LISTED_SPARE 32u /* more may come between two looks */
 
 struct context {
     CUcontext handle; /* NULL: free */
@@ -41,6 +42,8 @@ static _Atomic(uint32_t) contexts_locked;
 _Atomic(uint32_t) context_generation = 1;
 /* Under which pid NVML lists this process, 0 until that is certain: inside a pid namespace it may be another one. */
 static _Atomic(uint32_t) nvml_pid;
+/* So many were listed last: the next list is asked for with room for them, because asking twice costs twice. */
+static _Atomic(uint32_t) listed_last;
 
 _Thread_local struct context_memory context_memory;
 
@@ -126,6 +129,7 @@ struct measure {
     uint64_t charged;  /* before the driver was asked: what such a context was seen to take */
     uint64_t own;      /* charged to this process, all in all */
     uint64_t used;     /* of the device */
+    bool by_device;    /* that is known, and counts where NVML does not list this process */
     struct listing before;
 };
 
@@ -145,23 +149,31 @@ static void unlist(struct listing *listing)
     listing->count = 0;
 }
 
+static bool make_room(struct listing *listing, unsigned int room)
+{
+    listing->processes = room <= LISTED_PROCESSES ? listing->few : malloc(room * sizeof *listing->processes);
+    if (!listing->processes) listing->processes = listing->few;
+    return room <= LISTED_PROCESSES || listing->processes != listing->few;
+}
+
 /* What NVML lists; `unlist` it. False: nothing, because NVML does not say. */
 static bool list(nvmlDevice_t nvml, struct listing *listing)
 {
-    unsigned int room = LISTED_PROCESSES;
-    listing->processes = listing->few;
+    unsigned int last = atomic_load(&listed_last);
+    unsigned int room = last + LISTED_SPARE <= LISTED_PROCESSES ? LISTED_PROCESSES : last + LISTED_SPARE;
     for (;;) {
+        if (!make_room(listing, room)) return false;
         listing->count = room;
         nvmlReturn_t result = ask(nvml, &listing->count, listing->processes);
-        if (result == NVML_SUCCESS && listing->count <= room) return true;
+        if (result == NVML_SUCCESS && listing->count <= room) {
+            atomic_store(&listed_last, listing->count < LISTED_MOST ? listing->count : LISTED_MOST);
+            return true;
+        }
         bool is_short = result == NVML_ERROR_INSUFFICIENT_SIZE && room < LISTED_MOST;
         unsigned int wanted = listing->count > room ? listing->count : room;
         unlist(listing);
         if (!is_short) return false;
         room = wanted < LISTED_MOST / 2 ? wanted * 2 : LISTED_MOST; /* more may come meanwhile */
-        nvmlProcessInfo_t *more = malloc(room * sizeof *more);
-        if (!more) return false;
-        listing->processes = more;
     }
 }
 
@@ -269,8 +281,9 @@ static bool measure_begin(struct measure *measure, CUdevice cuda, int device)
     measure->nvml = device_nvml(cuda);
     if (!measure->nvml) return true;
     measure->own = account_own_used(device);
-    (void)list(measure->nvml, &measure->before);
-    measure->used = device_use(measure->nvml);
+    bool is_listed = list(measure->nvml, &measure->before);
+    measure->by_device = !is_listed || !cost; /* else what is known already is truer than what neighbours change, too */
+    measure->used = measure->by_device ? device_use(measure->nvml) : 0;
     return true;
 }
 
@@ -298,7 +311,7 @@ static uint64_t measure_end(struct measure *measure)
     if (!measure->nvml) return measure->charged;
     uint64_t growth = own_growth(measure, &certain);
     unlist(&measure->before);
-    if (!growth) {
+    if (!growth && measure->by_device) {
         uint64_t now = device_use(measure->nvml);
         growth = now > measure->used ? now - measure->used : 0;
         certain = false;
