@@ -148,13 +148,40 @@ def test_work_that_grows_suddenly_is_repaid(program: Path, seed: int) -> None:
     assert simulate(program, words).tenants[0].share() == pytest.approx(pct, abs=CAP_ERROR)
 
 
-def test_a_hundred_microseconds_that_become_twenty_milliseconds_are_repaid(program: Path) -> None:
-    words = "seconds=40 tenant pct=48 process thread work us=100 us3=20000 from_ms=2000"
+LONG_US = 20_000
+CHANGED_S = 2.037
+"""In the middle of a period."""
+
+
+@pytest.mark.parametrize("pct", [10, 48, 70, 90])
+def test_a_hundred_microseconds_that_become_twenty_milliseconds_do_no_harm(
+    program: Path, pct: int
+) -> None:
+    work = f"work us=100 us3={LONG_US} from_ms={CHANGED_S * 1000:.0f}"
+    result = simulate(program, f"seconds=13 tenant pct={pct} process thread {work}")
+    tenant = result.tenants[0]
+    assert tenant.share(CHANGED_S, CHANGED_S + 10) == pytest.approx(pct, abs=CAP_ERROR)
+    assert max(tenant.windows()) < pct + OVERSHOOT
+    assert result.processes[0].late == 0
+
+
+@pytest.mark.parametrize("late_us", [0, 60])
+@pytest.mark.parametrize("pct", [20, 48, 70, 90])
+def test_ten_microseconds_that_become_twenty_milliseconds_are_repaid_in_three_seconds(
+    program: Path, pct: int, late_us: int
+) -> None:
+    """What is queued runs: about 34 launches, and as many more as waiters sleep too long."""
+    work = f"work us=10 us3={LONG_US} from_ms={CHANGED_S * 1000:.0f}"
+    words = f"seconds=15 late_us={late_us} tenant pct={pct} process thread {work}"
     result = simulate(program, words)
     tenant = result.tenants[0]
-    assert tenant.share() == pytest.approx(48, abs=CAP_ERROR)
-    # Seconds that begin so long after the change: what was queued at the old price has run by then.
-    assert max(tenant.windows(2 + 1)) < 48 + OVERSHOOT
+    queued_s = 34 * LONG_US / 1e6 * (1.5 if late_us else 1)
+    begun = tenant.series[int(CHANGED_S / compute.STEP_S) :]
+    above_s = sum(max(0, part - pct) for part in begun[:20]) / 100 * compute.STEP_S
+    assert above_s < queued_s
+    settled = tenant.windows(CHANGED_S + CONVERGED_S)
+    assert pct - TENANT_ERROR < min(settled)
+    assert max(settled) < pct + TENANT_ERROR
     assert result.processes[0].late == 0
 
 

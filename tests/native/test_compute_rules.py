@@ -28,6 +28,7 @@ RULES = (
     "shapes_are_told_apart",
     "samples_are_irregular_and_as_many_as_planned",
     "processes_are_counted_by_round",
+    "little_is_queued_until_the_device_is_seen_to_begin",
     "page_holds_while_its_lease_runs",
     "foreign_pages_are_not_read",
 )

@@ -40,6 +40,13 @@ def test_cap_holds_for_kernels_of_any_length(program: Path, us: int, pct: int) -
     holds_cap(simulate(program, words), pct)
 
 
+@pytest.mark.parametrize("late_us", [60, 1000])
+@pytest.mark.parametrize("us", [10, 1000])
+def test_cap_holds_where_waiters_sleep_too_long(program: Path, us: int, late_us: int) -> None:
+    words = f"seconds=10 late_us={late_us} tenant pct=90 process thread work us={us}"
+    holds_cap(simulate(program, words), 90)
+
+
 @pytest.mark.parametrize("sms", [1, 20, 80, 132, 200])
 @pytest.mark.parametrize("blocks", [1, 100, 10_000, 1_000_000])
 def test_cap_holds_for_any_size_of_device_and_grid(program: Path, sms: int, blocks: int) -> None:

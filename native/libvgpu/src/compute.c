@@ -35,7 +35,7 @@ enum {
 #define RECHECK_NS (500 * BUDGET_NS_PER_MS)            /* a waiter looks at its limit at least so often */
 #define RECHECK_UNKNOWN_NS (BUDGET_NS_PER_MS / 2)      /* and, doubling, for the duration of an unknown function, */
 #define RECHECK_UNKNOWN_MAX_NS (20 * BUDGET_NS_PER_MS) /* at least so often */
-#define HAND_NS (BUDGET_NS_PER_MS / 10)                /* at most so much in a thread's hand, or one launch */
+#define HAND_NS (BUDGET_NS_PER_MS / 25)                /* at most so much in a thread's hand, or one launch */
 #define RECHECK_PRIORITY_NS (50 * BUDGET_NS_PER_MS)    /* and for the page */
 /* Under a higher priority's eye a process queues no more than this ahead of the device. */
 #define PACED_NS (20 * BUDGET_NS_PER_MS)
@@ -250,7 +250,7 @@ static int64_t nanoseconds(float ms)
     return ms > -1e9f && ms < 1e9f ? (int64_t)((double)ms * 1e6) : 0;
 }
 
-static void read_sample(struct state *state, struct sample *sample, const struct core_terms *terms)
+static void read_sample(struct state *state, struct sample *sample, uint64_t now, const struct core_terms *terms)
 {
     float length = 0;
     float offset = 0;
@@ -265,7 +265,7 @@ static void read_sample(struct state *state, struct sample *sample, const struct
     /* Ended at some time between launch and event, which mostly is the time that recording takes. */
     if (sample->instant) start = end - (end - start) / INSTANT_PART;
     if (good)
-        core_ended(&state->core, &sample->core, start, end, terms);
+        core_ended(&state->core, &sample->core, now, start, end, terms);
     else
         core_lost(&state->core, &sample->core, terms);
 }
@@ -283,9 +283,9 @@ static void harvest(struct state *state, uint64_t now, const struct core_terms *
         CUresult ended = sample->failed ? CUDA_ERROR_UNKNOWN : the_driver.event_query(sample->end);
         if (ended == CUDA_ERROR_NOT_READY) {
             if (unfinished++ == 0) {
-                core_pends(&state->core, &sample->core, now);
                 if (the_driver.event_query(sample->start) == CUDA_SUCCESS)
                     core_runs(&state->core, &sample->core, now, terms);
+                core_pends(&state->core, &sample->core, now);
             }
             before = sample;
             link = &sample->next;
@@ -294,7 +294,7 @@ static void harvest(struct state *state, uint64_t now, const struct core_terms *
         *link = sample->next;
         if (state->running_last == sample) state->running_last = before;
         sample->failed = ended != CUDA_SUCCESS;
-        read_sample(state, sample, terms);
+        read_sample(state, sample, now, terms);
         put_sample(state, sample);
     }
     let_base_go(state);
@@ -369,11 +369,13 @@ static void admit(struct state *state, struct estimate *estimate, struct core_ad
 {
     bool asking = false;
     uint64_t step = RECHECK_UNKNOWN_NS;
+    uint64_t meant = UINT64_MAX;
     for (;;) {
         uint32_t wakes = __atomic_load_n(&state->line->budget_futex, __ATOMIC_ACQUIRE);
         acquire(&state->lock, 0);
         uint64_t now = platform_now_ns();
         struct core_terms terms = terms_of(state, now);
+        if (now >= meant) core_woke(&state->core, now - meant);
         harvest(state, now, &terms);
         if (asking && admission->unknown && estimate->samples > 0) {
             core_withdraw(&state->core, now, &terms, admission, estimate);
@@ -392,7 +394,9 @@ static void admit(struct state *state, struct estimate *estimate, struct core_ad
             step = step < RECHECK_UNKNOWN_MAX_NS ? 2 * step : step;
         }
         if (look < longest) longest = look;
-        platform_futex_wait(&state->line->budget_futex, wakes, due - now < longest ? due - now : longest);
+        if (due - now < longest) longest = due - now;
+        meant = now + longest;
+        platform_futex_wait(&state->line->budget_futex, wakes, longest);
     }
 }
 
@@ -529,6 +533,10 @@ static __attribute__((noinline)) void slow_path(struct state *state, CUstream st
         unknown = admission.unknown;
         sampled =
             estimate_is_sampled(&state->core.estimates, estimate) || unknown || begin_phase(state, &admission, stream);
+        if (!sampled && admission.marks) {
+            estimate_sample_now(&state->core.estimates, estimate);
+            sampled = true;
+        }
     } else
         estimate = estimate_find(&state->core.estimates, work->function, shape);
     if (estimate != NULL && sampled) begin_sample(state, stream, estimate, unknown, ticket);

@@ -10,8 +10,13 @@ enum {
     OVERLAP_MIN = 16,
     ROSTER_BITS = 16,
     BLIND_LAUNCHES = 2,
-    SIBLINGS_MOST = 4
+    SIBLINGS_MOST = 4,
+    HELD_MOST = 12,
+    LATE_WEIGHT = 32,
+    LATE_RATIO = 3
 };
+
+#define LATE_MOST_NS (10 * BUDGET_NS_PER_MS)
 
 #define ROSTER_COUNT UINT64_C(0xffff)
 
@@ -149,38 +154,85 @@ static void end_phase(struct core_device *device, const struct core_terms *terms
     finish_phase(device, terms);
 }
 
-/* How much device time may be queued: no more launches, at the mean price of the last ones, than can do harm if all of
-   them have become longer. */
-static uint64_t ahead_of(struct core_device *device, const struct core_terms *terms)
+static bool is_one_stream(const struct core_device *device)
 {
-    int64_t credit = __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED);
-    uint64_t spent = device->let_go_ns - (credit > 0 ? (uint64_t)credit : 0);
-    uint64_t launches = terms->launches - device->launches;
-    if (device->ahead_ns == 0) device->ahead_ns = CORE_AHEAD_NS;
-    if (launches < CORE_AHEAD_LAUNCHES / 2) return device->ahead_ns;
-    uint64_t fresh = spent > device->spent_ns ? (spent - device->spent_ns) / launches * CORE_AHEAD_LAUNCHES : 0;
-    if (fresh < CORE_AHEAD_MIN_NS) fresh = CORE_AHEAD_MIN_NS;
-    device->ahead_ns = fresh < CORE_AHEAD_NS ? fresh : CORE_AHEAD_NS;
-    device->spent_ns = spent;
-    device->launches = terms->launches;
-    return device->ahead_ns;
+    return __atomic_load_n(&device->several_streams, __ATOMIC_RELAXED) == 0;
 }
 
-/* Let go of what was drawn, as much as the device should have at hand. */
-static void let_go(struct core_device *device, uint64_t now_ns, const struct core_terms *terms, int64_t cost)
+/* What was let go and has been launched. */
+static uint64_t launched_ns(const struct core_device *device)
 {
-    uint64_t busy = device->busy_until_ns > now_ns ? device->busy_until_ns : now_ns;
-    uint64_t most = ahead_of(device, terms);
-    int64_t ahead = (int64_t)(now_ns + most) - (int64_t)busy;
-    int64_t part = ahead > (int64_t)most / 2 ? ahead : (int64_t)most / 2;
+    int64_t credit = __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED);
+    uint64_t unspent = credit > 0 ? (uint64_t)credit : 0;
+    return device->let_go_ns > unspent ? device->let_go_ns - unspent : 0;
+}
+
+static uint64_t within(uint64_t value, uint64_t least, uint64_t most)
+{
+    return value < least ? least : value > most ? most : value;
+}
+
+/* Half of what may be queued where the device cannot be watched closely: no more launches, at the mean price of the last
+   ones, than can do harm if all of them have become longer. */
+static uint64_t wide_part(struct core_device *device, const struct core_terms *terms)
+{
+    uint64_t spent = launched_ns(device);
+    uint64_t launches = terms->launches - device->launches;
+    if (device->wide_ns == 0) device->wide_ns = CORE_AHEAD_NS / 2;
+    if (launches < CORE_AHEAD_LAUNCHES / 2) return device->wide_ns;
+    uint64_t fresh = spent > device->spent_ns ? (spent - device->spent_ns) / launches * CORE_AHEAD_LAUNCHES : 0;
+    device->wide_ns = within(fresh, CORE_AHEAD_MIN_NS, CORE_AHEAD_NS) / 2;
+    device->spent_ns = spent;
+    device->launches = terms->launches;
+    return device->wide_ns;
+}
+
+static bool is_alone(const struct core_terms *terms)
+{
+    return terms->budget.siblings <= 1 && (terms->tenants == 1 || terms->present >= PRESENCE_ALONE);
+}
+
+static void plan_part(struct core_device *device, const struct core_terms *terms)
+{
+    uint64_t wide = wide_part(device, terms);
+    device->close = is_one_stream(device) && is_alone(terms);
+    device->part_ns = device->close ? within(LATE_RATIO * device->late_ns, CORE_PART_NS, CORE_PART_MAX_NS) : wide;
+}
+
+/* From when on the device is so near its end of what was let go that the next part should follow. */
+static uint64_t part_due(const struct core_device *device, int64_t cost)
+{
+    uint64_t least = device->part_ns > (uint64_t)cost ? device->part_ns : (uint64_t)cost;
+    return device->busy_until_ns > least ? device->busy_until_ns - least : 0;
+}
+
+/* Let go of a part of what was drawn. If the device is not where it should be and the launch goes only because it has waited
+   long enough, it goes alone; next time twice as much, for what waits may be what lets the device go on. */
+static void let_go(struct core_device *device, uint64_t now_ns, const struct core_terms *terms,
+                   struct core_admission *admission)
+{
+    int64_t cost = admission->cost_ns;
+    plan_part(device, terms);
+    int64_t part = (int64_t)device->part_ns;
+    bool behind = is_one_stream(device) && part_due(device, cost) > now_ns;
+    if (behind) part = cost << device->held;
+    if (behind && device->held < HELD_MOST) device->held++;
     if (part < cost) part = cost;
     if (part > device->reserve_ns || !terms->budget.enforced) part = device->reserve_ns;
+    uint64_t busy = device->busy_until_ns > now_ns ? device->busy_until_ns : now_ns;
     device->reserve_ns -= part;
     /* What is lent is not measured out, and prices may be far too high when they begin to matter. */
     device->busy_until_ns = terms->budget.enforced ? busy + (uint64_t)part : now_ns;
     device->let_go_ns += (uint64_t)part;
     move_credit(device, part - cost);
     device->phase.credit_ns += cost;
+    admission->marks = terms->budget.enforced && device->close;
+}
+
+void core_woke(struct core_device *device, uint64_t late_ns)
+{
+    if (late_ns > LATE_MOST_NS) late_ns = LATE_MOST_NS;
+    device->late_ns = (device->late_ns * (LATE_WEIGHT - 1) + late_ns) / LATE_WEIGHT;
 }
 
 static void draw(struct core_device *device, uint64_t now_ns, const struct core_terms *terms,
@@ -210,6 +262,7 @@ uint64_t core_begin(struct core_device *device, uint64_t now_ns, const struct co
     admission->waits = false;
     admission->reserved = false;
     admission->blind = false;
+    admission->marks = false;
     admission->shift_ns = 0;
     admission->part_due_ns = now_ns;
     admission->unknown = estimate->samples == 0;
@@ -218,7 +271,8 @@ uint64_t core_begin(struct core_device *device, uint64_t now_ns, const struct co
     if (credit >= (int64_t)cost && core_spend(device, cost)) return 0;
     if (device->reserve_ns >= (int64_t)cost) {
         admission->reserved = true;
-        admission->part_due_ns = device->busy_until_ns > now_ns ? device->busy_until_ns : now_ns;
+        admission->part_due_ns = part_due(device, admission->cost_ns);
+        if (admission->part_due_ns < now_ns) admission->part_due_ns = now_ns;
         return core_ask(device, now_ns, terms, admission);
     }
     admission->blind = admission->unknown && estimate->unknown_launches > BLIND_LAUNCHES && terms->budget.enforced;
@@ -237,8 +291,7 @@ uint64_t core_ask(struct core_device *device, uint64_t now_ns, const struct core
     if (admission->blind) {
         due = admission->part_due_ns + CORE_HELD_MAX_NS;
     } else if (admission->reserved) {
-        uint64_t half = (device->ahead_ns > 0 ? device->ahead_ns : CORE_AHEAD_NS) / 2;
-        if (terms->budget.enforced && device->busy_until_ns > half) due = device->busy_until_ns - half;
+        if (terms->budget.enforced) due = part_due(device, admission->cost_ns);
         if (due > admission->part_due_ns + CORE_HELD_MAX_NS) due = admission->part_due_ns + CORE_HELD_MAX_NS;
     } else {
         due = budget_due(&admission->draw, now_ns, &terms->budget);
@@ -250,7 +303,7 @@ uint64_t core_ask(struct core_device *device, uint64_t now_ns, const struct core
     }
     if (due > now_ns) return due;
     if (!admission->reserved) device->reserve_ns += (int64_t)admission->draw.device_ns;
-    let_go(device, now_ns, terms, admission->cost_ns);
+    let_go(device, now_ns, terms, admission);
     return 0;
 }
 
@@ -296,8 +349,8 @@ void core_sampled(struct core_device *device, struct core_sample *sample, struct
     sample->first = first;
     sample->launched_ns = now_ns;
     sample->running_since_ns = 0;
-    int64_t unspent = __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED);
-    sample->let_go_ns = device->let_go_ns - (unspent > 0 ? (uint64_t)unspent : 0);
+    sample->let_go_ns = launched_ns(device);
+    sample->cost_ns = charged_ns;
     sample->stream = stream;
     struct core_phase *phase = &device->phase;
     sample->in_phase = phase->open;
@@ -318,19 +371,43 @@ static void owe(struct core_device *device, const struct core_sample *sample, in
     if (sample->launched_ns < device->owed_since_ns) device->owed_since_ns = sample->launched_ns;
 }
 
+/* How much was launched after it. */
+static uint64_t after(const struct core_device *device, const struct core_sample *sample)
+{
+    uint64_t launched = launched_ns(device);
+    return launched > sample->let_go_ns ? launched - sample->let_go_ns : 0;
+}
+
 void core_pends(struct core_device *device, const struct core_sample *sample, uint64_t now_ns)
 {
     /* On several streams it may wait for something else than the device. */
-    if (__atomic_load_n(&device->several_streams, __ATOMIC_RELAXED) != 0 || device->let_go_ns < sample->let_go_ns)
-        return;
-    uint64_t busy_until = now_ns + (device->let_go_ns - sample->let_go_ns);
-    uint64_t late = device->ahead_ns / 4;
-    if (busy_until > late + device->busy_until_ns) device->busy_until_ns = busy_until - late;
+    if (!is_one_stream(device)) return;
+    uint64_t least = after(device, sample);
+    uint64_t late = 0;
+    if (!device->close) /* neighbours make it be behind */
+        late = device->part_ns / 2;
+    else if (sample->running_since_ns == 0)
+        least += sample->cost_ns + device->part_ns / 4;
+    if (now_ns + least > device->busy_until_ns + late) device->busy_until_ns = now_ns + least - late;
+}
+
+/* The device has come to it, and so has no more before it than what was launched after it. */
+static void reached(struct core_device *device, const struct core_sample *sample, uint64_t now_ns)
+{
+    device->held = 0;
+    if (!device->close) return;
+    uint64_t most = now_ns + after(device, sample);
+    int64_t credit = __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED);
+    if (credit > 0) most += (uint64_t)credit;
+    if (most < device->busy_until_ns) device->busy_until_ns = most;
 }
 
 void core_runs(struct core_device *device, struct core_sample *sample, uint64_t now_ns, const struct core_terms *terms)
 {
-    if (sample->running_since_ns == 0) sample->running_since_ns = now_ns;
+    if (sample->running_since_ns == 0) {
+        sample->running_since_ns = now_ns;
+        device->held = 0;
+    }
     uint64_t running = now_ns - sample->running_since_ns;
     uint64_t least = running / contenders(terms);
     uint32_t present = present_part(terms);
@@ -371,10 +448,11 @@ static int64_t correction(struct estimate *estimate, const struct core_sample *s
     return own;
 }
 
-void core_ended(struct core_device *device, struct core_sample *sample, int64_t start_ns, int64_t end_ns,
-                const struct core_terms *terms)
+void core_ended(struct core_device *device, struct core_sample *sample, uint64_t now_ns, int64_t start_ns,
+                int64_t end_ns, const struct core_terms *terms)
 {
     struct estimate *estimate = sample->estimate;
+    reached(device, sample, now_ns);
     if (sample->in_phase) {
         struct core_phase *phase = &device->phase;
         bool only = phase->first_ns == 0 && phase->last_ns == 0;

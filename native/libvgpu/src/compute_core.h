@@ -29,6 +29,11 @@
    longer. */
 #define CORE_AHEAD_LAUNCHES 64u
 #define CORE_AHEAD_MIN_NS (4 * BUDGET_NS_PER_MS)
+/* Where nobody else is on the device, so that no slice is lost when nothing is queued, and all work is on one stream, so that
+   it can be told how far the device is, it is far less: parts of this, or of one launch, each after the device was seen to
+   begin with the last. The longer waiters sleep beyond their time the larger they must be. */
+#define CORE_PART_NS (160 * BUDGET_NS_PER_MS / 1000)
+#define CORE_PART_MAX_NS (CORE_AHEAD_MIN_NS / 2)
 #define CORE_HELD_MAX_NS (80 * BUDGET_NS_PER_MS) /* longer no launch waits for what the device has before it */
 
 /* A launch that runs so long, and so many times longer than estimated, puts its estimate in doubt. */
@@ -62,8 +67,12 @@ struct core_device {
     int64_t reserve_ns;     /* drawn and due, but not to be spent yet */
     uint64_t let_go_ns;     /* device time let go so far */
     uint64_t busy_until_ns; /* the device is, with what was let go so far, if it takes as long as it is charged */
-    uint64_t ahead_ns;      /* so much may be let go ahead; neighbours may make the device be a quarter of it behind */
-    uint64_t spent_ns;      /* and `launches` when that was computed */
+    uint64_t part_ns;       /* so much is let go at once, the next when no more than that is left */
+    uint64_t wide_ns;       /* what it is where it is not close */
+    bool close;             /* it is little, and the device is watched closely */
+    uint32_t held;          /* launches let go since the device was last seen to come to one, though it should have */
+    uint64_t late_ns;       /* by so much waiters sleep too long lately, on average */
+    uint64_t spent_ns;      /* and `launches` when the part was computed */
     uint64_t launches;
     struct presence presence;
     uint64_t began_ns; /* its first draw; 0: none yet */
@@ -90,6 +99,7 @@ struct core_admission {
     bool unknown;
     bool waits;
     bool reserved; /* nothing was drawn, the reserve has enough */
+    bool marks;    /* the first launch of a part: it must be sampled, to tell how far the device is */
     bool blind;    /* nothing was drawn yet, the duration should be known soon */
     uint64_t part_due_ns;
 };
@@ -106,6 +116,7 @@ struct core_sample {
     uint64_t launched_ns;
     uint64_t running_since_ns;
     uint64_t let_go_ns; /* up to and with it */
+    uint64_t cost_ns;   /* of it */
     const void *stream;
 };
 
@@ -179,15 +190,19 @@ void core_sampled(struct core_device *device, struct core_sample *sample, struct
 /* A launch of the phase should have been sampled and could not be. */
 void core_missed(struct core_device *device);
 
-/* It is the oldest that has not ended at this time, so the device has all that was launched after it before it. */
+/* It is the oldest that has not ended at this time; after core_runs(), if it runs. So the device has all that was launched
+   after it before it, or, if it does not run yet, all from it on. */
 void core_pends(struct core_device *device, const struct core_sample *sample, uint64_t now_ns);
+
+/* A waiter has slept so much longer than it meant to. */
+void core_woke(struct core_device *device, uint64_t late_ns);
 
 /* It runs, and is seen to run at this time. */
 void core_runs(struct core_device *device, struct core_sample *sample, uint64_t now_ns, const struct core_terms *terms);
 
 /* It ended, start and end on a clock common to all samples of one phase. Or its times are not to be had. */
-void core_ended(struct core_device *device, struct core_sample *sample, int64_t start_ns, int64_t end_ns,
-                const struct core_terms *terms);
+void core_ended(struct core_device *device, struct core_sample *sample, uint64_t now_ns, int64_t start_ns,
+                int64_t end_ns, const struct core_terms *terms);
 void core_lost(struct core_device *device, struct core_sample *sample, const struct core_terms *terms);
 
 #endif

@@ -111,6 +111,16 @@ static inline bool estimate_is_sampled(struct estimates *all, struct estimate *e
     return true;
 }
 
+/* This launch is sampled though none was due: it stands for those since the last one, and the next is planned anew. */
+static inline void estimate_sample_now(struct estimates *all, struct estimate *estimate)
+{
+    int32_t left = __atomic_load_n(&estimate->until_sample, __ATOMIC_RELAXED);
+    uint32_t steps = __atomic_load_n(&estimate->steps, __ATOMIC_RELAXED);
+    uint32_t done = left > 0 && (uint32_t)left < steps ? steps - (uint32_t)left : 1;
+    __atomic_store_n(&estimate->steps, done, __ATOMIC_RELAXED);
+    estimate_plan_next(all, estimate);
+}
+
 /* Take a sample. `contenders`: processes that may share the device by time slices, this one included; 1: none, all
    elapsed time was ours. `present`: the part of elapsed time that was ours at present (presence.h), 0: not known. Returns
    the device time that the sampled launch is worth. */

@@ -296,6 +296,41 @@ static void processes_are_counted_by_round(void)
     CLAIM(core_siblings(&roster, &own[0], NOW + 9 * CORE_ROSTER_ROUND_NS) >= 1);
 }
 
+static void little_is_queued_until_the_device_is_seen_to_begin(void)
+{
+    static struct core_device device;
+    uint64_t word = 0;
+    core_init(&device, &word);
+    core_note_stream(&device, &word);
+    struct core_terms terms = {.budget = at(50), .tenants = 1};
+    struct estimate *estimate = estimate_add(&device.estimates, &broken, 1);
+    for (int i = 0; i < 20; i++)
+        estimate_sample(estimate, 10000, 1, 0);
+    struct core_admission admission;
+    struct core_sample first;
+    int launched = 0;
+    uint64_t due = core_begin(&device, NOW, &terms, estimate, &admission);
+    CLAIM(due == 0 && admission.marks);
+    core_sampled(&device, &first, estimate, 10000, false, &word, NOW);
+    for (; due == 0 && launched < 10000; launched++) {
+        core_pends(&device, &first, NOW);
+        due = core_begin(&device, NOW, &terms, estimate, &admission);
+    }
+    CLAIM(launched >= (int)(CORE_PART_NS / 10000) && launched <= (int)(2 * CORE_PART_NS / 10000));
+    uint64_t now = NOW;
+    while (due > now) {
+        now = due;
+        core_pends(&device, &first, now);
+        due = core_ask(&device, now, &terms, &admission);
+    }
+    CLAIM(now > NOW + CORE_HELD_MAX_NS / 2 && now <= NOW + CORE_HELD_MAX_NS + MS);
+    core_pends(&device, &first, now);
+    CLAIM(core_begin(&device, now, &terms, estimate, &admission) > now); /* that one alone has gone */
+    core_runs(&device, &first, now, &terms);
+    core_ended(&device, &first, now, 0, 10000, &terms);
+    CLAIM(core_ask(&device, now + MS, &terms, &admission) == 0);
+}
+
 static struct priority_page *new_page(const char *path)
 {
     int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0644);
@@ -371,6 +406,7 @@ static const struct {
     RULE(shapes_are_told_apart),
     RULE(samples_are_irregular_and_as_many_as_planned),
     RULE(processes_are_counted_by_round),
+    RULE(little_is_queued_until_the_device_is_seen_to_begin),
     RULE_FILE(page_holds_while_its_lease_runs),
     RULE_FILE(foreign_pages_are_not_read),
 };

@@ -8,7 +8,7 @@
  * and processes take turns of `slice_us` while more than one has work, so that elapsed time holds the neighbours' slices.
  *
  * Words on the command line, each `key=value`, in order; `tenant`, `process`, `thread` and `work` open what follows:
- *     sms seconds slice_us seed, probes (0: events on a stream of our own are as late as the work)
+ *     sms seconds slice_us seed, late_us (waiters sleep so much too long on average), probes (0: events on a stream of our own are as late as the work)
  *     tenant  pct, pct2 and at_ms (limit from then on), limited (0: no limiter), page (tenants told by the agent, 0: none),
  *             force (limited though alone), paced (held back for the sake of a higher priority)
  *     process start_ms, end_ms (killed)
@@ -72,7 +72,7 @@ struct thread {
     uint32_t work_count, next, done;
     enum { READY, WANTS_TURN, WAITS, QUEUE_FULL, SYNCS } state;
     struct core_admission admission;
-    uint64_t due, step, began;
+    uint64_t due, step, began, meant;
 };
 
 struct process {
@@ -106,7 +106,7 @@ static uint32_t tenant_count;
 static struct process *processes[PROCESSES_IN_ALL];
 static uint32_t process_count;
 static uint32_t sms = 132;
-static uint64_t slice_ns = 2 * MS, seconds = 10, now = START;
+static uint64_t slice_ns = 2 * MS, seconds = 10, now = START, late_ns;
 static uint64_t random_state = 88172645463325252u;
 static int current = -1;
 static uint64_t slice_end;
@@ -118,6 +118,13 @@ static uint64_t random_number(void)
     random_state ^= random_state >> 7;
     random_state ^= random_state << 17;
     return random_state;
+}
+
+/* Mostly about the mean, now and then ten times that. */
+static uint64_t lateness(void)
+{
+    uint64_t most = late_ns == 0 ? 0 : random_number() % 100 == 0 ? 20 * late_ns : 2 * late_ns;
+    return most == 0 ? 0 : random_number() % most;
 }
 
 static uint64_t duration_of(const struct work *work)
@@ -178,13 +185,13 @@ static void harvest(struct process *process, const struct core_terms *terms)
     for (uint32_t i = 0; i < process->running_count; i++) {
         struct sample *sample = process->running[i];
         if (sample->end != NEVER && unfinished < LOOKED_AT) {
-            core_ended(&process->core, &sample->core, (int64_t)sample->start, (int64_t)sample->end, terms);
+            core_ended(&process->core, &sample->core, now, (int64_t)sample->start, (int64_t)sample->end, terms);
             sample->launched = 0;
             continue;
         }
         if (unfinished++ == 0) {
-            core_pends(&process->core, &sample->core, now);
             if (sample->start != NEVER) core_runs(&process->core, &sample->core, now, terms);
+            core_pends(&process->core, &sample->core, now);
         }
         process->running[kept++] = sample;
     }
@@ -292,6 +299,7 @@ static void launch(struct process *process, uint32_t index)
     uint64_t cost = core_cost(core, estimate->charge_ns);
     bool unknown = false;
     bool opens_phase = false;
+    bool marks = false;
     if (thread->state != READY || estimate->samples == 0 || !core_spend(core, cost)) {
         if (process->turn >= 0 && process->turn != (int)index) {
             thread->state = WANTS_TURN;
@@ -302,6 +310,7 @@ static void launch(struct process *process, uint32_t index)
         struct core_terms terms = terms_of(process);
         harvest(process, &terms);
         bool asking = thread->state == WAITS;
+        if (asking) core_woke(core, now - thread->meant);
         if (asking && thread->admission.unknown && estimate->samples > 0) {
             core_withdraw(core, now, &terms, &thread->admission, estimate);
             asking = false;
@@ -326,16 +335,23 @@ static void launch(struct process *process, uint32_t index)
             thread->wake = due - now < longest ? due : now + longest;
             uint64_t look = probe(process, &terms);
             if (look < thread->wake) thread->wake = look;
+            thread->meant = thread->wake;
+            thread->wake += lateness();
             return;
         }
         process->waited += now - thread->began;
         if (now - thread->began > process->longest_wait) process->longest_wait = now - thread->began;
         cost = (uint64_t)thread->admission.cost_ns;
         unknown = thread->admission.unknown;
+        marks = thread->admission.marks;
         opens_phase = thread->admission.waits && core_begin_phase(core, now, stream, &thread->admission);
         pass_turn(process);
     }
     bool sampled = estimate_is_sampled(&core->estimates, estimate);
+    if (marks && !sampled && !unknown) {
+        estimate_sample_now(&core->estimates, estimate);
+        sampled = true;
+    }
     struct sample *sample = NULL;
     if (unknown || sampled || opens_phase) sample = begin_sample(process, estimate, cost, unknown, stream);
     enqueue(process, thread, work, sample);
@@ -513,6 +529,7 @@ static bool set_value(const char *word)
     }
     KEY(word, "sms", sms, small)
     KEY(word, "seconds", seconds, whole)
+    KEY(word, "late_us", late_ns, whole * 1000)
     KEY(word, "probes", probes, whole != 0)
     KEY(word, "slice_us", slice_ns, whole * 1000)
     KEY(word, "seed", random_state, random_state + whole * UINT64_C(0x9e3779b97f4a7c15))
