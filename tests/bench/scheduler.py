@@ -7,10 +7,11 @@ has ``nodes``, ``devices``, ``shares``, ``mix``, ``verb`` (filter, prioritize, b
 ``rss_mib``.
 
 ``layer`` is ``core`` (from the text of the node names to the text of the answer, in one process),
-``http`` (the service's own server and handlers in a process of their own that also holds a pod and
-a ledger record for each share; timed by the client), ``echo`` (the same request to a handler on
-that server that decodes it and answers with its names; asked in turn with ``http``) or
-``plain-loop`` (the same verdicts over plain objects).
+``service`` (the service's own handler from the body of the request to the body of the answer, log
+lines, tracing, quotas and records included, in a process of its own that also holds a pod and a
+ledger record for each share), ``http`` (the same calls, timed by the client that makes them),
+``echo`` (the same request to a handler on that server that decodes it and answers with its names;
+asked in turn with ``http``) or ``plain-loop`` (the same verdicts over plain objects).
 
 ``plans`` is ``new`` where every call is about a pod of a new shape, so that nothing kept from
 before helps, and ``kept`` where pods of one template arrive and, in ``core``, one is booked between
@@ -40,7 +41,14 @@ from hami_scheduler.core.pick import pick
 from hami_scheduler.core.table import DeviceTable
 from hami_scheduler.core.verdicts import Verdicts
 from hami_scheduler.shell import extender_wire as wire
-from tests.bench.scheduler_cluster import MEMORY_MIB, SIZES_MIB, booking, inventory, name_of
+from tests.bench.scheduler_cluster import (
+    MEMORY_MIB,
+    OTHER,
+    SIZES_MIB,
+    booking,
+    inventory,
+    name_of,
+)
 from tests.bench.scheduler_server import asked_server
 from tests.support import builders
 from tests.support.oracle import Oracle
@@ -76,7 +84,7 @@ def init_sidecar_app(seed: int) -> PodRequest:
 def two_vendors(seed: int) -> PodRequest:
     """Two vendors in one container."""
     return builders.pod(
-        builders.container(builders.ask(mib=8_000 + seed), builders.ask(mib=8_000, vendor="ascend"))
+        builders.container(builders.ask(mib=8_000 + seed), builders.ask(mib=8_000, vendor=OTHER))
     )
 
 
@@ -312,9 +320,13 @@ def http_rows(cluster: Cluster, calls: int) -> Iterator[dict[str, object]]:
                         body = b'{"Pod":%b,"Nodes":null,"NodeNames":%b}' % (pod, text)
                         for layer in ("echo", "http"):
                             path = "/echo" if layer == "echo" else f"/{verb}"
-                            spent_ms, answer = server.ask(path, body)
+                            asked = server.ask(path, body)
+                            answer = asked.content
                             if number >= 0:
-                                times.setdefault((verb, layer), []).append(spent_ms)
+                                times.setdefault((verb, layer), []).append(asked.spent_ms)
+                            if number >= 0 and layer == "http":
+                                inside = times.setdefault((verb, "service"), [])
+                                inside.append(asked.handler_ms)
                         if verb == "filter":
                             text = json.dumps(
                                 json.loads(answer)["NodeNames"], separators=(",", ":")

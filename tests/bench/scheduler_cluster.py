@@ -13,6 +13,8 @@ from tests.support import builders
 DEVICES = 8
 MEMORY_MIB = 81_559
 PAIR_STRENGTH, FAR_STRENGTH = 300, 10
+OTHER = "hygon"
+"""The vendor that few nodes have."""
 SIZES_MIB = (8_192, 16_384, 40_960)
 """Memory of the shares that run."""
 
@@ -20,7 +22,7 @@ SIZES_MIB = (8_192, 16_384, 40_960)
 def inventory(number: int) -> Iterator[NodeDevices]:
     """One node: eight linked devices of one vendor, on every tenth node half of them another's."""
     node = name_of(number)
-    vendors = {"nvidia": DEVICES} if number % 10 else {"nvidia": 4, "ascend": 4}
+    vendors = {"nvidia": DEVICES} if number % 10 else {"nvidia": 4, OTHER: 4}
     for vendor, count in vendors.items():
         devices = [
             builders.device(

@@ -14,15 +14,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from pathlib import Path
 from resource import getpagesize
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from hami_common import annotations, subjects
@@ -30,7 +31,14 @@ from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.model.placement import Placement
 from hami_common.podview import PodView
 from hami_common.runtime.clock import SystemClock
-from hami_common.runtime.httpd import HttpApp, Request, Response, serve
+from hami_common.runtime.httpd import (
+    Handler,
+    HttpApp,
+    Request,
+    Response,
+    StreamedResponse,
+    serve,
+)
 from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryPublisher, Published
 from hami_common.runtime.telemetry import Tracing, configure_logging
 from hami_common.signing import SignedPlacement, Signer, Verifier
@@ -41,12 +49,14 @@ from hami_scheduler.core.stimuli import FeedSynced, RecordSeen, Repaired, StateS
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.extender_wire import ExtenderArgs
 from hami_scheduler.shell.state import PARTS
-from tests.bench.scheduler_cluster import SIZES_MIB, booking, inventory
+from tests.bench.scheduler_cluster import OTHER, SIZES_MIB, booking, inventory
 from tests.unit.scheduler.shell.fakekube import FakeKube
 
 Obj = dict[str, Any]
 
 START_S = 180.0
+SPENT = "x-handler-ms"
+"""Header of an answer: how long the handler took."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -169,12 +179,25 @@ _args_decoder = msgspec.json.Decoder(ExtenderArgs)
 _encoder = msgspec.json.Encoder()
 
 
+def _timed(handler: Handler) -> Handler:
+    """The same, with the time that it took told in a header."""
+
+    async def timed(request: Request) -> Response | StreamedResponse:
+        begin = time.perf_counter()
+        answer = await handler(request)
+        spent_ms = (time.perf_counter() - begin) * 1e3
+        return replace(answer, headers={SPENT: f"{spent_ms:.4f}"})
+
+    return timed
+
+
 async def _run(nodes: int) -> None:
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         configure_logging(service="scheduler", stream=nowhere)
         scheduler = make(nodes)
+        routes = {at: _timed(handler) for at, handler in scheduler.extender.routes().items()}
         app = HttpApp(
-            {**scheduler.extender.routes(), ("POST", "/echo"): _echo},
+            {**routes, ("POST", "/echo"): _echo},
             registry=CollectorRegistry(),
             ready=lambda: True,
         )
@@ -189,8 +212,15 @@ async def _run(nodes: int) -> None:
 # --- the one who asks -----------------------------------------------------------------------------
 
 
-def _container(name: str, gpus: int, mib: int, **more: object) -> Obj:
-    limits = {"cpu": "4", "nvidia.com/gpu": str(gpus), "nvidia.com/gpumem": str(mib)}
+_NO_LIMITS: Mapping[str, str] = {}
+_OTHER_LIMITS = {f"{OTHER}.com/dcunum": "1", f"{OTHER}.com/dcumem": "8000"}
+
+
+def _container(
+    name: str, gpus: int, mib: int, *, others: Mapping[str, str] = _NO_LIMITS, **more: object
+) -> Obj:
+    own = {"cpu": "4", "nvidia.com/gpu": str(gpus), "nvidia.com/gpumem": str(mib)}
+    limits = {**own, **others}
     return {
         "name": name,
         "image": "registry.example/team/worker:1",
@@ -214,6 +244,7 @@ def _asking_pod(mix: str, seed: int) -> Obj:
             ],
             [_container("a", 1, 16_000)],
         ),
+        "two_vendors": ([], [_container("main", 1, 8_000 + seed, others=_OTHER_LIMITS)]),
         "topology": ([], [_container("main", 4, 8_000 + seed)]),
         "too_large": ([], [_container("main", 1, 81_560 + seed)]),
     }
@@ -240,10 +271,20 @@ def _asking_pod(mix: str, seed: int) -> Obj:
     }
 
 
+class Asked(NamedTuple):
+    """One call."""
+
+    spent_ms: float
+    """Until the whole answer was here."""
+    handler_ms: float
+    """In the service's handler; 0 where that is not told."""
+    content: bytes
+
+
 class AskedServer:
     """The process, and one connection to it."""
 
-    mixes = ("one", "two_by_two", "init_sidecar_app", "topology", "too_large")
+    mixes = ("one", "two_by_two", "init_sidecar_app", "two_vendors", "topology", "too_large")
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self._pid = pid
@@ -253,8 +294,8 @@ class AskedServer:
         """A pod's document."""
         return json.dumps(_asking_pod(mix, seed), separators=(",", ":")).encode()
 
-    def ask(self, path: str, body: bytes) -> tuple[float, bytes]:
-        """(milliseconds until the whole answer was here, the answer)."""
+    def ask(self, path: str, body: bytes) -> Asked:
+        """Call and wait for the answer."""
         head = (
             f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
@@ -274,7 +315,9 @@ class AskedServer:
         while left:
             pieces.append(self._connection.recv(_CHUNK_BYTES))
             left -= len(pieces[-1])
-        return (time.perf_counter() - begin) * 1e3, b"".join(pieces)
+        told = next((line for line in lines if line.startswith(SPENT)), "")
+        spent_ms = (time.perf_counter() - begin) * 1e3
+        return Asked(spent_ms, float(told.partition(":")[2] or 0), b"".join(pieces))
 
     def rss_mib(self) -> int:
         """Resident memory of the process."""

@@ -81,13 +81,17 @@ def uuids(node: str, vendor: str, count: int = 9) -> list[str]:
 
 
 @st.composite
-def inventories(draw: st.DrawFn, node: str, vendor: str) -> NodeDevices:
-    """What a node's agent and the configuration say at some time."""
+def inventories(draw: st.DrawFn, node: str, vendor: str, *, divided: bool = True) -> NodeDevices:
+    """What a node's agent and the configuration say at some time.
+
+    Some devices have tables of partitions, unless none are to be ``divided``.
+    """
     count = draw(st.sampled_from((0, 1, 2, 2, 3, 4, 4, 5, 8, 9)))
     alike = draw(st.booleans())
     type_ = draw(st.sampled_from(TYPES))
     memory_mib = draw(st.sampled_from((8, 16)))
-    tables = draw(st.sampled_from(((((), {}),), (((), {}),), TABLES, (*TABLES, ((), {})))))
+    whole: tuple[tuple[tuple[Profile, ...], dict[str, int]], ...] = (((), {}),)
+    tables = draw(st.sampled_from((whole, whole, TABLES, (*TABLES, *whole)))) if divided else whole
     devices: list[Device] = []
     for i, uuid in enumerate(uuids(node, vendor)[:count]):
         plain = alike and draw(st.integers(0, 9)) > 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hami_common.model.placement import ContainerShares, Placement
 from hami_common.model.request import PodRequest
-from hami_scheduler.core import verdicts as verdicts_module
+from hami_scheduler.core import block, levels
 from hami_scheduler.core.pick import pick, satisfies
 from hami_scheduler.core.reasons import CLASSES_SHOWN, NodeExplanation, explain
 from hami_scheduler.core.table import DeviceTable
@@ -140,9 +140,10 @@ def test_core_and_oracle_agree_on_any_cluster(data: st.DataObject) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def columns_are_worked_out_one_by_one() -> Iterator[None]:
-    """However few nodes there are: by default so few are always worked out all."""
+    """However few nodes there are: by default so few are always worked out all, and not ranked."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdicts_module, "PART_WORTH_IT", 1)
+        patch.setattr(block, "PART_WORTH_IT", 1)
+        patch.setattr(levels, "NODES_WORTH_IT", 1)
         yield
 
 

@@ -24,7 +24,7 @@ def agree(codes: dict[str, int], names: Sequence[str]) -> NodeNames:
     index = NameIndex(codes)
     want = [codes.get(name, ABSENT) for name in names]
     read, listed = NodeNames(text_of(names)), NodeNames.of(names)
-    assert index.find(read).tolist() == index.find(listed).tolist() == want
+    assert index.find(read).numbers.tolist() == index.find(listed).numbers.tolist() == want
     chance = random.Random(len(names))
     mask = np.array([chance.random() < 0.6 for _ in names], np.bool_)
     some = [name for name, chosen in zip(names, mask.tolist(), strict=True) if chosen]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from hami_common.model.request import PodRequest
+from hami_scheduler.core.block import Columns
 from hami_scheduler.core.score import priorities
 from hami_scheduler.core.table import DeviceTable
 from hami_scheduler.core.verdicts import Verdicts
@@ -114,8 +115,11 @@ def test_equal_nodes_score_equally() -> None:
 
 
 def given(scores: list[float], names: list[str]) -> list[int]:
-    ranks = np.array([sorted(names).index(name) for name in names], np.int64)
-    found: list[int] = priorities(np.array(scores), ranks, highest=10).tolist()
+    def first(places: Columns, count: int) -> Columns:
+        assert count == 1
+        return np.array([min(places.tolist(), key=names.__getitem__)])
+
+    found: list[int] = priorities(np.array(scores), first, highest=10).tolist()
     return found
 
 

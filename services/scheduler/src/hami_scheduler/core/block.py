@@ -32,9 +32,19 @@ NO_VENDOR: Final = -1
 NO_NUMA: Final = -1
 
 # Rows of a vendor's totals, see Block.totals.
-USED_SLOTS, SLOTS, USED_CORE, CORE, USED_MIB, MIB, DEVICES, LEAST_MIB = range(8)
-_TOTALS: Final = 8
+USED_SLOTS, SLOTS, USED_CORE, CORE, USED_MIB, MIB, DEVICES, LEAST_MIB, MOST_MIB = range(9)
+_TOTALS: Final = 9
 _MOST_DERIVED: Final = 64
+_MOST_FOLLOWED: Final = 16
+NO_MIB: Final = int(np.iinfo(np.int64).min)
+NO_ROOM: Final = -1
+AMOUNT_BITS: Final = 15
+"""In ``Block.room`` compute and slots have so many bits each, and memory those above."""
+MOST_AMOUNT: Final = (1 << AMOUNT_BITS) - 1
+MIB_SHIFT: Final = 2 * AMOUNT_BITS
+MOST_ROOM_MIB: Final = (1 << (63 - MIB_SHIFT)) - 1
+PART_WORTH_IT: Final = 4
+"""Columns are looked at one by one while fewer than one in this many changed."""
 
 _MATRICES: Final[dict[str, Any]] = {
     "memory_mib": np.int64,
@@ -63,6 +73,8 @@ _MATRICES: Final[dict[str, Any]] = {
     "per_core": np.float64,
     "per_mib": np.float64,
     "fullness": np.float64,
+    "offered_mib": np.int64,
+    "room": np.int64,
     "has_slot": np.bool_,
     "unheld": np.bool_,
     "idle": np.bool_,
@@ -144,6 +156,13 @@ class Block:
     """Nobody holds the device exclusively."""
     idle: Bools
     """Nobody holds a share."""
+    offered_mib: Ints
+    """``free_mib`` where one more container may share the device, else ``NO_MIB``."""
+    room: Ints
+    """What is left of a device that may serve one more share, else ``NO_ROOM``.
+
+    Memory, compute and slots as one number, ordered as they are listed.
+    """
 
     def __init__(self, width: int) -> None:
         """Room for nodes with at most ``width`` devices."""
@@ -164,6 +183,8 @@ class Block:
         self._room = 0
         self._derived: dict[Hashable, object] = {}
         self._derived_version = 0
+        self._followed: dict[Hashable, object] = {}
+        """The longest unused first."""
         self._changes: list[int] = []
         self._changes_before = 0
         self._grow(16)
@@ -179,6 +200,15 @@ class Block:
         if skip < 0:
             return None
         return np.fromiter(set(self._changes[skip:]), np.intp)
+
+    def stale_since(self, version: int) -> Columns | None:
+        """Columns to work out again after ``version``; ``None`` for all."""
+        if version < 0:
+            return None
+        changed = self.changed_since(version)
+        if changed is None or len(changed) * PART_WORTH_IT > self.count:
+            return None
+        return changed[changed < self.count]
 
     def touch(self, column: int) -> None:
         """Note that ``column`` changed."""
@@ -196,6 +226,16 @@ class Block:
         if key not in self._derived:
             self._derived[key] = make()
         return cast("T", self._derived[key])
+
+    def followed(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` gave, kept for long: it follows the block's versions by itself."""
+        found = self._followed.pop(key, None)
+        if found is None:
+            found = make()
+            if len(self._followed) == _MOST_FOLLOWED:
+                del self._followed[next(iter(self._followed))]
+        self._followed[key] = found
+        return cast("T", found)
 
     def _grow(self, room: int) -> None:
         for name, dtype in _MATRICES.items():
@@ -294,14 +334,31 @@ class Block:
 
     def _derive(self, row: int, column: int) -> None:
         at = row, column
-        self.free_mib[at] = self.capacity_mib[at] - self.used_mib[at]
-        self.free_core[at] = self.capacity_core[at] - self.used_core[at]
+        used_slots, used_core = int(self.used_slots[at]), int(self.used_core[at])
+        used_mib = int(self.used_mib[at])
+        free_mib = int(self.capacity_mib[at]) - used_mib
+        free_core = int(self.capacity_core[at]) - used_core
+        self.free_mib[at], self.free_core[at] = free_mib, free_core
         self.fullness[at] = (
-            self.used_slots[at] * self.per_slot[at] + self.used_core[at] * self.per_core[at]
-        ) + self.used_mib[at] * self.per_mib[at]
-        self.has_slot[at] = self.used_slots[at] < self.slots[at]
+            used_slots * self.per_slot[at] + used_core * self.per_core[at]
+        ) + used_mib * self.per_mib[at]
+        self.has_slot[at] = used_slots < self.slots[at]
         self.unheld[at] = self.exclusive_holders[at] == 0
-        self.idle[at] = self.used_slots[at] == 0
+        self.idle[at] = used_slots == 0
+        self.offered_mib[at], self.room[at] = self.offer_of(row, column)
+
+    def offer_of(self, row: int, column: int) -> tuple[int, int]:
+        """A cell of ``offered_mib`` and ``room``, worked out afresh."""
+        at = row, column
+        if not self.has_slot[at] or not self.unheld[at]:
+            return NO_MIB, NO_ROOM
+        free_mib, free_core = int(self.free_mib[at]), int(self.free_core[at])
+        # Without compute left, a device serves no share of any kind, unless it has none at all.
+        if free_mib < 0 or (free_core <= 0 and self.capacity_core[at]):
+            return free_mib, NO_ROOM
+        core, slots = max(free_core, 0), int(self.slots[at] - self.used_slots[at])
+        amounts = (min(core, MOST_AMOUNT) << AMOUNT_BITS) | min(slots, MOST_AMOUNT)
+        return free_mib, (min(free_mib, MOST_ROOM_MIB) << MIB_SHIFT) | amounts
 
     def _total(self, column: int) -> None:
         known = self.known[:, column]
@@ -326,7 +383,8 @@ class Block:
                 self.capacity_mib,
             )
         ]
-        return np.array([*sums, mask.sum(), memory.min() if memory.size else 0], np.int64)
+        extremes = (memory.min(), memory.max()) if memory.size else (0, 0)
+        return np.array([*sums, mask.sum(), *extremes], np.int64)
 
     def book(
         self, row: int, column: int, *, mib: int, core: int, slots: int, exclusive: int

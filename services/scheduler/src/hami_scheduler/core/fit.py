@@ -16,9 +16,9 @@ Feasibility is the conjunction of the masks, a reason is the first mask that is 
 same masks, so filter, bind and explain cannot disagree (design D14).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -51,6 +51,8 @@ from hami_scheduler.core.table import DeviceTable
 Counts = NDArray[np.signedinteger]
 Stages = NDArray[np.int8]
 """Numbers of ``Stage``; -1 where a device is not looked at."""
+
+T = TypeVar("T", bound=np.generic)
 
 NOBODY: Final = -2
 """Number of a vendor that no device ever had."""
@@ -116,6 +118,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     def topology(self) -> bool:
         """Whether the best-connected devices are wanted."""
         return "topology-aware" in self.policy.device
+
+
+NO_PLAN: Final = Plan(steps=(), policy=PlacementPolicy())
 
 
 def compile_request(request: PodRequest) -> Plan:
@@ -202,9 +207,19 @@ class View:
             return matrix[:, : self.count]
         return matrix.take(self.columns, axis=1)
 
+    def cells(self, matrix: NDArray[T]) -> NDArray[T]:
+        """The columns' part of a matrix."""
+        if self.columns is None:
+            return matrix[:, : self.count]
+        return matrix.take(self.columns, axis=1)
+
     def ids(self, line: Columns) -> Columns:
         """The columns' part of a line."""
         return line[: self.count] if self.columns is None else line[self.columns]
+
+    def line(self, line: NDArray[T]) -> NDArray[T]:
+        """The columns' part of a line."""
+        return line[: self.count] if self.columns is None else line.take(self.columns)
 
 
 class Held:
@@ -363,7 +378,7 @@ def totals_of(view: View, vendor: str) -> Ints | None:
     return None if totals is None else view.ints(totals)
 
 
-def _selected(view: View, step: Step) -> Bools:
+def selected(view: View, step: Step) -> Bools:
     """Devices that pass every static constraint."""
     block = view.block
 
@@ -374,11 +389,37 @@ def _selected(view: View, step: Step) -> Bools:
             passing &= mask
         return passing
 
+    return view.bools(block.derived(("selected", *_static_key(view, step)), make))
+
+
+def _static_key(view: View, step: Step) -> tuple[object, ...]:
+    """All that static constraints depend on."""
     request = step.request
     named = request.types or request.modes or request.profile or request.exact
     sized = request if named or view.table.has_divisions else None
-    key = ("static", request.vendor, request.exclusive, step.selector, sized, step.is_part)
-    return view.bools(block.derived(key, make))
+    return request.vendor, request.exclusive, step.selector, sized, step.is_part
+
+
+def _judged(view: View, step: Step) -> Stages:
+    """Per device the static constraint that stops it, else as in ``reached``."""
+    block = view.block
+
+    def make() -> Stages:
+        whole = View(view.table, block)
+        return _first_stop(devices_of(whole, step.request.vendor), _static(whole, step))
+
+    return view.cells(block.derived(("judged", *_static_key(view, step)), make))
+
+
+def _first_stop(passing: Bools, masks: Iterable[tuple[Stage, Bools]]) -> Stages:
+    """The first constraint that stops each of the ``passing``, ``FITS`` where none; else -1."""
+    stages: Stages = np.where(passing, np.int8(Stage.FITS), np.int8(-1))
+    for stage, mask in masks:
+        stopped = passing & ~mask
+        if stopped.any():
+            np.copyto(stages, np.int8(stage), where=stopped)
+            passing = passing & mask
+    return stages
 
 
 class Granted(NamedTuple):
@@ -583,7 +624,7 @@ def _has_place(scene: Scene, request: DeviceRequest) -> Bools:
 
 def passes(scene: Scene, step: Step) -> Bools:
     """Devices that pass every constraint of their own; NUMA binding is about several of them."""
-    passing = _selected(scene.view, step)
+    passing = selected(scene.view, step)
     if scene.view.columns is None:
         passing = passing.copy()
     for _, mask in _dynamic(scene, step):
@@ -636,25 +677,39 @@ def free_of(view: View) -> Free:
     return Free(slots, view.ints(block.free_mib), view.shorts(block.free_core))
 
 
-def has_room(view: View, steps: Sequence[Step], free: Free) -> Bools:
-    """Devices of one vendor that would take all of a pod's ``steps`` for it, all plain."""
+def together(
+    steps: Sequence[Step], mib_of: Callable[[DeviceRequest], Ints | int]
+) -> tuple[int, int, Ints | int]:
+    """(slots, compute, memory) that a device needs to take all ``steps``, all plain.
+
+    ``mib_of`` is what one of them takes of the device.
+    """
     running_mib: Ints | int = 0
     mib: Ints | int = 0
     running_core = core = running_slots = slots = 0
     for step in steps:
         request = step.request
-        with_mib = running_mib + wanted_mib(view, request)
-        mib = np.maximum(mib, with_mib)
+        with_mib = running_mib + mib_of(request)
+        if isinstance(mib, int) and isinstance(with_mib, int):
+            mib = max(mib, with_mib)
+        else:
+            mib = np.maximum(mib, with_mib)
         # a share without compute books none, but wants some to be left
         core = max(core, running_core + max(1, request.core_pct))
         slots = max(slots, running_slots + 1)
         if step.kind != "init":
             running_mib, running_slots = with_mib, running_slots + 1
             running_core += request.core_pct
-    passing = _selected(view, steps[0]) & (free.slots >= slots)
+    return slots, core, mib
+
+
+def has_room(view: View, steps: Sequence[Step], free: Free) -> Bools:
+    """Devices of one vendor that would take all of a pod's ``steps`` for it, all plain."""
+    slots, core, mib = together(steps, lambda request: wanted_mib(view, request))
+    passing = selected(view, steps[0]) & (free.slots >= slots)
     for step in steps[1:]:
         if not _is_answered_alike(step.request, steps[0].request):
-            passing &= _selected(view, step)
+            passing &= selected(view, step)
     passing &= free.mib >= mib
     passing &= free.core >= core
     return passing
@@ -668,15 +723,10 @@ def _is_answered_alike(a: DeviceRequest, b: DeviceRequest) -> bool:
 def reached(scene: Scene, step: Step) -> Stages:
     """Per device the constraint that stops it, ``FITS`` where none does; -1 for other vendors."""
     view = scene.view
-    passing = devices_of(view, step.request.vendor)
-    stages: Stages = np.where(passing, np.int8(Stage.FITS), np.int8(-1))
-    whole = View(view.table, view.block)
-    static = ((stage, view.bools(mask)) for stage, mask in _static(whole, step))
-    for stage, mask in (*static, *_dynamic(scene, step)):
-        stopped = passing & ~mask
-        if stopped.any():
-            np.copyto(stages, np.int8(stage), where=stopped)
-            passing = passing & mask
+    stages = _judged(view, step)
+    passing = stages == Stage.FITS
+    stages = np.where(passing, _first_stop(passing, _dynamic(scene, step)), stages)
+    passing = stages == Stage.FITS
     if step.selector.numa_bind:
         stages[passing & (beside_counts(view, passing) < step.request.count)] = Stage.NUMA
     if step.request.shape:

@@ -11,8 +11,8 @@ the mapping. Knows nothing but names and numbers.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress, repeat
-from typing import Final
+from itertools import repeat
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -94,17 +94,15 @@ class NodeNames:
         names = self.strings()
         return [names[place] for place in places.tolist()]
 
-    def some(self, mask: Bools) -> list[str]:
-        """The names where ``mask`` is set."""
-        return list(compress(self.strings(), mask))
-
     def part(self, mask: Bools) -> "NodeNames":
-        """The same as ``some``, without making strings where that can be avoided."""
-        if mask.all():
-            return self
+        """The names where ``mask`` is set; itself where that is everywhere."""
+        return self if mask.all() else self.at(np.flatnonzero(mask))
+
+    def at(self, places: Columns) -> "NodeNames":
+        """The same as ``several``, without making strings where that can be avoided."""
         if self.rows is None:
-            return NodeNames.of(self.some(mask))
-        rows = self.rows.take(np.flatnonzero(mask), axis=0)
+            return NodeNames.of(self.several(places))
+        rows = self.rows.take(places, axis=0)
         if not len(rows):
             return NodeNames.of(())
         rows[:, -1] = ord(",")
@@ -120,7 +118,11 @@ class NodeNames:
 
     def json(self) -> bytes:
         """The names as a JSON array."""
-        return b"[" + self.text if self.text else _encoder.encode(self._names)
+        return b"".join(self.pieces())
+
+    def pieces(self) -> tuple[bytes, ...]:
+        """The same as ``json``, to be joined with what stands around it."""
+        return (b"[", self.text) if self.text else (_encoder.encode(self._names),)
 
     def wrapped(self, places: Columns, before: bytes, after: bytes) -> memoryview:
         """The names at ``places`` as JSON strings, each between ``before`` and ``after``."""
@@ -155,6 +157,24 @@ class NodeNames:
         return text.reshape(-1).data
 
 
+class Found(NamedTuple):
+    """The numbers of some names, in their order."""
+
+    numbers: Ints
+    """``ABSENT`` where a name has none."""
+    least: int
+    """No number is smaller."""
+    most: int
+    """No number is larger."""
+
+    @classmethod
+    def of(cls, numbers: Ints) -> "Found":
+        """These numbers."""
+        if not len(numbers):
+            return cls(numbers, ABSENT, ABSENT)
+        return cls(numbers, int(numbers.min()), int(numbers.max()))
+
+
 class NameIndex:
     """A snapshot of a mapping from names to numbers."""
 
@@ -168,13 +188,15 @@ class NameIndex:
         self._is_even = self._stride > _WORD_BYTES
         if not self._is_even:
             return
-        names = [name for name in plain if len(name) == length]
+        names = sorted((n for n in plain if len(n) == length), key=codes.__getitem__)
         text = "".join(f'"{name}",' for name in names).encode()
         known = np.frombuffer(text, np.uint8).reshape(len(names), self._stride)
         self._windows = _windows(known)
         self._words = [self._read(text, len(names), offset) for offset in self._windows]
         self._frame = _Frame(known[0], self._windows)
         self._values = np.fromiter(map(codes.__getitem__, names), np.int64, len(names))
+        self._least, self._most = int(self._values[0]), int(self._values[-1])
+        self._has_no_gap = self._most - self._least == len(names) - 1
         self._shift = np.uint64(64 - max(1, len(names)).bit_length() - _SPARSE_BITS)
         self._keys = _mixed(self._words, len(names))
         spots = self._spots(self._keys)
@@ -185,17 +207,16 @@ class NameIndex:
         self._beside = beside[np.argsort(self._keys[beside])]
         self._keys_beside = self._keys[self._beside]
 
-    def find(self, names: NodeNames) -> Ints:
-        """The number of each name, ``ABSENT`` where it has none."""
+    def find(self, names: NodeNames) -> Found:
+        """The number of each name."""
         found = self._find_rows(names) if names.text and self._is_even else None
         if found is None:
             strings = names.strings()
-            return np.fromiter(
-                map(self._codes.get, strings, repeat(ABSENT)), np.int64, len(strings)
-            )
+            numbers = map(self._codes.get, strings, repeat(ABSENT))
+            return Found.of(np.fromiter(numbers, np.int64, len(strings)))
         return found
 
-    def _find_rows(self, names: NodeNames) -> Ints | None:
+    def _find_rows(self, names: NodeNames) -> Found | None:
         """All at once; ``None`` when the text is no matrix of names."""
         text = names.text
         count, rest = divmod(len(text), self._stride)
@@ -203,27 +224,30 @@ class NameIndex:
             return None
         words = [self._read(text, count, offset) for offset in self._windows]
         keys = _mixed(words, count)
-        rows = self._rows.take(self._spots(keys)).astype(np.intp)
+        rows = self._rows.take(self._spots(keys)).astype(np.int64)
         strange = np.flatnonzero(self._keys.take(rows) != keys)
         if len(strange) and len(self._beside):
             at = np.searchsorted(self._keys_beside, keys[strange])
             rows[strange] = self._beside[np.minimum(at, len(self._beside) - 1)]
             strange = strange[self._keys[rows[strange]] != keys[strange]]
-        found = self._values.take(rows)
         if len(words) > 1:  # only a single word is its key
             pairs = zip(self._words, words, strict=True)
             differ = [known.take(rows) != word for known, word in pairs]
             strange = np.flatnonzero(np.logical_or.reduce(differ))
         asked = np.frombuffer(text, np.uint8).reshape(count, self._stride)
-        if not self._frame.holds(asked):
+        if not self._frame.holds(text, count):
             strange = np.union1d(strange, self._frame.broken(asked))
+        if self._has_no_gap:
+            rows += self._least
+        else:
+            rows = self._values.take(rows)
         for i in strange.tolist():
             name = _name_of(asked[i], mark="]" if i == count - 1 else ",")
             if name is None:
                 return None
-            found[i] = self._codes.get(name, ABSENT)
+            rows[i] = self._codes.get(name, ABSENT)
         names.rows = asked
-        return found
+        return Found.of(rows) if len(strange) else Found(rows, self._least, self._most)
 
     def _read(self, text: bytes, count: int, offset: int) -> _Words:
         """Eight bytes of each row of a text, from ``offset`` on."""
@@ -245,25 +269,27 @@ class _Frame:
         for offset in windows:
             self._mask[offset : offset + _WORD_BYTES] = 0
         self._row = row & self._mask
-        self._masks, self._rows, self._last_rows = (
-            np.tile(line, _ROWS_AT_ONCE) for line in (self._mask, self._row, self._row)
-        )
-        self._last_rows[-1] = ord("]")
+        self._masks = np.tile(self._mask, _ROWS_AT_ONCE).view(np.uint64)
+        rows = np.tile(self._row, _ROWS_AT_ONCE)
+        self._rows = rows.tobytes()
+        rows[-1] = ord("]")
+        self._last_rows = rows.tobytes()
 
-    def holds(self, asked: Bytes) -> bool:
-        """Whether all rows of a text have them; it has ``_ROWS_AT_ONCE`` at least."""
-        differ = (asked[-_ROWS_AT_ONCE:].reshape(-1) ^ self._last_rows) & self._masks
-        if differ.any():
+    def holds(self, text: bytes, count: int) -> bool:
+        """Whether all rows of a text have them; there are ``_ROWS_AT_ONCE`` at least."""
+        words, size = len(self._masks), len(self._rows)
+        last = np.frombuffer(text, np.uint64, words, len(text) - size)
+        if (last & self._masks).tobytes() != self._last_rows:
             return False
-        whole = (len(asked) - 1) // _ROWS_AT_ONCE * _ROWS_AT_ONCE
+        whole = (count - 1) // _ROWS_AT_ONCE
         if not whole:
             return True
-        have = asked[:whole].reshape(-1, len(self._rows)).view(np.uint64)
+        have = np.frombuffer(text, np.uint64, whole * words).reshape(whole, words)
         # Bytes are the same in all rows where their or and their and are the same.
-        some, every = np.bitwise_or.reduce(have, axis=0), np.bitwise_and.reduce(have, axis=0)
-        rows = self._rows.view(np.uint64)
-        differing = ((some ^ every) | (some ^ rows)) & self._masks.view(np.uint64)
-        return not differing.any()
+        for reduce in (np.bitwise_or.reduce, np.bitwise_and.reduce):
+            if (reduce(have, axis=0) & self._masks).tobytes() != self._rows:
+                return False
+        return True
 
     def broken(self, asked: Bytes) -> Columns:
         """The rows of the end of a text that do not have them."""

@@ -37,6 +37,7 @@ from hami_scheduler.core.fit import (
     known_devices,
     passes,
 )
+from hami_scheduler.core.levels import settled, stopped
 from hami_scheduler.core.search import is_searchable, search
 
 
@@ -121,8 +122,18 @@ def place(view: View, plan: Plan, *, choose: bool) -> Outcome:
     feasibility does not depend on them.
     """
     outcome = Outcome(view)
-    outcome.failed[:] = lacking_step(view, plan)
-    places = np.flatnonzero(outcome.failed < 0)
+    known = None if choose else settled(view, plan)
+    if known is not None and known.all():
+        outcome.fits = known
+        return outcome
+    outcome.failed = lacking_step(view, plan).copy()
+    places = np.flatnonzero(outcome.failed < 0 if known is None else (outcome.failed < 0) & ~known)
+    if known is not None:
+        outcome.fits = known
+    if known is not None and len(places):
+        stops = stopped(view if len(places) == view.count else view.part(places), plan)
+        outcome.failed[places[stops]] = 0
+        places = places[~stops]
     if not choose and len(plan.steps) > 1 and len(places):
         wide = roomy(view if len(places) == view.count else view.part(places), plan)
         outcome.fits[places[wide]] = True
@@ -167,12 +178,26 @@ def roomy(view: View, plan: Plan) -> Bools:
     return everywhere
 
 
+def lacking_key(plan: Plan) -> tuple[tuple[str, int], ...]:
+    """By step what it wants to be registered on a node: (vendor, devices)."""
+    return tuple((step.request.vendor, step.request.count) for step in plan.steps)
+
+
 def lacking_step(view: View, plan: Plan) -> Shorts:
-    """The first step for which a node has too few registered devices, -1 where there is none."""
-    lacking = np.full(view.count, -1, np.int32)
-    for number, step in reversed(list(enumerate(plan.steps))):
-        lacking[known_devices(view, step.request.vendor) < step.request.count] = number
-    return lacking
+    """The first step for which a node has too few registered devices, -1 where there is none.
+
+    Shared: not to be written to.
+    """
+    block, wanted = view.block, lacking_key(plan)
+
+    def make() -> Shorts:
+        whole = View(view.table, block)
+        lacking = np.full(block.count, -1, np.int32)
+        for number, (vendor, count) in reversed(list(enumerate(wanted))):
+            lacking[known_devices(whole, vendor) < count] = number
+        return lacking
+
+    return view.line(block.derived(("lacking", wanted), make))
 
 
 class Walk:

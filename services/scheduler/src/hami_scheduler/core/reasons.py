@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from hami_common.events.decision import NODES_LISTED, RefusalClass
 from hami_common.model.request import PodRequest
 from hami_common.vendors.partitions import NO_START, Division
-from hami_scheduler.core.block import Columns, Ints, Shorts
+from hami_scheduler.core.block import NO_MIB, Columns, Ints, Shorts
 from hami_scheduler.core.fit import (
     Counts,
     Plan,
@@ -41,10 +41,12 @@ from hami_scheduler.core.fit import (
     wanted_core,
     wanted_mib,
 )
+from hami_scheduler.core.levels import offered_mib
 from hami_scheduler.core.placing import (
     Outcome,
     Walk,
     attempts,
+    lacking_key,
     lacking_step,
     place,
 )
@@ -254,10 +256,9 @@ class Causes(NamedTuple):
     """Why each of some nodes does not fit, as lines: a reason's number, and its best value."""
 
     word: Ints
-    missing: Ints
-    """How far the best value is from what is wanted."""
     wanted: Ints
     free: Ints
+    """The best value: that which is nearest to what is wanted."""
     lack: Ints
     """``Lack`` as a number, where a partition has no room."""
 
@@ -272,6 +273,14 @@ class Causes(NamedTuple):
         found = cls.none(count)
         found.word[:] = _word(0, -1, NO_DEVICES)
         return found
+
+    def part(self, places: Columns) -> "Causes":
+        """The lines of the nodes at ``places``."""
+        return Causes(*(line.take(places) for line in self))
+
+    def copy(self) -> "Causes":
+        """The same lines, to be written to."""
+        return Causes(*(line.copy() for line in self))
 
     def put(self, found: "Causes", places: Columns) -> None:
         """Take over what was found for the nodes at ``places``."""
@@ -288,34 +297,70 @@ class Causes(NamedTuple):
 
 
 def causes(view: View, plan: Plan, failed: Shorts) -> Causes:
-    """Why the nodes of ``view`` do not fit; ``failed`` is the step that stops each."""
-    numbers = _distinct(failed)
-    if len(numbers) == 1:
-        return _causes_at(view, plan, numbers[0])
-    found = Causes.none(view.count)
+    """Why the nodes of ``view`` do not fit; ``failed`` is the step that stops each.
+
+    Of nodes where it is -1, which fit, the lines say nothing. Lines may be shared: they are not to
+    be written to.
+    """
+    found = _lacking_causes(view, plan)
+    placed = np.flatnonzero((failed >= 0) & (lacking_step(view, plan) < 0))
+    if not len(placed):
+        return found
+    steps = failed.take(placed)
+    numbers = _distinct(steps)
+    if len(numbers) == 1 and len(placed) == view.count:
+        return _causes_placed(view, plan, numbers[0])
+    found = found.copy()
     for number in numbers:
-        places = np.flatnonzero(failed == number)
-        part = view if len(places) == view.count else view.part(places)
-        found.put(_causes_at(part, plan, number), places)
+        places = placed if len(numbers) == 1 else placed[steps == number]
+        found.put(_causes_placed(view.part(places), plan, number), places)
     return found
 
 
-def _causes_at(view: View, plan: Plan, number: int) -> Causes:
-    """Of nodes that all fail at one step, most often for lack of devices or all alike."""
-    step = plan.steps[number]
-    known = known_devices(view, step.request.vendor)
-    placed = np.flatnonzero(known >= step.request.count)
-    if len(placed) == view.count:
-        return _causes_placed(view, plan, number)
-    words = np.where(known == 0, _word(number, -1, NO_DEVICES), _word(number, -1, TOO_FEW))
-    found = _counted(step, known, words)
-    if len(placed):
-        found.put(_causes_placed(view.part(placed), plan, number), placed)
-    return found
+def _lacking_causes(view: View, plan: Plan) -> Causes:
+    """Of nodes that have too few devices for some step. Shared: not to be written to."""
+    block, wanted = view.block, lacking_key(plan)
+
+    def make() -> Causes:
+        whole = View(view.table, block)
+        found, failed = Causes.none(block.count), lacking_step(whole, plan)
+        for number, (vendor, count) in enumerate(wanted):
+            places = np.flatnonzero(failed == number)
+            known = known_devices(whole, vendor).take(places)
+            none, few = _word(number, -1, NO_DEVICES), _word(number, -1, TOO_FEW)
+            words = np.where(known == 0, none, few)
+            found.put(_counted(count, known, words), places)
+        return found
+
+    found = block.derived(("lacking causes", wanted), make)
+    return found if view.columns is None else found.part(view.columns)
 
 
 def _causes_placed(view: View, plan: Plan, number: int) -> Causes:
     """Of nodes that have enough devices for the step, but not enough that fit."""
+    offered, wanted = offered_mib(view, plan, number), plan.steps[number].request.memory_mib
+    if offered is not None and wanted:
+        is_short = (offered < wanted) & (offered != NO_MIB)
+        short = np.flatnonzero(is_short)
+        if len(short) == view.count:
+            return _short_of_memory(number, wanted, offered)
+        if len(short):
+            found, others = Causes.none(view.count), np.flatnonzero(~is_short)
+            found.put(_short_of_memory(number, wanted, offered[short]), short)
+            found.put(_causes_looked_at(view.part(others), plan, number), others)
+            return found
+    return _causes_looked_at(view, plan, number)
+
+
+def _short_of_memory(number: int, wanted: int, offered: Ints) -> Causes:
+    """Of nodes on which all devices that are offered to the step have too little memory."""
+    words = np.full(len(offered), _word(number, Stage.MEMORY, NONE_FIT), np.int64)
+    each = np.full(len(offered), wanted, np.int64)
+    return Causes(words, each, offered.copy(), np.zeros(len(offered), np.int64))
+
+
+def _causes_looked_at(view: View, plan: Plan, number: int) -> Causes:
+    """The same, device by device."""
     step, scene = plan.steps[number], _scene_before(view, plan, number)
     stages = reached(scene, step)
     fitting = count_of(stages == Stage.FITS)
@@ -323,7 +368,7 @@ def _causes_placed(view: View, plan: Plan, number: int) -> Causes:
     each = _distinct(stage)
     if len(each) == 1 and not fitting.any():
         return _measured(scene, step, stages, Stage(each[0]), _word(number, each[0], NONE_FIT))
-    found = _counted(step, fitting, np.zeros(view.count, np.int64))
+    found = _counted(step.request.count, fitting, np.zeros(view.count, np.int64))
     for one in each:
         found.word[stage == one] = _word(number, one, SOME_FIT)
         mine = np.flatnonzero((stage == one) & (fitting == 0))
@@ -334,11 +379,10 @@ def _causes_placed(view: View, plan: Plan, number: int) -> Causes:
     return found
 
 
-def _counted(step: Step, have: Ints | Counts, words: Ints) -> Causes:
+def _counted(count: int, have: Ints | Counts, words: Ints) -> Causes:
     """What is missing of the number of devices."""
-    free = have.astype(np.int64)
-    wanted = np.full(len(free), step.request.count, np.int64)
-    return Causes(words, wanted - free, wanted, free, np.zeros(len(free), np.int64))
+    wanted = np.full(len(have), count, np.int64)
+    return Causes(words, wanted, have.astype(np.int64), np.zeros(len(have), np.int64))
 
 
 def _measured(scene: Scene, step: Step, stages: Stages, stage: Stage, word: int) -> Causes:
@@ -348,12 +392,12 @@ def _measured(scene: Scene, step: Step, stages: Stages, stage: Stage, word: int)
     if isinstance(wanted, int) and stage != Stage.PARTITION:
         # Where all want alike, least is missing where most is free.
         most = np.where(stages == stage, free, np.iinfo(np.int64).min).max(axis=0)
-        return Causes(words, wanted - most, np.full(len(words), wanted, np.int64), most, none)
+        return Causes(words, np.full(len(words), wanted, np.int64), most, none)
     missing = np.where(stages == stage, wanted - free, np.iinfo(np.int64).max)
     best = missing.argmin(axis=0), np.arange(missing.shape[1])
     lack = _lacks(scene, step)[best] if stage == Stage.PARTITION else none
     each = np.broadcast_to(np.asarray(wanted, np.int64), stages.shape)
-    return Causes(words, missing[best], each[best], free[best], lack)
+    return Causes(words, each[best], free[best], lack)
 
 
 def _lacks(scene: Scene, step: Step) -> Ints:
@@ -390,6 +434,10 @@ class Named(Protocol):
         """The name at a place."""
         ...
 
+    def several(self, places: Columns) -> list[str]:
+        """The names at some places."""
+        ...
+
     def first(self, places: Columns, count: int) -> Columns:
         """The first ``count`` of ``places`` in the order of names."""
         ...
@@ -411,7 +459,7 @@ class Refusals:
 
     def add(self, places: Columns, found: Causes, columns: Columns) -> None:
         """Nodes at ``places`` of the request do not fit; ``found`` has theirs at ``columns``."""
-        words = found.word[columns]
+        words = found.word.take(columns)
         self._told.clear()
         for word in _distinct(words):
             mine = np.flatnonzero(words == word)
@@ -444,13 +492,13 @@ class Refusals:
         found: list[RefusalClass] = []
         for reason, places in self._by_size():
             refusal = self._refusal(reason)
-            some = self._named.first(places, NODES_LISTED).tolist()
+            some = self._named.first(places, NODES_LISTED)
             found.append(
                 RefusalClass(
                     code=refusal.code,
                     text=refusal.text,
                     count=len(places),
-                    nodes=tuple(map(self._named.name, some)),
+                    nodes=tuple(self._named.several(some)),
                 )
             )
         return tuple(found)
@@ -467,7 +515,7 @@ class Refusals:
     def _best(self, reason: Reason) -> Measure:
         """Of the nodes that come closest: the first by name."""
         parts = self._found[reason]
-        missing = [part.found.missing[part.columns] for part in parts]
+        missing = [part.missing() for part in parts]
         least = min(int(line.min()) for line in missing)
         closest = [part.places[line == least] for part, line in zip(parts, missing, strict=True)]
         at = int(self._named.first(_joined(closest), 1)[0])
@@ -487,6 +535,10 @@ class _Found(NamedTuple):
     found: Causes
     columns: Columns
     """Where theirs stand in ``found``."""
+
+    def missing(self) -> Ints:
+        """How far the best value of each is from what is wanted."""
+        return self.found.wanted.take(self.columns) - self.found.free.take(self.columns)
 
 
 def _joined(lines: list[Columns]) -> Columns:
@@ -514,9 +566,11 @@ def _refusal(
 
 
 def _distinct(line: Shorts | Ints) -> list[int]:
-    """The different values, in order; most often there is one."""
-    first = int(line[0])
-    return [first] if (line == first).all() else np.unique(line).tolist()
+    """The different values, in order: small numbers, and most often there is one."""
+    least, most = int(line.min()), int(line.max())
+    if least == most:
+        return [least]
+    return (np.flatnonzero(np.bincount(line - least)) + least).tolist()
 
 
 def _scene_before(view: View, plan: Plan, number: int) -> Scene:

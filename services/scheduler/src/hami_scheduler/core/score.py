@@ -19,6 +19,8 @@ counts with what its containers hold together at their busiest moment, wherever 
 placed; a percentage counts as of the node's smallest device. Knows no node names.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from hami_scheduler.core.block import (
@@ -30,6 +32,7 @@ from hami_scheduler.core.block import (
     USED_MIB,
     USED_SLOTS,
     Bools,
+    Columns,
     Floats,
     Ints,
 )
@@ -89,17 +92,15 @@ def _busiest(plan: Plan, vendor: str, totals: Ints) -> tuple[int, int, Ints | in
     return most_slots, most_core, most_mib
 
 
-def priorities(scores: Floats, ranks: Ints, *, highest: int) -> Ints:
+def priorities(scores: Floats, first: Callable[[Columns, int], Columns], *, highest: int) -> Ints:
     """Whole numbers 0..``highest`` in the order of the scores, as kube-scheduler takes them.
 
-    The best node alone gets ``highest`` (by ``ranks``, its place in the order of names, among
-    equals), so that rounding never lets chance choose; the others share what is below, in
-    proportion.
+    The best node alone gets ``highest`` (``first`` finds the first by name among equals), so that
+    rounding never lets chance choose; the others share what is below, in proportion.
     """
     if not len(scores):
         return np.zeros(0, np.int64)
     top, below = scores.max(), highest - 1
     given = (scores * below / top if top > 0 else scores).astype(np.int64)
-    best = np.flatnonzero(scores == top)
-    given[best[ranks[best].argmin()]] = highest
+    given[first(np.flatnonzero(scores == top), 1)] = highest
     return given

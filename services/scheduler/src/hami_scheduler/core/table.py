@@ -574,6 +574,7 @@ class DeviceTable:
                 or block.idle[at] != (block.used_slots[at] == 0)
                 or block.has_slot[at] != (block.used_slots[at] < block.slots[at])
                 or block.unheld[at] != (block.exclusive_holders[at] == 0)
+                or (int(block.offered_mib[at]), int(block.room[at])) != block.offer_of(row, column)
             ):
                 raise InvariantBroken(what=f"device {uuid} on {node} has stale derived columns")
             taken, spent = self.divisions[block.division[at]].spent(place.parts.get(uuid, {}))

@@ -9,7 +9,6 @@ Reads the table, changes nothing.
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,8 +17,8 @@ from numpy.typing import NDArray
 from hami_common.events.decision import RefusalClass
 from hami_common.model.request import PodRequest
 from hami_scheduler.core.block import Block, Bools, Columns, Floats, Ints, Shorts
-from hami_scheduler.core.fit import Plan, View, compile_request
-from hami_scheduler.core.names import ABSENT, NameIndex, NodeNames
+from hami_scheduler.core.fit import NO_PLAN, Plan, View, compile_request
+from hami_scheduler.core.names import ABSENT, Found, NameIndex, NodeNames
 from hami_scheduler.core.placing import place
 from hami_scheduler.core.reasons import Causes, NodeRefusal, Refusals, causes
 from hami_scheduler.core.score import nearer, priorities, score
@@ -27,11 +26,15 @@ from hami_scheduler.core.table import COLUMN_BITS, COLUMN_MASK, DeviceTable
 
 T = TypeVar("T", bound=np.generic)
 
+_NOWHERE: Final = np.zeros(0, np.intp)
+_SEVERAL: Final = 4
+_NO_FITS: Final[Bools] = np.zeros(0, np.bool_)
+_NO_STEPS: Final[Shorts] = np.zeros(0, np.int32)
+_NO_CAUSES: Final = Causes.none(0)
+_NO_SCORES: Final[Floats] = np.zeros(0)
 PLANS_KEPT: Final = 128
 LISTS_KEPT: Final = 4
 """A filter's list comes back as the next filter's, its answer as that of prioritize."""
-PART_WORTH_IT: Final = 4
-"""Columns are placed again one by one while fewer than one in this many changed."""
 
 
 class _Kept:
@@ -49,12 +52,12 @@ class _Kept:
 
     def __init__(self) -> None:
         self.version = -1
-        self.fits: Bools = np.zeros(0, np.bool_)
-        self.failed: Shorts = np.zeros(0, np.int32)
+        self.fits = _NO_FITS
+        self.failed = _NO_STEPS
         self.causes_version = -1
-        self.causes = Causes.none(0)
+        self.causes = _NO_CAUSES
         self.scores_version = -1
-        self.scores: Floats = np.zeros(0)
+        self.scores = _NO_SCORES
 
 
 class _Part(NamedTuple):
@@ -69,25 +72,29 @@ class _Part(NamedTuple):
 class Located:
     """Named nodes, and where they stand in the table."""
 
-    def __init__(self, table: DeviceTable, names: NodeNames, codes: Ints) -> None:
-        """``codes`` as in ``DeviceTable.codes``, -1 for a node that is not registered."""
+    def __init__(self, table: DeviceTable, names: NodeNames, found: Found) -> None:
+        """``found`` are codes as in ``DeviceTable.codes``, -1 where a node is not registered."""
         self.names = names
-        self.codes = codes
+        self.codes = found.numbers
         self._table = table
         self._ranks: Ints | None = None
+        self.parts = _parts(table, found)
+        """The nodes of each block."""
+        self.unregistered = np.flatnonzero(self.codes < 0) if found.least < 0 else _NOWHERE
+        """Places of the nodes that are not registered."""
+        self._found = found
 
     def __len__(self) -> int:
         return len(self.codes)
 
-    @cached_property
-    def parts(self) -> list[_Part]:
-        """The nodes of each block."""
-        return _parts(self._table, self.codes)
-
-    @cached_property
-    def unregistered(self) -> Columns:
-        """Places of the nodes that are not registered."""
-        return np.flatnonzero(self.codes < 0)
+    def part(self, mask: Bools) -> "Located":
+        """The nodes where ``mask`` is set; itself where that is everywhere."""
+        if mask.all():
+            return self
+        places = np.flatnonzero(mask)
+        names = self.names.at(places)
+        found = self._found._replace(numbers=self.codes.take(places))
+        return Located(self._table, names, found if found.least >= 0 else Found.of(found.numbers))
 
     def ranks(self) -> Ints:
         """Each node's place in the order of names, those that are not registered last."""
@@ -103,18 +110,26 @@ class Located:
         """``ranks`` of some places."""
         if self._ranks is None and len(self.parts) == 1 and not len(self.unregistered):
             (part,) = self.parts
-            return self._table.name_ranks(part.block)[part.columns[places]]
-        return self.ranks()[places]
+            columns = part.columns if len(places) == len(self) else part.columns.take(places)
+            return self._table.name_ranks(part.block).take(columns)
+        return self.ranks().take(places)
 
     def first(self, places: Columns, count: int) -> Columns:
         """The first ``count`` of ``places`` in the order of names."""
         ranks = self._ranks_at(places)
         if count == 1:
             return places[[ranks.argmin()]]
-        if len(places) > count:
-            some = np.argpartition(ranks, count - 1)[:count]
-            places, ranks = places[some], ranks[some]
-        return places[np.argsort(ranks, kind="stable")]
+        if len(places) > _SEVERAL * count:
+            # Ranks are spread evenly, more or less: enough of them are most often below this one.
+            below = _SEVERAL * count * (len(self._table) + 1) // len(places)
+            some = np.flatnonzero(ranks < below)
+            if len(some) >= count:
+                places, ranks = places.take(some), ranks.take(some)
+        return places.take(np.argsort(ranks, kind="stable")[:count])
+
+    def several(self, places: Columns) -> list[str]:
+        """The names at some places."""
+        return self.names.several(places)
 
     def name(self, place: int) -> str:
         """The name at a place."""
@@ -186,7 +201,7 @@ class Scored:
 
     def priorities(self, *, highest: int) -> Ints:
         """Whole numbers 0..``highest``, see ``score.priorities``."""
-        return priorities(self.scores, self._located.ranks(), highest=highest)
+        return priorities(self.scores, self._located.first, highest=highest)
 
 
 class Verdicts:
@@ -199,28 +214,31 @@ class Verdicts:
         self._index = NameIndex(table.codes)
         self._located: list[Located] = []
         self._places_version = -1
+        self._last: tuple[PodRequest | None, Plan] = (None, NO_PLAN)
 
     def filter(self, request: PodRequest, names: NodeNames | Sequence[str]) -> Filtered:
         """Which of the nodes fit the whole pod."""
-        plan = compile_request(request)
+        plan = self._compiled(request)
         located = self._locate(names)
-        fits = np.zeros(len(located), np.bool_)
         refusals = Refusals(request, plan, located, self._table.divisions)
         if not plan.steps:
             return Filtered(located, located.names, refusals)
+        fits = np.zeros(len(located), np.bool_)
         for part in located.parts:
-            fits[part.places] = fitting = self._placed(plan, part.block).fits[part.columns]
+            fitting = self._placed(plan, part.block).fits.take(part.columns)
+            fits[part.places] = fitting
             if not fitting.all():
                 failing = np.flatnonzero(~fitting)
                 places = failing if isinstance(part.places, slice) else part.places[failing]
-                refusals.add(places, self._caused(plan, part.block).causes, part.columns[failing])
+                caused = self._caused(plan, part.block).causes
+                refusals.add(places, caused, part.columns.take(failing))
         if len(located.unregistered):
             count = len(located.unregistered)
             refusals.add(located.unregistered, Causes.unregistered(count), np.arange(count))
-        left = located.names.part(fits)
-        if left.text and left is not located.names:
-            self._keep(Located(self._table, left, located.codes[fits]))
-        return Filtered(located, left, refusals)
+        left = located.part(fits)
+        if left.names.text and left is not located:
+            self._keep(left)
+        return Filtered(located, left.names, refusals)
 
     def prioritize(
         self, request: PodRequest, names: NodeNames | Sequence[str], *, near: Sequence[str] = ()
@@ -229,16 +247,22 @@ class Verdicts:
 
         ``near`` are nodes of the members of its gang, one entry for each member.
         """
-        plan = compile_request(request)
+        plan = self._compiled(request)
         located = self._locate(names)
         scores = np.zeros(len(located))
         if plan.steps:
             for part in located.parts:
-                scores[part.places] = self._scored(plan, part.block).scores[part.columns]
+                scores[part.places] = self._scored(plan, part.block).scores.take(part.columns)
             if near:
                 shared, most = self._shared(located, near)
                 scores = nearer(scores, shared, most=most)
         return Scored(located, scores)
+
+    def _compiled(self, request: PodRequest) -> Plan:
+        """The plan of a pod; a filter's pod is mostly the next prioritize's."""
+        if self._last[0] is not request:
+            self._last = (request, compile_request(request))
+        return self._last[1]
 
     def _shared(self, located: Located, near: Sequence[str]) -> tuple[Floats, int]:
         """(levels that each node shares with those of ``near``, the most that one could)."""
@@ -289,7 +313,7 @@ class Verdicts:
         kept = self._of(plan, block)
         if kept.version == block.version:
             return kept
-        changed = _stale(block, kept.version)
+        changed = block.stale_since(kept.version)
         outcome = place(View(self._table, block, changed), plan, choose=False)
         kept.fits = _merged(kept.fits, outcome.fits, block, changed)
         kept.failed = _merged(kept.failed, outcome.failed, block, changed)
@@ -301,14 +325,14 @@ class Verdicts:
         kept = self._placed(plan, block)
         if kept.causes_version == block.version:
             return kept
-        changed = _stale(block, kept.causes_version)
-        columns = np.arange(block.count) if changed is None else changed
-        columns = columns[~kept.fits[columns]]
-        if len(columns) == block.count:
+        changed = block.stale_since(kept.causes_version)
+        if changed is None:
             kept.causes = causes(View(self._table, block), plan, kept.failed)
         else:
             kept.causes = kept.causes.resized(block.count)
+            columns = changed[~kept.fits[changed]]
             if len(columns):
+                kept.causes = kept.causes.copy()
                 view = View(self._table, block, columns)
                 kept.causes.put(causes(view, plan, kept.failed[columns]), columns)
         kept.causes_version = block.version
@@ -319,7 +343,7 @@ class Verdicts:
         kept = self._placed(plan, block)
         if kept.scores_version == block.version:
             return kept
-        changed = _stale(block, kept.scores_version)
+        changed = block.stale_since(kept.scores_version)
         fits = kept.fits if changed is None else kept.fits[changed]
         scores = score(View(self._table, block, changed), plan, fits)
         kept.scores = _merged(kept.scores, scores, block, changed)
@@ -327,11 +351,11 @@ class Verdicts:
         return kept
 
 
-def _parts(table: DeviceTable, codes: Ints) -> list[_Part]:
-    blocks = table.blocks
+def _parts(table: DeviceTable, found: Found) -> list[_Part]:
+    codes, blocks = found.numbers, table.blocks
     if not len(codes):
         return []
-    least, most = int(codes.min()) >> COLUMN_BITS, int(codes.max()) >> COLUMN_BITS
+    least, most = found.least >> COLUMN_BITS, found.most >> COLUMN_BITS
     if least == most >= 0:
         columns = codes - (least << COLUMN_BITS) if least else codes
         return [_Part(blocks[least], slice(None), columns)]
@@ -342,16 +366,6 @@ def _parts(table: DeviceTable, codes: Ints) -> list[_Part]:
         if len(mine):
             parts.append(_Part(blocks[number], mine, codes[mine] & COLUMN_MASK))
     return parts
-
-
-def _stale(block: Block, version: int) -> Columns | None:
-    """Columns to work out again; ``None`` for all."""
-    if version < 0:
-        return None
-    changed = block.changed_since(version)
-    if changed is None or len(changed) * PART_WORTH_IT > block.count:
-        return None
-    return changed[changed < block.count]
 
 
 def _merged(line: NDArray[T], new: NDArray[T], block: Block, changed: Columns | None) -> NDArray[T]:

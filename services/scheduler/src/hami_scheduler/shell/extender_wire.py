@@ -212,12 +212,11 @@ def encode_filter(
     ``unresolvable`` are those that no preemption can make fit.
     """
     raw_by_name = candidates.raw_by_name
-    nodes = names = b"null"
     if raw_by_name is None:
-        names = left.json()
+        parts: list[bytes | memoryview] = [b'{"Nodes":null,"NodeNames":', *left.pieces()]
     else:
         nodes = _encoder.encode(NodeItems(items=[raw_by_name[name] for name in left.strings()]))
-    parts: list[bytes | memoryview] = [b'{"Nodes":', nodes, b',"NodeNames":', names]
+        parts = [b'{"Nodes":', nodes, b',"NodeNames":null']
     parts += [b',"FailedNodes":{', *_texts(candidates, failed)]
     parts += [b'},"FailedAndUnresolvableNodes":{', *_texts(candidates, unresolvable)]
     return b"".join([*parts, b'},"Error":""}'])
