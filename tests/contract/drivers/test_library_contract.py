@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every driver that asks a vendor's library must do: the tool's facts, and the error cases."""
 
+import functools
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 from msgspec.structs import replace
 
@@ -18,6 +22,8 @@ from hami_nodeagent.drivers.errors import (
     DriverMissing,
     LibraryUnusable,
 )
+from hami_nodeagent.drivers.tool import Answer, Tool
+from hami_nodeagent.libraries import loading
 from hami_sim.hardware.vendortools import VendorTools
 from tests.contract.drivers.conftest import LIBRARIES, library_of
 from tests.support.fake_library import FakeLibrary, LibraryFake
@@ -41,21 +47,42 @@ def told(facts: DeviceFacts, fake: LibraryFake) -> DeviceFacts:
     return replace(facts, attributes=attributes)
 
 
-def tools_of(fake: LibraryFake, folder: Path, count: int = 2) -> VendorTools:
+def tools_of(
+    fake: LibraryFake, folder: Path, monkeypatch: pytest.MonkeyPatch, count: int = 2
+) -> VendorTools:
+    """A machine with the vendor's tools, which answer in this process as the program does."""
     (folder / "tools").mkdir()
-    return VendorTools(folder / "tools", fake.vendor, count)
+    tools = VendorTools(folder / "tools", fake.vendor, count)
+
+    async def run(tool: Tool, *arguments: str, **_: object) -> Answer:
+        await anyio.lowlevel.checkpoint()
+        if arguments[:2] == ("-I", "-m"):
+            text, complaint, status = loading.run(fake.program, arguments[3:])
+            return Answer(text=text, complaint=complaint, status=status)
+        said = tools.say(tool.name, arguments)
+        return Answer(text=said.text, complaint=said.complaint, status=said.status)
+
+    monkeypatch.setattr(Tool, "run", run)
+    return tools
+
+
+@functools.cache
+def empty_library() -> Path:
+    """A library without any call."""
+    target = Path(tempfile.mkdtemp(prefix="empty-")) / "empty.so"
+    subprocess.run(["cc", "-shared", "-o", str(target), "-xc", "/dev/null"], check=True)
+    return target
 
 
 async def test_library_and_tool_tell_the_same_facts(
     library_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = LIBRARIES[library_name]
-    tools = tools_of(fake, tmp_path, 5)
+    tools = tools_of(fake, tmp_path, monkeypatch, 5)
     through_tool = await driver_of(tools, fake.vendor, interface="tool").discover()
     machine = library_of(library_name, tmp_path, 5)
-    with monkeypatch.context() as patch:
-        machine.answer_in_process(patch)
-        through_library = await driver_of(machine, fake.vendor).discover()
+    machine.answer_in_process(monkeypatch)
+    through_library = await driver_of(machine, fake.vendor).discover()
     assert through_library.problems == through_tool.problems == ()
     assert through_library.driver_version == through_tool.driver_version
     for ours, theirs in zip(through_library.devices, through_tool.devices, strict=True):
@@ -86,9 +113,11 @@ async def test_a_process_of_its_own_keeps_noise_crashes_and_hangs_away(
     assert not driver.is_stuck
 
 
-async def test_without_a_library_the_tool_is_asked(library_name: str, tmp_path: Path) -> None:
+async def test_without_a_library_the_tool_is_asked(
+    library_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake = LIBRARIES[library_name]
-    tools = tools_of(fake, tmp_path)
+    tools = tools_of(fake, tmp_path, monkeypatch)
     nowhere = str(tmp_path / "none" / fake.program.files[0])
     inventory = await driver_of(tools, fake.vendor, library_path=nowhere).discover()
     assert [facts.uuid for facts in inventory.devices] == [tools.uuid_of(0), tools.uuid_of(1)]
@@ -99,15 +128,19 @@ async def test_without_a_library_the_tool_is_asked(library_name: str, tmp_path: 
 
 @pytest.mark.parametrize("how", ["no library", "too old"])
 async def test_a_library_that_cannot_be_used_gives_way_to_the_tool(
-    library_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+    library_name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    how: str,
 ) -> None:
     fake = LIBRARIES[library_name]
-    tools = tools_of(fake, tmp_path)
+    tools = tools_of(fake, tmp_path, monkeypatch)
     library = tmp_path / fake.program.files[0]
     if how == "no library":
         library.write_bytes(b"not a library")
     else:
-        subprocess.run(["cc", "-shared", "-o", str(library), "-xc", "/dev/null"], check=True)
+        shutil.copy(empty_library(), library)
     driver = driver_of(tools, fake.vendor, library_path=str(library))
     for _ in range(2):
         inventory = await driver.discover()
