@@ -58,8 +58,11 @@ class Machine:
 
     def settings(self, mig_mode: dict[str, Literal["on", "off"]] | None = None) -> dict[str, Any]:
         """The agent's."""
+        host = self.plane.directory / "host"
+        (host / "etc/cdi").mkdir(parents=True, exist_ok=True)
         return {
             "injection": "cdi",
+            "host_root": str(host),
             "partitions": PartitionSettings(
                 cdi_dir=str(self.cdi), retry_s=0.05, mode_look_s=0.05, mode_settle_s=0.05
             ),
@@ -192,6 +195,17 @@ async def mode_is_switched_off(machine: Machine, *, card: int, busy: int) -> Non
     assert "switching MIG mode off waits for pod default/web" in report.problem
     plane.devices = tuple(replace(one, cordoned=one.index in {card, busy}) for one in plane.devices)
     await plane.publish_devices()
+
+    uuid = plane.devices[card].uuid
+
+    async def is_unnamed() -> bool:
+        report = await plane.report()
+        return f"device {uuid}: MIG mode is off, but no CDI spec" in report.problem
+
+    await until(is_unnamed)
+    assert (await plane.report()).devices[card].cordoned
+    spec = plane.directory / "host/etc/cdi/nvidia.yaml"
+    spec.write_text(f"cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: {uuid}\n")
 
     async def is_switched() -> bool:
         one = (await plane.report()).devices[card]

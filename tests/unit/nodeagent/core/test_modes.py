@@ -69,6 +69,16 @@ def test_card_that_cannot_be_switched_goes_on_serving_pods() -> None:
     assert (left.step, left.note, left.is_withheld) == (False, NOTE, False)
 
 
+def test_whole_card_waits_for_its_cdi_name() -> None:
+    off = replace(READY, mode=OFF, wanted=False, is_named=False)
+    verdict = decide(off)
+    assert (verdict.is_withheld, verdict.step) == (True, None)
+    assert "nvidia-ctk cdi generate" in verdict.text
+    assert decide(replace(off, is_named=True)) == Verdict()
+    assert decide(replace(off, wanted=None)) == Verdict()
+    assert decide(replace(off, mode=ON, wanted=True)) == Verdict()
+
+
 def test_setting_names_cards_by_uuid_or_place_and_the_last_line_counts() -> None:
     card = DeviceFacts(uuid="GPU-0", vendor="nvidia", index=3, type="A", memory_mib=1)
     assert wanted_of({}, "n1", card) is None

@@ -106,11 +106,20 @@ class Journal(Checkpoint):
 class Agent:
     """One run of the agent; the registry does at once what it is told."""
 
-    def __init__(self, machine: Machine, setting: dict[str, str], **settings: float) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        setting: dict[str, str],
+        *,
+        injection: str = "env",
+        **settings: float,
+    ) -> None:
         self.machine = machine
         given = {"mode_settle_s": 0.0, "retry_s": 0.0, "retry_most_s": 0.0, **settings}
         site = make_site(
             machine.directory,
+            injection=injection,
+            host_root=str(machine.directory / "host"),
             partitions=PartitionSettings(**given),  # type: ignore[arg-type]  # each is a number
             drivers=DriversSettings(nvidia=NvidiaSettings(mig_mode=setting)),  # type: ignore[arg-type]  # on or off
         )
@@ -280,6 +289,33 @@ async def test_card_that_is_given_away_while_the_journal_is_stored_is_not_switch
     assert machine.switched == []
     assert agent.text() == "switching MIG mode on waits for pod default/late"
     assert journal(machine) == ()
+
+
+async def test_card_that_is_whole_again_waits_for_its_cdi_name(machine: Machine) -> None:
+    machine.modes[CARD] = CardMode(uuid=CARD, is_divided=True, is_divided_next=True)
+    agent = Agent(machine, {CARD: "off"}, injection="cdi")
+    agent.publish()
+    await agent.look(3)
+    assert (machine.switched, agent.withheld()) == ([(CARD, False)], set())  # nothing is seen there
+    folder = machine.directory / "host/etc/cdi"
+    folder.mkdir(parents=True)
+    await agent.look(2)
+    assert agent.withheld() == {CARD}
+    assert "no CDI specification names the card" in agent.text()
+    for kind, name, is_named in (
+        ("nvidia.com/gpu", OTHER, False),
+        ("acme.com/gpu", CARD, False),
+        ("nvidia.com/gpu", f"{CARD}1", False),
+        ("nvidia.com/gpu", CARD, True),
+    ):
+        (folder / "nvidia.yaml").write_text(f"kind: {kind}\ndevices:\n- name: {name}\n")
+        await agent.look(2)
+        assert agent.withheld() == (set() if is_named else {CARD})
+    (folder / "nvidia.yaml").unlink()
+    text = f'{{"kind": "nvidia.com/gpu", "devices": [{{"name": "{CARD}"}}]}}'
+    (folder / "nvidia.json").write_text(text)
+    await agent.look(2)
+    assert agent.withheld() == set()
 
 
 async def test_change_that_was_left_pending_is_taken_back_without_the_setting(

@@ -5,7 +5,8 @@ Only cards that the operator's setting names are ever touched. One that is not i
 kept from new pods (cordoned, it alone), until nobody has anything of it: no reservation, no granted
 container, no partition, no process. Then the journal says what is about to be done, it is done, and
 the next reading tells whether it was. A change that would only come with the card's next reset is
-taken back: nobody could say when that is. A card that cannot be switched is given back to the
+taken back: nobody could say when that is. A card that is whole again, and that containers get by a
+CDI name, waits until there is such a name. A card that cannot be switched is given back to the
 scheduler, told, and tried again later. Whoever takes a step stores the journal first, so a decision
 after a crash is the same as any other. Seconds; knows no vendor, no disk and no clock.
 """
@@ -26,6 +27,10 @@ from hami_nodeagent.drivers.protocol import CardMode
 
 FILE_VERSION = 1
 Word = Literal["on", "off"]
+UNNAMED = (
+    "MIG mode is off, but no CDI specification names the card; renew the vendor's: nvidia-ctk cdi "
+    "generate --output=/etc/cdi/nvidia.yaml"
+)
 _SHOWN = 3
 """Pods that are named; more are counted."""
 
@@ -59,6 +64,9 @@ class Look(Struct, frozen=True, kw_only=True):
     """Since when the registry keeps the card from new pods; negative: not yet."""
     settle_s: float = 0.0
     """After so long no reservation from before the cordon can arrive any more."""
+    is_named: bool = True
+    """The container runtime finds the card by its name, as far as that is needed and can be
+    seen."""
     problem: str = ""
     """Why the last attempt failed; empty: it did not."""
     pause: Literal["none", "soon", "later"] = "none"
@@ -87,6 +95,8 @@ def decide(look: Look) -> Verdict:
             return Verdict(text=_pending(mode), step=mode.is_divided, note=note)
         if is_pending and look.wanted is not None:
             return Verdict(text=f"{_pending(mode)}; this agent did not ask for that")
+        if look.wanted is False and not look.is_named:
+            return Verdict(text=UNNAMED, is_withheld=True)
         return Verdict()
     kept = note if is_pending else None
     if look.pause == "later":

@@ -16,6 +16,7 @@ from typing import Any
 import anyio.to_thread
 
 from hami_common.events.asking import Finding, Verdict
+from hami_nodeagent.settings import Settings
 from hami_nodeagent.shell.site import Site
 
 OLDEST_GLIBC = (2, 17)
@@ -62,7 +63,7 @@ class HostCheck:
         self._site = site
         self._resources = resources
         self._proc = Path(settings.host_proc)
-        self._root = Path(settings.host_root) if settings.host_root else self._proc / "1" / "root"
+        self._root = host_root(settings)
         self._plugins = Path(settings.device_plugin_dir)
         self._injection = settings.injection
 
@@ -298,14 +299,27 @@ def _has_cdi_off(document: object) -> bool:
 
 def _cdi_kinds(directory: Path) -> Iterator[str]:
     """Kinds of the specifications in a directory."""
+    return (kind for kind, _ in cdi_texts(directory))
+
+
+def cdi_texts(directory: Path) -> Iterator[tuple[str, str]]:
+    """(kind, text) of each CDI specification in a directory."""
     try:
         paths = sorted(directory.iterdir())
     except OSError:
         return
     for path in paths:
         try:
-            found = _KIND.search(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
         except (OSError, ValueError):
             continue
+        found = _KIND.search(text)
         if found is not None:
-            yield found[1]
+            yield found[1], text
+
+
+def host_root(settings: Settings) -> Path:
+    """The host's root file system as this agent sees it."""
+    if settings.host_root:
+        return Path(settings.host_root)
+    return Path(settings.host_proc) / "1" / "root"

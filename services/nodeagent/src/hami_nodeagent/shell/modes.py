@@ -9,8 +9,10 @@ tried again after ``partitions.mode_again_s``. Seconds.
 """
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import anyio.to_thread
 
@@ -28,6 +30,7 @@ from hami_nodeagent.core.modes import (
 from hami_nodeagent.core.partitions import Told
 from hami_nodeagent.drivers.errors import DriverDenied, DriverError, NotSupported
 from hami_nodeagent.drivers.protocol import CardMode, ModeSwitch
+from hami_nodeagent.shell.hostcheck import CDI_DIRECTORIES, cdi_texts, host_root
 from hami_nodeagent.shell.site import Site
 
 _log = logging.getLogger(__name__)
@@ -57,6 +60,8 @@ class ModeKeeper:
         self._board = site.picture.partitions
         self._clock = site.clock
         self._known: dict[str, _Known] = {}
+        self._named: str | None = None
+        """What the host's CDI specifications say, as last read."""
         file = site.checkpoint.load_modes()
         self._notes = {note.uuid: note for note in (file.notes if file is not None else ())}
 
@@ -74,10 +79,34 @@ class ModeKeeper:
         except DriverError as error:
             _log.debug("modes of cards not read", extra={"problem": str(error)})
             return
+        wanted = {
+            mode.uuid: wanted_of(self._setting, self._site.node, cards[mode.uuid])
+            for mode in modes
+            if mode.uuid in cards
+        }
+        if self._site.settings.injection == "cdi" and False in wanted.values():
+            self._named = await anyio.to_thread.run_sync(self._read_names)
         for mode in modes:
-            if mode.uuid in cards:
-                wanted = wanted_of(self._setting, self._site.node, cards[mode.uuid])
-                await self._bring_on(mode, wanted)
+            if mode.uuid in wanted:
+                await self._bring_on(mode, wanted[mode.uuid])
+
+    def _read_names(self) -> str | None:
+        """All CDI specifications of NVIDIA's cards; ``None`` where the host's are not seen."""
+        settings = self._site.settings
+        root = host_root(settings)
+        folders = [root / place for place in CDI_DIRECTORIES]
+        if not any(folder.is_dir() for folder in folders):
+            return None
+        folders.append(Path(self._settings.cdi_dir))
+        kind = settings.vendors.nvidia.cdi_kind
+        return "\n".join(
+            text for folder in folders for own, text in cdi_texts(folder) if own == kind
+        )
+
+    def _is_named(self, uuid: str) -> bool:
+        if self._site.settings.injection != "cdi" or self._named is None:
+            return True
+        return re.search(rf"""name["']?\s*:\s*["']?{re.escape(uuid)}\b""", self._named) is not None
 
     async def _bring_on(self, mode: CardMode, wanted: bool | None) -> None:  # noqa: FBT001 - as in Look
         known = self._known.setdefault(mode.uuid, _Known())
@@ -123,6 +152,7 @@ class ModeKeeper:
             is_known=picture.ledger_known and picture.pods_known,
             cordoned_for_s=-1.0 if known.cordoned_at_s is None else now_s - known.cordoned_at_s,
             settle_s=self._settings.mode_settle_s,
+            is_named=self._is_named(mode.uuid),
             problem=known.problem,
             pause="none" if not is_paused else "later" if is_over else "soon",
         )
