@@ -111,9 +111,9 @@ async def test_processes_have_the_hosts_numbers_and_the_one_that_asks_is_left_ou
     assert (busy.core_pct, busy.memory_bus_pct, busy.power_w) == (40, 20, 91.0)
 
 
-@pytest.mark.parametrize("how", ["garbage", "truncated", "processes"])
+@pytest.mark.parametrize("how", ["garbage", "truncated", "processes", "twice"])
 async def test_values_that_cannot_be_are_no_answer(make_fake: MakeFake, how: str) -> None:
-    machine = make_fake(1)
+    machine = make_fake(2)
     machine.garble(how)
     with pytest.raises(AnswerUnknown):
         await driver_of(machine).discover()

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from hami_common.vendors import kunlunxin as pure
 from hami_nodeagent.drivers.errors import DriverError
 from hami_nodeagent.drivers.library import TwoWayReader
+from hami_nodeagent.drivers.parse import forms, library
 from hami_nodeagent.drivers.parse import kunlunxin as parse
-from hami_nodeagent.drivers.parse import library
 from hami_nodeagent.drivers.parse.seen import Condition, Seen, Sight
 from hami_nodeagent.drivers.partition_kunlunxin import KunlunxinPartitioner, functions_by_card
 from hami_nodeagent.drivers.partitioner import Partitioner
@@ -90,7 +90,7 @@ class KunlunxinReader(TwoWayReader):
         return await self._cards(await self._rows_of_tool())
 
     async def _rows_of_library(self) -> Sight:
-        return await self.library.ask(library.devices, "look")
+        return await self.library.ask(_listed, "look")
 
     async def _rows_of_tool(self) -> Sight:
         rows, version = await self.ask(parse.table)
@@ -125,3 +125,12 @@ class KunlunxinReader(TwoWayReader):
             minor=row.index if row.minor is None else row.minor,
             partitions=pure.partitions_of(memory_mib) if divisible else (),
         )
+
+
+def _listed(text: str) -> Sight:
+    """The library's list; two at one address are no answer."""
+    sight = library.devices(text)
+    addresses = [row.bus_id for row in sight.devices if row.bus_id]
+    if len(set(addresses)) != len(addresses):
+        raise forms.unknown("the addresses of XPUs", " ".join(addresses))
+    return sight
