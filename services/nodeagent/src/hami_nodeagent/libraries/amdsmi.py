@@ -43,7 +43,6 @@ _KINDS = {
     5: Kind.MISMATCH,
     10: Kind.DENIED,
     30: Kind.BUSY,
-    31: Kind.GONE,
     34: Kind.MISSING,
     51: Kind.MISSING,
 }

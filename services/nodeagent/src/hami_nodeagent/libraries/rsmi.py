@@ -6,8 +6,8 @@ units, links). Calls, structures and numbers are those of ``rocm_smi.h``, ``dmi_
 ``dmi_error.h`` as Hygon publishes them with its management library for HCUs (2024 to 2026): sizes
 in bytes, heat in thousandths of a degree, power in microwatts. A structure of which releases differ
 in length is given room for the longest. A card is broken when one of its blocks counts errors that
-could not be corrected. Compute units are told by DMI only; without it they are not told. Never run
-on this vendor's hardware.
+could not be corrected. Compute units are told by DMI only, which numbers the cards alike in the
+vendor's Go code; without it they are not told. Never run on this vendor's hardware.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ _NAMES = {
     17: "REFCOUNT_OVERFLOW", 18: "SETTING_UNAVAILABLE", 19: "AMDGPU_RESTART_ERR",
     -1: "UNKNOWN_ERROR",
 }  # fmt: skip
-_KINDS = {2: Kind.UNSUPPORTED, 4: Kind.DENIED, 9: Kind.UNSUPPORTED, 10: Kind.GONE, 16: Kind.BUSY}
+_KINDS = {2: Kind.UNSUPPORTED, 4: Kind.DENIED, 9: Kind.UNSUPPORTED, 16: Kind.BUSY}
 _NOT_INITIALISED = {("rsmi_init", 8): Kind.MISSING}
 _MOST_CARDS, _MOST_PROCESSES, _MORE = 64, 4096, 16
 _TEXT = 256
