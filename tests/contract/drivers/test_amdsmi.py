@@ -82,10 +82,15 @@ async def test_a_partition_is_a_device_with_its_number_and_mode(
     assert {facts.attributes["compute_partition"] for facts in devices} == {"CPX"}
 
 
-async def test_a_library_that_cannot_be_used_does_not_change_identities(tmp_path: Path) -> None:
+async def test_a_library_that_cannot_be_used_does_not_change_identities(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tools = VendorTools(tmp_path, "amd", 1)
     tools.tool.rename(tools.tool.with_name("rocm-smi"))
     library = tmp_path / "libamd_smi.so"
     library.write_bytes(b"not a library")
-    with pytest.raises(DriverMissing, match="amd-smi"):
-        await driver_of(tools, library_path=str(library)).discover()
+    driver = driver_of(tools, library_path=str(library))
+    for _ in range(2):
+        with pytest.raises(DriverMissing, match=r"amd-smi is not installed; .*shared libraries"):
+            await driver.discover()
+    assert len(caplog.records) == 1

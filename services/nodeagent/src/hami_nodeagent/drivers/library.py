@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from hami_nodeagent.drivers.errors import LibraryUnusable
+from hami_nodeagent.drivers.errors import DriverMissing, LibraryUnusable
 from hami_nodeagent.drivers.parse.library import failure
 from hami_nodeagent.drivers.parse.seen import Sight
 from hami_nodeagent.drivers.reader import ToolReader, ToolSettings
@@ -83,6 +83,7 @@ class LibraryReader(ToolReader):
         super().__init__(settings)
         self.library = LibraryProgram(self.program, settings)
         self._by_library: bool | None = None
+        self._complaint = ""
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -108,10 +109,22 @@ class LibraryReader(ToolReader):
         except LibraryUnusable as error:
             if interface != "auto":
                 raise
+            self._leave(error)
+            try:
+                return await tool()
+            except DriverMissing as missing:
+                detail = f"{missing.detail}; {error.detail}"
+                raise DriverMissing(
+                    doing=missing.doing, detail=detail, code=missing.code
+                ) from missing
+
+    def _leave(self, error: LibraryUnusable) -> None:
+        """Ask the tool until ``forget``; say so once as long as the reason stays the same."""
+        self._by_library = False
+        if str(error) != self._complaint:
+            self._complaint = str(error)
             extra = {"vendor": self.vendor, "tool": self.tool_name, "problem": str(error)}
             _log.warning("the vendor's library cannot be used, its tool is asked", extra=extra)
-            self._by_library = False
-        return await tool()
 
 
 class TwoWayReader(LibraryReader, ABC):
