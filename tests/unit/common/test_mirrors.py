@@ -174,6 +174,31 @@ def test_node_registers_its_devices_as_hamis_plugins_do() -> None:
     assert mirror.annotations["hami.io/node-handshake"].startswith("Reported_2026.08.01 ")
 
 
+def test_node_registers_what_its_cards_can_be_divided_into() -> None:
+    sizes = (
+        Profile(name="1g.5gb", memory_mib=4864, core_pct=14, size=1, starts=tuple(range(7))),
+        Profile(name="1g.5gb+me", memory_mib=4864, size=1, starts=(0,), by_name_only=True),
+        Profile(name="3g.20gb", memory_mib=19968, core_pct=42, size=4, starts=(0, 4)),
+    )
+    gpu = device("GPU-0", mode="mig", partitions=sizes)
+    plain = device("GPU-1", index=1)
+    mirror = mirrors.of_node(
+        {"GPU-0": gpu, "GPU-1": plain}, node="n1", mark=NO_MARK, time_s=1_785_578_400.0
+    )
+    first, second = msgspec.json.decode(mirror.annotations["hami.io/node-nvidia-register"])
+    assert (first["mode"], first["count"]) == ("mig", 7)
+    assert [one["name"] for one in first["migProfiles"]] == ["1g.5gb", "3g.20gb"]
+    assert first["migProfiles"][1] == {
+        "name": "3g.20gb",
+        "memoryMB": 19968,
+        "core": 42,
+        "sliceCount": 3,
+        "placements": [{"start": 0, "size": 4}, {"start": 4, "size": 4}],
+    }
+    assert "migProfiles" not in second
+    assert second["count"] == plain.slots
+
+
 def test_long_node_names_are_no_labels() -> None:
     owned = device("GPU-0")
     mirror = mirrors.of_pod(

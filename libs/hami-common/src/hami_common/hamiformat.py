@@ -191,6 +191,17 @@ class Given(Struct, frozen=True, kw_only=True):
     """In the vendor's unit: percent, sixteenths, compute units, or a mask of cores."""
 
 
+class MigProfile(Struct, frozen=True, kw_only=True):
+    """A size into which a registered device can be divided."""
+
+    name: str
+    memory_mib: int
+    core_pct: int
+    slices: int
+    size: int
+    starts: tuple[int, ...]
+
+
 class Registered(Struct, frozen=True, kw_only=True):
     """One device as a node of HAMi's registers it."""
 
@@ -203,6 +214,8 @@ class Registered(Struct, frozen=True, kw_only=True):
     type: str = ""
     numa: int = 0
     mode: str = "hami-core"
+    profiles: tuple[MigProfile, ...] = ()
+    """Of a device in MIG mode; never read."""
     healthy: bool = True
 
 
@@ -313,6 +326,14 @@ def decode_mig(text: str, *, what: str = MIG) -> tuple[MigInstance, ...]:
 # --- devices of a node ----------------------------------------------------------------------------
 
 
+class _ProfileLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    name: str = ""
+    memory_mib: int = msgspec.field(default=0, name="memoryMB")
+    core: int = 0
+    slice_count: int = msgspec.field(default=0, name="sliceCount")
+    placements: tuple[_PlacementLine, ...] = ()
+
+
 class _RegisterLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str = ""
     index: int = 0
@@ -322,6 +343,7 @@ class _RegisterLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: str = ""
     numa: int = 0
     mode: str = ""
+    mig_profiles: tuple[_ProfileLine, ...] = msgspec.field(default=(), name="migProfiles")
     health: bool = False
     devicevendor: str = ""
 
@@ -406,12 +428,25 @@ def encode_register(devices: Iterable[Registered], word: Word) -> str:
             type=one.type,
             numa=one.numa,
             mode=one.mode,
+            mig_profiles=tuple(map(_profile_line, one.profiles)),
             health=one.healthy,
             devicevendor=word.word,
         )
         for one in devices
     ]
     return _register_encoder.encode(lines).decode()
+
+
+def _profile_line(profile: MigProfile) -> _ProfileLine:
+    return _ProfileLine(
+        name=profile.name,
+        memory_mib=profile.memory_mib,
+        core=profile.core_pct,
+        slice_count=profile.slices,
+        placements=tuple(
+            _PlacementLine(start=start, size=profile.size) for start in profile.starts
+        ),
+    )
 
 
 _NUMBERED_ID = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{1,4})", re.ASCII)

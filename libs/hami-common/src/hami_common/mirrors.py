@@ -18,7 +18,7 @@ from msgspec import Struct
 from hami_common import hamiformat
 from hami_common.adoption import TakenOver
 from hami_common.events.allocation import CarriedShare
-from hami_common.hamiformat import Given, Registered, Word
+from hami_common.hamiformat import Given, MigProfile, Registered, Word
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
 
@@ -107,12 +107,13 @@ def of_node(devices: Mapping[str, Device], *, node: str, mark: TakenOver, time_s
             Registered(
                 id=_id(word, device, node=node, devices=devices, mark=mark),
                 index=device.index,
-                count=device.slots,
+                count=_count(device),
                 memory_mib=device.capacity_mib,
                 cores=_units(device) if word.vendor == "amd" else device.capacity_core_pct,
                 type=device.type,
                 numa=device.numa or 0,
                 mode="mig" if device.mode == "mig" else "hami-core",
+                profiles=_profiles(device),
                 healthy=device.healthy and not device.cordoned,
             )
         )
@@ -124,6 +125,30 @@ def of_node(devices: Mapping[str, Device], *, node: str, mark: TakenOver, time_s
         if handshake := word_by_key[key].handshake:
             notes[handshake] = f"Reported_{when}"
     return Mirror(annotations=notes)
+
+
+def _profiles(device: Device) -> tuple[MigProfile, ...]:
+    """The sizes of a device in MIG mode that HAMi knows: those that differ in nothing but size."""
+    if device.vendor != "nvidia" or device.mode != "mig":
+        return ()
+    return tuple(
+        MigProfile(
+            name=one.name,
+            memory_mib=one.memory_mib,
+            core_pct=one.core_pct,
+            slices=int(slices),
+            size=one.size,
+            starts=one.starts,
+        )
+        for one in device.partitions
+        if not one.by_name_only and (slices := one.name.partition("g.")[0]).isdecimal()
+    )
+
+
+def _count(device: Device) -> int:
+    """How many may share the device; HAMi counts a divided one's smallest instances."""
+    counts = [len(one.starts) for one in _profiles(device)]
+    return max(counts, default=device.slots)
 
 
 def _word(device: Device, share: Share | None) -> Word | None:

@@ -40,6 +40,26 @@ async def test_all_of_a_pods_partitions_are_there_before_it_is_bound(world: Worl
         await world.settle(lambda: partitions.is_idle)
 
 
+async def test_each_of_several_partitions_of_a_device_has_words_of_its_own(world: World) -> None:
+    async with world.agent():
+        shares = (
+            share("nvidia-0", "1g", 5),
+            share("nvidia-0", "1g", 6),
+            share("nvidia-1", "1g", 0),
+        )
+        world.place("a", *shares)
+        await world.live("a")
+        world.check()
+        board = world.site.picture.partitions
+        owners = board.owners(world.entries["a"], "main", "nvidia")
+        handles = board.handles(owners, shares)
+        assert sorted(handles) == ["nvidia-0/1g@5", "nvidia-0/1g@6", "nvidia-1"]
+        assert len({one["mig_uuid"] for one in handles.values()}) == 3
+        # Where one is not known, the other does not stand for it.
+        known = {owner: uuid for owner, uuid in owners.items() if owner.number == 1}
+        assert list(board.handles(known, shares)) == ["nvidia-0/1g@6"]
+
+
 async def test_what_a_pod_leaves_makes_room_for_the_next(world: World) -> None:
     async with world.agent():
         world.place("a", share("nvidia-0", "3g", 0), granted=True)

@@ -750,9 +750,14 @@ class Board:
                 return self.trouble.get(owner) or "it is being made"
         return ""
 
-    def handles(self, owners: Mapping[Owner, str]) -> dict[str, dict[str, str]]:
-        """``RenderContext.handles`` of a container, given all its shares of one vendor."""
-        shares_by_uuid = Counter(owners.values())
+    def handles(
+        self, owners: Mapping[Owner, str], shares: Sequence[Share] = ()
+    ) -> dict[str, dict[str, str]]:
+        """``RenderContext.handles`` of a container's ``shares``.
+
+        ``owners``: those of one vendor, as far as they are known.
+        """
+        shares_by_uuid = Counter(owners.values()) | Counter(share.uuid for share in shares)
         found: dict[str, dict[str, str]] = {}
         for owner, uuid in owners.items():
             one = self.carried.get(owner)

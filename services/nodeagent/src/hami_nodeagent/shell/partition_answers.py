@@ -85,7 +85,7 @@ class PartitionAnswers:
     ) -> api.ContainerAllocateResponse:
         """The answer for one container and vendor; ``NotFound`` if a partition went meanwhile."""
         context = self._renderer.context(claim, library_mounts)
-        handles = {} if self._by_spec else self._board.handles(owners)
+        handles = {} if self._by_spec else self._board.handles(owners, claim.own)
         rendering = Rendering(
             pod_uid=claim.pod.uid,
             container=claim.container,
@@ -156,7 +156,6 @@ class PartitionAnswers:
     async def _prepare_one(self, grant: Grant) -> Refuse | None:
         name = spec_name(grant.pod_uid, grant.container, grant.vendor)
         owners = self._partitions.owners_of(grant)
-        handles = self._board.handles(owners)
         rendering = self._renderings.get(name)
         title = f"container {grant.container} of pod {grant.namespace}/{grant.pod}"
         if rendering is None or rendering.allocation_id != grant.allocation_id:
@@ -166,6 +165,7 @@ class PartitionAnswers:
                 code=Code.PARTITION_NOT_READY,
                 text=f"what {title} was given is not known any more; delete the pod",
             )
+        handles = self._board.handles(owners, rendering.shares.shares)
         if not rendering.by_spec and rendering.handles != handles:
             text = f"the hardware partition of {title} was made anew and is called otherwise now"
             self._picture.failures_by_uid.setdefault(
