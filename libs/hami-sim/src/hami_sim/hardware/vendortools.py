@@ -328,6 +328,8 @@ class VendorTools:
                 (drm / _RENDER_NODE.format(128 + card.index)).mkdir()
         if self.make.sysfs_class:
             self._write_class(self.sysfs / "class" / self.make.sysfs_class)
+        if self.make.tree is not None:
+            self._write_tree(self.make.tree)
 
     def _write_class(self, folder: Path) -> None:
         """Links to the cards, where the vendor's driver shows them in a class of its own."""
@@ -337,8 +339,6 @@ class VendorTools:
                 place = folder / f"card_{card.index}"
                 place.mkdir(parents=True)
                 (place / "device").symlink_to(self.sysfs / "bus/pci/devices" / card.bus_id)
-        if self.make.tree is not None:
-            self._write_tree(self.make.tree)
 
     def _write_tree(self, files: Callable[[Card], Mapping[str, str]]) -> None:
         """What the vendor's own driver shows of the cards that are there."""
