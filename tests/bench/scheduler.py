@@ -250,7 +250,7 @@ class _Calling:
         candidates = named(names_text(self.cluster.names, self.chance))
         return lambda: self.filtered(wanted, candidates)
 
-    def filtered(self, wanted: PodRequest, candidates: wire.Candidates) -> bytes:
+    def filtered(self, wanted: PodRequest, candidates: wire.Candidates) -> bytes | bytearray:
         """The answer of filter."""
         filtered = self.verdicts.filter(wanted, candidates.names)
         failed = [(refusal.text, places) for refusal, places in filtered.groups()]

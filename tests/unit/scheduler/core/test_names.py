@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hami_common.errors import WireInvalid
-from hami_scheduler.core.names import ABSENT, NameIndex, NodeNames
+from hami_scheduler.core.names import ABSENT, NameIndex, NodeNames, joined
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -35,9 +35,15 @@ def agree(codes: dict[str, int], names: Sequence[str]) -> NodeNames:
         assert nodes.several(np.flatnonzero(mask)) == some
         part = nodes.part(mask)
         assert json.loads(part.json()) == list(part.strings()) == some
-        wrapped = nodes.wrapped(np.flatnonzero(mask), b"<", b">;")
-        assert bytes(wrapped).decode() == "".join(
-            f"<{json.dumps(name, ensure_ascii=False)}>;" for name in some
+        lines = "".join(f"<{json.dumps(name, ensure_ascii=False)}>;" for name in some)
+        for _ in range(3):  # what is told again may be kept
+            wrapped = nodes.wrapped(np.flatnonzero(mask), b"<", b">;")
+            assert bytes(wrapped).decode() == lines
+            assert len(wrapped) == len(lines.encode())
+        of_part = part.wrapped(part.places(), b"<", b">;")
+        assert (
+            joined([b"[", of_part, part.wrapped(part.places()[:0], b"", b","), b"]"])
+            == (f"[{lines[:-1]}]" if lines else "[]").encode()
         )
         numbers = np.array([i % 3 for i in range(len(names))], np.int64)
         labelled = nodes.labelled(nodes.places(), b"<", numbers, [b"0", b"1", b"2"])

@@ -81,7 +81,7 @@ class Request:
 class Response(Struct, frozen=True, kw_only=True):
     """A whole answer."""
 
-    body: bytes = b""
+    body: bytes | bytearray = b""
     status: int = 200
     content_type: str = JSON_TYPE
     headers: Mapping[str, str] = {}

@@ -43,6 +43,8 @@ from hami_scheduler.core.fit import (
 
 NODES_WORTH_IT: Final = 16
 """Devices of fewer nodes than this are looked at one by one."""
+NODES_ONE_BY_ONE: Final = 4
+"""So few nodes are looked at one after the other."""
 _NO_LINES: Final[Ints] = np.zeros((0, 0), np.int64)
 
 
@@ -89,9 +91,34 @@ def settled(view: View, plan: Plan) -> Bools | None:
         levels = _levels(view, steps)
         if levels is None:
             return None
-        here = _fit(view, steps, levels)
+        if view.count <= NODES_ONE_BY_ONE:
+            here = np.array([_fits_on(view, place, steps) for place in range(view.count)], np.bool_)
+        else:
+            here = _fit(view, steps, levels)
         fits = here if fits is None else fits & here
     return fits
+
+
+def _fits_on(view: View, place: int, steps: Sequence[Step]) -> bool:
+    """The same as ``_fit``, of one node: for few nodes that costs less than to rank them."""
+    column = view.column(place)
+    total = totals_of(view, steps[0].request.vendor)
+    most = 0 if total is None else int(total[MOST_MIB, place])
+    slots, core, mib = together(
+        steps, lambda request: request.memory_mib or most * request.memory_pct // 100
+    )
+    suits = selected(View(view.table, view.block), steps[0])[:, column].tolist()
+    room = view.block.room[:, column].tolist()
+    ranked = sorted((one for one, suit in zip(room, suits, strict=True) if suit), reverse=True)
+    best = ranked[: max(step.request.count for step in steps)]
+    if len(best) < max(step.request.count for step in steps) or best[-1] >> MIB_SHIFT < mib:
+        return False
+    wants_core = any(step.request.core_pct for step in steps)
+    return all(
+        one & MOST_AMOUNT >= slots
+        and (not wants_core or (one >> AMOUNT_BITS) & MOST_AMOUNT >= core)
+        for one in best
+    )
 
 
 def _fit(view: View, steps: Sequence[Step], levels: Levels) -> Bools:

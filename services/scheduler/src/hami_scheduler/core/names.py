@@ -32,6 +32,8 @@ _ROWS_AT_ONCE: Final = 64
 """Rows of names that are compared as one row of words."""
 _SPARSE_BITS: Final = 3
 """The table has this many times (as a power of two) more places than names."""
+_WRAPPED_KEPT: Final = 4
+"""Texts around names with which all of them are kept."""
 _QUOTE: Final = ord('"')
 _MARKS: Final = 3
 """Two quotes and a comma around each name."""
@@ -45,13 +47,15 @@ _encoder = msgspec.json.Encoder()
 class NodeNames:
     """Names in the order of the request: as JSON text, as a matrix of it, or as strings."""
 
-    __slots__ = ("_names", "rows", "text")
+    __slots__ = ("_names", "rows", "source", "text")
 
     def __init__(self, text: bytes, names: Sequence[str] | None = None) -> None:
         """``text`` is the JSON array without its opening bracket; ``names`` the same, decoded."""
         self.text = text
         self.rows: Bytes | None = None
         """One name with its quotes and what follows them per row, once that is known to be so."""
+        self.source: tuple[NameIndex, Ints] | None = None
+        """An index that has all of the names, and where."""
         self._names = names
 
     @classmethod
@@ -109,6 +113,9 @@ class NodeNames:
         rows[-1, -1] = ord("]")
         part = NodeNames(rows.tobytes())
         part.rows = rows
+        if self.source is not None:
+            index, at = self.source
+            part.source = index, at.take(places)
         return part
 
     def divided(self, name: str) -> tuple["NodeNames", Columns]:
@@ -124,17 +131,9 @@ class NodeNames:
         """The same as ``json``, to be joined with what stands around it."""
         return (b"[", self.text) if self.text else (_encoder.encode(self._names),)
 
-    def wrapped(self, places: Columns, before: bytes, after: bytes) -> memoryview:
+    def wrapped(self, places: Columns, before: bytes, after: bytes) -> "Lines":
         """The names at ``places`` as JSON strings, each between ``before`` and ``after``."""
-        if self.rows is None:
-            names = self.strings()
-            quoted = [_encoder.encode(names[place]) for place in places.tolist()]
-            return memoryview(before + (after + before).join(quoted) + after if quoted else b"")
-        start, end = len(before), len(before) + self.rows.shape[1] - 1
-        lines = np.empty((len(places), end + len(after)), np.uint8)
-        lines[:] = np.frombuffer(before + bytes(end - start) + after, np.uint8)
-        lines[:, start:end] = self.rows.take(places, axis=0)[:, :-1]
-        return lines.reshape(-1).data
+        return Lines(self, places, before, after)
 
     def labelled(
         self, places: Columns, before: bytes, numbers: Ints, labels: Sequence[bytes]
@@ -155,6 +154,72 @@ class NodeNames:
         text[:, start:end] = self.rows.take(places, axis=0)[:, :-1]
         text[:, end:] = tails_of.take(numbers, axis=0)
         return text.reshape(-1).data
+
+
+class Lines:
+    """Some of the names as JSON strings between two texts, to be written where they are wanted."""
+
+    def __init__(self, names: NodeNames, places: Columns, before: bytes, after: bytes) -> None:
+        """The names at ``places``, each between ``before`` and ``after``."""
+        self._names, self._places, self._before, self._after = names, places, before, after
+        self._text = b""
+        if names.rows is None:
+            strings = names.several(places)
+            self._text = b"".join([before + _encoder.encode(name) + after for name in strings])
+            self._size = len(self._text)
+        else:
+            width = len(before) + names.rows.shape[1] - 1 + len(after)
+            self._size = len(places) * width
+
+    def __len__(self) -> int:
+        """Bytes."""
+        return self._size
+
+    def write(self, into: Bytes) -> None:
+        """Put the lines into as many bytes."""
+        rows, places = self._names.rows, self._places
+        if rows is None or not self._size:
+            into[:] = np.frombuffer(self._text, np.uint8)
+            return
+        lines = into.reshape(len(places), -1)
+        if self._names.source is not None:
+            index, at = self._names.source
+            known = index.wrapped(self._before, self._after)
+            if known is not None:
+                known.take(at.take(places), axis=0, out=lines, mode="clip")
+                return
+        start, end = len(self._before), lines.shape[1] - len(self._after)
+        lines[:] = np.frombuffer(self._before + bytes(end - start) + self._after, np.uint8)
+        lines[:, start:end] = rows.take(places, axis=0)[:, :-1]
+
+    def __bytes__(self) -> bytes:
+        """The lines."""
+        text = np.empty(self._size, np.uint8)
+        self.write(text)
+        return text.tobytes()
+
+
+def joined(parts: Sequence[bytes | Lines]) -> bytes | bytearray:
+    """All in one; of lines before something else the last comma is left out.
+
+    Lines can be as long as all the rest together: they are written once, where they stay.
+    """
+    parts = [part for part in parts if len(part)]
+    if not any(isinstance(part, Lines) for part in parts):
+        return b"".join(part for part in parts if isinstance(part, bytes))
+    whole = bytearray(sum(map(len, parts)))
+    written, at = np.frombuffer(whole, np.uint8), 0
+    for part, following in zip(parts, (*parts[1:], b""), strict=True):
+        end = at + len(part)
+        if isinstance(part, bytes):
+            whole[at:end] = part
+        else:
+            part.write(written[at:end])
+            end -= isinstance(following, bytes)
+        at = end
+    del written  # else the size cannot be changed
+    del whole[at:]
+    return whole
 
 
 class Found(NamedTuple):
@@ -181,6 +246,8 @@ class NameIndex:
     def __init__(self, codes: Mapping[str, int]) -> None:
         """Index ``codes``, which the caller does not change as long as it asks."""
         self._codes = codes
+        self._wrapped: dict[tuple[bytes, bytes], Bytes | None] = {}
+        """The longest unused first; ``None`` where they were asked for once."""
         plain = [name for name in codes if _is_plain(name)]
         lengths = Counter(map(len, plain))
         length = max(lengths, key=lambda length: (lengths[length], length), default=0)
@@ -191,6 +258,7 @@ class NameIndex:
         names = sorted((n for n in plain if len(n) == length), key=codes.__getitem__)
         text = "".join(f'"{name}",' for name in names).encode()
         known = np.frombuffer(text, np.uint8).reshape(len(names), self._stride)
+        self._known = known
         self._windows = _windows(known)
         self._words = [self._read(text, len(names), offset) for offset in self._windows]
         self._frame = _Frame(known[0], self._windows)
@@ -237,17 +305,36 @@ class NameIndex:
         asked = np.frombuffer(text, np.uint8).reshape(count, self._stride)
         if not self._frame.holds(text, count):
             strange = np.union1d(strange, self._frame.broken(asked))
-        if self._has_no_gap:
-            rows += self._least
-        else:
-            rows = self._values.take(rows)
+        at = rows
+        rows = at + self._least if self._has_no_gap else self._values.take(at)
         for i in strange.tolist():
             name = _name_of(asked[i], mark="]" if i == count - 1 else ",")
             if name is None:
                 return None
             rows[i] = self._codes.get(name, ABSENT)
         names.rows = asked
-        return Found.of(rows) if len(strange) else Found(rows, self._least, self._most)
+        if len(strange):
+            return Found.of(rows)
+        names.source = self, at
+        return Found(rows, self._least, self._most)
+
+    def wrapped(self, before: bytes, after: bytes) -> Bytes | None:
+        """All names of the common length between ``before`` and ``after``, one per row.
+
+        ``None`` at first: most texts are not told twice.
+        """
+        key = before, after
+        is_told = key in self._wrapped
+        found = self._wrapped.pop(key, None)
+        if is_told and found is None:
+            start, end = len(before), len(before) + self._stride - 1
+            found = np.empty((len(self._known), end + len(after)), np.uint8)
+            found[:] = np.frombuffer(before + bytes(end - start) + after, np.uint8)
+            found[:, start:end] = self._known[:, :-1]
+        elif len(self._wrapped) >= _WRAPPED_KEPT:
+            del self._wrapped[next(iter(self._wrapped))]
+        self._wrapped[key] = found
+        return found
 
     def _read(self, text: bytes, count: int, offset: int) -> _Words:
         """Eight bytes of each row of a text, from ``offset`` on."""

@@ -45,6 +45,7 @@ class _Kept:
         "causes_version",
         "failed",
         "fits",
+        "owns_causes",
         "scores",
         "scores_version",
         "version",
@@ -56,6 +57,8 @@ class _Kept:
         self.failed = _NO_STEPS
         self.causes_version = -1
         self.causes = _NO_CAUSES
+        self.owns_causes = False
+        """Whether the lines are nobody else's, so that they may be written to."""
         self.scores_version = -1
         self.scores = _NO_SCORES
 
@@ -328,11 +331,13 @@ class Verdicts:
         changed = block.stale_since(kept.causes_version)
         if changed is None:
             kept.causes = causes(View(self._table, block), plan, kept.failed)
+            kept.owns_causes = False
         else:
             kept.causes = kept.causes.resized(block.count)
             columns = changed[~kept.fits[changed]]
             if len(columns):
-                kept.causes = kept.causes.copy()
+                if not kept.owns_causes:
+                    kept.causes, kept.owns_causes = kept.causes.copy(), True
                 view = View(self._table, block, columns)
                 kept.causes.put(causes(view, plan, kept.failed[columns]), columns)
         kept.causes_version = block.version

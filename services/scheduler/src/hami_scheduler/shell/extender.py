@@ -122,7 +122,9 @@ class Extender:
         self._metrics.verb_seconds.labels(verb="filter").observe(perf_counter() - begin)
         return Response(body=body)
 
-    async def _filter(self, pod: PodView, candidates: wire.Candidates, begin: float) -> bytes:
+    async def _filter(
+        self, pod: PodView, candidates: wire.Candidates, begin: float
+    ) -> bytes | bytearray:
         names = candidates.names
         try:
             request, gang = self._request_of(pod), gang_of(pod)
@@ -164,7 +166,7 @@ class Extender:
 
     def _answered(
         self, pod: PodView, candidates: wire.Candidates, answer: Answer, begin: float
-    ) -> bytes:
+    ) -> bytes | bytearray:
         """The reply where a share is held for the pod, or where others have to come or go first."""
         names = candidates.names
         left, others = names.divided(answer.node)

@@ -16,7 +16,7 @@ from msgspec import Raw, Struct
 from hami_common.errors import WireInvalid
 from hami_common.podview import PodView
 from hami_scheduler.core.block import Columns, Ints
-from hami_scheduler.core.names import NodeNames
+from hami_scheduler.core.names import Lines, NodeNames, joined
 
 T = TypeVar("T")
 
@@ -205,7 +205,7 @@ def encode_filter(
     failed: Iterable[tuple[str, Columns]] = (),
     *,
     unresolvable: Iterable[tuple[str, Columns]] = (),
-) -> bytes:
+) -> bytes | bytearray:
     """Reply to filter, in the form the request had: names for names, objects for objects.
 
     ``failed`` are the nodes that do not fit, by text, as places among the candidates;
@@ -213,23 +213,22 @@ def encode_filter(
     """
     raw_by_name = candidates.raw_by_name
     if raw_by_name is None:
-        parts: list[bytes | memoryview] = [b'{"Nodes":null,"NodeNames":', *left.pieces()]
+        before: list[bytes] = [b'{"Nodes":null,"NodeNames":', *left.pieces()]
     else:
         nodes = _encoder.encode(NodeItems(items=[raw_by_name[name] for name in left.strings()]))
-        parts = [b'{"Nodes":', nodes, b',"NodeNames":null']
-    parts += [b',"FailedNodes":{', *_texts(candidates, failed)]
+        before = [b'{"Nodes":', nodes, b',"NodeNames":null']
+    parts: list[bytes | Lines] = [*before, b',"FailedNodes":{', *_texts(candidates, failed)]
     parts += [b'},"FailedAndUnresolvableNodes":{', *_texts(candidates, unresolvable)]
-    return b"".join([*parts, b'},"Error":""}'])
+    return joined([*parts, b'},"Error":""}'])
 
 
-def _texts(candidates: Candidates, groups: Iterable[tuple[str, Columns]]) -> list[memoryview]:
+def _texts(candidates: Candidates, groups: Iterable[tuple[str, Columns]]) -> list[Lines]:
     """The fields of a JSON object from the nodes at some places to their texts."""
-    parts = [
+    return [
         candidates.names.wrapped(places, b"", b":%b," % _encoder.encode(text))
         for text, places in groups
         if len(places)
     ]
-    return [*parts[:-1], parts[-1][:-1]] if parts else []
 
 
 def encode_filter_error(error: str) -> bytes:
