@@ -213,7 +213,11 @@ async def _run(nodes: int) -> None:
 
 
 _NO_LIMITS: Mapping[str, str] = {}
-_OTHER_LIMITS = {f"{OTHER}.com/dcunum": "1", f"{OTHER}.com/dcumem": "8000"}
+_OTHER_LIMITS = {
+    f"{OTHER}.com/dcunum": "1",
+    f"{OTHER}.com/dcumem": "8000",
+    f"{OTHER}.com/dcucores": "10",
+}
 
 
 def _container(

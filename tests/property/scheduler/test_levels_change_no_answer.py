@@ -37,6 +37,7 @@ def plain_requests(draw: st.DrawFn, vendor: str) -> DeviceRequest:
         memory_mib=draw(st.sampled_from((0, 1, 2, 4, 8, 12, 1 << 40))),
         memory_pct=draw(st.sampled_from((0, 10, 50, 100))),
         core_pct=draw(st.sampled_from((0, 0, 10, 50, 100, 40_000))),
+        exclusive=draw(st.integers(0, 3)) == 0,
         types=draw(st.sampled_from(((), (), (), ("T4",)))),
         modes=draw(st.sampled_from(((), (), (), ("soft", "whole")))),
     )

@@ -82,6 +82,14 @@ def test_ranks_follow_what_changes() -> None:
     assert verdicts_on(table, wanted) == expected
 
 
+def test_an_exclusive_share_wants_idle_devices() -> None:
+    assert verdicts_on(table_of(), pod(whole())) == [STOPPED, *[FITS] * (NODES - 1)]
+    table = table_of()
+    table.book("n1", (held(share("n1-0", 1, 0)),))
+    assert verdicts_on(table, pod(whole()))[:3] == [STOPPED, FITS, FITS]
+    assert verdicts_on(table, pod(whole(2)))[:3] == [STOPPED, STOPPED, FITS]
+
+
 def test_offered_memory_is_of_devices_that_nothing_stops_before() -> None:
     table = table_of()
     table.set_health("n1", "n1-0", healthy=False)
@@ -100,7 +108,7 @@ def test_offered_memory_is_of_devices_that_nothing_stops_before() -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        pod(whole()),
+        pod(container(whole()), container(whole(), name="b")),
         pod(ask(2), selectors={"nvidia": DeviceSelector(numa_bind=True)}),
         pod(ask(), device=("mutex",)),
         pod(ask(3)),

@@ -98,7 +98,7 @@ class Step(Struct, frozen=True, kw_only=True):
     """One of several hardware partitions that the container asks for: nothing else will do."""
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class Plan(Struct, frozen=True, kw_only=True, cache_hash=True):
     """A pod's request without the names: pods of one template have equal plans."""
 
     steps: tuple[Step, ...]
@@ -395,9 +395,10 @@ def selected(view: View, step: Step) -> Bools:
 def _static_key(view: View, step: Step) -> tuple[object, ...]:
     """All that static constraints depend on."""
     request = step.request
-    named = request.types or request.modes or request.profile or request.exact
-    sized = request if named or view.table.has_divisions else None
-    return request.vendor, request.exclusive, step.selector, sized, step.is_part
+    wishes: object = request.types, request.modes, request.profile, request.exact
+    if divisions_of(view, request.vendor):  # then it depends on the size what is given
+        wishes = request
+    return request.vendor, request.exclusive, step.selector, wishes, step.is_part
 
 
 def _judged(view: View, step: Step) -> Stages:
@@ -649,10 +650,14 @@ def kept_devices(view: View, step: Step, chosen: Bools) -> Bools | None:
 
 def is_plain(view: View, step: Step) -> bool:
     """Whether usage matters to a step by amounts only, and how devices are combined not at all."""
+    return not step.request.exclusive and is_single(view, step)
+
+
+def is_single(view: View, step: Step) -> bool:
+    """Whether each device answers a step for itself, by what is left of it; or must be idle."""
     request = step.request
     return not (
-        request.exclusive
-        or step.is_part
+        step.is_part
         or request.kind
         or request.shape
         or step.selector.numa_bind

@@ -35,7 +35,7 @@ from hami_scheduler.core.fit import (
     Step,
     View,
     has_count,
-    is_plain,
+    is_single,
     selected,
     together,
     totals_of,
@@ -62,7 +62,10 @@ class Levels:
         if self._room_version != block.version:
             changed = block.stale_since(self._room_version)
             part = View(view.table, block, changed)
-            found = np.where(selected(part, step), part.ints(block.room), NO_ROOM)
+            suits = selected(part, step)
+            if step.request.exclusive:
+                suits = suits & part.bools(block.idle)
+            found = np.where(suits, part.ints(block.room), NO_ROOM)
             found.sort(axis=0)
             self._room = _merged(self._room, found[::-1], changed, block.count)
             self._room_version = block.version
@@ -107,9 +110,13 @@ def _fits_on(view: View, place: int, steps: Sequence[Step]) -> bool:
     slots, core, mib = together(
         steps, lambda request: request.memory_mib or most * request.memory_pct // 100
     )
-    suits = selected(View(view.table, view.block), steps[0])[:, column].tolist()
+    suits = selected(View(view.table, view.block), steps[0])[:, column]
+    if steps[0].request.exclusive:
+        suits = suits & view.block.idle[:, column]
     room = view.block.room[:, column].tolist()
-    ranked = sorted((one for one, suit in zip(room, suits, strict=True) if suit), reverse=True)
+    ranked = sorted(
+        (one for one, suit in zip(room, suits.tolist(), strict=True) if suit), reverse=True
+    )
     best = ranked[: max(step.request.count for step in steps)]
     if len(best) < max(step.request.count for step in steps) or best[-1] >> MIB_SHIFT < mib:
         return False
@@ -179,18 +186,20 @@ def _levels(view: View, steps: Sequence[Step]) -> Levels | None:
     """The levels for a pod's steps of one vendor, if the same devices suit them all."""
     kind = _kind_of(steps[0])
     for number, step in enumerate(steps):
-        if step.request.count > view.block.width or not is_plain(view, step):
+        if step.request.count > view.block.width or not is_single(view, step):
             return None
+        if step.request.exclusive and len(steps) > 1:
+            return None  # they cannot share a device
         if number and _kind_of(step) != kind:
             return None
     return view.block.followed(("levels", kind), Levels)
 
 
 def _kind_of(step: Step) -> tuple[object, ...]:
-    """What a plain step wants of a device whatever is booked."""
+    """What a step wants of a device besides amounts."""
     request = step.request
     wishes = request.types, request.modes, request.profile, request.exact
-    return request.vendor, step.selector, wishes
+    return request.vendor, request.exclusive, step.selector, wishes
 
 
 def _wanted(view: View, request: DeviceRequest, row: int) -> Ints | int:
