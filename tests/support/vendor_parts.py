@@ -221,7 +221,8 @@ class PartBench:
             {
                 **self.tools.settings,
                 **({"interface": "library"} if self.kind.way else {}),
-                **{"answer_age_s": 0.0, "confirm_s": 0.001},
+                "answer_age_s": 0.0,
+                "confirm_s": 0.001,
                 **settings,
             },
         )
