@@ -148,6 +148,20 @@ def test_work_that_grows_suddenly_is_repaid(program: Path, seed: int) -> None:
     assert simulate(program, words).tenants[0].share() == pytest.approx(pct, abs=CAP_ERROR)
 
 
+@pytest.mark.parametrize(
+    ("count", "us", "pct"), [(29, 10_519, 50), (30, 4828, 20), (14, 16_828, 35), (26, 9089, 50)]
+)
+def test_many_processes_that_begin_together_keep_to_the_limit_from_the_first_second(
+    program: Path, count: int, us: int, pct: int
+) -> None:
+    processes = [f"process thread work us={us} jitter=10"] * count
+    result = simulate(program, f"seconds=15 seed=5 tenant pct={pct}", *processes)
+    parts = [process.pct for process in result.processes]
+    assert max(parts) <= EQUAL * min(parts)
+    assert result.tenants[0].share(0, 10) == pytest.approx(pct, abs=CAP_ERROR)
+    assert result.tenants[0].share(CONVERGED_S) == pytest.approx(pct, abs=CAP_ERROR)
+
+
 LONG_US = 20_000
 CHANGED_S = 2.037
 """In the middle of a period."""

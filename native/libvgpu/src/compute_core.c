@@ -63,16 +63,20 @@ uint32_t core_siblings(uint64_t *roster, uint32_t *own_round, uint64_t now_ns)
     return found > 0 ? found : 1;
 }
 
+/* What cannot be owed yet (see budget_owe) is forgiven, as it may be a neighbour's doing; but where many begin together it is what
+   they have launched before they could know, and is owed later. */
 static int64_t settle(struct core_device *device, uint64_t now_ns, const struct core_terms *terms)
 {
     int64_t owed = device->owed_ns;
     device->owed_ns = 0;
-    if (owed > 0)
-        device->charged_ns +=
-            budget_owe(&device->budget, now_ns, &terms->budget, (uint64_t)owed, device->owed_since_ns);
-    else if (owed < 0)
+    if (owed > 0) {
+        uint64_t charged = budget_owe(&device->budget, now_ns, &terms->budget, (uint64_t)owed, device->owed_since_ns);
+        device->charged_ns += charged;
+        bool kept = terms->budget.siblings > SIBLINGS_MOST && now_ns < device->owed_since_ns + CORE_OWED_KEPT_NS;
+        if (kept && (uint64_t)owed > charged) device->owed_ns = owed - (int64_t)charged;
+    } else if (owed < 0)
         move_credit(device, -owed);
-    device->owed_since_ns = UINT64_MAX;
+    if (device->owed_ns == 0) device->owed_since_ns = UINT64_MAX;
     return __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED);
 }
 
@@ -448,6 +452,15 @@ static int64_t correction(struct estimate *estimate, const struct core_sample *s
     return own;
 }
 
+/* How many siblings had work on the device at a time: a process has as long as its launches take. */
+static uint32_t crowd(const struct core_device *device, const struct core_terms *terms, uint64_t now_ns)
+{
+    uint64_t span = (now_ns - device->began_ns) / ESTIMATE_CROWD_ONE + 1;
+    uint64_t part = device->elapsed_ns / span; /* of the time, in 1/1024 */
+    if (part > ESTIMATE_CROWD_ONE) part = ESTIMATE_CROWD_ONE;
+    return (uint32_t)part * (terms->budget.siblings > 0 ? terms->budget.siblings : 1);
+}
+
 void core_ended(struct core_device *device, struct core_sample *sample, uint64_t now_ns, int64_t start_ns,
                 int64_t end_ns, const struct core_terms *terms)
 {
@@ -463,7 +476,9 @@ void core_ended(struct core_device *device, struct core_sample *sample, uint64_t
     if (sample->generation != estimate->generation) return;
     bool known = estimate->samples > 0;
     uint64_t elapsed = end_ns > start_ns ? (uint64_t)(end_ns - start_ns) : 0;
-    uint64_t worth = core_cost(device, estimate_sample(estimate, elapsed, contenders(terms), present_part(terms)));
+    device->elapsed_ns += (elapsed < ESTIMATE_MAX_NS ? elapsed : ESTIMATE_MAX_NS) * sample->weight;
+    uint64_t worth = core_cost(device, estimate_sample(estimate, elapsed, contenders(terms), present_part(terms),
+                                                       crowd(device, terms, now_ns)));
     if (!known) owe(device, sample, estimate_unknown_owed(estimate, device->overlap));
     if (!sample->first) owe(device, sample, correction(estimate, sample, elapsed, worth));
 }

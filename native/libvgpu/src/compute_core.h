@@ -34,6 +34,8 @@
    begin with the last. The longer waiters sleep beyond their time the larger they must be. */
 #define CORE_PART_NS (160 * BUDGET_NS_PER_MS / 1000)
 #define CORE_PART_MAX_NS (CORE_AHEAD_MIN_NS / 2)
+/* What was charged too little is owed for so long; see budget_owe(). */
+#define CORE_OWED_KEPT_NS (2700 * BUDGET_NS_PER_MS)
 #define CORE_HELD_MAX_NS (80 * BUDGET_NS_PER_MS) /* longer no launch waits for what the device has before it */
 
 /* A launch that runs so long, and so many times longer than estimated, puts its estimate in doubt. */
@@ -75,7 +77,8 @@ struct core_device {
     uint64_t spent_ns;      /* and `launches` when the part was computed */
     uint64_t launches;
     struct presence presence;
-    uint64_t began_ns; /* its first draw; 0: none yet */
+    uint64_t began_ns;   /* its first draw; 0: none yet */
+    uint64_t elapsed_ns; /* of its launches since, neighbours included */
     uint64_t phase_since_ns;
     uint32_t overlaps[CORE_PHASES]; /* of the last phases measured */
     uint32_t phases;

@@ -324,7 +324,8 @@ static uint64_t worth_of(struct estimate *estimate, uint64_t elapsed, uint32_t c
     return possible ? estimate->near_ns : elapsed * STRETCH_ONE / stretch(estimate, contenders);
 }
 
-uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t contenders, uint32_t present)
+uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t contenders, uint32_t present,
+                         uint32_t crowd)
 {
     uint64_t elapsed = elapsed_ns < ESTIMATE_MAX_NS ? elapsed_ns : ESTIMATE_MAX_NS;
     bool varied = is_measured(estimate, contenders, present);
@@ -353,7 +354,9 @@ uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_
         uint64_t shared = 1 + elapsed / SLICE_NS;
         uint64_t share = elapsed / (shared < contenders ? shared : contenders);
         if (share > estimate->shared_ns) estimate->shared_ns = share;
-        least = estimate->shared_ns < estimate->low_ns ? estimate->shared_ns : estimate->low_ns;
+        least = crowd > ESTIMATE_CROWD_ONE ? estimate->mean_ns * ESTIMATE_CROWD_ONE / crowd : estimate->mean_ns;
+        if (least < estimate->shared_ns) least = estimate->shared_ns;
+        if (least > estimate->low_ns) least = estimate->low_ns;
     }
     estimate->longest_ns = elapsed > estimate->longest_ns ? elapsed : estimate->longest_ns;
     uint64_t worth = worth_of(estimate, elapsed, contenders, present);

@@ -29,6 +29,7 @@ enum {
 #define ESTIMATE_SPACING_NS UINT64_C(1000000)
 /* Elapsed times this far above the shortest are taken for interrupted by a neighbour: less than a time slice. */
 #define ESTIMATE_TRIM_NS UINT64_C(500000)
+#define ESTIMATE_CROWD_ONE 1024u
 #define ESTIMATE_MAX_NS UINT64_C(3600000000000)
 
 struct estimate {
@@ -122,9 +123,11 @@ static inline void estimate_sample_now(struct estimates *all, struct estimate *e
 }
 
 /* Take a sample. `contenders`: processes that may share the device by time slices, this one included; 1: none, all
-   elapsed time was ours. `present`: the part of elapsed time that was ours at present (presence.h), 0: not known. Returns
-   the device time that the sampled launch is worth. */
-uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t contenders, uint32_t present);
+   elapsed time was ours. `present`: the part of elapsed time that was ours at present (presence.h), 0: not known. `crowd`: how
+   many processes had work on the device at a time so far, if all have done as this one has, in 1/1024. Returns the device
+   time that the sampled launch is worth. */
+uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t contenders, uint32_t present,
+                         uint32_t crowd);
 
 /* After the first sample: by how much the launches before it were charged too little, `overlap` as in compute_core.h. */
 int64_t estimate_unknown_owed(struct estimate *estimate, uint32_t overlap);

@@ -179,7 +179,7 @@ static void slices_do_not_count(void)
 {
     struct estimate *estimate = fresh(&broken);
     for (int i = 0; i < 2000; i++)
-        estimate_sample(estimate, i % 200 == 7 ? 2020000 : 20000, 2, 0);
+        estimate_sample(estimate, i % 200 == 7 ? 2020000 : 20000, 2, 0, ESTIMATE_CROWD_ONE);
     CLAIM(estimate->charge_ns >= 20000 && estimate->charge_ns < 24000);
 }
 
@@ -187,7 +187,7 @@ static void varying_work_counts_in_full_when_alone(void)
 {
     struct estimate *estimate = fresh(&broken);
     for (int i = 0; i < 2000; i++)
-        estimate_sample(estimate, i % 2 ? 1000000 : 9000000, 1, 0);
+        estimate_sample(estimate, i % 2 ? 1000000 : 9000000, 1, 0, ESTIMATE_CROWD_ONE);
     CLAIM(estimate->charge_ns > 4000000 && estimate->charge_ns < 6000000);
 }
 
@@ -195,7 +195,7 @@ static void varying_work_cannot_hide_behind_its_shortest(void)
 {
     struct estimate *estimate = fresh(&broken);
     for (int i = 0; i < 2000; i++)
-        estimate_sample(estimate, i % 10 ? 9000000 : 100000, 2, 0);
+        estimate_sample(estimate, i % 10 ? 9000000 : 100000, 2, 0, ESTIMATE_CROWD_ONE);
     CLAIM(estimate->charge_ns > 3500000);
 }
 
@@ -203,7 +203,7 @@ static void rare_clean_runs_are_remembered(void)
 {
     struct estimate *estimate = fresh(&broken);
     for (int i = 0; i < 400; i++)
-        estimate_sample(estimate, i % 60 == 59 ? 20000000 : 38000000, 2, 0);
+        estimate_sample(estimate, i % 60 == 59 ? 20000000 : 38000000, 2, 0, ESTIMATE_CROWD_ONE);
     CLAIM(estimate->charge_ns >= 19000000 && estimate->charge_ns < 26000000);
 }
 
@@ -211,12 +211,12 @@ static void change_is_followed(void)
 {
     struct estimate *estimate = fresh(&broken);
     for (int i = 0; i < 1000; i++)
-        estimate_sample(estimate, 10000, 2, 0);
+        estimate_sample(estimate, 10000, 2, 0, ESTIMATE_CROWD_ONE);
     for (int i = 0; i < 40; i++)
-        estimate_sample(estimate, 1000000, 2, 0);
+        estimate_sample(estimate, 1000000, 2, 0, ESTIMATE_CROWD_ONE);
     CLAIM(estimate->charge_ns > 900000 && estimate->charge_ns < 1100000);
     for (int i = 0; i < 40; i++)
-        estimate_sample(estimate, 10000, 2, 0);
+        estimate_sample(estimate, 10000, 2, 0, ESTIMATE_CROWD_ONE);
     CLAIM(estimate->charge_ns < 20000);
 }
 
@@ -231,7 +231,7 @@ static void unknown_work_grows_dear_and_is_settled(void)
         sum += charge;
         last = charge;
     }
-    estimate_sample(estimate, 1000000, 1, 0);
+    estimate_sample(estimate, 1000000, 1, 0, ESTIMATE_CROWD_ONE);
     CLAIM(estimate_unknown_owed(estimate, CORE_OVERLAP_ONE) == 5000000 - (int64_t)sum);
     CLAIM(estimate_unknown_owed(estimate, CORE_OVERLAP_ONE) == 0);
 }
@@ -240,7 +240,7 @@ static void forgotten_functions_start_anew(void)
 {
     struct estimate *estimate = fresh(&broken);
     uint32_t generation = estimate->generation;
-    estimate_sample(estimate, 1000000, 1, 0);
+    estimate_sample(estimate, 1000000, 1, 0, ESTIMATE_CROWD_ONE);
     estimate_forget(&all, &broken);
     CLAIM(estimate_find(&all, &broken, estimate_shape(1000, 256, false)) == NULL);
     struct estimate *again = fresh(&broken);
@@ -269,7 +269,7 @@ static void samples_are_irregular_and_as_many_as_planned(void)
 {
     struct estimate *estimate = fresh(&broken);
     for (int i = 0; i < 1000; i++)
-        estimate_sample(estimate, 10000, 1, 0);
+        estimate_sample(estimate, 10000, 1, 0, ESTIMATE_CROWD_ONE);
     int sampled = 0;
     int steps[2] = {0, 0};
     int last = 0;
@@ -305,7 +305,7 @@ static void little_is_queued_until_the_device_is_seen_to_begin(void)
     struct core_terms terms = {.budget = at(50), .tenants = 1};
     struct estimate *estimate = estimate_add(&device.estimates, &broken, 1);
     for (int i = 0; i < 20; i++)
-        estimate_sample(estimate, 10000, 1, 0);
+        estimate_sample(estimate, 10000, 1, 0, ESTIMATE_CROWD_ONE);
     struct core_admission admission;
     struct core_sample first;
     int launched = 0;
