@@ -74,6 +74,12 @@ class FakeDcmi(FakeLibrary):
         self._codes[index] = code
         self._write()
 
+    def tell(self, index: int, event: int, serial: int, *, replays: bool = False) -> None:
+        """The chip tells who listens of a fault that begins; ``replays``: later ones as well."""
+        path = self._folder / "faults"
+        known = path.read_text("ascii") if path.exists() else "replay\n" if replays else ""
+        path.write_text(f"{known}{index} {event:x} {serial} 1\n", encoding="ascii")
+
     # ---- vNPUs ----------------------------------------------------------------------------------
 
     def parts(self, index: int) -> Mapping[str, Mapping[str, object]]:
@@ -120,8 +126,13 @@ class FakeDcmi(FakeLibrary):
     # ---- the machine ----------------------------------------------------------------------------
 
     def say(self, tool: str, arguments: tuple[str, ...]) -> Answer:
-        """What a run of the small tool would say, and do, in this process."""
+        """What a run of the small tool would say, and do, in this process.
+
+        Nothing is told by itself there: the library's thread would outlive the run.
+        """
         words = " ".join(arguments)
+        if "wait" in arguments:
+            return Answer(text="[]")
         trip = next((one for one in self._trips if one[0] in words), None)
         if trip is None:
             return super().say(tool, arguments)

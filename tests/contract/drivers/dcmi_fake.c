@@ -4,11 +4,14 @@
  * `machine` (cards, chips' tables, accidents; written by tests/support/fake_dcmi.py), `vdevs` (live
  * vNPUs) and `shared` (device-share), the latter two written here. Structures are those of the vendor's dcmi_interface_api.h,
  * declared again here and not taken from the code under test. Enforces what a chip has: AI cores,
- * AI CPUs, memory, DVPP units and the numbers that its vNPUs may have. Which error a real library
+ * AI CPUs, memory, DVPP units and the numbers that its vNPUs may have. Lines that come to `faults`
+ * (CHIP EVENT SERIAL ASSERTION) are told to who subscribed to the chip, by a thread; those from
+ * before, too, where the first line is `replay`. Which error a real library
  * gives for a chip that is full is not published: -8003 here.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,6 +93,22 @@ struct soc_total {
     struct computing computing;
     struct media media;
 };
+struct fault {
+    unsigned event_id;
+    unsigned short deviceid;
+    unsigned char node_type, node_id, sub_node_type, sub_node_id, severity, assertion;
+    int event_serial_num, notify_serial_num;
+    unsigned long long alarm_raised_time;
+    char event_name[256], additional_info[32];
+    unsigned char resv[32];
+};
+struct event { int type; union { struct fault dms_event; } event_t; };
+struct filter {
+    unsigned long long filter_flag;
+    unsigned event_id;
+    unsigned char severity, node_type, resv[32];
+};
+typedef void (*fault_handler)(struct event *event);
 struct create_in { unsigned vdev_id, vfg_id; char template_name[32]; unsigned char reserved[64]; };
 struct create_out { unsigned vdev_id, pcie[3], vfg_id; unsigned char reserved[32]; };
 
@@ -579,4 +598,72 @@ int dcmi_set_destroy_vdevice(int card, int chip, unsigned id)
         return strcmp(m.trip, "late") ? OK : INNER;
     }
     return NO_DEVICE;
+}
+
+/* Faults: one thread for all subscriptions of the process. */
+
+static fault_handler handler_of[MANY];
+static int is_telling, lines_before;
+
+static int next_fault(FILE *file, struct fault *into)
+{
+    unsigned chip, event, assertion;
+    int serial;
+    memset(into, 0, sizeof *into);
+    if (fscanf(file, "%u %x %d %u", &chip, &event, &serial, &assertion) != 4) return 0;
+    into->deviceid = (unsigned short)chip;
+    into->event_id = event;
+    into->event_serial_num = serial;
+    into->assertion = (unsigned char)assertion;
+    into->severity = 3;
+    snprintf(into->event_name, sizeof into->event_name, "fault %x", event);
+    return 1;
+}
+
+/* Tell of all lines after the first `skip`; returns how many there are. */
+static int tell_faults(int skip, int is_silent)
+{
+    char path[4096];
+    int count = 0;
+    struct event event = {0};
+    beside(path, sizeof path, "faults");
+    FILE *file = fopen(path, "r");
+    if (!file) return 0;
+    if (fscanf(file, "replay%n", &count) == 0) count = 0;
+    for (; next_fault(file, &event.event_t.dms_event); count++)
+        if (count >= skip && !is_silent && event.event_t.dms_event.deviceid < MANY &&
+            handler_of[event.event_t.dms_event.deviceid])
+            handler_of[event.event_t.dms_event.deviceid](&event);
+    fclose(file);
+    return count;
+}
+
+static int replays(void)
+{
+    char path[4096], word[16] = "";
+    beside(path, sizeof path, "faults");
+    FILE *file = fopen(path, "r");
+    if (!file) return 0;
+    int is_so = fscanf(file, "%15s", word) == 1 && !strcmp(word, "replay");
+    fclose(file);
+    return is_so;
+}
+
+static void *telling(void *nothing)
+{
+    for (int told_lines = lines_before;; usleep(5000)) told_lines = tell_faults(told_lines, 0);
+    return nothing;
+}
+
+int dcmi_subscribe_fault_event(int card, int chip, struct filter filter, fault_handler handler)
+{
+    FIND(card, chip);
+    pthread_t thread;
+    if (filter.filter_flag || filter.event_id || !handler || one->logic >= MANY)
+        return BAD_PARAMETER;
+    handler_of[one->logic] = handler;
+    if (is_telling) return OK;
+    is_telling = 1;
+    lines_before = replays() ? 0 : tell_faults(0, 1);
+    return pthread_create(&thread, NULL, telling, NULL) ? INNER : OK;
 }

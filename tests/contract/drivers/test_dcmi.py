@@ -4,18 +4,22 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
 import msgspec
 import pytest
 
 from hami_common.model.device import Profile
-from hami_nodeagent.core.health import DeviceLost, ProbeFailed
+from hami_nodeagent.core.health import DeviceLost, ProbeFailed, Stimulus
 from hami_nodeagent.drivers import Driver, build_driver
+from hami_nodeagent.drivers.ascend import AscendReader
 from hami_nodeagent.drivers.errors import (
     AnswerUnknown,
     DeviceBusy,
     DriverMismatch,
 )
+from hami_nodeagent.drivers.parse import dcmi as parse
 from hami_nodeagent.drivers.partitioner import Wanted
+from hami_nodeagent.drivers.reader import ToolSettings
 from hami_nodeagent.libraries import dcmi
 from hami_nodeagent.libraries.loading import Kind
 from hami_sim.hardware import vendorparts
@@ -244,3 +248,73 @@ async def test_soft_shares_leave_a_divided_chip_and_one_that_refuses(make_fake: 
         True,
         True,
     ]
+
+
+# ---- faults that chips tell of -----------------------------------------------------------------
+
+
+def reader_of(fake: FakeDcmi) -> AscendReader:
+    return AscendReader(msgspec.convert(fake.settings, ToolSettings))
+
+
+async def told(driver: Driver, *, within_s: float = 60.0) -> tuple[Stimulus, ...]:
+    """What the driver says of its own accord."""
+    with anyio.fail_after(within_s):
+        while not (found := await driver.wait_faults(5.0)):
+            pass
+    return found
+
+
+async def test_fault_that_a_chip_tells_of_is_looked_at_at_once(tmp_path: Path) -> None:
+    fake = FakeDcmi(tmp_path, 2)
+    driver = driver_of(fake)
+    first, second = (await driver.discover()).devices
+    async with anyio.create_task_group() as group:
+        found: list[Stimulus] = []
+
+        async def listen() -> None:
+            found.extend(await told(driver))
+
+        group.start_soon(listen)
+        fake.lose(1)
+        serial = 0
+        with anyio.fail_after(60.0):
+            while not found:  # what comes between two waits is not heard
+                serial += 1
+                fake.tell(1, 0x80E01801, serial)
+                await anyio.sleep(0.3)
+    (lost,) = found
+    assert isinstance(lost, DeviceLost)
+    assert lost.uuid == second.uuid
+    assert first.uuid != second.uuid
+    await driver.aclose()
+
+
+async def test_fault_that_is_told_again_and_again_is_news_once(tmp_path: Path) -> None:
+    fake = FakeDcmi(tmp_path, 1)
+    reader = reader_of(fake)
+    await reader.survey()
+    fake.tell(0, 0x80E01801, 1, replays=True)
+    assert await reader.wait_news(20.0)
+    assert not await reader.wait_news(0.05)
+    reader.forget()
+    await reader.survey()
+    assert await reader.wait_news(20.0)
+
+
+async def test_library_that_does_not_tell_of_faults_is_asked_once(tmp_path: Path) -> None:
+    fake = FakeDcmi(tmp_path, 1)
+    reader = reader_of(fake)
+    assert not await reader.wait_news(0.01)  # nothing is known of the library yet
+    await reader.survey()
+    fake.refuse("dcmi_subscribe_fault_event", -8255)
+    fake.tell(0, 0x80E01801, 1, replays=True)
+    assert not await reader.wait_news(0.01)
+    fake.refuse("dcmi_subscribe_fault_event", 0)
+    assert not await reader.wait_news(0.01)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"chip": "a"}]', '[{"chip": 1}]'])
+def test_words_of_chips_that_are_not_understood_are_an_error(text: str) -> None:
+    with pytest.raises(AnswerUnknown):
+        parse.faults(text)

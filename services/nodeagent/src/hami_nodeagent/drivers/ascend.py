@@ -8,9 +8,11 @@ which every divisible chip allows. With ``soft_shares`` chips are not divided bu
 containers, which the driver must be told.
 """
 
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+import anyio
 import msgspec
 from msgspec.structs import replace
 
@@ -18,16 +20,26 @@ from hami_common.model.device import Profile
 from hami_nodeagent.drivers.ascend_dcmi import DcmiWay
 from hami_nodeagent.drivers.ascend_npu_smi import NpuSmi
 from hami_nodeagent.drivers.ascend_way import ChipSight, Look, Way, place_of
-from hami_nodeagent.drivers.library import LibraryReader
+from hami_nodeagent.drivers.errors import (
+    DriverDenied,
+    DriverError,
+    LibraryUnusable,
+    NotSupported,
+)
+from hami_nodeagent.drivers.library import LibraryProgram, LibraryReader
 from hami_nodeagent.drivers.parse import ascend as parse
+from hami_nodeagent.drivers.parse.dcmi import Fault
 from hami_nodeagent.drivers.parse.seen import Seen, Sight
 from hami_nodeagent.drivers.partition_ascend import AscendPartitioner
 from hami_nodeagent.drivers.partitioner import Partitioner
 from hami_nodeagent.drivers.reader import Signs, ToolSettings
+from hami_nodeagent.drivers.tool import Tool
 from hami_nodeagent.libraries import dcmi
 
 SIGNS = Signs(pci_vendors=("19e5",), pci_classes=("12",), paths=("class/davinci_manager",))
 
+_MOST_TOLD = 1024
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -52,7 +64,11 @@ class AscendReader(LibraryReader):
         own = settings if isinstance(settings, AscendToolSettings) else AscendToolSettings()
         self._own = own
         self._smi = NpuSmi(self.ask)
-        self._dcmi = DcmiWay(self.library, self._smi.templates)
+        self._watch = LibraryProgram(self.program, settings)
+        self._dcmi = DcmiWay(self.library, self._smi.templates, watch=self._watch)
+        self._tells = True
+        self._told: set[Fault] = set()
+        """Faults that were told of: some libraries tell of those that last at each subscription."""
         self._partitioner = AscendPartitioner(self)
 
     @property
@@ -60,9 +76,36 @@ class AscendReader(LibraryReader):
         """Hard vNPUs; none where chips are shared softly."""
         return None if self._own.soft_shares else self._partitioner
 
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """All of them."""
+        return (*super().tools, self._watch.tool)
+
+    async def wait_news(self, limit_s: float) -> bool:
+        """Whether a chip told of a fault through DCMI."""
+        deadline_s = anyio.current_time() + limit_s
+        if self._by_library and self._tells:
+            try:
+                fresh = await self._dcmi.wait(limit_s) - self._told
+            except DriverError as error:
+                # Waiting is an offer; what is wrong with the driver is told by looks.
+                self._tells = not isinstance(error, NotSupported | DriverDenied | LibraryUnusable)
+                level = logging.DEBUG if self._tells else logging.INFO
+                extra = {"vendor": self.vendor, "problem": str(error)}
+                _log.log(level, "chips do not tell of faults, they are asked", extra=extra)
+                fresh = frozenset()
+            self._told = (self._told | fresh) if len(self._told) < _MOST_TOLD else set(fresh)
+            if fresh:
+                _log.info("a chip tells of a fault", extra={"faults": [str(one) for one in fresh]})
+                return True
+        await anyio.sleep(max(0.0, deadline_s - anyio.current_time()))
+        return False
+
     def forget(self) -> None:
         """Another driver may number other boards, or bring the library."""
         super().forget()
+        self._tells = True
+        self._told.clear()
         self._smi.forget()
         self._dcmi.forget()
 

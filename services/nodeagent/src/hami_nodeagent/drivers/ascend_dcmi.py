@@ -19,10 +19,18 @@ class DcmiWay:
     """The way through the library."""
 
     def __init__(
-        self, library: LibraryProgram, templates: Callable[[], Awaitable[tuple[Profile, ...]]]
+        self,
+        library: LibraryProgram,
+        templates: Callable[[], Awaitable[tuple[Profile, ...]]],
+        *,
+        watch: LibraryProgram,
     ) -> None:
-        """``templates``: asks npu-smi; its errors mean that there is no such list."""
+        """``watch``: the same once more, because a wait would keep the other questions waiting.
+
+        ``templates``: asks npu-smi; its errors mean that there is no such list.
+        """
         self._library = library
+        self._watch = watch
         self._listed = templates
         self._templates: tuple[Profile, ...] | None = None
 
@@ -81,6 +89,10 @@ class DcmiWay:
             except DriverError:
                 self._templates = ()
         return self._templates or parse.templates_of(chip)
+
+    async def wait(self, limit_s: float) -> frozenset[parse.Fault]:
+        """``dcmi_subscribe_fault_event``: faults told of meanwhile, in a run of its own."""
+        return await self._watch.ask(parse.faults, "wait", f"{limit_s:g}")
 
     async def create(self, key: ChipKey, template: str, number: str) -> None:
         """``dcmi_create_vdevice``."""

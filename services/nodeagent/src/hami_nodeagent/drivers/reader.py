@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar, TypeVarTuple, Unpack
 
+import anyio
 import anyio.to_thread
 from msgspec import Struct
 
@@ -118,6 +119,10 @@ class Reader(Protocol):
         """Look at what changes: use and condition, by place or identity."""
         ...
 
+    async def wait_news(self, limit_s: float) -> bool:
+        """Whether devices told of a fault by themselves, at most ``limit_s`` later; no errors."""
+        ...
+
     def forget(self) -> None:
         """Drop what was remembered: the driver may be another one now."""
         ...
@@ -151,6 +156,11 @@ class ToolReader:
     def partitioner(self) -> Partitioner | None:
         """Nothing divides the devices of most vendors."""
         return None
+
+    async def wait_news(self, limit_s: float) -> bool:
+        """Devices of most vendors tell nothing unless they are asked."""
+        await anyio.sleep(limit_s)
+        return False
 
     def forget(self) -> None:
         """Nothing is remembered."""

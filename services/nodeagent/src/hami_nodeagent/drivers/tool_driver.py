@@ -11,7 +11,8 @@ It joins what a reader sees with what it saw before. The rules, the same for all
 * A device that three looks in a row do not list is gone from the inventory's healthy ones.
 * No tool, no driver, no permission: all devices are out of reach.
 
-Faults are not pushed by tools: waiting for them only waits. Obeys design D22 and D25.
+Few vendors' devices tell of faults by themselves; those that do are looked at at once. Obeys
+design D22 and D25.
 """
 
 import logging
@@ -125,9 +126,15 @@ class ToolDriver:
         return tuple(_stimulus(uuid, seen_by_uuid.get(uuid)) for uuid in uuids)
 
     async def wait_faults(self, limit_s: float) -> tuple[Stimulus, ...]:
-        """Tools tell of faults only when they are asked."""
-        await anyio.sleep(limit_s)
-        return ()
+        """Wait for a word of the devices where they say any, and look at once when it comes.
+
+        What they say is no verdict: that is the look's.
+        """
+        if not await self._reader.wait_news(limit_s) or not self._facts_by_uuid:
+            return ()
+        async with self._looking:
+            self._sight = None
+        return tuple(one for one in await self.probe() if not isinstance(one, ProbePassed))
 
     async def usage(self) -> tuple[DeviceUsage, ...]:
         """Use of each device that the tool shows and does not condemn."""

@@ -10,15 +10,17 @@ Commands::
     destroy CARD CHIP ID
     keep                              vNPUs outlive a reboot of the host
     share CARD CHIP 0|1               several containers may open the chip
+    wait SECONDS                      faults that chips tell of meanwhile; ends at the first
 
 Structures and calls are those of the vendor's header ``dcmi_interface_api.h`` (version 2 calls). In
 drivers before 23.0 a vNPU's use of memory was reserved space: sizes are the same. The first three
-print JSON, with what the library did not tell as ``null``; the others print nothing. Sizes in MiB
-as the library has them (its MB), memory of processes in bytes, power in tenths of a watt. Never run
-on this vendor's hardware.
+and the last print JSON, with what the library did not tell as ``null``; the others print nothing.
+Sizes in MiB as the library has them (its MB), memory of processes in bytes, power in tenths of a
+watt. Never run on this vendor's hardware.
 """
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -85,6 +87,40 @@ class _Chip(ctypes.Structure):
         ("cores", ctypes.c_uint),
         ("npu", ctypes.c_char * 32),
     )
+
+
+class _Filter(ctypes.Structure):
+    """Empty: every event."""
+
+    _fields_ = (
+        ("flag", ctypes.c_ulonglong),
+        ("event", ctypes.c_uint),
+        ("severity", ctypes.c_ubyte),
+        ("node", ctypes.c_ubyte),
+        ("reserved", ctypes.c_ubyte * 32),
+    )
+
+
+class _Fault(ctypes.Structure):
+    _fields_ = (
+        ("event", ctypes.c_uint),
+        ("chip", ctypes.c_ushort),
+        ("nodes", ctypes.c_ubyte * 4),
+        ("severity", ctypes.c_ubyte),
+        ("assertion", ctypes.c_ubyte),
+        ("serial", ctypes.c_int),
+        ("notice", ctypes.c_int),
+        ("time_s", ctypes.c_ulonglong),
+        ("name", ctypes.c_char * 256),
+        ("more", ctypes.c_char * 64),
+    )
+
+
+class _Event(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int), ("fault", _Fault))
+
+
+_Handler = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Event))
 
 
 class _Pcie(ctypes.Structure):
@@ -439,6 +475,37 @@ class Dcmi:
         """Whether several containers may open the whole chip; lost at a reboot."""
         self._call("dcmi_set_device_share_enable", *place, int(is_on))
 
+    # ---- faults ---------------------------------------------------------------------------------
+
+    def wait(self, limit_s: float) -> list[dict[str, Any]]:
+        """What chips tell of until the first word or the time is over; the library's thread calls.
+
+        ``chip``: logic id; ``assertion``: 0 over, 1 begun, 2 happened.
+        """
+        faults: list[dict[str, Any]] = []
+        came = threading.Event()
+
+        def note(event: Any) -> None:  # noqa: ANN401 - ctypes has no public name for its type
+            told = event.contents.fault
+            faults.append(
+                {
+                    "chip": told.chip,
+                    "event": told.event,
+                    "serial": told.serial,
+                    "severity": told.severity,
+                    "assertion": told.assertion,
+                    "name": told.name.decode("utf-8", "replace"),
+                }
+            )
+            came.set()
+
+        handler = _Handler(note)
+        for chip in self._answer(lambda _: {})["chips"]:
+            place = (chip["card"], chip["chip"])
+            self._call("dcmi_subscribe_fault_event", *place, _Filter(), handler)
+        came.wait(limit_s)
+        return faults
+
     # ---- calls ----------------------------------------------------------------------------------
 
     def _inform(self, place: Place, main: int, sub: int, into: ctypes.Structure) -> None:
@@ -487,6 +554,7 @@ PROGRAM = Program(
         ),
         "destroy": lambda dcmi, card, chip, number: dcmi.destroy(_place(card, chip), int(number)),
         "keep": Dcmi.keep,
+        "wait": lambda dcmi, limit_s: dcmi.wait(float(limit_s)),
         "share": lambda dcmi, card, chip, word: dcmi.share(_place(card, chip), is_on=word == "1"),
     },
     needed=("dcmi_init", *_NEEDED),

@@ -122,6 +122,34 @@ class DcmiSight(Struct, frozen=True, kw_only=True):
     views: dict[tuple[ChipKey, ChipKey], Neighbour]
 
 
+class Fault(Struct, frozen=True):
+    """What a chip told of by itself."""
+
+    chip: int
+    """Logic id."""
+    event: int
+    """The vendor's number of the fault."""
+    serial: int
+    assertion: int = 1
+    """0: it is over, 1: it has begun, 2: it has happened."""
+    severity: int = 0
+    name: str = ""
+
+    def __str__(self) -> str:
+        word = {0: "over", 1: "begun"}.get(self.assertion, "happened")
+        return f"chip {self.chip}: 0x{self.event:08X} {one_line(self.name)} ({word})"
+
+
+def faults(text: str) -> frozenset[Fault]:
+    """The answer of ``wait``."""
+    try:
+        return frozenset(
+            msgspec.json.decode(text.encode("utf-8", "replace"), type=tuple[Fault, ...])
+        )
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise forms.unknown("an answer of dcmi", text) from error
+
+
 def sight(text: str) -> DcmiSight:
     """The answer of ``glance``, ``look`` and ``survey``."""
     try:
