@@ -705,8 +705,9 @@ static unsigned long long now_us(void)
     return (unsigned long long)now.tv_sec * 1000000ULL + (unsigned long long)now.tv_nsec / 1000ULL;
 }
 
+/* The load is what takes long to tell, and few ask for it. */
 static void add_cuda_processes(struct processes *list, const char *uuid, unsigned int gpu_instance,
-                               unsigned int compute_instance)
+                               unsigned int compute_instance, bool with_load)
 {
     struct card *at = open_card();
     int device = at == NULL ? -1 : card_device_known(at, uuid);
@@ -720,7 +721,7 @@ static void add_cuda_processes(struct processes *list, const char *uuid, unsigne
         list->at[list->count++] = (struct fake_process){
             .pid = pid,
             .used_bytes = used,
-            .sm_util = card_recent_pct(at, slot, (unsigned int)device, 1000000000ULL),
+            .sm_util = with_load ? card_recent_pct(at, slot, (unsigned int)device, 1000000000ULL) : 0,
             .mem_util = 0,
             .gpu_instance = gpu_instance,
             .compute_instance = compute_instance,
@@ -729,7 +730,7 @@ static void add_cuda_processes(struct processes *list, const char *uuid, unsigne
     }
 }
 
-static struct processes *list_processes(const struct fake_gpu *gpu)
+static struct processes *list_processes(const struct fake_gpu *gpu, bool with_load)
 {
     struct processes *list = malloc(sizeof *list);
     if (list == NULL) {
@@ -738,20 +739,20 @@ static struct processes *list_processes(const struct fake_gpu *gpu)
     list->count = gpu->process_count;
     memcpy(list->at, gpu->processes, gpu->process_count * sizeof list->at[0]);
     if (gpu->is_instance) {
-        add_cuda_processes(list, gpu->uuid, gpu->gpu_instance, gpu->compute_instance);
+        add_cuda_processes(list, gpu->uuid, gpu->gpu_instance, gpu->compute_instance, with_load);
         return list;
     }
-    add_cuda_processes(list, gpu->uuid, NVML_INSTANCE_NONE, NVML_INSTANCE_NONE);
+    add_cuda_processes(list, gpu->uuid, NVML_INSTANCE_NONE, NVML_INSTANCE_NONE, with_load);
     for (unsigned int i = 0; i < gpu->mig_count; i++) {
         const struct fake_mig *mig = &gpu->migs[i];
-        add_cuda_processes(list, mig->uuid, mig->gpu_instance, mig->compute_instance);
+        add_cuda_processes(list, mig->uuid, mig->gpu_instance, mig->compute_instance, with_load);
     }
     return list;
 }
 
 unsigned int fake_processes_of(const struct fake_gpu *gpu, unsigned int gpu_instance, unsigned int compute_instance)
 {
-    struct processes *list = list_processes(gpu);
+    struct processes *list = list_processes(gpu, false);
     unsigned int found = 0;
     for (unsigned int i = 0; list != NULL && i < list->count; i++) {
         const struct fake_process *process = &list->at[i];
@@ -823,7 +824,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUti
         status = NVML_ERROR_NOT_SUPPORTED;
     }
     if (status == NVML_SUCCESS) {
-        struct processes *list = list_processes(&gpu);
+        struct processes *list = list_processes(&gpu, true);
         unsigned int sum = gpu.gpu_util;
         for (unsigned int i = gpu.process_count; list != NULL && i < list->count; i++) {
             sum += list->at[i].sm_util;
@@ -844,7 +845,7 @@ static nvmlReturn_t processes(const char *function, nvmlDevice_t device, unsigne
     if (status != NVML_SUCCESS) {
         return status;
     }
-    struct processes *list = list_processes(&gpu);
+    struct processes *list = list_processes(&gpu, false);
     if (list == NULL || count == NULL) {
         free(list);
         return count == NULL ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_MEMORY;
@@ -937,7 +938,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlP
     if (gpu.mig_current != 0) {
         return NVML_ERROR_NOT_SUPPORTED;
     }
-    struct processes *list = list_processes(&gpu);
+    struct processes *list = list_processes(&gpu, true);
     if (list == NULL) {
         return NVML_ERROR_MEMORY;
     }
@@ -977,7 +978,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
     }
     struct fake_gpu gpu;
     nvmlReturn_t status = begin_device(__func__, device, &gpu);
-    struct processes *list = status == NVML_SUCCESS ? list_processes(&gpu) : NULL;
+    struct processes *list = status == NVML_SUCCESS ? list_processes(&gpu, true) : NULL;
     unsigned int room = out->procUtilArray == NULL ? 0 : out->processSamplesCount;
     unsigned int found = 0;
     for (unsigned int i = 0; list != NULL && i < list->count; i++) {
