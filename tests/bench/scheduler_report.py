@@ -23,7 +23,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 64, 190, 28, 48
 LINES = (
     ("core", "kept", "one", "#1f6f8b", "filter, shape seen before"),
     ("core", "new", "one", "#2a9d5c", "filter, new shape"),
-    ("core", "new", "two_by_two", "#8a5fb0", "filter, 2 containers x 2 devices"),
+    ("core", "new", "two_vendors", "#8a5fb0", "filter, two vendors"),
     ("http", "new", "one", "#d9822b", "filter over HTTP, new shape"),
     ("echo", "new", "one", "#9a9a9a", "HTTP echo of the same names"),
     ("plain-loop", "new", "one", "#c0392b", "plain loops"),
@@ -44,9 +44,10 @@ def table(rows: Sequence[Row]) -> str:
         "",
         (
             "| mix | verb | core, new shape | core, kept shape | core, processor time (new) "
+            "| service, new shape | service, kept shape "
             "| HTTP, new shape | x echo | HTTP, kept shape | x echo | plain loops |"
         ),
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for mix in dict.fromkeys(row["mix"] for row in here):
         for verb in ("filter", "prioritize", "bind"):
@@ -57,6 +58,9 @@ def table(rows: Sequence[Row]) -> str:
                 f"{new['cpu_p50_ms']:.2f}",
             ]
             for plans in ("new", "kept"):
+                served = found.get((mix, verb, "service", plans))
+                cells.append(_spread(served) if served else "")
+            for plans in ("new", "kept"):
                 over, echo = (found.get((mix, verb, layer, plans)) for layer in ("http", "echo"))
                 cells += (
                     [_spread(over), f"{over['p50_ms'] / echo['p50_ms']:.2f}"]
@@ -66,11 +70,11 @@ def table(rows: Sequence[Row]) -> str:
             loop = found.get((mix, verb, "plain-loop", "new"))
             cells.append(f"{loop['p50_ms']:.0f}" if loop else "")
             lines.append(f"| {mix} | {verb} | {' | '.join(cells)} |")
-    served = [row["rss_mib"] for row in here if row["layer"] == "http"]
-    if served:
+    resident = [row["rss_mib"] for row in here if row["layer"] == "http"]
+    if resident:
         lines += [
             "",
-            f"Resident memory of the serving process, all pods in it: {max(served)} MiB.",
+            f"Resident memory of the serving process, all pods in it: {max(resident)} MiB.",
         ]
     return "\n".join(lines) + "\n"
 

@@ -127,13 +127,17 @@ def place(view: View, plan: Plan, *, choose: bool) -> Outcome:
         outcome.fits = known
         return outcome
     outcome.failed = lacking_step(view, plan).copy()
-    places = np.flatnonzero(outcome.failed < 0 if known is None else (outcome.failed < 0) & ~known)
+    is_open = outcome.failed < 0
     if known is not None:
         outcome.fits = known
+        is_open = is_open > known
+    places = np.flatnonzero(is_open)
     if known is not None and len(places):
         stops = stopped(view if len(places) == view.count else view.part(places), plan)
         outcome.failed[places[stops]] = 0
         places = places[~stops]
+    if not len(places):
+        return outcome
     if not choose and len(plan.steps) > 1 and len(places):
         wide = roomy(view if len(places) == view.count else view.part(places), plan)
         outcome.fits[places[wide]] = True
