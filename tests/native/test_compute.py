@@ -2,11 +2,13 @@
 """The library holds real processes to their share of the fake device's time.
 
 Real time, so few runs and wide margins; exactness is shown in test_compute_simulation.py. The
-truth is the fake driver's own count of served time.
+truth is the fake driver's own count of served time. A program that has to wait for a processor
+cannot use its share, so a run in which it had to is made again.
 """
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -21,6 +23,10 @@ RUN_S = 3.0
 ERROR = 5.0
 """Three in virtual time; two more for a machine that does something else beside."""
 
+DISTURBED = 0.04
+"""Part of the time in which a program waited for a processor."""
+RUNS_MOST = 3
+
 StartDrive = Callable[..., Drive]
 
 
@@ -32,10 +38,29 @@ def work_on(drive: Drive, device: int = 0) -> Drive:
     return drive
 
 
+def waited_ns(drive: Drive) -> int:
+    """How long the program's threads could have run and had no processor."""
+    tasks = Path(f"/proc/{drive.process.pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[1]) for task in tasks)
+
+
 def shares(
     node: GpuNode, drives: list[Drive], command: str, device: int = 0, run_s: float = RUN_S
 ) -> list[float]:
-    """Percent of the device that each program was served while all of them ran ``command``."""
+    """Percent of the device that each program was served while all of them ran ``command``.
+
+    Of the least disturbed of a few runs.
+    """
+    runs: list[tuple[float, list[float]]] = []
+    while len(runs) < RUNS_MOST and (not runs or runs[-1][0] > DISTURBED):
+        runs.append(one_run(node, drives, command, device, run_s))
+    return min(runs)[1]
+
+
+def one_run(
+    node: GpuNode, drives: list[Drive], command: str, device: int, run_s: float
+) -> tuple[float, list[float]]:
+    """How much the program that waited most for a processor did so, and the shares."""
 
     def served() -> dict[int, int]:
         return {use.pid: use.served_ns for use in node.card.uses(node.uuids[device])}
@@ -43,13 +68,17 @@ def shares(
     for drive in drives:
         drive.send(command)
     time.sleep(WARM_S)  # the share is counted from when the estimates are there
+    before = [waited_ns(drive) for drive in drives]
     began, first = time.monotonic_ns(), served()
     time.sleep(run_s)
     ended, last = time.monotonic_ns(), served()
+    waited = [waited_ns(drive) - start for drive, start in zip(drives, before, strict=True)]
     for drive in drives:
         drive.answer(command)
     pids = [drive.process.pid for drive in drives]
-    return [100 * (last[pid] - first.get(pid, 0)) / (ended - began) for pid in pids]
+    span_ns = ended - began
+    parts = [100 * (last[pid] - first.get(pid, 0)) / span_ns for pid in pids]
+    return max(waited) / span_ns, parts
 
 
 def work(kernel: str, kind: str = "plain", run_s: float = RUN_S) -> str:
