@@ -383,6 +383,40 @@ def test_zeros_of_an_image_count_though_they_are_not_in_it(guest: CudaChild) -> 
     assert told == [OUT_OF_MEMORY, 0, 0]
 
 
+@pytest.mark.parametrize("way", ["image", "file"])
+def test_packed_images_none_of_which_fits_are_refused_before_the_driver_unpacks_them(
+    guest: CudaChild, tmp_path: Path, way: str
+) -> None:
+    """And of images of which one fits the driver takes which it will; text is its to compile."""
+    told = guest(f"""
+        import struct
+        path = b"{tmp_path}/image"
+        ELF, TEXT = 2, 1
+        def packed(*images):
+            entries = b""
+            for kind, mib in images:
+                head = struct.pack("<HHIQI", kind, 1, 64, 128, 128)
+                entries += head + bytes(36) + struct.pack("<Q", mib * MIB) + bytes(128)
+            return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
+        def load(*images):
+            module = c_void_p()
+            if "{way}" == "file":
+                open(path, "wb").write(packed(*images))
+                return code("cuModuleLoad", byref(module), path), module
+            return code("cuModuleLoadData", byref(module), packed(*images)), module
+        begin()
+        alloc(info()[0] - 6 * MIB)
+        before = agree()
+        told = [load((ELF, 9), (ELF, 7))[0], peak() - before, agree() - before]
+        for images in (((ELF, 5), (ELF, 9)), ((ELF, 5), (TEXT, 9)), ((TEXT, 6), (ELF, 9))):
+            result, module = load(*images)
+            told += [result, (agree() - before) // MIB]
+            ask("cuModuleUnload", module)
+        told += [(peak() - before) // MIB, agree() - before]
+        """)
+    assert told == [OUT_OF_MEMORY, 0, 0, 0, 5, 0, 5, 0, 6, 6, 0]
+
+
 PTX = """
         HEAD = b"//\\n// made by hand\\n//\\n.version 7.8\\n.target sm_80\\n.address_size 64\\n"
         def ptx(declarations):

@@ -168,16 +168,23 @@ def uuid(device: int = 0) -> str:
 
 
 def card(device: int = 0) -> int:
-    """Bytes of the device that this process has, by the fake driver's own books.
+    """Bytes of the device that this process has, by the fake driver's own books."""
+    return _books(device, "used_bytes")
 
-    A child reads them: who is alive is told by locks, and a process does not see its own.
-    """
+
+def peak(device: int = 0) -> int:
+    """The most that it ever had."""
+    return _books(device, "peak_bytes")
+
+
+def _books(device: int, field: str) -> int:
+    """A child reads them: who is alive is told by locks, and a process does not see its own."""
     own, name = os.getpid(), uuid(device)
     answer, tell = os.pipe()
     child = os.fork()
     if child == 0:
         with FakeCard(Path(os.environ["FAKE_NVML_STATE"])) as books:
-            total = sum(use.used_bytes for use in books.uses(name) if use.pid == own)
+            total = sum(getattr(use, field) for use in books.uses(name) if use.pid == own)
         os.write(tell, str(total).encode())
         os._exit(0)
     os.close(tell)

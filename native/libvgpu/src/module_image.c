@@ -19,6 +19,7 @@
 #define WRAPPER_MAGIC 0x466243b1u /* what the compiler puts around a fat binary */
 #define FAT_MAGIC 0xba55ed50u
 #define FAT_ELF 2u
+#define FAT_ELF_TOO 16u
 
 struct wrapper {
     uint32_t magic;
@@ -250,10 +251,12 @@ static bool text_size(const struct source *source, bool is_lazy, struct module_s
     return true;
 }
 
-/* Images of which some must be unpacked first: the largest of what they say they are then. */
+/* Images of which some must be unpacked first: the longest that they say they are then, and, if all are code for a device,
+   of which it takes one, the shortest. */
 static void packed_size(const struct source *source, struct module_size *size)
 {
     struct fat_header header;
+    uint64_t shortest = UINT64_MAX;
     if (!read_at(source, 0, &header, sizeof header) || header.content_bytes > SIZE_MOST) return;
     uint64_t end = header.header_bytes + header.content_bytes;
     uint64_t at = header.header_bytes;
@@ -263,9 +266,12 @@ static void packed_size(const struct source *source, struct module_size *size)
             entry.content_bytes > end)
             return;
         uint64_t bytes = entry.unpacked_bytes > entry.content_bytes ? entry.unpacked_bytes : entry.content_bytes;
+        if (bytes > SIZE_MOST || (entry.kind != FAT_ELF && entry.kind != FAT_ELF_TOO)) shortest = 0;
         if (bytes <= SIZE_MOST && bytes > size->likely) size->likely = bytes;
+        if (bytes < shortest) shortest = bytes;
         at += entry.header_bytes + entry.content_bytes;
     }
+    if (at == end && size->likely > 0) size->least = shortest;
 }
 
 static struct module_size size_of(struct source source, bool is_lazy)

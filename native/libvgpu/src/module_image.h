@@ -4,8 +4,8 @@
  *
  * A bound is known of ELF images and of fat binaries of uncompressed ELF images: no more than the file and its zero-filled
  * sections. Of what the driver still compiles (PTX) or unpacks there is none, but what the image declares: PTX the sizes of
- * its variables in global memory, and its text about the size of its code; a packed image its unpacked length. Reads no
- * further than it can: a pointer to nothing, a header of garbage and a file that is not there are answered by "not known",
+ * its variables in global memory, and its text about the size of its code; a packed image its unpacked length, by which an
+ * unpacked one is measured, too. Reads no further than it can: a pointer to nothing, a header of garbage and a file that is not there are answered by "not known",
  * and the driver says what is wrong with them.
  */
 #ifndef VGPU_MODULE_IMAGE_H
@@ -18,7 +18,7 @@
 struct module_size {
     bool is_bound;   /* it takes no more than `likely` */
     uint64_t likely; /* 0: nothing is known */
-    uint64_t least;  /* of that: variables that it declares for others to see; it takes no less */
+    uint64_t least;  /* of that: variables that it declares for others to see, the shortest of packed images */
 };
 
 /* `is_lazy`: code comes later, when it is first called, so only data counts. */

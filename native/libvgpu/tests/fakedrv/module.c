@@ -203,7 +203,11 @@ static uint64_t image_bytes(const void *image)
         uint64_t content = 0;
         memcpy(&header, bytes + 6, sizeof header);
         memcpy(&content, bytes + 8, sizeof content);
-        return header + content;
+        uint64_t unpacked = 0;                              /* of the first image, the one that is taken */
+        if (content >= 64 && content < UINT64_C(1) << 32) { /* else there is nothing */
+            memcpy(&unpacked, bytes + header + 56, sizeof unpacked);
+        }
+        return unpacked > 0 ? unpacked : header + content;
     }
     const char *said = strstr(image, "fake-bytes:");
     if (said != NULL) {
