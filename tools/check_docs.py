@@ -113,8 +113,8 @@ FATES = (
     ),
     Fate(pattern=r"\./dev bench .*", why_not="measures for minutes and wants a quiet machine"),
     Fate(
-        pattern=r"python -m tests\.bench\..*",
-        why_not="reads what a bench wrote",
+        pattern=r"(python -m tests\.bench\.|git worktree add ).*",
+        why_not="reads what a bench wrote, or measures with two checkouts",
     ),
     Fate(
         pattern=r"(\.venv/bin/pytest|pytest|python -m pytest) .*",

@@ -271,9 +271,7 @@ async def test_pods_rejected_for_cpu_neither_lose_nor_double_a_share(
     await cluster.until("the agent holds no grant of a rejected pod", grants_match)
     for name in ("podresources_list", "allocate"):
         count, fast, mean_s = await quantiles(cluster, f"hami_nodeagent_{name}_seconds")
-        record_property(
-            name, f"{fast} of {count} within 100 ms, mean {1000 * mean_s:.1f} ms"
-        )
+        record_property(name, f"{fast} of {count} within 100 ms, mean {1000 * mean_s:.1f} ms")
         assert count >= TOTAL
         if name == "podresources_list":
             assert fast > 0.8 * count  # all of them on idle cores

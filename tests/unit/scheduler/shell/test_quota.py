@@ -456,7 +456,7 @@ async def test_snapshot_answers_about_quotas_and_queues_as_the_scheduler_does(
     assert codes["waits"] == {"QueueCannotBorrow"}
     assert codes["lost"] == {"QueueUnknown"}
     assert codes["fits"] == set()
-    known = codec.decode(response.body, Snapshot, what="snapshot")
+    known = codec.decode(bytes(response.body), Snapshot, what="snapshot")
     assert {one.pod_uid for one in known.quotas.claims} == {"uid-turn", "uid-waits"}
     governed = Governed(load_quotas(known), known.quotas.askers)
     waiting = {request.name: request for request in known.waiting}
