@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pull loops with acknowledgement on a real nats-server."""
 
+from typing import Any
+
 import anyio
 import pytest
 
 from hami_common import subjects
 from hami_common.runtime import natsio
 from hami_common.runtime.natsio.consume import parse_ack, parse_time_s
+from hami_common.runtime.natsio.jetstream import api
 from hami_sim.natsd import NatsServer
 
 pytestmark = pytest.mark.anyio
@@ -16,6 +19,10 @@ STREAM = subjects.REPORTS_STREAM
 
 async def report(bus: natsio.Bus, node: str, data: bytes) -> int:
     return await natsio.NatsPublisher(bus).publish_stored(subjects.report(node, "nvidia"), data)
+
+
+async def consumer_info(bus: natsio.Bus) -> dict[str, Any]:
+    return await api(bus, f"CONSUMER.INFO.{STREAM}.registry", {})
 
 
 async def test_acknowledged_messages_are_not_delivered_again(nats_server: NatsServer) -> None:
@@ -35,6 +42,28 @@ async def test_acknowledged_messages_are_not_delivered_again(nats_server: NatsSe
         async with natsio.pull_events(bus, STREAM, durable="registry") as deliveries:
             with anyio.fail_after(10):
                 assert (await anext(deliveries)).data == b"2"
+
+
+async def test_messages_that_came_and_were_not_read_are_given_back(
+    nats_server: NatsServer,
+) -> None:
+    async with natsio.connect([nats_server.url], name="t") as bus:
+        await natsio.ensure_bus(bus)
+        await report(bus, "n0", b"0")
+        async with natsio.pull_events(bus, STREAM, durable="registry") as deliveries:
+            with anyio.fail_after(10):
+                await (await anext(deliveries)).ack()
+                for number in range(1, 4):
+                    await report(bus, f"n{number}", b"%d" % number)
+                while (await consumer_info(bus))["num_ack_pending"] < 3:
+                    await anyio.sleep(0.01)
+        async with natsio.pull_events(bus, STREAM, durable="registry") as deliveries:
+            with anyio.fail_after(10):  # much less than the time after which they come anyway
+                assert sorted([(await anext(deliveries)).data for _ in range(3)]) == [
+                    b"1",
+                    b"2",
+                    b"3",
+                ]
 
 
 async def test_a_refused_message_comes_again_and_a_terminated_one_never(

@@ -187,6 +187,11 @@ class DirectClient(Client):
         await self._send_subscribe(subscription)
         return subscription
 
+    async def quiesce(self, subscription: Subscription) -> None:
+        """Let the server send no more to it; what was sent before has come when this returns."""
+        await self._send_unsubscribe(subscription._id)  # noqa: SLF001 - as for its own subscriptions
+        await self.flush()
+
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         self.sinks.pop(sid, None)
         super()._remove_sub(sid, max_msgs)

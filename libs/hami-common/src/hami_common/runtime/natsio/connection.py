@@ -100,6 +100,18 @@ class Subscription:
             self.lost_count += 1
         self._wake.set()
 
+    async def finish(self) -> list[Message]:
+        """Let nothing more come; what came and was not received."""
+        client, attached = self._client, self._attached
+        if client is not None and attached is not None:
+            try:
+                await client.quiesce(attached)
+            except (nats.errors.Error, OSError):
+                _log.debug("subscription finished without its connection")
+        unread = list(self._messages)
+        self._messages.clear()
+        return unread
+
     async def attach(self, client: DirectClient) -> None:
         """Subscribe on a new connection; only the connection calls this."""
         self._client = client

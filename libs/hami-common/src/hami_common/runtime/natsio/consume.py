@@ -72,8 +72,9 @@ class PullSession:
         self._generation = bus.generation
         self._received: deque[Message] = deque()
 
-    def take_unread(self) -> list[Message]:
-        """Messages that the server has delivered and ``messages`` has not yielded."""
+    async def finish(self) -> list[Message]:
+        """End the session; what the server has delivered and ``messages`` has not yielded."""
+        self._received.extend(await self._subscription.finish())
         unread = [message for message in self._received if not message.status]
         self._received.clear()
         return unread
@@ -271,9 +272,10 @@ async def _deliveries(
                             backoff.reset()
                             yield Delivery(bus, message, sequences)
                 finally:
-                    # Given back, so that the next reader need not wait for ``ack_wait_s``.
+                    # Given back, so that the next reader need not wait for ``ack_wait_s``; once
+                    # nothing more comes here, or the server would send it here again.
                     with finish_within(CLOSE_S):
-                        for message in session.take_unread():
+                        for message in await session.finish():
                             await bus.publish(message.reply, b"-NAK")
         except (Unavailable, NotFound):
             await backoff.wait()
