@@ -29,7 +29,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from hami_sim.certs import CertificateAuthority
-from hami_sim.kubernetes.controlplane import free_port
+from hami_sim.ports import free_port
 from hami_sim.process import Process
 from tests.support.admission import asking_pod, review
 

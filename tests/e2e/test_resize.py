@@ -97,8 +97,9 @@ async def start(cluster: Cluster, name: str, programs: Path, *, memory_mib: int)
     )
 
     async def runs() -> bool:
-        story = await cluster.story_of(name)
-        return bool(story["states"]) and story["states"][-1] == "running"
+        """Whether the scheduler has heard of it, too: then it minds that nothing is wished."""
+        status, refused = await resize(cluster, name)
+        return status == 400 and "its allocation is" not in refused["error"]["message"]
 
     await cluster.until(f"{name} runs", runs, limit_s=60)
 

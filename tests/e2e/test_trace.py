@@ -2,7 +2,6 @@
 """One trace per pod, from admission to the running container, and the events that go with it."""
 
 import json
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from hami_common import annotations, subjects
 from hami_common.events.catalog import FAMILIES, family_of
 from hami_common.podview import PodView
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
+from hami_sim.ports import free_port
 from tests.e2e.conftest import small_pod
 from tests.support.otlp import Collector, Span, run_collector
 from tools import gen_events
@@ -23,12 +23,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120), pytest.mark.shares_cl
 
 NODES = ("gpu-a", "gpu-b")
 """Two: kube-scheduler asks for no scores where only one node is left."""
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 PORT = free_port()

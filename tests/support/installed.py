@@ -30,10 +30,10 @@ from hami_nodeagent.settings import Settings as AgentSettings
 from hami_sim.apiserver.client import KubeClient
 from hami_sim.cluster import SYSTEM_NAMESPACE, Cluster, ClusterSpec, Document, NodeSpec
 from hami_sim.kubernetes import ControlPlane, configuration, programs
-from hami_sim.kubernetes.controlplane import free_port
 from hami_sim.kubernetes.pki import HOST, write_kubeconfig
 from hami_sim.natsd import NatsServer
 from hami_sim.planes import RealPlane
+from hami_sim.ports import free_port
 from hami_sim.process import Process
 from tests.support import inpod
 from tests.support.clusterips import ClusterIps, selector_config

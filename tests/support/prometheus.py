@@ -16,7 +16,7 @@ import anyio
 import pytest
 import yaml
 
-from hami_sim.kubernetes.controlplane import free_port
+from hami_sim.ports import free_port
 from hami_sim.process import Process
 from tests.cluster.needs import is_required
 

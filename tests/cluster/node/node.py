@@ -25,6 +25,7 @@ import anyio
 import yaml
 from msgspec import Struct
 
+from hami_sim.ports import free_port
 from hami_sim.process import Process
 from tests.cluster.node.containerd import SOCKET, Containerd
 from tests.cluster.node.space import Space
@@ -85,7 +86,7 @@ class RealNode:
         """Start kubelet; returns when it listens."""
         before = _identity(self.plugin_directory / "kubelet.sock")
         if self.kubelet is None:
-            self.port = _free_port()
+            self.port = free_port()
         self._configure()
         arguments: list[str | Path] = [
             self.spec.kubelet,
@@ -235,12 +236,6 @@ def _address() -> str:
         entry["local"] for link in json.loads(told.stdout) for entry in link.get("addr_info", ())
     ]
     return str(addresses[0]) if addresses else "0.0.0.0"  # noqa: S104 - kubelet then looks itself
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ledger on three real servers: no double win, no stale answer, survival of a lost server."""
 
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ from hami_common.ports import Entry, Expect, Synced
 from hami_common.runtime import natsio
 from hami_common.runtime.natsio.jetstream import api
 from hami_sim.natsd import NatsServer, run_nats_server
+from hami_sim.ports import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -22,17 +22,9 @@ ALLOC = subjects.ALLOC_BUCKET
 LIMITS = natsio.BusLimits(replicas=3)
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 @pytest.fixture
 async def cluster(tmp_path: Path, anyio_backend: str) -> AsyncIterator[list[NatsServer]]:
-    ports = free_ports(3)
+    ports = [free_port() for _ in range(3)]
     routes = ", ".join(f"nats-route://127.0.0.1:{port}" for port in ports)
     async with AsyncExitStack() as stack:
         servers = []

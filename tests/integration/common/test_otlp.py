@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spans reach an OTLP/HTTP collector, also one that was away; nobody waits for it."""
 
-import socket
 import time
 
 import anyio
@@ -11,17 +10,12 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client import CollectorRegistry
 
 from hami_common.runtime import otlp, telemetry
+from hami_sim.ports import free_port
 from tests.support.otlp import Collector, run_collector
 
 pytestmark = pytest.mark.anyio
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 async def until_spans(collector: Collector, count: int, *, limit_s: float = 20) -> None:

@@ -46,10 +46,10 @@ from hami_sim.hardware import profile as hardware
 from hami_sim.hardware.control import SimulatedControl
 from hami_sim.hardware.fake_nvml import STATE_VARIABLE, FakeNvml, write_capabilities
 from hami_sim.kubelet.launcher import driver_programs
-from hami_sim.kubernetes.controlplane import free_port
 from hami_sim.kubernetes.pki import HOST
 from hami_sim.natsd import NatsServer
 from hami_sim.planes import PlaneName, answers, make_plane
+from hami_sim.ports import free_port
 from hami_sim.process import Process
 from hami_sim.tap import Tap
 

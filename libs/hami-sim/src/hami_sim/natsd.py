@@ -14,7 +14,6 @@ Times are seconds of the monotonic clock. Knows nothing of streams, buckets or s
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -26,6 +25,7 @@ from nats.aio.client import Client as NatsClient
 from nats.errors import Error as NatsError
 
 from hami_common.errors import Unavailable
+from hami_sim.ports import free_port
 from hami_sim.process import dying_with_parent, wait_stopped
 
 HOST = "127.0.0.1"
@@ -206,7 +206,7 @@ class NatsCluster:
 
     def __init__(self, directory: Path, *, size: int = 3) -> None:
         """Keep each server's files in a folder of its own below ``directory``."""
-        routes = [f"{HOST}:{port}" for port in _free_ports(size)]
+        routes = [f"{HOST}:{port}" for port in (free_port() for _ in range(size))]
         urls = ", ".join(f"nats://{route}" for route in routes)
         self.servers = [
             NatsServer(
@@ -240,17 +240,6 @@ class NatsCluster:
         async with anyio.create_task_group() as group:
             for server in self.servers:
                 group.start_soon(server.stop)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 async def _has_jetstream(urls: list[str]) -> bool:

@@ -22,8 +22,8 @@ import yaml
 from hami_common.errors import Unavailable
 from hami_sim.apiserver.client import Access, KubeClient
 from hami_sim.kubernetes import ControlPlane, Programs, programs
-from hami_sim.kubernetes.controlplane import free_port
 from hami_sim.kubernetes.pki import HOST
+from hami_sim.ports import free_port
 from hami_sim.process import Process
 
 PlaneName = Literal["sim", "real"]

@@ -9,7 +9,6 @@ not wait for the disk, and no kube-proxy, so webhooks are reached by URL.
 """
 
 import logging
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from hami_sim.apiserver.client import Access, KubeClient, StatusError
 from hami_sim.kubernetes import configuration, programs
 from hami_sim.kubernetes.pki import HOST, SERVICE_HOST, Pki, write_kubeconfig
 from hami_sim.kubernetes.programs import Programs
+from hami_sim.ports import free_port
 from hami_sim.process import Process
 
 START_S: Final = 180.0
@@ -43,14 +43,6 @@ _COLLECTIONS: Final = {
 }
 
 _log = logging.getLogger(__name__)
-
-
-def free_port() -> int:
-    """A TCP port on loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class ControlPlane:
