@@ -23,8 +23,8 @@ def test_ports_lie_below_those_of_connections_and_differ(
 def test_port_of_a_listener_is_not_picked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server((ports.HOST, 0)) as listener:
         taken = listener.getsockname()[1]
-        assert not ports._is_free(taken)
-    monkeypatch.setattr(ports, "_is_free", lambda _port: False)
+        assert not ports.is_free(taken)
+    monkeypatch.setattr(ports, "is_free", lambda _port: False)
     assert ports.free_port() >= ports.FIRST  # then the kernel's choice is better than none
 
 

@@ -27,7 +27,7 @@ def free_port() -> int:
     if first_given - FIRST >= _FEWEST:
         for _ in range(_TRIES):
             port = _random.randrange(FIRST, first_given)
-            if port not in _picked and _is_free(port):
+            if port not in _picked and is_free(port):
                 _picked.add(port)
                 return port
     with socket.socket() as probe:
@@ -44,7 +44,8 @@ def _first_given() -> int:
         return 0
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether nobody listens on this port of loopback."""
     with socket.socket() as probe:
         try:
             probe.bind((HOST, port))
