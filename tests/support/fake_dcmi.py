@@ -59,7 +59,6 @@ class FakeDcmi(FakeLibrary):
         self.super_pod = 0
         self.shared: set[int] = set()
         self._codes: dict[int, int] = {}
-        self._trips: list[tuple[str, str]] = []
         self._builds = build
         super().__init__(folder, DCMI, count, node=node, model=model)
 
@@ -114,15 +113,6 @@ class FakeDcmi(FakeLibrary):
             [line.split() for line in path.read_text("ascii").splitlines()] if path.exists() else []
         )
 
-    def trip(self, word: str, how: str, *, times: int = 1) -> None:
-        """The next commands with ``word`` go wrong, as ``VendorTools.trip`` has it."""
-        self._trips += [(word, how)] * times
-
-    def forgive(self) -> None:
-        """No command goes wrong any more that was to."""
-        self._trips.clear()
-        self._write()
-
     # ---- the machine ----------------------------------------------------------------------------
 
     def say(self, tool: str, arguments: tuple[str, ...]) -> Answer:
@@ -130,21 +120,9 @@ class FakeDcmi(FakeLibrary):
 
         Nothing is told by itself there: the library's thread would outlive the run.
         """
-        words = " ".join(arguments)
         if "wait" in arguments:
             return Answer(text="[]")
-        trip = next((one for one in self._trips if one[0] in words), None)
-        if trip is None:
-            return super().say(tool, arguments)
-        self._trips.remove(trip)
-        if trip[1] == "hang":
-            raise TimeoutError
-        self._write(trip=trip[1])
-        said = super().say(tool, arguments)
-        self._write()
-        if trip[1] == "stall":
-            raise TimeoutError
-        return said
+        return super().say(tool, arguments)
 
     # ---- files ----------------------------------------------------------------------------------
 

@@ -117,6 +117,7 @@ class FakeLibrary:
         self._busy: dict[int, tuple[int, int, tuple[Process, ...]]] = {}
         self._answers: dict[str, int] = {}
         self._machine: list[str] = []
+        self._trips: list[tuple[str, str]] = []
         self._write()
 
     def build(self) -> Path:
@@ -225,8 +226,32 @@ class FakeLibrary:
         self._machine, self._answers = [], {}
         self._write()
 
+    def trip(self, word: str, how: str, *, times: int = 1) -> None:
+        """The next commands with ``word`` go wrong, as ``VendorTools.trip`` has it."""
+        self._trips += [(word, how)] * times
+
+    def forgive(self) -> None:
+        """No command goes wrong any more that was to."""
+        self._trips.clear()
+        self._write()
+
     def say(self, tool: str, arguments: tuple[str, ...]) -> Answer:
         """What a run of the program would say, and do, in this process."""
+        words = " ".join(arguments)
+        trip = next((one for one in self._trips if one[0] in words), None)
+        if trip is None:
+            return self._said(tool, arguments)
+        self._trips.remove(trip)
+        if trip[1] == "hang":
+            raise TimeoutError
+        self._write(trip=trip[1])
+        said = self._said(tool, arguments)
+        self._write()
+        if trip[1] == "stall":
+            raise TimeoutError
+        return said
+
+    def _said(self, tool: str, arguments: tuple[str, ...]) -> Answer:
         if tool != f"hami-{self.fake.program.word}":
             return Answer(text="", complaint=f"{tool}: command not found", status=127)
         text, complaint, status = loading.run(self.fake.program, arguments[_BEFORE:])

@@ -4,7 +4,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from hami_sim.hardware.vendoranswers import Answer
 from tests.contract.drivers.library_xpuml import FAKE
 from tests.support.fake_library import FakeLibrary
 
@@ -13,7 +12,6 @@ class FakeXpuml(FakeLibrary):
     """A machine whose cards are told, and cut, by the library."""
 
     def __init__(self, folder: Path, count: int, *, node: str = "node-a") -> None:
-        self._trips: list[tuple[str, str]] = []
         self._using: set[int] = set()
         super().__init__(folder, FAKE, count, node=node)
 
@@ -36,30 +34,6 @@ class FakeXpuml(FakeLibrary):
         """Processes use the card or one of its functions, or no more."""
         (self._using.add if busy else self._using.discard)(index)
         self._write()
-
-    def trip(self, word: str, how: str, *, times: int = 1) -> None:
-        """The next commands with ``word`` go wrong, as ``VendorTools.trip`` has it."""
-        self._trips += [(word, how)] * times
-
-    def forgive(self) -> None:
-        """No command goes wrong any more that was to."""
-        self._trips.clear()
-
-    def say(self, tool: str, arguments: tuple[str, ...]) -> Answer:
-        """What a run of the program would say, and do, in this process."""
-        words = " ".join(arguments)
-        trip = next((one for one in self._trips if one[0] in words), None)
-        if trip is None:
-            return super().say(tool, arguments)
-        self._trips.remove(trip)
-        if trip[1] == "hang":
-            raise TimeoutError
-        self._write(trip=trip[1])
-        said = super().say(tool, arguments)
-        self._write()
-        if trip[1] == "stall":
-            raise TimeoutError
-        return said
 
     def machine_lines(self) -> list[str]:
         """Where the kernel shows functions."""
