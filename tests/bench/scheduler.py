@@ -15,9 +15,11 @@ asked in turn with ``http``) or ``plain-loop`` (the same verdicts over plain obj
 
 ``plans`` is ``new`` where every call is about a pod of a new shape, so that nothing kept from
 before helps, and ``kept`` where pods of one template arrive and, in ``core``, one is booked between
-two calls. ``cpu_p50_ms`` is the median processor time of one call: on a shared machine it and
-``least_ms`` tell more than the median of the wall clock. Nodes are named in another order in each
-call. ``bind`` is the choice of devices on one node.
+two calls. ``filter`` is about pods without wishes about nodes, so it names the best
+(``nodes_to_score``); ``prioritize`` is about pods that have such, so it scores all that fit.
+``cpu_p50_ms`` is the median processor time of one call: on a shared machine it and ``least_ms``
+tell more than the median of the wall clock. Nodes are named in another order in each call. ``bind``
+is the choice of devices on one node.
 """
 
 import argparse
@@ -40,6 +42,7 @@ from hami_scheduler.core.names import NodeNames
 from hami_scheduler.core.pick import pick
 from hami_scheduler.core.table import DeviceTable
 from hami_scheduler.core.verdicts import Verdicts
+from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
 from tests.bench.scheduler_cluster import (
     MEMORY_MIB,
@@ -52,6 +55,8 @@ from tests.bench.scheduler_cluster import (
 from tests.bench.scheduler_server import asked_server
 from tests.support import builders
 from tests.support.oracle import Oracle
+
+NODES_TO_SCORE = Settings(signing_key_file="unused").nodes_to_score
 
 
 def one(seed: int) -> PodRequest:
@@ -253,11 +258,14 @@ class _Calling:
     def filtered(self, wanted: PodRequest, candidates: wire.Candidates) -> bytes | bytearray:
         """The answer of filter."""
         filtered = self.verdicts.filter(wanted, candidates.names)
+        left = filtered.left
+        if len(left) > NODES_TO_SCORE:
+            left = self.verdicts.prioritize(wanted, left).shortlist(NODES_TO_SCORE)
         failed = [(refusal.text, places) for refusal, places in filtered.groups()]
-        return wire.encode_filter(candidates, filtered.left, failed)
+        return wire.encode_filter(candidates, left, failed)
 
     def prioritize(self, number: int) -> Callable[[], object]:
-        """How good the nodes are that the filter of the same pod returned."""
+        """How good all nodes are that fit, as for a pod that prefers some of them."""
         wanted = self.request(number)
         candidates = named(names_text(self.cluster.names, self.chance))
         self.filtered(wanted, candidates)
@@ -314,23 +322,23 @@ def http_rows(cluster: Cluster, calls: int) -> Iterator[dict[str, object]]:
             for plans in ("new", "kept"):
                 times: dict[tuple[str, str], list[float]] = {}
                 for number in range(-3, calls):
-                    pod = server.pod(mix, number + 10 if plans == "new" else 0)
-                    text, answer = names_text(cluster.names, chance), b""
+                    seed = number + 10 if plans == "new" else 0
+                    text = names_text(cluster.names, chance)
                     for verb in ("filter", "prioritize"):
+                        pod = server.pod(mix, seed, prefers=verb == "prioritize")
+                        if verb == "prioritize":  # of all that fit, which its filter has named
+                            body = b'{"Pod":%b,"Nodes":null,"NodeNames":%b}' % (pod, text)
+                            found = json.loads(server.ask("/filter", body).content)["NodeNames"]
+                            text = json.dumps(found, separators=(",", ":")).encode()
                         body = b'{"Pod":%b,"Nodes":null,"NodeNames":%b}' % (pod, text)
                         for layer in ("echo", "http"):
                             path = "/echo" if layer == "echo" else f"/{verb}"
                             asked = server.ask(path, body)
-                            answer = asked.content
                             if number >= 0:
                                 times.setdefault((verb, layer), []).append(asked.spent_ms)
                             if number >= 0 and layer == "http":
                                 inside = times.setdefault((verb, "service"), [])
                                 inside.append(asked.handler_ms)
-                        if verb == "filter":
-                            text = json.dumps(
-                                json.loads(answer)["NodeNames"], separators=(",", ":")
-                            ).encode()
                 for (verb, layer), spent in times.items():
                     yield row(
                         cluster,

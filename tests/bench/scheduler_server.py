@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from pathlib import Path
@@ -27,9 +27,11 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from hami_common import annotations, subjects
+from hami_common.errors import HamiError
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.model.placement import Placement
 from hami_common.podview import PodView
+from hami_common.ports import Outgoing
 from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.httpd import (
     Handler,
@@ -68,6 +70,9 @@ class _Forgetful(MemoryPublisher):
 
     async def publish_stored(self, *_: object, **__: object) -> int:
         return 0
+
+    async def publish_all_stored(self, messages: Sequence[Outgoing]) -> list[int | HamiError]:
+        return [0] * len(messages)
 
 
 def make(nodes: int) -> Scheduler:
@@ -202,7 +207,8 @@ async def _run(nodes: int) -> None:
             ready=lambda: True,
         )
         async with anyio.create_task_group() as group:
-            group.start_soon(scheduler.decisions.work, scheduler._publishing.send)  # noqa: SLF001
+            send = scheduler._publishing.send  # noqa: SLF001 - the rest of its tasks is not wanted
+            group.start_soon(scheduler.decisions.work_together, send, 0.1, 256)
             port = await group.start(serve, app, "127.0.0.1", 0)
             print(port, flush=True)
             await anyio.to_thread.run_sync(sys.stdin.read)  # until the one who asks has gone
@@ -294,9 +300,16 @@ class AskedServer:
         self._pid = pid
         self._connection = connection
 
-    def pod(self, mix: str, seed: int) -> bytes:
-        """A pod's document."""
-        return json.dumps(_asking_pod(mix, seed), separators=(",", ":")).encode()
+    def pod(self, mix: str, seed: int, *, prefers: bool = False) -> bytes:
+        """A pod's document; with ``prefers`` it has a wish of its own about nodes."""
+        document = _asking_pod(mix, seed)
+        if prefers:
+            term = {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}
+            wish = [{"weight": 1, "preference": term}]
+            document["spec"]["affinity"] = {
+                "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wish}
+            }
+        return json.dumps(document, separators=(",", ":")).encode()
 
     def ask(self, path: str, body: bytes) -> Asked:
         """Call and wait for the answer."""

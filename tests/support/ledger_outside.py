@@ -33,7 +33,7 @@ import msgspec
 
 from hami_common import subjects
 from hami_common.errors import Denied, Unavailable
-from hami_common.ports import Bucket, Clock, Entry, Publisher, WatchEvent
+from hami_common.ports import BatchPublisher, Bucket, Clock, Entry, WatchEvent
 from hami_common.runtime import natsio
 from hami_common.runtime.kubeio.client import failure
 from hami_common.runtime.kubeio.reflector import reflect
@@ -322,7 +322,7 @@ class Connection(msgspec.Struct, frozen=True):
     """What one process sees of the bus."""
 
     bucket: Callable[[str], Bucket]
-    publisher: Publisher
+    publisher: BatchPublisher
     subscribe: Subscribe
 
 

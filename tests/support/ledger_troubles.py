@@ -21,7 +21,8 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from hami_common.errors import Conflict, HamiError, Unavailable
-from hami_common.ports import Bucket, Entry, Expect, KubeApi, Reset, Synced, WatchEvent
+from hami_common.ports import Bucket, Entry, Expect, KubeApi, Reset, Synced, WatchEvent, Write
+from hami_common.runtime.memory import one_by_one
 from hami_common.runtime.tasks import background
 
 Trouble = Literal["none", "lost", "answer-lost", "late"]
@@ -266,6 +267,9 @@ class TroubledBucket:
 
         revision: int = await self._troubles.write("bus", self._link, send)
         return revision
+
+    async def append_all(self, writes: Sequence[Write]) -> list[int | HamiError]:
+        return await one_by_one(self, writes)
 
     async def forget(self, key: str) -> None:
         await self._troubles.read("bus", self._link, lambda: self._inner.forget(key))

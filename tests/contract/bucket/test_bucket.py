@@ -8,7 +8,7 @@ import pytest
 
 from hami_common import subjects
 from hami_common.errors import Conflict
-from hami_common.ports import Bucket, Entry, Expect, Reset, Synced
+from hami_common.ports import Bucket, Entry, Expect, Reset, Synced, Write
 from tests.contract.bucket.conftest import World
 
 pytestmark = pytest.mark.anyio
@@ -49,6 +49,34 @@ def values(items: list[Item]) -> list[bytes]:
 
 async def test_get_returns_none_for_a_key_never_written(world: World) -> None:
     assert await world.bucket().get(key(NODE, "a")) is None
+
+
+async def test_values_stored_together_are_judged_one_by_one(world: World) -> None:
+    bucket = world.bucket()
+    assert await bucket.append_all([]) == []
+    newest = await bucket.append(key(NODE, "a"), b"a1")
+    answers = await bucket.append_all(
+        [
+            Write(
+                key=key(NODE, "b"),
+                value=b"b1",
+                headers={"ce-id": "7"},
+                expect=fence(NODE, newest),
+            ),
+            Write(key=key(NODE, "c"), value=b"c1", expect=fence(NODE, newest)),
+            Write(key=key(OTHER, "d"), value=b"d1", expect=fence(OTHER, 0)),
+        ]
+    )
+    first, beaten, last = answers
+    assert isinstance(beaten, Conflict)
+    assert isinstance(first, int)
+    assert isinstance(last, int)
+    assert newest < first < last
+    stored = await bucket.get(key(NODE, "b"))
+    assert stored is not None
+    assert (stored.value, stored.revision, stored.headers) == (b"b1", first, {"ce-id": "7"})
+    assert await bucket.get(key(NODE, "c")) is None
+    assert [entry.revision for entry in await bucket.latest(">")] == [newest, first, last]
 
 
 async def test_get_returns_the_latest_value_with_revision_and_the_writers_headers(

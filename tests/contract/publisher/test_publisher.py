@@ -9,7 +9,7 @@ import pytest
 
 from hami_common import subjects
 from hami_common.errors import Unavailable
-from hami_common.ports import Publisher
+from hami_common.ports import BatchPublisher, Outgoing
 from hami_common.runtime import natsio
 from hami_common.runtime.memory import MemoryBus, MemoryPublisher
 from hami_sim.natsd import run_nats_server
@@ -24,7 +24,7 @@ class World:
     """A publisher, what arrives on the bus, and a way to take the bus away."""
 
     def __init__(
-        self, publisher: Publisher, take_away: Callable[[], Awaitable[None]], request_s: float
+        self, publisher: BatchPublisher, take_away: Callable[[], Awaitable[None]], request_s: float
     ) -> None:
         self.publisher = publisher
         self.take_away = take_away
@@ -92,10 +92,35 @@ async def test_a_repeated_message_id_is_stored_once(world: World) -> None:
     assert other > first
 
 
+def outgoing(number: int, *, message_id: str = "") -> Outgoing:
+    return Outgoing(
+        subject=REPORT,
+        data=b"%d" % number,
+        headers={"ce-id": f"{number}"},
+        message_id=message_id or f"id-{number}",
+    )
+
+
+async def test_messages_stored_together_arrive_in_order_and_repeated_ones_once(
+    world: World,
+) -> None:
+    assert await world.publisher.publish_all_stored([]) == []
+    messages = [outgoing(1), outgoing(2), outgoing(3, message_id="id-1"), outgoing(4)]
+    first, second, repeated, last = await world.publisher.publish_all_stored(messages)
+    assert [type(one) for one in (first, second, repeated, last)] == [int] * 4
+    assert repeated == first
+    stored = [(REPORT, b"%d" % i, {"ce-id": f"{i}"}) for i in (1, 2, 4)]
+    arrived = await world.wait_for(3)
+    assert [one for one in arrived if one[1] != b"3"] == stored  # core readers see the repeated one
+    assert second != last
+
+
 async def test_storing_while_the_bus_is_away_is_unavailable(world: World) -> None:
     await world.take_away()
     with pytest.raises(Unavailable):
         await world.publisher.publish_stored(REPORT, b"1")
+    answers = await world.publisher.publish_all_stored([outgoing(1), outgoing(2)])
+    assert [type(answer) for answer in answers] == [Unavailable, Unavailable]
 
 
 async def test_fire_and_forget_while_the_bus_is_away_is_dropped_in_silence(world: World) -> None:

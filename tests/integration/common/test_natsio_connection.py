@@ -12,6 +12,7 @@ import pytest
 from hami_common.errors import Denied, Unavailable
 from hami_common.runtime import natsio
 from hami_common.runtime.natsio import connection
+from hami_common.runtime.natsio.client import Question
 from hami_sim.natsd import NatsServer, run_nats_server
 
 pytestmark = pytest.mark.anyio
@@ -112,6 +113,96 @@ async def test_a_message_too_large_for_the_server_is_denied(nats_server: NatsSer
     async with natsio.connect([nats_server.url], name="t") as bus:
         with pytest.raises(Denied, match="too large"):
             await bus.publish("x", bytes(2 << 20))
+
+
+def question(subject: str, data: bytes = b"x") -> Question:
+    return Question(subject=subject, data=data)
+
+
+async def test_questions_sent_together_are_answered_each_by_itself(
+    nats_server: NatsServer,
+) -> None:
+    async with (
+        natsio.connect([nats_server.url], name="t", request_timeout_s=10) as bus,
+        bus.subscribe("echo") as subscription,
+        anyio.create_task_group() as group,
+    ):
+
+        async def answer() -> None:
+            while True:  # the last first
+                for message in reversed(await subscription.receive()):
+                    await bus.publish(message.reply, message.data)
+
+        group.start_soon(answer)
+        with anyio.fail_after(5):
+            one, large, nobody, last = await bus.request_all(
+                [
+                    question("echo", b"1"),
+                    question("echo", bytes(2 << 20)),
+                    question("nowhere"),
+                    question("echo", b"2"),
+                ]
+            )
+        assert isinstance(one, natsio.Message)
+        assert isinstance(last, natsio.Message)
+        assert (one.data, last.data) == (b"1", b"2")
+        assert isinstance(large, Denied)
+        assert "2097152 bytes" in str(large)
+        assert isinstance(nobody, Unavailable)
+        assert "nobody answers on nowhere" in str(nobody)
+        assert await bus.request_all([]) == []
+        group.cancel_scope.cancel()
+
+
+async def test_questions_without_an_answer_in_time_do_not_take_the_others_with_them(
+    nats_server: NatsServer,
+) -> None:
+    async with (
+        natsio.connect([nats_server.url], name="t", request_timeout_s=0.3) as bus,
+        bus.subscribe("echo") as subscription,
+        bus.subscribe("silence"),
+        anyio.create_task_group() as group,
+    ):
+
+        async def answer() -> None:
+            async for message in subscription:
+                await bus.publish(message.reply, message.data)
+
+        group.start_soon(answer)
+        answers = await bus.request_all([question("echo", b"1"), question("silence")])
+        assert isinstance(answers[0], natsio.Message)
+        assert isinstance(answers[1], Unavailable)
+        assert "no answer in 0.3 s" in str(answers[1])
+        again = await bus.request("echo", b"2")  # nothing of it is left behind
+        assert again.data == b"2"
+        await nats_server.stop()
+        with anyio.fail_after(5):
+            while bus.is_connected:
+                await anyio.sleep(0.005)
+        answers = await bus.request_all([question("echo"), question("echo")])
+        assert [str(one).endswith("not connected for 0.3 s, nothing sent") for one in answers] == [
+            True,
+            True,
+        ]
+        group.cancel_scope.cancel()
+
+
+async def test_questions_end_when_the_connection_does(nats_server: NatsServer) -> None:
+    async with (
+        natsio.connect([nats_server.url], name="t", request_timeout_s=30) as bus,
+        bus.subscribe("silence"),
+        anyio.create_task_group() as group,
+    ):
+
+        async def stop() -> None:
+            await anyio.sleep(0.1)
+            await nats_server.stop()
+
+        group.start_soon(stop)
+        with anyio.fail_after(10):
+            answers = await bus.request_all([question("silence"), question("silence")])
+        assert [type(one) for one in answers] == [Unavailable, Unavailable]
+        assert "connection lost" in str(answers[0])
 
 
 async def test_a_frozen_server_makes_requests_unavailable_and_is_left_behind(

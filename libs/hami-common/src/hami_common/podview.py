@@ -6,7 +6,7 @@ Everything else in the document is skipped.
 Field names are the API's own (camelCase renamed to snake_case by msgspec).
 """
 
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field
 
 from hami_common.model.request import ContainerKind
 
@@ -109,6 +109,28 @@ class SchedulingGateView(Struct, frozen=True, kw_only=True):
     name: str = ""
 
 
+class PreferencesView(Struct, frozen=True, kw_only=True):
+    """What one kind of affinity would rather have; its terms stay raw."""
+
+    preferred: list[Raw] | None = field(
+        default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class AffinityView(Struct, frozen=True, kw_only=True, rename="camel"):
+    """``affinity``, as far as it is a wish."""
+
+    node_affinity: PreferencesView | None = None
+    pod_affinity: PreferencesView | None = None
+    pod_anti_affinity: PreferencesView | None = None
+
+
+class SpreadView(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One of ``topologySpreadConstraints``."""
+
+    when_unsatisfiable: str = ""
+
+
 class PodSpecView(Struct, frozen=True, kw_only=True, rename="camel"):
     """``spec``."""
 
@@ -121,6 +143,8 @@ class PodSpecView(Struct, frozen=True, kw_only=True, rename="camel"):
     preemption_policy: str | None = None
     termination_grace_period_seconds: int | None = None
     scheduling_gates: list[SchedulingGateView] | None = None
+    affinity: AffinityView | None = None
+    topology_spread_constraints: list[SpreadView] | None = None
     host_pid: bool = field(default=False, name="hostPID")
     containers: list[ContainerView] = []
     init_containers: list[ContainerView] | None = None

@@ -13,6 +13,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from hami_common.errors import HamiError
+
 
 class Clock(Protocol):
     """Time as the shells see it."""
@@ -52,6 +54,25 @@ class Expect(Struct, frozen=True, kw_only=True):
     sequence: int
 
 
+class Write(Struct, frozen=True, kw_only=True):
+    """A value to be stored in a bucket."""
+
+    key: str
+    value: bytes
+    headers: Mapping[str, str] = {}
+    expect: Expect | None = None
+
+
+class Outgoing(Struct, frozen=True, kw_only=True):
+    """A message to be stored in a stream."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str] = {}
+    message_id: str
+    """The server drops a repeated one for two minutes."""
+
+
 class Bucket(Protocol):
     """One key-value bucket: the latest value per key, with history and revisions."""
 
@@ -76,6 +97,14 @@ class Bucket(Protocol):
         """Store a value and return its revision.
 
         ``Conflict`` when ``expect`` does not hold; ``Unavailable`` when the outcome is unknown.
+        """
+        ...
+
+    async def append_all(self, writes: Sequence[Write]) -> list[int | HamiError]:
+        """``append`` of values that have nothing to do with each other, sent together.
+
+        The revision of each, or its error, in their order. After a ``Conflict`` reads may for a
+        moment not yet show what the value lost against.
         """
         ...
 
@@ -151,6 +180,14 @@ class Publisher(Protocol):
 
         Return the sequence. ``Unavailable`` when unknown.
         """
+        ...
+
+
+class BatchPublisher(Publisher, Protocol):
+    """A publisher that stores several messages at once."""
+
+    async def publish_all_stored(self, messages: Sequence[Outgoing]) -> list[int | HamiError]:
+        """``publish_stored`` of each, sent together: its sequence or its error, in their order."""
         ...
 
 

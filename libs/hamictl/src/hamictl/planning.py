@@ -100,6 +100,8 @@ def _explain(answer: pending.Answer) -> None:
     for decision in answer.decisions:
         when = time.strftime("%H:%M:%S", time.localtime(decision.time_s))
         feasible = f"{decision.nodes_feasible} of {decision.nodes_considered} nodes fit"
+        if decision.nodes_named:
+            feasible += f", the best {decision.nodes_named} were named to kube-scheduler"
         click.echo(f"  {when} {decision.verb}: {decision.verdict}, {feasible}")
         for refusal in decision.refusals:
             click.echo(f"    {refusal.count} nodes: {refusal.text}")

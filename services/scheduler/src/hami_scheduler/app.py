@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from hami_common import grants, subjects
 from hami_common.errors import SettingsInvalid
-from hami_common.ports import Bucket, Clock, KubeApi, Publisher
+from hami_common.ports import BatchPublisher, Bucket, Clock, KubeApi
 from hami_common.runtime import gate, httpd, kubeio, natsio
 from hami_common.runtime.kubeauth import KubeAuth
 from hami_common.runtime.service import ServiceContext, run
@@ -36,6 +36,7 @@ from hami_scheduler.core.ledger import Ledger
 from hami_scheduler.core.podfacts import PodReader
 from hami_scheduler.core.quota_ledger import QuotaLedger
 from hami_scheduler.core.quota_verdicts import QuotaVerdicts
+from hami_scheduler.core.repair import Holding
 from hami_scheduler.core.snapshot import Parts
 from hami_scheduler.core.table import DeviceTable
 from hami_scheduler.core.verdicts import Verdicts
@@ -45,7 +46,7 @@ from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.binder import Binder
 from hami_scheduler.shell.clustermetrics import ClusterMetrics
 from hami_scheduler.shell.decisions import Decision, Decisions
-from hami_scheduler.shell.effects import Chore, Effects, Ports
+from hami_scheduler.shell.effects import Chore, Effects, Ports, Queues
 from hami_scheduler.shell.extender import Deciders, Extender
 from hami_scheduler.shell.feed import Feed, Sources, Subscribe, always
 from hami_scheduler.shell.gangs import Gangs
@@ -89,7 +90,7 @@ class World(Struct, frozen=True, kw_only=True):
     devices: Bucket
     records: Bucket
     states: Bucket
-    publisher: Publisher
+    publisher: BatchPublisher
     subscribe: Subscribe
     kube: KubeApi
     clock: Clock
@@ -124,6 +125,12 @@ class Scheduler:
         self.metrics = metrics = Metrics(registry)
         self.chores: Backlog[Chore] = Backlog(
             "chores",
+            capacity=settings.chore_queue_size,
+            dropped=metrics.dropped,
+            failed=metrics.failed,
+        )
+        self.confirmations: Backlog[Holding] = Backlog(
+            "confirmations",
             capacity=settings.chore_queue_size,
             dropped=metrics.dropped,
             failed=metrics.failed,
@@ -217,7 +224,7 @@ class Scheduler:
             state=state,
             effects=effects,
             quota=quota,
-            chores=self.chores,
+            queues=Queues(chores=self.chores, confirmations=self.confirmations),
             signer=keys.signer,
             settings=settings,
             metrics=metrics,
@@ -308,7 +315,21 @@ class Scheduler:
             group.start_soon(self.gangs.wake, name="wake gangs")
             for number in range(self._settings.chore_workers):
                 group.start_soon(self.chores.work, self._effects.carry_out, name=f"chores {number}")
-            group.start_soon(self.decisions.work, self._publishing.send, name="decisions")
+            gather_s, most = self._settings.gather_s, self._settings.gather_most
+            group.start_soon(
+                self.confirmations.work_together,
+                self._effects.confirm_all,
+                gather_s,
+                most,
+                name="confirmations",
+            )
+            group.start_soon(
+                self.decisions.work_together,
+                self._publishing.send,
+                gather_s,
+                most,
+                name="decisions",
+            )
             group.start_soon(self._publishing.watch, name="decisions without a bind")
             if self.recorder is not None:
                 group.start_soon(self.recorder.work, name="stimulus log")
@@ -317,6 +338,7 @@ class Scheduler:
         """Wait for what is queued, as long as that is worth it."""
         self._publishing.flush()
         with anyio.move_on_after(limit_s):
+            await self.confirmations.drain(limit_s=limit_s)
             await self.chores.drain(limit_s=limit_s)
             await self.decisions.drain(limit_s=limit_s)
             if self.recorder is not None:

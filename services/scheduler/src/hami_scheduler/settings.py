@@ -16,6 +16,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Everything an operator may set, beyond what all services share."""
 
     HOT: ClassVar[frozenset[str]] = ServiceSettings.HOT | {
+        "nodes_to_score",
         "policy",
         "preemption",
         "preempt_hold_s",
@@ -87,6 +88,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     queues_reload_s: float = 5.0
     """How often that file is looked at; a change takes effect without restart."""
 
+    nodes_to_score: int = 100
+    """How many of the nodes that fit filter names at most, those that the pod's policy likes best:
+    kube-scheduler scores no others. Pods that prefer some nodes themselves (preferred affinity,
+    topology spread that may be violated) have all named; 0: so have all pods."""
+
     preemption: bool = True
     """Whether pods with a lower priority are evicted for one that fits nowhere, see
     docs/preemption.md."""
@@ -130,6 +136,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     of both; without a bind it is published after at most twice this."""
     chore_queue_size: int = 65536
     """Releases and states waiting to be written. When full, the periodic comparison does them."""
+    gather_s: float = 0.1
+    """How long a report that a pod is bound, or a decision, waits for others of its kind, so that
+    one message to the bus carries several."""
+    gather_most: int = 256
+    """The most that are sent together."""
     chore_workers: int = 8
     """Releases written at the same time; each costs one read of the API server and one append."""
     capacity_touch_s: float = 1.0

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filter returns all nodes that fit, in the order named, and follows every change of the table."""
 
+import random
+from collections import Counter
+
+import pytest
+
 from hami_common.events.decision import NODES_LISTED
 from hami_common.model.request import DeviceSelector
 from hami_scheduler.core import verdicts as verdicts_module
@@ -144,3 +149,45 @@ def test_recorded_classes_list_few_nodes_and_count_all() -> None:
     (group,) = Verdicts(table).filter(pod(ask(), selector=selector), names).classes()
     assert group.count == 100
     assert group.nodes == tuple(sorted(names)[:NODES_LISTED])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_shortlist_is_of_the_best_and_does_not_depend_on_the_order_of_names(seed: int) -> None:
+    chance = random.Random(seed)
+    table = table_of(chance.randint(1, 120))
+    names = table.nodes()
+    for name in names:
+        if chance.random() < 0.5:
+            mib = chance.choice([1000, 2000, 4000])
+            table.book(name, [held(share(f"{name}-nvidia-0", mib))])
+    verdicts, request = Verdicts(table), pod(ask(mib=500))
+    count = chance.randint(1, 130)
+    lists = []
+    for _ in range(3):
+        chance.shuffle(names)
+        scored = verdicts.prioritize(request, names)
+        short = list(scored.shortlist(count).strings())
+        score_of = dict(zip(names, scored.scores.tolist(), strict=True))
+        assert short == [name for name in names if name in short]
+        assert len(short) == min(count, len(names))
+        worst = min(score_of[name] for name in short)
+        assert all(score_of[name] <= worst for name in names if name not in short)
+        equal = [name for name in names if score_of[name] == worst]
+        assert min(equal) in short
+        # Whom our scores alone would choose is chosen from the short list, too.
+        ((best, _),) = scored.best(1)
+        ((still, _),) = verdicts.prioritize(request, short).best(1)
+        assert still == best
+        lists.append(set(short))
+    assert lists[0] == lists[1] == lists[2]
+
+
+def test_equal_nodes_of_a_shortlist_are_not_neighbours_by_name() -> None:
+    table = DeviceTable()
+    for i in range(900):
+        table.upsert_node(devices(f"zone-{i // 300}-node-{i:03d}", 2))
+    names = table.nodes()
+    short = Verdicts(table).prioritize(pod(ask()), names).shortlist(100)
+    per_zone = Counter(name[:6] for name in short.strings())
+    assert len(per_zone) == 3
+    assert min(per_zone.values()) >= 25

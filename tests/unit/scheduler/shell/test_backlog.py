@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bounded queue: what is full drops, what fails is counted, and work goes on."""
 
+from collections.abc import Sequence
+
 import anyio
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from hami_common.errors import Unavailable
+from hami_common.errors import HamiError, Unavailable
 from hami_scheduler.shell.backlog import Backlog
 from tests.unit.scheduler.shell.world import quiet
 
@@ -111,3 +113,52 @@ async def test_several_workers_share_the_queue() -> None:
         assert await rig.backlog.drain(limit_s=2)
         group.cancel_scope.cancel()
     assert most == 3
+
+
+async def test_one_item_wakes_one_worker() -> None:
+    rig = Rig(capacity=10)
+    begun: list[str] = []
+
+    async def work(name: str) -> None:
+        async def handle(item: int) -> None:
+            begun.append(f"{name}{item}")
+            await anyio.sleep(0.01)
+
+        await rig.backlog.work(handle)
+
+    async with anyio.create_task_group() as group:
+        for name in "abc":
+            group.start_soon(work, name)
+            await quiet()
+        rig.backlog.add(1)
+        rig.backlog.add(2)
+        assert await rig.backlog.drain(limit_s=2)
+        rig.backlog.add(3)
+        assert await rig.backlog.drain(limit_s=2)
+        group.cancel_scope.cancel()
+    assert begun == ["a1", "b2", "c3"]  # who has waited longest
+
+
+async def test_what_comes_in_a_while_is_handled_together() -> None:
+    rig = Rig(capacity=10)
+    batches: list[list[int]] = []
+
+    async def handle(items: Sequence[int]) -> list[HamiError]:
+        await anyio.lowlevel.checkpoint()
+        batches.append(list(items))
+        if items[0] == 7:
+            raise ValueError(items)
+        return [Unavailable(peer="x", detail=f"{item}") for item in items if item % 2]
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(rig.backlog.work_together, handle, 0.02, 3)
+        for item in range(5):
+            rig.backlog.add(item)
+        assert await rig.backlog.drain(limit_s=2)
+        rig.backlog.add(7)
+        assert await rig.backlog.drain(limit_s=2)
+        rig.backlog.add(8)
+        assert await rig.backlog.drain(limit_s=2)
+        group.cancel_scope.cancel()
+    assert batches == [[0, 1, 2], [3, 4], [7], [8]]
+    assert rig.value("failed") == 3  # 1, 3 and the whole of [7]

@@ -53,7 +53,7 @@ def doing(act: Callable[[], object]) -> Callable[[], Awaitable[None]]:
 async def settle(world: World, *running: Running) -> None:
     """Let chores end, then let every lease run out."""
     for s in running:
-        await s.scheduler.chores.drain(limit_s=1)
+        await s.scheduler.drain(limit_s=1)
     await world.advance(LEASE_S + 5, "n1", "n2")
 
 
@@ -308,6 +308,21 @@ async def test_bus_away_refuses_and_holds_nothing() -> None:
         assert "unavailable" in await s.bind(world.kube.pod("a"), "n1")
         world.bus.set_available(available=True)
         assert await s.bind(world.kube.pod("a"), "n1") == ""
+    world.check_settled(NODE, OTHER)
+
+
+async def test_report_that_the_bus_does_not_take_is_made_later() -> None:
+    world = await world_with(builders.pod("a"), builders.pod("b"))
+    async with world.scheduler(gather_s=0.01) as s:
+        assert await s.bind(world.kube.pod("a"), "n1") == ""
+        assert await s.bind(world.kube.pod("b"), "n2") == ""
+        world.bus.set_available(available=False)
+        assert await s.scheduler.confirmations.drain(limit_s=1)
+        assert world.states() == {}
+        world.bus.set_available(available=True)
+        await world.advance(5, "n1", "n2")
+        assert [state.state for state in world.states().values()] == ["bound", "bound"]
+        assert s.value("hami_scheduler_queue_failures_total", queue="confirmations") == 0
     world.check_settled(NODE, OTHER)
 
 

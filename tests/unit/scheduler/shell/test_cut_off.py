@@ -143,7 +143,7 @@ async def test_scenarios_make_the_calls_they_list(name: str) -> None:
     async with world.scheduler("s1") as s:
         scenario.prepare(world, s)
         await s.bind(world.kube.pod("a"), "n1")
-        await s.scheduler.chores.drain(limit_s=1)
+        await s.scheduler.drain(limit_s=1)
         assert tuple(s.seen.calls) == scenario.calls
 
 

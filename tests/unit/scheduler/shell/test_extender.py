@@ -55,6 +55,75 @@ async def test_filter_returns_every_node_that_fits_and_a_reason_for_each_other()
     assert s.value("hami_scheduler_node_refusals_total", code="NodeUnregistered") == 2
 
 
+def preferring(spec: builders.Obj) -> builders.Obj:
+    pod = builders.pod("b", mem_mib=1000)
+    pod["spec"].update(spec)
+    return pod
+
+
+TERM = {"weight": 1, "preference": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}}
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+async def test_filter_names_the_best_nodes_and_tells_of_all() -> None:
+    world = World()
+    for i in range(5):
+        await world.add_devices(builders.devices(f"n{i}", memory_mib=10000))
+    world.add_pod(builders.pod("held", mem_mib=4000))
+    async with world.scheduler(nodes_to_score=2) as s:
+        assert await s.bind(world.kube.pod("held"), "n3") == ""
+        names = ["n4", "n3", "n2", "none", "n0"]
+        answer = await s.filter(builders.pod("a", mem_mib=1000), names)
+        assert "n3" in answer["NodeNames"]  # the fullest
+        assert "n0" in answer["NodeNames"]  # the first of equals
+        assert len(answer["NodeNames"]) == 2
+        assert answer["FailedNodes"].keys() == {"none"}
+        ranked = scores(await s.prioritize(builders.pod("a", mem_mib=1000), answer["NodeNames"]))
+        assert max(ranked, key=ranked.__getitem__) == "n3"
+        only = await s.filter(builders.pod("a", mem_mib=1000), ["n2", "n1"])
+        assert only["NodeNames"] == ["n2", "n1"]
+        await s.scheduler.drain(limit_s=1)
+    told = [(one.nodes_feasible, one.nodes_named) for one in world.decisions("filter")]
+    assert sorted(told) == [(2, 0), (4, 2)]
+    async with world.scheduler(nodes_to_score=0) as s:
+        answer = await s.filter(builders.pod("a", mem_mib=1000), names)
+        assert answer["NodeNames"] == ["n4", "n3", "n2", "n0"]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"affinity": {"nodeAffinity": {PREFERRED: [TERM]}}},
+        {"affinity": {"podAffinity": {PREFERRED: [TERM]}, "nodeAffinity": None}},
+        {"affinity": {"podAntiAffinity": {REQUIRED: [{}], PREFERRED: [TERM]}}},
+        {"topologySpreadConstraints": [{"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}]},
+    ],
+)
+async def test_filter_names_every_node_to_a_pod_that_prefers_some(spec: builders.Obj) -> None:
+    world = await world_with_nodes()
+    async with world.scheduler(nodes_to_score=1) as s:
+        answer = await s.filter(preferring(spec), ["small", "big"])
+    assert answer["NodeNames"] == ["small", "big"]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": []}, PREFERRED: []}}},
+        {"affinity": {"podAntiAffinity": {REQUIRED: [{}]}}},
+        {"topologySpreadConstraints": [{"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}]},
+        {"affinity": None, "topologySpreadConstraints": None},
+    ],
+)
+async def test_what_a_pod_demands_is_no_preference(spec: builders.Obj) -> None:
+    world = await world_with_nodes()
+    async with world.scheduler(nodes_to_score=1) as s:
+        answer = await s.filter(preferring(spec), ["small", "big"])
+    assert len(answer["NodeNames"]) == 1
+
+
 async def test_filter_answers_whole_nodes_with_whole_nodes() -> None:
     world = await world_with_nodes()
     nodes = [{"metadata": {"name": n}, "spec": {"x": n}} for n in ("small", "big")]

@@ -25,10 +25,17 @@ from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.decision import DecisionRecord
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
-from hami_common.ports import Bucket, Entry, Expect, KubeApi, Reset, Synced, WatchEvent
+from hami_common.ports import Bucket, Entry, Expect, KubeApi, Reset, Synced, WatchEvent, Write
 from hami_common.runtime.clock import ManualClock
 from hami_common.runtime.httpd import Request
-from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryPublisher, Published, matches
+from hami_common.runtime.memory import (
+    MemoryBucket,
+    MemoryBus,
+    MemoryPublisher,
+    Published,
+    matches,
+    one_by_one,
+)
 from hami_common.runtime.telemetry import Tracing
 from hami_common.signing import Signer, Verifier
 from hami_scheduler.app import Keys, Scheduler
@@ -133,6 +140,9 @@ class SeenBucket:
             lambda: self._inner.append(key, value, headers=headers, expect=expect),
         )
         return revision
+
+    async def append_all(self, writes: Sequence[Write]) -> list[int | HamiError]:
+        return await one_by_one(self, writes)
 
     async def last_revision(self, subject_filter: str) -> int:
         return await self._inner.last_revision(subject_filter)
@@ -301,7 +311,7 @@ class World:
             settings=Settings(
                 signing_key_file="unused",
                 lease_s=LEASE_S,
-                **{"tick_s": STEP_S, "sync_wait_s": 0.05, **settings},
+                **{"tick_s": STEP_S, "sync_wait_s": 0.05, "gather_s": 0.0, **settings},
             ),
             world=Outside(
                 devices=MemoryBucket(self.bus, subjects.DEVICES_BUCKET),

@@ -62,6 +62,8 @@ class DecisionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Names the table the decision was made on: ``<ledger sequence>.<inventory revision>``."""
     nodes_considered: int = 0
     nodes_feasible: int = 0
+    nodes_named: int = 0
+    """Of ``filter``: how many of these kube-scheduler was told; 0 where that is all of them."""
     feasible: tuple[NodeScore, ...] = ()
     """Best nodes first, at most ``NODES_LISTED``."""
     refusals: tuple[RefusalClass, ...] = ()

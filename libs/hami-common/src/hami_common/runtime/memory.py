@@ -22,8 +22,8 @@ import anyio
 import anyio.lowlevel
 
 from hami_common import subjects
-from hami_common.errors import Conflict, Unavailable
-from hami_common.ports import Clock, Entry, Expect, Reset, Synced
+from hami_common.errors import Conflict, HamiError, Unavailable
+from hami_common.ports import Bucket, Clock, Entry, Expect, Outgoing, Reset, Synced, Write
 from hami_common.runtime.clock import SystemClock
 
 _PEER = "memory bus"
@@ -241,6 +241,10 @@ class MemoryBucket:
             raise Unavailable(peer=_PEER, detail="the answer was lost")
         return revision
 
+    async def append_all(self, writes: Sequence[Write]) -> list[int | HamiError]:
+        """Store several values; see the port."""
+        return await one_by_one(self, writes)
+
     async def last_revision(self, subject_filter: str) -> int:
         """Sequence of the newest message whose subject matches the filter, 0 when there is none."""
         await self._answer()
@@ -304,6 +308,21 @@ class MemoryBucket:
         self._bus.check()
 
 
+async def one_by_one(bucket: Bucket, writes: Sequence[Write]) -> list[int | HamiError]:
+    """``Bucket.append_all`` of a bucket that stores one value after another."""
+    found: list[int | HamiError] = []
+    for write in writes:
+        try:
+            found.append(
+                await bucket.append(
+                    write.key, write.value, headers=write.headers, expect=write.expect
+                )
+            )
+        except HamiError as error:
+            found.append(error)
+    return found
+
+
 class MemoryFeed:
     """Port ``Feed`` over a ``MemoryBus``."""
 
@@ -347,3 +366,20 @@ class MemoryPublisher:
         await anyio.lowlevel.checkpoint()
         self._bus.check()
         return self._bus.record(Published(subject, data, headers or {}), message_id=message_id)
+
+    async def publish_all_stored(self, messages: Sequence[Outgoing]) -> list[int | HamiError]:
+        """Store several messages; see the port."""
+        found: list[int | HamiError] = []
+        for message in messages:
+            try:
+                found.append(
+                    await self.publish_stored(
+                        message.subject,
+                        message.data,
+                        headers=message.headers,
+                        message_id=message.message_id,
+                    )
+                )
+            except HamiError as error:
+                found.append(error)
+        return found

@@ -132,6 +132,17 @@ def _count_resources(
         yield from sorted({(container.name, *names[name]) for name in written if name in names})
 
 
+def has_preferences(pod: PodView) -> bool:
+    """Whether the pod itself would rather have some of the nodes on which it can be placed."""
+    affinity = pod.spec.affinity
+    if affinity is not None:
+        kinds = (affinity.node_affinity, affinity.pod_affinity, affinity.pod_anti_affinity)
+        if any(kind is not None and kind.preferred for kind in kinds):
+            return True
+    constraints = pod.spec.topology_spread_constraints or []
+    return any(constraint.when_unsatisfiable == "ScheduleAnyway" for constraint in constraints)
+
+
 def pod_path(namespace: str, name: str) -> str:
     """Path of a pod in the Kubernetes API (core/v1)."""
     return f"/api/v1/namespaces/{namespace}/pods/{name}"

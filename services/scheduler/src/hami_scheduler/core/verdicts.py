@@ -32,6 +32,9 @@ _NO_FITS: Final[Bools] = np.zeros(0, np.bool_)
 _NO_STEPS: Final[Shorts] = np.zeros(0, np.int32)
 _NO_CAUSES: Final = Causes.none(0)
 _NO_SCORES: Final[Floats] = np.zeros(0)
+_SCATTER: Final = 0x9E37_79B1
+_SCATTER_MASK: Final = 0xFFFF_FFFF
+"""Numbers below 2^32 times an odd number, modulo 2^32, are as many numbers in another order."""
 PLANS_KEPT: Final = 128
 LISTS_KEPT: Final = 4
 """A filter's list comes back as the next filter's, its answer as that of prioritize."""
@@ -130,6 +133,18 @@ class Located:
                 places, ranks = places.take(some), ranks.take(some)
         return places.take(np.argsort(ranks, kind="stable")[:count])
 
+    def scattered(self, places: Columns, count: int) -> Columns:
+        """The first of ``places`` in the order of names, and ``count - 1`` from all over it.
+
+        The same ones of the same nodes, in whatever order they were named.
+        """
+        if len(places) <= count:
+            return places
+        ranks = self._ranks_at(places)
+        order = (ranks * _SCATTER) & _SCATTER_MASK
+        order[ranks.argmin()] = -1
+        return places.take(np.argpartition(order, count - 1)[:count])
+
     def several(self, places: Columns) -> list[str]:
         """The names at some places."""
         return self.names.several(places)
@@ -195,12 +210,29 @@ class Scored:
         """The best nodes and their scores, best first, by name among equals."""
         places = np.arange(len(self.scores))
         if len(places) > count:
-            least = np.partition(self.scores, len(places) - count)[len(places) - count]
-            above = np.flatnonzero(self.scores > least)
-            equal = self._located.first(np.flatnonzero(self.scores == least), count - len(above))
+            above, equal = self._divided(count)
+            equal = self._located.first(equal, count - len(above))
             places = np.concatenate([above, equal])
         found = zip(self.nodes.several(places), self.scores[places].tolist(), strict=True)
         return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+
+    def shortlist(self, count: int) -> NodeNames:
+        """The ``count`` best nodes, in the order in which they were named; all if there are less.
+
+        Of the worst among them, where not all that are as good find room, the first by name is one
+        and the others are scattered over the names: neighbours by name often share a zone.
+        """
+        if len(self.scores) <= count:
+            return self.nodes
+        above, equal = self._divided(count)
+        equal = self._located.scattered(equal, count - len(above))
+        return self.nodes.at(np.sort(np.concatenate([above, equal])))
+
+    def _divided(self, count: int) -> tuple[Columns, Columns]:
+        """(places of nodes better than the ``count``-th best, of those as good as that)."""
+        at = len(self.scores) - count
+        least = np.partition(self.scores, at)[at]
+        return np.flatnonzero(self.scores > least), np.flatnonzero(self.scores == least)
 
     def priorities(self, *, highest: int) -> Ints:
         """Whole numbers 0..``highest``, see ``score.priorities``."""

@@ -28,11 +28,10 @@ from hami_scheduler.core.ledger import Hold
 from hami_scheduler.core.podfacts import PodFacts
 from hami_scheduler.core.quota import amounts_of
 from hami_scheduler.core.reasons import NodeRefusal
-from hami_scheduler.core.repair import Confirm, Holding, Restore
+from hami_scheduler.core.repair import Holding, Restore
 from hami_scheduler.core.stimuli import Append, Reuse
 from hami_scheduler.settings import Settings
-from hami_scheduler.shell.backlog import Backlog
-from hami_scheduler.shell.effects import Chore, Effects
+from hami_scheduler.shell.effects import Effects, Queues
 from hami_scheduler.shell.extender_wire import BindArgs
 from hami_scheduler.shell.keylocks import KeyLocks
 from hami_scheduler.shell.metrics import Metrics
@@ -84,7 +83,7 @@ class Binder:
         state: State,
         effects: Effects,
         quota: QuotaKeeper,
-        chores: Backlog[Chore],
+        queues: Queues,
         signer: Signer,
         settings: Settings,
         metrics: Metrics,
@@ -94,7 +93,8 @@ class Binder:
         self._state = state
         self._effects = effects
         self._quota = quota
-        self._chores = chores
+        self._chores = queues.chores
+        self._confirmations = queues.confirmations
         self._signer = signer
         self._settings = settings
         self._metrics = metrics
@@ -141,7 +141,7 @@ class Binder:
             self._quota.ledger.stop_expecting(allocation_id)
         bound = await self._commit(attempt) if settled is None else settled
         if bound.holding is not None:
-            self._chores.add(Confirm(holding=bound.holding))
+            self._confirmations.add(bound.holding)
         return bound
 
     # --- reserve ---------------------------------------------------------------------------------

@@ -9,17 +9,17 @@ counted: it explains, nothing depends on it. Seconds throughout.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common import subjects
-from hami_common.errors import WireInvalid
+from hami_common.errors import HamiError, WireInvalid
 from hami_common.events import codec
 from hami_common.events.decision import DecisionRecord
-from hami_common.ports import Clock, Publisher
+from hami_common.ports import BatchPublisher, Clock, Outgoing
 from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.effects import answer_within
 
@@ -49,7 +49,7 @@ class Decisions:
     def __init__(
         self,
         *,
-        publisher: Publisher,
+        publisher: BatchPublisher,
         backlog: Backlog[Decision],
         clock: Clock,
         timeout_s: float,
@@ -121,27 +121,32 @@ class Decisions:
                 del self._attempts[uid]
                 self._send(oldest)
 
-    async def send(self, decision: Decision) -> None:
-        """Publish one message; failures are the queue's to count."""
+    async def send(self, decisions: Sequence[Decision]) -> list[HamiError]:
+        """Publish a message for each; failures are the queue's to count."""
+        messages = [message for message in map(self._message, decisions) if message is not None]
+        with answer_within(self._timeout_s, peer="NATS"):
+            answers = await self._publisher.publish_all_stored(messages)
+        return [answer for answer in answers if isinstance(answer, HamiError)]
+
+    def _message(self, decision: Decision) -> Outgoing | None:
         record = decision.record
         event_id = self._ids()
         try:
             subject = subjects.decision_event(record.namespace, record.pod)
         except WireInvalid:
-            return  # no such pod can exist; the call that named it was refused
-        with answer_within(self._timeout_s, peer="NATS"):
-            await self._publisher.publish_stored(
-                subject,
-                codec.encode(record),
-                headers=codec.event_headers(
-                    event_id=event_id,
-                    event_type=f"io.hami.decision.{record.verb}.v1",
-                    source=f"/scheduler/{self.writer}",
-                    time_s=record.time_s,
-                    traceparent=decision.traceparent,
-                ),
-                message_id=event_id,
-            )
+            return None  # no such pod can exist; the call that named it was refused
+        return Outgoing(
+            subject=subject,
+            data=codec.encode(record),
+            headers=codec.event_headers(
+                event_id=event_id,
+                event_type=f"io.hami.decision.{record.verb}.v1",
+                source=f"/scheduler/{self.writer}",
+                time_s=record.time_s,
+                traceparent=decision.traceparent,
+            ),
+            message_id=event_id,
+        )
 
 
 def _goes_on(last: DecisionRecord, record: DecisionRecord) -> bool:

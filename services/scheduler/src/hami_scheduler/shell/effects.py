@@ -14,7 +14,7 @@ exclude each other in the API server. Sequences are JetStream's; seconds through
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 
 import anyio
@@ -24,11 +24,11 @@ from msgspec import Struct
 from opentelemetry.trace import Span, SpanKind
 
 from hami_common import annotations, subjects
-from hami_common.errors import Conflict, Denied, NotFound, Unavailable, WireInvalid
+from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.podview import PodListView, PodView
-from hami_common.ports import Bucket, Expect, KubeApi
+from hami_common.ports import Bucket, Expect, KubeApi, Write
 from hami_common.runtime.tasks import Backoff
 from hami_common.runtime.telemetry import Tracing, current_traceparent
 from hami_common.signing import SignedPlacement
@@ -75,6 +75,14 @@ MANAGED = f"{annotations.MANAGED_LABEL}=true"
 
 _pod_decoder = msgspec.json.Decoder(PodView)
 _list_decoder = msgspec.json.Decoder(PodListView)
+
+
+class Queues(Struct, frozen=True, kw_only=True):
+    """Where a bind leaves what nobody waits for."""
+
+    chores: Backlog[Chore]
+    confirmations: Backlog[Holding]
+    """What was bound and is to be reported."""
 
 
 class Ports(Struct, frozen=True, kw_only=True):
@@ -218,6 +226,31 @@ class Effects:
         self._state.require_storage(epoch)
         self._state.tell(StateSeen(seq=seq, state=state, now_s=self._now_s()))
         return True
+
+    async def write_states(self, writes: Sequence[tuple[WriteState, str]]) -> list[HamiError]:
+        """``write_state`` of several at once, each with its trace; what could not be done."""
+        epoch = self._state.storage_epoch
+        items: list[Write] = []
+        for write, traceparent in writes:
+            state = write.state
+            with self._span(state.state, state, SpanKind.PRODUCER, traceparent):
+                headers = self._headers(f"state.{state.state}", state.time_s)
+            items.append(
+                Write(
+                    key=write.key, value=codec.encode(state), headers=headers, expect=write.expect
+                )
+            )
+        with self._bus():
+            answers = await self._ports.states.append_all(items)
+        self._state.require_storage(epoch)
+        for (write, _), answer in zip(writes, answers, strict=True):
+            if isinstance(answer, int):
+                self._state.tell(StateSeen(seq=answer, state=write.state, now_s=self._now_s()))
+        return [
+            answer
+            for answer in answers
+            if isinstance(answer, HamiError) and not isinstance(answer, Conflict)
+        ]
 
     async def get_pod(self, namespace: str, name: str) -> PodFacts | None:
         """The pod as the API server has it now, ``None`` when there is none."""
@@ -378,13 +411,32 @@ class Effects:
 
     async def confirm(self, holding: Holding, *, traceparent: str = "") -> None:
         """Report ``bound`` unless the allocation has come further or is gone."""
+        write = self._confirmation(holding)
+        if write is not None:
+            await self.write_state(write, traceparent=traceparent)
+
+    async def confirm_all(self, holdings: Sequence[Holding]) -> Sequence[HamiError]:
+        """``confirm`` several at once; those that the bus does not take now become chores."""
+        writes = [write for write in map(self._confirmation, holdings) if write is not None]
+        problems: Sequence[HamiError] = ()
+        if writes:
+            try:
+                problems = await self.write_states([(write, "") for write in writes])
+            except Unavailable as error:
+                problems = [error]
+        if problems:
+            # Of those that were taken, nothing is left to do.
+            for holding in holdings:
+                self._chores.add(repair.Confirm(holding=holding))
+        return ()
+
+    def _confirmation(self, holding: Holding) -> WriteState | None:
+        """The state ``bound``, unless the allocation has come further or is gone."""
         record = holding.record
         now = self._state.ledger.holding(record.node, record.pod_uid)
         if now is None or now.record.allocation_id != record.allocation_id:
-            return
-        write = self._state.ledger.plan_state(now, "bound", now_s=self._now_s())
-        if write is not None:
-            await self.write_state(write, traceparent=traceparent)
+            return None
+        return self._state.ledger.plan_state(now, "bound", now_s=self._now_s())
 
     async def restore(self, step: repair.Restore) -> str:
         """Put a committed allocation back into the ledger; returns what was done, in one word."""

@@ -2,9 +2,10 @@
 """Answers kube-scheduler's extender calls: filter, prioritize, bind; and the snapshot they see.
 
 Filter and prioritize read one state of table and ledger without awaiting and write nothing; filter
-returns every node that fits, and one text per class of refusals. Bind is ``Binder``'s. A call that
-cannot be decided (not in sync, bus away) is answered with an error text, so that kube-scheduler
-tries the pod again; a body that is not an extender call is HTTP 400, one that is too large 413.
+returns the best of the nodes that fit, and one text per class of refusals. Bind is ``Binder``'s. A
+call that cannot be decided (not in sync, bus away) is answered with an error text, so that
+kube-scheduler tries the pod again; a body that is not an extender call is HTTP 400, one that is too
+large 413.
 Obeys k8s.io/kube-scheduler/extender/v1 (v1.34). Milliseconds only where the name says so.
 """
 
@@ -35,7 +36,7 @@ from hami_scheduler.core import snapshot
 from hami_scheduler.core.gangs import gang_of
 from hami_scheduler.core.inventory import Inventory
 from hami_scheduler.core.names import NodeNames
-from hami_scheduler.core.podfacts import PodReader, group_of
+from hami_scheduler.core.podfacts import PodReader, group_of, has_preferences
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
 from hami_scheduler.shell.binder import REFUSALS, Binder, Refused
@@ -110,7 +111,7 @@ class Extender:
     # --- filter ----------------------------------------------------------------------------------
 
     async def filter(self, request: Request) -> Response:
-        """Every node that fits, and why the others do not."""
+        """The best nodes that fit, all for a pod with wishes of its own; why others do not."""
         begin = perf_counter()
         pod, candidates = self._decoder.decode(request.body)
         with self._span("filter", pod), log_context(**_named(pod)):
@@ -151,18 +152,28 @@ class Extender:
         classes = filtered.classes()
         for refused in classes:
             self._metrics.refusals.labels(code=refused.code).inc(refused.count)
+        named = self._best_of(pod, request, filtered.left)
         self._decided(
             replace(
                 self._record("filter", pod),
                 verdict="feasible" if len(filtered.left) else "refused",
                 nodes_considered=len(names),
                 nodes_feasible=len(filtered.left),
+                nodes_named=len(named) if named is not filtered.left else 0,
                 refusals=classes,
             ),
             begin,
         )
         failed = [(refusal.text, places) for refusal, places in filtered.groups()]
-        return wire.encode_filter(candidates, filtered.left, failed)
+        return wire.encode_filter(candidates, named, failed)
+
+    def _best_of(self, pod: PodView, request: PodRequest, left: NodeNames) -> NodeNames:
+        """Those of the nodes that fit which kube-scheduler is to score, see docs/adr/0016."""
+        most = self._settings.nodes_to_score
+        if not 0 < most < len(left) or has_preferences(pod):
+            return left
+        near = self._state.pods.nodes_of_group(group_of(pod))
+        return self._verdicts.prioritize(request, left, near=near).shortlist(most)
 
     def _answered(
         self, pod: PodView, candidates: wire.Candidates, answer: Answer, begin: float

@@ -8,7 +8,7 @@ with its first event has not risen.
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-QUEUES = ("chores", "decisions")
+QUEUES = ("chores", "confirmations", "decisions")
 """Queues whose entries may be dropped."""
 BIND_FAULTS = ("unavailable", "error", "unknown", "denied")
 """Causes of errors of bind that are not the pod's."""

@@ -18,9 +18,9 @@ import anyio
 import msgspec
 
 from hami_common import subjects
-from hami_common.errors import Conflict, NotFound, Unavailable
-from hami_common.ports import Entry, Expect, Reset, Synced
-from hami_common.runtime.natsio.client import Message
+from hami_common.errors import Conflict, HamiError, NotFound, Unavailable
+from hami_common.ports import Entry, Expect, Reset, Synced, Write
+from hami_common.runtime.natsio.client import Message, Question
 from hami_common.runtime.natsio.connection import PEER, Bus, Subscription
 from hami_common.runtime.natsio.consume import (
     NS,
@@ -37,6 +37,7 @@ from hami_common.runtime.natsio.jetstream import (
     ApiRefusal,
     api,
     store,
+    store_all,
     user_headers,
 )
 from hami_common.runtime.tasks import Backoff
@@ -95,18 +96,27 @@ class NatsBucket:
         expect: Expect | None = None,
     ) -> int:
         """Store a value; see the port."""
-        subject = subjects.kv_subject(self.name, key)
-        all_headers = dict(headers or {})
-        if expect is not None:
-            all_headers[EXPECTED_LAST_SUBJECT_SEQUENCE] = str(expect.sequence)
-            if expect.subject != subject:
-                all_headers[EXPECTED_LAST_SUBJECT_SEQUENCE_SUBJECT] = expect.subject
+        message = self._message(Write(key=key, value=value, headers=headers or {}, expect=expect))
         try:
-            return await store(self._bus, subject, value, headers=all_headers)
+            return await store(self._bus, message.subject, value, headers=message.headers)
         except Conflict:
             if expect is not None:
                 await self._until_moved(expect)
             raise
+
+    async def append_all(self, writes: Sequence[Write]) -> list[int | HamiError]:
+        """Store several values; see the port."""
+        return await store_all(self._bus, [self._message(write) for write in writes])
+
+    def _message(self, write: Write) -> Question:
+        """What a stream stores as this write."""
+        subject, expect = subjects.kv_subject(self.name, write.key), write.expect
+        headers = dict(write.headers)
+        if expect is not None:
+            headers[EXPECTED_LAST_SUBJECT_SEQUENCE] = str(expect.sequence)
+            if expect.subject != subject:
+                headers[EXPECTED_LAST_SUBJECT_SEQUENCE_SUBJECT] = expect.subject
+        return Question(subject=subject, data=write.value, headers=headers or None)
 
     async def _until_moved(self, expect: Expect) -> None:
         """Wait until reads show what an append lost against, so that its loser decides on that.

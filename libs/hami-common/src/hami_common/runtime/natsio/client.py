@@ -14,7 +14,7 @@ Outside document: NATS client protocol.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Final
 
@@ -50,6 +50,14 @@ class Message(Struct, frozen=True, kw_only=True):
     def status(self) -> str:
         """Status code of a message from the server itself (``404``, ``100``…), else empty."""
         return self.headers.get("Status", "")
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    """A message that somebody answers."""
+
+    subject: str
+    data: bytes
+    headers: dict[str, str] | None = None
 
 
 Sink = Callable[[Message], None]
@@ -168,6 +176,8 @@ class DirectClient(Client):
         self._answers: dict[str, asyncio.Future[Message]] = {}
         self._answers_prefix = ""
         self._numbers = count()
+        self._held: list[bytes] | None = None
+        """Commands that go out together, while such are made."""
 
     @property
     def is_reading(self) -> bool:
@@ -229,14 +239,7 @@ class DirectClient(Client):
 
     async def ask(self, subject: str, data: bytes, *, headers: dict[str, str] | None) -> Message:
         """Send and wait for one answer, as long as the caller lets us."""
-        if not self._answers_prefix:
-            self._answers_prefix = f"{self.new_inbox()}."
-            await self.attach(f"{self._answers_prefix}*", self._answered)
-        # Whoever answers one request must not be able to answer another.
-        token = f"{next(self._numbers):x}{secrets.token_hex(8)}"
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._answers[token] = answer
-        self._wake()
+        token, answer = await self._expect()
         try:
             await super().publish(
                 subject, data, reply=f"{self._answers_prefix}{token}", headers=headers
@@ -247,6 +250,60 @@ class DirectClient(Client):
         if message.status == _NO_RESPONDERS:
             raise nats.errors.NoRespondersError
         return message
+
+    async def ask_all(
+        self, questions: Sequence[Question], answers: list[Message | nats.errors.Error]
+    ) -> None:
+        """``ask`` several at once; ``answers`` grows by what came of each, in their order.
+
+        They are sent together, and none waits for the answer to another.
+        """
+        expected: list[tuple[str, asyncio.Future[Message]]] = []
+        is_first = self._held is None  # else another call sends them with its own
+        if self._held is None:
+            self._held = []
+        try:
+            try:
+                for question in questions:
+                    token, answer = await self._expect()
+                    expected.append((token, answer))
+                    try:
+                        await super().publish(
+                            question.subject,
+                            question.data,
+                            reply=f"{self._answers_prefix}{token}",
+                            headers=question.headers,
+                        )
+                    except nats.errors.MaxPayloadError as error:
+                        answer.set_exception(error)
+            finally:
+                if is_first:
+                    held, self._held = self._held, None
+                    if held:
+                        await self._send_command(b"".join(held))
+            for _, answer in expected:
+                try:
+                    message = await answer
+                except nats.errors.MaxPayloadError as error:
+                    answers.append(error)
+                    continue
+                is_lost = message.status == _NO_RESPONDERS
+                answers.append(nats.errors.NoRespondersError() if is_lost else message)
+        finally:
+            for token, _ in expected:
+                del self._answers[token]
+
+    async def _expect(self) -> tuple[str, asyncio.Future[Message]]:
+        """A token that whoever answers names, and the answer."""
+        if not self._answers_prefix:
+            self._answers_prefix = f"{self.new_inbox()}."
+            await self.attach(f"{self._answers_prefix}*", self._answered)
+        # Whoever answers one request must not be able to answer another.
+        token = f"{next(self._numbers):x}{secrets.token_hex(8)}"
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._answers[token] = answer
+        self._wake()
+        return token, answer
 
     def _answered(self, message: Message) -> None:
         answer = self._answers.get(message.subject[len(self._answers_prefix) :])
@@ -271,7 +328,9 @@ class DirectClient(Client):
         await super()._send_ping(future)
 
     async def _send_command(self, cmd: bytes, priority: bool = False) -> None:  # noqa: FBT001, FBT002 - the library's
-        if self._transport is None or not self.is_connected or self._pending:
+        if self._held is not None:
+            self._held.append(cmd)
+        elif self._transport is None or not self.is_connected or self._pending:
             await super()._send_command(cmd, priority)
         else:
             self._transport.write(cmd)

@@ -25,8 +25,8 @@ import anyio
 import nats.errors
 from nats.aio.subscription import Subscription as ClientSubscription
 
-from hami_common.errors import Denied, SettingsInvalid, Unavailable
-from hami_common.runtime.natsio.client import DirectClient, Message
+from hami_common.errors import Denied, HamiError, SettingsInvalid, Unavailable
+from hami_common.runtime.natsio.client import DirectClient, Message, Question
 from hami_common.runtime.natsio.creds import NatsLogin
 from hami_common.runtime.settings import without_password
 from hami_common.runtime.tasks import Backoff, background, finish_within
@@ -211,6 +211,32 @@ class Bus:
         if self._lost.is_set() or anyio.current_time() < scope.deadline:
             raise Unavailable(peer=PEER, detail=f"connection lost while waiting on {subject}")
         raise Unavailable(peer=PEER, detail=f"no answer on {subject} in {limit_s:g} s")
+
+    async def request_all(self, questions: Sequence[Question]) -> list[Message | HamiError]:
+        """``request`` several at once; the answer to each, or why there is none, in their order."""
+        limit_s = self.request_timeout_s
+        answers: list[Message | nats.errors.Error] = []
+        is_sent, detail = False, f"not connected for {limit_s:g} s, nothing sent"
+        with anyio.move_on_after(limit_s) as scope:
+            client = await self._connected()
+            self._requests.add(scope)
+            is_sent, detail = True, "connection lost while waiting"
+            try:
+                await client.ask_all(questions, answers)
+            except (nats.errors.Error, OSError) as error:
+                detail = str(error) or type(error).__name__
+            finally:
+                self._requests.discard(scope)
+        if is_sent and scope.cancelled_caught and anyio.current_time() >= scope.deadline:
+            detail = f"no answer in {limit_s:g} s"
+        found: list[Message | HamiError] = [
+            answer
+            if isinstance(answer, Message)
+            else _refusal(question.subject, len(question.data), answer)
+            for question, answer in zip(questions, answers, strict=False)
+        ]
+        missing = Unavailable(peer=PEER, detail=detail)
+        return found + [missing] * (len(questions) - len(found))
 
     async def publish(
         self,
@@ -473,14 +499,17 @@ async def _ask(
         return await client.ask(subject, data, headers=dict(headers or {}) or None)
     except nats.errors.ConnectionClosedError:
         raise
-    except nats.errors.NoRespondersError as error:
-        raise Unavailable(peer=PEER, detail=f"nobody answers on {subject}") from error
-    except nats.errors.MaxPayloadError as error:
-        raise Denied(
-            peer=PEER, detail=f"{len(data)} bytes are too large for one message"
-        ) from error
     except (nats.errors.Error, OSError) as error:
-        raise Unavailable(peer=PEER, detail=f"{subject}: {error}") from error
+        raise _refusal(subject, len(data), error) from error
+
+
+def _refusal(subject: str, size: int, error: Exception) -> HamiError:
+    """Why a message of ``size`` bytes has no answer."""
+    if isinstance(error, nats.errors.NoRespondersError):
+        return Unavailable(peer=PEER, detail=f"nobody answers on {subject}")
+    if isinstance(error, nats.errors.MaxPayloadError):
+        return Denied(peer=PEER, detail=f"{size} bytes are too large for one message")
+    return Unavailable(peer=PEER, detail=f"{subject}: {error}")
 
 
 async def _close(client: DirectClient) -> None:

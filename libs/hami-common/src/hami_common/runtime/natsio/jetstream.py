@@ -7,13 +7,13 @@ change of a stream's storage, so that is ``Denied`` like all else not named here
 with any 5xx is ``Unavailable``: its outcome counts as unknown.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable
-from hami_common.runtime.natsio.client import Message
+from hami_common.runtime.natsio.client import Message, Question
 from hami_common.runtime.natsio.connection import PEER, Bus
 
 API = "$JS.API"
@@ -94,13 +94,29 @@ async def store(
     headers: Mapping[str, str] | None = None,
 ) -> int:
     """Publish to the stream that stores ``subject``; sequence of the stored message."""
-    message = await bus.request(subject, data, headers=headers)
+    stored = _stored(subject, await bus.request(subject, data, headers=headers))
+    if isinstance(stored, HamiError):
+        raise stored
+    return stored
+
+
+async def store_all(bus: Bus, messages: Sequence[Question]) -> list[int | HamiError]:
+    """``store`` several messages at once: the sequence of each, or why it is not known."""
+    answers = await bus.request_all(messages)
+    return [
+        answer if isinstance(answer, HamiError) else _stored(message.subject, answer)
+        for message, answer in zip(messages, answers, strict=True)
+    ]
+
+
+def _stored(subject: str, answer: Message) -> int | HamiError:
+    """What the stream says to a message."""
     try:
-        ack = _ack_decoder.decode(message.data)
-    except msgspec.DecodeError as error:
-        raise Unavailable(peer=PEER, detail=f"{subject}: answer is not an ack") from error
+        ack = _ack_decoder.decode(answer.data)
+    except msgspec.DecodeError:
+        return Unavailable(peer=PEER, detail=f"{subject}: answer is not an ack")
     if ack.error is not None:
-        raise _failure(subject, ack.error, unavailable_from=_SERVER_ERROR)
+        return _failure(subject, ack.error, unavailable_from=_SERVER_ERROR)
     return ack.seq
 
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publishes messages that are not bucket values (port ``Publisher``)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from hami_common.errors import HamiError
+from hami_common.ports import Outgoing
+from hami_common.runtime.natsio.client import Question
 from hami_common.runtime.natsio.connection import Bus
-from hami_common.runtime.natsio.jetstream import MESSAGE_ID, store
+from hami_common.runtime.natsio.jetstream import MESSAGE_ID, store, store_all
 
 
 class NatsPublisher:
@@ -35,3 +38,17 @@ class NatsPublisher:
         if message_id:
             all_headers[MESSAGE_ID] = message_id
         return await store(self._bus, subject, data, headers=all_headers)
+
+    async def publish_all_stored(self, messages: Sequence[Outgoing]) -> list[int | HamiError]:
+        """Store several messages at once; see the port."""
+        return await store_all(
+            self._bus,
+            [
+                Question(
+                    subject=message.subject,
+                    data=message.data,
+                    headers={**message.headers, MESSAGE_ID: message.message_id},
+                )
+                for message in messages
+            ],
+        )
