@@ -172,11 +172,9 @@ def test_shortlist_is_of_the_best_and_does_not_depend_on_the_order_of_names(seed
         assert len(short) == min(count, len(names))
         worst = min(score_of[name] for name in short)
         assert all(score_of[name] <= worst for name in names if name not in short)
-        equal = [name for name in names if score_of[name] == worst]
-        assert min(equal) in short
-        # Whom our scores alone would choose is chosen from the short list, too.
-        ((best, _),) = scored.best(1)
-        ((still, _),) = verdicts.prioritize(request, short).best(1)
+        # As good a node as any is chosen from the short list, too.
+        ((_, best),) = scored.best(1)
+        ((_, still),) = verdicts.prioritize(request, short).best(1)
         assert still == best
         lists.append(set(short))
     assert lists[0] == lists[1] == lists[2]

@@ -32,9 +32,10 @@ _NO_FITS: Final[Bools] = np.zeros(0, np.bool_)
 _NO_STEPS: Final[Shorts] = np.zeros(0, np.int32)
 _NO_CAUSES: Final = Causes.none(0)
 _NO_SCORES: Final[Floats] = np.zeros(0)
-_SCATTER: Final = 0x9E37_79B1
-_SCATTER_MASK: Final = 0xFFFF_FFFF
-"""Numbers below 2^32 times an odd number, modulo 2^32, are as many numbers in another order."""
+_SCATTER_BITS: Final = 20
+_SCATTER: Final = 0x9_E377
+"""Odd: numbers below 2^20 times this, modulo 2^20, are the same numbers in another order."""
+_FINEST: Final = 2.0**-20
 PLANS_KEPT: Final = 128
 LISTS_KEPT: Final = 4
 """A filter's list comes back as the next filter's, its answer as that of prioritize."""
@@ -133,17 +134,12 @@ class Located:
                 places, ranks = places.take(some), ranks.take(some)
         return places.take(np.argsort(ranks, kind="stable")[:count])
 
-    def scattered(self, places: Columns, count: int) -> Columns:
-        """The first of ``places`` in the order of names, and ``count - 1`` from all over it.
+    def scattered(self) -> Ints:
+        """A number below 2^``_SCATTER_BITS`` for each node, the same in whatever order it is named.
 
-        The same ones of the same nodes, in whatever order they were named.
+        Neighbours in the order of names have numbers far apart.
         """
-        if len(places) <= count:
-            return places
-        ranks = self._ranks_at(places)
-        order = (ranks * _SCATTER) & _SCATTER_MASK
-        order[ranks.argmin()] = -1
-        return places.take(np.argpartition(order, count - 1)[:count])
+        return (self._ranks_at(np.arange(len(self))) * _SCATTER) & ((1 << _SCATTER_BITS) - 1)
 
     def several(self, places: Columns) -> list[str]:
         """The names at some places."""
@@ -210,8 +206,9 @@ class Scored:
         """The best nodes and their scores, best first, by name among equals."""
         places = np.arange(len(self.scores))
         if len(places) > count:
-            above, equal = self._divided(count)
-            equal = self._located.first(equal, count - len(above))
+            least = np.partition(self.scores, len(places) - count)[len(places) - count]
+            above = np.flatnonzero(self.scores > least)
+            equal = self._located.first(np.flatnonzero(self.scores == least), count - len(above))
             places = np.concatenate([above, equal])
         found = zip(self.nodes.several(places), self.scores[places].tolist(), strict=True)
         return sorted(found, key=lambda pair: (-pair[1], pair[0]))
@@ -219,20 +216,15 @@ class Scored:
     def shortlist(self, count: int) -> NodeNames:
         """The ``count`` best nodes, in the order in which they were named; all if there are less.
 
-        Of the worst among them, where not all that are as good find room, the first by name is one
-        and the others are scattered over the names: neighbours by name often share a zone.
+        Where not all that are equally good find room, those that do are scattered over the names:
+        neighbours by name often share a zone. Scores that differ by less than ``_FINEST`` are equal.
         """
         if len(self.scores) <= count:
             return self.nodes
-        above, equal = self._divided(count)
-        equal = self._located.scattered(equal, count - len(above))
-        return self.nodes.at(np.sort(np.concatenate([above, equal])))
-
-    def _divided(self, count: int) -> tuple[Columns, Columns]:
-        """(places of nodes better than the ``count``-th best, of those as good as that)."""
-        at = len(self.scores) - count
-        least = np.partition(self.scores, at)[at]
-        return np.flatnonzero(self.scores > least), np.flatnonzero(self.scores == least)
+        order = (self.scores * (1 / _FINEST)).astype(np.int64) << _SCATTER_BITS
+        order |= self._located.scattered()
+        worse = len(order) - count
+        return self.nodes.at(np.sort(np.argpartition(order, worse)[worse:]))
 
     def priorities(self, *, highest: int) -> Ints:
         """Whole numbers 0..``highest``, see ``score.priorities``."""
