@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preemption, gangs, and waiting pods that are tried again, on a running cluster."""
+"""Preemption, gangs, waiting pods that are tried again, and who chooses the node, on a cluster."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -20,7 +20,12 @@ SPEC = ClusterSpec(
     backoff_s=0.2,
     settings={
         "nodeagent": {"discovery_s": "1", "probe_s": "0.3", "health.recover_s": "1"},
-        "scheduler": {"gang_lease_s": "15", "preempt_retry_s": "1", "capacity_touch_s": "0.3"},
+        "scheduler": {
+            "gang_lease_s": "15",
+            "preempt_retry_s": "1",
+            "capacity_touch_s": "0.3",
+            "nodes_to_score": "1",
+        },
     },
 )
 LARGE_MIB = 20_000
@@ -95,6 +100,22 @@ async def sound(cluster: Cluster) -> list[str]:
             if problems:
                 await anyio.sleep(0.1)
     return problems
+
+
+async def test_policy_decides_and_the_wish_of_a_pod_counts_more(cluster: Cluster) -> None:
+    names = [f"packed-{number}" for number in range(3)]
+    for name in names:
+        await cluster.create_pod(small_pod(name))
+        await all_run(cluster, [name])
+    (full,) = {(await cluster.pod(name)).spec.node_name for name in names}
+    (empty,) = set(NODES) - {full}
+    term = {"key": "kubernetes.io/hostname", "operator": "In", "values": [empty]}
+    wish = {"weight": 100, "preference": {"matchExpressions": [term]}}
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}}
+    await cluster.create_pod(small_pod("wishes", affinity=affinity))
+    await all_run(cluster, ["wishes"])
+    assert (await cluster.pod("wishes")).spec.node_name == empty
+    assert await sound(cluster) == []
 
 
 async def test_pod_with_a_high_priority_gets_the_room_of_one_with_a_low(cluster: Cluster) -> None:

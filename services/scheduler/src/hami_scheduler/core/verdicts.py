@@ -217,7 +217,7 @@ class Scored:
         """The ``count`` best nodes, in the order in which they were named; all if there are less.
 
         Where not all that are equally good find room, those that do are scattered over the names:
-        neighbours by name often share a zone. Scores that differ by less than ``_FINEST`` are equal.
+        neighbours by name often share a zone. Scores within ``_FINEST`` of each other are equal.
         """
         if len(self.scores) <= count:
             return self.nodes
