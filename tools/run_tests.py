@@ -58,6 +58,8 @@ DEAL = {
 }
 """How a tier's tests are dealt out to one worker per core: singly, or by file where the fixtures of
 a file are dear. Tests marked ``alone`` run afterwards, on one worker."""
+ORDER = {"e2e": ("--no-loadscope-reorder",), REAL: ("--no-loadscope-reorder",)}
+"""Tiers that say themselves which files come first; else those with most tests do."""
 ALONE = frozenset({"native"})
 """Tiers that have tests so marked."""
 
@@ -223,7 +225,9 @@ def _run_part(
     cache = RESULTS / f"{part}.cache"
     shutil.rmtree(cache, ignore_errors=True)
     command += ["--override-ini", f"cache_dir={cache}"]
-    dealt = [] if is_alone else ["--numprocesses", "auto", "--dist", DEAL[tier]]
+    dealt = (
+        [] if is_alone else ["--numprocesses", "auto", "--dist", DEAL[tier], *ORDER.get(tier, ())]
+    )
     code = subprocess.run([*command, *dealt], cwd=ROOT, check=False).returncode
     outcome = count(tier, report) if report.exists() else Outcome(name=tier)
     if tier in RUN_AGAIN and code == 1 and 1 <= outcome.failed <= FLAKES_MOST:

@@ -260,7 +260,7 @@ class _Calling:
         filtered = self.verdicts.filter(wanted, candidates.names)
         left = filtered.left
         if len(left) > NODES_TO_SCORE:
-            left = self.verdicts.prioritize(wanted, left).shortlist(NODES_TO_SCORE)
+            left = self.verdicts.shortlist(wanted, left, NODES_TO_SCORE)
         failed = [(refusal.text, places) for refusal, places in filtered.groups()]
         return wire.encode_filter(candidates, left, failed)
 

@@ -9,6 +9,7 @@ import pytest
 from hami_common.events.decision import NODES_LISTED
 from hami_common.model.request import DeviceSelector
 from hami_scheduler.core import verdicts as verdicts_module
+from hami_scheduler.core.names import NodeNames
 from hami_scheduler.core.table import DeviceTable
 from hami_scheduler.core.verdicts import Verdicts
 from tests.support.builders import ask, container, devices, held, pod, share
@@ -166,7 +167,7 @@ def test_shortlist_is_of_the_best_and_does_not_depend_on_the_order_of_names(seed
     for _ in range(3):
         chance.shuffle(names)
         scored = verdicts.prioritize(request, names)
-        short = list(scored.shortlist(count).strings())
+        short = list(verdicts.shortlist(request, NodeNames.of(names), count).strings())
         score_of = dict(zip(names, scored.scores.tolist(), strict=True))
         assert short == [name for name in names if name in short]
         assert len(short) == min(count, len(names))
@@ -185,7 +186,7 @@ def test_equal_nodes_of_a_shortlist_are_not_neighbours_by_name() -> None:
     for i in range(900):
         table.upsert_node(devices(f"zone-{i // 300}-node-{i:03d}", 2))
     names = table.nodes()
-    short = Verdicts(table).prioritize(pod(ask()), names).shortlist(100)
+    short = Verdicts(table).shortlist(pod(ask()), NodeNames.of(names), 100)
     per_zone = Counter(name[:6] for name in short.strings())
     assert len(per_zone) == 3
     assert min(per_zone.values()) >= 25

@@ -21,13 +21,14 @@ from hami_scheduler.core.fit import NO_PLAN, Plan, View, compile_request
 from hami_scheduler.core.names import ABSENT, Found, NameIndex, NodeNames
 from hami_scheduler.core.placing import place
 from hami_scheduler.core.reasons import Causes, NodeRefusal, Refusals, causes
-from hami_scheduler.core.score import nearer, priorities, score
+from hami_scheduler.core.score import nearer, priorities, ranking, score
 from hami_scheduler.core.table import COLUMN_BITS, COLUMN_MASK, DeviceTable
 
 T = TypeVar("T", bound=np.generic)
 
 _NOWHERE: Final = np.zeros(0, np.intp)
 _SEVERAL: Final = 4
+_MOSTLY: Final = 2
 _NO_FITS: Final[Bools] = np.zeros(0, np.bool_)
 _NO_STEPS: Final[Shorts] = np.zeros(0, np.int32)
 _NO_CAUSES: Final = Causes.none(0)
@@ -213,19 +214,6 @@ class Scored:
         found = zip(self.nodes.several(places), self.scores[places].tolist(), strict=True)
         return sorted(found, key=lambda pair: (-pair[1], pair[0]))
 
-    def shortlist(self, count: int) -> NodeNames:
-        """The ``count`` best nodes, in the order in which they were named; all if there are less.
-
-        Where not all that are equally good find room, those that do are scattered over the names:
-        neighbours by name often share a zone. Scores within ``_FINEST`` of each other are equal.
-        """
-        if len(self.scores) <= count:
-            return self.nodes
-        order = (self.scores * (1 / _FINEST)).astype(np.int64) << _SCATTER_BITS
-        order |= self._located.scattered()
-        worse = len(order) - count
-        return self.nodes.at(np.sort(np.argpartition(order, worse)[worse:]))
-
     def priorities(self, *, highest: int) -> Ints:
         """Whole numbers 0..``highest``, see ``score.priorities``."""
         return priorities(self.scores, self._located.first, highest=highest)
@@ -284,6 +272,29 @@ class Verdicts:
                 shared, most = self._shared(located, near)
                 scores = nearer(scores, shared, most=most)
         return Scored(located, scores)
+
+    def shortlist(
+        self, request: PodRequest, fitting: NodeNames, count: int, *, near: Sequence[str] = ()
+    ) -> NodeNames:
+        """The ``count`` best of the nodes that fit, in the order in which they were named.
+
+        All, if there are no more. ``near`` as in ``prioritize``. Where not all that are equally
+        good find room, those that do are scattered over the names: neighbours by name often share
+        a zone. Numbers within ``_FINEST`` of each other are equal.
+        """
+        if len(fitting) <= count:
+            return fitting
+        located = self._locate(fitting)
+        if near:
+            ranks = self.prioritize(request, fitting, near=near).scores
+        else:
+            plan, ranks = self._compiled(request), np.zeros(len(located))
+            for part in located.parts:
+                ranks[part.places] = ranking(View(self._table, part.block), plan, part.columns)
+        order = (ranks * (1 / _FINEST)).astype(np.int64) << _SCATTER_BITS
+        order |= located.scattered()
+        worse = len(order) - count
+        return located.names.at(np.sort(np.argpartition(order, worse)[worse:]))
 
     def _compiled(self, request: PodRequest) -> Plan:
         """The plan of a pod; a filter's pod is mostly the next prioritize's."""
@@ -374,7 +385,13 @@ class Verdicts:
             return kept
         changed = block.stale_since(kept.scores_version)
         fits = kept.fits if changed is None else kept.fits[changed]
-        scores = score(View(self._table, block, changed), plan, fits)
+        some = np.flatnonzero(fits)
+        if len(some) * _MOSTLY < len(fits):  # the others score nothing
+            scores = np.zeros(len(fits))
+            columns = some if changed is None else changed[some]
+            scores[some] = score(View(self._table, block, columns), plan, fits[some])
+        else:
+            scores = score(View(self._table, block, changed), plan, fits)
         kept.scores = _merged(kept.scores, scores, block, changed)
         kept.scores_version = block.version
         return kept

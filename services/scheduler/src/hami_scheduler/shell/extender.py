@@ -173,7 +173,7 @@ class Extender:
         if not 0 < most < len(left) or has_preferences(pod):
             return left
         near = self._state.pods.nodes_of_group(group_of(pod))
-        return self._verdicts.prioritize(request, left, near=near).shortlist(most)
+        return self._verdicts.shortlist(request, left, most, near=near)
 
     def _answered(
         self, pod: PodView, candidates: wire.Candidates, answer: Answer, begin: float
