@@ -261,6 +261,9 @@ class _Calling:
         left = filtered.left
         if len(left) > NODES_TO_SCORE:
             left = self.verdicts.shortlist(wanted, left, NODES_TO_SCORE)
+        if len(left):
+            filtered.classes()
+            return wire.encode_filter(candidates, left)
         failed = [(refusal.text, places) for refusal, places in filtered.groups()]
         return wire.encode_filter(candidates, left, failed)
 

@@ -40,19 +40,22 @@ async def raw(s: Running, verb: str, body: bytes) -> bytes:
     return bytes((await handler(request)).body)  # type: ignore[union-attr]  # no handler of ours streams
 
 
-async def test_filter_returns_every_node_that_fits_and_a_reason_for_each_other() -> None:
+async def test_filter_returns_the_nodes_that_fit_or_why_none_does() -> None:
     world = await world_with_nodes()
     async with world.scheduler() as s:
         answer = await s.filter(builders.pod("a", mem_mib=4000), ["small", "big", "none"])
         assert answer["NodeNames"] == ["small", "big"]
-        assert answer["FailedNodes"].keys() == {"none"}
-        answer = await s.filter(builders.pod("a", mem_mib=9000), ["small", "big", "none"])
-    assert answer["NodeNames"] == ["big"]
+        assert answer["FailedNodes"] == {}
+        answer = await s.filter(builders.pod("a", mem_mib=9000), ["small", "none"])
+        assert s.value("hami_scheduler_node_refusals_total", code="NodeUnregistered") == 2
+        await s.scheduler.drain(limit_s=1)
+    assert answer["NodeNames"] == []
     assert answer["Error"] == ""
     assert answer["Nodes"] is None
     assert "9000 MiB wanted, at most 8000 MiB free" in answer["FailedNodes"]["small"]
     assert answer["FailedNodes"]["none"].startswith("NodeUnregistered")
-    assert s.value("hami_scheduler_node_refusals_total", code="NodeUnregistered") == 2
+    told = [[(r.code, r.nodes) for r in one.refusals] for one in world.decisions("filter")]
+    assert [("NodeUnregistered", ("none",))] in told  # also where others fit
 
 
 def preferring(spec: builders.Obj) -> builders.Obj:
@@ -77,7 +80,6 @@ async def test_filter_names_the_best_nodes_and_tells_of_all() -> None:
         answer = await s.filter(builders.pod("a", mem_mib=1000), names)
         assert "n3" in answer["NodeNames"]  # the fullest
         assert len(answer["NodeNames"]) == 2
-        assert answer["FailedNodes"].keys() == {"none"}
         ranked = scores(await s.prioritize(builders.pod("a", mem_mib=1000), answer["NodeNames"]))
         assert max(ranked, key=ranked.__getitem__) == "n3"
         only = await s.filter(builders.pod("a", mem_mib=1000), ["n2", "n1"])
@@ -129,9 +131,12 @@ async def test_filter_answers_whole_nodes_with_whole_nodes() -> None:
     body = json.dumps({"Pod": builders.pod("a", mem_mib=9000), "Nodes": {"items": nodes}}).encode()
     async with world.scheduler() as s:
         answer = json.loads(await raw(s, "filter", body))
+        large = {"Pod": builders.pod("a", mem_mib=40000), "Nodes": {"items": nodes}}
+        refused = json.loads(await raw(s, "filter", json.dumps(large).encode()))
     assert answer["Nodes"]["items"] == [nodes[1]]
     assert answer["NodeNames"] is None
-    assert answer["FailedNodes"].keys() == {"small"}
+    assert refused["Nodes"]["items"] == []
+    assert refused["FailedNodes"].keys() == {"small", "big"}
 
 
 async def test_filter_passes_pods_that_ask_for_nothing_of_ours() -> None:

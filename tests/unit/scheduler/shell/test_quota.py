@@ -121,6 +121,7 @@ async def test_percentage_counts_the_mib_of_each_nodes_devices() -> None:
     async with world.scheduler() as s:
         answer = await s.filter(asked, [*NODES, "small"])
         assert answer["NodeNames"] == ["small"]
+        answer = await s.filter(asked, NODES)
         assert "8000 MiB wanted" in answer["FailedNodes"]["n1"]
         assert await s.bind(world.add_pod(asked), "small") == ""
         await quiet()

@@ -2,11 +2,11 @@
 """Answers kube-scheduler's extender calls: filter, prioritize, bind; and the snapshot they see.
 
 Filter and prioritize read one state of table and ledger without awaiting and write nothing; filter
-returns the best of the nodes that fit, and one text per class of refusals. Bind is ``Binder``'s. A
-call that cannot be decided (not in sync, bus away) is answered with an error text, so that
-kube-scheduler tries the pod again; a body that is not an extender call is HTTP 400, one that is too
-large 413.
-Obeys k8s.io/kube-scheduler/extender/v1 (v1.34). Milliseconds only where the name says so.
+returns the best of the nodes that fit or, where none does, one text per class of refusals. Bind is
+``Binder``'s. A call that cannot be decided (not in sync, bus away) is answered with an error text,
+so that kube-scheduler tries the pod again; a body that is not an extender call is HTTP 400, one
+that is too large 413. Obeys k8s.io/kube-scheduler/extender/v1 (v1.34). Milliseconds only where the
+name says so.
 """
 
 import logging
@@ -111,7 +111,11 @@ class Extender:
     # --- filter ----------------------------------------------------------------------------------
 
     async def filter(self, request: Request) -> Response:
-        """The best nodes that fit, all for a pod with wishes of its own; why others do not."""
+        """The best nodes that fit, all for a pod with wishes of its own; if none does, why.
+
+        kube-scheduler uses reasons for a pod that no node is left for, and drops them otherwise
+        (pkg/scheduler/schedule_one.go, v1.34): then they are only recorded.
+        """
         begin = perf_counter()
         pod, candidates = self._decoder.decode(request.body)
         with self._span("filter", pod), log_context(**_named(pod)):
@@ -164,6 +168,8 @@ class Extender:
             ),
             begin,
         )
+        if len(named):
+            return wire.encode_filter(candidates, named)
         failed = [(refusal.text, places) for refusal, places in filtered.groups()]
         return wire.encode_filter(candidates, named, failed)
 
@@ -202,7 +208,8 @@ class Extender:
             ),
             begin,
         )
-        return wire.encode_filter(candidates, left, [(answer.text, others)])
+        failed = [] if len(left) else [(answer.text, others)]
+        return wire.encode_filter(candidates, left, failed)
 
     def _request_of(self, pod: PodView) -> PodRequest | None:
         """What the pod asks for; prioritize is called about the pod of the last filter.
