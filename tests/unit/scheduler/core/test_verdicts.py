@@ -155,30 +155,37 @@ def test_recorded_classes_list_few_nodes_and_count_all() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_shortlist_is_of_the_best_and_does_not_depend_on_the_order_of_names(seed: int) -> None:
     chance = random.Random(seed)
-    table = table_of(chance.randint(1, 120))
-    names = table.nodes()
-    for name in names:
-        if chance.random() < 0.5:
-            mib = chance.choice([1000, 2000, 4000])
+    table, is_mixed = DeviceTable(), seed % 2
+    for i in range(chance.randint(2, 120)):
+        width = chance.choice([1, 2, 4]) if is_mixed else 2
+        memory_mib = chance.choice([8_000, 40_000]) if is_mixed else 40_000
+        table.upsert_node(devices(f"n{i}", width, memory_mib=memory_mib))
+        if is_mixed and chance.random() < 0.3:
+            table.upsert_node(devices(f"n{i}", 1, vendor="hygon"))
+    verdicts = Verdicts(table)
+    wanted = chance.choice([ask(mib=500), ask(pct=10, core=5), ask()])
+    request = pod(wanted, node="binpack" if chance.random() < 0.5 else "spread")
+    for turn in range(3):
+        names = table.nodes()
+        for name in chance.sample(names, len(names) // (turn + 2)):
+            mib = chance.choice([1000, 2000, 3000])
             table.book(name, [held(share(f"{name}-nvidia-0", mib))])
-    verdicts, request = Verdicts(table), pod(ask(mib=500))
-    count = chance.randint(1, 130)
-    lists = []
-    for _ in range(3):
-        chance.shuffle(names)
-        scored = verdicts.prioritize(request, names)
-        short = list(verdicts.shortlist(request, NodeNames.of(names), count).strings())
-        score_of = dict(zip(names, scored.scores.tolist(), strict=True))
-        assert short == [name for name in names if name in short]
-        assert len(short) == min(count, len(names))
-        worst = min(score_of[name] for name in short)
-        assert all(score_of[name] <= worst for name in names if name not in short)
-        # As good a node as any is chosen from the short list, too.
-        ((_, best),) = scored.best(1)
-        ((_, still),) = verdicts.prioritize(request, short).best(1)
-        assert still == best
-        lists.append(set(short))
-    assert lists[0] == lists[1] == lists[2]
+        table.upsert_node(devices(f"late{turn}", 2))
+        names = verdicts.filter(request, table.nodes()).feasible
+        count = chance.randint(1, len(names))
+        lists = []
+        for _ in range(3):
+            chance.shuffle(names)
+            scores = verdicts.prioritize(request, names).scores.tolist()
+            short = list(verdicts.shortlist(request, NodeNames.of(names), count).strings())
+            score_of = dict(zip(names, scores, strict=True))
+            assert short == [name for name in names if name in short]
+            assert len(short) == count
+            worst = min(score_of[name] for name in short) + 1e-3
+            assert all(score_of[name] <= worst for name in names if name not in short)
+            assert max(score_of[name] for name in short) == pytest.approx(max(scores), abs=1e-3)
+            lists.append(set(short))
+        assert lists[0] == lists[1] == lists[2]
 
 
 def test_equal_nodes_of_a_shortlist_are_not_neighbours_by_name() -> None:

@@ -128,14 +128,17 @@ def ranking(whole: View, plan: Plan, columns: Columns) -> Floats:
     is_few = len(columns) * 2 < whole.count
     if is_few:
         rank = rank.take(columns)
+    everywhere = 0.0
     for term in terms:
         per, is_even = _per_unit(whole, term)
         booked = term.booked
-        if np.ndim(booked) == 0 and is_even:
-            continue  # the same everywhere
-        if isinstance(booked, np.ndarray) and is_few:
-            booked = booked.take(columns)
+        if isinstance(booked, np.ndarray):
+            booked = booked.take(columns) if is_few else booked
+        elif is_even:
+            everywhere += booked * float(per[0])
+            continue
         rank = rank + (per.take(columns) if is_few else per) * booked
+    rank = rank + everywhere
     if not is_few:
         rank = rank.take(columns)
     return rank if plan.policy.node == "binpack" else -rank
@@ -146,7 +149,7 @@ def _per_unit(whole: View, term: _Term) -> tuple[Floats, bool]:
 
     def make() -> tuple[Floats, bool]:
         per = 1 / np.maximum(term.totals[term.capacity], 1)
-        return per, bool((per == per[:1]).all())
+        return per, len(per) > 0 and bool((per == per[0]).all())
 
     return whole.block.derived(("per unit", term.vendor, term.capacity), make)
 

@@ -74,7 +74,11 @@ class Backlog(Generic[T]):
         while not self._items:
             wake = anyio.Event()
             self._sleeping.append(wake)
-            await wake.wait()
+            try:
+                await wake.wait()
+            finally:
+                if not wake.is_set():
+                    self._sleeping.remove(wake)
 
     async def _do(self, work: Callable[[], Awaitable[Iterable[HamiError]]], *, what: str) -> None:
         """Carry out what was taken, and count what failed of it."""
