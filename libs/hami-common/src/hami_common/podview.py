@@ -6,7 +6,7 @@ Everything else in the document is skipped.
 Field names are the API's own (camelCase renamed to snake_case by msgspec).
 """
 
-from msgspec import Raw, Struct, field
+from msgspec import Struct, field
 
 from hami_common.model.request import ContainerKind
 
@@ -109,10 +109,14 @@ class SchedulingGateView(Struct, frozen=True, kw_only=True):
     name: str = ""
 
 
-class PreferencesView(Struct, frozen=True, kw_only=True):
-    """What one kind of affinity would rather have; its terms stay raw."""
+class TermView(Struct, frozen=True, kw_only=True):
+    """One preferred term; that it is there is all we look at."""
 
-    preferred: list[Raw] | None = field(
+
+class PreferencesView(Struct, frozen=True, kw_only=True):
+    """What one kind of affinity would rather have."""
+
+    preferred: list[TermView] | None = field(
         default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
     )
 

@@ -48,6 +48,10 @@ class Expect(Struct, frozen=True, kw_only=True):
 
     The append is accepted only if the last message on ``subject`` (which may be a filter with
     wildcards, such as a node's fence) has stream sequence ``sequence``; 0 means there is none.
+
+    The leader of a replicated stream weighs a condition against what its followers have stored, and
+    against writes under way that have the same ``subject`` in their conditions; it does not see
+    other writes under way (nats-server 2.15). So writers that exclude each other name one subject.
     """
 
     subject: str

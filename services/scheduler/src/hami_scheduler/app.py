@@ -315,18 +315,19 @@ class Scheduler:
             group.start_soon(self.gangs.wake, name="wake gangs")
             for number in range(self._settings.chore_workers):
                 group.start_soon(self.chores.work, self._effects.carry_out, name=f"chores {number}")
-            gather_s, most = self._settings.gather_s, self._settings.gather_most
+            most = self._settings.gather_most
+            # Not gathered for a time: an agent's next state would come before it.
             group.start_soon(
                 self.confirmations.work_together,
                 self._effects.confirm_all,
-                gather_s,
+                0.0,
                 most,
                 name="confirmations",
             )
             group.start_soon(
                 self.decisions.work_together,
                 self._publishing.send,
-                gather_s,
+                self._settings.gather_s,
                 most,
                 name="decisions",
             )

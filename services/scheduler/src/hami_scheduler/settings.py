@@ -137,10 +137,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     chore_queue_size: int = 65536
     """Releases and states waiting to be written. When full, the periodic comparison does them."""
     gather_s: float = 0.1
-    """How long a report that a pod is bound, or a decision, waits for others of its kind, so that
-    one message to the bus carries several."""
+    """How long a decision waits for others, so that several are sent to the bus together."""
     gather_most: int = 256
-    """The most that are sent together."""
+    """The most decisions, or reports that pods are bound, that are sent together."""
     chore_workers: int = 8
     """Releases written at the same time; each costs one read of the API server and one append."""
     capacity_touch_s: float = 1.0
