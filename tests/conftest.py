@@ -19,9 +19,17 @@ __all__ = ["nats_server"]
 pytest.register_assert_rewrite("tests.contract", "tests.e2e")
 
 TESTS = Path(__file__).parent
-TIERS = ("unit", "property", "contract", "native", "integration", "e2e")
-LIMIT_S = {"unit": 5, "property": 60, "contract": 30, "native": 60, "integration": 30, "e2e": 300}
-LEAK_CHECKED = frozenset({"contract", "native", "integration", "e2e"})
+TIERS = ("unit", "property", "contract", "native", "integration", "attack", "e2e")
+LIMIT_S = {
+    "unit": 5,
+    "property": 60,
+    "contract": 30,
+    "native": 60,
+    "integration": 30,
+    "attack": 120,
+    "e2e": 300,
+}
+LEAK_CHECKED = frozenset({"contract", "native", "integration", "attack", "e2e"})
 
 settings.register_profile(
     "ci",

@@ -4,6 +4,7 @@
     ./dev test                     all gates, then all tiers
     ./dev test unit contract       these tiers, no gates
     ./dev test e2e --plane real    the end-to-end tests on a real control plane, built if needed
+    ./dev test attack              hostile input and faults against the services
     ./dev test tests/unit/x.py -k name   anything else goes to pytest as it is
     ./dev check                    the gates alone
 
@@ -43,7 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 RESULTS = ROOT / ".cache" / "test-results"
 JUST = str(Path(sys.executable).parent / "just")
-TIERS = ("unit", "property", "contract", "native", "integration", "e2e")
+TIERS = ("unit", "property", "contract", "native", "integration", "attack", "e2e")
 
 REAL = "e2e-real"
 """The end-to-end tests once more, on the real control plane."""
@@ -53,6 +54,7 @@ DEAL = {
     "contract": "loadfile",
     "native": "worksteal",
     "integration": "loadfile",
+    "attack": "loadfile",
     "e2e": "loadfile",
     REAL: "loadfile",
 }
@@ -63,7 +65,9 @@ ORDER = {"e2e": ("--no-loadscope-reorder",), REAL: ("--no-loadscope-reorder",)}
 ALONE = frozenset({"native"})
 """Tiers that have tests so marked."""
 
-RUN_AGAIN = frozenset({"property", "contract", "native", "integration", "e2e", "e2e-real"})
+RUN_AGAIN = frozenset(
+    {"property", "contract", "native", "integration", "attack", "e2e", "e2e-real"}
+)
 """Tiers whose tests share the machine with real processes."""
 FLAKES_MOST = 3
 """Failed tests of a tier that are run again; with more, something is broken."""

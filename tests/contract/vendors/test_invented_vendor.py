@@ -84,7 +84,9 @@ def test_only_the_two_registrations_are_changed() -> None:
 @pytest.mark.timeout(LIMIT_S + 10)
 def test_the_tutorials_vendor_passes_the_contract_suites(tmp_path: Path) -> None:
     for folder in COPIED:
-        ignored = shutil.ignore_patterns("__pycache__", "golden", "native", "e2e", "integration")
+        ignored = shutil.ignore_patterns(
+            "__pycache__", "golden", "native", "e2e", "integration", "attack"
+        )
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for folder in BESIDE:
