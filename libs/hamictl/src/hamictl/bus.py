@@ -173,11 +173,19 @@ def event_of(message: dict[str, Any]) -> Event:
         time_s=float(record.get("time_s") or stored_s),
         kind=tokens[0],
         subject=subject,
-        node=str(record.get("node", "")),
+        node=_node(subject, record),
         namespace=str(record.get("namespace", "")),
         pod=str(record.get("pod", "")),
         record=record,
     )
+
+
+def _node(subject: str, record: dict[str, Any]) -> str:
+    """The node that the subject names: who may publish on it speaks for that node alone."""
+    try:
+        return subjects.named(subject)["node"]
+    except WireInvalid:
+        return str(record.get("node", ""))
 
 
 def _to_micros(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from hami_common import subjects
 from hami_common.errors import WireInvalid
 
 T = TypeVar("T")
@@ -33,6 +34,21 @@ def decode(data: bytes, message_type: type[T], *, what: str) -> T:
         return decoder.decode(data)  # type: ignore[return-value]  # the cache is keyed by the type it decodes
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireInvalid(what=what, problem=str(error)) from error
+
+
+def decode_on(subject: str, data: bytes, message_type: type[T]) -> T:
+    """Decode a message that a node's subject or key carries.
+
+    ``WireInvalid`` when it does not decode, or names another node, vendor or pod than the subject:
+    a login may speak on the subjects of its own node only, but writes any payload.
+    """
+    message = decode(data, message_type, what=subject)
+    for field, expected in subjects.named(subject).items():
+        if (said := getattr(message, field)) != expected:
+            raise WireInvalid(
+                what=subject, problem=f"{field} is {said!r}, the subject's is {expected!r}"
+            )
+    return message
 
 
 def event_headers(

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from hami_common import subjects
 from hami_common.errors import HamiError, WireInvalid
-from hami_common.events.codec import decode, encode, event_headers
+from hami_common.events.codec import decode_on, encode, event_headers
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices, NodeReport
 from hami_common.model.device import DeviceFacts, Link
 from hami_common.ports import Bucket, Publisher
@@ -418,7 +418,8 @@ class Reporter:
         if entry is None:
             return
         try:
-            canonical = decode(entry.value, NodeDevices, what=f"canonical devices {key}")
+            subject = subjects.kv_subject(subjects.DEVICES_BUCKET, key)
+            canonical = decode_on(subject, entry.value, NodeDevices)
         except WireInvalid as error:
             self._metrics.undecodable.labels(what="canonical devices").inc()
             _log.error("canonical devices not understood", extra={"problem": str(error)})

@@ -84,7 +84,8 @@ class CanonicalWriter:
         if known is not None and known.revision >= entry.revision:
             return
         self._stored[entry.key] = _Stored(revision=entry.revision, devices=None)
-        devices = codec.decode(entry.value, NodeDevices, what=f"{self._bucket.name} {entry.key}")
+        subject = subjects.kv_subject(self._bucket.name, entry.key)
+        devices = codec.decode_on(subject, entry.value, NodeDevices)
         self._stored[entry.key] = _Stored(revision=entry.revision, devices=devices)
         if devices.config_generation >= self._newest[0]:
             self._newest = (devices.config_generation, entry.headers.get(CONFIG_DIGEST, ""))

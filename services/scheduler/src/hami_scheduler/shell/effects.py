@@ -199,7 +199,8 @@ class Effects:
         decoded: list[tuple[int, AllocationRecord]] = []
         for entry in entries:
             try:
-                record = codec.decode(entry.value, AllocationRecord, what=entry.key)
+                subject = subjects.kv_subject(subjects.ALLOC_BUCKET, entry.key)
+                record = codec.decode_on(subject, entry.value, AllocationRecord)
             except WireInvalid as error:
                 self._metrics.undecodable.labels(source="records").inc()
                 _log.error("ledger record does not decode", extra={"problem": str(error)})
@@ -338,7 +339,8 @@ class Effects:
         with self._bus():
             entry = await self._ports.records.get(key)
             if entry is not None:
-                record = codec.decode(entry.value, AllocationRecord, what=key)
+                subject = subjects.kv_subject(subjects.ALLOC_BUCKET, key)
+                record = codec.decode_on(subject, entry.value, AllocationRecord)
                 if record.op != "release":
                     return False
                 try:

@@ -152,9 +152,9 @@ class Feed:
                 await self._state.clock.sleep(backoff.next_s())
             self._metrics.feed_restarts.labels(feed=name).inc()
 
-    def _decode(self, data: bytes, kind: type[T], *, what: str, source: str) -> T | None:
+    def _decode(self, subject: str, data: bytes, kind: type[T], *, source: str) -> T | None:
         try:
-            return codec.decode(data, kind, what=what)
+            return codec.decode_on(subject, data, kind)
         except WireInvalid as error:
             self._metrics.undecodable.labels(source=source).inc()
             _log.error("message does not decode", extra={"source": source, "problem": str(error)})
@@ -202,7 +202,8 @@ class Feed:
                     self._quota.synced()
                     self._delivered("records")
                     continue
-                record = self._decode(item.value, AllocationRecord, what=item.key, source="records")
+                subject = subjects.kv_subject(subjects.ALLOC_BUCKET, item.key)
+                record = self._decode(subject, item.value, AllocationRecord, source="records")
                 if record is not None:
                     self._state.tell(
                         RecordSeen(
@@ -219,7 +220,8 @@ class Feed:
                 if isinstance(item, Synced):
                     self._delivered("states")
                     continue
-                record = self._decode(item.value, StateRecord, what=item.key, source="states")
+                subject = subjects.kv_subject(subjects.STATE_BUCKET, item.key)
+                record = self._decode(subject, item.value, StateRecord, source="states")
                 if record is not None:
                     self._state.tell(
                         StateSeen(seq=item.revision, state=record, now_s=self._state.clock.now_s())
@@ -258,12 +260,9 @@ class Feed:
         if not entry.value:
             self._inventory.remove(node, vendor)
             return
-        devices = self._decode(entry.value, NodeDevices, what=entry.key, source="inventory")
+        subject = subjects.kv_subject(subjects.DEVICES_BUCKET, entry.key)
+        devices = self._decode(subject, entry.value, NodeDevices, source="inventory")
         if devices is None:
-            return
-        if (devices.node, devices.vendor) != (node, vendor):
-            self._metrics.undecodable.labels(source="inventory").inc()
-            _log.error("devices stand under another node's key", extra={"key": entry.key})
             return
         now_s = self._state.clock.monotonic_s()
         changed = self._inventory.put(devices, revision=entry.revision, now_s=now_s)
@@ -274,7 +273,7 @@ class Feed:
         async with self._sources.subscribe(f"{subjects.HEARTBEAT_PREFIX}.*") as messages:
             async for message in messages:
                 heartbeat = self._decode(
-                    message.data, Heartbeat, what=message.subject, source="heartbeats"
+                    message.subject, message.data, Heartbeat, source="heartbeats"
                 )
                 if heartbeat is not None and self.is_withheld(heartbeat.node):
                     unserved = (*heartbeat.unserved, *heartbeat.vendors)
@@ -288,9 +287,7 @@ class Feed:
     async def _hear_faults(self) -> None:
         async with self._sources.subscribe(f"{subjects.FAULT_PREFIX}.*") as messages:
             async for message in messages:
-                fault = self._decode(
-                    message.data, DeviceFault, what=message.subject, source="faults"
-                )
+                fault = self._decode(message.subject, message.data, DeviceFault, source="faults")
                 if fault is not None and self._inventory.take_fault(fault):
                     _log.warning(
                         "device health changed",

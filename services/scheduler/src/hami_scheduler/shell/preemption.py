@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common import annotations
+from hami_common import annotations, subjects
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
@@ -482,7 +482,8 @@ class Preemption:
             entries = await self._records.latest(f"*.{record.pod_uid}")
         for entry in entries:
             try:
-                other = codec.decode(entry.value, AllocationRecord, what=entry.key)
+                subject = subjects.kv_subject(subjects.ALLOC_BUCKET, entry.key)
+                other = codec.decode_on(subject, entry.value, AllocationRecord)
             except WireInvalid:
                 continue
             is_live = other.op != "release" and other.node != record.node

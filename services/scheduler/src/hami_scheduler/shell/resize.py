@@ -224,8 +224,8 @@ class Resizer:
     # --- use -------------------------------------------------------------------------------------
 
     async def _usage(self, node: str) -> UsageAnswer:
-        data = await self._ask(subjects.ask(node, "usage"))
-        return codec.decode(data, UsageAnswer, what=f"usage of node {node}")
+        subject = subjects.ask(node, "usage")
+        return codec.decode_on(subject, await self._ask(subject), UsageAnswer)
 
     async def _require_unused(self, holding: Holding, wanted: ContainerShares) -> None:
         """``ResizeRefused`` when the container uses more now than it is to have."""
