@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Canonical inventory: order of reports, validation, configuration changes."""
 
+import pytest
 from msgspec.structs import replace
 
 from hami_common.events.inventory import NodeReport
 from hami_common.model.device import DeviceFacts, Link
 from hami_registry.core.device_config import Defaults, DeviceConfig, Rule, digest
 from hami_registry.core.inventory import (
+    LATE,
     Inventory,
     operator_cordons,
     same_content,
@@ -43,6 +45,42 @@ def test_later_boot_supersedes_whatever_its_sequence() -> None:
     inventory.accept(report(facts("a"), boot="1", seq=9))
     assert inventory.accept(report(facts("b"), boot="2", seq=1))
     assert not inventory.accept(report(facts("a"), boot="1", seq=10))
+
+
+@pytest.mark.parametrize(("boot", "seq"), [("~~~~", 10**12), ("1", 10**12)])
+def test_report_with_forged_numbers_ends_once_the_agents_own_run_goes_on(
+    boot: str, seq: int
+) -> None:
+    inventory = Inventory(DeviceConfig())
+    inventory.accept(report(facts("a"), boot="1", seq=100))
+    assert inventory.accept(report(facts("forged"), boot=boot, seq=seq))
+    forged = inventory.canonical("n", "nvidia", time_s=0)
+    assert not inventory.accept(report(facts("a"), boot="1", seq=101)), "it may be late only"
+    assert inventory.accept(report(facts("a"), boot="1", seq=101 + LATE + 1))
+    ours = inventory.canonical("n", "nvidia", time_s=0)
+    assert inventory.outlives(ours, forged)
+    other = replace(forged, boot_id="zzzz")
+    assert not inventory.outlives(ours, other), "another replica may know more"
+
+
+def test_restarted_registry_overrules_a_forged_record_once_the_run_goes_on() -> None:
+    inventory = Inventory(DeviceConfig())
+    inventory.accept(report(facts("a"), boot="1", seq=100))
+    ours = inventory.canonical("n", "nvidia", time_s=0)
+    forged = replace(ours, boot_id="~~~~", seq=10**12)
+    assert not inventory.outlives(ours, forged)
+    inventory.accept(report(facts("a"), boot="1", seq=101 + LATE))
+    ours = inventory.canonical("n", "nvidia", time_s=0)
+    assert inventory.outlives(ours, forged)
+    assert not inventory.outlives(ours, replace(forged, config_generation=9))
+
+
+def test_replica_that_lags_behind_within_one_run_overrules_nothing() -> None:
+    inventory = Inventory(DeviceConfig())
+    for seq in (100, 200, 300):
+        inventory.accept(report(facts("a"), boot="1", seq=seq))
+        ours = inventory.canonical("n", "nvidia", time_s=0)
+        assert not inventory.outlives(ours, replace(ours, seq=400))
 
 
 def test_wrong_device_is_left_out_and_named_while_others_stay() -> None:

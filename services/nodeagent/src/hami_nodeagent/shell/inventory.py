@@ -47,6 +47,8 @@ from hami_nodeagent.shell.site import Site
 
 _FAULTS_LIMIT_S = 5.0
 _AWAIT_ANSWER_S = 0.25
+INSIST_S = 30.0
+"""Time after which facts are reported again while the registry's record is of another run."""
 
 _log = logging.getLogger(__name__)
 
@@ -282,6 +284,8 @@ class Reporter:
         self._metrics = site.metrics
         self._reported_seq = 0
         self._answered_seq = 0
+        self._is_overruled = False
+        """The registry's record was made from a report of another run, so not from ours."""
 
     async def tell(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Publish faults at once and reports on change; started after the first report."""
@@ -289,13 +293,14 @@ class Reporter:
             first_s=self._settings.report_retry_s, most_s=10 * self._settings.report_retry_s
         )
         stored: NodeReport | None = None
-        stored_generation = 0
+        stored_generation, stored_s = 0, 0.0
         while True:
             changed = self._source.changed
             await self._publish_faults()
             generation = self._generation()
             report = self._report()
-            if report != stored or generation != stored_generation:
+            insists = self._is_overruled and self._clock.monotonic_s() - stored_s >= INSIST_S
+            if report != stored or generation != stored_generation or insists:
                 try:
                     await self._store(report)
                 except HamiError as error:
@@ -304,6 +309,7 @@ class Reporter:
                     continue
                 backoff.reset()
                 stored, stored_generation = report, generation
+                stored_s = self._clock.monotonic_s()
                 task_status.started()
                 task_status = anyio.TASK_STATUS_IGNORED
             with anyio.move_on_after(1.0):  # the bus may have been connected anew
@@ -424,7 +430,8 @@ class Reporter:
             self._metrics.undecodable.labels(what="canonical devices").inc()
             _log.error("canonical devices not understood", extra={"problem": str(error)})
             return
-        if canonical.boot_id == self._sequence.boot_id:
+        self._is_overruled = canonical.boot_id != self._sequence.boot_id
+        if not self._is_overruled:
             self._answered_seq = max(self._answered_seq, canonical.seq)
         if self._picture.set_canonical(canonical):
             _log.info(

@@ -182,7 +182,9 @@ class CanonicalWriter:
         ours = self.inventory.canonical(*node_vendor, time_s=now_s)
         key = subjects.devices_key(*node_vendor)
         stored = self._stored.get(key)
-        if not supersedes(ours, stored.devices if stored else None):
+        published = stored.devices if stored else None
+        is_outlived = published is not None and self.inventory.outlives(ours, published)
+        if not is_outlived and not supersedes(ours, published):
             self._metrics.publications.labels(outcome="unchanged").inc()
             return
         expected = stored.revision if stored else 0
