@@ -36,6 +36,8 @@ MESSAGE_MAX_BYTES = 384 << 10
 """Largest message, with headers, of an agent, the webhook or an integration. The largest that an
 honest agent sends: 64 devices with their partitions and links report 277 KiB, usage of 640 shares
 is 266 KiB."""
+HEADER_BYTES = 4 << 10
+"""Part of that which is left to headers."""
 REPORT_MAX_BYTES = MESSAGE_MAX_BYTES
 STATE_MAX_BYTES = 64 << 10
 EDGE_CONNECTIONS = 20_000

@@ -23,8 +23,8 @@ import anyio.to_thread
 from anyio.abc import TaskStatus
 from msgspec.structs import replace
 
-from hami_common import subjects
-from hami_common.errors import HamiError, WireInvalid
+from hami_common import grants, subjects
+from hami_common.errors import HamiError, Unavailable, WireInvalid
 from hami_common.events.codec import decode_on, encode, event_headers
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices, NodeReport
 from hami_common.model.device import DeviceFacts, Link
@@ -47,8 +47,11 @@ from hami_nodeagent.shell.site import Site
 
 _FAULTS_LIMIT_S = 5.0
 _AWAIT_ANSWER_S = 0.25
-INSIST_S = 30.0
-"""Time after which facts are reported again while the registry's record is of another run."""
+REPORT_BYTES = grants.REPORT_MAX_BYTES - grants.HEADER_BYTES
+"""Largest report; the rest is left to its headers."""
+INSIST_RETRIES = 100
+"""Pauses of ``report_retry_s`` after which facts are reported again while the registry's record is
+of another run."""
 
 _log = logging.getLogger(__name__)
 
@@ -284,7 +287,7 @@ class Reporter:
         self._metrics = site.metrics
         self._reported_seq = 0
         self._answered_seq = 0
-        self._is_overruled = False
+        self.is_overruled = False
         """The registry's record was made from a report of another run, so not from ours."""
 
     async def tell(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -299,12 +302,14 @@ class Reporter:
             await self._publish_faults()
             generation = self._generation()
             report = self._report()
-            insists = self._is_overruled and self._clock.monotonic_s() - stored_s >= INSIST_S
+            insists_s = stored_s + INSIST_RETRIES * self._settings.report_retry_s
+            insists = self.is_overruled and self._clock.monotonic_s() >= insists_s
             if report != stored or generation != stored_generation or insists:
                 try:
                     await self._store(report)
                 except HamiError as error:
-                    _log.debug("report not stored", extra={"problem": str(error)})
+                    level = logging.DEBUG if isinstance(error, Unavailable) else logging.ERROR
+                    _log.log(level, "report not stored", extra={"problem": str(error)})
                     await backoff.wait()
                     continue
                 backoff.reset()
@@ -357,9 +362,15 @@ class Reporter:
 
     async def _store(self, report: NodeReport) -> None:
         from_now = replace(report, seq=self._sequence.next(), time_s=self._clock.now_s())
+        data = encode(from_now)
+        if len(data) > REPORT_BYTES:
+            # Placement works without links, on a node with very many devices less well.
+            problem = f"{len(data)} bytes are too large for a report: links left out"
+            both = "; ".join(part for part in (report.problem, problem) if part)
+            data = encode(replace(from_now, links=(), problem=both))
         await self._publisher.publish_stored(
             subjects.report(report.node, report.vendor),
-            encode(from_now),
+            data,
             headers=self._headers("report.changed", from_now.time_s),
         )
         self._reported_seq = from_now.seq
@@ -430,8 +441,8 @@ class Reporter:
             self._metrics.undecodable.labels(what="canonical devices").inc()
             _log.error("canonical devices not understood", extra={"problem": str(error)})
             return
-        self._is_overruled = canonical.boot_id != self._sequence.boot_id
-        if not self._is_overruled:
+        self.is_overruled = canonical.boot_id != self._sequence.boot_id
+        if not self.is_overruled:
             self._answered_seq = max(self._answered_seq, canonical.seq)
         if self._picture.set_canonical(canonical):
             _log.info(

@@ -16,7 +16,7 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from msgspec import Struct
 
-from hami_common import subjects
+from hami_common import grants, subjects
 from hami_common.errors import HamiError, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 HEARTBEATS_S = 0.1
 """How long heartbeats are gathered before they are looked at; they count for seconds."""
+NODE_WAITING = 64
+"""Heartbeats of one node that wait; each vendor's agent sends one in 5 s."""
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +116,7 @@ class Views:
     async def follow_heartbeats(self, bus: Bus) -> None:
         """Hear agents for ever."""
         async with bus.subscribe(
-            f"{subjects.HEARTBEAT_PREFIX}.*", gather_s=HEARTBEATS_S
+            f"{subjects.HEARTBEAT_PREFIX}.*", per_subject=NODE_WAITING, gather_s=HEARTBEATS_S
         ) as subscription:
             async for message in subscription:
                 try:
@@ -122,7 +124,8 @@ class Views:
                 except WireInvalid as error:
                     self._skip("heartbeat", error)
                     continue
-                self.projection.heartbeat_seen(beat.node, beat.vendors, now_s=self._clock.now_s())
+                vendors = tuple(vendor for vendor in beat.vendors if vendor in grants.VENDORS)
+                self.projection.heartbeat_seen(beat.node, vendors, now_s=self._clock.now_s())
 
     async def _put_away(self, publisher: Publisher, delivery: Delivery, error: WireInvalid) -> None:
         letter = DeadLetter(

@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from hami_common import grants
 from hami_common.errors import SettingsInvalid, WireInvalid
 from hami_common.nkeys import NKey
 from hami_common.runtime.settings import ServiceSettings
@@ -36,6 +37,11 @@ class NatsLogin(Struct, frozen=True, kw_only=True):
     """Prefix of the subjects on which answers are heard; empty: the library's own."""
     renew_s: float = 0.0
     """How often the login is made anew; 0: only when the connection is lost."""
+    message_bytes: int = 0
+    """Largest message, with headers, that the login may send; 0: the server's own limit.
+
+    The server ends the connection of a user who sends a larger one than its login allows.
+    """
 
     @classmethod
     def of(cls, settings: ServiceSettings, *, inbox: str) -> "NatsLogin":
@@ -46,6 +52,7 @@ class NatsLogin(Struct, frozen=True, kw_only=True):
             token_file=settings.nats_token_file,
             inbox=inbox,
             renew_s=settings.nats_renew_s if settings.nats_token_file else 0.0,
+            message_bytes=grants.MESSAGE_MAX_BYTES if settings.nats_token_file else 0,
         )
 
     def options(self) -> tuple[dict[str, Any], str]:
