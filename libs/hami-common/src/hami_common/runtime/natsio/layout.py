@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declares the streams and buckets, the same from every service, in any order and at any time.
 
-Creating a stream that exists with the same configuration succeeds on the server, so that six
-services may declare at once. Where the configuration differs, it is updated to ours; what the
-server will not change is reported with the names that differ. Streams and subjects: docs/wire.md,
-design D3, D23, D34. Sizes in bytes, ages in seconds.
+A stream is created only where there is none: the server checks its free storage first, and so
+refuses to create a stream again that exists. Of several services that create one at once, those
+that lose look again. Where the configuration differs, it is updated to ours; what the server will
+not change is reported with the names that differ. Streams and subjects: docs/wire.md, design D3,
+D23, D34. Sizes in bytes, ages in seconds.
 """
 
 import logging
@@ -19,7 +20,7 @@ from hami_common import grants, subjects
 from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid, Unavailable
 from hami_common.runtime.natsio.connection import PEER, Bus
 from hami_common.runtime.natsio.deadletters import ADVISORIES
-from hami_common.runtime.natsio.jetstream import STREAM_NAME_IN_USE, ApiRefusal, api
+from hami_common.runtime.natsio.jetstream import ApiRefusal, api
 from hami_common.runtime.tasks import Backoff
 
 HISTORY = {subjects.ALLOC_BUCKET: 64, subjects.STATE_BUCKET: 64, subjects.DEVICES_BUCKET: 16}
@@ -190,13 +191,10 @@ async def keep_bus(
 async def _ensure_stream(bus: Bus, config: dict[str, Any]) -> None:
     name = config["name"]
     try:
+        current = (await api(bus, f"STREAM.INFO.{name}"))["config"]
+    except NotFound:
         await api(bus, f"STREAM.CREATE.{name}", config)
-    except ApiRefusal as refusal:
-        if refusal.err_code != STREAM_NAME_IN_USE:
-            raise
-    else:
         return
-    current = (await api(bus, f"STREAM.INFO.{name}"))["config"]
     differing = sorted(key for key, value in config.items() if current.get(key) != value)
     if not differing:
         return
