@@ -76,7 +76,7 @@ class Outgoing(Struct, frozen=True, kw_only=True):
     data: bytes
     headers: Mapping[str, str] = {}
     message_id: str
-    """The server drops a repeated one for two minutes."""
+    """The server drops a repeated one of the same subject for two minutes."""
 
 
 class Bucket(Protocol):

@@ -46,13 +46,14 @@ class NatsLogin(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, settings: ServiceSettings, *, inbox: str) -> "NatsLogin":
         """The login that a service's settings name; only one by token ends by itself."""
+        is_limited = settings.nats_token_file or inbox == grants.inbox("webhook")
         return cls(
             creds=settings.nats_creds,
             seed_file=settings.nats_seed_file,
             token_file=settings.nats_token_file,
             inbox=inbox,
             renew_s=settings.nats_renew_s if settings.nats_token_file else 0.0,
-            message_bytes=grants.MESSAGE_MAX_BYTES if settings.nats_token_file else 0,
+            message_bytes=grants.MESSAGE_MAX_BYTES if is_limited else 0,
         )
 
     def options(self) -> tuple[dict[str, Any], str]:
