@@ -21,7 +21,8 @@ import msgspec
 from msgspec import Struct
 
 from hami_common.errors import WireInvalid
-from hami_common.units import INT32_MAX
+from hami_common.events.codec import UNDECODABLE
+from hami_common.units import shown, whole
 
 MOST_TEXT: Final = 262_144
 """Kubernetes' own bound of all annotations of an object, in bytes."""
@@ -256,11 +257,9 @@ def _decode_container(text: str, what: str) -> tuple[Given, ...]:
         fields = [field.strip() for field in entry.split(",")]
         # Entry by entry: a type may hold commas in no version of HAMi.
         if len(fields) < 4:  # noqa: PLR2004 - id, type, memory, cores
-            raise WireInvalid(
-                what=what, problem=f"{_short(entry)} is not <id>,<type>,<MiB>,<cores>"
-            )
+            raise WireInvalid(what=what, problem=f"{shown(entry)} is not <id>,<type>,<MiB>,<cores>")
         if not fields[0]:
-            raise WireInvalid(what=what, problem=f"{_short(entry)} names no device")
+            raise WireInvalid(what=what, problem=f"{shown(entry)} names no device")
         given.append(
             Given(
                 id=fields[0],
@@ -301,7 +300,7 @@ def decode_mig(text: str, *, what: str = MIG) -> tuple[MigInstance, ...]:
     _check_length(text, what)
     try:
         lines = _mig_decoder.decode(text.encode())
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise WireInvalid(what=what, problem=f"does not decode: {error}") from error
     found = [
         MigInstance(
@@ -364,7 +363,7 @@ def decode_register(text: str, word: Word) -> tuple[Registered, ...]:
 def _decode_json(text: str, what: str) -> tuple[Registered, ...]:
     try:
         lines = _register_decoder.decode(text.encode())
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise WireInvalid(what=what, problem=f"does not decode: {error}") from error
     for line in lines:
         if not line.id:
@@ -392,7 +391,7 @@ def _decode_csv(text: str, what: str) -> tuple[Registered, ...]:
             continue
         fields = [field.strip() for field in entry.split(",")]
         if len(fields) not in (_BARE, _NUMBERED) or not fields[0]:
-            raise WireInvalid(what=what, problem=f"{_short(entry)} has not 7 or 9 fields")
+            raise WireInvalid(what=what, problem=f"{shown(entry)} has not 7 or 9 fields")
         is_numbered = len(fields) == _NUMBERED
         found.append(
             Registered(
@@ -471,14 +470,7 @@ def _check_length(text: str, what: str) -> None:
 
 
 def _number(text: str, entry: str, what: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(INT32_MAX))):
-        raise WireInvalid(what=what, problem=f"{_short(text)} in {_short(entry)} is no amount")
-    number = int(text)
-    if number > INT32_MAX:
-        raise WireInvalid(what=what, problem=f"{number} in {_short(entry)} is no amount")
+    number = whole(text)
+    if number is None:
+        raise WireInvalid(what=what, problem=f"{shown(text)} in {shown(entry)} is no amount")
     return number
-
-
-def _short(text: str) -> str:
-    most = 60
-    return repr(text if len(text) <= most else text[:most] + "…")

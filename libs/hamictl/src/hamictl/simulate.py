@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from hami_common import annotations as keys
 from hami_common.errors import HamiError, RequestInvalid, SettingsInvalid
 from hami_common.events import codec
+from hami_common.events.codec import UNDECODABLE
 from hami_common.model.request import PlacementPolicy, PodRequest, ScoringWeights
 from hami_common.podview import PodView
 from hami_common.vendors.catalog import Catalog, parse_policy
@@ -142,7 +143,7 @@ def rules_of(quota_files: Iterable[Path], queues_file: Path | None) -> Rules:
                 reader.read(msgspec.json.encode(document))
                 for document in read_objects(path, "ResourceQuota")
             ]
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             message = f"{path}: not a ResourceQuota: {error}"
             raise InputRefused(message) from error
         found = [quota for quota in read if quota is not None]

@@ -23,7 +23,10 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 from msgspec import Struct, inspect
 
+from hami_common.bounds import INT32_MAX, INT64_MAX
 from hami_common.errors import SettingsInvalid
+from hami_common.events.codec import UNDECODABLE
+from hami_common.units import real, shown, whole
 from hami_common.vendors.catalog import VendorSettings
 
 S = TypeVar("S", bound=Struct)
@@ -298,19 +301,23 @@ def _from_text(text: str, schema: inspect.Type, *, path: str, origin: str) -> ob
                 return text.lower() == "true"
             raise SettingsInvalid(
                 field=path,
-                problem=f"{text!r} is not a truth value ({origin})",
+                problem=f"{shown(text)} is not a truth value ({origin})",
                 fix="write true or false",
             )
         if isinstance(candidate, inspect.IntType | inspect.FloatType):
-            number = int if isinstance(candidate, inspect.IntType) else float
-            try:
-                return number(text)
-            except ValueError as error:
+            is_whole = isinstance(candidate, inspect.IntType)
+            number = (
+                whole(text, least=-INT32_MAX, most=INT64_MAX)
+                if is_whole
+                else real(text, least=-1e12, most=1e12)
+            )
+            if number is None:
                 raise SettingsInvalid(
                     field=path,
-                    problem=f"{text!r} is not a number ({origin})",
-                    fix=f"write {'a whole number' if number is int else 'a number'}",
-                ) from error
+                    problem=f"{shown(text)} is not a number ({origin})",
+                    fix=f"write {'a whole number' if is_whole else 'a number'}",
+                )
+            return number
         if isinstance(candidate, inspect.ListType | inspect.SetType | inspect.VarTupleType):
             if text.lstrip().startswith("["):
                 return _from_json(text, path=path, origin=origin)
@@ -327,10 +334,10 @@ def _from_text(text: str, schema: inspect.Type, *, path: str, origin: str) -> ob
 def _from_json(text: str, *, path: str, origin: str) -> object:
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise SettingsInvalid(
             field=path,
-            problem=f"{text!r} is not JSON ({origin}): {error}",
+            problem=f"{shown(text)} is not JSON ({origin}): {error}",
             fix="write a JSON array or object",
         ) from error
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from hami_common.model.device import Profile
 from hami_common.model.request import DeviceRequest
+from hami_common.units import whole
 
 GRID_LIMIT: Final = 16
 """Most positions that a grid may have."""
@@ -150,8 +151,9 @@ class Division:
             if number is None:
                 continue
             amounts += self.needs[number] * np.int16(count)
-            if start.isdigit():
-                taken |= mask_of(self.profiles[number], int(start))
+            place = whole(start, most=GRID_LIMIT)
+            if place is not None:
+                taken |= mask_of(self.profiles[number], place)
         return taken & ((1 << self.positions) - 1), amounts
 
     def is_over(self, parts: Mapping[str, int]) -> bool:

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from hami_common.errors import SettingsInvalid
 from hami_common.model.device import DeviceFacts, Link
+from hami_common.units import whole
 
 SCORE_BY_LEVEL: Mapping[str, int] = {
     "system": 10,
@@ -125,8 +126,8 @@ def _split(text: str, words: set[str], field: str) -> tuple[frozenset[int], froz
     for part in (piece.strip().lower() for piece in text.split(",")):
         if part in words:
             seen.add(part)
-        elif part.isdecimal():
-            codes.add(int(part))
+        elif (code := whole(part)) is not None:
+            codes.add(code)
         elif part:
             raise SettingsInvalid(
                 field=field,

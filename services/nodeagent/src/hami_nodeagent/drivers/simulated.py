@@ -20,6 +20,7 @@ import msgspec.structs
 from msgspec import Struct
 
 from hami_common.errors import SettingsInvalid
+from hami_common.events.codec import UNDECODABLE
 from hami_common.model.device import DeviceFacts, Profile
 from hami_nodeagent.core.health import (
     DeviceLost,
@@ -408,7 +409,7 @@ class SimulatedDriver:
             self._last_control = msgspec.json.decode(text, type=Control)
         except FileNotFoundError:
             self._last_control = Control()
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             extra = {"path": self._settings.control, "error": str(error)}
             _log.warning("the control file cannot be understood", extra=extra)
         return self._last_control
@@ -417,7 +418,7 @@ class SimulatedDriver:
 def _read_profile(path: Path) -> _Profile:
     try:
         return msgspec.toml.decode(path.read_bytes(), type=_Profile)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNDECODABLE, ValueError) as error:
         raise SettingsInvalid(
             field="drivers.simulated.profile",
             problem=f"{path.name}: {error}",

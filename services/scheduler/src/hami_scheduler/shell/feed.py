@@ -20,6 +20,7 @@ from hami_common import subjects
 from hami_common.errors import Denied, HamiError, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.events.codec import UNDECODABLE
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
 from hami_common.podview import MetadataView, PodView
 from hami_common.ports import Bucket, Entry, KubeApi, Reset, Synced, WatchEvent
@@ -329,7 +330,7 @@ class Feed:
         """Uid of the pod that an event is about, empty when that cannot be told."""
         try:
             view = _pod_decoder.decode(event.raw)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             self._metrics.undecodable.labels(source="pods").inc()
             _log.error("pod does not decode", extra={"problem": str(error)})
             return ""
@@ -368,7 +369,7 @@ class Feed:
                     continue
                 try:
                     node = _node_decoder.decode(event.raw).metadata
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                except UNDECODABLE as error:
                     self._metrics.undecodable.labels(source="nodes").inc()
                     _log.error("node does not decode", extra={"problem": str(error)})
                     continue

@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from hami_common import annotations as keys
 from hami_common.errors import Denied, HamiError, NotFound, WireInvalid
+from hami_common.events.codec import UNDECODABLE
 from hami_common.events.decision import DecisionRecord
 from hami_common.model.request import PodRequest
 from hami_common.podview import PodView
@@ -255,7 +256,7 @@ class Gangs:
         except Denied as error:
             size = 0
             _log.warning("group of pods not readable", extra={"problem": str(error)})
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise WireInvalid(what=f"PodGroup {ref.key}", problem=str(error)) from error
         _remember(self._sizes, path, (size, now_s + SIZE_KNOWN_S))
         return size

@@ -28,6 +28,7 @@ from hami_common import annotations
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
+from hami_common.events.codec import UNDECODABLE
 from hami_common.events.decision import DecisionRecord, Victim
 from hami_common.model.request import PodRequest
 from hami_common.podview import MetadataView, PodListView, PodView
@@ -513,7 +514,7 @@ class Preemption:
                     for item in _pods_decoder.decode(page).items:
                         uid = item.metadata.uid
                         by_uid[uid] = (*by_uid.get(uid, ()), name)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise WireInvalid(what="PodDisruptionBudgets", problem=str(error)) from error
         return Covered(allowed=allowed, by_uid=by_uid)
 

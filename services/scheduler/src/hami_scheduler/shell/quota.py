@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 from hami_common import annotations as keys
 from hami_common.errors import SettingsInvalid, Unavailable
 from hami_common.events.allocation import AllocationRecord
+from hami_common.events.codec import UNDECODABLE
 from hami_common.metricfamilies import ZONE
 from hami_common.model.request import PodRequest
 from hami_common.podview import MetadataView, PodView
@@ -194,7 +195,7 @@ class QuotaKeeper:
         try:
             metadata = _named_decoder.decode(event.raw).metadata
             quota = None if event.type == "DELETED" else self._reader.read(event.raw)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             _log.error("ResourceQuota does not decode", extra={"problem": str(error)})
             return None
         namespace, name = metadata.namespace or "default", metadata.name

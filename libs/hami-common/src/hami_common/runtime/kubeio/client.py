@@ -29,10 +29,12 @@ from hami_common.errors import (
     NotFound,
     Unavailable,
 )
+from hami_common.events.codec import UNDECODABLE
 from hami_common.ports import WatchEvent
 from hami_common.runtime.kubeio.login import Login, log_in
 from hami_common.runtime.kubeio.reflector import GONE, reflect
 from hami_common.runtime.tasks import Backoff, finish_within
+from hami_common.units import real
 
 PEER = "the Kubernetes API"
 JSON_TYPE = "application/json"
@@ -278,11 +280,8 @@ def _tls_files(login: Login) -> tuple[object, ...]:
 
 
 def _retry_after_s(answer: aiohttp.ClientResponse, backoff: Backoff) -> float:
-    try:
-        asked_s = float(answer.headers.get("Retry-After", ""))
-    except ValueError:
-        asked_s = backoff.next_s()
-    return min(max(asked_s, 0.0), RETRY_AFTER_MOST_S)
+    asked_s = real(answer.headers.get("Retry-After", ""), least=0.0, most=RETRY_AFTER_MOST_S)
+    return min(backoff.next_s(), RETRY_AFTER_MOST_S) if asked_s is None else asked_s
 
 
 def _failure(what: str, answer: aiohttp.ClientResponse, data: bytes) -> HamiError:
@@ -294,7 +293,7 @@ def failure(what: str, status: int, data: bytes) -> HamiError:
     try:
         view = _status_decoder.decode(data)
         detail = ": ".join(part for part in (view.reason, view.message) if part)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         detail = data[:200].decode("utf-8", "replace").strip()
     if status == 404:  # noqa: PLR2004 - Not Found
         return NotFound(what=f"{what} ({detail})" if detail else what)

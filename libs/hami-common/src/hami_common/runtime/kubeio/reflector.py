@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from hami_common.errors import Denied, HamiError, Unavailable
+from hami_common.events.codec import UNDECODABLE
 from hami_common.ports import WatchEvent
 from hami_common.runtime.tasks import Backoff
 
@@ -201,7 +202,7 @@ class _Reflector:
                     raise _Expired
                 raise Unavailable(peer="the Kubernetes API", detail=f"watch: {status.message}")
             metadata = _object_decoder.decode(event.object).metadata
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise Unavailable(
                 peer="the Kubernetes API", detail=f"watch sent what is no event: {error}"
             ) from error

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from hami_common import units
 from hami_common.units import INT32_MAX
 from hami_nodeagent.drivers.errors import AnswerUnknown
 from hami_nodeagent.drivers.protocol import ProcessUsage
@@ -57,10 +58,7 @@ def number(text: str) -> float | None:
 
 def whole(text: str) -> int | None:
     """A whole number that is all of the cell."""
-    stripped = text.strip()
-    if stripped.isascii() and stripped.isdecimal() and int(stripped[:12]) <= INT32_MAX:
-        return int(stripped[:12])
-    return None
+    return units.whole(text)
 
 
 def percent(text: str) -> int | None:
