@@ -14,7 +14,6 @@ import difflib
 import hashlib
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, NoReturn, TypeVar
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 from msgspec import Struct, inspect
 
+from hami_common import documents
 from hami_common.bounds import INT32_MAX, INT64_MAX
 from hami_common.errors import SettingsInvalid
 from hami_common.events.codec import UNDECODABLE
@@ -184,12 +184,7 @@ def _read(path: Path) -> bytes:
 
 
 def _parse_toml(content: bytes, path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsInvalid(
-            field=f"--config {path}", problem=str(error), fix="write valid TOML (v1.0)"
-        ) from error
+    return documents.toml(content, field=f"--config {path}")
 
 
 def _from_environment(

@@ -11,7 +11,7 @@ from typing import get_args
 from msgspec import Struct
 
 from hami_common import annotations as keys
-from hami_common.bounds import WEIGHT_MOST
+from hami_common.bounds import POD_CONTAINERS_MOST, WEIGHT_MOST
 from hami_common.errors import RequestInvalid
 from hami_common.model.device import DeviceFacts, Profile
 from hami_common.model.request import (

@@ -19,6 +19,7 @@ import msgspec
 import msgspec.structs
 from msgspec import Struct
 
+from hami_common import documents
 from hami_common.errors import SettingsInvalid
 from hami_common.events.codec import UNDECODABLE
 from hami_common.model.device import DeviceFacts, Profile
@@ -417,8 +418,9 @@ class SimulatedDriver:
 
 def _read_profile(path: Path) -> _Profile:
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=_Profile)
-    except (OSError, *UNDECODABLE, ValueError) as error:
+        tree = documents.toml(path.read_bytes(), field="drivers.simulated.profile")
+        return msgspec.convert(tree, _Profile)
+    except (OSError, *UNDECODABLE) as error:
         raise SettingsInvalid(
             field="drivers.simulated.profile",
             problem=f"{path.name}: {error}",
