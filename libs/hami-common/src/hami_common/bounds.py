@@ -14,6 +14,7 @@ from msgspec import Meta
 
 INT32_MAX: Final = (1 << 31) - 1
 INT64_MAX: Final = (1 << 63) - 1
+UINT64_MAX: Final = (1 << 64) - 1
 
 INDEX_MOST: Final = 4095
 NUMA_MOST: Final = 1023
@@ -27,6 +28,8 @@ RUNTIME_MOST_S: Final = 1e9
 """Longest protection from eviction that a pod can ask for, seconds: some 30 years."""
 DEVICES_MOST: Final = 256
 """Devices of one vendor on one node that are used."""
+NODE_DEVICES_MOST: Final = 512
+"""Devices of all vendors on one node: the scheduler keeps a matrix of their links."""
 REPORTED_MOST: Final = 1024
 """Devices of one report; those beyond ``DEVICES_MOST`` are named as a problem."""
 POD_CONTAINERS_MOST: Final = 200

@@ -64,13 +64,13 @@ class VolumeMountView(Struct, frozen=True, kw_only=True, rename="camel"):
 class ContainerView(Struct, frozen=True, kw_only=True, rename="camel"):
     """One container of any kind."""
 
-    name: Name
+    name: Label
     resources: ResourcesView | None = None
     restart_policy: Word | None = None
     security_context: SecurityContextView | None = None
     env: Annotated[list[EnvVarView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
     volume_mounts: Annotated[list[VolumeMountView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
-    target_container_name: Name | None = None
+    target_container_name: Label | None = None
 
     def limits(self) -> dict[str, str]:
         """Limits as text; empty when there are none."""
@@ -197,7 +197,7 @@ class ContainerStateView(Struct, frozen=True, kw_only=True):
 class ContainerStatusView(Struct, frozen=True, kw_only=True, rename="camel"):
     """Status of one container."""
 
-    name: Name
+    name: Label
     started: bool | None = None
     ready: bool = False
     restart_count: SignedInt32 = 0

@@ -5,14 +5,15 @@ Link scores are those HAMi publishes: one figure for the closest common bridge p
 direct fabric link, so larger is closer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import combinations
 
 from msgspec import Struct
 
 from hami_common.errors import SettingsInvalid
+from hami_common.events.codec import out_of_range
 from hami_common.model.device import DeviceFacts, Link
-from hami_common.units import whole
+from hami_common.units import shown, whole
 
 SCORE_BY_LEVEL: Mapping[str, int] = {
     "system": 10,
@@ -135,3 +136,17 @@ def _split(text: str, words: set[str], field: str) -> tuple[frozenset[int], froz
                 fix="give decimal codes and these words, separated by commas",
             )
     return frozenset(codes), frozenset(seen)
+
+
+def within_bounds(
+    facts: Iterable[DeviceFacts],
+) -> tuple[tuple[DeviceFacts, ...], tuple[str, ...]]:
+    """Separate devices that a message can carry from a problem text for each other device."""
+    kept: list[DeviceFacts] = []
+    problems: list[str] = []
+    for device in facts:
+        if problem := out_of_range(device):
+            problems.append(f"device {shown(device.uuid)}: {problem}")
+        else:
+            kept.append(device)
+    return tuple(kept), tuple(problems)

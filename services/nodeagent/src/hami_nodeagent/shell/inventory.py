@@ -43,6 +43,7 @@ from hami_nodeagent.core.partitions import faulty_text, foreign_text
 from hami_nodeagent.drivers.errors import DriverError, DriverMismatch
 from hami_nodeagent.drivers.partitioner import Instance
 from hami_nodeagent.drivers.protocol import Driver, Inventory
+from hami_nodeagent.drivers.rules import within_bounds
 from hami_nodeagent.shell.site import Site
 
 _FAULTS_LIMIT_S = 5.0
@@ -336,17 +337,19 @@ class Reporter:
             )
             if text
         ]
+        # One device that the driver describes wrongly must not withhold the report of all others.
+        facts, beyond = within_bounds(self._source.facts())
         return NodeReport(
             node=self._picture.node,
             vendor=self._source.vendor,
             boot_id=self._sequence.boot_id,
             seq=0,
             time_s=0.0,
-            devices=tuple(board.withdraw(device) for device in self._source.facts()),
+            devices=tuple(board.withdraw(device) for device in facts),
             links=self._source.links,
             driver_version=self._source.driver_version,
             agent_version=version("hami-nodeagent"),
-            problem="; ".join(part for part in (self._source.problem, *withheld) if part),
+            problem="; ".join(part for part in (self._source.problem, *withheld, *beyond) if part),
         )
 
     async def _store(self, report: NodeReport) -> None:

@@ -266,6 +266,10 @@ class Feed:
             self._metrics.undecodable.labels(source="inventory").inc()
             _log.error("devices stand under another node's key", extra={"key": entry.key})
             return
+        if excess := self._inventory.excess(devices):
+            self._metrics.undecodable.labels(source="inventory").inc()
+            _log.error("devices beyond bounds", extra={"key": entry.key, "problem": excess})
+            return
         now_s = self._state.clock.monotonic_s()
         changed = self._inventory.put(devices, revision=entry.revision, now_s=now_s)
         if changed and self._state.has("inventory"):

@@ -10,7 +10,7 @@ import re
 
 from msgspec import Struct
 
-from hami_common.bounds import INT64_MAX
+from hami_common.bounds import UINT64_MAX
 from hami_common.units import whole
 from hami_nodeagent.drivers.errors import DriverMissing
 from hami_nodeagent.drivers.parse import forms
@@ -220,4 +220,4 @@ def kfd_node(properties: str, banks: str) -> KfdNode | None:
 
 
 def _uint(text: str) -> int | None:
-    return whole(text, most=INT64_MAX)
+    return whole(text, most=UINT64_MAX)

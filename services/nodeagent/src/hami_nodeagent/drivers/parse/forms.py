@@ -362,6 +362,8 @@ def process_lines(
     for line in text.splitlines()[begin:]:
         joined = " ".join(cells(line))
         if before is None:
+            if pid not in joined:
+                continue
             names = names_in(joined, (pid, *several))
             before = (names.index(pid) or None) if pid in names else None
             continue
