@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from hami_common import annotations as keys
 from hami_common import hamiformat
+from hami_common.bounds import DeviceId, Index, Uid, Vendor
 from hami_common.errors import RequestInvalid, WireInvalid
 from hami_common.events.codec import UNDECODABLE
 from hami_common.hamiformat import Given, MigInstance, Word
@@ -35,9 +36,9 @@ _SIXTEENTHS: Final = 16
 class TakenOver(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an operator wrote on a node that came over from HAMi."""
 
-    pods: tuple[str, ...] = ()
+    pods: tuple[Uid, ...] = ()
     """Pods that HAMi placed there, by uid: only these are adopted."""
-    devices: dict[str, dict[str, int]] = {}
+    devices: dict[Vendor, dict[DeviceId, Index]] = {}
     """By vendor: HAMi's id of each device → the vendor's number of it."""
 
 

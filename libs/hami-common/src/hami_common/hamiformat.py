@@ -20,6 +20,8 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
+from hami_common import bounds
+from hami_common.bounds import CapacityMib, Count, DeviceId, GridPosition, Index, SignedInt32
 from hami_common.errors import WireInvalid
 from hami_common.events.codec import UNDECODABLE
 from hami_common.units import shown, whole
@@ -280,15 +282,15 @@ def encode_shares(containers: Iterable[Sequence[Given]]) -> str:
 
 
 class _PlacementLine(Struct, frozen=True, kw_only=True):
-    start: int = 0
-    size: int = 0
+    start: GridPosition = 0
+    size: GridPosition = 0
 
 
 class _MigLine(Struct, frozen=True, kw_only=True, rename="camel"):
-    container_index: int = 0
-    device_index: int = 0
-    gpu_uuid: str = msgspec.field(default="", name="gpuUUID")
-    profile: str = ""
+    container_index: Count = 0
+    device_index: Count = 0
+    gpu_uuid: DeviceId = msgspec.field(default="", name="gpuUUID")
+    profile: bounds.Word = ""
     placement: _PlacementLine = _PlacementLine()
 
 
@@ -326,25 +328,25 @@ def decode_mig(text: str, *, what: str = MIG) -> tuple[MigInstance, ...]:
 
 
 class _ProfileLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    name: str = ""
-    memory_mib: int = msgspec.field(default=0, name="memoryMB")
-    core: int = 0
-    slice_count: int = msgspec.field(default=0, name="sliceCount")
+    name: bounds.Word = ""
+    memory_mib: CapacityMib = msgspec.field(default=0, name="memoryMB")
+    core: Count = 0
+    slice_count: Count = msgspec.field(default=0, name="sliceCount")
     placements: tuple[_PlacementLine, ...] = ()
 
 
 class _RegisterLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    id: str = ""
-    index: int = 0
-    count: int = 0
-    devmem: int = 0
-    devcore: int = 0
-    type: str = ""
-    numa: int = 0
-    mode: str = ""
+    id: DeviceId = ""
+    index: Index = 0
+    count: Count = 0
+    devmem: CapacityMib = 0
+    devcore: Count = 0
+    type: bounds.Word = ""
+    numa: SignedInt32 = 0
+    mode: bounds.Word = ""
     mig_profiles: tuple[_ProfileLine, ...] = msgspec.field(default=(), name="migProfiles")
     health: bool = False
-    devicevendor: str = ""
+    devicevendor: bounds.Word = ""
 
 
 _register_decoder = msgspec.json.Decoder(list[_RegisterLine])

@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 UNDECODABLE: Final = (msgspec.DecodeError, UnicodeError, RecursionError)
 """All that a msgspec decoder raises for bytes from outside; callers make a ``HamiError`` of it."""
+_SHOWN: Final = 300
+"""Characters of an error that are kept: it may quote the value."""
 RANGES_PAGE: Final = "docs/wire.md, ranges"
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -42,17 +44,15 @@ def decode(data: bytes, message_type: type[T], *, what: str) -> T:
 def problem_of(error: Exception) -> str:
     """Sentence about an error of ``UNDECODABLE``: the field, the bound and the fix.
 
-    ``devices[0].index: Expected `int` <= 4095; write a value within it (docs/wire.md, ranges)``.
+    ``$.devices[0].index: Expected `int` <= 4095; write a value within it (docs/wire.md, ranges)``.
     """
     if isinstance(error, RecursionError):
         return f"is nested too deeply; write it flatter ({RANGES_PAGE})"
     text = str(error)
-    if not isinstance(error, msgspec.ValidationError):
-        return text
     problem, separator, where = text.rpartition(" - at ")
-    if not separator:
-        return text
-    field = where.replace("`", "").replace("$.", "").replace("$", "the document")
+    if not separator or not isinstance(error, msgspec.ValidationError):
+        return text[:_SHOWN]
+    problem, field = problem[:_SHOWN], where.replace("`", "")
     is_range = " <= " in problem or " >= " in problem or problem.endswith("out of range")
     fix = f"; write a value within it ({RANGES_PAGE})" if is_range else ""
     return f"{field}: {problem}{fix}"

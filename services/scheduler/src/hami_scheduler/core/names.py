@@ -74,7 +74,7 @@ class NodeNames:
             try:
                 self._names = _decoder.decode(b"[" + self.text)
             except UNDECODABLE as error:
-                problem = problem_of(error).replace("the document", "NodeNames")
+                problem = problem_of(error).replace("$", "$.NodeNames", 1)
                 raise WireInvalid(what="ExtenderArgs", problem=problem) from error
         return self._names
 

@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from hami_common import annotations as keys
+from hami_common.bounds import Count
 from hami_common.errors import Denied, HamiError, NotFound, WireInvalid
 from hami_common.events.codec import UNDECODABLE
 from hami_common.events.decision import DecisionRecord
@@ -59,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 class _GroupSpec(Struct, frozen=True, kw_only=True, rename="camel"):
-    min_member: int = 0
+    min_member: Count = 0
 
 
 class _Group(Struct, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common import annotations
+from hami_common.bounds import SignedInt32
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
@@ -108,7 +109,7 @@ class _BudgetSpec(Struct, frozen=True, kw_only=True):
 
 
 class _BudgetStatus(Struct, frozen=True, kw_only=True, rename="camel"):
-    disruptions_allowed: int = 0
+    disruptions_allowed: SignedInt32 = 0
 
 
 class _Budget(Struct, frozen=True, kw_only=True):
