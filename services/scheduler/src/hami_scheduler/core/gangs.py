@@ -85,10 +85,10 @@ def gang_of(pod: PodView) -> GangRef | None:
         name = labels.get(key) or annotations.get(key)
         if not name:
             continue
+        checked_name(name, field=_field(key, labels))
         size = 0
         if size_key:
             size = _size(annotations.get(size_key) or labels.get(size_key), size_key)
-        checked_name(name, field=_field(key, labels))
         return GangRef(key=f"{namespace}/{name}", size=size, kind=kind)
     return None
 
