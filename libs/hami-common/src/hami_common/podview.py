@@ -275,4 +275,4 @@ class PodListView(Struct, frozen=True, kw_only=True):
     """A page of pods."""
 
     metadata: ListMetadataView = ListMetadataView()
-    items: list[PodView] = []
+    items: Annotated[list[PodView], Meta(max_length=OBJECT_LIST_MOST)] = []
