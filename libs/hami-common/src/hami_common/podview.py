@@ -19,7 +19,6 @@ from hami_common.bounds import (
     Name,
     ObjectText,
     Quantity,
-    Reference,
     SignedInt32,
     SignedInt64,
     Uid,
@@ -102,9 +101,9 @@ Annotations = Annotated[dict[MapKey, AnnotationValue], Meta(max_length=OBJECT_LI
 class OwnerView(Struct, frozen=True, kw_only=True):
     """One owner reference."""
 
-    kind: Word = ""
-    name: Name = ""
-    uid: Uid = ""
+    kind: ObjectText = ""
+    name: ObjectText = ""
+    uid: ObjectText = ""
 
 
 class MetadataView(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -132,7 +131,7 @@ class VolumeView(Struct, frozen=True, kw_only=True):
 class SchedulingGateView(Struct, frozen=True, kw_only=True):
     """Something that must be taken away before the pod is scheduled."""
 
-    name: Name = ""
+    name: MapKey = ""
 
 
 class TermView(Struct, frozen=True, kw_only=True):
@@ -169,7 +168,7 @@ class PodSpecView(Struct, frozen=True, kw_only=True, rename="camel"):
     """``spec``."""
 
     node_name: Name = ""
-    scheduler_name: Name = ""
+    scheduler_name: ObjectText = ""
     runtime_class_name: Name | None = None
     priority: SignedInt32 | None = None
     priority_class_name: Name | None = None
@@ -197,7 +196,7 @@ class ContainerStateView(Struct, frozen=True, kw_only=True):
 class ContainerStatusView(Struct, frozen=True, kw_only=True, rename="camel"):
     """Status of one container."""
 
-    name: Label
+    name: ObjectText
     started: bool | None = None
     ready: bool = False
     restart_count: SignedInt32 = 0
@@ -212,8 +211,8 @@ Statuses = Annotated[list[ContainerStatusView], Meta(max_length=OBJECT_LIST_MOST
 class ConditionView(Struct, frozen=True, kw_only=True):
     """One condition."""
 
-    type: Reference
-    status: Word
+    type: ObjectText
+    status: ObjectText
     reason: ObjectText = ""
     message: ObjectText = ""
 
@@ -225,7 +224,7 @@ class PodStatusView(Struct, frozen=True, kw_only=True, rename="camel"):
     reason: ObjectText = ""
     message: ObjectText = ""
     qos_class: Word = field(default="", name="qosClass")
-    nominated_node_name: Name = ""
+    nominated_node_name: ObjectText = ""
     start_time: Word | None = None
     conditions: Annotated[list[ConditionView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
     container_statuses: Statuses | None = None

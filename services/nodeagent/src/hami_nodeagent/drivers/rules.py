@@ -10,6 +10,7 @@ from itertools import combinations
 
 from msgspec import Struct
 
+from hami_common.bounds import REPORTED_MOST
 from hami_common.errors import SettingsInvalid
 from hami_common.events.codec import out_of_range
 from hami_common.model.device import DeviceFacts, Link
@@ -145,6 +146,9 @@ def within_bounds(
     kept: list[DeviceFacts] = []
     problems: list[str] = []
     for device in facts:
+        if len(kept) == REPORTED_MOST:
+            problems.append(f"more than {REPORTED_MOST} devices; the others are left out")
+            break
         if problem := out_of_range(device):
             problems.append(f"device {shown(device.uuid)}: {problem}")
         else:

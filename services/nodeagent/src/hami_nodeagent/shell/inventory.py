@@ -24,6 +24,7 @@ from anyio.abc import TaskStatus
 from msgspec.structs import replace
 
 from hami_common import subjects
+from hami_common.bounds import NAME_MOST, TEXT_MOST
 from hami_common.errors import HamiError, WireInvalid
 from hami_common.events.codec import decode, encode, event_headers
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices, NodeReport
@@ -347,9 +348,9 @@ class Reporter:
             time_s=0.0,
             devices=tuple(board.withdraw(device) for device in facts),
             links=self._source.links,
-            driver_version=self._source.driver_version,
+            driver_version=self._source.driver_version[:NAME_MOST],
             agent_version=version("hami-nodeagent"),
-            problem="; ".join(part for part in (self._source.problem, *withheld, *beyond) if part),
+            problem="; ".join(filter(None, (self._source.problem, *withheld, *beyond)))[:TEXT_MOST],
         )
 
     async def _store(self, report: NodeReport) -> None:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from hami_common.apipath import api_path
 from hami_common.bounds import INT64_MAX
 from hami_common.errors import NotFound, WireInvalid
-from hami_common.events.codec import UNDECODABLE
+from hami_common.events.codec import UNDECODABLE, decode
 from hami_common.podview import PodListView, PodView
 from hami_common.ports import KubeApi
 from hami_common.units import whole
@@ -31,7 +31,6 @@ _FIRST_ACTIVE_ONLY = (1, 34)
 
 _log = logging.getLogger(__name__)
 _pod_decoder = msgspec.json.Decoder(PodView)
-_list_decoder = msgspec.json.Decoder(PodListView)
 
 
 class _NodeInfo(Struct, frozen=True, rename="camel"):
@@ -115,7 +114,7 @@ class PodSource:
         """Read all pods of this node. ``Unavailable`` when the API server is away."""
         selector = f"spec.nodeName={self._picture.node}"
         pages = await self._kube.list_pages(PODS_PATH, field_selector=selector)
-        lists = [_list_decoder.decode(page) for page in pages]
+        lists = [decode(page, PodListView, what="pods of this node") for page in pages]
         pods = [pod for page in lists for pod in page.items]
         # A list that comes in pages shows the state of its first one.
         revision = _number(lists[0].metadata.resource_version) if lists else 0

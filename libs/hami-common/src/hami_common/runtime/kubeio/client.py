@@ -29,7 +29,7 @@ from hami_common.errors import (
     NotFound,
     Unavailable,
 )
-from hami_common.events.codec import UNDECODABLE
+from hami_common.events.codec import UNDECODABLE, decode
 from hami_common.ports import WatchEvent
 from hami_common.runtime.kubeio.login import Login, log_in
 from hami_common.runtime.kubeio.reflector import GONE, reflect
@@ -64,7 +64,6 @@ class _PageView(msgspec.Struct, frozen=True):
 
 
 _status_decoder = msgspec.json.Decoder(_StatusView)
-_page_decoder = msgspec.json.Decoder(_PageView)
 
 
 class KubeClient:
@@ -183,7 +182,7 @@ class KubeClient:
         query = {"limit": str(page_size), **selectors}
         while True:
             page = await self._call("GET", path, query=query)
-            token = _page_decoder.decode(page).metadata.continue_
+            token = decode(page, _PageView, what=f"page of {path}").metadata.continue_
             yield page
             if not token:
                 return
