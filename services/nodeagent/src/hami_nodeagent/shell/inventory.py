@@ -24,6 +24,7 @@ from anyio.abc import TaskStatus
 from msgspec.structs import replace
 
 from hami_common import grants, subjects
+from hami_common.bounds import NAME_MOST, TEXT_MOST
 from hami_common.errors import HamiError, Unavailable, WireInvalid
 from hami_common.events.codec import decode_on, encode, event_headers
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices, NodeReport
@@ -43,6 +44,7 @@ from hami_nodeagent.core.partitions import faulty_text, foreign_text
 from hami_nodeagent.drivers.errors import DriverError, DriverMismatch
 from hami_nodeagent.drivers.partitioner import Instance
 from hami_nodeagent.drivers.protocol import Driver, Inventory
+from hami_nodeagent.drivers.rules import within_bounds
 from hami_nodeagent.shell.site import Site
 
 _FAULTS_LIMIT_S = 5.0
@@ -347,17 +349,19 @@ class Reporter:
             )
             if text
         ]
+        # One device that the driver describes wrongly must not withhold the report of all others.
+        facts, beyond = within_bounds(self._source.facts())
         return NodeReport(
             node=self._picture.node,
             vendor=self._source.vendor,
             boot_id=self._sequence.boot_id,
             seq=0,
             time_s=0.0,
-            devices=tuple(board.withdraw(device) for device in self._source.facts()),
+            devices=tuple(board.withdraw(device) for device in facts),
             links=self._source.links,
-            driver_version=self._source.driver_version,
+            driver_version=self._source.driver_version[:NAME_MOST],
             agent_version=version("hami-nodeagent"),
-            problem="; ".join(part for part in (self._source.problem, *withheld) if part),
+            problem="; ".join(filter(None, (self._source.problem, *withheld, *beyond)))[:TEXT_MOST],
         )
 
     async def _store(self, report: NodeReport) -> None:

@@ -9,12 +9,15 @@ Times come in as arguments.
 
 from collections.abc import Mapping
 
+from hami_common.bounds import DEVICES_MOST
+from hami_common.events.codec import out_of_range
 from hami_common.events.inventory import NodeDevices, NodeReport
 from hami_common.model.device import Device, DeviceFacts
 from hami_registry.core.device_config import DeviceConfig, canonical_device, use_of
 from hami_registry.core.stranded import Holding, Stranded, stranded
 
-MAX_DEVICES_PER_NODE = 256
+MAX_DEVICES_PER_NODE = DEVICES_MOST
+_PROBLEM_MOST = 4096
 LATE = 16
 """Numbers by which messages of an agent that are only late may differ."""
 JUMP = 2_000
@@ -78,7 +81,7 @@ def _problem_of(facts: DeviceFacts, report: NodeReport, seen: set[str]) -> str:
         return f"vendor {facts.vendor!r} is not the report's {report.vendor!r}"
     if facts.memory_mib < 0 or facts.core_pct <= 0:
         return f"memory_mib {facts.memory_mib} or core_pct {facts.core_pct} cannot be"
-    return ""
+    return out_of_range(facts)
 
 
 class Inventory:
@@ -187,12 +190,16 @@ class Inventory:
             devices=tuple(devices.values()),
             links=tuple(link for link in report.links if link.a in devices and link.b in devices),
             driver_version=report.driver_version,
-            problem="; ".join(problems),
+            problem=_shortened("; ".join(problems)),
         )
 
 
 def _order(message: NodeReport | NodeDevices) -> _Order:
     return message.boot_id, message.seq
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _PROBLEM_MOST else f"{text[:_PROBLEM_MOST]}…"
 
 
 def supersedes(ours: NodeDevices, stored: NodeDevices | None) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hami_common.bounds import NODE_DEVICES_MOST
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
 from hami_common.model.device import Device
 from hami_scheduler.core.table import DeviceTable
@@ -84,6 +85,18 @@ class Inventory:
             else:
                 self._table.set_health(fault.node, uuid, healthy=fault.healthy)
         return known is None or known.devices != devices.devices
+
+    def excess(self, devices: NodeDevices) -> str:
+        """Bound that the node would break with these devices, empty when none.
+
+        The count is over all vendors, so that no type of message can state it.
+        """
+        others = self.of_node(devices.node)
+        count = sum(len(other.devices) for other in others if other.vendor != devices.vendor)
+        count += len(devices.devices)
+        if count <= NODE_DEVICES_MOST:
+            return ""
+        return f"{count} devices on node {devices.node}, at most {NODE_DEVICES_MOST} are used"
 
     def remove(self, node: str, vendor: str) -> None:
         """The canonical record is gone: so are the devices, except for what is booked on them."""

@@ -24,9 +24,11 @@ from msgspec import Struct
 from opentelemetry.trace import Span, SpanKind
 
 from hami_common import annotations, subjects
+from hami_common.apipath import api_path
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.events.codec import UNDECODABLE
 from hami_common.podview import PodListView, PodView
 from hami_common.ports import Bucket, Expect, KubeApi, Write
 from hami_common.runtime.tasks import Backoff
@@ -324,7 +326,7 @@ class Effects:
         for page in pages:
             try:
                 items = _list_decoder.decode(page).items
-            except msgspec.DecodeError as error:
+            except UNDECODABLE as error:
                 raise WireInvalid(what="list of pods", problem=str(error)) from error
             for item in items:
                 known = self._state.pods.get(item.metadata.uid)
@@ -358,7 +360,7 @@ class Effects:
     def _facts(self, raw: bytes) -> PodFacts:
         try:
             view = _pod_decoder.decode(raw)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise WireInvalid(what="pod from the API server", problem=str(error)) from error
         return self._reader.facts_of(view, known=self._state.pods.get(view.metadata.uid))
 
@@ -614,7 +616,7 @@ class Effects:
             try:
                 with self._api():
                     await self._ports.kube.patch(
-                        f"/api/v1/nodes/{self._touch_node}",
+                        api_path("api", "v1", "nodes", self._touch_node),
                         binding.touch_document(stamp=f"{self._now_s():.3f}"),
                     )
             except (Unavailable, NotFound, Conflict, Denied) as error:

@@ -20,6 +20,7 @@ from hami_common import subjects
 from hami_common.errors import Denied, HamiError, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.events.codec import UNDECODABLE
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
 from hami_common.podview import MetadataView, PodView
 from hami_common.ports import Bucket, Entry, KubeApi, Reset, Synced, WatchEvent
@@ -264,6 +265,10 @@ class Feed:
         devices = self._decode(subject, entry.value, NodeDevices, source="inventory")
         if devices is None:
             return
+        if excess := self._inventory.excess(devices):
+            self._metrics.undecodable.labels(source="inventory").inc()
+            _log.error("devices beyond bounds", extra={"key": entry.key, "problem": excess})
+            return
         now_s = self._state.clock.monotonic_s()
         changed = self._inventory.put(devices, revision=entry.revision, now_s=now_s)
         if changed and self._state.has("inventory"):
@@ -326,7 +331,7 @@ class Feed:
         """Uid of the pod that an event is about, empty when that cannot be told."""
         try:
             view = _pod_decoder.decode(event.raw)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             self._metrics.undecodable.labels(source="pods").inc()
             _log.error("pod does not decode", extra={"problem": str(error)})
             return ""
@@ -365,7 +370,7 @@ class Feed:
                     continue
                 try:
                     node = _node_decoder.decode(event.raw).metadata
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                except UNDECODABLE as error:
                     self._metrics.undecodable.labels(source="nodes").inc()
                     _log.error("node does not decode", extra={"problem": str(error)})
                     continue

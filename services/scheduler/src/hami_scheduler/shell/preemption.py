@@ -25,9 +25,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common import annotations, subjects
+from hami_common.bounds import SignedInt32
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
+from hami_common.events.codec import UNDECODABLE
 from hami_common.events.decision import DecisionRecord, Victim
 from hami_common.model.request import PodRequest
 from hami_common.podview import MetadataView, PodListView, PodView
@@ -107,7 +109,7 @@ class _BudgetSpec(Struct, frozen=True, kw_only=True):
 
 
 class _BudgetStatus(Struct, frozen=True, kw_only=True, rename="camel"):
-    disruptions_allowed: int = 0
+    disruptions_allowed: SignedInt32 = 0
 
 
 class _Budget(Struct, frozen=True, kw_only=True):
@@ -514,7 +516,7 @@ class Preemption:
                     for item in _pods_decoder.decode(page).items:
                         uid = item.metadata.uid
                         by_uid[uid] = (*by_uid.get(uid, ()), name)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise WireInvalid(what="PodDisruptionBudgets", problem=str(error)) from error
         return Covered(allowed=allowed, by_uid=by_uid)
 

@@ -9,7 +9,6 @@ nothing. What is decided stands in ``core.quota_ledger`` and ``core.queues``. Se
 """
 
 import logging
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -23,8 +22,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from hami_common import annotations as keys
+from hami_common import documents
 from hami_common.errors import SettingsInvalid, Unavailable
 from hami_common.events.allocation import AllocationRecord
+from hami_common.events.codec import UNDECODABLE
 from hami_common.metricfamilies import ZONE
 from hami_common.model.request import PodRequest
 from hami_common.podview import MetadataView, PodView
@@ -194,7 +195,7 @@ class QuotaKeeper:
         try:
             metadata = _named_decoder.decode(event.raw).metadata
             quota = None if event.type == "DELETED" else self._reader.read(event.raw)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             _log.error("ResourceQuota does not decode", extra={"problem": str(error)})
             return None
         namespace, name = metadata.namespace or "default", metadata.name
@@ -267,12 +268,7 @@ class QuotaKeeper:
             ) from error
 
     def _tree_of(self, content: bytes) -> queues.QueueTree:
-        try:
-            document = tomllib.loads(content.decode())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise SettingsInvalid(
-                field="queues_file", problem=f"is not TOML: {error}", fix="see docs/quota.md"
-            ) from error
+        document = documents.toml(content, field="queues_file", fix="see docs/quota.md")
         return queues.parse(document, vendors=self._vendors)
 
     # --- showing ---------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from hami_common.errors import Denied, HamiError, Unavailable
+from hami_common.events.codec import UNDECODABLE, decode
 from hami_common.ports import WatchEvent
 from hami_common.runtime.tasks import Backoff
 
@@ -75,7 +76,6 @@ class _Status(Struct, frozen=True):
 
 
 _object_decoder = msgspec.json.Decoder(_Object)
-_list_decoder = msgspec.json.Decoder(_List)
 _event_decoder = msgspec.json.Decoder(_Event)
 _status_decoder = msgspec.json.Decoder(_Status)
 _encoder = msgspec.json.Encoder()
@@ -145,10 +145,10 @@ class _Reflector:
         uid_by_name = {(m.namespace, m.name): uid for uid, m in self._known.items()}
         version = ""
         async for page in self._source.pages(self._path, self._selectors):
-            view = _list_decoder.decode(page)
+            view = decode(page, _List, what=f"page of {self._path}")
             version = view.metadata.resource_version
             for item in view.items or []:
-                metadata = _object_decoder.decode(item).metadata
+                metadata = decode(bytes(item), _Object, what=f"item of {self._path}").metadata
                 old_uid = uid_by_name.get((metadata.namespace, metadata.name), metadata.uid)
                 if old_uid != metadata.uid and old_uid in left:
                     yield self._vanished(left.pop(old_uid))  # before its name comes back
@@ -201,7 +201,7 @@ class _Reflector:
                     raise _Expired
                 raise Unavailable(peer="the Kubernetes API", detail=f"watch: {status.message}")
             metadata = _object_decoder.decode(event.object).metadata
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise Unavailable(
                 peer="the Kubernetes API", detail=f"watch sent what is no event: {error}"
             ) from error

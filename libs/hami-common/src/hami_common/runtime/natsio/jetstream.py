@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable
+from hami_common.events.codec import UNDECODABLE
 from hami_common.runtime.natsio.client import Message, Question
 from hami_common.runtime.natsio.connection import PEER, Bus
 
@@ -84,7 +85,7 @@ async def api(
     message = await bus.request(f"{API}.{name}", data, timeout_s=timeout_s)
     try:
         answer: dict[str, Any] = msgspec.json.decode(message.data)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise Unavailable(peer=PEER, detail=f"{name}: answer is not JSON") from error
     if "error" in answer:
         error_view = msgspec.convert(answer["error"], _Error)
@@ -124,7 +125,7 @@ def _stored(subject: str, answer: Message) -> int | HamiError:
     """What the stream says to a message."""
     try:
         ack = _ack_decoder.decode(answer.data)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return Unavailable(peer=PEER, detail=f"{subject}: answer is not an ack")
     if ack.error is not None:
         return _failure(subject, ack.error)

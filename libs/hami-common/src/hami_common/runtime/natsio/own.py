@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from hami_common import subjects
 from hami_common.errors import HamiError, Unavailable, WireInvalid
+from hami_common.events.codec import UNDECODABLE
 from hami_common.ports import Entry
 from hami_common.runtime.natsio.bucket import NatsBucket, entry_from_direct
 from hami_common.runtime.natsio.client import Message
@@ -87,7 +88,7 @@ class OwnBucket(NatsBucket):
     def _piece(self, message: Message) -> _Piece:
         try:
             return _decoder.decode(message.data)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise self._unavailable(message.status or "the answer does not decode") from error
 
     def _unavailable(self, why: str) -> Unavailable:
