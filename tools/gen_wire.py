@@ -16,7 +16,16 @@ from pathlib import Path
 import msgspec
 
 from hami_common import limits, signing
-from hami_common.events import allocation, asking, breach, decision, inventory, partition, usage
+from hami_common.events import (
+    allocation,
+    asking,
+    breach,
+    decision,
+    inventory,
+    partition,
+    quarantine,
+    usage,
+)
 from hami_common.model import device, placement, request
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +38,7 @@ MODULES = (
     breach,
     partition,
     usage,
+    quarantine,
     asking,
     signing,
     placement,
