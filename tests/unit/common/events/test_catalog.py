@@ -149,7 +149,7 @@ def test_service_and_replica_of_a_quarantine_event_are_read_from_its_subject() -
     subject = subjects.quarantine_event("nodeagent", "gpu-a.example")
     assert subjects.parse_quarantine_event(subject) == ("nodeagent", "gpu-a.example")
     for other in (f"{subject}.more", subject.rpartition(".")[0], subjects.usage_event("gpu-a")):
-        with pytest.raises(WireInvalid, match="is not hami.v1.event.quarantine"):
+        with pytest.raises(WireInvalid, match=r"is not hami\.v1\.event\.quarantine"):
             subjects.parse_quarantine_event(other)
 
 
