@@ -124,6 +124,10 @@ class Quarantine:
             self._objects.labels(kind=kind)
             self._failures.labels(kind=kind)
 
+    def __len__(self) -> int:
+        """Return how many objects are in quarantine."""
+        return len(self._places)
+
     def entries(self) -> list[Quarantined]:
         """Return what is in quarantine, the oldest first."""
         entries = [place.entry for place in self._places.values()]

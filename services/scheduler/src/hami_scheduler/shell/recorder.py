@@ -328,6 +328,12 @@ class RecordedTable(DeviceTable):
         known = super().set_domain
         self._recorder.call(stimulus, lambda: known(node, path))
 
+    def set_withheld(self, node: str, vendor: str = "", *, withheld: bool) -> bool:
+        """Recorded."""
+        stimulus = stimuli.NodeWithheld(node=node, vendor=vendor, withheld=withheld)
+        known = super().set_withheld
+        return self._recorder.call(stimulus, lambda: known(node, vendor, withheld=withheld))
+
 
 class RecordedInventory(Inventory):
     """An inventory that is recorded."""
