@@ -284,6 +284,8 @@ class Quarantine:
         is_told = known is not None and (
             known.entry.problem == problem or monotonic_s - known.logged_s < LOGGED_S
         )
+        if attempt is None and known is not None and known.attempt is not None:
+            attempt, size_bytes = known.attempt, known.size_bytes
         self._drop(place)
         if attempt is not None and self._bytes + size_bytes <= self._kept_bytes:
             due_s, kept = monotonic_s + delay_s, attempt

@@ -159,7 +159,7 @@ class ArgsDecoder:
             return self._last[1], candidates
         try:
             args = _shortened_decoder.decode(rest)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         if bytes(args.node_names) != _NAMES_STAND_IN:
             return None
@@ -270,5 +270,5 @@ def encode_bind(error: str = "") -> bytes:
 def _decode(decoder: msgspec.json.Decoder[T], data: bytes | Raw, *, what: str) -> T:
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireInvalid(what=what, problem=str(error)) from error

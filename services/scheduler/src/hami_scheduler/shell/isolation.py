@@ -61,8 +61,8 @@ KINDS: Final = (
 """Kinds of objects that the scheduler handles one by one, see docs/runbook/quarantine.md."""
 POD_KINDS: Final = (CALL, DECISION, FENCE, MIRROR, POD, PREEMPTION, RESTORE, TAKE_OVER)
 """Kinds whose key is the uid of a pod: forgotten with it."""
-NODE_KINDS: Final = (METRICS, NODE, WAKE)
-"""Kinds whose key is the name of a node."""
+NODE_KINDS: Final = (METRICS, MIRROR, NODE, TAKE_OVER, WAKE)
+"""Kinds whose key is the name of a node, unless the entry has the name of a pod or a ``/``."""
 
 _Object = tuple[str, str]
 """(kind, key)."""
@@ -187,7 +187,7 @@ def reference(entry: Quarantined) -> ObjectRef | None:
 def _node_of(entry: Quarantined) -> str:
     """Name of the node that an entry is about, empty where it is about none."""
     if entry.kind in NODE_KINDS:
-        return entry.key
+        return "" if "/" in entry.key else entry.key
     try:
         if entry.kind in (RECORD, STATE):
             return subjects.parse_allocation_key(entry.key)[0]

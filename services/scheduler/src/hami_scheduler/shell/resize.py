@@ -120,7 +120,7 @@ class Resizer:
         """Answer ``POST /v1/resize``."""
         try:
             wish = _decoder.decode(request.body)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise WireInvalid(what="resize request", problem=str(error)) from error
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
         try:
@@ -275,6 +275,12 @@ class Resizer:
         """Book these shares instead of those of ``holding``, within capacity and quotas."""
         record = holding.record
         grows = larger(record.containers, containers) != record.containers
+        if grows and self._is_withheld(record.node, containers):
+            raise ResizeRefused(
+                code="node-withheld",
+                text=f"node {record.node}: NodeWithheld: a record of the node cannot be read, so"
+                " nothing more is given there; see GET /v1/quarantine",
+            )
         generation = self._quota.ledger.generation
         try:
             async with self._effects.planning(record.node):
@@ -293,6 +299,11 @@ class Resizer:
             await self._book(booked, record.containers, reason="beyond a quota")
             raise ResizeRefused(code="no-quota", text=refusal.text)
         return booked
+
+    def _is_withheld(self, node: str, containers: Sequence[ContainerShares]) -> bool:
+        """Whether nothing more is given of a vendor that the containers have shares of."""
+        vendors = {share.vendor for container in containers for share in container.shares}
+        return any(self._state.table.is_withheld(node, vendor) for vendor in vendors)
 
     async def _append(
         self,
