@@ -9,6 +9,7 @@ from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
 
 Obj = dict[str, Any]
+LIMITS_MOUNT = {"name": "hami-limits-main", "mountPath": "/etc/hami", "readOnly": True}
 
 
 def pod(
@@ -42,7 +43,15 @@ def pod(
         },
         "spec": {
             "schedulerName": "hami-scheduler",
-            "containers": [{"name": "main", "image": "x", "resources": {"limits": limits}}],
+            "containers": [
+                {
+                    "name": "main",
+                    "image": "x",
+                    "resources": {"limits": limits},
+                    "volumeMounts": [LIMITS_MOUNT],
+                }
+            ],
+            "volumes": [{"name": "hami-limits-main", "downwardAPI": {"items": []}}],
         },
         "status": {"phase": "Pending"},
     }

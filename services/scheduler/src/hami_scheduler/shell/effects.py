@@ -74,6 +74,7 @@ UNPROCESSABLE = 422
 """Status of a write that is invalid as such, whatever the object's version."""
 MANAGED = f"{annotations.MANAGED_LABEL}=true"
 """Selects the pods that the webhook prepared."""
+UNMANAGED = f"{annotations.MANAGED_LABEL}!=true"
 
 _pod_decoder = msgspec.json.Decoder(PodView)
 
@@ -112,6 +113,18 @@ class _RawList(Struct, frozen=True, kw_only=True):
     items: list[msgspec.Raw] | None = None
 
 
+class _Marked(Struct, frozen=True, kw_only=True):
+    uid: str = ""
+    namespace: str = ""
+    name: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class _MarkedPod(Struct, frozen=True, kw_only=True):
+    metadata: _Marked = _Marked()
+
+
+_marked_decoder = msgspec.json.Decoder(_MarkedPod)
 _bare_decoder = msgspec.json.Decoder(BarePod)
 _raw_list_decoder = msgspec.json.Decoder(_RawList)
 UNREADABLE = BarePod(metadata=_BareMetadata(uid="unreadable"))
@@ -123,6 +136,18 @@ def bare_pod(raw: bytes | msgspec.Raw) -> BarePod:
         return _bare_decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return UNREADABLE
+
+
+def _note_unlabelled(raw: msgspec.Raw, paths: dict[str, str]) -> None:
+    """Note the path of a pod that carries an allocation, by uid; read in full afterwards."""
+    try:
+        metadata = _marked_decoder.decode(raw).metadata
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pod = bare_pod(raw)
+        paths[pod.metadata.uid] = pod_path(*pod.names())
+        return
+    if annotations.ALLOCATION in (metadata.annotations or {}):
+        paths[metadata.uid] = pod_path(metadata.namespace or "default", metadata.name)
 
 
 def _items_of(page: bytes) -> list[msgspec.Raw]:
@@ -408,6 +433,32 @@ class Effects:
                     found.append(facts)
             # A large cluster's list is long: let calls be answered between its pages.
             await anyio.lowlevel.checkpoint()
+        return found
+
+    async def unlabelled_pods(self) -> list[PodFacts]:
+        """Assigned pods that carry an allocation but not our label, so that no watch shows them.
+
+        Reads the metadata of every pod of the cluster without our label, page by page.
+        """
+        paths: dict[str, str] = {}
+        pages = self._ports.kube.metadata_pages(
+            PODS, label_selector=UNMANAGED, page_size=self._settings.list_page_size
+        )
+        async for page in pages:
+            if annotations.ALLOCATION.encode() in page:
+                for item in _items_of(page):
+                    _note_unlabelled(item, paths)
+            await anyio.lowlevel.checkpoint()
+        found: list[PodFacts] = []
+        for path in paths.values():
+            try:
+                with self._api():
+                    raw = await self._ports.kube.get(path)
+            except NotFound:
+                continue
+            facts = self._listed(raw)
+            if facts is not None and facts.node:
+                found.append(facts)
         return found
 
     def _listed(self, raw: bytes | msgspec.Raw) -> PodFacts | None:

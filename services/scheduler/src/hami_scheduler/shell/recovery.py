@@ -103,6 +103,11 @@ class Recovery:
         wiped, self._feed.wiped = self._feed.wiped, False
         try:
             pods = {pod.uid: pod for pod in await self._effects.list_pods()}
+            unlabelled: list[PodFacts] = []
+            if not ledger.ready:
+                # Nothing but a pod itself tells of its share when the ledger was lost.
+                unlabelled = await self._effects.unlabelled_pods()
+                pods |= {pod.uid: pod for pod in unlabelled}
             steps = repair.compare(ledger.holdings(), pods)
             if not ledger.ready and (wiped or any(isinstance(s, repair.Restore) for s in steps)):
                 self._metrics.rebuilds.inc()
@@ -117,6 +122,9 @@ class Recovery:
             self._state.tell(Repaired(now_s=self._state.clock.now_s()))
             self._state.refresh()
             _log.info("ledger and pods agree", extra={"pods": len(pods), "steps": len(steps)})
+        for pod in unlabelled:  # label them, so that our watch sees them end
+            for holding in ledger.holdings_of_pod(pod.uid):
+                self._chores.add(repair.Doubt(holding=holding))
         for step in steps:
             if not isinstance(step, repair.Restore):
                 self._metrics.repairs.labels(action=type(step).__name__.lower()).inc()
