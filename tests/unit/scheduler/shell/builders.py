@@ -7,9 +7,9 @@ from typing import Any
 from hami_common import annotations
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
+from tests.support.builders import as_admitted
 
 Obj = dict[str, Any]
-LIMITS_MOUNT = {"name": "hami-limits-main", "mountPath": "/etc/hami", "readOnly": True}
 
 
 def pod(
@@ -31,14 +31,14 @@ def pod(
             "nvidia.com/gpumem": str(mem_mib),
             "nvidia.com/gpucores": str(cores),
         }
-    return {
+    made: Obj = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": name,
             "namespace": namespace,
             "uid": uid or f"uid-{name}",
-            "labels": {annotations.MANAGED_LABEL: "true"} if managed else {},
+            "labels": {},
             "annotations": dict(annotated or {}),
         },
         "spec": {
@@ -48,13 +48,15 @@ def pod(
                     "name": "main",
                     "image": "x",
                     "resources": {"limits": limits},
-                    "volumeMounts": [LIMITS_MOUNT],
                 }
             ],
-            "volumes": [{"name": "hami-limits-main", "downwardAPI": {"items": []}}],
         },
         "status": {"phase": "Pending"},
     }
+    made = as_admitted(made)
+    if not managed:
+        del made["metadata"]["labels"][annotations.MANAGED_LABEL]
+    return made
 
 
 def devices(
