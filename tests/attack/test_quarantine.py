@@ -200,6 +200,22 @@ async def test_one_report_never_ends_the_scheduler(
     world.check(*DEVICES.values())
 
 
+async def test_devices_that_do_not_decode_are_not_served_until_good_ones_come() -> None:
+    world = await world_with_nodes()
+    bucket = MemoryBucket(world.bus, subjects.DEVICES_BUCKET)
+    async with world.scheduler() as s:
+        await bucket.append("n2.nvidia", b'{"node": 7}')
+        await quiet()
+        probe = builders.pod("probe")
+        assert (await ask(world, s, probe))["NodeNames"] == ["n1"]
+    async with world.scheduler("restarted") as s:
+        assert (await ask(world, s, probe))["NodeNames"] == ["n1"]
+        await require_served(world, s)
+        await world.add_devices(replace(DEVICES["n2"], seq=9))
+        await quiet()
+        assert (await ask(world, s, probe))["NodeNames"] == NODES
+
+
 async def test_a_vendor_that_cannot_be_read_does_not_withhold_the_others_of_its_node() -> None:
     world = await world_with_nodes()
     async with world.scheduler() as s:

@@ -180,9 +180,9 @@ class Feed:
             f"feed {name}", once, expected=(Unavailable, Denied), is_endless=True
         )
 
-    def _decode(self, data: bytes, kind: type[T], *, what: str, source: str) -> T:
+    def _decode(self, subject: str, data: bytes, kind: type[T], *, source: str) -> T:
         try:
-            return codec.decode(data, kind, what=what)
+            return codec.decode(data, kind, what=subject)
         except WireInvalid:
             self._metrics.undecodable.labels(source=source).inc()
             raise
@@ -249,7 +249,8 @@ class Feed:
 
     def _take_record(self, item: Entry) -> None:
         try:
-            record = self._decode(item.value, AllocationRecord, what=item.key, source="records")
+            subject = subjects.kv_subject(subjects.ALLOC_BUCKET, item.key)
+            record = self._decode(subject, item.value, AllocationRecord, source="records")
             now_s = self._state.clock.now_s()
             self._state.fold(RecordSeen(seq=item.revision, record=record, now_s=now_s))
             self._quota.fold(item.revision, record)
@@ -312,7 +313,8 @@ class Feed:
             self._take_state(entry)
 
     def _take_state(self, item: Entry) -> None:
-        state = self._decode(item.value, StateRecord, what=item.key, source="states")
+        subject = subjects.kv_subject(subjects.STATE_BUCKET, item.key)
+        state = self._decode(subject, item.value, StateRecord, source="states")
         now_s = self._state.clock.now_s()
         self._state.fold(StateSeen(seq=item.revision, state=state, now_s=now_s))
 
@@ -358,7 +360,8 @@ class Feed:
         if not entry.value:
             self._inventory.remove(node, vendor)
             return
-        devices = self._decode(entry.value, NodeDevices, what=entry.key, source="inventory")
+        subject = subjects.kv_subject(subjects.DEVICES_BUCKET, entry.key)
+        devices = self._decode(subject, entry.value, NodeDevices, source="inventory")
         if (devices.node, devices.vendor) != (node, vendor):
             self._metrics.undecodable.labels(source="inventory").inc()
             raise WireInvalid(
@@ -378,7 +381,7 @@ class Feed:
                 )
 
     def _take_heartbeat(self, message: Heard) -> None:
-        heartbeat = self._decode(message.data, Heartbeat, what=message.subject, source="heartbeats")
+        heartbeat = self._decode(message.subject, message.data, Heartbeat, source="heartbeats")
         if self.is_withheld(heartbeat.node):
             unserved = (*heartbeat.unserved, *heartbeat.vendors)
             heartbeat = replace(heartbeat, vendors=(), unserved=unserved)
@@ -399,7 +402,7 @@ class Feed:
                     )
 
     def _decode_fault(self, message: Heard, found: list[DeviceFault]) -> None:
-        found.append(self._decode(message.data, DeviceFault, what=message.subject, source="faults"))
+        found.append(self._decode(message.subject, message.data, DeviceFault, source="faults"))
 
     def _take_fault(self, fault: DeviceFault) -> None:
         if not self._inventory.take_fault(fault):
