@@ -79,6 +79,7 @@ _list_decoder = msgspec.json.Decoder(_List)
 _event_decoder = msgspec.json.Decoder(_Event)
 _status_decoder = msgspec.json.Decoder(_Status)
 _encoder = msgspec.json.Encoder()
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Expired(Exception):
@@ -145,10 +146,19 @@ class _Reflector:
         uid_by_name = {(m.namespace, m.name): uid for uid, m in self._known.items()}
         version = ""
         async for page in self._source.pages(self._path, self._selectors):
-            view = _list_decoder.decode(page)
+            try:
+                view = _list_decoder.decode(page)
+            except _UNREADABLE as error:
+                raise Unavailable(
+                    peer="the Kubernetes API", detail=f"list sent what is no list: {error}"
+                ) from error
             version = view.metadata.resource_version
             for item in view.items or []:
-                metadata = _object_decoder.decode(item).metadata
+                try:
+                    metadata = _object_decoder.decode(item).metadata
+                except _UNREADABLE:
+                    yield WatchEvent(type="ADDED", raw=bytes(item))  # the consumer isolates it
+                    continue
                 old_uid = uid_by_name.get((metadata.namespace, metadata.name), metadata.uid)
                 if old_uid != metadata.uid and old_uid in left:
                     yield self._vanished(left.pop(old_uid))  # before its name comes back
@@ -200,11 +210,17 @@ class _Reflector:
                 if status.code == GONE:
                     raise _Expired
                 raise Unavailable(peer="the Kubernetes API", detail=f"watch: {status.message}")
-            metadata = _object_decoder.decode(event.object).metadata
-        except msgspec.DecodeError as error:
+        except _UNREADABLE as error:
             raise Unavailable(
                 peer="the Kubernetes API", detail=f"watch sent what is no event: {error}"
             ) from error
+        try:
+            metadata = _object_decoder.decode(event.object).metadata
+        except _UNREADABLE:
+            # The watch goes on behind it, and the consumer isolates it.
+            return WatchEvent(
+                type=event.type, raw=bytes(event.object), resource_version=self._version
+            )
         self._version = metadata.resource_version
         if event.type == "BOOKMARK":
             return None
