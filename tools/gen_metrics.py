@@ -16,6 +16,9 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from hami_common.metricfamilies import Group
 from hami_common.runtime import reload
+from hami_common.runtime.clock import SystemClock
+from hami_common.runtime.quarantine import Quarantine
+from hami_common.runtime.supervise import Supervisor
 from hami_nodeagent.shell import metrics as agent
 from hami_nodeagent.shell import usagemetrics
 from hami_registry.shell import metrics as registry
@@ -79,6 +82,8 @@ def rows() -> list[Row]:
     """Every metric of every service."""
     found = [
         *_own(EVERY, reload.Metrics(CollectorRegistry())),
+        *_own(EVERY, Quarantine(kinds=(), clock=SystemClock(), registry=CollectorRegistry())),
+        *_own(EVERY, Supervisor(clock=SystemClock(), registry=CollectorRegistry())),
         *_own("scheduler", scheduler.Metrics(CollectorRegistry())),
         *_collected("scheduler", _quota_metrics()),
         *_grouped("scheduler", clustermetrics.DEVICE_GROUPS),
@@ -133,7 +138,8 @@ def _collected(service: str, families: Iterable[Any]) -> list[Row]:
 
 
 def _quota_metrics() -> Iterable[Any]:
-    nothing = SimpleNamespace(ledger=QuotaLedger(), problem="")
+    quarantine = Quarantine(kinds=(), clock=SystemClock(), registry=CollectorRegistry())
+    nothing = SimpleNamespace(ledger=QuotaLedger(), problem="", quarantine=quarantine)
     return QuotaMetrics(cast("QuotaKeeper", nothing)).collect()
 
 

@@ -18,7 +18,16 @@ from pathlib import Path
 import msgspec
 
 from hami_common import bounds, limits, signing
-from hami_common.events import allocation, asking, breach, decision, inventory, partition, usage
+from hami_common.events import (
+    allocation,
+    asking,
+    breach,
+    decision,
+    inventory,
+    partition,
+    quarantine,
+    usage,
+)
 from hami_common.model import device, placement, request
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +41,7 @@ MODULES = (
     breach,
     partition,
     usage,
+    quarantine,
     asking,
     signing,
     placement,

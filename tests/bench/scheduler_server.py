@@ -237,7 +237,10 @@ def _container(
         "command": ["python", "-m", "train"],
         "env": [{"name": f"SETTING_{i}", "value": f"value-{i}"} for i in range(10)],
         "resources": {"limits": limits, "requests": limits},
-        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        "volumeMounts": [
+            {"name": "data", "mountPath": "/data"},
+            {"name": f"hami-limits-{name}", "mountPath": "/etc/hami", "readOnly": True},
+        ],
         **more,
     }
 
@@ -274,7 +277,10 @@ def _asking_pod(mix: str, seed: int) -> Obj:
             "schedulerName": "hami-scheduler",
             "initContainers": init,
             "containers": containers,
-            "volumes": [{"name": "data", "emptyDir": {}}],
+            "volumes": [
+                {"name": "data", "emptyDir": {}},
+                *({"name": f"hami-limits-{c['name']}"} for c in (*init, *containers)),
+            ],
             "tolerations": [{"key": f"pool-{i}", "operator": "Exists"} for i in range(5)],
         },
         "status": {"phase": "Pending"},

@@ -6,7 +6,9 @@ percent of one device.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+from hami_common import annotations, limits
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device, Link, Profile
 from hami_common.model.placement import ContainerShares, Share
@@ -21,6 +23,21 @@ from hami_common.model.request import (
     PodRequest,
     ScoringWeights,
 )
+
+
+def as_admitted(pod: dict[str, Any]) -> dict[str, Any]:
+    """The document of a pod with what admission adds: our label, the limits of each container."""
+    labels = pod["metadata"].setdefault("labels", {})
+    labels.setdefault(annotations.MANAGED_LABEL, "true")
+    spec = pod["spec"]
+    for container in (*(spec.get("initContainers") or []), *spec["containers"]):
+        name = f"hami-limits-{container['name']}"
+        field = f"metadata.annotations['{annotations.limits(container['name'])}']"
+        item = {"path": limits.FILE_NAME, "fieldRef": {"apiVersion": "v1", "fieldPath": field}}
+        mount = {"name": name, "mountPath": limits.DIRECTORY, "readOnly": True}
+        container.setdefault("volumeMounts", []).append(mount)
+        spec.setdefault("volumes", []).append({"name": name, "downwardAPI": {"items": [item]}})
+    return pod
 
 
 def device(

@@ -192,6 +192,12 @@ class SimulatedKube:
             for at in range(0, max(1, len(bodies)), page_size)
         ]
 
+    async def metadata_pages(
+        self, path: str, *, label_selector: str = "", page_size: int = 500
+    ) -> AsyncIterator[bytes]:
+        for page in await self.list_pages(path, label_selector=label_selector, page_size=page_size):
+            yield page
+
     async def create(self, path: str, body: bytes) -> bytes:
         namespace, name, subresource = _parts(path)
         assert subresource == "binding", path

@@ -392,6 +392,19 @@ class TroubledKube:
         )
         return pages
 
+    async def metadata_pages(
+        self, path: str, *, label_selector: str = "", page_size: int = 500
+    ) -> AsyncIterator[bytes]:
+        async def read() -> list[bytes]:
+            pages = self._inner.metadata_pages(
+                path, label_selector=label_selector, page_size=page_size
+            )
+            return [page async for page in pages]
+
+        found: list[bytes] = await self._troubles.read("API server", self._link, read)
+        for page in found:
+            yield page
+
     async def create(self, path: str, body: bytes) -> bytes:
         raw: bytes = await self._troubles.write(
             "API server", self._link, lambda: self._inner.create(path, body)

@@ -18,6 +18,7 @@ from hami_common.events.allocation import Account, AllocationRecord, StateRecord
 from hami_common.events.inventory import DeviceFault, Heartbeat
 from hami_common.model.request import DevicePolicy, PlacementPolicy, PodRequest, ScoringWeights
 from hami_common.runtime.clock import ManualClock
+from hami_common.runtime.quarantine import Quarantine
 from hami_scheduler.core.ledger import Hold, Ledger
 from hami_scheduler.core.queues import QueueConfig, QueueTree
 from hami_scheduler.core.quota import Asker, Limit, Quota, Resource, Scope, amounts_of
@@ -35,6 +36,7 @@ from hami_scheduler.core.stimuli import (
     Wiped,
 )
 from hami_scheduler.core.verdicts import Filtered
+from hami_scheduler.shell.isolation import STIMULUS
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.recorder import (
     LogSettings,
@@ -84,6 +86,9 @@ class Drive:
             ),
             clock=self.clock,
             metrics=self.metrics,
+            quarantine=Quarantine(
+                kinds=(STIMULUS,), clock=self.clock, registry=CollectorRegistry()
+            ),
             run=f"run{self.seed}",
             program="test",
         )

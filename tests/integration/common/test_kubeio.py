@@ -223,6 +223,31 @@ async def test_lists_come_in_pages_until_the_last(kube: Fixture) -> None:
     assert names == ["c-0", "c-2", "c-4", "c-6"]
 
 
+async def test_metadata_comes_in_pages_without_the_rest_of_the_objects(kube: Fixture) -> None:
+    _, client = kube
+    for number in range(5):
+        await client.create(CONFIG_MAPS, config_map(f"c-{number}", group=str(number % 2)))
+    pages = client.metadata_pages(CONFIG_MAPS, label_selector="group!=1", page_size=2)
+    items = [decoded(page)["items"] async for page in pages]
+    assert [len(page) for page in items] == [2, 1]
+    found = [item for page in items for item in page]
+    assert [item["metadata"]["name"] for item in found] == ["c-0", "c-2", "c-4"]
+    assert all("data" not in item for item in found)
+
+
+async def test_a_list_of_metadata_that_expires_half_way_is_unavailable(tmp_path: Path) -> None:
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/version":
+            return web.Response(body=b"{}")
+        if request.query.get("continue"):
+            return web.Response(status=410, body=b'{"reason":"Expired"}')
+        return web.Response(body=b'{"metadata":{"continue":"more"}}')
+
+    async with raw_server(handle, tmp_path / "k") as client:
+        with pytest.raises(Unavailable, match="expired half way"):
+            [page async for page in client.metadata_pages("/api/v1/things")]
+
+
 def config_map(name: str, *, group: str = "") -> bytes:
     return msgspec.json.encode(
         {

@@ -32,6 +32,7 @@ from hamictl.errors import Refused
 from hamictl.moving import Mover, Ways
 from tests.integration.scheduler.site import SchedulerProcess, Site, open_site
 from tests.support import hami_cluster, hami_reader
+from tests.support.builders import as_admitted
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -92,17 +93,19 @@ def new_pod(name: str, word: str) -> Obj:
     """A pod as the webhook leaves it."""
     count, memory, unit, cores = hami_cluster.LIMITS[word]
     limits = {count: "1", memory: str(2048 // unit), cores: "5"}
-    return {
-        "metadata": {"name": name, "labels": {annotations.MANAGED_LABEL: "true"}},
-        "spec": {
-            "schedulerName": "hami-scheduler",
-            "initContainers": [{"name": "setup", "image": "x"}],
-            "containers": [
-                {"name": "plain", "image": "x"},
-                {"name": "main", "image": "x", "resources": {"limits": limits}},
-            ],
-        },
-    }
+    return as_admitted(
+        {
+            "metadata": {"name": name, "labels": {annotations.MANAGED_LABEL: "true"}},
+            "spec": {
+                "schedulerName": "hami-scheduler",
+                "initContainers": [{"name": "setup", "image": "x"}],
+                "containers": [
+                    {"name": "plain", "image": "x"},
+                    {"name": "main", "image": "x", "resources": {"limits": limits}},
+                ],
+            },
+        }
+    )
 
 
 def plus(a: tuple[int, int, int], b: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -30,6 +30,7 @@ from hami_scheduler.core.repair import Holding
 from hami_scheduler.core.stimuli import Accepted, Append, RecordSeen, StateSeen
 from hami_scheduler.shell.extender_wire import BindArgs
 from hami_sim.apiserver.errors import Obj
+from tests.support.builders import as_admitted
 from tests.support.ledger_world import LedgerWorld, Replica
 
 SLOTS = ("alpha", "beta")
@@ -223,20 +224,22 @@ class Chaos:
         if rng.random() < 0.15:
             marks["nvidia.com/use-gputype"] = rng.choice(("A100", "H100"))
         return self.world.kube.add_pod(
-            {
-                "metadata": {
-                    "name": name,
-                    "namespace": "default",
-                    "uid": f"uid-{self._pods}",
-                    "labels": {annotations.MANAGED_LABEL: "true"},
-                    "annotations": marks,
-                },
-                "spec": {
-                    "schedulerName": "hami-scheduler",
-                    "containers": containers,
-                    "initContainers": inits,
-                },
-            }
+            as_admitted(
+                {
+                    "metadata": {
+                        "name": name,
+                        "namespace": "default",
+                        "uid": f"uid-{self._pods}",
+                        "labels": {annotations.MANAGED_LABEL: "true"},
+                        "annotations": marks,
+                    },
+                    "spec": {
+                        "schedulerName": "hami-scheduler",
+                        "containers": containers,
+                        "initContainers": inits,
+                    },
+                }
+            )
         )
 
     def _container(self, name: str) -> Obj:

@@ -24,6 +24,7 @@ from hami_scheduler.core.repair import Restore
 from hami_scheduler.shell.extender_wire import BindArgs
 from hami_sim.apiserver.errors import Obj
 from tests.property.ledger.drive import STEP_S, TURN_S, Drive
+from tests.support.builders import as_admitted
 from tests.support.ledger_outside import MemoryOutside, SteppedLoop
 from tests.support.ledger_troubles import SteppedClock
 from tests.support.ledger_world import RECONCILE_S, Replica, ledger_world
@@ -44,17 +45,19 @@ class Case(Struct):
     def add_pod(self, name: str, *, memory_mib: int) -> Obj:
         limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": str(memory_mib)}
         return self.drive.world.kube.add_pod(
-            {
-                "metadata": {
-                    "name": name,
-                    "namespace": "default",
-                    "uid": f"uid-{name}",
-                    "labels": {annotations.MANAGED_LABEL: "true"},
-                },
-                "spec": {
-                    "containers": [{"name": "c", "image": "x", "resources": {"limits": limits}}]
-                },
-            }
+            as_admitted(
+                {
+                    "metadata": {
+                        "name": name,
+                        "namespace": "default",
+                        "uid": f"uid-{name}",
+                        "labels": {annotations.MANAGED_LABEL: "true"},
+                    },
+                    "spec": {
+                        "containers": [{"name": "c", "image": "x", "resources": {"limits": limits}}]
+                    },
+                }
+            )
         )
 
     async def bind(self, replica: Replica, pod: Obj) -> str:

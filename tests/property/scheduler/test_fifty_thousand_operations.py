@@ -37,6 +37,7 @@ from hami_scheduler.core.verdicts import Verdicts
 from hami_scheduler.shell.extender_wire import BindArgs
 from hami_sim.apiserver.errors import Obj
 from hami_sim.apiserver.store import Change
+from tests.support.builders import as_admitted
 from tests.support.ledger_outside import MemoryOutside, SteppedLoop
 from tests.support.ledger_troubles import SteppedClock
 from tests.support.ledger_world import LEASE_S, LedgerWorld, fold, ledger_world, rebuild
@@ -194,18 +195,22 @@ class Fleet:
             limits["nvidia.com/gpumem"] = str(rng.randrange(2_000, 24_000, 500))
             limits["nvidia.com/gpucores"] = str(rng.choice((10, 25, 40, 60)))
         return self.world.kube.add_pod(
-            {
-                "metadata": {
-                    "name": f"p{self._made}",
-                    "namespace": "default",
-                    "uid": f"uid-{self._made}",
-                    "labels": {annotations.MANAGED_LABEL: "true"},
-                },
-                "spec": {
-                    "schedulerName": "hami-scheduler",
-                    "containers": [{"name": "main", "image": "x", "resources": {"limits": limits}}],
-                },
-            }
+            as_admitted(
+                {
+                    "metadata": {
+                        "name": f"p{self._made}",
+                        "namespace": "default",
+                        "uid": f"uid-{self._made}",
+                        "labels": {annotations.MANAGED_LABEL: "true"},
+                    },
+                    "spec": {
+                        "schedulerName": "hami-scheduler",
+                        "containers": [
+                            {"name": "main", "image": "x", "resources": {"limits": limits}}
+                        ],
+                    },
+                }
+            )
         )
 
     async def _bind(self) -> None:

@@ -30,6 +30,7 @@ def said_by_agent(node: str) -> list[str]:
         subjects.breach_event(node, ""),
         subjects.partition_event(node, "nvidia"),
         subjects.usage_event(node),
+        subjects.quarantine_event("nodeagent", node),
         subjects.kv_subject(subjects.STATE_BUCKET, key),
         subjects.dead_letter("nodeagent", subjects.kv_subject(subjects.ALLOC_BUCKET, key)),
         *(subjects.records(node, bucket) for bucket in subjects.BUCKETS),

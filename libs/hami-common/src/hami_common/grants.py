@@ -74,13 +74,14 @@ def inbox(role: str, name: str = "") -> str:
 
 
 def scheduler() -> Grant:
-    """Writes the ledger, the state ``bound`` and decisions; forgets old records."""
+    """Writes the ledger, the state ``bound``, decisions and quarantine; forgets old records."""
     return Grant(
         account=HAMI,
         publish=(
             subjects.kv_subject(subjects.ALLOC_BUCKET, "*.*"),
             subjects.kv_subject(subjects.STATE_BUCKET, "*.*"),
             f"{subjects.EVENT_PREFIX}.decision.*.*",
+            f"{subjects.EVENT_PREFIX}.quarantine.scheduler.*",
             f"{subjects.DEAD_LETTER_PREFIX}.scheduler.>",
             f"{subjects.ASK_PREFIX}.*.*",
             *_declares(),
@@ -105,6 +106,7 @@ def registry() -> Grant:
         account=HAMI,
         publish=(
             subjects.kv_subject(subjects.DEVICES_BUCKET, "*.*"),
+            f"{subjects.EVENT_PREFIX}.quarantine.registry.*",
             f"{subjects.DEAD_LETTER_PREFIX}.>",
             f"{subjects.ASK_PREFIX}.*.*",
             *_declares(),
@@ -129,7 +131,10 @@ def webhook() -> Grant:
     """Tells what admission did."""
     return Grant(
         account=EDGE,
-        publish=(f"{subjects.EVENT_PREFIX}.admission.*.*",),
+        publish=(
+            f"{subjects.EVENT_PREFIX}.admission.*.*",
+            f"{subjects.EVENT_PREFIX}.quarantine.webhook.*",
+        ),
         subscribe=(f"{inbox('webhook')}.>",),
     )
 
@@ -153,6 +158,7 @@ def agent(node: str) -> Grant:
             f"{event}.breach.{token}.*",
             *(subjects.partition_event(node, vendor) for vendor in VENDORS),
             f"{event}.usage.{token}",
+            subjects.quarantine_event("nodeagent", node),
             subjects.kv_subject(subjects.STATE_BUCKET, f"{token}.*"),
             letters,
             *(subjects.records(node, bucket) for bucket in subjects.BUCKETS),
@@ -235,6 +241,7 @@ _TO_HAMI = (
     _Service(f"{subjects.EVENT_PREFIX}.partition.*.*"),
     _Service(f"{subjects.EVENT_PREFIX}.usage.*"),
     _Service(f"{subjects.EVENT_PREFIX}.admission.*.*"),
+    _Service(f"{subjects.EVENT_PREFIX}.quarantine.*.*"),
     _Service(f"{subjects.DEAD_LETTER_PREFIX}.nodeagent.>"),
     _Service(subjects.kv_subject(subjects.STATE_BUCKET, "*.*")),
     _Service(f"{subjects.RECORDS_PREFIX}.*.*", many=True),

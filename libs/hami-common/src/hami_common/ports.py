@@ -224,6 +224,15 @@ class KubeApi(Protocol):
         """All pages of a list, as raw documents."""
         ...
 
+    def metadata_pages(
+        self, path: str, *, label_selector: str = "", page_size: int = 500
+    ) -> AsyncIterator[bytes]:
+        """Pages of a list, one at a time, whose items have ``metadata`` and may have nothing else.
+
+        For lists too large to be held; ``Unavailable`` when the server has forgotten it half way.
+        """
+        ...
+
     async def create(self, path: str, body: bytes) -> bytes:
         """POST ``body``; returns the created object."""
         ...

@@ -227,6 +227,22 @@ def usage_event(node: str) -> str:
     return f"{EVENT_PREFIX}.usage.{escape(node)}"
 
 
+def quarantine_event(service: str, replica: str) -> str:
+    """Subject on which one replica of a service reports objects in quarantine."""
+    return f"{EVENT_PREFIX}.quarantine.{escape(service)}.{escape(replica)}"
+
+
+def parse_quarantine_event(subject: str) -> tuple[str, str]:
+    """(service, replica) of such a report."""
+    prefix = f"{EVENT_PREFIX}.quarantine."
+    service, separator, replica = subject.removeprefix(prefix).partition(".")
+    if not subject.startswith(prefix) or not separator or "." in replica:
+        raise WireInvalid(
+            what=f"subject {subject!r}", problem=f"is not {prefix}<service>.<replica>"
+        )
+    return unescape(service), unescape(replica)
+
+
 def dead_letter(service: str, subject: str) -> str:
     """Where ``service`` keeps a message from ``subject`` that does not decode."""
     return f"{DEAD_LETTER_PREFIX}.{escape(service)}.{subject.replace('$', '').replace(' ', '_')}"

@@ -10,7 +10,7 @@ end, bus and API client close. Seconds throughout.
 import gc
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from importlib.metadata import version
@@ -26,7 +26,11 @@ from hami_common.errors import SettingsInvalid
 from hami_common.ports import BatchPublisher, Bucket, Clock, KubeApi
 from hami_common.runtime import gate, httpd, kubeio, natsio
 from hami_common.runtime.kubeauth import KubeAuth
+from hami_common.runtime.kubeio.recorder import EventRecorder
+from hami_common.runtime.quarantine import Quarantine
+from hami_common.runtime.quarantinereport import QuarantineReporter
 from hami_common.runtime.service import ServiceContext, run
+from hami_common.runtime.supervise import Supervisor
 from hami_common.runtime.tasks import finish_within
 from hami_common.runtime.telemetry import Tracing
 from hami_common.signing import Signer, Verifier
@@ -36,13 +40,14 @@ from hami_scheduler.core.ledger import Ledger
 from hami_scheduler.core.podfacts import PodReader
 from hami_scheduler.core.quota_ledger import QuotaLedger
 from hami_scheduler.core.quota_verdicts import QuotaVerdicts
-from hami_scheduler.core.repair import Holding
+from hami_scheduler.core.repair import Holding, Restore
 from hami_scheduler.core.snapshot import Parts
+from hami_scheduler.core.stimuli import CapacityReturned, Over
 from hami_scheduler.core.table import DeviceTable
 from hami_scheduler.core.verdicts import Verdicts
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import takeover
-from hami_scheduler.shell.backlog import Backlog
+from hami_scheduler.shell.backlog import Backlog, Isolation
 from hami_scheduler.shell.binder import Binder
 from hami_scheduler.shell.clustermetrics import ClusterMetrics
 from hami_scheduler.shell.decisions import Decision, Decisions
@@ -50,6 +55,14 @@ from hami_scheduler.shell.effects import Chore, Effects, Ports, Queues
 from hami_scheduler.shell.extender import Deciders, Extender
 from hami_scheduler.shell.feed import Feed, Sources, Subscribe, always
 from hami_scheduler.shell.gangs import Gangs
+from hami_scheduler.shell.isolation import (
+    CHORE,
+    CONFIRMATION,
+    DECISION,
+    KINDS,
+    record_key,
+    reference,
+)
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.mirror import HamiMirrors
 from hami_scheduler.shell.preemption import Preemption
@@ -125,25 +138,57 @@ class Scheduler:
     ) -> None:
         """Write records as ``writer``; ``ids`` makes identifiers that nobody else makes."""
         self.metrics = metrics = Metrics(registry)
+        clock, retry_s = world.clock, settings.retry_s
+        self.quarantine = quarantine = Quarantine(kinds=KINDS, clock=clock, registry=registry)
+        self._supervisor = supervisor = Supervisor(
+            clock=clock, registry=registry, first_s=retry_s, most_s=10 * retry_s
+        )
+        self._reporter = QuarantineReporter(
+            quarantine,
+            publisher=world.publisher,
+            clock=clock,
+            service="scheduler",
+            replica=writer,
+            ids=ids,
+            events=EventRecorder(
+                world.kube, component="hami-scheduler", clock=clock, instance=writer
+            ),
+            refer=reference,
+        )
         self.chores: Backlog[Chore] = Backlog(
             "chores",
             capacity=settings.chore_queue_size,
             dropped=metrics.dropped,
             failed=metrics.failed,
+            isolation=Isolation(
+                quarantine=quarantine, kind=CHORE, key=_chore_key, name=_chore_name
+            ),
         )
         self.confirmations: Backlog[Holding] = Backlog(
             "confirmations",
             capacity=settings.chore_queue_size,
             dropped=metrics.dropped,
             failed=metrics.failed,
+            isolation=Isolation(
+                quarantine=quarantine, kind=CONFIRMATION, key=_holding_key, name=_holding_name
+            ),
         )
         self.decisions: Backlog[Decision] = Backlog(
             "decisions",
             capacity=settings.decision_queue_size,
             dropped=metrics.dropped,
             failed=metrics.failed,
+            isolation=Isolation(
+                quarantine=quarantine,
+                kind=DECISION,
+                key=lambda decision: decision.record.pod_uid,
+                name=lambda decision: (decision.record.namespace, decision.record.pod),
+                is_retried=False,
+            ),
         )
-        parts = _parts(settings, clock=world.clock, metrics=metrics, writer=writer, ids=ids)
+        parts = _parts(
+            settings, clock=clock, metrics=metrics, quarantine=quarantine, writer=writer, ids=ids
+        )
         self.recorder = parts.recorder
         inventory = parts.inventory
         self.state = state = State(
@@ -153,6 +198,8 @@ class Scheduler:
             clock=world.clock,
             metrics=metrics,
             carry_out=self.chores.add,
+            quarantine=quarantine,
+            supervisor=supervisor,
         )
         catalog = Catalog.from_settings(settings.vendors)
         self._reader = reader = PodReader(
@@ -216,7 +263,8 @@ class Scheduler:
         self._publishing = Decisions(
             publisher=world.publisher,
             backlog=self.decisions,
-            clock=world.clock,
+            clock=clock,
+            quarantine=quarantine,
             timeout_s=settings.bus_timeout_s,
             hold_s=settings.decision_hold_s,
             writer=writer,
@@ -255,6 +303,7 @@ class Scheduler:
         )
         self.binder.ensure = self.take_over.ensure
         feed.is_withheld = self.take_over.is_withheld
+        feed.read_node = self._read_node
         self.mirrors = HamiMirrors(
             state=state, inventory=inventory, kube=world.kube, settings=settings
         )
@@ -305,37 +354,43 @@ class Scheduler:
         self.gangs.use(settings)
 
     async def run(self) -> None:
-        """Everything but HTTP, for ever."""
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._feed.run, name="feed")
-            group.start_soon(self._recovery.run, name="recovery")
-            group.start_soon(self.take_over.work, name="take-over from HAMi")
-            group.start_soon(self.mirrors.work, name="mirrors for HAMi")
-            group.start_soon(self._effects.wake_waiting_pods, name="wake waiting pods")
-            group.start_soon(self.preemption.work, name="preemption")
-            group.start_soon(self.gangs.work, name="gangs")
-            group.start_soon(self.gangs.wake, name="wake gangs")
-            for number in range(self._settings.chore_workers):
-                group.start_soon(self.chores.work, self._effects.carry_out, name=f"chores {number}")
-            most = self._settings.gather_most
+        """Run everything but HTTP, indefinitely; a loop that ends with an error is restarted."""
+        most = self._settings.gather_most
+        loops: dict[str, Callable[[], Awaitable[None]]] = {
+            "feed": self._feed.run,
+            "recovery": self._recovery.run,
+            "take-over from HAMi": self.take_over.work,
+            "mirrors for HAMi": self.mirrors.work,
+            "wake waiting pods": self._effects.wake_waiting_pods,
+            "preemption": self.preemption.work,
+            "gangs": self.gangs.work,
+            "wake gangs": self.gangs.wake,
+            "decisions without a bind": self._publishing.watch,
+            "quarantine": self.quarantine.retry,
+            "quarantine reports": self._reporter.work,
             # Not gathered for a time: an agent's next state would come before it.
-            group.start_soon(
-                self.confirmations.work_together,
-                self._effects.confirm_all,
-                0.0,
-                most,
-                name="confirmations",
-            )
-            group.start_soon(
+            "confirmations": partial(
+                self.confirmations.work_together, self._effects.confirm_all, 0.0, most
+            ),
+            "decisions": partial(
                 self.decisions.work_together,
                 self._publishing.send,
                 self._settings.gather_s,
                 most,
-                name="decisions",
-            )
-            group.start_soon(self._publishing.watch, name="decisions without a bind")
-            if self.recorder is not None:
-                group.start_soon(self.recorder.work, name="stimulus log")
+            ),
+        }
+        for number in range(self._settings.chore_workers):
+            loops[f"chores {number}"] = partial(self.chores.work, self._effects.carry_out)
+        if self.recorder is not None:
+            loops["stimulus log"] = self.recorder.work
+        async with anyio.create_task_group() as group:
+            for name, loop in loops.items():
+                group.start_soon(self._supervisor.keep, name, loop, name=name)
+
+    async def _read_node(self, node: str) -> None:
+        """Fold what the bus has of a node, alone from planning there."""
+        async with self._effects.planning(node):
+            await self._effects.read_node(node)
 
     async def drain(self, *, limit_s: float) -> None:
         """Wait for what is queued, as long as that is worth it."""
@@ -346,6 +401,35 @@ class Scheduler:
             await self.decisions.drain(limit_s=limit_s)
             if self.recorder is not None:
                 await self.recorder.drain()
+
+
+def _holding_key(holding: Holding) -> str:
+    return record_key(holding.record.node, holding.record.pod_uid)
+
+
+def _holding_name(holding: Holding) -> tuple[str, str]:
+    return holding.record.namespace, holding.record.pod
+
+
+def _chore_key(chore: Chore) -> str:
+    what = type(chore).__name__
+    match chore:
+        case CapacityReturned(node=node) | Over(node=node):
+            return f"{what}/{node}"
+        case Restore(signed=signed):
+            return f"{what}/{record_key(signed.placement.node, signed.pod_uid)}"
+        case _:
+            return f"{what}/{_holding_key(chore.holding)}"
+
+
+def _chore_name(chore: Chore) -> tuple[str, str]:
+    match chore:
+        case CapacityReturned() | Over():
+            return "", ""
+        case Restore(signed=signed):
+            return signed.namespace, signed.pod
+        case _:
+            return _holding_name(chore.holding)
 
 
 class _Core(Struct, frozen=True, kw_only=True):
@@ -360,7 +444,13 @@ class _Core(Struct, frozen=True, kw_only=True):
 
 
 def _parts(
-    settings: Settings, *, clock: Clock, metrics: Metrics, writer: str, ids: Callable[[], str]
+    settings: Settings,
+    *,
+    clock: Clock,
+    metrics: Metrics,
+    quarantine: Quarantine,
+    writer: str,
+    ids: Callable[[], str],
 ) -> _Core:
     """The parts that decide, recorded where the settings say so."""
     leases: dict[str, float] = {
@@ -387,6 +477,7 @@ def _parts(
         ),
         clock=clock,
         metrics=metrics,
+        quarantine=quarantine,
         run=ids(),
         program=version("hami-scheduler"),
     )

@@ -129,6 +129,7 @@ def test_subjects_are_those_that_are_published(family: EventFamily) -> None:
         "admission": subjects.admission_event("ns", "pod-"),
         "usage": subjects.usage_event("n.x"),
         "breach": subjects.breach_event("n.x", ""),
+        "quarantine": subjects.quarantine_event("scheduler", "pod.x"),
     }[family.word]
     assert family_of(made) is family
     assert made.count(".") == family.subject_filter.count(".") == family.address.count(".")
@@ -149,6 +150,14 @@ def test_subjects_are_those_that_are_published(family: EventFamily) -> None:
 def test_other_subjects_are_no_events(subject: str) -> None:
     with pytest.raises(WireInvalid, match="is not one of an event"):
         family_of(subject)
+
+
+def test_service_and_replica_of_a_quarantine_event_are_read_from_its_subject() -> None:
+    subject = subjects.quarantine_event("nodeagent", "gpu-a.example")
+    assert subjects.parse_quarantine_event(subject) == ("nodeagent", "gpu-a.example")
+    for other in (f"{subject}.more", subject.rpartition(".")[0], subjects.usage_event("gpu-a")):
+        with pytest.raises(WireInvalid, match=r"is not hami\.v1\.event\.quarantine"):
+            subjects.parse_quarantine_event(other)
 
 
 # --- the AsyncAPI document ----------------------------------------------------------------------

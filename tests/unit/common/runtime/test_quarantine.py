@@ -186,3 +186,61 @@ async def test_only_the_first_of_equal_failures_is_logged(
         await world.pass_through("bad", "bad", "bad")
     assert [record.message for record in caplog.records] == ["object quarantined"]
     assert [entry.failures for entry in world.entered] == [1, 2, 3]
+
+
+async def test_a_kind_that_is_full_leaves_room_for_others() -> None:
+    world = World(capacity=1)
+    world.broken |= {"worse"}
+    await world.pass_through("bad", "worse")
+    assert not await world.quarantine.run("record", "r", lambda: world.handle("bad"))
+    assert [entry.kind for entry in world.quarantine.entries()] == ["pod", "record"]
+
+
+async def test_objects_too_large_to_keep_are_handled_again_when_they_change() -> None:
+    world = World()
+    quarantine = Quarantine(
+        kinds=("pod",), clock=world.clock, registry=CollectorRegistry(), kept_bytes=100
+    )
+    for uid in ("a", "b"):
+        assert not await quarantine.run("pod", uid, lambda: world.handle("bad"), size_bytes=60)
+    world.broken.clear()
+    await world.clock.advance(10_000)
+    await quarantine.retry_due()
+    assert [entry.key for entry in quarantine.entries()] == ["b"]
+    assert await quarantine.run("pod", "b", lambda: world.handle("good"), size_bytes=60)
+    assert quarantine.entries() == []
+
+
+async def test_what_its_caller_repeats_is_not_repeated_here_and_is_forgotten_in_the_end() -> None:
+    world = World()
+    quarantine = world.quarantine
+    assert quarantine.is_due("pod", "g")
+    assert not await quarantine.run("pod", "g", lambda: world.handle("bad"), is_retried=False)
+    assert not quarantine.is_due("pod", "g")
+    await world.clock.advance(1.0)
+    assert quarantine.is_due("pod", "g")
+    await quarantine.retry_due()
+    assert [entry.failures for entry in quarantine.entries()] == [1]
+    await world.clock.advance(16.0)
+    await quarantine.retry_due()
+    assert quarantine.entries() == []
+
+
+async def test_a_call_that_fails_is_kept_with_the_name_of_its_object() -> None:
+    world = World()
+    assert not world.quarantine.call("pod", "u", lambda: world.handle("bad"), name=("ns", "p"))
+    (entry,) = world.quarantine.entries()
+    assert (entry.namespace, entry.name) == ("ns", "p")
+    assert world.quarantine.call("pod", "u", lambda: world.handle("good"))
+    assert world.quarantine.entries() == []
+
+
+async def test_problems_that_change_all_the_time_do_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    with caplog.at_level(logging.ERROR):
+        for number in range(50):
+            world.broken.add(text := f"bad{number}")
+            await world.quarantine.run("pod", "u", lambda text=text: world.handle(text))  # type: ignore[misc]  # a default of a lambda has no type
+    assert len(caplog.records) == 1

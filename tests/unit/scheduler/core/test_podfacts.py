@@ -40,8 +40,10 @@ def pod(
                 {
                     "name": "main",
                     "resources": {"limits": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": gpumem}},
+                    "volumeMounts": [{"name": "hami-limits-main", "mountPath": "/etc/hami"}],
                 }
             ],
+            "volumes": [{"name": "hami-limits-main"}],
             **(spec or {}),
         },
         "status": status or {},

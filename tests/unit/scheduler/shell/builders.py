@@ -7,6 +7,7 @@ from typing import Any
 from hami_common import annotations
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
+from tests.support.builders import as_admitted
 
 Obj = dict[str, Any]
 
@@ -30,22 +31,32 @@ def pod(
             "nvidia.com/gpumem": str(mem_mib),
             "nvidia.com/gpucores": str(cores),
         }
-    return {
+    made: Obj = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": name,
             "namespace": namespace,
             "uid": uid or f"uid-{name}",
-            "labels": {annotations.MANAGED_LABEL: "true"} if managed else {},
+            "labels": {},
             "annotations": dict(annotated or {}),
         },
         "spec": {
             "schedulerName": "hami-scheduler",
-            "containers": [{"name": "main", "image": "x", "resources": {"limits": limits}}],
+            "containers": [
+                {
+                    "name": "main",
+                    "image": "x",
+                    "resources": {"limits": limits},
+                }
+            ],
         },
         "status": {"phase": "Pending"},
     }
+    made = as_admitted(made)
+    if not managed:
+        del made["metadata"]["labels"][annotations.MANAGED_LABEL]
+    return made
 
 
 def devices(

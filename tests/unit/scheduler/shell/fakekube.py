@@ -91,6 +91,20 @@ class FakeKube:
             for at in range(0, max(1, len(found)), page_size)
         ]
 
+    async def metadata_pages(
+        self, path: str, *, label_selector: str = "", page_size: int = 500
+    ) -> AsyncIterator[bytes]:
+        key, separator, value = label_selector.partition("!=")
+        assert separator
+        await anyio.lowlevel.checkpoint()
+        found = [
+            {"metadata": obj["metadata"]}
+            for _, obj in self._matching(path, "")
+            if (obj["metadata"].get("labels") or {}).get(key) != value
+        ]
+        for at in range(0, len(found), page_size):
+            yield json.dumps({"items": found[at : at + page_size]}).encode()
+
     async def create(self, path: str, body: bytes) -> bytes:
         await anyio.lowlevel.checkpoint()
         if path.endswith("/events"):

@@ -8,7 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from hami_common.errors import HamiError, Unavailable
-from hami_scheduler.shell.backlog import Backlog
+from hami_common.runtime.clock import ManualClock
+from hami_common.runtime.quarantine import Quarantine
+from hami_scheduler.shell.backlog import Backlog, Isolation
 from tests.unit.scheduler.shell.world import quiet
 
 pytestmark = pytest.mark.anyio
@@ -22,6 +24,14 @@ class Rig:
             capacity=capacity,
             dropped=Counter("dropped", "", ["queue"], registry=self._registry),
             failed=Counter("failed", "", ["queue"], registry=self._registry),
+            isolation=Isolation(
+                quarantine=Quarantine(
+                    kinds=("chore",), clock=ManualClock(), registry=self._registry
+                ),
+                kind="chore",
+                key=str,
+                name=lambda _: ("", ""),
+            ),
         )
 
     def value(self, name: str) -> float | None:

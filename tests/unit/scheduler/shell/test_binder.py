@@ -158,7 +158,8 @@ async def test_pod_without_request_is_bound_without_reservation() -> None:
 async def test_pod_that_the_watch_has_not_shown_is_read_from_the_api() -> None:
     world = await world_with()
     async with world.scheduler() as s:
-        pod = world.add_pod(builders.pod("a", managed=False))
+        world.kube.is_blind = True
+        pod = world.add_pod(builders.pod("a"))
         assert await s.bind(pod, "n1") == ""
     assert s.seen.calls[0] == "get pod"
     world.check_settled(NODE, OTHER)

@@ -177,6 +177,11 @@ class SeenKube:
             page_size=page_size,
         )
 
+    def metadata_pages(
+        self, path: str, *, label_selector: str = "", page_size: int = 500
+    ) -> AsyncIterator[bytes]:
+        return self._inner.metadata_pages(path, label_selector=label_selector, page_size=page_size)
+
     async def create(self, path: str, body: bytes) -> bytes:
         raw: bytes = await self._seen.around("post binding", lambda: self._inner.create(path, body))
         return raw

@@ -17,6 +17,7 @@ from hami_common.events.breach import BreachRecord
 from hami_common.events.decision import AdmissionRecord, DecisionRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.events.partition import PARTITION_CHANGES, PartitionRecord
+from hami_common.events.quarantine import QuarantineRecord
 from hami_common.events.usage import UsageRecord
 
 
@@ -67,6 +68,8 @@ TOKENS: Mapping[str, str] = {
     "vendor": "Vendor word, such as `nvidia`.",
     "namespace": "Namespace of the pod.",
     "pod": "Name of the pod.",
+    "service": "Service that reports it.",
+    "replica": "Name of the service's replica; of an agent, its node.",
     "pod_or_prefix": "Name of the pod, or its generateName prefix without the final `-`.",
 }
 """Meaning of each token that appears in a subject."""
@@ -140,6 +143,15 @@ FAMILIES: tuple[EventFamily, ...] = (
         kinds=("memory", "compute", "foreign"),
         producer="nodeagent",
         tells="A process uses more of a device than its container was given.",
+    ),
+    EventFamily(
+        word="quarantine",
+        payload=QuarantineRecord,
+        tokens=("service", "replica"),
+        kinds=("entered", "released"),
+        producer="scheduler, registry, nodeagent, webhook",
+        tells="A service cannot handle an object: it retries it with backoff and goes on with the"
+        " others. Repeated while that lasts, and sent once when it is over.",
     ),
 )
 

@@ -69,6 +69,7 @@ _MATRICES: Final[dict[str, Any]] = {
     "healthy": np.bool_,
     "cordoned": np.bool_,
     "alive": np.bool_,
+    "withheld": np.bool_,
     "per_slot": np.float64,
     "per_core": np.float64,
     "per_mib": np.float64,
@@ -79,6 +80,24 @@ _MATRICES: Final[dict[str, Any]] = {
     "unheld": np.bool_,
     "idle": np.bool_,
 }
+
+
+MOST_SMALL: Final = (1 << 31) - 1
+"""Highest number of the columns of 32 bits."""
+MOST_MEMORY_MIB: Final = (1 << 47) - 1
+"""Highest memory of a device; sums over a node stay within 64 bits."""
+_SMALL: Final = (
+    "index",
+    "type",
+    "mode",
+    "division",
+    "capacity_core",
+    "slots",
+    "used_core",
+    "used_slots",
+    "exclusive_holders",
+)
+_MEMORY: Final = ("memory_mib", "capacity_mib", "used_mib")
 
 
 class Cell(Struct, kw_only=True):
@@ -104,10 +123,22 @@ class Cell(Struct, kw_only=True):
     healthy: bool = False
     cordoned: bool = False
     alive: bool = False
+    withheld: bool = False
 
     def is_booked(self) -> bool:
         """Whether anybody holds a share of it."""
         return bool(self.used_mib or self.used_core or self.used_slots or self.exclusive_holders)
+
+
+def require_in_range(cells: Iterable[Cell]) -> None:
+    """Raise ``ValueError`` unless every number of the devices fits its column."""
+    for cell in cells:
+        for names, most in ((_SMALL, MOST_SMALL), (_MEMORY, MOST_MEMORY_MIB)):
+            for name in names:
+                if not 0 <= getattr(cell, name) <= most:
+                    raise ValueError(f"device {cell.uuid}: {name} is outside 0..{most}")
+        if not NO_NUMA <= cell.numa <= MOST_SMALL:
+            raise ValueError(f"device {cell.uuid}: numa is outside {NO_NUMA}..{MOST_SMALL}")
 
 
 class Block:
@@ -144,6 +175,8 @@ class Block:
     cordoned: Bools
     alive: Bools
     """The node's agent is heard for this vendor."""
+    withheld: Bools
+    """What is booked on the node, or what it has, is not known for certain: see ``table``."""
     per_slot: Floats
     """1 / slots, 0 where there are none."""
     per_core: Floats
@@ -322,6 +355,7 @@ class Block:
             self.healthy[at] = cell.healthy
             self.cordoned[at] = cell.cordoned
             self.alive[at] = cell.alive
+            self.withheld[at] = cell.withheld
             self.per_slot[at] = 1.0 / cell.slots if cell.slots else 0.0
             self.per_core[at] = 1.0 / cell.capacity_core if cell.capacity_core else 0.0
             self.per_mib[at] = 1.0 / cell.capacity_mib if cell.capacity_mib else 0.0
@@ -391,9 +425,14 @@ class Block:
     ) -> None:
         """Add (or, negative, take away) what is held of one device."""
         at = row, column
-        self.used_mib[at] += mib
-        self.used_core[at] += core
-        self.used_slots[at] += slots
+        used_mib, used_core = int(self.used_mib[at]) + mib, int(self.used_core[at]) + core
+        used_slots = int(self.used_slots[at]) + slots
+        if used_mib > MOST_MEMORY_MIB or used_core > MOST_SMALL or used_slots > MOST_SMALL:
+            uuid = self.uuids[column][row]
+            raise ValueError(f"device {uuid}: what is booked is more than any device has")
+        self.used_mib[at] = used_mib
+        self.used_core[at] = used_core
+        self.used_slots[at] = used_slots
         self.exclusive_holders[at] += exclusive
         self._derive(row, column)
         if self.known[at]:
@@ -433,6 +472,7 @@ class Block:
                 healthy=bool(self.healthy[row, column]),
                 cordoned=bool(self.cordoned[row, column]),
                 alive=bool(self.alive[row, column]),
+                withheld=bool(self.withheld[row, column]),
             )
             for row, uuid in enumerate(self.uuids[column])
         ]

@@ -370,6 +370,7 @@ class _Search:
             cell.healthy,
             cell.cordoned,
             cell.alive,
+            cell.withheld,
             cell.index if self._by_index else 0,
         )
         return ("", *map(str, static))

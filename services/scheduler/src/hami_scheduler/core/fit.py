@@ -71,19 +71,20 @@ class Stage(IntEnum):
     SIZE = 2
     UUID = 3
     AGENT = 4
-    HEALTH = 5
-    CORDON = 6
-    SLOT = 7
-    HELD = 8
-    KIND = 9
-    MEMORY = 10
-    CORE = 11
-    UNITS = 12
-    PARTITION = 13
-    IDLE = 14
-    NUMA = 15
-    SHAPE = 16
-    FITS = 17
+    WITHHELD = 5
+    HEALTH = 6
+    CORDON = 7
+    SLOT = 8
+    HELD = 9
+    KIND = 10
+    MEMORY = 11
+    CORE = 12
+    UNITS = 13
+    PARTITION = 14
+    IDLE = 15
+    NUMA = 16
+    SHAPE = 17
+    FITS = 18
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -312,6 +313,7 @@ def _static(view: View, step: Step) -> Iterator[tuple[Stage, Bools]]:
     if selector.allow_uuids or selector.deny_uuids:
         yield Stage.UUID, _accepted_uuids(view, selector)
     yield Stage.AGENT, block.alive[:, : block.count]
+    yield Stage.WITHHELD, ~block.withheld[:, : block.count]
     yield Stage.HEALTH, block.healthy[:, : block.count]
     yield Stage.CORDON, ~block.cordoned[:, : block.count]
 

@@ -68,10 +68,10 @@ class Inventory:
         served = (devices.node, devices.vendor)
         known = self._devices.get(served)
         is_new_report = known is not None and _order(known) != _order(devices)
+        self._table.upsert_node(devices, revision=revision)  # before anything else is noted
         self._stale.discard(served)
         self._devices[served] = devices
         self._order[served] = (devices.boot_id, devices.seq)
-        self._table.upsert_node(devices, revision=revision)
         if served not in self._alive_until_s:
             self._alive_until_s[served] = now_s + self.timeout_s
             if served in self._unserved:

@@ -21,8 +21,8 @@ How the shell uses this
   ledger books on the table.
 * Watch of ``hami_alloc``: ``handle(RecordSeen(...))`` per entry, in stream order. Watch of
   ``hami_state``: ``StateSeen``. When both have delivered what was stored: ``FeedSynced``.
-  ``handle`` returns effects to carry out; ``InvariantBroken`` means that the stimulus was not
-  folded: log its story, go on.
+  ``handle`` returns effects to carry out; an error means that the stimulus was not folded: log
+  the story of an ``InvariantBroken``, withhold the node of a record, go on.
 * ``ready`` is true once the feed is synced and the first full comparison with the pods was carried
   out (``Repaired``). Do not bind before.
 * bind: ``plan_bind(...)`` returns ``Append`` (store it; then ``handle(Accepted(...))``), ``Reuse``
@@ -309,7 +309,8 @@ class Ledger:
     def handle(self, stimulus: Stimulus) -> list[Effect]:
         """Fold ``stimulus``; carry out what is returned, in order.
 
-        ``InvariantBroken``: nothing was folded.
+        Whatever is raised, the record or state at fault was not folded at all, and the table holds
+        what the folded records say; of a ``NodeRead`` those with lower sequences were folded.
         """
         match stimulus:
             case RecordSeen(seq=seq, record=record, now_s=now_s):
@@ -346,21 +347,15 @@ class Ledger:
     def _fold_record(self, seq: int, record: AllocationRecord, now_s: float) -> list[Effect]:
         key = (record.node, record.pod_uid)
         held = self._held.get(key)
+        if held is not None and seq <= held.seq:
+            return []
+        try:
+            effects = self._book(None if held is None else held.record, record)
+        except Exception:
+            self._restore(record.node)
+            raise
         if held is None:
             held = self._adopt(key)
-        if seq <= held.seq:
-            return []
-        effects: list[Effect] = []
-        before = held.record
-        is_release = record.op == "release"
-        if before is not None and before.op != "release":
-            self.table.unbook(record.node, before.containers)
-            if is_release:
-                effects.append(CapacityReturned(node=record.node))
-        if not is_release:
-            over = self.table.book(record.node, record.containers)
-            if over and not record.awaits:  # a share that waits for others to leave is over by that
-                effects.append(Over(node=record.node, uuids=over))
         if record.op == "reserve":  # a new reservation, or one renewed: its lease begins
             held.seen_s = now_s
             held.examine_at_s = now_s + self._patience_s(record)
@@ -373,6 +368,25 @@ class Ledger:
         )
         self._index(key, held)
         return effects
+
+    def _book(self, before: AllocationRecord | None, record: AllocationRecord) -> list[Effect]:
+        """Book a record instead of the one before it."""
+        effects: list[Effect] = []
+        is_release = record.op == "release"
+        if before is not None and before.op != "release":
+            self.table.unbook(record.node, before.containers)
+            if is_release:
+                effects.append(CapacityReturned(node=record.node))
+        if not is_release:
+            over = self.table.book(record.node, record.containers)
+            if over and not record.awaits:  # a share that waits for others to leave is over by that
+                effects.append(Over(node=record.node, uuids=over))
+        return effects
+
+    def _restore(self, node: str) -> None:
+        """Book on a node what the records say that were folded, after one could not be."""
+        held = [holding.record.containers for holding in self.holdings_of_node(node)]
+        self.table.rebook(node, held)
 
     def _fold_state(self, seq: int, state: StateRecord, now_s: float) -> None:
         key = (state.node, state.pod_uid)
@@ -434,8 +448,8 @@ class Ledger:
         return effects
 
     def _wipe(self) -> None:
-        for holding in list(self.holdings()):
-            self.table.unbook(holding.record.node, holding.record.containers)
+        for node in sorted({holding.record.node for holding in self.holdings()}):
+            self.table.rebook(node, ())
         self._held.clear()
         self._nodes_by_uid.clear()
         self._uids_by_node.clear()

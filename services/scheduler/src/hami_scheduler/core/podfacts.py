@@ -23,6 +23,7 @@ from hami_common.podview import PodView
 from hami_common.signing import SignedPlacement, Verifier
 from hami_common.units import real
 from hami_common.vendors.catalog import Catalog
+from hami_scheduler.core.admitted import require_admitted
 from hami_scheduler.core.quota import count_resources
 
 GROUP_KEYS: Final = (
@@ -187,8 +188,14 @@ class PodReader:
         return self._verifier.verify(annotation, pod_uid=pod_uid, node=node)
 
     def request_of(self, pod: PodView) -> PodRequest | None:
-        """What the pod asks for, ``None`` when it asks for nothing of ours."""
-        return self._catalog.parse_pod(pod, defaults=self._policy)
+        """What the pod asks for, ``None`` when it asks for nothing of ours.
+
+        ``RequestInvalid``: it cannot be met as written, or admission has not seen the pod.
+        """
+        request = self._catalog.parse_pod(pod, defaults=self._policy)
+        if request is not None:
+            require_admitted(pod, request)
+        return request
 
     def account_of(self, pod: PodView) -> Account | None:
         """What quotas count the pod under."""

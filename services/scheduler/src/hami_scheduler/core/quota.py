@@ -278,6 +278,17 @@ class QuotaReader:
                 for name, kind in _kinds(family, vendor.resources.aliases).items():
                     self._resources[LIMITS_PREFIX + name] = (Resource(word, kind), family)
 
+    def unreadable(self, namespace: str, name: str, *, problem: str) -> Quota:
+        """Return a quota that allows nothing, for one whose document cannot be read."""
+        return Quota(
+            namespace=namespace,
+            name=name,
+            limits={
+                resource: Limit(key=key, problem=problem)
+                for key, (resource, _) in self._resources.items()
+            },
+        )
+
     def read(self, raw: bytes) -> Quota | None:
         """The quota of a document, ``None`` when it limits nothing of ours.
 

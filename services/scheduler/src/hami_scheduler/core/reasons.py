@@ -56,6 +56,7 @@ RefusalCode = Literal[
     "NodeUnregistered",
     "NodeInsufficientDevice",
     "NodeAgentSilent",
+    "NodeWithheld",
     "CardNotHealth",
     "CardCordoned",
     "CardTypeMismatch",
@@ -77,6 +78,8 @@ RefusalCode = Literal[
     "GangIncomplete",
     "GangWaiting",
     "ShareLost",
+    "PodNotAdmitted",
+    "PodQuarantined",
     "ResourceQuotaNotFit",
     "QueueOverLimit",
     "QueueCannotBorrow",
@@ -87,6 +90,7 @@ RefusalCode = Literal[
 
 CODE_BY_STAGE: Final[dict[Stage, RefusalCode]] = {
     Stage.AGENT: "NodeAgentSilent",
+    Stage.WITHHELD: "NodeWithheld",
     Stage.HEALTH: "CardNotHealth",
     Stage.CORDON: "CardCordoned",
     Stage.TYPE: "CardTypeMismatch",
@@ -717,6 +721,8 @@ def _fact_of_kind(step: Step, stage: Stage) -> str:
     match stage:
         case Stage.AGENT:
             return "the node's agent is silent or not registered with kubelet"
+        case Stage.WITHHELD:
+            return "a record of the node cannot be read; see GET /v1/quarantine"
         case Stage.HEALTH:
             return "no device is healthy"
         case Stage.CORDON:

@@ -73,6 +73,18 @@ class Report(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.difference is None
 
 
+FAILURES: Final = (
+    InvariantBroken,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a stimulus can end in: the scheduler isolates the object and goes on, so does a replay."""
+
+
 class Machine:
     """The core, fed by a log."""
 
@@ -98,7 +110,7 @@ class Machine:
             if isinstance(stimulus, stimuli.PrioritizeAsked) and names is not None:
                 return self._verdicts.prioritize(stimulus.request, names, near=stimulus.near)
             return self.parts.ledger.handle(stimulus)  # type: ignore[arg-type]  # KINDS holds calls and stimuli of the ledger
-        except InvariantBroken as error:
+        except FAILURES as error:
             return error
 
     def _allowed(self, asked: stimuli.QuotaAsked) -> Filtered | Allowed:
@@ -130,6 +142,9 @@ _CALLS: Final[Mapping[type[Struct], Callable[[Parts, Any], object]]] = MappingPr
         stimuli.BusUnheard: lambda parts, it: parts.inventory.deaf(now_s=it.now_s),
         stimuli.SilenceJudged: lambda parts, it: parts.inventory.tick(now_s=it.now_s),
         stimuli.FaultHeard: lambda parts, it: parts.inventory.take_fault(it.fault),
+        stimuli.NodeWithheld: lambda parts, it: parts.ledger.table.set_withheld(
+            it.node, it.vendor, withheld=it.withheld
+        ),
         stimuli.NodeStands: lambda parts, it: parts.ledger.table.set_domain(it.node, it.path),
         stimuli.Forgotten: lambda parts, it: parts.ledger.forget(it.node, it.pod_uid),
         stimuli.BindPlanned: lambda parts, it: parts.ledger.plan_bind(

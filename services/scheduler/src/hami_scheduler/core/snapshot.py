@@ -51,6 +51,8 @@ class Exact(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where nodes stand in the network."""
     depth: int = 0
     """Levels of the longest path ever seen."""
+    withheld: tuple[tuple[str, str], ...] = ()
+    """(node, vendor) pairs of which nothing new is given, see ``DeviceTable.set_withheld``."""
     quota: QuotaMemory | None = None
     """Absent in logs of schedulers that did not record quotas."""
 
@@ -65,6 +67,8 @@ class Snapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Placement policy of pods that name none."""
     devices: tuple[NodeDevices, ...] = ()
     silent: tuple[Silent, ...] = ()
+    withheld: tuple[Silent, ...] = ()
+    """Nodes, or vendors on them, of which nothing new is given; an empty vendor: all."""
     faults: tuple[Unusable, ...] = ()
     holdings: tuple[Holding, ...] = ()
     domains: dict[str, tuple[str, ...]] = {}
@@ -101,6 +105,7 @@ def take_exact(parts: Parts, *, policy: PlacementPolicy, now_s: float) -> Snapsh
             ledger=memory,
             domains=table.domains.known(),
             depth=table.domains.depth,
+            withheld=tuple(table.withheld()),
             quota=quota.memory(),
         ),
     )
@@ -114,6 +119,8 @@ def resume(exact: Exact) -> Parts:
     for node, path in exact.domains.items():
         table.set_domain(node, path)
     table.domains.depth = exact.depth
+    for node, vendor in exact.withheld:
+        table.set_withheld(node, vendor, withheld=True)
     table.inventory_revision = exact.inventory_revision
     memory = exact.ledger
     ledger = Ledger(
@@ -149,6 +156,9 @@ def take(  # noqa: PLR0913 - the parts of one document, by name
         policy=policy,
         devices=tuple(devices),
         silent=tuple(Silent(node=node, vendor=vendor) for node, vendor in silent),
+        withheld=tuple(
+            Silent(node=node, vendor=vendor) for node, vendor in ledger.table.withheld()
+        ),
         faults=tuple(
             Unusable(node=node, uuid=uuid, healthy=healthy) for node, uuid, healthy in faults
         ),
@@ -168,6 +178,8 @@ def load(snapshot: Snapshot) -> Ledger:
         table.upsert_node(devices)
     for silent in snapshot.silent:
         table.set_node_alive(silent.node, silent.vendor, alive=False)
+    for place in snapshot.withheld:
+        table.set_withheld(place.node, place.vendor, withheld=True)
     for fault in snapshot.faults:
         table.set_health(fault.node, fault.uuid, healthy=fault.healthy)
     for node, path in snapshot.domains.items():

@@ -201,6 +201,14 @@ class NodeStands(Struct, frozen=True, kw_only=True):
     path: tuple[str, ...]
 
 
+class NodeWithheld(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``DeviceTable.set_withheld``."""
+
+    node: str
+    vendor: str = ""
+    withheld: bool
+
+
 class Forgotten(Struct, frozen=True, kw_only=True):
     """``Ledger.forget``."""
 

@@ -58,6 +58,7 @@ CALLS: Final[tuple[type[Struct], ...]] = (
     stimuli.BindPlanned,
     stimuli.HoldPlanned,
     stimuli.RestorePlanned,
+    stimuli.NodeWithheld,
     stimuli.QuotaPut,
     stimuli.QuotaDropped,
     stimuli.QueuesSet,
@@ -187,7 +188,7 @@ class PrioritizeAnswer(Struct, frozen=True, kw_only=True):
 
 
 class Broken(Struct, frozen=True, kw_only=True):
-    """The ledger refused the stimulus."""
+    """The core refused the stimulus, or failed on it: nothing was folded."""
 
     broken: str
 
@@ -207,6 +208,9 @@ def answer_text(answer: object) -> bytes:
         answer = _prioritize_answer(answer)
     elif isinstance(answer, InvariantBroken):
         answer = Broken(broken=answer.what)
+    elif isinstance(answer, Exception):
+        # Texts of Python's own errors may name what differs between two runs.
+        answer = Broken(broken=type(answer).__name__)
     elif isinstance(answer, Struct):
         answer = Told(kinds=(type(answer).__name__,), values=(answer,))
     elif isinstance(answer, list) and answer and isinstance(answer[0], Struct):

@@ -11,11 +11,13 @@ yields while it reads, so it sees one state. ``version`` names that state; a blo
 
 Devices that vanish from the inventory while somebody holds a share stay as ghosts: booked, counted
 in ``usages``, never offered. They become real again when they are registered again, and go when the
-last share does. Memory in MiB, compute in percent of one device. Knows no pods and no policies.
+last share does. A node, or one vendor's devices on it, is withheld while something about it could
+not be taken in: nothing new is given there. Memory in MiB, compute in percent of one device. Knows
+no pods and no policies.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -33,9 +35,11 @@ from hami_common.model.placement import (
     booked_by_device,
 )
 from hami_common.vendors.partitions import Division
-from hami_scheduler.core.block import NO_NUMA, Block, Cell, Ints
+from hami_scheduler.core.block import MOST_SMALL, NO_NUMA, Block, Cell, Ints, require_in_range
 from hami_scheduler.core.domains import Domains
 from hami_scheduler.core.links import LinkClass
+
+T = TypeVar("T")
 
 COLUMN_BITS: Final = 32
 COLUMN_MASK: Final = (1 << COLUMN_BITS) - 1
@@ -129,6 +133,8 @@ class DeviceTable:
         self._ranks: tuple[int, list[Ints]] = (-1, [])
         self._nodes_by_uuid: dict[str, tuple[str, ...]] = {}
         self._block_by_width: dict[int, Block] = {}
+        self._withheld: dict[str, set[str]] = {}
+        """By node: vendors, empty for all; also of nodes that have no device."""
 
     @property
     def has_divisions(self) -> bool:
@@ -195,24 +201,37 @@ class DeviceTable:
 
         A vendor that is new on the node counts as alive until ``set_node_alive`` says otherwise.
         """
-        self.inventory_revision = max(self.inventory_revision, revision)
         vendor = self.vendors.number(devices.vendor)
         place = self._places.get(devices.node)
-        if place is None:
-            if not devices.devices:
-                return
-            place = self._add(devices.node)
-        alive = place.alive.setdefault(vendor, True)
-        place.links[vendor] = devices.links
-        old = {cell.uuid: cell for cell in place.block.read(place.column)}
-        cells = [cell for cell in old.values() if cell.vendor != vendor]
+        if place is None and not devices.devices:
+            self.inventory_revision = max(self.inventory_revision, revision)
+            return
+        alive = True if place is None else place.alive.get(vendor, True)
+        before = [] if place is None else place.block.read(place.column)
+        old = {cell.uuid: cell for cell in before}
+        cells = [cell for cell in before if cell.vendor != vendor]
         for device in devices.devices:
-            before = old.pop(device.uuid, None)
-            if before is not None and before.vendor != vendor:
+            known = old.pop(device.uuid, None)
+            if known is not None and known.vendor != vendor:
                 cells = [cell for cell in cells if cell.uuid != device.uuid]
-            cells.append(self._cell(device, vendor, before, alive=alive))
+            cells.append(self._cell(device, vendor, known, alive=alive))
         cells.extend(_ghost(cell) for cell in old.values() if cell.vendor == vendor)
-        self._rewrite(devices.node, place, cells)
+        require_in_range(cells)
+        _require_links(devices.links)
+        is_new, links = place is None, None if place is None else place.links.get(vendor)
+        place = place or self._add(devices.node)
+        was_alive = place.alive.get(vendor)
+        place.alive[vendor] = alive
+        place.links[vendor] = devices.links
+        try:
+            self._rewrite(devices.node, place, cells)
+        except Exception:
+            # As it was: the caller isolates the record, and the node's other devices go on.
+            _put_back(place.alive, vendor, was_alive)
+            _put_back(place.links, vendor, links)
+            self._rewrite(devices.node, place, [] if is_new else before)
+            raise
+        self.inventory_revision = max(self.inventory_revision, revision)
 
     def remove_node(self, node: str, vendor: str | None = None) -> None:
         """Forget a node's devices, of one vendor or all. What is booked stays as ghosts."""
@@ -266,6 +285,37 @@ class DeviceTable:
         )
         self._inventory_changed(place)
         return True
+
+    def set_withheld(self, node: str, vendor: str = "", *, withheld: bool) -> bool:
+        """Give nothing new on a node, or of one vendor there, or end that.
+
+        Returns whether that changed anything. Shares that are booked stay.
+        """
+        vendors = self._withheld.get(node, set())
+        if withheld == (vendor in vendors):
+            return False
+        if withheld:
+            self._withheld[node] = vendors | {vendor}
+        elif vendors - {vendor}:
+            self._withheld[node] = vendors - {vendor}
+        else:
+            del self._withheld[node]
+        place = self._places.get(node)
+        if place is not None:
+            for row, number in enumerate(place.block.vendor[:, place.column].tolist()):
+                is_withheld = number >= 0 and self.is_withheld(node, self.vendors.words[number])
+                place.block.withheld[row, place.column] = is_withheld
+            self._inventory_changed(place)
+        return True
+
+    def is_withheld(self, node: str, vendor: str = "") -> bool:
+        """Whether nothing new is given on a node, of a vendor or of any."""
+        vendors = self._withheld.get(node)
+        return vendors is not None and ("" in vendors or vendor in vendors)
+
+    def withheld(self) -> list[tuple[str, str]]:
+        """(node, vendor) pairs of which nothing new is given, an empty vendor for all of a node."""
+        return sorted((node, vendor) for node, some in self._withheld.items() for vendor in some)
 
     def set_domain(self, node: str, path: Iterable[str]) -> None:
         """Note where a node stands in the network, see ``domains``; placing does not depend on it.
@@ -364,6 +414,9 @@ class DeviceTable:
             place.block = self._block(width)
             place.column = place.block.add(node, domain=self.domains.of(node))
             self._locate(node, place)
+        if node in self._withheld or any(cell.withheld for cell in kept):
+            for cell in kept:
+                cell.withheld = self.is_withheld(node, self.vendors.words[cell.vendor])
         place.rows = {cell.uuid: row for row, cell in enumerate(kept)}
         for uuid in place.rows:
             self._nodes_by_uuid[uuid] = (*self._nodes_by_uuid.get(uuid, ()), node)
@@ -474,6 +527,19 @@ class DeviceTable:
         self.version += 1
         if emptied:
             self._rewrite(node, place, block.read(place.column))
+
+    def rebook(self, node: str, holdings: Iterable[Iterable[ContainerShares]]) -> None:
+        """Book exactly these shares on a node, whatever is booked there: undoes half a change."""
+        place = self._places.get(node)
+        if place is not None:
+            place.parts.clear()
+            place.kinds.clear()
+            cells = place.block.read(place.column)
+            for cell in cells:
+                cell.used_mib = cell.used_core = cell.used_slots = cell.exclusive_holders = 0
+            self._rewrite(node, place, cells)
+        for containers in holdings:
+            self.book(node, containers)
 
     def _book(self, place: Place, row: int, held: Booked, *, sign: int) -> None:
         place.block.book(
@@ -598,6 +664,9 @@ class DeviceTable:
                 raise InvariantBroken(what=f"device {uuid} on {node} has stale derived columns")
             taken, spent = self.divisions[block.division[at]].spent(place.parts.get(uuid, {}))
             kind = self.kinds.number(_one_kind(place.kinds.get(uuid, {})))
+            vendor = self.vendors.words[block.vendor[at]]
+            if bool(block.withheld[at]) != self.is_withheld(node, vendor):
+                raise InvariantBroken(what=f"device {uuid} on {node} is withheld, or not, wrongly")
             if (block.taken[at], block.kind[at]) != (taken, kind) or (
                 block.spent[(slice(None), *at)] != spent
             ).any():
@@ -610,6 +679,21 @@ class DeviceTable:
                 raise InvariantBroken(
                     what=f"totals of {self.vendors.words[vendor]} on {node} are stale"
                 )
+
+
+def _require_links(links: Iterable[Link]) -> None:
+    for link in links:
+        if not -MOST_SMALL <= link.score <= MOST_SMALL:
+            raise ValueError(
+                f"link {link.a}-{link.b}: score is outside -{MOST_SMALL}..{MOST_SMALL}"
+            )
+
+
+def _put_back(known: dict[int, T], key: int, value: T | None) -> None:
+    if value is None:
+        known.pop(key, None)
+    else:
+        known[key] = value
 
 
 def _summed(counts: dict[str, int], amounts: dict[str, int], *, sign: int) -> dict[str, int]:

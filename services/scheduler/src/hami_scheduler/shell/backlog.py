@@ -2,7 +2,7 @@
 """A bounded queue with its workers, for work that nobody may wait for.
 
 ``add`` never blocks: what does not fit is dropped and counted, and the owner of the queue says who
-makes up for it. One item's failure never ends a worker.
+makes up for it. An item that fails with anything but an error of a peer goes to the quarantine.
 """
 
 import logging
@@ -12,20 +12,53 @@ from functools import partial
 from typing import Generic, TypeVar
 
 import anyio
+from msgspec import Struct
 from prometheus_client import Counter
 
 from hami_common.errors import HamiError
+from hami_common.runtime.quarantine import Attempt, Quarantine
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 
+class Isolation(Struct, Generic[T], frozen=True, kw_only=True):
+    """How items that fail are kept apart."""
+
+    quarantine: Quarantine
+    kind: str
+    key: Callable[[T], str]
+    name: Callable[[T], tuple[str, str]]
+    """Namespace and name of the pod that an item is about."""
+    is_retried: bool = True
+    """Whether an item that failed is tried again; one that was sent late would say nothing."""
+
+    async def run(self, item: T, attempt: Attempt) -> bool:
+        """Call ``attempt``; errors of a peer are raised, any other isolates the item."""
+        try:
+            key, name = self.key(item), self.name(item)
+        except Exception:  # noqa: BLE001 - an item may be too broken to say what it is about
+            key, name = "unreadable", ("", "")
+        return await self.quarantine.run(
+            self.kind, key, attempt, passes=(HamiError,), name=name, is_retried=self.is_retried
+        )
+
+
 class Backlog(Generic[T]):
     """Items in the order in which they came."""
 
-    def __init__(self, name: str, *, capacity: int, dropped: Counter, failed: Counter) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        capacity: int,
+        dropped: Counter,
+        failed: Counter,
+        isolation: Isolation[T],
+    ) -> None:
         """Hold up to ``capacity`` items; count drops and failures under the label ``name``."""
+        self._isolation = isolation
         self._name = name
         self._capacity = capacity
         self._dropped = dropped.labels(queue=name)
@@ -51,7 +84,7 @@ class Backlog(Generic[T]):
         while True:
             await self._some()
             item = self._items.popleft()
-            await self._do(partial(_alone, handle, item), what=type(item).__name__)
+            await self._do(partial(self._alone, handle, item), what=type(item).__name__)
 
     async def work_together(
         self,
@@ -67,7 +100,7 @@ class Backlog(Generic[T]):
             await self._some()
             await anyio.sleep(gather_s)
             items = [self._items.popleft() for _ in range(min(most, len(self._items)))]
-            await self._do(partial(handle, items), what=type(items[0]).__name__)
+            await self._do(partial(self._together, handle, items), what=type(items[0]).__name__)
 
     async def _some(self) -> None:
         """Return once there is an item that nobody has begun."""
@@ -88,13 +121,42 @@ class Backlog(Generic[T]):
                 self._fail(problem, what)
         except HamiError as error:
             self._fail(error, what)
-        except Exception:  # noqa: BLE001 - top of a worker: counted, logged, and the next item
-            self._failed.inc()
-            _log.exception("queued work failed", extra={"queue": self._name, "kind": what})
         finally:
             self._busy -= 1
             if not self._busy and not self._items:
                 self._idle.set()
+
+    async def _alone(self, handle: Callable[[T], Awaitable[None]], item: T) -> Iterable[HamiError]:
+        if not await self._isolation.run(item, partial(handle, item)):
+            self._failed.inc()
+        return ()
+
+    async def _together(
+        self, handle: Callable[[Sequence[T]], Awaitable[Iterable[HamiError]]], items: Sequence[T]
+    ) -> Iterable[HamiError]:
+        """Handle items at once, or one by one where that fails because of one of them."""
+        try:
+            return await handle(items)
+        except HamiError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one by one below, to tell which it is
+            of_all: Exception | None = error if len(items) == 1 else None
+        problems: list[HamiError] = []
+
+        async def one(item: T) -> None:
+            nonlocal of_all
+            if of_all is not None:  # the only item was tried just now
+                problem, of_all = of_all, None
+                raise problem
+            problems.extend(await handle([item]))
+
+        for item in items:
+            try:
+                if not await self._isolation.run(item, partial(one, item)):
+                    self._failed.inc()
+            except HamiError as error:
+                problems.append(error)
+        return problems
 
     def _fail(self, error: HamiError, what: str) -> None:
         self._failed.inc()
@@ -115,8 +177,3 @@ class Backlog(Generic[T]):
     def __len__(self) -> int:
         """Items that no worker has begun."""
         return len(self._items)
-
-
-async def _alone(handle: Callable[[T], Awaitable[None]], item: T) -> Iterable[HamiError]:
-    await handle(item)
-    return ()

@@ -117,6 +117,9 @@ class Binder:
             outcome = "unavailable" if isinstance(error, Unavailable) else "error"
             self._metrics.binds.labels(outcome=outcome).inc()
             raise Refused(outcome=outcome, text=str(error)) from error
+        except Exception:
+            self._metrics.binds.labels(outcome="quarantined").inc()
+            raise
         self._metrics.binds.labels(outcome=bound.outcome).inc()
         return bound
 

@@ -10,6 +10,7 @@ percent of one device. Every replica shows the same.
 """
 
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import product
 from typing import Final, NamedTuple, TypeVar
 
@@ -22,6 +23,7 @@ from hami_scheduler.core.quota import LIMITS_PREFIX
 from hami_scheduler.core.quota_ledger import QuotaRow
 from hami_scheduler.core.repair import Holding
 from hami_scheduler.core.table import DeviceTable
+from hami_scheduler.shell.isolation import METRICS
 from hami_scheduler.shell.quota import QuotaKeeper, tightest
 from hami_scheduler.shell.state import State
 
@@ -363,6 +365,7 @@ class ClusterMetrics:
     ) -> None:
         """Show the sets of names ``sets``, and all of ``registry``."""
         self._state = state
+        self._quarantine = state.quarantine
         self._quota = quota
         self._registry = registry
         self._devices = tuple(group for group in DEVICE_GROUPS if group.is_shown(sets))
@@ -390,14 +393,19 @@ class ClusterMetrics:
         for number, node in enumerate(self._state.table.nodes()):
             if number % CHUNK == 0:
                 await anyio.lowlevel.checkpoint()
-            self._add_node(node, lines)
+            self._quarantine.call(METRICS, node, partial(self._add_node, node, lines))
         if self._quotas:
-            rows = tightest(self._quota.ledger.quota_rows())
-            for row, group in product(rows, self._quotas):
-                add_samples(group, row, lines)
+            for row in tightest(self._quota.ledger.quota_rows()):
+                self._quarantine.call(
+                    METRICS, f"{row.namespace}/{row.key}", partial(self._add_quota, row, lines)
+                )
         for family in lines.values():
             await anyio.lowlevel.checkpoint()
             yield "".join(family).encode()
+
+    def _add_quota(self, row: QuotaRow, lines: Mapping[str, list[str]]) -> None:
+        for group in self._quotas:
+            add_samples(group, row, lines)
 
     def _add_node(self, node: str, lines: Mapping[str, list[str]]) -> None:
         for device, group in product(device_rows(self._state.table, node), self._devices):

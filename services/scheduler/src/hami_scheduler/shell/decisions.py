@@ -10,6 +10,7 @@ counted: it explains, nothing depends on it. Seconds throughout.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import anyio
 from msgspec import Struct
@@ -20,8 +21,10 @@ from hami_common.errors import HamiError, WireInvalid
 from hami_common.events import codec
 from hami_common.events.decision import DecisionRecord
 from hami_common.ports import BatchPublisher, Clock, Outgoing
+from hami_common.runtime.quarantine import Quarantine
 from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.effects import answer_within
+from hami_scheduler.shell.isolation import DECISION
 
 HELD_MOST = 4096
 """Attempts that wait for their bind; beyond, the oldest is sent without it."""
@@ -52,6 +55,7 @@ class Decisions:
         publisher: BatchPublisher,
         backlog: Backlog[Decision],
         clock: Clock,
+        quarantine: Quarantine,
         timeout_s: float,
         hold_s: float,
         writer: str,
@@ -61,6 +65,7 @@ class Decisions:
         self._publisher = publisher
         self._backlog = backlog
         self._clock = clock
+        self._quarantine = quarantine
         self._timeout_s = timeout_s
         self._hold_s = hold_s
         self.writer = writer
@@ -123,10 +128,23 @@ class Decisions:
 
     async def send(self, decisions: Sequence[Decision]) -> list[HamiError]:
         """Publish a message for each; failures are the queue's to count."""
-        messages = [message for message in map(self._message, decisions) if message is not None]
+        messages: list[Outgoing] = []
+        for decision in decisions:
+            record = decision.record
+            self._quarantine.call(
+                DECISION,
+                record.pod_uid,
+                partial(self._add_message, decision, messages),
+                name=(record.namespace, record.pod),
+            )
         with answer_within(self._timeout_s, peer="NATS"):
             answers = await self._publisher.publish_all_stored(messages)
         return [answer for answer in answers if isinstance(answer, HamiError)]
+
+    def _add_message(self, decision: Decision, messages: list[Outgoing]) -> None:
+        message = self._message(decision)
+        if message is not None:
+            messages.append(message)
 
     def _message(self, decision: Decision) -> Outgoing | None:
         record = decision.record

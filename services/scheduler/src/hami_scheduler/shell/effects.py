@@ -15,7 +15,8 @@ exclude each other in the API server. Sequences are JetStream's; seconds through
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -29,7 +30,7 @@ from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailabl
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.codec import UNDECODABLE
-from hami_common.podview import PodListView, PodView
+from hami_common.podview import PodView
 from hami_common.ports import Bucket, Expect, KubeApi, Write
 from hami_common.runtime.tasks import Backoff
 from hami_common.runtime.telemetry import Tracing, current_traceparent
@@ -52,6 +53,7 @@ from hami_scheduler.core.stimuli import (
 )
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.backlog import Backlog
+from hami_scheduler.shell.isolation import POD, RECORD, RESTORE, WAKE, record_key
 from hami_scheduler.shell.keylocks import KeyLocks
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.state import State
@@ -74,9 +76,87 @@ UNPROCESSABLE = 422
 """Status of a write that is invalid as such, whatever the object's version."""
 MANAGED = f"{annotations.MANAGED_LABEL}=true"
 """Selects the pods that the webhook prepared."""
+UNMANAGED = f"{annotations.MANAGED_LABEL}!=true"
 
 _pod_decoder = msgspec.json.Decoder(PodView)
-_list_decoder = msgspec.json.Decoder(PodListView)
+
+
+class _BareSpec(Struct, frozen=True, kw_only=True, rename="camel"):
+    node_name: str = ""
+
+
+class _BareMetadata(Struct, frozen=True, kw_only=True):
+    uid: str = ""
+    namespace: str = ""
+    name: str = ""
+
+
+class _BareStatus(Struct, frozen=True, kw_only=True):
+    phase: str = ""
+
+
+class BarePod(Struct, frozen=True, kw_only=True):
+    """What must be known of a pod that cannot be read."""
+
+    metadata: _BareMetadata = _BareMetadata()
+    spec: _BareSpec = _BareSpec()
+    status: _BareStatus = _BareStatus()
+
+    def names(self) -> tuple[str, str]:
+        """Return (namespace, name)."""
+        return self.metadata.namespace or "default", self.metadata.name
+
+    def is_finished(self) -> bool:
+        """Whether no container of the pod will run again."""
+        return self.status.phase in ("Succeeded", "Failed")
+
+
+class _RawList(Struct, frozen=True, kw_only=True):
+    items: list[msgspec.Raw] | None = None
+
+
+class _Marked(Struct, frozen=True, kw_only=True):
+    uid: str = ""
+    namespace: str = ""
+    name: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class _MarkedPod(Struct, frozen=True, kw_only=True):
+    metadata: _Marked = _Marked()
+
+
+_marked_decoder = msgspec.json.Decoder(_MarkedPod)
+_bare_decoder = msgspec.json.Decoder(BarePod)
+_raw_list_decoder = msgspec.json.Decoder(_RawList)
+UNREADABLE = BarePod(metadata=_BareMetadata(uid="unreadable"))
+
+
+def bare_pod(raw: bytes | msgspec.Raw) -> BarePod:
+    """Return who a pod is, ``UNREADABLE`` where not even that can be read."""
+    try:
+        return _bare_decoder.decode(raw)
+    except UNDECODABLE:
+        return UNREADABLE
+
+
+def _note_unlabelled(raw: msgspec.Raw, paths: dict[str, str]) -> None:
+    """Note the path of a pod that carries an allocation, by uid; read in full afterwards."""
+    try:
+        metadata = _marked_decoder.decode(raw).metadata
+    except UNDECODABLE:
+        pod = bare_pod(raw)
+        paths[pod.metadata.uid] = pod_path(*pod.names())
+        return
+    if annotations.ALLOCATION in (metadata.annotations or {}):
+        paths[metadata.uid] = pod_path(metadata.namespace or "default", metadata.name)
+
+
+def _items_of(page: bytes) -> list[msgspec.Raw]:
+    try:
+        return _raw_list_decoder.decode(page).items or []
+    except UNDECODABLE as error:
+        raise WireInvalid(what="list of pods", problem=str(error)) from error
 
 
 class Queues(Struct, frozen=True, kw_only=True):
@@ -130,6 +210,7 @@ class Effects:
         self._reader = reader
         self._settings = settings
         self._metrics = metrics
+        self._quarantine = state.quarantine
         self._writer = writer
         self._ids = ids
         self.align: Callable[[Holding], Awaitable[str]] | None = None
@@ -199,16 +280,41 @@ class Effects:
         else:
             raise Unavailable(peer="NATS", detail=f"node {node} kept changing")
         decoded: list[tuple[int, AllocationRecord]] = []
+        failed: set[str] = set()
         for entry in entries:
             try:
                 subject = subjects.kv_subject(subjects.ALLOC_BUCKET, entry.key)
                 record = codec.decode_on(subject, entry.value, AllocationRecord)
             except WireInvalid as error:
                 self._metrics.undecodable.labels(source="records").inc()
-                _log.error("ledger record does not decode", extra={"problem": str(error)})
+                self._state.withheld.add(RECORD, entry.key, error, node=node)
+                failed.add(entry.key)
                 continue
             decoded.append((entry.revision, record))
-        self._state.tell(NodeRead(node=node, entries=tuple(decoded), now_s=self._now_s()))
+        failed |= self._fold_node(node, decoded)
+        for key in self._state.withheld.keys(RECORD, node=node):
+            if key not in failed:  # folded now, or an operator removed it
+                self._state.withheld.lift(RECORD, key)
+
+    def _fold_node(self, node: str, found: Sequence[tuple[int, AllocationRecord]]) -> set[str]:
+        """Fold the records of one node; the keys of those that could not be folded."""
+        try:
+            self._state.fold(NodeRead(node=node, entries=tuple(found), now_s=self._now_s()))
+        except Exception as error:  # noqa: BLE001 - one by one below, to tell which it is
+            _log.debug("records of a node not folded together", extra={"problem": str(error)})
+        else:
+            return set()
+        failed: set[str] = set()
+        for entry in sorted(found, key=lambda entry: entry[0]):
+            key = record_key(node, entry[1].pod_uid)
+            with (
+                suppress(Exception),
+                self._state.withheld.unless_handled(RECORD, key, node=node),
+            ):
+                self._state.fold(NodeRead(node=node, entries=(entry,), now_s=self._now_s()))
+            if self._state.withheld.problem(RECORD, key) is not None:
+                failed.add(key)
+        return failed
 
     async def write_state(self, write: WriteState, *, traceparent: str = "") -> bool:
         """Store a state record and fold it; false when a later state is already there."""
@@ -324,16 +430,58 @@ class Effects:
             )
         found: list[PodFacts] = []
         for page in pages:
-            try:
-                items = _list_decoder.decode(page).items
-            except UNDECODABLE as error:
-                raise WireInvalid(what="list of pods", problem=str(error)) from error
-            for item in items:
-                known = self._state.pods.get(item.metadata.uid)
-                found.append(self._reader.facts_of(item, known=known))
+            for item in _items_of(page):
+                facts = self._listed(item)
+                if facts is not None:
+                    found.append(facts)
             # A large cluster's list is long: let calls be answered between its pages.
             await anyio.lowlevel.checkpoint()
         return found
+
+    async def unlabelled_pods(self) -> list[PodFacts]:
+        """Assigned pods that carry an allocation but not our label, so that no watch shows them.
+
+        Reads the metadata of every pod of the cluster without our label, page by page.
+        """
+        paths: dict[str, str] = {}
+        pages = self._ports.kube.metadata_pages(
+            PODS, label_selector=UNMANAGED, page_size=self._settings.list_page_size
+        )
+        async for page in pages:
+            if annotations.ALLOCATION.encode() in page:
+                for item in _items_of(page):
+                    _note_unlabelled(item, paths)
+            await anyio.lowlevel.checkpoint()
+        found: list[PodFacts] = []
+        for path in paths.values():
+            try:
+                with self._api():
+                    raw = await self._ports.kube.get(path)
+            except NotFound:
+                continue
+            facts = self._listed(raw)
+            if facts is not None and facts.node:
+                found.append(facts)
+        return found
+
+    def _listed(self, raw: bytes | msgspec.Raw) -> PodFacts | None:
+        """Facts of one pod of a list; one that cannot be read is isolated, its share stays."""
+        withheld = self._state.withheld
+        try:
+            view = _pod_decoder.decode(raw)
+            known = self._state.pods.get(view.metadata.uid)
+            facts = self._reader.facts_of(view, known=known)
+        except Exception as error:  # noqa: BLE001 - of one pod; the list goes on
+            pod = bare_pod(raw)
+            uid, node = pod.metadata.uid, pod.spec.node_name
+            self._quarantine.failed(POD, uid, error, name=pod.names())
+            if node and not pod.is_finished() and self._state.ledger.holding(node, uid) is None:
+                # It may hold a share that nothing but its own document tells of.
+                withheld.add(POD, uid, error, node=node)
+            return self._state.pods.get(uid)
+        if len(withheld):
+            withheld.lift(POD, facts.uid)
+        return facts
 
     async def forget(self, node: str, pod_uid: str) -> bool:
         """Remove the tombstone of a pod that is gone; false when it still has to stay."""
@@ -443,7 +591,22 @@ class Effects:
         return self._state.ledger.plan_state(now, "bound", now_s=self._now_s())
 
     async def restore(self, step: repair.Restore) -> str:
-        """Put a committed allocation back into the ledger; returns what was done, in one word."""
+        """Put a committed allocation back into the ledger; returns what was done, in one word.
+
+        While that fails because of the pod, nothing new is given on its node.
+        """
+        node, uid = step.signed.placement.node, step.signed.pod_uid
+        try:
+            outcome = await self._restore(step)
+        except Unavailable:
+            raise
+        except Exception as error:
+            self._state.withheld.add(RESTORE, uid, error, node=node)
+            raise
+        self._state.withheld.lift(RESTORE, uid)
+        return outcome
+
+    async def _restore(self, step: repair.Restore) -> str:
         signed = step.signed
         node, uid = signed.placement.node, signed.pod_uid
         is_view_fresh = is_started = False
@@ -613,15 +776,20 @@ class Effects:
             self._touch = anyio.Event()
             if not self._state.pods.has_waiting():
                 continue
-            try:
-                with self._api():
-                    await self._ports.kube.patch(
-                        api_path("api", "v1", "nodes", self._touch_node),
-                        binding.touch_document(stamp=f"{self._now_s():.3f}"),
-                    )
-            except (Unavailable, NotFound, Conflict, Denied) as error:
-                _log.warning("node not touched", extra={"problem": str(error)})
+            await self._quarantine.run(
+                WAKE, self._touch_node, partial(self._touch_once, self._touch_node)
+            )
             await self._state.clock.sleep(self._settings.capacity_touch_s)
+
+    async def _touch_once(self, node: str) -> None:
+        try:
+            with self._api():
+                await self._ports.kube.patch(
+                    api_path("api", "v1", "nodes", node),
+                    binding.touch_document(stamp=f"{self._now_s():.3f}"),
+                )
+        except (Unavailable, NotFound, Conflict, Denied) as error:
+            _log.warning("node not touched", extra={"problem": str(error)})
 
     # --- small things ----------------------------------------------------------------------------
 

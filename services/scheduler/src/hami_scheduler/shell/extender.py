@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from opentelemetry.trace import SpanKind
 
 from hami_common import annotations as keys
-from hami_common.errors import HamiError, RequestInvalid, Unavailable
+from hami_common.errors import HamiError, RequestInvalid, Unavailable, WireInvalid
 from hami_common.events.decision import NODES_LISTED, DecisionRecord, NodeScore, RefusalClass
 from hami_common.model.placement import ContainerShares
 from hami_common.model.request import PodRequest
@@ -42,6 +42,7 @@ from hami_scheduler.shell import extender_wire as wire
 from hami_scheduler.shell.binder import REFUSALS, Binder, Refused
 from hami_scheduler.shell.decisions import Decisions
 from hami_scheduler.shell.gangs import Answer, Gangs
+from hami_scheduler.shell.isolation import CALL
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.preemption import Preemption
 from hami_scheduler.shell.quota import QuotaKeeper
@@ -79,6 +80,7 @@ class Extender:
     ) -> None:
         """Decide on ``state``; tell ``decisions`` about each verdict."""
         self._state = state
+        self._quarantine = state.quarantine
         self._inventory = inventory
         self._verdicts = state.verdicts
         self._reader = reader
@@ -124,6 +126,12 @@ class Extender:
             except Unavailable as error:
                 self._failed("filter", "unavailable", pod, error, begin)
                 body = wire.encode_filter_error(str(error))
+            except WireInvalid:
+                raise
+            except Exception as error:  # noqa: BLE001 - of this pod alone
+                body = wire.encode_filter_error(self._isolated("filter", pod, error, begin))
+            else:
+                self._handled(pod.metadata.uid)
         self._metrics.verb_seconds.labels(verb="filter").observe(perf_counter() - begin)
         return Response(body=body)
 
@@ -236,7 +244,13 @@ class Extender:
         begin = perf_counter()
         pod, candidates = self._decoder.decode(request.body)
         with self._span("prioritize", pod), log_context(**_named(pod)):
-            body = self._prioritize(pod, candidates.names, begin)
+            try:
+                body = self._prioritize(pod, candidates.names, begin)
+            except WireInvalid:
+                raise
+            except Exception as error:  # noqa: BLE001 - of this pod alone
+                self._isolated("prioritize", pod, error, begin)
+                body = wire.encode_priorities(candidates.names, candidates.names.nothing())
         self._metrics.verb_seconds.labels(verb="prioritize").observe(perf_counter() - begin)
         return Response(body=body)
 
@@ -288,6 +302,9 @@ class Extender:
                 self._metrics.verb_errors.labels(verb="preempt", cause="unavailable").inc()
                 _log.warning("victims not looked at", extra={"problem": str(error)})
                 victims = {}
+            except Exception as error:  # noqa: BLE001 - of this pod alone
+                self._note("preempt", args.pod, error)
+                victims = {}
         self._metrics.verb_seconds.labels(verb="preempt").observe(perf_counter() - begin)
         return Response(body=wire.encode_preemption(victims))
 
@@ -327,9 +344,8 @@ class Extender:
             try:
                 await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
                 bound = await self._binder.bind(args, traceparent=current_traceparent())
-            except (Refused, Unavailable) as failure:
-                error = str(failure)
-                outcome = failure.outcome if isinstance(failure, Refused) else "unavailable"
+            except Exception as failure:  # noqa: BLE001 - of this pod alone
+                outcome, error = self._outcome(args, failure)
                 self._metrics.verb_errors.labels(verb="bind", cause=outcome).inc()
                 span.set_attribute("hami.error", error)
                 _log.warning("pod not bound", extra={"outcome": outcome, "reason": error})
@@ -383,6 +399,41 @@ class Extender:
                 quotas=self._quota.written(),
             )
         )
+
+    # --- errors of one pod ---------------------------------------------------------------------
+
+    def _isolated(
+        self, verb: Literal["filter", "prioritize"], pod: PodView, error: Exception, begin: float
+    ) -> str:
+        """Note that a call about one pod failed; the text for kube-scheduler."""
+        text = self._note(verb, pod, error)
+        self._decided(replace(self._record(verb, pod), error=text), begin)
+        return text
+
+    def _note(self, verb: str, pod: PodView, error: Exception) -> str:
+        self._metrics.verb_errors.labels(verb=verb, cause="quarantined").inc()
+        metadata = pod.metadata
+        names = (metadata.namespace or "default", metadata.name)
+        return self._quarantined(metadata.uid, names, error)
+
+    def _quarantined(self, uid: str, names: tuple[str, str], error: Exception) -> str:
+        self._quarantine.failed(CALL, uid, error, name=names)
+        entry = self._quarantine.get(CALL, uid)
+        problem = type(error).__name__ if entry is None else entry.problem
+        return f"PodQuarantined: the scheduler failed on this pod, it is tried again: {problem}"
+
+    def _handled(self, uid: str) -> None:
+        if len(self._quarantine):
+            self._quarantine.forget(CALL, uid)
+
+    def _outcome(self, args: wire.BindArgs, failure: Exception) -> tuple[str, str]:
+        """(outcome in one word, text) of a bind that failed."""
+        if isinstance(failure, Refused):
+            return failure.outcome, str(failure)
+        if isinstance(failure, Unavailable):
+            return "unavailable", str(failure)
+        names = (args.pod_namespace, args.pod_name)
+        return "quarantined", self._quarantined(args.pod_uid, names, failure)
 
     # --- small things ----------------------------------------------------------------------------
 

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns what others write into stimuli: bus watches, heartbeats, faults, the pod watch, the clock.
 
-Each feed is one task that lives as long as the service. Payloads that do not decode are counted,
-logged and skipped. When the bus lost its storage, the ledger is emptied and its feeds begin anew;
+Each feed is one task that lives as long as the service. Each object goes through the quarantine:
+one that does not decode, or cannot be taken in, is isolated and tried again while the others go on;
+the node of a record or of devices that cannot be taken in is withheld meanwhile. When the bus lost
+its storage, the ledger is emptied and its feeds begin again;
 ``Recovery`` then compares it with the pods before anything is bound again. Seconds throughout.
 """
 
 import logging
 from collections.abc import AsyncIterable, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Protocol, TypeVar
 
 import anyio
@@ -17,14 +20,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common import subjects
-from hami_common.errors import Denied, HamiError, Unavailable, WireInvalid
+from hami_common.errors import Denied, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
-from hami_common.events.codec import UNDECODABLE
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
 from hami_common.podview import MetadataView, PodView
 from hami_common.ports import Bucket, Entry, KubeApi, Reset, Synced, WatchEvent
-from hami_common.runtime.tasks import Backoff
+from hami_common.runtime.quarantine import Attempt
 from hami_scheduler.core import repair
 from hami_scheduler.core.inventory import Inventory
 from hami_scheduler.core.podfacts import PodReader
@@ -37,7 +39,20 @@ from hami_scheduler.core.stimuli import (
 )
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.backlog import Backlog
-from hami_scheduler.shell.effects import MANAGED, PODS, Chore
+from hami_scheduler.shell.effects import MANAGED, PODS, Chore, answer_within, bare_pod
+from hami_scheduler.shell.isolation import (
+    DEVICES,
+    FAULT,
+    HEARTBEAT,
+    NODE,
+    POD,
+    RECORD,
+    RESTORE,
+    STATE,
+    TICK,
+    forget_pod,
+    pod_name,
+)
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.quota import QuotaKeeper
 from hami_scheduler.shell.state import State
@@ -97,6 +112,10 @@ class Sources(Struct, frozen=True, kw_only=True):
     """Whether the bus can be heard now; silence of others counts only while it can."""
 
 
+async def _unread(node: str) -> None:
+    raise Unavailable(peer="NATS", detail=f"records of node {node} cannot be read yet")
+
+
 class Feed:
     """All feeds of one scheduler."""
 
@@ -121,57 +140,64 @@ class Feed:
         self._quota = quota
         self._settings = settings
         self._metrics = metrics
+        self._supervisor = state.supervisor
+        self._quarantine = state.quarantine
+        self._view: PodView | None = None
+        """The pod of the event that is about to be handled."""
+        self.read_node: Callable[[str], Awaitable[None]] = _unread
+        """Folds what the bus has of a node; set by the composition root."""
         self.is_withheld: Callable[[str], bool] = lambda _: False
         """Whether nothing may be given on a node yet; set by the composition root."""
         self.wiped = False
         """The bus lost its storage since the last comparison of ledger and pods."""
 
     async def run(self) -> None:
-        """Run every feed, for ever."""
+        """Run every feed, indefinitely."""
+        keep = self._supervisor.keep
         async with anyio.create_task_group() as group:
             group.start_soon(self._again, "inventory", self._watch_devices)
             group.start_soon(self._again, "ledger", self._watch_ledger)
             group.start_soon(self._again, "pods", self._watch_pods)
             group.start_soon(self._again, "quotas", self._quota.watch)
             if self._settings.queues_file:
-                group.start_soon(self._quota.follow_file)
+                group.start_soon(keep, "queues file", self._quota.follow_file)
             group.start_soon(self._again, "heartbeats", self._hear_heartbeats)
             group.start_soon(self._again, "faults", self._hear_faults)
             if self._settings.topology_labels:
                 group.start_soon(self._again, "nodes", self._watch_nodes)
-            group.start_soon(self._tick)
+            group.start_soon(keep, "tick", self._tick)
 
     async def _again(self, name: str, feed: Callable[[], Awaitable[None]]) -> None:
         """Start a feed whenever it ends: when a peer refuses it, or breaks off."""
-        backoff = Backoff(first_s=self._settings.retry_s, most_s=10 * self._settings.retry_s)
-        while True:
+
+        async def once() -> None:
             try:
                 await feed()
-                backoff.reset()
-            except (Unavailable, Denied) as error:
-                _log.warning("feed broke off", extra={"feed": name, "problem": str(error)})
-                await self._state.clock.sleep(backoff.next_s())
-            self._metrics.feed_restarts.labels(feed=name).inc()
+            finally:
+                self._metrics.feed_restarts.labels(feed=name).inc()
 
-    def _decode(self, subject: str, data: bytes, kind: type[T], *, source: str) -> T | None:
+        await self._supervisor.keep(
+            f"feed {name}", once, expected=(Unavailable, Denied), is_endless=True
+        )
+
+    def _decode(self, subject: str, data: bytes, kind: type[T], *, source: str) -> T:
         try:
             return codec.decode_on(subject, data, kind)
-        except WireInvalid as error:
+        except WireInvalid:
             self._metrics.undecodable.labels(source=source).inc()
-            _log.error("message does not decode", extra={"source": source, "problem": str(error)})
-            return None
+            raise
 
     # --- the ledger ------------------------------------------------------------------------------
 
     async def _watch_ledger(self) -> None:
         """Fold records and states; return when the bus lost its storage, to begin with nothing."""
-        failures: list[HamiError] = []
+        failures: list[Exception] = []
         async with anyio.create_task_group() as group:
 
             async def until_reset(follow: Callable[[], Awaitable[None]]) -> None:
                 try:
                     await follow()
-                except (Unavailable, Denied) as error:
+                except Exception as error:  # noqa: BLE001 - raised below, after the ledger is emptied
                     failures.append(error)
                 group.cancel_scope.cancel()
 
@@ -203,15 +229,56 @@ class Feed:
                     self._quota.synced()
                     self._delivered("records")
                     continue
-                subject = subjects.kv_subject(subjects.ALLOC_BUCKET, item.key)
-                record = self._decode(subject, item.value, AllocationRecord, source="records")
-                if record is not None:
-                    self._state.tell(
-                        RecordSeen(
-                            seq=item.revision, record=record, now_s=self._state.clock.now_s()
-                        )
-                    )
-                    self._quota.fold(item.revision, record)
+                await self._quarantine.run(
+                    RECORD, item.key, self._record_attempt(item), name=self._names_of(item.key)
+                )
+
+    def _record_attempt(self, item: Entry) -> Attempt:
+        """Folds a record at first; later what the bus then has of its node."""
+        is_first = True
+
+        def attempt() -> Awaitable[None] | None:
+            nonlocal is_first
+            if not is_first:
+                return self._read_again(item.key)
+            is_first = False
+            self._take_record(item)
+            return None
+
+        return attempt
+
+    def _take_record(self, item: Entry) -> None:
+        try:
+            subject = subjects.kv_subject(subjects.ALLOC_BUCKET, item.key)
+            record = self._decode(subject, item.value, AllocationRecord, source="records")
+            now_s = self._state.clock.now_s()
+            self._state.fold(RecordSeen(seq=item.revision, record=record, now_s=now_s))
+            self._quota.fold(item.revision, record)
+        except Exception as error:
+            self._withhold_for(item.key, error)
+            raise
+        if len(self._state.withheld):
+            self._state.withheld.lift(RECORD, item.key)
+
+    def _withhold_for(self, key: str, error: Exception) -> None:
+        try:
+            node, _ = subjects.parse_allocation_key(key)
+        except WireInvalid:
+            return  # not the key of a share
+        self._state.withheld.add(RECORD, key, error, node=node)
+
+    async def _read_again(self, key: str) -> None:
+        """Fold the newest record under a key; returns too when an operator removed it."""
+        node, _ = subjects.parse_allocation_key(key)
+        await self.read_node(node)
+        problem = self._state.withheld.problem(RECORD, key)
+        if problem is not None:
+            raise problem
+
+    def _names_of(self, key: str) -> tuple[str, str]:
+        """Namespace and name of the pod of an allocation's key, empty where it is not known."""
+        _, _, uid = key.partition(".")
+        return pod_name(self._state.pods.get(uid))
 
     async def _follow_states(self) -> None:
         async with self._sources.states.watch() as items:
@@ -221,12 +288,35 @@ class Feed:
                 if isinstance(item, Synced):
                     self._delivered("states")
                     continue
-                subject = subjects.kv_subject(subjects.STATE_BUCKET, item.key)
-                record = self._decode(subject, item.value, StateRecord, source="states")
-                if record is not None:
-                    self._state.tell(
-                        StateSeen(seq=item.revision, state=record, now_s=self._state.clock.now_s())
-                    )
+                await self._quarantine.run(
+                    STATE, item.key, self._state_attempt(item), name=self._names_of(item.key)
+                )
+
+    def _state_attempt(self, item: Entry) -> Attempt:
+        """Folds a state at first; later what the bus then has under its key."""
+        is_first = True
+
+        def attempt() -> Awaitable[None] | None:
+            nonlocal is_first
+            if not is_first:
+                return self._read_state_again(item.key)
+            is_first = False
+            self._take_state(item)
+            return None
+
+        return attempt
+
+    async def _read_state_again(self, key: str) -> None:
+        with answer_within(self._settings.bus_timeout_s, peer="NATS"):
+            entry = await self._sources.states.get(key)
+        if entry is not None:
+            self._take_state(entry)
+
+    def _take_state(self, item: Entry) -> None:
+        subject = subjects.kv_subject(subjects.STATE_BUCKET, item.key)
+        state = self._decode(subject, item.value, StateRecord, source="states")
+        now_s = self._state.clock.now_s()
+        self._state.fold(StateSeen(seq=item.revision, state=state, now_s=now_s))
 
     def _delivered(self, part: str) -> None:
         state = self._state
@@ -249,26 +339,32 @@ class Feed:
                         self._inventory.end_again()
                         self._delivered("inventory")
                     case Entry():
-                        self._take_devices(item)
+                        await self._quarantine.run(
+                            DEVICES,
+                            item.key,
+                            partial(self._take_devices, item),
+                            size_bytes=len(item.value),
+                        )
 
     def _take_devices(self, entry: Entry) -> None:
+        """Take in a value, or withhold the vendor's devices on the node until a good one comes."""
         try:
             node, vendor = subjects.parse_devices_key(entry.key)
-        except WireInvalid as error:
+        except WireInvalid:
             self._metrics.undecodable.labels(source="inventory").inc()
-            _log.error("key of devices is not ours", extra={"problem": str(error)})
-            return
+            raise
+        with self._state.withheld.unless_handled(DEVICES, entry.key, node=node, vendor=vendor):
+            self._put_devices(entry, node, vendor)
+
+    def _put_devices(self, entry: Entry, node: str, vendor: str) -> None:
         if not entry.value:
             self._inventory.remove(node, vendor)
             return
         subject = subjects.kv_subject(subjects.DEVICES_BUCKET, entry.key)
         devices = self._decode(subject, entry.value, NodeDevices, source="inventory")
-        if devices is None:
-            return
         if excess := self._inventory.excess(devices):
             self._metrics.undecodable.labels(source="inventory").inc()
-            _log.error("devices beyond bounds", extra={"key": entry.key, "problem": excess})
-            return
+            raise WireInvalid(what=entry.key, problem=excess)
         now_s = self._state.clock.monotonic_s()
         changed = self._inventory.put(devices, revision=entry.revision, now_s=now_s)
         if changed and self._state.has("inventory"):
@@ -277,34 +373,49 @@ class Feed:
     async def _hear_heartbeats(self) -> None:
         async with self._sources.subscribe(f"{subjects.HEARTBEAT_PREFIX}.*") as messages:
             async for message in messages:
-                heartbeat = self._decode(
-                    message.subject, message.data, Heartbeat, source="heartbeats"
+                # Not repeated: the next heartbeat says what is true then.
+                self._quarantine.call(
+                    HEARTBEAT, message.subject, partial(self._take_heartbeat, message)
                 )
-                if heartbeat is not None and self.is_withheld(heartbeat.node):
-                    unserved = (*heartbeat.unserved, *heartbeat.vendors)
-                    heartbeat = replace(heartbeat, vendors=(), unserved=unserved)
-                if heartbeat is not None and self._inventory.hear(
-                    heartbeat, now_s=self._state.clock.monotonic_s()
-                ):
-                    _log.info("agent is heard again", extra={"node": heartbeat.node})
-                    self._chores.add(CapacityReturned(node=heartbeat.node))
+
+    def _take_heartbeat(self, message: Heard) -> None:
+        heartbeat = self._decode(message.subject, message.data, Heartbeat, source="heartbeats")
+        if self.is_withheld(heartbeat.node):
+            unserved = (*heartbeat.unserved, *heartbeat.vendors)
+            heartbeat = replace(heartbeat, vendors=(), unserved=unserved)
+        if self._inventory.hear(heartbeat, now_s=self._state.clock.monotonic_s()):
+            _log.info("agent is heard again", extra={"node": heartbeat.node})
+            self._chores.add(CapacityReturned(node=heartbeat.node))
 
     async def _hear_faults(self) -> None:
         async with self._sources.subscribe(f"{subjects.FAULT_PREFIX}.*") as messages:
             async for message in messages:
-                fault = self._decode(message.subject, message.data, DeviceFault, source="faults")
-                if fault is not None and self._inventory.take_fault(fault):
-                    _log.warning(
-                        "device health changed",
-                        extra={
-                            "node": fault.node,
-                            "device": fault.uuid,
-                            "healthy": fault.healthy,
-                            "reason": fault.reason,
-                        },
+                found: list[DeviceFault] = []
+                self._quarantine.call(
+                    FAULT, message.subject, partial(self._decode_fault, message, found)
+                )
+                for fault in found:
+                    await self._quarantine.run(
+                        FAULT, f"{message.subject}/{fault.uuid}", partial(self._take_fault, fault)
                     )
-                    if fault.healthy:
-                        self._chores.add(CapacityReturned(node=fault.node))
+
+    def _decode_fault(self, message: Heard, found: list[DeviceFault]) -> None:
+        found.append(self._decode(message.subject, message.data, DeviceFault, source="faults"))
+
+    def _take_fault(self, fault: DeviceFault) -> None:
+        if not self._inventory.take_fault(fault):
+            return
+        _log.warning(
+            "device health changed",
+            extra={
+                "node": fault.node,
+                "device": fault.uuid,
+                "healthy": fault.healthy,
+                "reason": fault.reason,
+            },
+        )
+        if fault.healthy:
+            self._chores.add(CapacityReturned(node=fault.node))
 
     # --- pods ------------------------------------------------------------------------------------
 
@@ -319,37 +430,62 @@ class Feed:
                     for pod in [
                         p for p in self._state.pods if told is not None and p.uid not in told
                     ]:
-                        self._vanished(pod.uid)
+                        self._quarantine.call(POD, pod.uid, partial(self._vanished, pod.uid))
                     told = None
                     self._delivered("pods")
                     continue
-                uid = self._take_pod(event)
-                if told is not None and uid and event.type != "DELETED":
-                    told.add(uid)
+                uid, names = self._who(event)
+                await self._quarantine.run(
+                    POD,
+                    uid,
+                    partial(self._take_pod, event, uid),
+                    name=names,
+                    size_bytes=len(event.raw),
+                )
+                if told is not None and event.type != "DELETED":
+                    told.add(uid)  # a pod that cannot be read is there all the same
 
-    def _take_pod(self, event: WatchEvent) -> str:
-        """Uid of the pod that an event is about, empty when that cannot be told."""
+    def _who(self, event: WatchEvent) -> tuple[str, tuple[str, str]]:
+        """(uid, (namespace, name)) of the pod that an event is about.
+
+        The document is read here, once for an event that can be handled.
+        """
         try:
-            view = _pod_decoder.decode(event.raw)
-        except UNDECODABLE as error:
-            self._metrics.undecodable.labels(source="pods").inc()
-            _log.error("pod does not decode", extra={"problem": str(error)})
-            return ""
-        uid = view.metadata.uid
+            self._view = view = _pod_decoder.decode(event.raw)
+        except Exception:  # noqa: BLE001 - raised again when the event is handled
+            self._view = None
+            pod = bare_pod(event.raw)
+            return pod.metadata.uid, pod.names()
+        metadata = view.metadata
+        return metadata.uid, (metadata.namespace or "default", metadata.name)
+
+    def _take_pod(self, event: WatchEvent, uid: str) -> None:
+        view, self._view = self._view, None
         if event.type == "DELETED":
             self._vanished(uid)
-            return uid
+            return
+        if view is None or view.metadata.uid != uid:
+            try:
+                view = _pod_decoder.decode(event.raw)
+            except Exception:
+                self._metrics.undecodable.labels(source="pods").inc()
+                raise
         pod = self._reader.facts_of(view, known=self._state.pods.get(uid))
         self._state.pods.put(pod)
+        if len(self._state.withheld):
+            self._state.withheld.lift(POD, uid)
         for holding in self._state.ledger.holdings_of_pod(uid):
             judgement, reason = repair.judge(holding, pod)
             if judgement == "release":
                 self._chores.add(repair.Release(holding=holding, reason=reason))
-        return uid
 
     def _vanished(self, uid: str) -> None:
         """The pod left our watch: it is gone, or somebody took its label away."""
         self._state.pods.drop(uid)
+        forget_pod(self._quarantine, uid)
+        if len(self._state.withheld):
+            self._state.withheld.lift(POD, uid)
+            self._state.withheld.lift(RESTORE, uid)
         for holding in self._state.ledger.holdings_of_pod(uid):
             self._chores.add(repair.Doubt(holding=holding))
 
@@ -363,31 +499,46 @@ class Feed:
 
     async def _watch_nodes(self) -> None:
         """Follow where nodes stand in the network; nothing waits for it."""
-        table, labels = self._state.table, self._settings.topology_labels
         async with self._sources.kube.list_watch(NODES) as events:
             async for event in events:
                 if event.type == "SYNCED":
                     continue
-                try:
-                    node = _node_decoder.decode(event.raw).metadata
-                except UNDECODABLE as error:
-                    self._metrics.undecodable.labels(source="nodes").inc()
-                    _log.error("node does not decode", extra={"problem": str(error)})
-                    continue
-                known = {} if event.type == "DELETED" else node.labels or {}
-                table.set_domain(node.name, [known.get(label, "") for label in labels])
+                await self._quarantine.run(
+                    NODE,
+                    bare_pod(event.raw).metadata.name,
+                    partial(self._take_node, event),
+                    size_bytes=len(event.raw),
+                )
+
+    def _take_node(self, event: WatchEvent) -> None:
+        try:
+            node = _node_decoder.decode(event.raw).metadata
+        except Exception:
+            self._metrics.undecodable.labels(source="nodes").inc()
+            raise
+        known = {} if event.type == "DELETED" else node.labels or {}
+        path = [known.get(label, "") for label in self._settings.topology_labels]
+        self._state.table.set_domain(node.name, path)
 
     # --- time ------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
-        state = self._state
+        state, quarantine = self._state, self._quarantine
         while True:
             await state.clock.sleep(self._settings.tick_s)
-            if not self._sources.is_connected():
-                self._inventory.deaf(now_s=state.clock.monotonic_s())
-            for node, vendor in self._inventory.tick(now_s=state.clock.monotonic_s()):
-                _log.warning("agent fell silent", extra={"node": node, "vendor": vendor})
+            quarantine.call(TICK, "silence", self._judge_silence)
             if state.is_complete:
-                state.tell(Tick(now_s=state.clock.now_s()))
+                quarantine.call(TICK, "leases", self._end_leases)
             self._metrics.served_nodes.set(self._inventory.alive_count())
             self._metrics.silent_nodes.set(self._inventory.silent_count())
+            self._metrics.withheld_nodes.set(state.withheld.node_count())
+
+    def _judge_silence(self) -> None:
+        now_s = self._state.clock.monotonic_s()
+        if not self._sources.is_connected():
+            self._inventory.deaf(now_s=now_s)
+        for node, vendor in self._inventory.tick(now_s=now_s):
+            _log.warning("agent fell silent", extra={"node": node, "vendor": vendor})
+
+    def _end_leases(self) -> None:
+        self._state.tell(Tick(now_s=self._state.clock.now_s()))

@@ -16,6 +16,7 @@ itself: that is how a member that died is replaced. Seconds throughout.
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeVar
 
 import anyio
@@ -44,6 +45,7 @@ from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.binder import Binder, Refused
 from hami_scheduler.shell.decisions import Decisions
 from hami_scheduler.shell.effects import Chore, Effects, answer_within
+from hami_scheduler.shell.isolation import GANG
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.state import State
 
@@ -134,6 +136,7 @@ class Gangs:
     ) -> None:
         """Hold shares through ``binder``; wake waiting members through ``chores``."""
         self._state = state
+        self._quarantine = state.quarantine
         self._binder = binder
         self._effects = effects
         self._kube = kube
@@ -169,6 +172,8 @@ class Gangs:
         answer = self._answer(ref.key, size, pod, names)
         if not isinstance(answer, _Job):
             return answer
+        if not self._quarantine.is_due(GANG, ref.key):
+            return self._isolated(ref.key)
         if not self._is_pointless(ref.key):
             known = self._jobs.get(ref.key)
             if known is None:
@@ -272,12 +277,31 @@ class Gangs:
                     self._wake = anyio.Event()
                 await self._wake.wait()
             key, job = next(iter(self._jobs.items()))
-            try:
-                outcome, answer = await self._place(job)
-            except HamiError as error:
-                outcome = "unavailable"
-                answer = Answer(code="GangWaiting", text=f"GangWaiting: gang {key}: {error}")
-            self._ended(job, outcome, answer)
+            if not await self._quarantine.run(
+                GANG,
+                key,
+                partial(self._try, job),
+                name=_names_of(key),
+                is_retried=False,  # filter asks again for its members
+            ):
+                self._ended(job, "failed", self._isolated(key))
+
+    async def _try(self, job: _Job) -> None:
+        try:
+            outcome, answer = await self._place(job)
+        except HamiError as error:
+            outcome = "unavailable"
+            answer = Answer(code="GangWaiting", text=f"GangWaiting: gang {job.key}: {error}")
+        self._ended(job, outcome, answer)
+
+    def _isolated(self, key: str) -> Answer:
+        """What members are told of a gang that cannot be placed because of an error."""
+        entry = self._quarantine.get(GANG, key)
+        problem = "an error" if entry is None else entry.problem
+        return Answer(
+            code="PodQuarantined",
+            text=f"PodQuarantined: gang {key} cannot be placed, it is tried again: {problem}"[:500],
+        )
 
     def _ended(self, job: _Job, outcome: str, answer: Answer) -> None:
         key, clock = job.key, self._state.clock
@@ -299,7 +323,7 @@ class Gangs:
                     until_s=until_s,
                 ),
             )
-        del self._jobs[key]
+        self._jobs.pop(key, None)
         job.done.set()
 
     async def _place(self, job: _Job) -> tuple[str, Answer]:
@@ -355,22 +379,25 @@ class Gangs:
         acquired: list[Holding] = []
         try:
             for uid, placement in sorted(assignment.items(), key=lambda a: (a[1].node, a[0])):
-                pod = self._state.pods.get(uid)
-                if pod is None or not pod.is_waiting():
-                    raise Refused(outcome="gone", text="a member has gone")
-                holding = await self._binder.hold(
-                    pod, placement.node, hold, traceparent=pod.traceparent
-                )
-                acquired.append(holding)
+                acquired.append(await self._hold(uid, placement.node, hold))
         except HamiError as error:
             await self._give_back(acquired)
             outcome = error.outcome if isinstance(error, Refused) else "unavailable"
             if outcome != "no-quota":
                 self._try_later(job.key)
             return outcome, Answer(code="GangWaiting", text=f"GangWaiting: gang {job.key}: {error}")
+        except Exception:
+            await self._give_back(acquired)
+            raise
         self._tell(acquired)
         self._chores.add(CapacityReturned(node=acquired[0].record.node))
         return "placed", Answer()
+
+    async def _hold(self, uid: str, node: str, hold: Hold) -> Holding:
+        pod = self._state.pods.get(uid)
+        if pod is None or not pod.is_waiting():
+            raise Refused(outcome="gone", text="a member has gone")
+        return await self._binder.hold(pod, node, hold, traceparent=pod.traceparent)
 
     async def _give_back(self, acquired: Sequence[Holding]) -> None:
         """Release what was got; what cannot be released now, its lease does."""
@@ -420,6 +447,11 @@ class Gangs:
                     writer=self._decisions.writer,
                 )
             )
+
+
+def _names_of(key: str) -> tuple[str, str]:
+    namespace, _, name = key.partition("/")
+    return namespace, name
 
 
 def _remember(known: OrderedDict[str, T], key: str, value: T) -> None:

@@ -174,6 +174,11 @@ class Metrics:
             "Pairs of node and vendor with devices whose agent is not heard: they get no pods.",
             registry=registry,
         )
+        self.withheld_nodes = Gauge(
+            "hami_scheduler_withheld_nodes",
+            "Nodes that get no pods because a record or the devices of them cannot be read.",
+            registry=registry,
+        )
         self.waiting_pods = Gauge(
             "hami_scheduler_waiting_pods",
             "Pods that ask for devices and have no node yet.",

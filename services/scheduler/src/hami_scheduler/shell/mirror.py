@@ -8,6 +8,7 @@ back as truth, nothing waits for it, and what fails is done at the next look. Se
 """
 
 import logging
+from functools import partial
 
 import anyio
 import msgspec
@@ -15,18 +16,20 @@ from msgspec import Struct
 
 from hami_common import adoption, annotations, mirrors
 from hami_common.apipath import api_path
-from hami_common.errors import Conflict, Denied, HamiError, NotFound, WireInvalid
+from hami_common.errors import Conflict, Denied, NotFound, Unavailable, WireInvalid
 from hami_common.events.allocation import CarriedShare
 from hami_common.events.codec import UNDECODABLE
 from hami_common.mirrors import Mirror
 from hami_common.model.device import Device
 from hami_common.podview import MetadataView, PodView
 from hami_common.ports import KubeApi
+from hami_common.runtime.quarantine import Attempt
 from hami_scheduler.core.inventory import Inventory
 from hami_scheduler.core.podfacts import pod_path
 from hami_scheduler.core.repair import Holding
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.effects import answer_within
+from hami_scheduler.shell.isolation import MIRROR
 from hami_scheduler.shell.state import State
 
 _log = logging.getLogger(__name__)
@@ -48,6 +51,7 @@ class HamiMirrors:
         self, *, state: State, inventory: Inventory, kube: KubeApi, settings: Settings
     ) -> None:
         self._state = state
+        self._quarantine = state.quarantine
         self._inventory = inventory
         self._kube = kube
         self._settings = settings
@@ -70,15 +74,22 @@ class HamiMirrors:
         try:
             if self._settings.mirror_nodes:
                 for node in sorted({one.node for one in self._inventory.devices()}):
-                    await self._mirror_node(node)
+                    await self._one(node, partial(self._mirror_node, node))
             if self._settings.mirror_pods:
                 await self._mirror_pods()
-        except HamiError as error:
+        except Unavailable as error:
             level = logging.DEBUG if self._is_warned else logging.WARNING
             self._is_warned = True
             _log.log(level, "mirrors not written", extra={"problem": str(error)})
         else:
             self._is_warned = False
+
+    async def _one(self, key: str, mirror: Attempt, *, name: tuple[str, str] = ("", "")) -> None:
+        """Write one mirror; one that cannot be written keeps no other from being written."""
+        if self._quarantine.is_due(MIRROR, key):
+            await self._quarantine.run(
+                MIRROR, key, mirror, passes=(Unavailable,), name=name, is_retried=False
+            )
 
     # --- pods ------------------------------------------------------------------------------------
 
@@ -98,10 +109,23 @@ class HamiMirrors:
             told = (holding.revision, carried)
             if self._revision_by_uid.get(record.pod_uid) == told:
                 continue
-            if record.node not in marks:
-                marks[record.node] = await self._mark(record.node)
-            await self._mirror_pod(holding, marks[record.node], carried)
-            self._revision_by_uid[record.pod_uid] = told
+            await self._one(
+                record.pod_uid,
+                partial(self._mirror_held, holding, marks, told),
+                name=(record.namespace, record.pod),
+            )
+
+    async def _mirror_held(
+        self,
+        holding: Holding,
+        marks: dict[str, adoption.TakenOver],
+        told: tuple[int, tuple[CarriedShare, ...]],
+    ) -> None:
+        node = holding.record.node
+        if node not in marks:
+            marks[node] = await self._mark(node)
+        await self._mirror_pod(holding, marks[node], told[1])
+        self._revision_by_uid[holding.record.pod_uid] = told
 
     async def _mirror_pod(
         self, holding: Holding, mark: adoption.TakenOver, carried: tuple[CarriedShare, ...]

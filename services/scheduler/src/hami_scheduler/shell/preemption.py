@@ -17,6 +17,7 @@ back, and the pods that could not go are spared for a while. Seconds throughout.
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -53,8 +54,9 @@ from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
 from hami_scheduler.shell.binder import Binder, Refused
 from hami_scheduler.shell.decisions import Decisions
-from hami_scheduler.shell.effects import MANAGED, PODS, Effects, answer_within
+from hami_scheduler.shell.effects import MANAGED, PODS, Effects, answer_within, bare_pod
 from hami_scheduler.shell.gangs import Answer
+from hami_scheduler.shell.isolation import BUDGET, PREEMPTION
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.state import State
 
@@ -118,11 +120,12 @@ class _Budget(Struct, frozen=True, kw_only=True):
     status: _BudgetStatus = _BudgetStatus()
 
 
-class _Budgets(Struct, frozen=True, kw_only=True):
-    items: list[_Budget] = []
+class _RawBudgets(Struct, frozen=True, kw_only=True):
+    items: list[msgspec.Raw] = []
 
 
-_budgets_decoder = msgspec.json.Decoder(_Budgets)
+_raw_budgets_decoder = msgspec.json.Decoder(_RawBudgets)
+_budget_decoder = msgspec.json.Decoder(_Budget)
 
 
 class Covered(Struct, frozen=True, kw_only=True):
@@ -168,6 +171,7 @@ class Preemption:
     ) -> None:
         """Hold room through ``binder``; tell ``decisions`` who had to go."""
         self._state = state
+        self._quarantine = state.quarantine
         self._binder = binder
         self._effects = effects
         self._records = records
@@ -194,6 +198,8 @@ class Preemption:
         if not self._settings.preemption or pod.spec.preemption_policy == NEVER:
             return
         uid, priority = request.uid, pod.spec.priority or 0
+        if not self._quarantine.is_due(PREEMPTION, uid):
+            return
         lowest = self._state.pods.lowest_priority()
         if lowest is None or lowest >= priority:
             return
@@ -280,16 +286,27 @@ class Preemption:
             asked = await self._next()
             uid = asked.request.uid
             self._put_off(uid)
-            try:
-                outcome = await self._preempt(asked)
-            except HamiError as error:
-                outcome = "unavailable"
-                _log.warning("preemption failed", extra={"uid": uid, "problem": str(error)})
-            if outcome in PASSING and asked.tries < TRIES_MOST and uid not in self._asked:
-                due_s = self._not_before_s[uid]
-                self._asked[uid] = replace(asked, due_s=due_s, tries=asked.tries + 1)
-            if outcome:
-                self._metrics.preemptions.labels(outcome=outcome).inc()
+            if not await self._quarantine.run(
+                PREEMPTION,
+                uid,
+                partial(self._try, asked),
+                name=(asked.request.namespace, asked.request.name),
+                is_retried=False,  # filter asks again
+            ):
+                self._metrics.preemptions.labels(outcome="failed").inc()
+
+    async def _try(self, asked: _Asked) -> None:
+        uid = asked.request.uid
+        try:
+            outcome = await self._preempt(asked)
+        except HamiError as error:
+            outcome = "unavailable"
+            _log.warning("preemption failed", extra={"uid": uid, "problem": str(error)})
+        if outcome in PASSING and asked.tries < TRIES_MOST and uid not in self._asked:
+            due_s = self._not_before_s[uid]
+            self._asked[uid] = replace(asked, due_s=due_s, tries=asked.tries + 1)
+        if outcome:
+            self._metrics.preemptions.labels(outcome=outcome).inc()
 
     async def _next(self) -> _Asked:
         """The pod that is due first, taken out, as soon as it is due."""
@@ -498,27 +515,51 @@ class Preemption:
         namespaces = {pod.namespace for pod in self._state.pods if pod.node}
         allowed: dict[str, int] = {}
         by_uid: dict[str, tuple[str, ...]] = {}
+        with answer_within(self._settings.api_timeout_s, peer="API server"):
+            pages = await self._kube.list_pages(BUDGETS)
         try:
-            with answer_within(self._settings.api_timeout_s, peer="API server"):
-                pages = await self._kube.list_pages(BUDGETS)
-            for budget in [b for page in pages for b in _budgets_decoder.decode(page).items]:
-                namespace, selector = budget.metadata.namespace, budget.spec.selector
-                if namespace not in namespaces or selector is None:
-                    continue
-                name = f"{namespace}/{budget.metadata.name}"
-                allowed[name] = budget.status.disruptions_allowed
-                text = ",".join(part for part in (MANAGED, selector.text()) if part)
-                with answer_within(self._settings.api_timeout_s, peer="API server"):
-                    found = await self._kube.list_pages(
-                        PODS.replace("/pods", f"/namespaces/{namespace}/pods"), label_selector=text
-                    )
-                for page in found:
-                    for item in _pods_decoder.decode(page).items:
-                        uid = item.metadata.uid
-                        by_uid[uid] = (*by_uid.get(uid, ()), name)
+            budgets = [raw for page in pages for raw in _raw_budgets_decoder.decode(page).items]
         except UNDECODABLE as error:
             raise WireInvalid(what="PodDisruptionBudgets", problem=str(error)) from error
+        closed: set[str] = set()
+        for raw in budgets:
+            who = bare_pod(raw)
+            if who.metadata.namespace not in namespaces:
+                continue
+            if not await self._quarantine.run(
+                BUDGET,
+                "/".join(who.names()),
+                partial(self._cover, raw, allowed, by_uid),
+                passes=(Unavailable,),
+                name=who.names(),
+                is_retried=False,  # the next look reads it again
+            ):
+                closed.add(who.metadata.namespace)
+        for pod in self._state.pods:
+            if pod.namespace in closed:  # its budget cannot be read: nobody there is evicted
+                name = f"{pod.namespace}/"
+                allowed[name] = 0
+                by_uid[pod.uid] = (*by_uid.get(pod.uid, ()), name)
         return Covered(allowed=allowed, by_uid=by_uid)
+
+    async def _cover(
+        self, raw: msgspec.Raw, allowed: dict[str, int], by_uid: dict[str, tuple[str, ...]]
+    ) -> None:
+        """Note what one budget allows, and whom it covers."""
+        budget = _budget_decoder.decode(raw)
+        namespace, selector = budget.metadata.namespace, budget.spec.selector
+        if selector is None:
+            return
+        name = f"{namespace}/{budget.metadata.name}"
+        text = ",".join(part for part in (MANAGED, selector.text()) if part)
+        with answer_within(self._settings.api_timeout_s, peer="API server"):
+            found = await self._kube.list_pages(
+                PODS.replace("/pods", f"/namespaces/{namespace}/pods"), label_selector=text
+            )
+        covered = [item.metadata.uid for page in found for item in _pods_decoder.decode(page).items]
+        allowed[name] = budget.status.disruptions_allowed
+        for uid in covered:
+            by_uid[uid] = (*by_uid.get(uid, ()), name)
 
     async def _nominate(self, pod: PodFacts, node: str) -> None:
         """Say in the pod's status where its room is made; nothing depends on it."""

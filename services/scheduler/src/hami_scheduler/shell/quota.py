@@ -10,10 +10,10 @@ nothing. What is decided stands in ``core.quota_ledger`` and ``core.queues``. Se
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import anyio
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
@@ -25,12 +25,12 @@ from hami_common import annotations as keys
 from hami_common import documents
 from hami_common.errors import SettingsInvalid, Unavailable
 from hami_common.events.allocation import AllocationRecord
-from hami_common.events.codec import UNDECODABLE
 from hami_common.metricfamilies import ZONE
 from hami_common.model.request import PodRequest
-from hami_common.podview import MetadataView, PodView
+from hami_common.podview import PodView
 from hami_common.ports import KubeApi, WatchEvent
 from hami_common.runtime.httpd import Handler, Request, Response, json_response
+from hami_common.runtime.quarantine import Quarantine
 from hami_common.vendors.catalog import Catalog
 from hami_scheduler.core import queues, quota_memory
 from hami_scheduler.core.podfacts import account_of
@@ -48,7 +48,8 @@ from hami_scheduler.core.reasons import NodeRefusal
 from hami_scheduler.core.stimuli import CapacityReturned
 from hami_scheduler.core.verdicts import Filtered
 from hami_scheduler.settings import Settings
-from hami_scheduler.shell.effects import answer_within
+from hami_scheduler.shell.effects import answer_within, bare_pod
+from hami_scheduler.shell.isolation import METRICS, QUOTA
 from hami_scheduler.shell.state import State
 
 QUOTAS = "/api/v1/resourcequotas"
@@ -56,13 +57,6 @@ MOST_SERIES = 5000
 """Quota and queue rows shown as metrics; the rest is only counted."""
 
 _log = logging.getLogger(__name__)
-
-
-class _Named(Struct, frozen=True, kw_only=True):
-    metadata: MetadataView = MetadataView()
-
-
-_named_decoder = msgspec.json.Decoder(_Named)
 
 
 class QuotaAnswer(Struct, frozen=True, kw_only=True):
@@ -100,6 +94,7 @@ class QuotaKeeper:
         self.ledger = ledger
         self._verdicts = verdicts
         self._state = state
+        self.quarantine = state.quarantine
         self._reader = QuotaReader(catalog)
         self._names = count_resources(catalog)
         self._vendors = tuple(vendor.name for vendor in catalog.vendors)
@@ -182,8 +177,15 @@ class QuotaKeeper:
                     self._state.delivered("quotas")
                     self._state.refresh()
                     continue
-                name = self._take(event)
-                if told is not None and name is not None and event.type != "DELETED":
+                name = bare_pod(event.raw).names()
+                await self._state.quarantine.run(
+                    QUOTA,
+                    "/".join(name),
+                    partial(self._take, event, name),
+                    name=name,
+                    size_bytes=len(event.raw),
+                )
+                if told is not None and event.type != "DELETED":
                     told.add(name)
 
     def _keep_only(self, told: set[tuple[str, str]]) -> None:
@@ -191,18 +193,19 @@ class QuotaKeeper:
             if (quota.namespace, quota.name) not in told:
                 self.ledger.drop_quota(quota.namespace, quota.name)
 
-    def _take(self, event: WatchEvent) -> tuple[str, str] | None:
+    def _take(self, event: WatchEvent, names: tuple[str, str]) -> None:
+        """Put a quota in force; one that cannot be read allows nothing."""
+        namespace, name = names
         try:
-            metadata = _named_decoder.decode(event.raw).metadata
             quota = None if event.type == "DELETED" else self._reader.read(event.raw)
-        except UNDECODABLE as error:
-            _log.error("ResourceQuota does not decode", extra={"problem": str(error)})
-            return None
-        namespace, name = metadata.namespace or "default", metadata.name
+        except Exception as error:
+            problem = f"cannot be read: {type(error).__name__}"
+            self.ledger.put_quota(self._reader.unreadable(namespace, name, problem=problem))
+            raise
         if quota is None:
             if self.ledger.drop_quota(namespace, name):
                 self._wake_pods()
-            return namespace, name
+            return
         for limit in quota.limits.values():
             if limit.problem:
                 _log.warning(
@@ -216,7 +219,6 @@ class QuotaKeeper:
                 )
         self.ledger.put_quota(quota)
         self._wake_pods()
-        return namespace, name
 
     def _wake_pods(self) -> None:
         node = next(iter(self._state.table.codes), "")
@@ -318,8 +320,9 @@ class QuotaMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """See the base class."""
         ledger = self._keeper.ledger
-        yield from _quota_metrics(ledger.quota_rows())
-        yield from _queue_metrics(ledger.queue_rows())
+        quarantine = self._keeper.quarantine
+        yield from _quota_metrics(ledger.quota_rows(), quarantine)
+        yield from _queue_metrics(ledger.queue_rows(), quarantine)
         yield GaugeMetricFamily(
             "hami_scheduler_queues_file_valid",
             "1 while the queues file as it stands is in force.",
@@ -342,7 +345,7 @@ def tightest(rows: list[QuotaRow]) -> list[QuotaRow]:
     return [row for _, row in sorted(found.items())[:MOST_SERIES]]
 
 
-def _quota_metrics(rows: list[QuotaRow]) -> Iterable[Metric]:
+def _quota_metrics(rows: list[QuotaRow], quarantine: Quarantine) -> Iterable[Metric]:
     """Names and labels as in HAMi."""
     used = GaugeMetricFamily(
         "hami_resource_quota_used",
@@ -354,15 +357,19 @@ def _quota_metrics(rows: list[QuotaRow]) -> Iterable[Metric]:
         "Limit of a resource in a namespace by its ResourceQuota.",
         labels=["namespace", "quota_name", "zone"],
     )
-    for row in tightest(rows):
+
+    def add(row: QuotaRow) -> None:
         name = row.key.removeprefix(LIMITS_PREFIX)
         used.add_metric([row.namespace, name, str(row.limit), ZONE], row.used)
         limit.add_metric([row.namespace, name, ZONE], row.limit)
+
+    for row in tightest(rows):
+        quarantine.call(METRICS, f"{row.namespace}/{row.key}", partial(add, row))
     yield used
     yield limit
 
 
-def _queue_metrics(rows: list[QueueRow]) -> Iterable[Metric]:
+def _queue_metrics(rows: list[QueueRow], quarantine: Quarantine) -> Iterable[Metric]:
     texts = {
         "used": "What the pods below a queue hold.",
         "guaranteed": "What a queue is guaranteed.",
@@ -378,11 +385,15 @@ def _queue_metrics(rows: list[QueueRow]) -> Iterable[Metric]:
         "Pods that could be placed and wait for what their queue may borrow.",
         labels=["queue"],
     )
-    for row in rows[:MOST_SERIES]:
+
+    def add(row: QueueRow) -> None:
         for word, family in families.items():
             value: int | None = getattr(row, word)
             if value is not None:
                 family.add_metric([row.queue, row.resource], value)
+
+    for row in rows[:MOST_SERIES]:
+        quarantine.call(METRICS, f"queue/{row.queue}/{row.resource}", partial(add, row))
     for queue, count in {row.queue: row.waiting for row in rows[:MOST_SERIES]}.items():
         waiting.add_metric([queue], count)
     yield from families.values()

@@ -25,11 +25,11 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct
 
-from hami_common.errors import InvariantBroken
 from hami_common.events.allocation import Account, AllocationRecord
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
 from hami_common.model.request import PlacementPolicy, PodRequest
 from hami_common.ports import Clock
+from hami_common.runtime.quarantine import Quarantine
 from hami_common.signing import SignedPlacement
 from hami_scheduler.core import quota_memory, stimuli
 from hami_scheduler.core.inventory import Inventory
@@ -44,6 +44,7 @@ from hami_scheduler.core.snapshot import Parts, Snapshot, take_exact
 from hami_scheduler.core.stimuluslog import FORMAT, Head, Writer
 from hami_scheduler.core.table import DeviceTable
 from hami_scheduler.core.verdicts import Filtered, Scored, Verdicts
+from hami_scheduler.shell.isolation import STIMULUS
 from hami_scheduler.shell.metrics import Metrics
 
 T = TypeVar("T")
@@ -93,6 +94,15 @@ class _Gap(NamedTuple):
     dropped: int
 
 
+class _Written(NamedTuple):
+    """What came of a batch."""
+
+    lost: int
+    """Stimuli that were not written."""
+    failed: Sequence[tuple[str, Exception]] = ()
+    """Kinds of stimuli that cannot be encoded, and why."""
+
+
 class _Parts(NamedTuple):
     parts: Parts
     policy: PlacementPolicy
@@ -102,12 +112,20 @@ class Recorder:
     """The queue of stimuli, and the log that it is written to."""
 
     def __init__(
-        self, settings: LogSettings, *, clock: Clock, metrics: Metrics, run: str, program: str
+        self,
+        settings: LogSettings,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        quarantine: Quarantine,
+        run: str,
+        program: str,
     ) -> None:
         """Write the log of ``run``, whose name no other run has."""
         self._settings = settings
         self._clock = clock
         self._metrics = metrics
+        self._quarantine = quarantine
         self._run = run
         self._program = program
         self._parts: _Parts | None = None
@@ -140,7 +158,7 @@ class Recorder:
         self._is_inside = True
         try:
             answer = call()
-        except InvariantBroken as error:
+        except Exception as error:
             self._note(stimulus, names, error)
             raise
         finally:
@@ -221,17 +239,26 @@ class Recorder:
         self._queued_bytes -= sum(_size(i.names) for i in batch if isinstance(i, _Noted))
         noted = sum(isinstance(item, _Noted) for item in batch)
         try:
-            lost = await anyio.to_thread.run_sync(self._file.write, batch)
+            written = await anyio.to_thread.run_sync(self._file.write, batch)
         except OSError as error:
-            lost = noted
+            written = _Written(lost=noted)
             self._rests_until_s = self._clock.monotonic_s() + self._settings.retry_s
             self._wants_segment = True
             _log.warning("stimulus log is not written", extra={"problem": str(error)})
-        self._dropped += lost
-        self._metrics.stimuli_dropped.inc(lost)
-        self._metrics.stimuli_recorded.inc(noted - lost)
+        for what, problem in written.failed:
+            # Without it a replay would go wrong: a new segment begins with a snapshot.
+            self._quarantine.failed(STIMULUS, what, problem)
+            self._wants_segment = True
+            self._rests_until_s = self._clock.monotonic_s() + self._settings.retry_s
+        self._dropped += written.lost
+        self._metrics.stimuli_dropped.inc(written.lost)
+        self._metrics.stimuli_recorded.inc(noted - written.lost)
         if self._file.is_full:
             self._wants_segment = True
+
+
+def _kind_of(item: _Noted | _Begin | _Gap) -> str:
+    return type(item.stimulus).__name__ if isinstance(item, _Noted) else type(item).__name__
 
 
 def _size(names: NodeNames | None) -> int:
@@ -253,27 +280,41 @@ class _Segment:
         """Whether the next segment is due."""
         return self._size >= self._settings.segment_bytes
 
-    def write(self, batch: Sequence[_Noted | _Begin | _Gap]) -> int:
-        """Write and flush; returns how many stimuli had no segment that could take them.
+    def write(self, batch: Sequence[_Noted | _Begin | _Gap]) -> _Written:
+        """Write and flush; returns what was not written: no segment, or it cannot be encoded.
 
         ``OSError``: the segment ended, and nothing can be said of the batch.
         """
         lost = 0
+        failed: list[tuple[str, Exception]] = []
         try:
             for item in batch:
-                if isinstance(item, _Begin):
-                    self._open(item)
-                elif self._file is not None:
-                    self._put(self._lines(item))
-                else:
+                try:
+                    lost += self._write_one(item)
+                except OSError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - of one stimulus, given to the quarantine
+                    failed.append((_kind_of(item), error))
                     lost += isinstance(item, _Noted)
+                    if isinstance(item, _Begin):
+                        self._abandon()
             if self._file is not None:
                 self._size += self._file.write(self._squeeze.flush(zlib.Z_SYNC_FLUSH))
                 self._file.flush()
         except OSError:
             self._abandon()
             raise
-        return lost
+        return _Written(lost=lost, failed=failed)
+
+    def _write_one(self, item: _Noted | _Begin | _Gap) -> bool:
+        """Write one item; whether it is a stimulus that no segment could take."""
+        if isinstance(item, _Begin):
+            self._open(item)
+        elif self._file is not None:
+            self._put(self._lines(item))
+        else:
+            return isinstance(item, _Noted)
+        return False
 
     def _lines(self, item: _Noted | _Gap) -> Iterable[bytes]:
         if isinstance(item, _Gap):
@@ -327,6 +368,12 @@ class RecordedTable(DeviceTable):
         stimulus = stimuli.NodeStands(node=node, path=path)
         known = super().set_domain
         self._recorder.call(stimulus, lambda: known(node, path))
+
+    def set_withheld(self, node: str, vendor: str = "", *, withheld: bool) -> bool:
+        """Recorded."""
+        stimulus = stimuli.NodeWithheld(node=node, vendor=vendor, withheld=withheld)
+        known = super().set_withheld
+        return self._recorder.call(stimulus, lambda: known(node, vendor, withheld=withheld))
 
 
 class RecordedInventory(Inventory):

@@ -10,6 +10,7 @@ first, which makes that late Binding fail, and only then are the pods believed. 
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 import anyio
@@ -24,6 +25,7 @@ from hami_scheduler.settings import Settings
 from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.effects import Chore, Effects
 from hami_scheduler.shell.feed import Feed
+from hami_scheduler.shell.isolation import FENCE, RESTORE, TOMBSTONE, record_key
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.state import State
 
@@ -54,6 +56,7 @@ class Recovery:
     ) -> None:
         """``writer`` is the name under which an earlier run of this replica wrote."""
         self._state = state
+        self._quarantine = state.quarantine
         self._feed = feed
         self._effects = effects
         self._chores = chores
@@ -100,6 +103,11 @@ class Recovery:
         wiped, self._feed.wiped = self._feed.wiped, False
         try:
             pods = {pod.uid: pod for pod in await self._effects.list_pods()}
+            unlabelled: list[PodFacts] = []
+            if not ledger.ready:
+                # Nothing but a pod itself tells of its share when the ledger was lost.
+                unlabelled = await self._effects.unlabelled_pods()
+                pods |= {pod.uid: pod for pod in unlabelled}
             steps = repair.compare(ledger.holdings(), pods)
             if not ledger.ready and (wiped or any(isinstance(s, repair.Restore) for s in steps)):
                 self._metrics.rebuilds.inc()
@@ -114,6 +122,9 @@ class Recovery:
             self._state.tell(Repaired(now_s=self._state.clock.now_s()))
             self._state.refresh()
             _log.info("ledger and pods agree", extra={"pods": len(pods), "steps": len(steps)})
+        for pod in unlabelled:  # label them, so that our watch sees them end
+            for holding in ledger.holdings_of_pod(pod.uid):
+                self._chores.add(repair.Doubt(holding=holding))
         for step in steps:
             if not isinstance(step, repair.Restore):
                 self._metrics.repairs.labels(action=type(step).__name__.lower()).inc()
@@ -121,8 +132,13 @@ class Recovery:
         await self._forget_tombstones()
 
     async def _fence_waiting(self, pods: dict[str, PodFacts]) -> None:
-        """Move every pod that waits for a node; ``pods`` then shows each as it was after that."""
+        """Move every pod that waits for a node; ``pods`` then shows each as it was after that.
+
+        A pod that cannot be moved is isolated. A Binding of it that is under way is given the time
+        that it may take, so that the list afterwards shows where it went.
+        """
         stamp = f"rebuilt-{self._ids()}"
+        stuck: list[str] = []
 
         async def fence(pod: PodFacts) -> None:
             moved = await self._effects.fence_waiting(pod, stamp=stamp)
@@ -131,7 +147,26 @@ class Recovery:
             else:
                 pods[pod.uid] = moved
 
-        await _each([pod for pod in pods.values() if pod.is_waiting()], fence)
+        async def isolated(pod: PodFacts) -> None:
+            if not await self._quarantine.run(
+                FENCE,
+                pod.uid,
+                partial(fence, pod),
+                passes=(Unavailable,),
+                name=(pod.namespace, pod.name),
+                is_retried=False,
+            ):
+                stuck.append(pod.uid)
+
+        await _each([pod for pod in pods.values() if pod.is_waiting()], isolated)
+        if stuck:
+            await self._state.clock.sleep(self._settings.bind_wait_s + self._settings.api_timeout_s)
+            now = {pod.uid: pod for pod in await self._effects.list_pods()}
+            for uid in stuck:
+                if uid in now:
+                    pods[uid] = now[uid]
+                else:
+                    pods.pop(uid, None)
 
     async def _restore(self, steps: list[repair.Restore]) -> None:
         """Restore node by node: in order within a node, several nodes at the same time."""
@@ -141,10 +176,20 @@ class Recovery:
 
         async def restore(node_steps: list[repair.Restore]) -> None:
             for step in node_steps:
-                outcome = await self._effects.restore(step)
-                self._metrics.repairs.labels(action=outcome).inc()
+                signed = step.signed
+                await self._quarantine.run(
+                    RESTORE,
+                    signed.pod_uid,
+                    partial(self._restore_one, step),
+                    passes=(Unavailable,),
+                    name=(signed.namespace, signed.pod),
+                )
 
         await _each(list(by_node.values()), restore)
+
+    async def _restore_one(self, step: repair.Restore) -> None:
+        outcome = await self._effects.restore(step)
+        self._metrics.repairs.labels(action=outcome).inc()
 
     def _examine_former_self(self) -> None:
         """Nobody works any more on what an earlier run of this replica had reserved.
@@ -168,10 +213,19 @@ class Recovery:
         ]
         for node, uid in gone[:FORGET_AT_ONCE]:
             try:
-                await self._effects.forget(node, uid)
+                await self._quarantine.run(
+                    TOMBSTONE,
+                    record_key(node, uid),
+                    partial(self._forget_one, node, uid),
+                    passes=(Unavailable,),
+                    is_retried=False,  # the next comparison does
+                )
             except Unavailable as error:
                 _log.debug("tombstones kept until next time", extra={"problem": str(error)})
                 return
+
+    async def _forget_one(self, node: str, uid: str) -> None:
+        await self._effects.forget(node, uid)
 
 
 async def _each(items: Iterable[T], work: Callable[[T], Awaitable[None]]) -> None:

@@ -276,6 +276,12 @@ class Resizer:
         """Book these shares instead of those of ``holding``, within capacity and quotas."""
         record = holding.record
         grows = larger(record.containers, containers) != record.containers
+        if grows and self._is_withheld(record.node, containers):
+            raise ResizeRefused(
+                code="node-withheld",
+                text=f"node {record.node}: NodeWithheld: a record of the node cannot be read, so"
+                " nothing more is given there; see GET /v1/quarantine",
+            )
         generation = self._quota.ledger.generation
         try:
             async with self._effects.planning(record.node):
@@ -294,6 +300,11 @@ class Resizer:
             await self._book(booked, record.containers, reason="beyond a quota")
             raise ResizeRefused(code="no-quota", text=refusal.text)
         return booked
+
+    def _is_withheld(self, node: str, containers: Sequence[ContainerShares]) -> bool:
+        """Whether nothing more is given of a vendor that the containers have shares of."""
+        vendors = {share.vendor for container in containers for share in container.shares}
+        return any(self._state.table.is_withheld(node, vendor) for vendor in vendors)
 
     async def _append(
         self,

@@ -13,12 +13,16 @@ from collections.abc import Callable, Iterable, Iterator
 import anyio
 
 from hami_common.errors import InvariantBroken, Unavailable
+from hami_common.events.allocation import AllocationRecord
 from hami_common.ports import Clock
+from hami_common.runtime.quarantine import Quarantine
+from hami_common.runtime.supervise import Supervisor
 from hami_scheduler.core.ledger import Ledger
 from hami_scheduler.core.podfacts import PodFacts
-from hami_scheduler.core.stimuli import Effect, Stimulus, Wiped
+from hami_scheduler.core.stimuli import Accepted, Effect, RecordSeen, Stimulus, Wiped
 from hami_scheduler.core.table import DeviceTable
 from hami_scheduler.core.verdicts import Verdicts
+from hami_scheduler.shell.isolation import RECORD, Withheld, record_key
 from hami_scheduler.shell.metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -122,13 +126,19 @@ class State:
         clock: Clock,
         metrics: Metrics,
         carry_out: Callable[[Effect], object],
+        quarantine: Quarantine,
+        supervisor: Supervisor,
         verdicts: Verdicts | None = None,
     ) -> None:
         """Hand effects of the ledger to ``carry_out``."""
+        self.quarantine = quarantine
+        """What cannot be handled now, see ``isolation``."""
+        self.supervisor = supervisor
         self.table = table
         self.ledger = ledger
         self.verdicts = verdicts or Verdicts(table)
         self.pods = Pods()
+        self.withheld = Withheld(table)
         self.clock = clock
         self._metrics = metrics
         self._carry_out = carry_out
@@ -143,21 +153,37 @@ class State:
     def tell(self, stimulus: Stimulus) -> bool:
         """Fold one stimulus and pass on its effects; false when it broke an invariant (logged)."""
         try:
-            effects: Iterable[Effect] = self.ledger.handle(stimulus)
-        except InvariantBroken as error:
-            self._metrics.broken_invariants.inc()
-            _log.error(
-                "ledger refused a stimulus",
-                extra={
-                    "stimulus": type(stimulus).__name__,
-                    "what": error.what,
-                    "story": error.story,
-                },
-            )
+            self.fold(stimulus)
+        except InvariantBroken:
             return False
+        return True
+
+    def fold(self, stimulus: Stimulus) -> None:
+        """Fold one stimulus and pass on its effects; the node of a record that fails is withheld.
+
+        ``InvariantBroken`` is logged with the story and raised, like any other error.
+        """
+        try:
+            effects: Iterable[Effect] = self.ledger.handle(stimulus)
+        except Exception as error:
+            if isinstance(error, InvariantBroken):
+                self._metrics.broken_invariants.inc()
+                _log.error(
+                    "ledger refused a stimulus",
+                    extra={
+                        "stimulus": type(stimulus).__name__,
+                        "what": error.what,
+                        "story": error.story,
+                    },
+                )
+            if (record := _record_of(stimulus)) is not None:
+                key = record_key(record.node, record.pod_uid)
+                self.withheld.add(RECORD, key, error, node=record.node)
+            raise
+        if len(self.withheld) and (record := _record_of(stimulus)) is not None:
+            self.withheld.lift(RECORD, record_key(record.node, record.pod_uid))
         for effect in effects:
             self._carry_out(effect)
-        return True
 
     def empty(self) -> None:
         """Forget the ledger: the bus lost its storage, or nobody can tell whether it did."""
@@ -166,6 +192,7 @@ class State:
         self.lost("records")
         self.lost("states")
         self.tell(Wiped(now_s=self.clock.now_s()))
+        self.withheld.clear(RECORD)
         self.refresh()
 
     def require_storage(self, epoch: int) -> None:
@@ -242,3 +269,10 @@ class State:
         if self._progress.is_set():
             self._progress = anyio.Event()
         await self._progress.wait()
+
+
+def _record_of(stimulus: Stimulus) -> AllocationRecord | None:
+    """The ledger record that a stimulus brings, ``None`` where it brings none or several."""
+    if isinstance(stimulus, RecordSeen):
+        return stimulus.record
+    return stimulus.append.record if isinstance(stimulus, Accepted) else None

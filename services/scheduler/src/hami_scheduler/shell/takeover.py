@@ -11,6 +11,7 @@ done, nor while a pod of HAMi's runs there that nobody has listed. Seconds throu
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 from msgspec import Struct
@@ -30,6 +31,7 @@ from hami_scheduler.core.podfacts import PodReader
 from hami_scheduler.core.repair import Holding
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.effects import PODS, Effects, answer_within
+from hami_scheduler.shell.isolation import TAKE_OVER
 from hami_scheduler.shell.keylocks import KeyLocks
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.state import State
@@ -80,6 +82,7 @@ class TakeOver:
     ) -> None:
         """``ids`` makes allocation ids."""
         self._state = state
+        self._quarantine = state.quarantine
         self._inventory = inventory
         self._effects = effects
         self._kube = kube
@@ -101,9 +104,11 @@ class TakeOver:
     async def ensure(self, node: str) -> None:
         """Return once all that HAMi placed on the node is in the ledger; ``Unavailable`` if not."""
         if not self.is_withheld(node):
+            self._told.pop(node, None)
             return
         async with self._nodes.hold(node, wait_s=self._settings.bind_wait_s):
             if not self.is_withheld(node):
+                self._told.pop(node, None)
                 return
             key = self._key(node)
             await self._examine(node)
@@ -129,8 +134,17 @@ class TakeOver:
         return sorted({devices.node for devices in self._inventory.devices()})
 
     async def _try(self, node: str) -> None:
+        self._told.setdefault(node, "")  # looked at again until it is done
+        if not self._quarantine.is_due(TAKE_OVER, node):
+            return
         try:
-            await self.ensure(node)
+            await self._quarantine.run(
+                TAKE_OVER,
+                node,
+                partial(self.ensure, node),
+                passes=(HamiError,),
+                is_retried=False,
+            )
         except HamiError as error:
             text = str(error)
             if self._told.get(node) != text:
@@ -149,16 +163,25 @@ class TakeOver:
         devices = {one.vendor: one.devices for one in self._inventory.of_node(node)}
         mark = await self._mark(node)
         view = adoption.NodeView(name=node, devices=devices, mark=mark)
-        listed = frozenset(mark.pods)
-        unlisted = []
+        unlisted: list[str] = []
+        failed: list[str] = []
         for pod in await self._pods(node):
-            placed_by = self._placed_by(pod, node)
-            if placed_by == US or not adoption.may_hold(pod, self._catalog):
-                continue
-            if pod.metadata.uid in listed:
-                await self._adopt(pod, view)
-            elif placed_by != HAMI and hamiformat.is_placed(pod.annotations()):
-                unlisted.append(f"{pod.metadata.namespace}/{pod.metadata.name}")
+            meta = pod.metadata
+            if not await self._quarantine.run(
+                TAKE_OVER,
+                meta.uid,
+                partial(self._examine_pod, pod, view, unlisted),
+                passes=(Unavailable,),
+                name=(meta.namespace or "default", meta.name),
+                is_retried=False,  # with the node
+            ):
+                failed.append(f"{meta.namespace}/{meta.name}")
+        if failed:
+            raise Unavailable(
+                peer=f"node {node}",
+                detail=f"{len(failed)} pods there cannot be taken over"
+                f" ({', '.join(sorted(failed)[:NAMES_TOLD])}); see GET /v1/quarantine",
+            )
         if unlisted:
             names = ", ".join(sorted(unlisted)[:NAMES_TOLD])
             raise Unavailable(
@@ -166,6 +189,17 @@ class TakeOver:
                 detail=f"{len(unlisted)} pods there were placed by HAMi and are not taken over"
                 f" ({names}); run hamictl migrate node {node}",
             )
+
+    async def _examine_pod(
+        self, pod: PodView, node: adoption.NodeView, unlisted: list[str]
+    ) -> None:
+        placed_by = self._placed_by(pod, node.name)
+        if placed_by == US or not adoption.may_hold(pod, self._catalog):
+            return
+        if pod.metadata.uid in node.mark.pods:
+            await self._adopt(pod, node)
+        elif placed_by != HAMI and hamiformat.is_placed(pod.annotations()):
+            unlisted.append(f"{pod.metadata.namespace}/{pod.metadata.name}")
 
     def _placed_by(self, pod: PodView, node: str) -> str:
         """Who placed the pod, by the ledger or a signature that we trust; empty: neither says.

@@ -38,6 +38,8 @@ from hami_common.units import real
 
 PEER = "the Kubernetes API"
 JSON_TYPE = "application/json"
+METADATA_TYPE = f"{JSON_TYPE};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,{JSON_TYPE};q=0.9"
+"""Asks for lists without spec and status; a server that cannot gives whole objects."""
 CLOSE_S = 2.0
 """Longest orderly end of the session."""
 RETRY_AFTER_TRIES = 3
@@ -133,6 +135,21 @@ class KubeClient:
                     raise
                 _log.info("list expired half way", extra={"path": path})
 
+    async def metadata_pages(
+        self, path: str, *, label_selector: str = "", page_size: int = 500
+    ) -> AsyncIterator[bytes]:
+        """See the port."""
+        selectors = _selectors(label_selector, "")
+        try:
+            async for page in self.pages(
+                path, selectors, page_size=page_size, accept=METADATA_TYPE
+            ):
+                yield page
+        except Denied as error:
+            if error.status != GONE:
+                raise
+            raise Unavailable(peer=PEER, detail=f"list {path} expired half way") from error
+
     async def create(self, path: str, body: bytes) -> bytes:
         """POST ``body``; returns the created object."""
         return await self._call("POST", path, body=body)
@@ -176,12 +193,17 @@ class KubeClient:
             raise Unavailable(peer=PEER, detail=f"GET {path}: {_text(error)}") from error
 
     async def pages(
-        self, path: str, selectors: Mapping[str, str], *, page_size: int = 500
+        self,
+        path: str,
+        selectors: Mapping[str, str],
+        *,
+        page_size: int = 500,
+        accept: str = "",
     ) -> AsyncGenerator[bytes, None]:
         """Pages of one list, one at a time; ``Denied`` with status 410 when it expires half way."""
         query = {"limit": str(page_size), **selectors}
         while True:
-            page = await self._call("GET", path, query=query)
+            page = await self._call("GET", path, query=query, accept=accept)
             token = decode(page, _PageView, what=f"page of {path}").metadata.continue_
             yield page
             if not token:
@@ -196,6 +218,7 @@ class KubeClient:
         body: bytes = b"",
         content_type: str = JSON_TYPE,
         query: Mapping[str, str] | None = None,
+        accept: str = "",
     ) -> bytes:
         what = f"{method} {path}"
         logged_in_again = False
@@ -206,6 +229,8 @@ class KubeClient:
             session, url, headers = await self._prepare(path, query or {})
             if body:
                 headers["Content-Type"] = content_type
+            if accept:
+                headers["Accept"] = accept
             try:
                 async with session.request(
                     method, url, data=body or None, headers=headers, timeout=self._timeout

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from hami_common.errors import Denied, HamiError, Unavailable
-from hami_common.events.codec import UNDECODABLE, decode
+from hami_common.events.codec import UNDECODABLE
 from hami_common.ports import WatchEvent
 from hami_common.runtime.tasks import Backoff
 
@@ -75,6 +75,7 @@ class _Status(Struct, frozen=True):
     message: str = ""
 
 
+_list_decoder = msgspec.json.Decoder(_List)
 _object_decoder = msgspec.json.Decoder(_Object)
 _event_decoder = msgspec.json.Decoder(_Event)
 _status_decoder = msgspec.json.Decoder(_Status)
@@ -145,10 +146,19 @@ class _Reflector:
         uid_by_name = {(m.namespace, m.name): uid for uid, m in self._known.items()}
         version = ""
         async for page in self._source.pages(self._path, self._selectors):
-            view = decode(page, _List, what=f"page of {self._path}")
+            try:
+                view = _list_decoder.decode(page)
+            except UNDECODABLE as error:
+                raise Unavailable(
+                    peer="the Kubernetes API", detail=f"list sent what is no list: {error}"
+                ) from error
             version = view.metadata.resource_version
             for item in view.items or []:
-                metadata = decode(bytes(item), _Object, what=f"item of {self._path}").metadata
+                try:
+                    metadata = _object_decoder.decode(item).metadata
+                except UNDECODABLE:
+                    yield WatchEvent(type="ADDED", raw=bytes(item))  # the consumer isolates it
+                    continue
                 old_uid = uid_by_name.get((metadata.namespace, metadata.name), metadata.uid)
                 if old_uid != metadata.uid and old_uid in left:
                     yield self._vanished(left.pop(old_uid))  # before its name comes back
@@ -200,11 +210,17 @@ class _Reflector:
                 if status.code == GONE:
                     raise _Expired
                 raise Unavailable(peer="the Kubernetes API", detail=f"watch: {status.message}")
-            metadata = _object_decoder.decode(event.object).metadata
         except UNDECODABLE as error:
             raise Unavailable(
                 peer="the Kubernetes API", detail=f"watch sent what is no event: {error}"
             ) from error
+        try:
+            metadata = _object_decoder.decode(event.object).metadata
+        except UNDECODABLE:
+            # The watch goes on behind it, and the consumer isolates it.
+            return WatchEvent(
+                type=event.type, raw=bytes(event.object), resource_version=self._version
+            )
         self._version = metadata.resource_version
         if event.type == "BOOKMARK":
             return None

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every loop of a service over objects from outside isolates each object, or says why not."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support.loops import Loop, loops_in, loops_of
+
+SERVICES = Path(__file__).parents[3] / "services"
+
+EXEMPT = {
+    "hami_scheduler.shell.backlog.Backlog._do": "counts the failures of items handled before",
+    "hami_scheduler.shell.clustermetrics.ClusterMetrics.answer": "pieces of our own text",
+    "hami_scheduler.shell.effects.Effects.unlabelled_pods": "pages of a list: notes paths only,"
+    " each pod is read, and isolated, by _listed",
+    "hami_scheduler.shell.gangs.Gangs._place": "members of one gang, which is isolated as a whole",
+    "hami_scheduler.shell.gangs.Gangs._acquire": "members of one gang: all get a share or none",
+    "hami_scheduler.shell.gangs.Gangs._give_back": "shares of one gang; errors of each are caught",
+    "hami_scheduler.shell.preemption.Preemption._choose": "nodes for one pod, which is isolated",
+    "hami_scheduler.shell.preemption.Preemption._evict_all": "victims of one pod: all or none",
+    "hami_scheduler.shell.takeover.TakeOver._book": "retries of one append",
+    "hami_nodeagent.app._use_bus": "starts one task per vendor of the settings",
+    "hami_nodeagent.shell.allocate.Allocator._decide": "rounds of one decision",
+    "hami_nodeagent.shell.inventory.Reporter._tell_pods": "Events, whose errors are caught",
+    "hami_nodeagent.shell.pluginproxy._find_endpoints": "starts one task per socket of our own",
+    "hami_nodeagent.shell.pluginproxy.Endpoint.list_and_watch": "passes bytes on unread",
+}
+"""Loops that need not isolate what they go through, and why."""
+
+UNTIL_CONVERTED = {
+    "hami_registry.shell.authenticator.Authenticator.run",
+    "hami_registry.shell.cordons.Cordons.run",
+    "hami_registry.shell.deadletters.DeadLetters.run",
+    "hami_registry.shell.follow.follow",
+    "hami_registry.shell.reports.Reports.run",
+    "hami_registry.shell.views.Views.follow_decisions",
+    "hami_registry.shell.views.Views.follow_heartbeats",
+    "hami_nodeagent.shell.answers.Answers.serve",
+    "hami_nodeagent.shell.deviceplugin.DevicePlugin.ListAndWatch",
+    "hami_nodeagent.shell.feed.LedgerFeed.follow",
+    "hami_nodeagent.shell.partitions.Partitions.run",
+    "hami_nodeagent.shell.pods.PodSource.follow",
+    "hami_nodeagent.shell.relimit.Relimiter.look",
+    "hami_nodeagent.shell.states.States.keep",
+    "hami_nodeagent.shell.usage.UsageWatch.look",
+    "hami_webhook.shell.events.AdmissionEvents.run",
+}
+"""Loops that do not isolate yet: to be deleted line by line."""
+
+
+@cache
+def loops() -> list[Loop]:
+    found: list[Loop] = []
+    for source in sorted(SERVICES.glob("*/src")):
+        for path in sorted(source.rglob("*.py")):
+            module = path.relative_to(source).with_suffix("").parts
+            if "core" not in module:
+                found += loops_of(path, ".".join(module))
+    return found
+
+
+def test_loops_over_objects_isolate_each_object() -> None:
+    open_ = [loop for loop in loops() if not loop.isolates]
+    found = {loop.place: loop.line for loop in open_ if loop.place not in EXEMPT}
+    wrong = {place: line for place, line in found.items() if place not in UNTIL_CONVERTED}
+    assert wrong == {}, "hand each object to Quarantine.run or call, or exempt the loop"
+
+
+def test_no_loop_is_exempt_that_is_gone_or_isolates_its_objects() -> None:
+    assert EXEMPT.keys() - {loop.place for loop in loops() if not loop.isolates} == set()
+
+
+def test_the_feeds_of_the_scheduler_are_seen_and_isolate() -> None:
+    places = {loop.place for loop in loops() if loop.isolates}
+    feed = "hami_scheduler.shell.feed.Feed."
+    names = ("records", "states", "_watch_devices", "heartbeats", "faults", "pods", "nodes")
+    for name in names:
+        assert any(place.startswith(feed) and name in place for place in places), name
+
+
+@pytest.mark.parametrize(
+    ("body", "isolating"),
+    [
+        ("async for item in items:\n  take(item)", 0),
+        ("async for item in items:\n  await self._quarantine.run('k', item, take)", 1),
+        ("async for item in items:\n  state.quarantine.call('k', item, take)", 1),
+        ("async for item in items:\n  await runner.run(item)", 0),
+        ("while True:\n  for item in items:\n   take(item)", 0),
+        ("while True:\n  await g()\nasync def g():\n  for i in x:\n   await take(i)", 0),
+        ("while True:\n  for item in items:\n   await quarantine.run('k', item, take)", 1),
+        ("found = [item async for item in items]", 0),
+    ],
+)
+def test_a_loop_that_hands_objects_on_unguarded_is_found(body: str, isolating: int) -> None:
+    source = "async def f():\n" + "\n".join(f" {line}" for line in body.splitlines())
+    assert [loop.isolates for loop in loops_in(source, "m")] == [bool(isolating)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["for item in items:\n  take(item)", "while x < 3:\n  for item in items:\n   await take(item)"],
+)
+def test_loops_that_end_are_none_of_a_service(body: str) -> None:
+    source = "async def f():\n" + "\n".join(f" {line}" for line in body.splitlines())
+    assert loops_in(source, "m") == []
