@@ -164,9 +164,3 @@ def test_block_devices_are_judged_like_mounts() -> None:
     error = conflict_of(container(volumeDevices=[device]), ALL)
     assert error is not None
     assert error.field == "container main: volumeDevices[/etc/ld.so.preload]"
-
-
-def test_paths_that_the_node_mounts_besides_are_held_too() -> None:
-    odd = container({"name": "v", "mountPath": "/etc/vdev/docker"})
-    assert conflict_of(odd, ALL) is None
-    assert conflict_of(odd, ALL, also=["/etc/vdev/docker/"]) is not None

@@ -13,7 +13,7 @@ Admission and the node agent use the same judgement. Symbolic links in images ar
 
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from hami_common import annotations, limits
 from hami_common.errors import RequestInvalid
@@ -22,7 +22,6 @@ from hami_common.podview import ContainerView, VolumeMountView, VolumeView
 LIBRARY_DIRECTORY = "/usr/local/vgpu"
 PRELOAD_FILE = "/etc/ld.so.preload"
 PRIORITY_DIRECTORY = "/run/hami-priority"
-SELECTION_DIRECTORY = "/run/nvidia-container-devices"
 
 RESERVED: Mapping[str, str] = {
     limits.DIRECTORY: "the limits of the container's share",
@@ -30,9 +29,12 @@ RESERVED: Mapping[str, str] = {
     LIBRARY_DIRECTORY: "the limiter library",
     PRELOAD_FILE: "the file that loads the limiter library",
     PRIORITY_DIRECTORY: "the priorities of the node's devices",
-    SELECTION_DIRECTORY: "the devices that NVIDIA's container toolkit gives by volume mounts",
+    "/run/nvidia-container-devices": "the devices that NVIDIA's toolkit gives by volume mounts",
+    "/etc/vdev": "the share as Hygon's driver reads it",
+    "/hami-vnpu-shmem": "the memory through which Ascend's soft shares are counted",
 }
-"""Reserved path → what the container finds there."""
+"""Reserved path → what the container finds there. The paths of the library, its preload file and
+the priorities are in the library too (native/libvgpu), the vendors' in ``hami_common.vendors``."""
 _ALIASES = {"/var/run": "/run"}
 """Path → where nearly every image leads it."""
 _MAGIC = re.compile(r"/proc/(self|thread-self|[0-9]+)/|/dev/fd/")
@@ -67,20 +69,12 @@ def region_volume(container: ContainerView, volumes: Mapping[str, VolumeView]) -
 
 
 def conflict_of(
-    container: ContainerView,
-    volumes: Mapping[str, VolumeView],
-    *,
-    also: Iterable[str] = (),
+    container: ContainerView, volumes: Mapping[str, VolumeView]
 ) -> RequestInvalid | None:
     """Return the first mount or block device that would hide or unhook ours, as the error to give.
 
-    ``volumes``: the pod's, by name. ``also``: further paths that the node mounts into the
-    container, such as a vendor's. ``None`` when nothing is in the way.
+    ``volumes``: the pod's, by name. ``None`` when nothing is in the way.
     """
-    reserved = dict(RESERVED)
-    for path in also:
-        reserved.setdefault(normalize(path), "what the node gives with the container's share")
-    reserved.pop("/", None)
     places = [
         *((mount.mount_path, mount) for mount in container.volume_mounts or []),
         *((device.device_path, None) for device in container.volume_devices or []),
@@ -88,19 +82,19 @@ def conflict_of(
     for path, mount in places:
         if mount is not None and _is_ours(mount, container, volumes):
             continue
-        problem = _problem_of(path, reserved)
+        problem = _problem_of(path)
         if problem:
             kind = "volumeDevices" if mount is None else "volumeMounts"
             return RequestInvalid(
                 field=f"container {container.name}: {kind}[{path}]",
                 problem=problem,
-                fix=f"mount it elsewhere; {', '.join(sorted(reserved))} and the directories above "
+                fix=f"mount it elsewhere; {', '.join(RESERVED)} and the directories above "
                 "them are reserved in containers with a device share",
             )
     return None
 
 
-def _problem_of(path: str, reserved: Mapping[str, str]) -> str:
+def _problem_of(path: str) -> str:
     """Why nothing of the pod may be mounted at ``path``; empty when it may."""
     if ".." in path.split("/"):
         return "'..' can lead to any directory, so the mount could hide the limits of the share"
@@ -108,7 +102,7 @@ def _problem_of(path: str, reserved: Mapping[str, str]) -> str:
     if _MAGIC.match(clean):
         return "this path can lead to any directory, so the mount could hide the limits"
     below = clean if clean.endswith("/") else f"{clean}/"
-    for own, what in reserved.items():
+    for own, what in RESERVED.items():
         if clean == own or clean.startswith(f"{own}/"):
             return f"would hide {what}"
         if own.startswith(below):
