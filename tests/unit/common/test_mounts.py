@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mounts of a container with a share: ours are known by their content, others may not hide them."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -18,12 +20,12 @@ OURS = [
 ]
 
 
-def volumes(*documents: dict[str, object]) -> dict[str, VolumeView]:
+def volumes(*documents: dict[str, Any]) -> dict[str, VolumeView]:
     """Volumes of a pod by name."""
     return {one.name: one for one in msgspec.convert(documents, list[VolumeView])}
 
 
-def container(*mounts: dict[str, object], **more: object) -> ContainerView:
+def container(*mounts: dict[str, Any], **more: Any) -> ContainerView:
     """A container with these mounts."""
     return msgspec.convert({"name": "main", "volumeMounts": mounts, **more}, ContainerView)
 
@@ -98,7 +100,7 @@ def test_our_own_mounts_are_known() -> None:
 
 
 @pytest.mark.parametrize("more", [{"subPath": "x"}, {"subPathExpr": "$(A)"}, {"readOnly": False}])
-def test_our_volume_counts_only_as_a_whole_and_read_only(more: dict[str, object]) -> None:
+def test_our_volume_counts_only_as_a_whole_and_read_only(more: dict[str, Any]) -> None:
     odd = container({**OURS[0], **more})
     assert limits_volume(odd, ALL) is None
     assert conflict_of(odd, ALL) is not None
@@ -139,7 +141,7 @@ def test_our_volume_counts_only_as_a_whole_and_read_only(more: dict[str, object]
         },
     ],
 )
-def test_a_volume_with_other_content_is_not_ours(volume: dict[str, object]) -> None:
+def test_a_volume_with_other_content_is_not_ours(volume: dict[str, Any]) -> None:
     own = container(OURS[0])
     assert limits_volume(own, volumes(volume)) is None
     assert conflict_of(own, volumes(volume)) is not None

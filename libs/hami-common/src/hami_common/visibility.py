@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variables by which vendors' container runtimes and hooks give devices to any container."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from hami_common.podview import EnvVarView
 
-DEVICE_VARIABLES: Final = (
-    "AMD_VISIBLE_DEVICES",
-    "ASCEND_VISIBLE_DEVICES",
-    "AWS_NEURON_VISIBLE_DEVICES",
-    "CAMBRICON_VISIBLE_DEVICES",
-    "ENFLAME_VISIBLE_DEVICES",
-    "IX_VISIBLE_DEVICES",
-    "MTHREADS_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES",
-    "METAX_SGPUS",
-)
+VARIABLE_BY_VENDOR: Final[Mapping[str, str]] = {
+    "amd": "AMD_VISIBLE_DEVICES",
+    "ascend": "ASCEND_VISIBLE_DEVICES",
+    "awsneuron": "AWS_NEURON_VISIBLE_DEVICES",
+    "cambricon": "CAMBRICON_VISIBLE_DEVICES",
+    "enflame": "ENFLAME_VISIBLE_DEVICES",
+    "iluvatar": "IX_VISIBLE_DEVICES",
+    "mthreads": "MTHREADS_VISIBLE_DEVICES",
+    "nvidia": "NVIDIA_VISIBLE_DEVICES",
+    "metax": "METAX_SGPUS",
+}
+DEVICE_VARIABLES: Final = tuple(VARIABLE_BY_VENDOR.values())
 HARMLESS: Final = ("", "none", "void")
 """Values by which such a variable gives no device."""
 
