@@ -29,6 +29,7 @@ WANTED_MIB = 800
 CONTEXT_MIB = 64
 PROCESSES = 3
 PATIENCE_S = 30.0
+OUT_OF_MEMORY = 2
 NO_MEMORY = "no device memory for this process"
 
 TENANT = """
@@ -236,6 +237,19 @@ def test_resource_limits_of_the_tenant_never_lift_its_share(
         tenant.ask(f"take({WANTED_MIB})")
     held_mib = used_mib(node, *starved)
     assert held_mib <= LIMIT_MIB + PROCESSES * CONTEXT_MIB
+
+
+def test_process_that_cannot_read_its_limits_gets_no_context(
+    node: GpuNode, start: StartTenant
+) -> None:
+    """The context of each of many processes would be more than any share."""
+    first = start()
+    assert first.ask("begin()") == 0
+    blind = start()
+    blind.ask(SET.format("NOFILE", 4))
+    assert blind.ask("begin()") == OUT_OF_MEMORY
+    assert used_mib(node, blind) == 0
+    assert "Too many open files; nothing can be allocated" in blind.end()
 
 
 def test_directory_that_the_tenant_made_full_never_lifts_its_share(

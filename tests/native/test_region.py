@@ -164,9 +164,7 @@ def test_file_in_place_of_the_directory_gives_nothing(container: Container) -> N
 
 
 @pytest.mark.parametrize("options", ["size=64k", "ro"])
-def test_full_or_read_only_directory_gives_nothing(
-    container: Container, options: str
-) -> None:
+def test_full_or_read_only_directory_gives_nothing(container: Container, options: str) -> None:
     mount = f'mount -t tmpfs -o {options} none run/hami && exec "$0"'
     can = subprocess.run(["unshare", "-Urm", "true"], capture_output=True, check=False)
     if can.returncode:

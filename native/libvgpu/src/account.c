@@ -19,7 +19,7 @@
 #define CHUNK_MAX (64 * MIB)
 #define CHUNK_STEP UINT64_C(65536)
 #define CHUNKS_OF_LIMIT 16u /* slack of all processes together: at most this part of a limit, once per process */
-#define SLOT_PERIOD_NS UINT64_C(1000000000) /* between two searches for a slot, because they read /proc */
+#define SLOT_PERIOD_NS UINT64_C(1000000000)   /* between two searches for a slot, because they read /proc */
 #define RECLAIM_PERIOD_NS UINT64_C(200000000) /* of all processes together; each looks once a WATCH_PERIOD_NS */
 
 #define READ(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
@@ -30,6 +30,7 @@ static uint64_t limit_bytes[REGION_DEVICES_MAX];
 static uint32_t priority = 1;
 static uint32_t core_policy;
 static uint32_t by_ordinal;
+static uint32_t refused;
 static uint64_t errors;
 struct account_view account_view;
 static struct region_slot unslotted;
@@ -64,6 +65,7 @@ static void publish_limits(void)
     WRITE(priority, limits.priority);
     WRITE(core_policy, limits.core_policy);
     WRITE(by_ordinal, limits.source == LIMITS_ENVIRONMENT);
+    WRITE(refused, limits.source == LIMITS_REFUSED);
 }
 
 static void read_limits(void)
@@ -350,6 +352,12 @@ const char *account_uuid(int device)
 uint64_t account_limit(int device)
 {
     return is_device(device) ? READ(limit_bytes[device]) : LIMITS_UNLIMITED;
+}
+
+bool account_is_refused(void)
+{
+    account_attach();
+    return READ(refused);
 }
 
 uint32_t account_core_pct(int device)

@@ -10,11 +10,11 @@ from hami_common.mounts import RESERVED, conflict_of, limits_volume, normalize, 
 from hami_common.podview import ContainerView, VolumeView
 
 FIELD = "metadata.annotations['main.limits.hami.io/v1']"
-ITEM = {"path": "limits", "fieldRef": {"apiVersion": "v1", "fieldPath": FIELD}}
-LIMITS = {"name": "l", "downwardAPI": {"items": [ITEM]}}
-REGION = {"name": "r", "emptyDir": {"medium": "Memory"}}
-OTHER = {"name": "v", "configMap": {"name": "v"}}
-OURS = [
+ITEM: dict[str, Any] = {"path": "limits", "fieldRef": {"apiVersion": "v1", "fieldPath": FIELD}}
+LIMITS: dict[str, Any] = {"name": "l", "downwardAPI": {"items": [ITEM]}}
+REGION: dict[str, Any] = {"name": "r", "emptyDir": {"medium": "Memory"}}
+OTHER: dict[str, Any] = {"name": "v", "configMap": {"name": "v"}}
+OURS: list[dict[str, Any]] = [
     {"name": "l", "mountPath": "/etc/hami", "readOnly": True},
     {"name": "r", "mountPath": "/run/hami"},
 ]
