@@ -82,6 +82,7 @@ RefusalCode = Literal[
     "QueueCannotBorrow",
     "QueueWaitsItsTurn",
     "QueueUnknown",
+    "TaskPriorityTooHigh",
     "OtherReasons",
 ]
 
