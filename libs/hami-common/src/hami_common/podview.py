@@ -58,6 +58,19 @@ class VolumeMountView(Struct, frozen=True, kw_only=True, rename="camel"):
     mount_path: ObjectText
     read_only: bool | None = None
     sub_path: ObjectText | None = None
+    sub_path_expr: ObjectText | None = None
+
+
+class VolumeDeviceView(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One block device of a volume inside a container."""
+
+    device_path: ObjectText
+
+
+class EnvFromView(Struct, frozen=True, kw_only=True):
+    """One source of many variables; their names begin with ``prefix``."""
+
+    prefix: ObjectText | None = None
 
 
 class ContainerView(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -68,7 +81,11 @@ class ContainerView(Struct, frozen=True, kw_only=True, rename="camel"):
     restart_policy: Word | None = None
     security_context: SecurityContextView | None = None
     env: Annotated[list[EnvVarView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
+    env_from: Annotated[list[EnvFromView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
     volume_mounts: Annotated[list[VolumeMountView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
+    volume_devices: Annotated[list[VolumeDeviceView], Meta(max_length=OBJECT_LIST_MOST)] | None = (
+        None
+    )
     target_container_name: Label | None = None
 
     def limits(self) -> dict[str, str]:
