@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from hami_common import namespaces
 from hami_common.runtime.settings import ServiceSettings, load
 from hami_nodeagent.settings import Settings as Nodeagent
 from hami_registry.core.device_config import DeviceConfig, parse
@@ -34,6 +35,7 @@ MANIFESTS = [
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))
     if document
 ]
+OBJECTS = [(path, document) for path, document in MANIFESTS if "metadata" in document]
 
 
 def pods() -> list[tuple[str, dict[str, Any]]]:
@@ -112,6 +114,8 @@ def test_what_images_copy_is_there() -> None:
 def test_containers_have_no_right_they_do_not_name(where: str, pod: dict[str, Any]) -> None:
     for container in pod["containers"]:
         context = container["securityContext"]
+        profile = pod["securityContext"] | context
+        assert profile["seccompProfile"] == {"type": "RuntimeDefault"}
         assert context["allowPrivilegeEscalation"] is False
         assert context["readOnlyRootFilesystem"] is True
         assert context["capabilities"]["drop"] == ["ALL"]
@@ -138,12 +142,15 @@ def test_every_name_a_pod_mounts_is_made_somewhere() -> None:
         bootstrap.AUTHORITY_BUNDLE,
         *bootstrap.BUS_SECRETS,
     }
+    made_by_kubernetes = {
+        document["metadata"]["name"] for _, document in OBJECTS if document["kind"] == "Secret"
+    }
     for where, pod in pods():
         for volume in pod.get("volumes", ()):
             name = volume.get("configMap", {}).get("name") or volume.get("secret", {}).get(
                 "secretName"
             )
-            assert name is None or name in generated | made_at_start, where
+            assert name is None or name in generated | made_at_start | made_by_kubernetes, where
 
 
 def test_account_that_makes_keys_may_read_and_renew_what_it_makes() -> None:
@@ -165,3 +172,22 @@ def test_account_that_makes_keys_may_read_and_renew_what_it_makes() -> None:
     }
     maps = {bootstrap.TRUSTED_KEYS, bootstrap.AUTHORITY_BUNDLE, bootstrap.BUS_ACCOUNTS}
     assert named == {("secrets", n) for n in secrets} | {("configmaps", n) for n in maps}
+
+
+def test_agents_mount_what_is_copied_to_their_namespace_and_no_secret() -> None:
+    """Whoever runs as an agent reads no key: the public halves are copied, and only those."""
+    generated = {"hami-nodeagent-config"}
+    for where, pod in pods():
+        if "nodeagent" in where:
+            volumes = pod["volumes"]
+            assert not [volume for volume in volumes if "secret" in volume], where
+            maps = {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
+            assert maps - generated == set(bootstrap.AGENTS_COPIES), where
+    (rules,) = (
+        document["rules"]
+        for _, document in OBJECTS
+        if document["kind"] == "Role" and document["metadata"]["namespace"] == namespaces.AGENTS
+    )
+    named = {name for rule in rules for name in rule.get("resourceNames", ())}
+    assert named == set(bootstrap.AGENTS_COPIES)
+    assert {one for rule in rules for one in rule["resources"]} == {"configmaps"}

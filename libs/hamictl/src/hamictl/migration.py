@@ -14,6 +14,7 @@ import click
 import tomli_w
 import yaml
 
+from hami_common import namespaces
 from hamictl import output
 from hamictl.errors import InputRefused
 from hamictl.hamiconfig import SERVICES, Imported, NotUnderstood, import_hami
@@ -74,7 +75,7 @@ def _kustomization() -> str:
     generators = [
         {
             "name": f"hami-{service}-config",
-            "namespace": "hami-system",
+            "namespace": namespaces.AGENTS if service == "nodeagent" else namespaces.SYSTEM,
             "behavior": "merge",
             "files": [
                 f"config/{service}.toml",

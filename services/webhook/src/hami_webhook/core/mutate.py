@@ -51,10 +51,7 @@ class AdmissionPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``NVIDIA_VISIBLE_DEVICES=none``, and those of the vendors that the pod asks for
     (``visibility.HIDING``).
     """
-    trusted_users: tuple[str, ...] = (
-        "system:serviceaccount:hami-system:hami-scheduler",
-        "system:serviceaccount:hami-system:hami-nodeagent",
-    )
+    trusted_users: tuple[str, ...] = ("system:serviceaccount:hami-system:hami-scheduler",)
     """Users that may write reserved annotations on existing pods."""
 
 
