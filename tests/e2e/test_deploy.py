@@ -51,6 +51,24 @@ pytestmark = [
 
 AUDITOR = "auditor"
 OURS = (SYSTEM_NAMESPACE, AGENTS_NAMESPACE)
+SELDOM = {
+    # An Event that says the same of the same pod within ten minutes is counted up, by the recorder
+    # that agents use as well (tests/unit/common/runtime); here no pod is preempted for twice.
+    Right(
+        role=RoleRef(kind="ClusterRole", name="hami-scheduler"),
+        verb="patch",
+        group="",
+        resource="events",
+    ): Request(
+        user=f"{ACCOUNT}:{SYSTEM_NAMESPACE}:hami-scheduler",
+        verb="patch",
+        group="",
+        resource="events",
+        namespace="default",
+        name="urgent",
+    )
+}
+"""Rights that the work of this test may not need, each with a request that needs it."""
 LIMITS = "main.limits.hami.io/v1"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 RBAC = ("clusterroles", "clusterrolebindings", "roles", "rolebindings")
@@ -392,7 +410,7 @@ class TestRoles:
         assert log.forbidden - log.allowed == frozenset()
 
     async def test_every_right_and_every_binding_was_needed(self, roles: Roles) -> None:
-        assert roles.finding.idle == []
+        assert [right for right in roles.finding.idle if right not in SELDOM] == []
         assert roles.finding.idle_bindings == []
 
     async def test_without_any_one_right_something_is_refused(
@@ -404,7 +422,7 @@ class TestRoles:
             rights = roles.policy.rights(role)
             try:
                 for right in rights:
-                    request = roles.finding.need.get(right) or _of_integration(right)
+                    request = roles.finding.need.get(right) or _not_seen(right)
                     await until(partial(_is_allowed, site, request))
                     await _rewrite(site, role, [r.rule() for r in rights if r != right])
                     await until(partial(_is_refused, site, request))
@@ -429,8 +447,10 @@ class TestRoles:
             await until(partial(_is_allowed, site, request))
 
 
-def _of_integration(right: Right) -> Request:
-    """What the registry asks about an integration."""
+def _not_seen(right: Right) -> Request:
+    """What the registry asks about an integration, or what a service does too seldom for a test."""
+    if right in SELDOM:
+        return SELDOM[right]
     assert right.role.name == "hami-integration", right
     return Request(
         user=f"{ACCOUNT}:{NAMESPACE}:{AUDITOR}",
