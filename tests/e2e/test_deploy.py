@@ -8,7 +8,6 @@ admission policies stand between a user and an allocation annotation.
 """
 
 import json
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from tests.cluster.needs import control_plane_or_skip
 from tests.e2e.tenancy import TestTenancy
 from tests.e2e.work import NAMESPACE, Worked, bind, work
 from tests.support.installed import OVERLAYS, Installed, run_installed
+from tests.support.kustomize import overlay, pinned_copy
 from tests.support.rbac import (
     ACCOUNT,
     COLLECTIONS,
@@ -174,22 +174,11 @@ class TestInstallation:
     async def test_production_overlay_is_accepted_with_what_may_be_added(
         self, site: Installed, tmp_path: Path
     ) -> None:
-        prod = os.path.relpath(OVERLAYS / "prod", tmp_path.resolve())
         added = ("otel", "hami-take-over", "hami-mirrors", "hami-mirrors-nodes")
-        components = OVERLAYS.parent / "components"
-        (tmp_path / "kustomization.yaml").write_text(
-            json.dumps(
-                {
-                    "apiVersion": "kustomize.config.k8s.io/v1beta1",
-                    "kind": "Kustomization",
-                    "resources": [prod],
-                    "components": [
-                        os.path.relpath(components / name, tmp_path.resolve()) for name in added
-                    ],
-                }
-            )
-        )
-        arguments = ("apply", "--dry-run=server", "-k", str(tmp_path))
+        copy = pinned_copy(tmp_path)
+        components = [copy / "components" / name for name in added]
+        directory = overlay(tmp_path / "mine", copy / "overlays" / "prod", components)
+        arguments = ("apply", "--dry-run=server", "-k", str(directory))
         accepted = (await site.kubectl(*arguments)).stdout
         assert "hami-nothing-else created (server dry run)" in accepted
         assert "hami-otel-collector created (server dry run)" in accepted
