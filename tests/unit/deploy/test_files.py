@@ -2,6 +2,7 @@
 """The files of deploy/ fit each other and the services that read them."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,43 @@ def test_every_image_is_built_here_or_comes_from_others() -> None:
     }
 
 
+def test_base_of_the_images_is_named_by_whoever_builds() -> None:
+    """Without a default there is no build on whatever a tag means that day."""
+    text = (DEPLOY / "Containerfile").read_text()
+    outside = set(re.findall(r"(?m)^FROM (\S+)", text)) - set(re.findall(r" AS (\w+)", text))
+    assert outside == {"${BASE}"}
+    assert re.search(r"(?m)^ARG BASE$", text)
+
+
+SOURCES = """\
+Types: deb
+# http://snapshot.example/archive/debian/20260801T000000Z
+URIs: http://debian.example/debian
+Suites: bookworm bookworm-updates
+
+Types: deb
+# http://snapshot.example/archive/debian-security/20260801T000000Z
+URIs: http://debian.example/debian-security
+Suites: bookworm-security
+"""
+
+
+def test_packages_come_from_the_snapshot_that_the_base_names(tmp_path: Path) -> None:
+    sources = tmp_path / "debian.sources"
+    sources.write_text(SOURCES)
+    command = ["sh", str(DEPLOY / "apt-snapshot.sh"), str(sources)]
+    assert subprocess.run(command, check=False).returncode == 0
+    assert re.findall(r"(?m)^URIs: (.*)$", sources.read_text()) == [
+        "http://snapshot.example/archive/debian/20260801T000000Z",
+        "http://snapshot.example/archive/debian-security/20260801T000000Z",
+    ]
+    assert "debian.example" not in sources.read_text()
+    sources.write_text(SOURCES.replace("# http", "# see http"))
+    refused = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert "names no snapshot" in refused.stderr
+
+
 def test_what_images_copy_is_there() -> None:
     for line in (DEPLOY / "Containerfile").read_text().splitlines():
         if line.startswith("COPY") and "--from" not in line:
@@ -121,8 +159,9 @@ def test_containers_have_no_right_they_do_not_name(where: str, pod: dict[str, An
         assert context["capabilities"]["drop"] == ["ALL"]
         assert container["resources"]["limits"]["memory"]
     is_agent = "nodeagent" in where
+    is_root = is_agent or "agent-devices" in where
     assert bool(pod.get("hostPID")) is is_agent
-    assert bool(pod.get("securityContext", {}).get("runAsNonRoot")) is not is_agent
+    assert bool(pod.get("securityContext", {}).get("runAsNonRoot")) is not is_root
     assert pod["enableServiceLinks"] is False
 
 
