@@ -16,7 +16,7 @@ from tools import pin_images
 
 Obj = dict[str, Any]
 DIGEST = "sha256:" + "5e" * 32
-MODE = ("Deployment", "DaemonSet", "StatefulSet", "Job", "CronJob")
+OWNERS = ("Deployment", "DaemonSet", "StatefulSet", "Job", "CronJob")
 
 
 def rendering(directory: Path) -> "subprocess.CompletedProcess[str]":
@@ -32,14 +32,17 @@ def rendered(directory: Path) -> list[Obj]:
     return [one for one in yaml.safe_load_all(done.stdout) if one]
 
 
-def overlay(directory: Path, base: Path, components: Sequence[Path] = ()) -> Path:
-    """A folder whose overlay is ``base`` with components."""
+def overlay(
+    directory: Path, base: Path, components: Sequence[Path] = (), *, without: Sequence[Obj] = ()
+) -> Path:
+    """A folder whose overlay is ``base`` with components, and without some objects."""
     directory.mkdir(parents=True, exist_ok=True)
     document = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": [os.path.relpath(base, directory.resolve())],
         "components": [os.path.relpath(one, directory.resolve()) for one in components],
+        "patches": [{"patch": yaml.safe_dump({"$patch": "delete", **one})} for one in without],
     }
     (directory / "kustomization.yaml").write_text(yaml.safe_dump(document))
     return directory
@@ -55,6 +58,7 @@ def pinned_copy(directory: Path) -> Path:
         for image in sorted(required | optional)
     ]
     target = copy / pin_images.TARGET.relative_to(pin_images.KUSTOMIZE)
+    target.parent.mkdir(exist_ok=True)
     assert pin_images.main([*words, "--out", str(target)]) == 0
     return copy
 
@@ -65,7 +69,7 @@ def pods_of(objects: Sequence[Obj]) -> list[tuple[str, str, Obj]]:
     for one in objects:
         spec = one.get("spec") or {}
         template = spec.get("jobTemplate", {}).get("spec", spec).get("template")
-        if one["kind"] in MODE and template:
+        if one["kind"] in OWNERS and template:
             metadata = one["metadata"]
             found.append(
                 (f"{one['kind']}/{metadata['name']}", metadata["namespace"], template["spec"])
