@@ -115,6 +115,18 @@ demo *args:
 build name *args:
     @shift; python -m "tools.build_{{ name }}" "$@"
 
+# pin the images of deploy/kustomize/overlays/prod by digest: IMAGE=NAME:TAG[@DIGEST|,ARCHIVE] …
+[group('build')]
+[no-exit-message]
+pin-images *args:
+    @python -m tools.pin_images "$@"
+
+# bills of materials (CycloneDX) from the pinned requirements: --out DIR
+[group('build')]
+[no-exit-message]
+sbom *args:
+    @python -m tools.sbom "$@"
+
 # measure: bench scheduler, bench throughput [--nodes 1000 --pods 2000], bench burst, bench webhook, bench limiter; all with [--json -]
 [group('test')]
 [no-exit-message]

@@ -56,6 +56,8 @@ MODULE_BY_RECIPE = {
     "cluster": "tests.cluster.__main__",
     "bench": "tests.bench.{}",
     "build": "tools.build_{}",
+    "pin-images": "tools.pin_images",
+    "sbom": "tools.sbom",
 }
 BARE_WORDS = 3
 """``kubectl describe pod`` names a command, ``kubectl describe pod web`` is one."""
@@ -110,6 +112,14 @@ FATES = (
     Fate(
         pattern=r"\./dev (test|check|gen|pins|fmt|build)( .*)?",
         why_not="runs the tests, or writes the tree; continuous integration runs ./dev test",
+    ),
+    Fate(
+        pattern=r"\./dev pin-images.*",
+        run_by=("tests/unit/tools/test_pin_images.py", "pin_images.main"),
+    ),
+    Fate(
+        pattern=r"\./dev sbom .*",
+        run_by=("tests/unit/tools/test_sbom.py", "sbom.main"),
     ),
     Fate(pattern=r"\./dev bench .*", why_not="measures for minutes and wants a quiet machine"),
     Fate(

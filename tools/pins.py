@@ -42,7 +42,7 @@ COMPILE = (
 )
 
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^ ;\\]+)(?: *; *(?P<marker>[^\\]+))?")
-_HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}\b")
+_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})\b")
 
 
 class Pin(NamedTuple):
@@ -51,7 +51,8 @@ class Pin(NamedTuple):
     name: str
     version: Version
     marker: str
-    hashes: int
+    hashes: tuple[str, ...]
+    """SHA-256 of each file that may be installed, in hexadecimal."""
 
 
 def main() -> int:
@@ -105,7 +106,7 @@ def parse_pins(text: str) -> Iterator[Pin]:
                 name=canonicalize_name(found["name"]),
                 version=Version(found["version"]),
                 marker=(found["marker"] or "").partition(" --hash")[0].strip(),
-                hashes=len(_HASH.findall(line)),
+                hashes=tuple(_HASH.findall(line)),
             )
 
 

@@ -126,7 +126,7 @@ async def hold(held: Held, extender_url: str) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with run_control_plane(held.directory, Programs.from_environment()) as plane:
             await plane.install_accounts()
-            login = await plane.kubeconfig_for_account("hami-scheduler", name=SCHEDULER)
+            login = await plane.kubeconfig_for_account("hami-kube-scheduler", name=SCHEDULER)
             plane.add_scheduler(login, extender_url=extender_url).start()
             await plane.until("the scheduler is ready", plane.is_scheduler_ready, SCHEDULER)
             _write_state(held, plane)

@@ -11,7 +11,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from hami_common import grants, subjects
-from hami_sim.cluster import SYSTEM_NAMESPACE
+from hami_sim.cluster import AGENTS_NAMESPACE
 from hami_sim.kubernetes.pki import HOST
 from tests.e2e.work import NAMESPACE, Worked, bind, events_of
 from tests.support.busaccess import intruder_at
@@ -43,6 +43,11 @@ async def is_admitted(site: Installed, token: str) -> bool:
         return True
     finally:
         await client.close()
+
+
+async def agents_token(site: Installed, *, audience: str = "", of: str = "") -> str:
+    """A token of the agents' account."""
+    return await site.token(AGENT, namespace=AGENTS_NAMESPACE, audience=audience, of=of)
 
 
 class TestTenancy:
@@ -90,7 +95,7 @@ class TestTenancy:
     async def test_agents_token_speaks_for_the_node_of_its_pod(self, site: Installed) -> None:
         here, there = (node.name for node in site.spec.nodes)
         await site.run_agent_pod("stolen", here)
-        bound = await site.token(AGENT, audience="hami-bus", of="stolen")
+        bound = await agents_token(site, audience="hami-bus", of="stolen")
         async with intruder_at(
             site.bus_url.replace(BUS, HOST),
             bound,
@@ -122,9 +127,9 @@ class TestTenancy:
                 await bad.client.subscribe(subject)
             for subject in (*unsaid, *unheard):
                 assert await bad.is_forbidden(subject), subject
-        assert not await is_admitted(site, await site.token(AGENT, of="stolen"))
-        assert not await is_admitted(site, await site.token(AGENT, audience="hami-bus"))
-        await site.client.delete("pods", "stolen", SYSTEM_NAMESPACE, gracePeriodSeconds="0")
+        assert not await is_admitted(site, await agents_token(site, of="stolen"))
+        assert not await is_admitted(site, await agents_token(site, audience="hami-bus"))
+        await site.client.delete("pods", "stolen", AGENTS_NAMESPACE, gracePeriodSeconds="0")
 
         async def is_refused() -> bool:
             return not await is_admitted(site, bound)

@@ -6,7 +6,9 @@ environment, its limits file, the device nodes it may open. Shares differ by pod
 whose it is. Times and memory in seconds and MiB.
 """
 
+import json
 import re
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,8 +22,10 @@ from msgspec import Struct
 from hami_common import annotations, limits
 from hami_common.events.allocation import AllocationRecord
 from hami_common.podview import PodView
+from hami_nodeagent.shell import agentdevices
 from hami_sim.apiserver.client import Access, KubeClient
 from hami_sim.cluster import ClusterSpec, NodeSpec
+from hami_sim.process import Process
 from tests.cluster.node.cluster import KUBELET_TAP, NodeCluster, run_node_cluster
 from tests.cluster.node.image import APP
 from tests.cluster.node.needs import programs_or_skip
@@ -311,6 +315,95 @@ async def test_container_may_open_its_own_device_and_no_other(
     [own] = (await records_of(cluster))["opens"].containers[0].shares
     assert allowed == {str(minors[own.uuid])}
     assert refused == {str(minor) for minor in minors.values()} - allowed
+
+
+async def test_unprivileged_agent_opens_the_devices_that_are_named_and_no_other(
+    cluster: NodeCluster, crowd: tuple[str, ...]
+) -> None:
+    """As the agents of other vendors run, which see the host's /dev: a mount alone opens none."""
+    minors = sorted(cluster.minors().values())
+    named = minors[: len(minors) // 2]
+    patterns = [f"/dev/nvidia{minor}" for minor in named]
+    command = [sys.executable, "-m", "hami_nodeagent", "agent-devices"]
+    for setting in (f"devices={json.dumps(patterns)}", "http_port=0", "poll_s=0.1"):
+        command += ["--set", setting]
+    plugin = Process(
+        "agent-devices",
+        cluster.node.space.look_command(command),
+        log=cluster.directory / "logs" / "agent-devices.log",
+    )
+    plugin.start()
+    try:
+
+        async def offered() -> bool:
+            node = await cluster.request("GET", f"/api/v1/nodes/{NODE}")
+            return bool(node["status"]["allocatable"].get(agentdevices.RESOURCE) == "1")
+
+        await cluster.until("the node offers the agent's devices", offered, limit_s=LIMIT_S)
+        nodes = " ".join(f"/dev/nvidia{minor}" for minor in minors)
+        script = f"for n in {nodes}; do (: < $n) 2>&1; done; echo ---; sleep 100000"
+        for name, limits_of in (
+            ("agent-like", {agentdevices.RESOURCE: "1"}),
+            ("with-mount-alone", {}),
+        ):
+            await cluster.create_pod(_with_dev(name, script, limits_of))
+        opened = {}
+        for name in ("agent-like", "with-mount-alone"):
+
+            async def has_tried(name: str = name) -> bool:
+                return "---" in await cluster.container_log(name, "main")
+
+            await cluster.until(f"{name} has tried all", has_tried, limit_s=LIMIT_S)
+            tried = (await cluster.container_log(name, "main")).splitlines()
+            opened[name] = {
+                int(re.findall(r"/dev/nvidia(\d+)", line)[0])
+                for line in tried
+                if "No such device" in line
+            }
+            refused = [line for line in tried if "not permitted" in line]
+            assert len(refused) == len(minors) - len(opened[name])
+        assert opened == {"agent-like": set(named), "with-mount-alone": set()}
+    finally:
+        for name in ("agent-like", "with-mount-alone"):
+            await cluster.delete_pod(name)
+        await plugin.stop()
+
+
+def _with_dev(name: str, script: str, wanted: dict[str, str]) -> dict[str, Any]:
+    """A pod like an agent's: root, unprivileged, with the host's /dev to read."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [
+                {
+                    "name": "main",
+                    "image": APP,
+                    "command": ["sh", "-c", script],
+                    "resources": {"limits": {"cpu": "10m", "memory": "16Mi", **wanted}},
+                    "securityContext": {
+                        "runAsUser": 0,
+                        "allowPrivilegeEscalation": False,
+                        "readOnlyRootFilesystem": True,
+                        "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]},
+                    },
+                    "terminationMessagePath": "/tmp/termination-log",
+                    "volumeMounts": [
+                        {"name": "dev", "mountPath": "/dev", "readOnly": True},
+                        {"name": "tmp", "mountPath": "/tmp"},
+                    ],
+                }
+            ],
+            "volumes": [
+                {"name": "dev", "hostPath": {"path": "/dev"}},
+                {"name": "tmp", "emptyDir": {}},
+            ],
+        },
+    }
 
 
 async def test_changed_limits_reach_a_running_container(

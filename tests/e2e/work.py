@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from hami_common.runtime import kubeio
 from hami_common.runtime.clock import SystemClock
-from hami_sim.cluster import SYSTEM_NAMESPACE, Document
+from hami_sim.cluster import AGENTS_NAMESPACE, SYSTEM_NAMESPACE, Document
 from hamictl.bootstrap import Plan, bootstrap
 from tests.e2e.conftest import small_pod
 from tests.support.checker import inventory_of
@@ -172,7 +172,7 @@ async def _gangs(site: Installed) -> None:
         await site.create_pod(pod)
 
     async def asked() -> bool:
-        log = audited(site.plane.audit_log, namespace=SYSTEM_NAMESPACE)
+        log = audited(site.plane.audit_log, namespaces=[SYSTEM_NAMESPACE])
         groups = {one.group for one in log.allowed if one.resource == "podgroups"}
         return groups == labels.keys()
 
@@ -208,8 +208,12 @@ async def _until_event(site: Installed, reason: str, count: int) -> None:
 
 async def _renewal(site: Installed, worked: Worked) -> None:
     """Shortly before everything ends, and after somebody changed what is public."""
-    for name, data in (("hami-trusted-keys", {}), ("hami-bus-accounts", {"accounts.conf": ""})):
-        path = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/{name}"
+    for namespace, name, data in (
+        (SYSTEM_NAMESPACE, "hami-trusted-keys", {}),
+        (SYSTEM_NAMESPACE, "hami-bus-accounts", {"accounts.conf": ""}),
+        (AGENTS_NAMESPACE, "hami-trusted-keys", {}),
+    ):
+        path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
         found: dict[str, Any] = await site.client.call("GET", path)
         found["data"] = data
         await site.client.call("PUT", path, body=found)

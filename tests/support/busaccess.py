@@ -29,7 +29,7 @@ from hami_registry.shell.authenticator import Authenticator
 from hami_registry.shell.metrics import Metrics
 from hami_sim.natsd import NatsServer, run_nats_server
 
-AGENT = ("hami-system", "hami-nodeagent")
+AGENT = ("hami-agents", "hami-nodeagent")
 AUDIENCE = "hami-bus"
 
 

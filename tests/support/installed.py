@@ -27,7 +27,14 @@ from nats.aio.client import Client
 from hami_common.runtime import natsio
 from hami_nodeagent.settings import Settings as AgentSettings
 from hami_sim.apiserver.client import KubeClient
-from hami_sim.cluster import SYSTEM_NAMESPACE, Cluster, ClusterSpec, Document, NodeSpec
+from hami_sim.cluster import (
+    AGENTS_NAMESPACE,
+    SYSTEM_NAMESPACE,
+    Cluster,
+    ClusterSpec,
+    Document,
+    NodeSpec,
+)
 from hami_sim.kubernetes import ControlPlane, configuration, programs
 from hami_sim.kubernetes.pki import HOST, write_kubeconfig
 from hami_sim.natsd import NatsServer
@@ -45,6 +52,8 @@ REGISTRY = f"hami-registry.{SYSTEM_NAMESPACE}.svc"
 PROGRAM_S = 150.0
 """Longest run of kubectl or hamictl: seconds on an idle machine, minutes beside a test suite."""
 TOKEN_S = 3600
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where a container finds the token of its account."""
 SLEEPER = ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.2; done"]
 SPEC = ClusterSpec(
     nodes=(
@@ -56,7 +65,12 @@ SPEC = ClusterSpec(
     settings={
         # The delays of production, shorter: they are waited for.
         "nodeagent": {"discovery_s": "1", "probe_s": "0.3", "health.recover_s": "1"},
-        "scheduler": {"preempt_retry_s": "1", "capacity_touch_s": "0.3"},
+        "scheduler": {
+            "preempt_retry_s": "1",
+            "capacity_touch_s": "0.3",
+            # Nodes are watched only where the racks have labels.
+            "topology_labels": '["example.com/rack"]',
+        },
     },
 )
 
@@ -133,6 +147,11 @@ class Container:
         assert mounts, f"{path} is below none of {sorted(self._folders)}"
         mount = max(mounts, key=len)
         return self._folders[mount] / Path(path).relative_to(mount)
+
+    @property
+    def token(self) -> str:
+        """Token of the account that the manifest mounts itself; empty: kubelet mounts the pod's."""
+        return (self._folders[ACCOUNT] / "token").read_text() if ACCOUNT in self._folders else ""
 
     def config(self) -> Path:
         """The file of ``--config`` with its paths put where they are here."""
@@ -306,8 +325,8 @@ class Installed(Cluster):
         self.nats = NatsServer(accounts.parent, config_text=text)
         await self.nats.start()
 
-    async def _template(self, kind: str, name: str) -> Document:
-        path = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/{kind}/{name}"
+    async def _template(self, kind: str, name: str, namespace: str = SYSTEM_NAMESPACE) -> Document:
+        path = f"/apis/apps/v1/namespaces/{namespace}/{kind}/{name}"
         template: Document = (await self.client.call("GET", path))["spec"]["template"]
         return template
 
@@ -316,7 +335,7 @@ class Installed(Cluster):
     ) -> dict[str, Path]:
         """Folder of each volume of a pod, filled as kubelet would fill it; by volume.
 
-        ``hosts``: folders for the host's paths. ``of``: the pod to which tokens are bound.
+        ``hosts``: folders for the host's paths. ``of``: the agent's pod, to which tokens are bound.
         """
         folders = {"data": self.directory / "volumes" / name / "data"}
         for volume in pod["spec"]["volumes"]:
@@ -332,26 +351,32 @@ class Installed(Cluster):
 
     async def _content(self, source: Document, pod: Document, of: str) -> dict[str, bytes]:
         """Files of one source of a volume, by name."""
+        namespace = AGENTS_NAMESPACE if of else SYSTEM_NAMESPACE
         if (token := source.get("serviceAccountToken")) is not None:
             account = pod["spec"]["serviceAccountName"]
-            text = await self.token(account, audience=token["audience"], of=of)
+            audience = token.get("audience", "")
+            text = await self.token(account, namespace=namespace, audience=audience, of=of)
             return {token["path"]: text.encode()}
         if (config := source.get("configMap")) is not None:
-            found = await self.client.get("configmaps", config["name"], SYSTEM_NAMESPACE)
+            found = await self.client.get("configmaps", config["name"], namespace)
             data = {key: text.encode() for key, text in found["data"].items()}
         elif (config := source.get("secret")) is not None:
+            assert not of, "agents mount no Secret"
             data = await self.secret(config["secretName"])
         else:
             return {}
         items = config.get("items")
         return {item["path"]: data[item["key"]] for item in items} if items else data
 
-    async def _login(self, service: str, name: str, *, of: str = "") -> Path:
+    async def _login(self, name: str, pod: Document, container: Container, *, of: str = "") -> Path:
+        """Kubeconfig with the token that a container of a pod finds, or that kubelet mounts."""
+        namespace = AGENTS_NAMESPACE if of else SYSTEM_NAMESPACE
+        account = pod["spec"]["serviceAccountName"]
         return write_kubeconfig(
             self.directory / f"{name}.kubeconfig",
             server=self.plane.url,
             ca_file=self.plane.control.pki.file("ca.crt"),
-            token=await self.token(f"hami-{service}", of=of),
+            token=container.token or await self.token(account, namespace=namespace, of=of),
         )
 
     async def _add_all(self) -> None:
@@ -362,12 +387,12 @@ class Installed(Cluster):
             ("scheduler", {"probe_host": HOST, "probe_port": "0"}),
         ):
             pod = await self._template("deployments", f"hami-{service}")
-            folders = await self._volumes(service, pod)
-            if pod["spec"].get("automountServiceAccountToken", True):
-                settings["kubeconfig"] = str(await self._login(service, service))
-            self._add_configured(service, service, Container(pod, service, folders), settings)
+            container = Container(pod, service, folders := await self._volumes(service, pod))
+            if container.token or pod["spec"].get("automountServiceAccountToken", True):
+                settings["kubeconfig"] = str(await self._login(service, pod, container))
+            self._add_configured(service, service, container, settings)
             if service == "scheduler":
-                await self._add_kube_scheduler(Container(pod, "kube-scheduler", folders))
+                await self._add_kube_scheduler(pod, Container(pod, "kube-scheduler", folders))
         self._add(
             "kubelet",
             "hami_sim.kubelet",
@@ -383,9 +408,10 @@ class Installed(Cluster):
         for node in self.spec.nodes:
             await self._add_agent(node)
 
-    async def _add_kube_scheduler(self, container: Container) -> None:
+    async def _add_kube_scheduler(self, pod: Document, container: Container) -> None:
         """With the shipped configuration, leader election included."""
-        login = await self._login("scheduler", "kube-scheduler")
+        assert container.token
+        login = await self._login("kube-scheduler", pod, container)
         file = container.here("/etc/kube-scheduler/kube-scheduler.yaml")
         document = yaml.safe_load(file.read_text())
         document["clientConnection"] = {"kubeconfig": str(login), "qps": 1000, "burst": 1000}
@@ -408,7 +434,7 @@ class Installed(Cluster):
 
     async def run_agent_pod(self, name: str, node: str) -> None:
         """The pod of an agent on a node, as far as tokens are concerned: it only sleeps."""
-        template = await self._template("daemonsets", "hami-nodeagent-nvidia")
+        template = await self._template("daemonsets", "hami-nodeagent-nvidia", AGENTS_NAMESPACE)
         given = template["spec"]
         pod = {
             "metadata": {"name": name},  # with the labels, its DaemonSet would take it
@@ -427,7 +453,7 @@ class Installed(Cluster):
             return node in {one["metadata"]["name"] for one in nodes}
 
         await self.until(f"{node} is registered", is_there)
-        await self.client.create("pods", pod, SYSTEM_NAMESPACE)
+        await self.client.create("pods", pod, AGENTS_NAMESPACE)
 
     async def _add_agent(self, node: NodeSpec) -> None:
         name = f"agent-{node.name}"
@@ -441,7 +467,7 @@ class Installed(Cluster):
             "/run/hami-priority": self.directory / "priority" / node.name,
             "/var/run/cdi": self.directory / "cdi" / node.name,
         }
-        pod = await self._template("daemonsets", "hami-nodeagent-nvidia")
+        pod = await self._template("daemonsets", "hami-nodeagent-nvidia", AGENTS_NAMESPACE)
         folders = await self._volumes(name, pod, hosts, of=name)
         container = Container(pod, "agent", folders)
         trusted = self.directory / "trusted"
@@ -459,7 +485,7 @@ class Installed(Cluster):
         }
         settings = {
             **{key: str(container.here(path)) for key, path in paths.items()},
-            "kubeconfig": str(await self._login("nodeagent", name, of=name)),
+            "kubeconfig": str(await self._login(name, pod, container, of=name)),
             # Containers here have no driver: the library has its own tests.
             "enforcement": "none",
             "injection": "env",

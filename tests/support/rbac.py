@@ -231,15 +231,15 @@ class Audited(Struct, frozen=True, kw_only=True):
     forbidden: frozenset[Request]
 
 
-def audited(log: Path, *, namespace: str) -> Audited:
-    """Read an audit log for what the accounts of a namespace asked about objects."""
-    prefix = f"{ACCOUNT}:{namespace}:"
+def audited(log: Path, *, namespaces: Sequence[str]) -> Audited:
+    """Read an audit log for what the accounts of some namespaces asked about objects."""
+    prefixes = tuple(f"{ACCOUNT}:{namespace}:" for namespace in namespaces)
     by_decision: dict[str, set[Request]] = {"allow": set(), "forbid": set()}
     decoder = msgspec.json.Decoder(_Entry)
     for line in log.read_bytes().splitlines():
         entry = decoder.decode(line)
         user = entry.user.get("username", "")
-        if entry.objectRef is None or not user.startswith(prefix):
+        if entry.objectRef is None or not user.startswith(prefixes):
             continue
         decision = entry.annotations.get("authorization.k8s.io/decision", "")
         about = entry.objectRef

@@ -36,7 +36,7 @@ async def plane(
     programs = control_plane_or_skip()
     async with run_control_plane(tmp_path_factory.mktemp("plane"), programs) as plane:
         await plane.install_accounts()
-        login = await plane.kubeconfig_for_account("hami-scheduler")
+        login = await plane.kubeconfig_for_account("hami-kube-scheduler")
         plane.add_scheduler(login, extender_url=extender.url).start()
         await plane.until("the scheduler is ready", plane.is_scheduler_ready, SCHEDULER)
         yield plane

@@ -44,6 +44,8 @@ SETTINGS: dict[str, dict[str, str]] = {
     "scheduler": {**NOBODY, "signing_key_file": "/mnt/signing.pem"},
     "nodeagent": {**NOBODY, "node_name": "n"},
 }
+OTHERS = {"plugin-proxy", "agent-devices"}
+"""Programs of the agent's image besides the agent."""
 SEEN = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/dev", "/proc")
 """Paths of this machine that a container has, to read; besides Python and our own."""
 
@@ -90,7 +92,7 @@ def writable(image: str) -> list[str]:
         }
         for _, pod in pods()
         for container in pod["containers"]
-        if container["image"] == f"hami/{image}" and "plugin-proxy" not in container["args"]
+        if container["image"] == f"hami/{image}" and not OTHERS & set(container["args"])
     ]
     return sorted(set.intersection(*found))
 

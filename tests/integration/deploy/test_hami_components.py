@@ -67,6 +67,14 @@ def test_scheduler_takes_over_and_mirrors(
     assert (plain.take_over, plain.mirror_pods, plain.mirror_nodes) == (False, False, False)
 
 
+def test_scheduler_may_read_the_nodes_whose_annotations_it_changes(
+    rendered: dict[tuple[str, str], dict[str, Any]],
+) -> None:
+    rules = rendered["ClusterRole", "hami-scheduler"]["rules"]
+    verbs = {verb for rule in rules if "nodes" in rule["resources"] for verb in rule["verbs"]}
+    assert verbs >= {"get", "patch"}
+
+
 @pytest.mark.parametrize(
     ("user", "is_asked"),
     [

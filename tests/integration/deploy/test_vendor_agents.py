@@ -2,7 +2,9 @@
 """The agents of all vendors render beside each other, each with its tool and on its own nodes."""
 
 import os
+import re
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,21 @@ import pytest
 import yaml
 
 from hami_common.runtime.settings import load
+from hami_common.vendors import catalog
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.drivers.reader import ToolSettings
 from hami_nodeagent.settings import Settings
+from hami_nodeagent.shell import agentdevices
 from hami_sim.kubernetes.programs import KUBECTL
 from tests.cluster.needs import control_plane_or_skip
 
 KUSTOMIZE = Path(__file__).parents[3] / "deploy/kustomize"
 VENDORS = sorted(vendor.name for vendor in Catalog.from_settings().vendors)
 TOOL_VENDORS = [name for name in VENDORS if name != "nvidia"]
+DIVIDED_BY_CALLS = ("ascend", "cambricon", "enflame", "kunlunxin", "metax")
+"""Vendors whose devices the agent divides through calls of their driver."""
+NAMED_DEVICES = [name for name in TOOL_VENDORS if name not in DIVIDED_BY_CALLS]
+VENDOR_MODULES = Path(catalog.__file__).parent
 WITH_FILES = ("amd", "hygon", "kunlunxin")
 """Vendors whose shares are described by files on the host."""
 
@@ -55,7 +63,8 @@ def environment(container: dict[str, Any]) -> dict[str, str]:
 
 
 def test_each_vendor_has_one_agent_on_its_own_nodes(agents: dict[str, dict[str, Any]]) -> None:
-    assert agents.keys() == {f"hami-nodeagent-{name}" for name in VENDORS}
+    named = {f"hami-agent-devices-{name}" for name in NAMED_DEVICES}
+    assert agents.keys() == named | {f"hami-nodeagent-{name}" for name in VENDORS}
     for vendor in VENDORS:
         spec = agent_of(agents, vendor)
         template = spec["template"]
@@ -96,11 +105,46 @@ def test_everything_that_is_mounted_is_there_once(
 
 
 @pytest.mark.parametrize("vendor", TOOL_VENDORS)
-def test_only_the_agent_itself_may_open_devices(
+def test_only_agents_that_divide_devices_by_their_driver_are_privileged(
     agents: dict[str, dict[str, Any]], vendor: str
 ) -> None:
     agent, proxy = agent_of(agents, vendor)["template"]["spec"]["containers"]
-    assert agent["securityContext"]["privileged"] is True
+    is_privileged = agent["securityContext"].get("privileged", False)
+    assert is_privileged is (vendor not in NAMED_DEVICES)
+    assert is_privileged is (vendor in DIVIDED_BY_CALLS)
+    if not is_privileged:
+        assert agent["securityContext"]["allowPrivilegeEscalation"] is False
+        assert agent["securityContext"]["capabilities"]["drop"] == ["ALL"]
+        assert agent["resources"]["limits"][agentdevices.RESOURCE] == "1"
     assert agent["securityContext"]["readOnlyRootFilesystem"] is True
     assert "privileged" not in proxy["securityContext"]
     assert proxy["securityContext"]["capabilities"]["drop"] == ["ALL"]
+
+
+@pytest.mark.parametrize("vendor", NAMED_DEVICES)
+def test_agent_is_given_the_nodes_that_its_shares_have(
+    agents: dict[str, dict[str, Any]], vendor: str
+) -> None:
+    """On the same nodes, by patterns that fit every node which a container of the vendor gets."""
+    template = agents[f"hami-agent-devices-{vendor}"]["spec"]["template"]
+    spec = template["spec"]
+    assert spec["nodeSelector"] == {f"hami.io/{vendor}": "true"}
+    labels = {"app.kubernetes.io/name": "hami-agent-devices", "hami.io/vendor": vendor}
+    assert template["metadata"]["labels"] == labels
+    (container,) = spec["containers"]
+    loaded = load(
+        agentdevices.Settings,
+        service=agentdevices.SERVICE,
+        argv=[],
+        environ=environment(container),
+    )
+    patterns = loaded.settings.devices
+    text = (VENDOR_MODULES / f"{vendor}.py").read_text(encoding="utf-8")
+    written = {re.sub(r"\{[^}]*\}", "0", one) for one in re.findall(r'"(/dev/[^"]+)"', text)}
+    assert written
+    for path in written | ({"/dev/dri/renderD128"} if "render_node" in text else set()):
+        assert any(fnmatch(path, one) for one in patterns), path
+    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+    assert mounts["dev"]["readOnly"] is True
+    assert "securityContext" in container
+    assert container["securityContext"].get("privileged") is None

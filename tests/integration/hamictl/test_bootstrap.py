@@ -23,7 +23,7 @@ from hami_sim.certs import CertificateAuthority
 from hami_sim.kubernetes import configuration
 from hami_sim.natsd import run_nats_server
 from hami_webhook.core.configuration import Client, mutating_webhook_configuration
-from hamictl.bootstrap import BUS_SECRETS, Plan, bootstrap
+from hamictl.bootstrap import AGENTS_COPIES, BUS_SECRETS, Plan, bootstrap
 from hamictl.certificates import ends, new_authority, serves
 
 pytestmark = pytest.mark.anyio
@@ -72,7 +72,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 
 async def test_first_run_makes_everything_and_the_next_changes_nothing(site: Site) -> None:
-    assert len(await site.run(NOW)) == 13
+    assert len(await site.run(NOW)) == 15
     assert await site.run(NOW + timedelta(days=1)) == []
     signer = Signer.from_pem((await site.data("secrets", "hami-signing-key"))["signing.pem"])
     trusted = await site.data("configmaps", "hami-trusted-keys")
@@ -136,9 +136,37 @@ async def test_unreadable_certificate_is_made_anew(site: Site) -> None:
 
 async def test_keys_alone_need_no_webhook(site: Site) -> None:
     plan = Plan(namespace="hami-system", service="hami-webhook", webhook="", bus="")
-    assert len(await site.run(NOW, plan)) == 2
+    assert len(await site.run(NOW, plan)) == 3
     with pytest.raises(NotFound):
         await site.data("secrets", "hami-ca")
+
+
+async def test_agents_copies_follow_what_is_public_and_hold_no_key(site: Site) -> None:
+    agents = "/api/v1/namespaces/hami-agents"
+    await site.run(NOW)
+    for name in AGENTS_COPIES:
+        await site.kube.patch(f"{agents}/configmaps/{name}", b'{"data":{"forged.pub":"x"}}')
+    own = b'{"data":{"next.pub":"the operator adds a key before a rotation"}}'
+    await site.kube.patch("/api/v1/namespaces/hami-system/configmaps/hami-trusted-keys", own)
+    assert await site.run(NOW) == [
+        f"changed ConfigMap hami-agents/{name}: the agents' copy" for name in AGENTS_COPIES
+    ]
+    for name in AGENTS_COPIES:
+        copy = json.loads(await site.kube.get(f"{agents}/configmaps/{name}"))["data"]
+        original = await site.data("configmaps", name)
+        assert copy == {key: value.decode() for key, value in original.items()}
+    assert json.loads(await site.kube.get(f"{agents}/secrets"))["items"] == []
+
+
+async def test_agents_beside_the_services_need_no_copies(site: Site) -> None:
+    plan = Plan(
+        namespace="hami-system",
+        agents_namespace="hami-system",
+        service="hami-webhook",
+        webhook="hami-webhook",
+    )
+    assert len(await site.run(NOW, plan)) == 13
+    assert await site.run(NOW, plan) == []
 
 
 async def test_authority_of_somebody_else_is_told_to_callers(site: Site) -> None:

@@ -300,7 +300,9 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         await aiohttp.web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
         port = runner.addresses[0][1]
         found = Cluster(kube, authority, f"https://127.0.0.1:{port}/mutate")
-        await found.put("/api/v1/namespaces", {"metadata": {"name": "hami-system"}})
+        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        system = {"metadata": {"name": "hami-system", "labels": labels}}
+        await found.put("/api/v1/namespaces", system)
         await found.configure()
         yield found
 
@@ -317,6 +319,22 @@ async def test_sound_cluster_has_no_finding(cluster: Cluster) -> None:
     found = await cluster.doctor().findings()
     assert bad(found) == []
     assert {one.check for one in found} >= {"webhook", "certificates", "kube-scheduler"}
+
+
+async def test_agents_of_an_older_release_and_an_open_namespace_are_found(
+    cluster: Cluster,
+) -> None:
+    labels = {"app.kubernetes.io/name": "hami-nodeagent"}
+    old = {"metadata": {"name": "hami-nodeagent-nvidia", "labels": labels}, "spec": {}}
+    await cluster.put("/apis/apps/v1/namespaces/hami-system/daemonsets", old)
+    await cluster.kube.patch(
+        "/api/v1/namespaces/hami-system",
+        b'{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"privileged"}}}',
+    )
+    found = {one.verdict: one for one in await cluster.doctor().namespaces()}
+    assert found.keys() == {"FAIL", "WARN"}
+    assert found["FAIL"].fix == "kubectl -n hami-system delete daemonset hami-nodeagent-nvidia"
+    assert found["WARN"].fix.endswith("pod-security.kubernetes.io/enforce=restricted")
 
 
 def node(*, hami: bool, name: str = NODE) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 """The files of deploy/ fit each other and the services that read them."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from hami_common import namespaces
 from hami_common.runtime.settings import ServiceSettings, load
 from hami_nodeagent.settings import Settings as Nodeagent
 from hami_registry.core.device_config import DeviceConfig, parse
@@ -34,6 +36,7 @@ MANIFESTS = [
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))
     if document
 ]
+OBJECTS = [(path, document) for path, document in MANIFESTS if "metadata" in document]
 
 
 def pods() -> list[tuple[str, dict[str, Any]]]:
@@ -101,6 +104,43 @@ def test_every_image_is_built_here_or_comes_from_others() -> None:
     }
 
 
+def test_base_of_the_images_is_named_by_whoever_builds() -> None:
+    """Without a default there is no build on whatever a tag means that day."""
+    text = (DEPLOY / "Containerfile").read_text()
+    outside = set(re.findall(r"(?m)^FROM (\S+)", text)) - set(re.findall(r" AS (\w+)", text))
+    assert outside == {"${BASE}"}
+    assert re.search(r"(?m)^ARG BASE$", text)
+
+
+SOURCES = """\
+Types: deb
+# http://snapshot.example/archive/debian/20260801T000000Z
+URIs: http://debian.example/debian
+Suites: bookworm bookworm-updates
+
+Types: deb
+# http://snapshot.example/archive/debian-security/20260801T000000Z
+URIs: http://debian.example/debian-security
+Suites: bookworm-security
+"""
+
+
+def test_packages_come_from_the_snapshot_that_the_base_names(tmp_path: Path) -> None:
+    sources = tmp_path / "debian.sources"
+    sources.write_text(SOURCES)
+    command = ["sh", str(DEPLOY / "apt-snapshot.sh"), str(sources)]
+    assert subprocess.run(command, check=False).returncode == 0
+    assert re.findall(r"(?m)^URIs: (.*)$", sources.read_text()) == [
+        "http://snapshot.example/archive/debian/20260801T000000Z",
+        "http://snapshot.example/archive/debian-security/20260801T000000Z",
+    ]
+    assert "debian.example" not in sources.read_text()
+    sources.write_text(SOURCES.replace("# http", "# see http"))
+    refused = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert "names no snapshot" in refused.stderr
+
+
 def test_what_images_copy_is_there() -> None:
     for line in (DEPLOY / "Containerfile").read_text().splitlines():
         if line.startswith("COPY") and "--from" not in line:
@@ -112,13 +152,16 @@ def test_what_images_copy_is_there() -> None:
 def test_containers_have_no_right_they_do_not_name(where: str, pod: dict[str, Any]) -> None:
     for container in pod["containers"]:
         context = container["securityContext"]
+        profile = pod["securityContext"] | context
+        assert profile["seccompProfile"] == {"type": "RuntimeDefault"}
         assert context["allowPrivilegeEscalation"] is False
         assert context["readOnlyRootFilesystem"] is True
         assert context["capabilities"]["drop"] == ["ALL"]
         assert container["resources"]["limits"]["memory"]
     is_agent = "nodeagent" in where
+    is_root = is_agent or "agent-devices" in where
     assert bool(pod.get("hostPID")) is is_agent
-    assert bool(pod.get("securityContext", {}).get("runAsNonRoot")) is not is_agent
+    assert bool(pod.get("securityContext", {}).get("runAsNonRoot")) is not is_root
     assert pod["enableServiceLinks"] is False
 
 
@@ -138,12 +181,15 @@ def test_every_name_a_pod_mounts_is_made_somewhere() -> None:
         bootstrap.AUTHORITY_BUNDLE,
         *bootstrap.BUS_SECRETS,
     }
+    made_by_kubernetes = {
+        document["metadata"]["name"] for _, document in OBJECTS if document["kind"] == "Secret"
+    }
     for where, pod in pods():
         for volume in pod.get("volumes", ()):
             name = volume.get("configMap", {}).get("name") or volume.get("secret", {}).get(
                 "secretName"
             )
-            assert name is None or name in generated | made_at_start, where
+            assert name is None or name in generated | made_at_start | made_by_kubernetes, where
 
 
 def test_account_that_makes_keys_may_read_and_renew_what_it_makes() -> None:
@@ -165,3 +211,22 @@ def test_account_that_makes_keys_may_read_and_renew_what_it_makes() -> None:
     }
     maps = {bootstrap.TRUSTED_KEYS, bootstrap.AUTHORITY_BUNDLE, bootstrap.BUS_ACCOUNTS}
     assert named == {("secrets", n) for n in secrets} | {("configmaps", n) for n in maps}
+
+
+def test_agents_mount_what_is_copied_to_their_namespace_and_no_secret() -> None:
+    """Whoever runs as an agent reads no key: the public halves are copied, and only those."""
+    generated = {"hami-nodeagent-config"}
+    for where, pod in pods():
+        if "nodeagent" in where:
+            volumes = pod["volumes"]
+            assert not [volume for volume in volumes if "secret" in volume], where
+            maps = {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
+            assert maps - generated == set(bootstrap.AGENTS_COPIES), where
+    (rules,) = (
+        document["rules"]
+        for _, document in OBJECTS
+        if document["kind"] == "Role" and document["metadata"]["namespace"] == namespaces.AGENTS
+    )
+    named = {name for rule in rules for name in rule.get("resourceNames", ())}
+    assert named == set(bootstrap.AGENTS_COPIES)
+    assert {one for rule in rules for one in rule["resources"]} == {"configmaps"}

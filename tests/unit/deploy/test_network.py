@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Network policies, disruption budgets and priorities name the pods that they are for.
 
-Policies are judged as a network judges them: a pod that any policy selects for a direction may talk
-in that direction only as the policies that select it say.
+Policies are judged as a network judges them: a pod that any policy of its namespace selects for a
+direction may talk in that direction only as the policies that select it say. A peer without a
+selector of namespaces is of the policy's own.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ Obj = dict[str, Any]
 OBJECTS = [document for _, document in MANIFESTS if "metadata" in document]
 POLICIES = [one for one in OBJECTS if one["kind"] == "NetworkPolicy"]
 NAME = "app.kubernetes.io/name"
+NAMESPACE = "kubernetes.io/metadata.name"
 API_PORTS = {443, 6443}
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def templates() -> Iterator[tuple[str, Obj]]:
@@ -25,7 +28,8 @@ def templates() -> Iterator[tuple[str, Obj]]:
         spec = document.get("spec") or {}
         template = spec.get("jobTemplate", {}).get("spec", spec).get("template")
         if template:
-            yield f"{path}:{document['kind']}", template
+            # A template has no namespace of its own: its pods are where their owner is.
+            yield f"{path}:{document['kind']}", template | {"in": document["metadata"]["namespace"]}
 
 
 PODS = list(templates())
@@ -48,18 +52,27 @@ def labels_of(template: Obj) -> dict[str, str]:
 def rules(template: Obj, direction: str) -> list[Obj]:
     """What policies let a pod do in a direction (``ingress``, ``egress``)."""
     return [
-        rule
+        rule | {"in": template["in"]}
         for policy in POLICIES
-        if selects(policy["spec"]["podSelector"], labels_of(template))
+        if policy["metadata"]["namespace"] == template["in"]
+        and selects(policy["spec"]["podSelector"], labels_of(template))
         for rule in policy["spec"].get(direction, ())
     ]
 
 
-def concerns(rule: Obj, side: str, labels: dict[str, str]) -> bool:
-    """Whether a rule is about a pod of our namespace with these labels."""
+def concerns(rule: Obj, side: str, peer: Obj) -> bool:
+    """Whether a rule is about the pods of a template of ours."""
     if side not in rule:
         return True
-    return any(selects(peer["podSelector"], labels) for peer in rule[side] if "podSelector" in peer)
+    return any(
+        selects(one.get("podSelector", {}), labels_of(peer))
+        and (
+            selects(one["namespaceSelector"], {NAMESPACE: peer["in"]})
+            if "namespaceSelector" in one
+            else rule["in"] == peer["in"]
+        )
+        for one in rule[side]
+    )
 
 
 def ports(rule: Obj) -> set[int]:
@@ -74,10 +87,14 @@ def bus() -> Obj:
 @pytest.mark.parametrize(("where", "template"), PODS, ids=IDS)
 def test_pod_with_an_account_reaches_the_api_server(where: str, template: Obj) -> None:
     found = rules(template, "egress")
-    if {} in found:
+    if any(rule.keys() == {"in"} for rule in found):
         return  # it may talk to anybody
     reaches = any(ports(rule) >= API_PORTS and "to" not in rule for rule in found)
-    assert reaches is template["spec"].get("automountServiceAccountToken", True), where
+    mounts = [mount for one in template["spec"]["containers"] for mount in one["volumeMounts"]]
+    has_token = template["spec"].get("automountServiceAccountToken", True) or any(
+        mount["mountPath"] == ACCOUNT for mount in mounts
+    )
+    assert reaches is has_token, where
 
 
 @pytest.mark.parametrize(("where", "template"), PODS, ids=IDS)
@@ -85,12 +102,10 @@ def test_pod_with_a_login_to_the_bus_reaches_it_and_is_let_in(where: str, templa
     volumes = {volume["name"] for volume in template["spec"].get("volumes", ())}
     has_login = bool(volumes & {"bus", "bus-token"})
     out = any(
-        4222 in ports(rule) and concerns(rule, "to", labels_of(bus()))
-        for rule in rules(template, "egress")
+        4222 in ports(rule) and concerns(rule, "to", bus()) for rule in rules(template, "egress")
     )
     let_in = any(
-        4222 in ports(rule) and concerns(rule, "from", labels_of(template))
-        for rule in rules(bus(), "ingress")
+        4222 in ports(rule) and concerns(rule, "from", template) for rule in rules(bus(), "ingress")
     )
     assert (out, let_in) == (has_login, has_login), where
 
@@ -98,27 +113,49 @@ def test_pod_with_a_login_to_the_bus_reaches_it_and_is_let_in(where: str, templa
 def test_servers_of_the_bus_reach_each_other() -> None:
     for direction, side in (("ingress", "from"), ("egress", "to")):
         assert any(
-            6222 in ports(rule) and concerns(rule, side, labels_of(bus()))
-            for rule in rules(bus(), direction)
+            6222 in ports(rule) and concerns(rule, side, bus()) for rule in rules(bus(), direction)
         )
 
 
-def test_whoever_scrapes_reaches_every_port_with_metrics() -> None:
+@pytest.mark.parametrize(("where", "template"), PODS, ids=IDS)
+def test_whoever_scrapes_reaches_every_port_with_metrics(where: str, template: Obj) -> None:
     served = {
         port["containerPort"]
-        for _, template in PODS
         for container in template["spec"]["containers"]
         for port in container.get("ports", ())
         if port["name"] in ("http", "probes", "monitor")
     }
-    (metrics,) = (one for one in POLICIES if one["metadata"]["name"] == "hami-metrics")
-    (rule,) = metrics["spec"]["ingress"]
-    assert served <= ports(rule)
+    scraped = {
+        number
+        for rule in rules(template, "ingress")
+        if any(
+            one.get("namespaceSelector") == {"matchLabels": {"hami.io/scraper": "true"}}
+            for one in rule.get("from", ())
+        )
+        for number in ports(rule)
+    }
+    assert served <= scraped, where
 
 
 def test_everything_else_is_denied_to_every_pod() -> None:
-    (denied,) = (one for one in POLICIES if one["metadata"]["name"] == "hami-nothing-else")
-    assert denied["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    denied = [one for one in POLICIES if one["metadata"]["name"] == "hami-nothing-else"]
+    whole = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    assert all(one["spec"] == whole for one in denied)
+    assert {one["metadata"]["namespace"] for one in denied} == {one["in"] for _, one in PODS}
+
+
+def test_agents_send_their_spans_to_the_collector_and_are_let_in() -> None:
+    (collector,) = (one for where, one in PODS if "otel" in where)
+    for where, template in PODS:
+        if "nodeagent" in where:
+            assert any(
+                4318 in ports(rule) and concerns(rule, "to", collector)
+                for rule in rules(template, "egress")
+            )
+            assert any(
+                4318 in ports(rule) and concerns(rule, "from", template)
+                for rule in rules(collector, "ingress")
+            )
 
 
 def test_every_service_that_others_wait_for_has_one_budget_that_lets_one_pod_go() -> None:

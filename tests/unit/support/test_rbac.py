@@ -106,7 +106,7 @@ def test_audit_log_is_read_for_our_accounts_alone(tmp_path: Path) -> None:
     no_object = {"verb": "get", "user": {"username": USER}}
     entries = [entry(USER, "allow"), entry(USER, "forbid"), entry("admin", "allow")]
     log.write_text("\n".join([*entries, json.dumps(no_object)]))
-    told = audited(log, namespace="hami-system")
+    told = audited(log, namespaces=["hami-system"])
     bound = ask("create", "pods/binding", namespace="n", name="p")
     assert told.allowed == told.forbidden == frozenset({bound})
     review = bound.review()["spec"]

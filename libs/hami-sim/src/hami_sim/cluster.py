@@ -34,7 +34,7 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 from nats.aio.client import Client as NatsClient
 
-from hami_common import annotations, subjects
+from hami_common import annotations, namespaces, subjects
 from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid, Unavailable
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.codec import decode
@@ -55,7 +55,8 @@ from hami_sim.tap import Tap
 
 START_S = 60.0
 _POLL_S = 0.05
-SYSTEM_NAMESPACE = "hami-system"
+SYSTEM_NAMESPACE = namespaces.SYSTEM
+AGENTS_NAMESPACE = namespaces.AGENTS
 
 Document = dict[str, Any]
 _log = logging.getLogger(__name__)

@@ -255,8 +255,8 @@ class RealPlane:
         return str(path.with_name(path.name.replace(node, "{node}")))
 
     async def add_scheduler(self, extender_url: str, *, backoff_s: float) -> None:
-        """Set up kube-scheduler, under the account of the pod it shares with our scheduler."""
-        login = await self._control.kubeconfig_for_account("hami-scheduler", name=SCHEDULER)
+        """Set up kube-scheduler under its account."""
+        login = await self._control.kubeconfig_for_account("hami-kube-scheduler", name=SCHEDULER)
         self._control.add_scheduler(login, extender_url=extender_url, backoff_s=backoff_s)
         self._take_processes()
 

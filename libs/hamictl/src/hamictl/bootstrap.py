@@ -10,6 +10,9 @@ before any certificate of it serves, so no review fails in between.
 Of the bus it makes the keys of those users that have one, the key that signs the logins of all
 others, and the servers' configuration of accounts and permissions (ADR 0013). A new release's
 permissions come into force with its first run.
+
+Agents run in a namespace of their own and mount no Secret. What is public and they need, the keys
+that verify allocations and the authority's certificates, is copied there on every run.
 """
 
 import base64
@@ -20,7 +23,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from hami_common import grants
+from hami_common import grants, namespaces
 from hami_common.errors import Conflict, NotFound
 from hami_common.nkeys import NKey
 from hami_common.ports import KubeApi
@@ -37,6 +40,8 @@ AUTHORITY_BUNDLE = "hami-ca"
 """ConfigMap with the certificates of the authority, for whoever calls one of ours."""
 BUS_ACCOUNTS = "hami-bus-accounts"
 """ConfigMap with the servers' accounts, users and permissions."""
+AGENTS_COPIES = (TRUSTED_KEYS, AUTHORITY_BUNDLE)
+"""ConfigMaps that the agents mount."""
 BUS_SECRETS = {
     "hami-bus-webhook": {"seed": "webhook"},
     "hami-bus-scheduler": {"seed": "scheduler"},
@@ -55,6 +60,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Names and times of one installation."""
 
     namespace: str
+    agents_namespace: str = namespaces.AGENTS
+    """Namespace of the agents; empty, or ``namespace``: nothing is copied."""
     service: str
     """Service of the webhook."""
     webhook: str
@@ -78,6 +85,21 @@ async def bootstrap(kube: KubeApi, plan: Plan, *, now: datetime) -> list[str]:
         done += await _certificates(kube, plan, now)
     else:
         done += await _others_authority(kube, plan.namespace)
+    if plan.agents_namespace not in {"", plan.namespace}:
+        done += await _copies(kube, plan)
+    return done
+
+
+async def _copies(kube: KubeApi, plan: Plan) -> list[str]:
+    """Keep the agents' copies of what they read equal to the originals."""
+    done = []
+    for name in AGENTS_COPIES:
+        original = await _get(kube, plan.namespace, "configmaps", name)
+        if original is None:
+            continue
+        wanted = _map(plan.agents_namespace, name, original.get("data") or {})
+        if what := await _keep_map(kube, wanted):
+            done.append(f"{what} ConfigMap {plan.agents_namespace}/{name}: the agents' copy")
     return done
 
 

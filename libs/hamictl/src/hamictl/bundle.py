@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from hami_common import namespaces
 from hami_common.apipath import api_path
 from hami_common.errors import HamiError
 from hami_common.ports import KubeApi
@@ -163,18 +164,21 @@ async def collect_services(bundle: Bundle, *, registry: str, scheduler: str) -> 
         )
 
 
-async def collect_kubernetes(bundle: Bundle, kube: KubeApi, *, namespace: str) -> None:
+async def collect_kubernetes(
+    bundle: Bundle, kube: KubeApi, *, namespace: str, agents_namespace: str = namespaces.AGENTS
+) -> None:
     """What is declared, what happened and what our pods wrote into their logs."""
     pods: list[dict[str, Any]] = []
 
     async def listed(path: str, name: str) -> None:
         pages = await kube.list_pages(path)
         items = [item for page in pages for item in msgspec.json.decode(page).get("items") or []]
-        if name == "kubernetes/pods.json":
+        if name.endswith("/pods.json"):
             pods.extend(items)
         bundle.put(name, items)
 
     own = api_path("api", "v1", "namespaces", namespace)
+    agents = api_path("api", "v1", "namespaces", agents_namespace)
     plan = {
         "kubernetes/nodes.json": "/api/v1/nodes",
         "kubernetes/pods.json": f"{own}/pods",
@@ -182,7 +186,10 @@ async def collect_kubernetes(bundle: Bundle, kube: KubeApi, *, namespace: str) -
         "kubernetes/services.json": f"{own}/services",
         "kubernetes/events.json": f"{own}/events",
         "kubernetes/deployments.json": f"/apis/apps/v1/namespaces/{namespace}/deployments",
-        "kubernetes/daemonsets.json": f"/apis/apps/v1/namespaces/{namespace}/daemonsets",
+        "kubernetes/agents/pods.json": f"{agents}/pods",
+        "kubernetes/agents/configmaps.json": f"{agents}/configmaps",
+        "kubernetes/agents/events.json": f"{agents}/events",
+        "kubernetes/daemonsets.json": f"/apis/apps/v1/namespaces/{agents_namespace}/daemonsets",
         "kubernetes/webhooks.json": (
             "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
         ),
@@ -190,15 +197,18 @@ async def collect_kubernetes(bundle: Bundle, kube: KubeApi, *, namespace: str) -
     for name, path in plan.items():
         await bundle.attempt(name, partial(listed, path, name))
 
-    async def log(pod: str, container: str) -> None:
-        path = f"{own}/pods/{pod}/log?container={container}&tailLines={LOG_LINES}"
+    async def log(where: str, pod: str, container: str) -> None:
+        path = (
+            f"/api/v1/namespaces/{where}/pods/{pod}/log?container={container}&tailLines={LOG_LINES}"
+        )
         text = (await kube.get(path)).decode(errors="replace")
         bundle.put_text(f"logs/{pod}/{container}.log", text)
 
     for pod in pods:
         for container in pod["spec"].get("containers") or []:
+            where = pod["metadata"].get("namespace", namespace)
             names = (pod["metadata"]["name"], container["name"])
-            await bundle.attempt(f"logs/{names[0]}/{names[1]}.log", partial(log, *names))
+            await bundle.attempt(f"logs/{names[0]}/{names[1]}.log", partial(log, where, *names))
 
 
 async def collect_events(bundle: Bundle, bus: Bus) -> None:

@@ -16,16 +16,18 @@ from typing import Any
 
 import msgspec
 
-from hami_common import documents
+from hami_common import documents, namespaces
 from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid, Unavailable
 from hami_common.events.asking import CheckAnswer, Finding, Verdict
 from hami_common.ports import KubeApi
 from hami_common.vendors.catalog import Catalog
 from hamictl import certificates
 
-NAMESPACE = "hami-system"
 SCHEDULER_NAME = "hami-scheduler"
 WEBHOOK = "hami-webhook"
+AGENT = "hami-nodeagent"
+POD_SECURITY = "pod-security.kubernetes.io/enforce"
+HELD_LEVELS = ("baseline", "restricted")
 BUS_TLS = "hami-nats-tls"
 PROBE = "hami-doctor-probe"
 NODE_LABEL = "hami.io/nvidia"
@@ -120,11 +122,18 @@ class ClusterDoctor:
     """The checks that ask the Kubernetes API."""
 
     def __init__(
-        self, kube: KubeApi, *, namespace: str, now_s: float, agents: Checks | None
+        self,
+        kube: KubeApi,
+        *,
+        namespace: str,
+        agents_namespace: str = namespaces.AGENTS,
+        now_s: float,
+        agents: Checks | None,
     ) -> None:
         """``agents``: what the registry told, where it could be asked."""
         self._kube = kube
         self._namespace = namespace
+        self._agents_namespace = agents_namespace
         self._now_s = now_s
         self._agents = agents
         self._resources = frozenset().union(
@@ -137,6 +146,7 @@ class ClusterDoctor:
         for name, look in (
             ("node-labels", self.nodes),
             ("second-plugin", self.second_plugin),
+            ("namespaces", self.namespaces),
             ("webhook", self.webhook),
             ("certificates", self.certificates),
             ("kube-scheduler", self.kube_scheduler),
@@ -205,7 +215,7 @@ class ClusterDoctor:
                         verdict="FAIL",
                         text=f"the node has label {NODE_LABEL} and no agent has reported from it",
                         fix="see the agent's pod on this node: kubectl -n"
-                        f" {self._namespace} get pods -o wide",
+                        f" {self._agents_namespace} get pods -o wide",
                         node=name,
                     )
                 )
@@ -220,7 +230,7 @@ class ClusterDoctor:
         found = []
         for item in await self._list("/apis/apps/v1/daemonsets"):
             metadata = item["metadata"]
-            if metadata.get("namespace") == self._namespace:
+            if metadata.get("namespace") == self._agents_namespace:
                 continue
             images = [
                 str(container.get("image", ""))
@@ -245,6 +255,41 @@ class ClusterDoctor:
                 )
         return found or [
             Finding(check="second-plugin", verdict="PASS", text="no other device plugin runs")
+        ]
+
+    async def namespaces(self) -> list[Finding]:
+        """Agents left beside the services, and a namespace that would let such pods in."""
+        found = []
+        for item in await self._list(f"/apis/apps/v1/namespaces/{self._namespace}/daemonsets"):
+            metadata = item["metadata"]
+            if (metadata.get("labels") or {}).get("app.kubernetes.io/name") == AGENT:
+                name = metadata["name"]
+                found.append(
+                    Finding(
+                        check="namespaces",
+                        verdict="FAIL",
+                        text=f"DaemonSet {name} of an older release is left in namespace"
+                        f" {self._namespace}: agents run in {self._agents_namespace}",
+                        fix=f"kubectl -n {self._namespace} delete daemonset {name}",
+                    )
+                )
+        one = await self._get(f"/api/v1/namespaces/{self._namespace}")
+        level = (one["metadata"].get("labels") or {}).get(POD_SECURITY, "")
+        if level not in HELD_LEVELS:
+            found.append(
+                Finding(
+                    check="namespaces",
+                    verdict="WARN",
+                    text=f"namespace {self._namespace} admits pods of any Pod Security level",
+                    fix=f"kubectl label namespace {self._namespace} {POD_SECURITY}=restricted",
+                )
+            )
+        return found or [
+            Finding(
+                check="namespaces",
+                verdict="PASS",
+                text=f"namespace {self._namespace} enforces Pod Security level {level}",
+            )
         ]
 
     # --- admission -------------------------------------------------------------------------------
@@ -445,14 +490,17 @@ class ClusterDoctor:
     async def images(self) -> list[Finding]:
         """Whether all services run images of one version."""
         tags: dict[str, str] = {}
-        for kind in ("deployments", "daemonsets"):
-            for item in await self._list(f"/apis/apps/v1/namespaces/{self._namespace}/{kind}"):
+        for namespace, kind in (
+            (self._namespace, "deployments"),
+            (self._agents_namespace, "daemonsets"),
+        ):
+            for item in await self._list(f"/apis/apps/v1/namespaces/{namespace}/{kind}"):
                 for container in item["spec"]["template"]["spec"].get("containers") or []:
                     image = str(container.get("image", ""))
                     if "hami" in image:
                         name = f"{item['metadata']['name']}/{container['name']}"
-                        tags[name] = image.rpartition("/")[2].partition(":")[2] or "latest"
-        if len(set(tags.values())) > 1:
+                        tags[name] = _version_of(image)
+        if len(set(filter(None, tags.values()))) > 1:
             told = ", ".join(f"{name} {tag}" for name, tag in sorted(tags.items()))
             return [
                 Finding(
@@ -463,6 +511,12 @@ class ClusterDoctor:
                 )
             ]
         return []
+
+
+def _version_of(image: str) -> str:
+    """Tag of an image; empty for one by digest alone, which says nothing of its version."""
+    named, _, digest = image.rpartition("/")[2].partition("@")
+    return named.partition(":")[2] or ("" if digest else "latest")
 
 
 def _refused(error: Denied) -> Finding:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import anyio
 import click
 
+from hami_common import namespaces
 from hami_common.errors import HamiError, NotFound, Unavailable
 from hami_common.runtime import kubeio
 from hami_common.runtime.clock import SystemClock
@@ -16,7 +17,13 @@ START_S = 60.0
 
 
 @click.command(name="bootstrap")
-@click.option("-n", "--namespace", default="hami-system", show_default=True)
+@click.option("-n", "--namespace", default=namespaces.SYSTEM, show_default=True)
+@click.option(
+    "--agents-namespace",
+    default=namespaces.AGENTS,
+    show_default=True,
+    help="Namespace of the agents, which gets copies of the public ConfigMaps; empty: no copies.",
+)
 @click.option("--service", default="hami-webhook", show_default=True, help="Webhook's Service.")
 @click.option(
     "--webhook",
@@ -36,6 +43,7 @@ START_S = 60.0
 def bootstrap_command(
     *,
     namespace: str,
+    agents_namespace: str,
     service: str,
     webhook: str,
     bus: str,
@@ -49,6 +57,7 @@ def bootstrap_command(
         raise InputRefused(text)
     plan = Plan(
         namespace=namespace,
+        agents_namespace=agents_namespace,
         service=service,
         webhook=webhook,
         bus=bus,

@@ -13,7 +13,7 @@ import click
 import tomli_w
 import yaml
 
-from hami_common import documents
+from hami_common import documents, namespaces
 from hami_common.errors import SettingsInvalid
 from hamictl import output
 from hamictl.errors import InputRefused
@@ -75,7 +75,7 @@ def _kustomization() -> str:
     generators = [
         {
             "name": f"hami-{service}-config",
-            "namespace": "hami-system",
+            "namespace": namespaces.AGENTS if service == "nodeagent" else namespaces.SYSTEM,
             "behavior": "merge",
             "files": [
                 f"config/{service}.toml",

@@ -14,6 +14,7 @@ import anyio
 import click
 import msgspec
 
+from hami_common import namespaces
 from hami_common.apipath import api_path
 from hami_common.bounds import INT64_MAX
 from hami_common.errors import Denied, HamiError, SettingsInvalid, Unavailable
@@ -26,7 +27,19 @@ from hamictl.errors import EXIT_NO, Absent, InputRefused, Refused, Unreachable
 from hamictl.options import format_option, namespace_option, registry_option, scheduler_option
 
 _CLOCK = SystemClock()
-SYSTEM = "hami-system"
+_installation_option = click.option(
+    "-n",
+    "--namespace",
+    default=namespaces.SYSTEM,
+    show_default=True,
+    help="Namespace of the installation's services.",
+)
+_agents_option = click.option(
+    "--agents-namespace",
+    default=namespaces.AGENTS,
+    show_default=True,
+    help="Namespace of its agents.",
+)
 
 
 def progress(text: str) -> None:
@@ -574,13 +587,20 @@ def resize_command(  # noqa: PLR0917 - click passes them by name
 
 @click.command(name="doctor")
 @click.option("--node", default="", help="Only this node's agent.")
-@click.option("-n", "--namespace", default=SYSTEM, show_default=True, help="Of the installation.")
+@_installation_option
+@_agents_option
 @registry_option
 @scheduler_option
 @kube.option
 @format_option
 def doctor_command(  # noqa: PLR0917 - click passes them by name
-    node: str, namespace: str, registry: str, scheduler: str, kubeconfig: str, format_: str
+    node: str,
+    namespace: str,
+    agents_namespace: str,
+    registry: str,
+    scheduler: str,
+    kubeconfig: str,
+    format_: str,
 ) -> None:
     """Look for what keeps the installation from working; each fault with its fix.
 
@@ -607,7 +627,11 @@ def doctor_command(  # noqa: PLR0917 - click passes them by name
 
     async def ask(api: KubeApi) -> list[Finding]:
         return await doctor.ClusterDoctor(
-            api, namespace=namespace, now_s=_CLOCK.now_s(), agents=None if node else checks
+            api,
+            namespace=namespace,
+            agents_namespace=agents_namespace,
+            now_s=_CLOCK.now_s(),
+            agents=None if node else checks,
         ).findings()
 
     try:
@@ -649,16 +673,18 @@ def _away(who: str, why: str) -> Finding:
 
 @click.command(name="support-bundle")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("-n", "--namespace", default=SYSTEM, show_default=True, help="Of the installation.")
+@_installation_option
+@_agents_option
 @bus.nats_option
 @bus.creds_option
 @bus.ca_option
 @registry_option
 @scheduler_option
 @kube.option
-def bundle_command(
+def bundle_command(  # noqa: PLR0917 - click passes them by name
     file: Path,
     namespace: str,
+    agents_namespace: str,
     registry: str,
     scheduler: str,
     kubeconfig: str,
@@ -684,7 +710,9 @@ def bundle_command(
     try:
         kube.with_kube(
             kubeconfig,
-            lambda api: bundle.collect_kubernetes(collected, api, namespace=namespace),
+            lambda api: bundle.collect_kubernetes(
+                collected, api, namespace=namespace, agents_namespace=agents_namespace
+            ),
         )
     except (Absent, Refused, Unreachable, InputRefused) as error:
         collected.problems.append(f"kubernetes: {error.message}")

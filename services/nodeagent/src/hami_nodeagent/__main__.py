@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry points: ``python -m hami_nodeagent --config FILE``, or ``plugin-proxy`` before the flags.
+"""Entry points: ``python -m hami_nodeagent --config FILE``, or another program before the flags.
 
-The proxy is a process of its own that must stay small: it loads nothing of the agent.
+``plugin-proxy`` and ``agent-devices`` are processes of their own that must stay small: they load
+nothing of the agent.
 """
 
 import sys
@@ -11,6 +12,10 @@ if __name__ == "__main__":
         from hami_nodeagent.shell import pluginproxy
 
         sys.exit(pluginproxy.main(sys.argv[2:]))
+    if sys.argv[1:2] == ["agent-devices"]:
+        from hami_nodeagent.shell import agentdevices
+
+        sys.exit(agentdevices.main(sys.argv[2:]))
     from hami_nodeagent import app
 
     sys.exit(app.main(sys.argv[1:]))

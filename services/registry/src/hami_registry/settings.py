@@ -6,6 +6,7 @@ Loaded from file, environment and flags by ``hami_common.runtime.settings``.
 
 from typing import Literal
 
+from hami_common import namespaces
 from hami_common.runtime.settings import ServiceSettings
 
 
@@ -51,7 +52,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Seed of the user under which the servers' questions are heard."""
     bus_audience: str = "hami-bus"
     """Audience of the tokens that are accepted there."""
-    bus_agents: tuple[str, ...] = ("hami-system/hami-nodeagent",)
+    bus_agents: tuple[str, ...] = (f"{namespaces.AGENTS}/hami-nodeagent",)
     """ServiceAccounts of node agents, as ``namespace/name``."""
     bus_login_s: float = 3600.0
     """Longest time that a login to the bus holds; agents renew theirs well before."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from hami_common.namespaces import AGENTS, SYSTEM
 from hami_common.runtime.clock import SystemClock
 from hami_sim.apiserver.auth import Authorizer, User, allow_all
 from hami_sim.apiserver.resources import RESOURCES, Resource
@@ -32,7 +33,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     authorize: Authorizer = allow_all
     services: Mapping[tuple[str, str], str] = {}
     """(namespace, service name) → `host:port`, for webhooks registered by service."""
-    namespaces: tuple[str, ...] = ("default", "kube-system", "kube-public", "hami-system")
+    namespaces: tuple[str, ...] = (
+        "default",
+        "kube-system",
+        "kube-public",
+        SYSTEM,
+        AGENTS,
+    )
     """Namespaces that exist from the start."""
     data: Path | None = None
     """Journal file; with it, state survives a restart of the process."""

@@ -18,6 +18,7 @@ import aiohttp
 import anyio
 import yaml
 
+from hami_common import namespaces
 from hami_common.errors import Unavailable
 from hami_sim.apiserver.client import Access, KubeClient, StatusError
 from hami_sim.kubernetes import configuration, programs
@@ -32,9 +33,11 @@ _POLL_S: Final = 0.1
 _OK: Final = 200
 _CONFLICT: Final = 409
 ADMIN: Final = "kubernetes-admin"
-SYSTEM_NAMESPACE: Final = "hami-system"
+ACCOUNT_NAMESPACES: Final = {"hami-nodeagent": namespaces.AGENTS}
+"""Where a service's account is, if not beside the others."""
 TOKEN_LASTS_S: Final = 86_400
 _COLLECTIONS: Final = {
+    "Namespace": "namespaces",
     "ServiceAccount": "serviceaccounts",
     "ClusterRole": "clusterroles.rbac.authorization.k8s.io",
     "ClusterRoleBinding": "clusterrolebindings.rbac.authorization.k8s.io",
@@ -102,8 +105,9 @@ class ControlPlane:
         """Kubeconfig of the kubelet of a node."""
         return self.kubeconfig_for(f"system:node:{node}", ("system:nodes",))
 
-    async def token_for(self, account: str, *, namespace: str = SYSTEM_NAMESPACE) -> str:
-        """A token of a service account, as its pods would get one."""
+    async def token_for(self, account: str) -> str:
+        """A token of one of our service accounts, as its pods would get one."""
+        namespace = ACCOUNT_NAMESPACES.get(account, namespaces.SYSTEM)
         request = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
@@ -272,11 +276,10 @@ class ControlPlane:
                 await self.processes[name].stop()
 
     async def install_accounts(self) -> None:
-        """Make the namespace, accounts and roles of our services, from the shipped manifest."""
-        documents = configuration.shipped("rbac.yaml")
+        """Make namespaces, accounts and roles of our services, from the shipped manifests."""
+        files = ("namespace.yaml", "rbac.yaml")
         async with KubeClient(self.access()) as client:
-            await _create(client, "namespaces", {"metadata": {"name": SYSTEM_NAMESPACE}})
-            for document in documents:
+            for document in (one for file in files for one in configuration.shipped(file)):
                 await _create(client, _COLLECTIONS[document["kind"]], document)
 
     # ---------------------------------------------------------------- waiting

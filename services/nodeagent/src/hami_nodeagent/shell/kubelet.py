@@ -29,13 +29,17 @@ from hami_common.kubeletapi import deviceplugin as api
 from hami_common.kubeletapi import deviceplugin_grpc
 from hami_common.runtime.tasks import Backoff, finish_within
 from hami_nodeagent.shell.deviceplugin import DevicePlugin
-from hami_nodeagent.shell.pluginproxy import STREAMS, identity, make_socket_directory
+from hami_nodeagent.shell.pluginproxy import (
+    KUBELET_SOCKET,
+    STREAMS,
+    VERSION,
+    identity,
+    make_socket_directory,
+)
 from hami_nodeagent.shell.podresources import PodResources
 from hami_nodeagent.shell.site import Site
 
 PEER = "kubelet"
-VERSION = "v1beta1"
-KUBELET_SOCKET = "kubelet.sock"
 DIAL_S = 5.0
 STREAM_S = 3.0
 """How long after a registration kubelet may take to open its stream."""

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives an agent's container the device nodes that its vendor's tool opens, without privileges.
+
+A mount of ``/dev`` shows nodes; only a container whose cgroup allows them can open them, and only
+kubelet's device manager or a container runtime writes that. So this process is a device plugin of
+one resource with one id, which only an agent's pod asks for: ``Allocate`` names the nodes that fit
+the patterns. A policy of the API server keeps pods of other namespaces from the resource.
+
+It registers once a node is there, and again whenever kubelet has restarted. A container keeps what
+it was given: an agent sees nodes that come later once its pod is replaced. Outside document:
+k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1. Seconds throughout.
+"""
+
+import logging
+import stat
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import grpc
+import grpc.aio
+
+from hami_common.errors import SettingsInvalid
+from hami_common.kubeletapi import deviceplugin as api
+from hami_common.kubeletapi import deviceplugin_grpc
+from hami_common.runtime.service import ServiceContext, run
+from hami_common.runtime.settings import ServiceSettings
+from hami_common.runtime.tasks import background, finish_within
+from hami_nodeagent.shell.pluginproxy import KUBELET_SOCKET, VERSION, identity
+
+SERVICE = "agent-devices"
+RESOURCE = "hami.io/agent-devices"
+DEVICE_ID = "all"
+SOCKET = "hami-agent-devices.sock"
+DEV = "/dev"
+_HEALTHY = "Healthy"
+_CALL_S = 5.0
+_STOP_S = 1.0
+
+_log = logging.getLogger(__name__)
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything an operator may set. Bus and API server are not used."""
+
+    devices: tuple[str, ...] = ()
+    """Device nodes below ``/dev`` that agents may open, as shell patterns."""
+    device_plugin_dir: str = "/var/lib/kubelet/device-plugins"
+    """Where kubelet looks for plugins."""
+    poll_s: float = 1.0
+    """How often nodes and sockets are looked at."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the plugin; returns the exit code."""
+    return run(serve_devices, service=SERVICE, settings_type=Settings, argv=argv)
+
+
+async def serve_devices(context: ServiceContext[Settings]) -> None:
+    """Serve kubelet until asked to stop."""
+    _check(context.settings.devices)
+    async with background() as group:
+        group.start_soon(AgentDevices(context.settings).keep)
+        context.ready.set()
+        await context.stopping.wait()
+
+
+def _check(patterns: Sequence[str]) -> None:
+    """Refuse patterns that name nothing, or anything outside ``/dev``."""
+    for pattern in patterns or ("",):
+        parts = Path(pattern).parts
+        if parts[:2] != ("/", "dev") or len(parts) <= len(Path(DEV).parts) or ".." in parts:
+            raise SettingsInvalid(
+                field="devices",
+                problem=f"{pattern!r} names no device node",
+                fix="give patterns of paths below /dev, such as /dev/dri/renderD*",
+            )
+
+
+def nodes_of(patterns: Sequence[str]) -> list[str]:
+    """Character and block devices that fit, sorted."""
+    found = {path for one in patterns for path in Path(DEV).glob(str(Path(one).relative_to(DEV)))}
+    return sorted(str(path) for path in found if _is_device(path))
+
+
+def _is_device(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+
+
+class AgentDevices(deviceplugin_grpc.DevicePluginServicer):
+    """The service, and its life with kubelet."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Serve in the plugin directory of ``settings``."""
+        self._settings = settings
+        directory = Path(settings.device_plugin_dir)
+        self._kubelet = directory / KUBELET_SOCKET
+        self._own = directory / SOCKET
+        self.registered_count = 0
+
+    async def keep(self) -> None:
+        """Register, and again after each restart of kubelet."""
+        while True:
+            kubelet = identity(self._kubelet)
+            try:
+                if kubelet and nodes_of(self._settings.devices):
+                    async with self._served() as own:
+                        await self._register()
+                        await self._until_replaced(kubelet, own)
+            except (OSError, RuntimeError, grpc.aio.AioRpcError) as error:
+                _log.warning("not registered with kubelet", extra={"problem": str(error)})
+            await anyio.sleep(self._settings.poll_s)
+
+    async def _until_replaced(self, kubelet: str, own: str) -> None:
+        """Return once kubelet restarted, which removes the sockets of all plugins."""
+        while True:
+            await anyio.sleep(self._settings.poll_s)
+            if (identity(self._kubelet), identity(self._own)) != (kubelet, own):
+                return
+
+    @asynccontextmanager
+    async def _served(self) -> AsyncIterator[str]:
+        server = grpc.aio.server()
+        deviceplugin_grpc.add_DevicePluginServicer_to_server(self, server)
+        self._own.unlink(missing_ok=True)
+        server.add_insecure_port(f"unix:{self._own}")
+        await server.start()
+        own = identity(self._own)
+        try:
+            yield own
+        finally:
+            with finish_within(_STOP_S + 1.0):
+                await server.stop(grace=0)
+            if identity(self._own) == own:
+                self._own.unlink(missing_ok=True)
+
+    async def _register(self) -> None:
+        request = api.RegisterRequest(version=VERSION, endpoint=SOCKET, resource_name=RESOURCE)
+        async with grpc.aio.insecure_channel(
+            f"unix:{self._kubelet}", options=[("grpc.default_authority", "localhost")]
+        ) as channel:
+            await deviceplugin_grpc.RegistrationStub(channel).Register(request, timeout=_CALL_S)
+        self.registered_count += 1
+        nodes = nodes_of(self._settings.devices)
+        _log.info("registered with kubelet", extra={"resource": RESOURCE, "nodes": nodes})
+
+    async def GetDevicePluginOptions(  # noqa: N802 - the protocol's name
+        self, request: api.Empty, context: _Context
+    ) -> api.DevicePluginOptions:
+        """Nothing beyond the protocol."""
+        del request, context
+        return api.DevicePluginOptions()
+
+    async def ListAndWatch(  # noqa: N802 - the protocol's name
+        self, request: api.Empty, context: _Context
+    ) -> AsyncIterator[api.ListAndWatchResponse]:
+        """One id, as long as kubelet listens."""
+        del request, context
+        yield api.ListAndWatchResponse(devices=[api.Device(ID=DEVICE_ID, health=_HEALTHY)])
+        await anyio.sleep_forever()
+
+    async def GetPreferredAllocation(  # noqa: N802 - the protocol's name
+        self, request: api.PreferredAllocationRequest, context: _Context
+    ) -> api.PreferredAllocationResponse:
+        """Not offered, as the options say."""
+        del request
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is one id only")
+
+    async def PreStartContainer(  # noqa: N802 - the protocol's name
+        self, request: api.PreStartContainerRequest, context: _Context
+    ) -> api.PreStartContainerResponse:
+        """Not offered, as the options say."""
+        del request
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "nothing is to be done")
+
+    async def Allocate(  # noqa: N802 - the protocol's name
+        self, request: api.AllocateRequest, context: _Context
+    ) -> api.AllocateResponse:
+        """Every node that fits, at its own path."""
+        if any(list(one.devices_ids) != [DEVICE_ID] for one in request.container_requests):
+            detail = f"hami: {RESOURCE} has one id, {DEVICE_ID!r}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, detail)
+        devices = [
+            api.DeviceSpec(host_path=path, container_path=path, permissions="rw")
+            for path in nodes_of(self._settings.devices)
+        ]
+        answer = api.ContainerAllocateResponse(devices=devices)
+        return api.AllocateResponse(container_responses=[answer] * len(request.container_requests))

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device plugin for agents: what it grants, and its life with a kubelet that restarts.
+
+Kubelet is its registration service here; what a granted container may open on a real node is in
+``tests/e2e/test_real_node.py``.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import grpc
+import grpc.aio
+import pytest
+
+from hami_common.errors import SettingsInvalid
+from hami_common.kubeletapi import deviceplugin as api
+from hami_common.kubeletapi import deviceplugin_grpc
+from hami_common.runtime.service import ServiceContext
+from hami_nodeagent.shell import agentdevices
+from hami_nodeagent.shell.pluginproxy import KUBELET_SOCKET
+
+pytestmark = pytest.mark.anyio
+
+PATTERNS = ("/dev/null", "/dev/zer*", "/dev/no-such-device*", "/dev/fd")
+"""Two devices, nothing, and what is no device."""
+GRANTED = ["/dev/null", "/dev/zero"]
+
+
+class Kubelet(deviceplugin_grpc.RegistrationServicer):
+    """Takes registrations in a directory of plugins."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.requests: list[api.RegisterRequest] = []
+
+    async def Register(  # noqa: N802 - the protocol's name
+        self, request: api.RegisterRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> api.Empty:
+        del context
+        self.requests.append(request)
+        return api.Empty()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Kubelet"]:
+        """As a start of kubelet: the sockets of all plugins are gone, its own is another one."""
+        for socket in self.directory.glob("*.sock"):
+            socket.unlink()
+        server = grpc.aio.server()
+        deviceplugin_grpc.add_RegistrationServicer_to_server(self, server)
+        server.add_insecure_port(f"unix:{self.directory / KUBELET_SOCKET}")
+        await server.start()
+        try:
+            yield self
+        finally:
+            await server.stop(grace=0)
+
+
+@asynccontextmanager
+async def plugin(directory: Path) -> AsyncIterator[agentdevices.AgentDevices]:
+    settings = agentdevices.Settings(
+        devices=PATTERNS, device_plugin_dir=str(directory), poll_s=0.02
+    )
+    served = agentdevices.AgentDevices(settings)
+    async with anyio.create_task_group() as group:
+        group.start_soon(served.keep)
+        yield served
+        group.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(10):
+        while not condition():
+            await anyio.sleep(0.01)
+
+
+@asynccontextmanager
+async def stub_of(directory: Path) -> AsyncIterator["deviceplugin_grpc.DevicePluginAsyncStub"]:
+    address = f"unix:{directory / agentdevices.SOCKET}"
+    async with grpc.aio.insecure_channel(
+        address, options=[("grpc.default_authority", "localhost")]
+    ) as channel:
+        yield deviceplugin_grpc.DevicePluginStub(channel)
+
+
+async def test_one_id_stands_for_the_devices_that_are_named(tmp_path: Path) -> None:
+    kubelet = Kubelet(tmp_path)
+    async with kubelet.running(), plugin(tmp_path):
+        await until(lambda: len(kubelet.requests) == 1)
+        assert kubelet.requests[0].resource_name == agentdevices.RESOURCE
+        assert kubelet.requests[0].endpoint == agentdevices.SOCKET
+        async with stub_of(tmp_path) as stub:
+            async for listed in stub.ListAndWatch(api.Empty()):
+                assert [(one.ID, one.health) for one in listed.devices] == [("all", "Healthy")]
+                break
+            asked = api.ContainerAllocateRequest(devices_ids=["all"])
+            given = await stub.Allocate(api.AllocateRequest(container_requests=[asked]))
+            (response,) = given.container_responses
+            assert [one.host_path for one in response.devices] == GRANTED
+            assert {one.permissions for one in response.devices} == {"rw"}
+            other = api.ContainerAllocateRequest(devices_ids=["other"])
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.Allocate(api.AllocateRequest(container_requests=[other]))
+            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_restarted_kubelet_is_told_again(tmp_path: Path) -> None:
+    kubelet = Kubelet(tmp_path)
+    async with plugin(tmp_path) as served:
+        async with kubelet.running():
+            await until(lambda: served.registered_count == 1)
+        async with kubelet.running():
+            await until(lambda: served.registered_count == 2)
+            async with stub_of(tmp_path) as stub:
+                await stub.GetDevicePluginOptions(api.Empty(), wait_for_ready=True, timeout=5)
+    assert not (tmp_path / agentdevices.SOCKET).exists()
+
+
+@pytest.mark.parametrize(
+    "devices", [(), ("/dev",), ("/dev/",), ("/etc/shadow",), ("/dev/../etc/shadow",), ("kfd",)]
+)
+async def test_only_nodes_below_dev_are_granted(devices: tuple[str, ...]) -> None:
+    context: Any = ServiceContext.__new__(ServiceContext)
+    context.settings = agentdevices.Settings(devices=devices)
+    with pytest.raises(SettingsInvalid, match="no device node"):
+        await agentdevices.serve_devices(context)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes bills of materials (CycloneDX 1.6, JSON) from the pinned requirements.
+
+    python -m tools.sbom --out DIR
+
+``hami-images.cdx.json`` is what all images have in common: our packages and those of
+requirements/runtime.txt. ``hami-build.cdx.json`` is what builds and tests them, those of
+requirements/dev.txt. A package has every SHA-256 that its pin allows, one per published file, as an
+installation with ``--require-hashes`` checks them. With ``SOURCE_DATE_EPOCH`` (Unix seconds) equal
+sources give equal bytes. What a base image brings is not in them: scan the built image for that
+(docs/supply-chain.md).
+"""
+
+import argparse
+import hashlib
+import os
+import sys
+import tomllib
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, XsUri
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.license import LicenseExpression
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
+from hami_common.runtime.clock import SystemClock
+from tools.pins import Pin, parse_pins
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = {"hami-images": "runtime", "hami-build": "dev"}
+"""By name of the bill: the set of requirements that it lists."""
+SIMULATOR = "hami-sim"
+"""The one package of ours that no image has."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write all files into a folder, which is made."""
+    parser = argparse.ArgumentParser(description="Write bills of materials, CycloneDX 1.6 JSON.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the files")
+    out: Path = parser.parse_args(arguments).out
+    epoch_s = int(os.environ.get("SOURCE_DATE_EPOCH") or SystemClock().now_s())
+    at = datetime.fromtimestamp(epoch_s, tz=UTC)
+    out.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        path = out / f"{name}.cdx.json"
+        path.write_text(bill(name, at=at), encoding="utf-8")
+        print(path)
+    return 0
+
+
+def bill(name: str, *, at: datetime) -> str:
+    """One bill of materials as JSON, made at this time."""
+    source = (ROOT / "requirements" / f"{FILES[name]}.txt").read_text(encoding="utf-8")
+    subject = _of_ours(name, ComponentType.APPLICATION, _version())
+    members = [_of_ours(*one) for one in _members()] if name == "hami-images" else []
+    packages = [component(pin) for pin in parse_pins(source)]
+    bom = Bom(components=[*members, *packages], serial_number=_serial(name, source))
+    bom.metadata.component = subject
+    bom.metadata.timestamp = at
+    bom.register_dependency(subject, [*members, *packages])
+    return JsonV1Dot6(bom).output_as_string(indent=1) + "\n"
+
+
+def component(pin: Pin) -> Component:
+    """A pinned package with the hashes of its files."""
+    version = str(pin.version)
+    url = PackageURL(type="pypi", name=pin.name, version=version)
+    files = ExternalReference(
+        type=ExternalReferenceType.DISTRIBUTION,
+        url=XsUri(str(url)),
+        comment=f"published files{f', where {pin.marker}' if pin.marker else ''}",
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=one) for one in pin.hashes],
+    )
+    return Component(
+        name=pin.name,
+        version=version,
+        # A version may be pinned once per kind of machine.
+        bom_ref=f"{url}#{hashlib.sha256(pin.marker.encode()).hexdigest()[:8]}",
+        purl=url,
+        external_references=[files],
+    )
+
+
+def _of_ours(name: str, kind: ComponentType, version: str) -> Component:
+    url = PackageURL(type="generic", namespace="hami", name=name, version=version)
+    expression = LicenseExpression("Apache-2.0")
+    return Component(
+        name=name, type=kind, version=version, bom_ref=str(url), purl=url, licenses=[expression]
+    )
+
+
+def _members() -> list[tuple[str, ComponentType, str]]:
+    projects = [
+        tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+        for path in sorted(ROOT.glob("*/*/pyproject.toml"))
+    ]
+    return [
+        (project["name"], ComponentType.LIBRARY, project["version"])
+        for project in projects
+        if project["name"] != SIMULATOR
+    ]
+
+
+def _version() -> str:
+    """Version of a release, which all our packages share."""
+    return next(version for _, _, version in _members())
+
+
+def _serial(name: str, source: str) -> uuid.UUID:
+    """Equal for equal content, as a rebuild makes it."""
+    return uuid.uuid5(uuid.NAMESPACE_OID, f"{name} {_version()} {source}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
