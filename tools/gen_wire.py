@@ -2,12 +2,14 @@
 """Writes the payload tables of docs/wire.md from the message Structs; ``--check`` only compares.
 
 Everything between the markers ``generated: payloads`` and ``end of generated part`` belongs to this
-program: one table per Struct that travels on the bus or in an annotation, with the text of each
-field's docstring.
+program: one table per Struct that travels on the bus or in an annotation, with the range and the
+docstring of each field. Between ``generated: ranges`` and its end stands one table of all ranges,
+from ``hami_common.bounds``.
 """
 
 import ast
 import inspect
+import itertools
 import sys
 import types
 import typing
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from hami_common import limits, signing
+from hami_common import bounds, limits, signing
 from hami_common.events import (
     allocation,
     asking,
@@ -30,6 +32,7 @@ from hami_common.model import device, placement, request
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "wire.md"
+RANGES_BEGIN, RANGES_END = "<!-- generated: ranges -->", "<!-- end of ranges -->"
 BEGIN, END = "<!-- generated: payloads -->", "<!-- end of generated part -->"
 MODULES = (
     inventory,
@@ -53,20 +56,88 @@ def field_texts(struct: type) -> dict[str, str]:
     tree = ast.parse(inspect.getsource(struct)).body[0]
     if not isinstance(tree, ast.ClassDef):
         raise TypeError(struct)
+    return _texts(tree.body)
+
+
+def _texts(body: list[ast.stmt]) -> dict[str, str]:
+    """Docstrings of the names that are assigned in ``body``."""
     texts: dict[str, str] = {}
-    for before, after in zip(tree.body, tree.body[1:], strict=False):
-        if (
-            isinstance(before, ast.AnnAssign)
-            and isinstance(before.target, ast.Name)
-            and isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
-        ):
-            texts[before.target.id] = " ".join(str(after.value.value).split())
+    for before, after in itertools.pairwise(body):
+        if not isinstance(after, ast.Expr) or not isinstance(after.value, ast.Constant):
+            continue
+        target = before.targets[0] if isinstance(before, ast.Assign) else None
+        if isinstance(before, ast.AnnAssign):
+            target = before.target
+        if isinstance(target, ast.Name):
+            texts[target.id] = " ".join(str(after.value.value).split())
     return texts
+
+
+def _metas(annotation: object) -> list[msgspec.Meta]:
+    """Constraints of the type itself, not of what it holds."""
+    if typing.get_origin(annotation) is not typing.Annotated:
+        return []
+    return [meta for meta in typing.get_args(annotation)[1:] if isinstance(meta, msgspec.Meta)]
+
+
+def _bare(annotation: object) -> object:
+    is_annotated = typing.get_origin(annotation) is typing.Annotated
+    return typing.get_args(annotation)[0] if is_annotated else annotation
+
+
+def range_text(annotation: object) -> str:
+    """Range of a field, of a list also of its items: ``0 … 4,095``, ``≤ 253 characters``."""
+    parts: list[str] = []
+    bare = _bare(annotation)
+    origin, arguments = typing.get_origin(bare), typing.get_args(bare)
+    for meta in _metas(annotation):
+        if meta.ge is not None and meta.le is not None:
+            parts.append(f"{_number(meta.ge)} … {_number(meta.le)}")
+        if meta.max_length is not None:
+            unit = "characters" if bare is str else "entries"
+            parts.append(f"≤ {_number(meta.max_length)} {unit}")
+    if origin in (typing.Union, types.UnionType):
+        parts += [text for one in arguments if (text := range_text(one))]
+    elif origin is dict:
+        parts += [
+            f"{word} {text}"
+            for word, one in zip(("keys", "values"), arguments, strict=True)
+            if (text := range_text(one))
+        ]
+    elif origin in (tuple, list):
+        texts = dict.fromkeys(range_text(one) for one in arguments if one is not Ellipsis)
+        parts += [f"each {text}" for text in texts if text]
+    return ", ".join(parts)
+
+
+def _number(value: float) -> str:
+    """Powers of two less one as such; others as they are."""
+    whole = int(value)
+    exponent = (abs(whole) + 1).bit_length() - 1
+    if whole == value and exponent >= 31 and whole == (1 << exponent) - 1:  # noqa: PLR2004 - int32
+        return f"2^{exponent} − 1"
+    if whole == value and whole < 0 and -whole & (-whole - 1) == 0 and exponent >= 31:  # noqa: PLR2004
+        return f"−2^{exponent}"
+    return f"{whole:,}" if whole == value else str(value)
+
+
+def ranges() -> str:
+    """Tables of all ranges and bounds by their names in ``hami_common.bounds``."""
+    texts = _texts(ast.parse(inspect.getsource(bounds)).body)
+    lines = ["| range | type | | what it is |", "| --- | --- | --- | --- |"]
+    for name, value in vars(bounds).items():
+        if typing.get_origin(value) is typing.Annotated:
+            lines.append(f"| {name} | {type_text(value)} | {range_text(value)} | {texts[name]} |")
+    lines += ["", "| bound | at most | |", "| --- | --- | --- |"]
+    for name, value in vars(bounds).items():
+        if name.endswith("_MOST") and name in texts:
+            lines.append(f"| `{name}` | {_number(value)} | {texts[name]} |")
+    return "\n".join(lines) + "\n"
 
 
 def type_text(annotation: object) -> str:
     """A type as readers of JSON think of it."""
+    annotation = _bare(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return " or ".join(f"`{value}`" for value in arguments)
@@ -93,13 +164,20 @@ def tables() -> str:
             parts.append(f"### {name}\n\n{' '.join(summary.split())}\n")
             if struct.__struct_config__.array_like:
                 parts.append("On the wire: an array in this order.\n")
-            parts.append("| field | type | default | |\n| --- | --- | --- | --- |")
-            hints = typing.get_type_hints(struct)
+            parts.append("| field | type | range | default | |\n| --- | --- | --- | --- | --- |")
+            hints = typing.get_type_hints(struct, include_extras=True)
             for field in msgspec.structs.fields(struct):
                 default = "required" if field.required else f"`{_default(field)}`"
                 text = texts.get(field.name, "").replace("|", "\\|")
-                kind = type_text(hints[field.name])
-                parts.append(f"| `{field.encode_name}` | {kind} | {default} | {text} |")
+                hint = hints[field.name]
+                columns = (
+                    f"`{field.encode_name}`",
+                    type_text(hint),
+                    range_text(hint),
+                    default,
+                    text,
+                )
+                parts.append(f"| {' | '.join(columns)} |")
             parts.append("")
     return "\n".join(parts)
 
@@ -112,12 +190,17 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
     return msgspec.json.encode(value).decode()
 
 
+def _between(text: str, begin: str, made: str, end: str) -> str:
+    head, _, rest = text.partition(begin)
+    _, _, tail = rest.partition(end)
+    return f"{head}{begin}\n\n{made}\n{end}{tail}"
+
+
 def main() -> int:
     """Write, or with ``--check`` compare; the exit code."""
     text = TARGET.read_text()
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    wanted = f"{head}{BEGIN}\n\n{tables()}\n{END}{tail}"
+    wanted = _between(text, RANGES_BEGIN, ranges(), RANGES_END)
+    wanted = _between(wanted, BEGIN, tables(), END)
     if "--check" in sys.argv[1:]:
         return 0 if wanted == text else 1
     TARGET.write_text(wanted)

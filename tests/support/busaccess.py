@@ -22,6 +22,7 @@ from hami_common.runtime import natsio
 from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.kubeauth import NODE_NAME, KubeAuth
 from hami_common.runtime.natsio import Bus, NatsLogin
+from hami_common.runtime.settings import ServiceSettings
 from hami_common.runtime.tasks import background
 from hami_common.runtime.telemetry import make_registry
 from hami_registry.shell.authenticator import Authenticator
@@ -84,6 +85,8 @@ class Site:
         self.reviews = Reviews()
         self.clock = SystemClock()
         self.login_s = 600.0
+        self.limits: natsio.BusLimits | None = None
+        """What the streams may hold, if not what is shipped."""
         self._directory = directory
         self._keys = keys
         self._count = 0
@@ -119,7 +122,8 @@ class Site:
         self, node: str, token_file: str, *, renew_s: float = 0.0, start_timeout_s: float = 10.0
     ) -> AsyncIterator[Bus]:
         """A connection as agents make it."""
-        login = NatsLogin(token_file=token_file, inbox=grants.inbox("agent", node), renew_s=renew_s)
+        settings = ServiceSettings(nats_token_file=token_file, nats_renew_s=renew_s)
+        login = NatsLogin.of(settings, inbox=grants.inbox("agent", node))
         async with natsio.connect(
             [self.server.url],
             name=f"agent-{node}",
@@ -133,7 +137,7 @@ class Site:
     async def registry(self) -> AsyncIterator[Bus]:
         """The registry's part: streams, records, and answers to the servers."""
         async with self.service("registry") as bus, self.service("authenticator") as questions:
-            await natsio.ensure_bus(bus)
+            await natsio.ensure_bus(bus, limits=self.limits)
 
             async def make_consumer(name: str) -> None:
                 await natsio.ensure_consumer(
@@ -161,15 +165,18 @@ class Site:
 
 
 @asynccontextmanager
-async def run_site(directory: Path) -> AsyncIterator[Site]:
-    """A server with the accounts of an installation; nobody answers its questions yet."""
+async def run_site(directory: Path, *, config_text: str = "") -> AsyncIterator[Site]:
+    """A server with the accounts of an installation; nobody answers its questions yet.
+
+    ``config_text`` is further configuration of the server.
+    """
     keys = {name: NKey.generate("user") for name in grants.STATIC_USERS}
     keys["issuer"] = NKey.generate("account")
     config = grants.server_config(
         issuer=keys["issuer"].public,
         users={name: keys[name].public for name in grants.STATIC_USERS},
     )
-    async with run_nats_server(directory / "nats", config_text=config) as server:
+    async with run_nats_server(directory / "nats", config_text=config + config_text) as server:
         yield Site(directory, server, keys)
 
 

@@ -11,7 +11,6 @@ what is pretended: kubelets and devices. Times in seconds.
 
 import base64
 import os
-import re
 import ssl
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from hami_sim.ports import free_port
 from hami_sim.process import Process
 from tests.support import inpod
 from tests.support.clusterips import ClusterIps, selector_config
+from tests.support.shippedbus import relocated
 
 OVERLAYS = configuration.shipped_directory().parent / "overlays"
 OVERLAY = OVERLAYS / "dev"
@@ -296,13 +296,10 @@ class Installed(Cluster):
         self.plane.cluster_ips.port_by_service[address] = self.ports["webhook-tls"]
 
     async def _start_bus(self) -> None:
-        """The shipped server and its file, but for where it listens and stores."""
+        """The shipped server and its file; only its addresses and paths are replaced."""
         pod = await self._template("statefulsets", "hami-nats")
         container = Container(pod, "nats", await self._volumes("nats", pod))
-        text = container.here("/etc/nats/nats.conf").read_text()
-        text = re.sub(r"(?m)^(server_name|listen|http): .*$|^jetstream \{[^}]*\}$", "", text)
-        for path in re.findall(r"(?m)^\s*\w+: (/\S+)$", text):
-            text = text.replace(path, str(container.here(path)))
+        text = relocated(container.here("/etc/nats/nats.conf").read_text(), container.here)
         accounts = self.directory / "nats" / "accounts.conf"
         accounts.parent.mkdir()
         accounts.write_bytes(container.here("/etc/nats/accounts.conf").read_bytes())

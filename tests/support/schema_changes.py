@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Says what of a published JSON Schema a newer one breaks for those who read by the published one.
 
-Allowed is what consumers tolerate: further fields that need not be there, and other texts. All else
-is a break: a field that is gone, has another type or other values, or need no longer be there; a
-further value of a closed list, which a strict reader refuses; a further required field, for which
-stored messages have no value. Knows the schemas that msgspec writes.
+Allowed is what consumers tolerate: further fields that need not be there, other texts, and narrower
+ranges of numbers, texts, lists and maps. All else is a break: a wider range; a field that is gone,
+has another type or other values, or need no longer be there; a further value of a closed list,
+which a strict reader refuses; a further required field, for which stored messages have no value.
+Knows the schemas that msgspec writes.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,10 @@ from typing import Any, TypeGuard
 Schema = dict[str, Any]
 
 _TEXTS = frozenset({"description", "title", "$schema", "$id", "$defs", "properties", "required"})
+
+
+_AT_MOST = frozenset({"maximum", "maxLength", "maxItems", "maxProperties"})
+_AT_LEAST = frozenset({"minimum"})
 
 
 def breaks(published: Schema, now: Schema) -> list[str]:
@@ -48,8 +53,16 @@ def _breaks(
         elif _is_schemas(before) and _is_schemas(after) and len(before) == len(after):
             for number, (left, right) in enumerate(zip(before, after, strict=True)):
                 yield from _breaks(left, right, old_root, new_root, f"{path}[{number}]", seen)
-        elif before != after:
+        elif before != after and not _is_narrower(key, before, after):
             yield f"{path}: {before!r} became {after!r}"
+
+
+def _is_narrower(key: str, before: Any, after: Any) -> bool:
+    if key == "propertyNames":
+        return before is None  # names of a map had no range
+    if after is None or key not in _AT_MOST | _AT_LEAST:
+        return False
+    return before is None or (after < before if key in _AT_MOST else after > before)
 
 
 def _is_schemas(value: object) -> TypeGuard[list[Schema]]:

@@ -92,6 +92,12 @@ async def test_a_repeated_message_id_is_stored_once(world: World) -> None:
     assert other > first
 
 
+async def test_message_id_of_another_subject_drops_nothing(world: World) -> None:
+    first = await world.publisher.publish_stored(REPORT, b"1", message_id="chosen")
+    elsewhere = await world.publisher.publish_stored(f"{REPORT}0", b"2", message_id="chosen")
+    assert elsewhere > first
+
+
 def outgoing(number: int, *, message_id: str = "") -> Outgoing:
     return Outgoing(
         subject=REPORT,

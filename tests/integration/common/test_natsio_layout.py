@@ -63,6 +63,27 @@ async def test_a_changed_limit_is_applied_to_an_existing_stream(nats_server: Nat
         assert config["max_age"] == 3600 * 10**9
 
 
+async def test_streams_of_a_release_without_limits_get_them_and_keep_what_they_hold(
+    nats_server: NatsServer,
+) -> None:
+    async with natsio.connect([nats_server.url], name="t") as bus:
+        for config in stream_configs(natsio.BusLimits(events_max_bytes=4 << 30)):
+            older = {k: v for k, v in config.items() if k not in ("max_msg_size", "max_bytes")}
+            if config["name"] == "HAMI_EVENTS":
+                older = {k: v for k, v in config.items() if k != "max_msgs_per_subject"}
+            if config["name"] == "HAMI_REPORTS":
+                older["discard"] = "old"
+            await api(bus, f"STREAM.CREATE.{config['name']}", older)
+        subject = subjects.report("n", "nvidia")
+        await natsio.NatsPublisher(bus).publish_stored(subject, b"report")
+        await natsio.ensure_bus(bus)
+        found = await streams_of(bus)
+        for config in stream_configs(natsio.BusLimits()):
+            now = found[config["name"]]["config"]
+            assert {key: now.get(key) for key in config} == config
+        assert found["HAMI_REPORTS"]["state"]["messages"] == 1
+
+
 async def test_a_stream_of_another_kind_is_refused_with_the_fields_that_differ(
     nats_server: NatsServer,
 ) -> None:

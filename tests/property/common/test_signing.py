@@ -15,7 +15,7 @@ SHARES = st.builds(
     Share,
     vendor=TEXT,
     uuid=TEXT,
-    memory_mib=st.integers(0, 2**31),
+    memory_mib=st.integers(0, 2**31 - 1),
     core_pct=st.integers(0, 100),
     exclusive=st.booleans(),
 )

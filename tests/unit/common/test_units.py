@@ -12,6 +12,9 @@ from hami_common.units import (
     parse_count,
     parse_percent,
     parse_quantity,
+    real,
+    shown,
+    whole,
 )
 
 
@@ -123,3 +126,58 @@ def test_percentages_outside_their_range_are_refused(text: str) -> None:
 
 def test_a_partial_mib_is_never_offered() -> None:
     assert [mib_from_bytes(n) for n in (0, (1 << 20) - 1, 1 << 20, (3 << 20) - 1)] == [0, 0, 1, 2]
+
+
+# --- numbers in text ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        (" 7 ", 7),
+        ("0007", 7),
+        (str(INT32_MAX), INT32_MAX),
+        (str(INT32_MAX + 1), None),
+        ("-1", None),
+        ("+1", None),
+        ("1_0", None),
+        ("1.0", None),
+        ("", None),
+        ("²", None),
+        ("\u0661", None),
+        ("0" * 20 + "1", None),
+        ("9" * 5000, None),
+    ],
+)
+def test_whole_number_in_text_is_read_within_its_range(text: str, value: int | None) -> None:
+    assert whole(text) == value
+
+
+def test_range_of_a_whole_number_is_the_callers() -> None:
+    assert [whole(text, least=-1, most=3) for text in ("-2", "-1", "3", "4")] == [None, -1, 3, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0.5", 0.5),
+        ("10", 10.0),
+        ("1e1", 10.0),
+        ("10.1", None),
+        ("-0.1", None),
+        ("nan", None),
+        ("inf", None),
+        ("1e999", None),
+        ("9" * 5000, None),
+        ("x", None),
+        ("", None),
+    ],
+)
+def test_real_number_in_text_is_read_within_its_range(text: str, value: float | None) -> None:
+    assert real(text, least=0.0, most=10.0) == value
+
+
+def test_text_in_an_error_is_short() -> None:
+    assert shown("3Gi") == "'3Gi'"
+    assert shown("x" * 61) == repr("x" * 60 + "…")

@@ -25,6 +25,9 @@ GOLDEN = ROOT / "tests" / "golden" / "hamiconfig"
 BASE = ROOT / "deploy" / "kustomize" / "base" / "config"
 
 
+CHIP = {"commonWord": "A", "resourceName": "a/b", "resourceMemoryName": "a/c"}
+
+
 def golden(name: str) -> Any:
     return yaml.safe_load((GOLDEN / name).read_text())
 
@@ -150,6 +153,26 @@ def test_values_of_the_chart_are_taken_over_or_told() -> None:
         ),
         ({"device_config": {"nvidia": {"overwriteEnv": 1}}}, "1 is not true or false"),
         ({"device_config": {"nvidia": [1]}}, "nvidia: [1] is not a mapping"),
+        (
+            {"device_config": {"nvidia": {"defaultMemory": 2**31}}},
+            "nvidia.defaultMemory: the number is outside -2147483647..2147483647",
+        ),
+        (
+            {"device_config": {"nvidia": {"defaultMemory": "9" * 5000}}},
+            "9… is not a whole number",
+        ),
+        (
+            {"device_config": {"nvidia": {"deviceMemoryScaling": float("inf")}}},
+            "nvidia.deviceMemoryScaling: inf is outside",
+        ),
+        (
+            {"device_config": {"nvidia": {"resourceCountName": "x" * 4097}}},
+            "nvidia.resourceCountName: 4097 characters, write at most 4096",
+        ),
+        (
+            {"device_config": {"vnpus": {"configs": [{**CHIP, "memoryCapacity": 2**31}]}}},
+            "vnpus.configs[0].memoryCapacity: 2147483648 is not a whole number from 0",
+        ),
         (
             {"device_config": {"vnpus": {"configs": [{"commonWord": "A"}]}}},
             "vnpus.configs[0].resourceName",

@@ -93,7 +93,8 @@ def event(sequence: int, kind: str, time_s: float, **record: Any) -> Event:
     return event_of(
         {
             "seq": sequence,
-            "subject": f"hami.v1.event.{kind}.default.web",
+            "subject": f"hami.v1.event.{kind}."
+            + ("node-1.uid" if kind in {"state", "allocation"} else "default.web"),
             "time": "1970-01-01T00:00:20.123456789Z",
             "data": base64.b64encode(json.dumps(body).encode()).decode(),
         }

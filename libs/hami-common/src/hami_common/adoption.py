@@ -18,12 +18,15 @@ from msgspec.structs import replace
 
 from hami_common import annotations as keys
 from hami_common import hamiformat
+from hami_common.bounds import DeviceId, Index, Uid, Vendor
 from hami_common.errors import RequestInvalid, WireInvalid
+from hami_common.events.codec import UNDECODABLE
 from hami_common.hamiformat import Given, MigInstance, Word
 from hami_common.model.device import Device, Profile
 from hami_common.model.placement import MIXED, ContainerShares, Share
 from hami_common.model.request import DeviceRequest
 from hami_common.podview import ContainerView, PodView
+from hami_common.units import whole
 from hami_common.vendors.catalog import Catalog
 
 _FULL_PCT: Final = 100
@@ -33,9 +36,9 @@ _SIXTEENTHS: Final = 16
 class TakenOver(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an operator wrote on a node that came over from HAMi."""
 
-    pods: tuple[str, ...] = ()
+    pods: tuple[Uid, ...] = ()
     """Pods that HAMi placed there, by uid: only these are adopted."""
-    devices: dict[str, dict[str, int]] = {}
+    devices: dict[Vendor, dict[DeviceId, Index]] = {}
     """By vendor: HAMi's id of each device → the vendor's number of it."""
 
 
@@ -48,7 +51,7 @@ def decode_mark(text: str) -> TakenOver:
     what = f"node annotation {keys.TAKEN_OVER}"
     try:
         return _mark_decoder.decode(text.encode())
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise WireInvalid(what=what, problem=f"does not decode: {error}") from error
 
 
@@ -377,10 +380,8 @@ def _percent(word: Word, device: Device, cores: int) -> int:
     if word.vendor == "mthreads":
         return min(_FULL_PCT, -(-cores * _FULL_PCT // _SIXTEENTHS))
     if word.vendor == "amd":
-        units = device.attributes.get("compute_units", "")
-        if not (units.isascii() and units.isdecimal() and int(units) > 0):
-            return _FULL_PCT
-        return min(_FULL_PCT, -(-cores * _FULL_PCT // int(units)))
+        units = whole(device.attributes.get("compute_units", ""))
+        return min(_FULL_PCT, -(-cores * _FULL_PCT // units)) if units else _FULL_PCT
     return min(_FULL_PCT, cores)
 
 

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from hami_common import subjects
 from hami_common.errors import WireInvalid
+from hami_common.vendors.catalog import VendorSettings
 
 HAMI, EDGE, AUTH, SYSTEM = "HAMI", "EDGE", "AUTH", "SYS"
 INBOX = "_INBOX"
@@ -30,6 +31,23 @@ AUTH_REQUESTS = "$SYS.REQ.USER.AUTH"
 """Where a server asks whether to admit a user."""
 AUTH_TIMEOUT_S = 5
 """Longest time that a server waits for that answer."""
+
+MESSAGE_MAX_BYTES = 384 << 10
+"""Largest message, with headers, of an agent, the webhook or an integration. The largest that an
+honest agent sends: 64 devices with their partitions and links report 277 KiB, usage of 640 shares
+is 266 KiB."""
+HEADER_BYTES = 4 << 10
+"""Part of that which is left to headers."""
+REPORT_MAX_BYTES = MESSAGE_MAX_BYTES
+STATE_MAX_BYTES = 64 << 10
+EDGE_CONNECTIONS = 20_000
+"""Agents, of which each has two connections while it renews its login, and integrations."""
+USER_SUBSCRIPTIONS = 256
+"""Subscriptions of one connection outside the account of the streams."""
+USER_DATA_BYTES = 1 << 30
+"""Bytes of one login of at most an hour; carried in the JWT, not enforced by nats-server 2.15."""
+VENDORS = tuple(sorted(VendorSettings.__struct_fields__))
+"""Vendor words of which agents may report devices."""
 
 STREAMS = (
     *(subjects.stream_of(bucket) for bucket in subjects.BUCKETS),
@@ -134,11 +152,11 @@ def agent(node: str) -> Grant:
     return Grant(
         account=EDGE,
         publish=(
-            f"{subjects.REPORT_PREFIX}.{token}.*",
+            *(subjects.report(node, vendor) for vendor in VENDORS),
             subjects.heartbeat(node),
             subjects.fault(node),
             f"{event}.breach.{token}.*",
-            f"{event}.partition.{token}.*",
+            *(subjects.partition_event(node, vendor) for vendor in VENDORS),
             f"{event}.usage.{token}",
             subjects.quarantine_event("nodeagent", node),
             subjects.kv_subject(subjects.STATE_BUCKET, f"{token}.*"),
@@ -262,9 +280,9 @@ def claims(grant: Grant, *, name: str, ends_s: int) -> dict[str, Any]:
         "nats": {
             "type": "user",
             "version": 2,
-            "subs": -1,
-            "data": -1,
-            "payload": -1,
+            "subs": USER_SUBSCRIPTIONS,
+            "data": USER_DATA_BYTES,
+            "payload": MESSAGE_MAX_BYTES,
             **limits,
         },
     }
@@ -281,7 +299,9 @@ def server_config(*, issuer: str, users: Mapping[str, str]) -> str:
     grants = {name: make() for name, make in _STATIC.items()}
     accounts: dict[str, dict[str, Any]] = {
         HAMI: {
-            "jetstream": "enabled",
+            # Whoever makes a stream says how much of the storage it reserves.
+            "jetstream": {"max_bytes_required": True},
+            "limits": {"max_connections": 256},
             "exports": [
                 *(_export(service) for service in _TO_HAMI),
                 *({"stream": subject, "accounts": [EDGE]} for subject in _HEARD_IN_EDGE),
@@ -289,13 +309,18 @@ def server_config(*, issuer: str, users: Mapping[str, str]) -> str:
             "imports": [_import(service, EDGE) for service in _TO_EDGE],
         },
         EDGE: {
+            "limits": {
+                "max_connections": EDGE_CONNECTIONS,
+                "max_subscriptions": USER_SUBSCRIPTIONS,
+                "max_payload": MESSAGE_MAX_BYTES,
+            },
             "exports": [_export(service, to=HAMI) for service in _TO_EDGE],
             "imports": [
                 *(_import(service, HAMI) for service in _TO_HAMI),
                 *({"stream": {"account": HAMI, "subject": s}} for s in _HEARD_IN_EDGE),
             ],
         },
-        AUTH: {},
+        AUTH: {"limits": {"max_connections": 64}},
         SYSTEM: {},
     }
     for account, content in accounts.items():

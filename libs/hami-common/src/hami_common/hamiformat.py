@@ -20,8 +20,11 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
+from hami_common import bounds
+from hami_common.bounds import CapacityMib, Count, DeviceId, GridPosition, Index, SignedInt32
 from hami_common.errors import WireInvalid
-from hami_common.units import INT32_MAX
+from hami_common.events.codec import UNDECODABLE
+from hami_common.units import shown, whole
 
 MOST_TEXT: Final = 262_144
 """Kubernetes' own bound of all annotations of an object, in bytes."""
@@ -256,11 +259,9 @@ def _decode_container(text: str, what: str) -> tuple[Given, ...]:
         fields = [field.strip() for field in entry.split(",")]
         # Entry by entry: a type may hold commas in no version of HAMi.
         if len(fields) < 4:  # noqa: PLR2004 - id, type, memory, cores
-            raise WireInvalid(
-                what=what, problem=f"{_short(entry)} is not <id>,<type>,<MiB>,<cores>"
-            )
+            raise WireInvalid(what=what, problem=f"{shown(entry)} is not <id>,<type>,<MiB>,<cores>")
         if not fields[0]:
-            raise WireInvalid(what=what, problem=f"{_short(entry)} names no device")
+            raise WireInvalid(what=what, problem=f"{shown(entry)} names no device")
         given.append(
             Given(
                 id=fields[0],
@@ -281,15 +282,15 @@ def encode_shares(containers: Iterable[Sequence[Given]]) -> str:
 
 
 class _PlacementLine(Struct, frozen=True, kw_only=True):
-    start: int = 0
-    size: int = 0
+    start: GridPosition = 0
+    size: GridPosition = 0
 
 
 class _MigLine(Struct, frozen=True, kw_only=True, rename="camel"):
-    container_index: int = 0
-    device_index: int = 0
-    gpu_uuid: str = msgspec.field(default="", name="gpuUUID")
-    profile: str = ""
+    container_index: Count = 0
+    device_index: Count = 0
+    gpu_uuid: DeviceId = msgspec.field(default="", name="gpuUUID")
+    profile: bounds.Word = ""
     placement: _PlacementLine = _PlacementLine()
 
 
@@ -301,7 +302,7 @@ def decode_mig(text: str, *, what: str = MIG) -> tuple[MigInstance, ...]:
     _check_length(text, what)
     try:
         lines = _mig_decoder.decode(text.encode())
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise WireInvalid(what=what, problem=f"does not decode: {error}") from error
     found = [
         MigInstance(
@@ -327,25 +328,25 @@ def decode_mig(text: str, *, what: str = MIG) -> tuple[MigInstance, ...]:
 
 
 class _ProfileLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    name: str = ""
-    memory_mib: int = msgspec.field(default=0, name="memoryMB")
-    core: int = 0
-    slice_count: int = msgspec.field(default=0, name="sliceCount")
+    name: bounds.Word = ""
+    memory_mib: CapacityMib = msgspec.field(default=0, name="memoryMB")
+    core: Count = 0
+    slice_count: Count = msgspec.field(default=0, name="sliceCount")
     placements: tuple[_PlacementLine, ...] = ()
 
 
 class _RegisterLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    id: str = ""
-    index: int = 0
-    count: int = 0
-    devmem: int = 0
-    devcore: int = 0
-    type: str = ""
-    numa: int = 0
-    mode: str = ""
+    id: DeviceId = ""
+    index: Index = 0
+    count: Count = 0
+    devmem: CapacityMib = 0
+    devcore: Count = 0
+    type: bounds.Word = ""
+    numa: SignedInt32 = 0
+    mode: bounds.Word = ""
     mig_profiles: tuple[_ProfileLine, ...] = msgspec.field(default=(), name="migProfiles")
     health: bool = False
-    devicevendor: str = ""
+    devicevendor: bounds.Word = ""
 
 
 _register_decoder = msgspec.json.Decoder(list[_RegisterLine])
@@ -364,7 +365,7 @@ def decode_register(text: str, word: Word) -> tuple[Registered, ...]:
 def _decode_json(text: str, what: str) -> tuple[Registered, ...]:
     try:
         lines = _register_decoder.decode(text.encode())
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise WireInvalid(what=what, problem=f"does not decode: {error}") from error
     for line in lines:
         if not line.id:
@@ -392,7 +393,7 @@ def _decode_csv(text: str, what: str) -> tuple[Registered, ...]:
             continue
         fields = [field.strip() for field in entry.split(",")]
         if len(fields) not in (_BARE, _NUMBERED) or not fields[0]:
-            raise WireInvalid(what=what, problem=f"{_short(entry)} has not 7 or 9 fields")
+            raise WireInvalid(what=what, problem=f"{shown(entry)} has not 7 or 9 fields")
         is_numbered = len(fields) == _NUMBERED
         found.append(
             Registered(
@@ -471,14 +472,7 @@ def _check_length(text: str, what: str) -> None:
 
 
 def _number(text: str, entry: str, what: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(INT32_MAX))):
-        raise WireInvalid(what=what, problem=f"{_short(text)} in {_short(entry)} is no amount")
-    number = int(text)
-    if number > INT32_MAX:
-        raise WireInvalid(what=what, problem=f"{number} in {_short(entry)} is no amount")
+    number = whole(text)
+    if number is None:
+        raise WireInvalid(what=what, problem=f"{shown(text)} in {shown(entry)} is no amount")
     return number
-
-
-def _short(text: str) -> str:
-    most = 60
-    return repr(text if len(text) <= most else text[:most] + "…")

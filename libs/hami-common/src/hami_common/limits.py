@@ -10,11 +10,24 @@ limit). See docs/wire.md.
 """
 
 from collections.abc import Iterable
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from hami_common.bounds import (
+    SHARES_MOST,
+    CorePct,
+    DeviceId,
+    Label,
+    MemoryMib,
+    TaskPriority,
+    Uid,
+    Vendor,
+    Word,
+)
 from hami_common.errors import WireInvalid
 from hami_common.model.placement import ContainerShares
+from hami_common.units import INT32_MAX, shown, whole
 
 DIRECTORY = "/etc/hami"
 FILE_NAME = "limits"
@@ -26,21 +39,21 @@ HEADER = "hami-limits/1"
 class DeviceLimit(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Limits of one container on one device."""
 
-    vendor: str
-    uuid: str
-    memory_mib: int
-    core_pct: int = 0
+    vendor: Vendor
+    uuid: DeviceId
+    memory_mib: MemoryMib
+    core_pct: CorePct = 0
     exclusive: bool = False
 
 
 class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Content of a limits file."""
 
-    container: str
-    devices: tuple[DeviceLimit, ...]
-    allocation_id: str
-    priority: int | None = None
-    core_policy: str = ""
+    container: Label
+    devices: Annotated[tuple[DeviceLimit, ...], Meta(max_length=SHARES_MOST)]
+    allocation_id: Uid
+    priority: TaskPriority | None = None
+    core_policy: Word = ""
     """When compute limits hold: ``force``, ``disable``, or nothing for the library's default."""
 
 
@@ -98,13 +111,15 @@ def decode(text: str) -> Limits:
             raise WireInvalid(what="limits file", problem=f"line {number} is not key=value")
         values[key] = value
 
-    def number_of(key: str) -> int:
+    def number_of(key: str, most: int = INT32_MAX) -> int:
         text_value = values.get(key, "")
-        if not text_value.isascii() or not text_value.isdigit():
+        number = whole(text_value, most=most)
+        if number is None:
             raise WireInvalid(
-                what="limits file", problem=f"{key} is {text_value!r}, not a whole number"
+                what="limits file",
+                problem=f"{key} is {shown(text_value)}, not a whole number from 0 to {most}",
             )
-        return int(text_value)
+        return number
 
     def text_of(key: str) -> str:
         if key not in values:
@@ -124,6 +139,6 @@ def decode(text: str) -> Limits:
                 core_pct=number_of(f"device.{i}.core_pct"),
                 exclusive=number_of(f"device.{i}.exclusive") == 1,
             )
-            for i in range(number_of("devices"))
+            for i in range(number_of("devices", SHARES_MOST))
         ),
     )

@@ -21,6 +21,7 @@ from hami_common.events.allocation import CarriedShare
 from hami_common.hamiformat import Given, MigProfile, Registered, Word
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
+from hami_common.units import whole
 
 _FULL_PCT: Final = 100
 _SIXTEENTHS: Final = 16
@@ -136,12 +137,12 @@ def _profiles(device: Device) -> tuple[MigProfile, ...]:
             name=one.name,
             memory_mib=one.memory_mib,
             core_pct=one.core_pct,
-            slices=int(slices),
+            slices=slices,
             size=one.size,
             starts=one.starts,
         )
         for one in device.partitions
-        if not one.by_name_only and (slices := one.name.partition("g.")[0]).isdecimal()
+        if not one.by_name_only and (slices := whole(one.name.partition("g.")[0])) is not None
     )
 
 
@@ -201,8 +202,7 @@ def _cores(word: Word, share: Share, device: Device) -> int:
 
 
 def _units(device: Device) -> int:
-    text = device.attributes.get("compute_units", "")
-    return int(text) if text.isascii() and text.isdecimal() and int(text) else _FULL_PCT
+    return whole(device.attributes.get("compute_units", "")) or _FULL_PCT
 
 
 def _mask(share: Share, device: Device) -> int:

@@ -1,21 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """The few fields of a Kubernetes Pod (core/v1) that we read, decoded straight from JSON.
 
-Everything else in the document is skipped.
+Everything else in the document is skipped. Ranges are Kubernetes' own or wider, so that a pod that
+the API server accepts decodes; what a pod may ask for is checked by ``vendors.catalog``.
 
 Field names are the API's own (camelCase renamed to snake_case by msgspec).
 """
 
-from msgspec import Struct, field
+from typing import Annotated
 
+from msgspec import Meta, Struct, field
+
+from hami_common.bounds import (
+    OBJECT_LIST_MOST,
+    AnnotationValue,
+    Label,
+    MapKey,
+    Name,
+    ObjectText,
+    Quantity,
+    SignedInt32,
+    SignedInt64,
+    Uid,
+    Word,
+)
 from hami_common.model.request import ContainerKind
+
+Quantities = Annotated[
+    dict[MapKey, Quantity | SignedInt64 | float], Meta(max_length=OBJECT_LIST_MOST)
+]
 
 
 class ResourcesView(Struct, frozen=True, kw_only=True):
     """``resources`` of a container; quantities as the JSON strings (or numbers) the user wrote."""
 
-    limits: dict[str, str | int | float] | None = None
-    requests: dict[str, str | int | float] | None = None
+    limits: Quantities | None = None
+    requests: Quantities | None = None
 
 
 class SecurityContextView(Struct, frozen=True, kw_only=True):
@@ -27,29 +47,29 @@ class SecurityContextView(Struct, frozen=True, kw_only=True):
 class EnvVarView(Struct, frozen=True, kw_only=True):
     """One environment variable by name; ``value`` is ``None`` for valueFrom."""
 
-    name: str
-    value: str | None = None
+    name: ObjectText
+    value: ObjectText | None = None
 
 
 class VolumeMountView(Struct, frozen=True, kw_only=True, rename="camel"):
     """One volume mount."""
 
-    name: str
-    mount_path: str
+    name: Name
+    mount_path: ObjectText
     read_only: bool | None = None
-    sub_path: str | None = None
+    sub_path: ObjectText | None = None
 
 
 class ContainerView(Struct, frozen=True, kw_only=True, rename="camel"):
     """One container of any kind."""
 
-    name: str
+    name: Label
     resources: ResourcesView | None = None
-    restart_policy: str | None = None
+    restart_policy: Word | None = None
     security_context: SecurityContextView | None = None
-    env: list[EnvVarView] | None = None
-    volume_mounts: list[VolumeMountView] | None = None
-    target_container_name: str | None = None
+    env: Annotated[list[EnvVarView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
+    volume_mounts: Annotated[list[VolumeMountView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
+    target_container_name: Label | None = None
 
     def limits(self) -> dict[str, str]:
         """Limits as text; empty when there are none."""
@@ -73,40 +93,45 @@ def _texts(quantities: dict[str, str | int | float] | None) -> dict[str, str]:
     return {name: str(value) for name, value in (quantities or {}).items()}
 
 
+Containers = Annotated[list[ContainerView], Meta(max_length=OBJECT_LIST_MOST)]
+Labels = Annotated[dict[MapKey, Label], Meta(max_length=OBJECT_LIST_MOST)]
+Annotations = Annotated[dict[MapKey, AnnotationValue], Meta(max_length=OBJECT_LIST_MOST)]
+
+
 class OwnerView(Struct, frozen=True, kw_only=True):
     """One owner reference."""
 
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
+    kind: ObjectText = ""
+    name: ObjectText = ""
+    uid: ObjectText = ""
 
 
 class MetadataView(Struct, frozen=True, kw_only=True, rename="camel"):
     """``metadata``."""
 
-    name: str = ""
-    generate_name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    creation_timestamp: str | None = None
-    deletion_timestamp: str | None = None
-    deletion_grace_period_seconds: int | None = None
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-    owner_references: list[OwnerView] | None = None
+    name: Name = ""
+    generate_name: Name = ""
+    namespace: Label = ""
+    uid: Uid = ""
+    resource_version: Word = ""
+    creation_timestamp: Word | None = None
+    deletion_timestamp: Word | None = None
+    deletion_grace_period_seconds: SignedInt64 | None = None
+    labels: Labels | None = None
+    annotations: Annotations | None = None
+    owner_references: Annotated[list[OwnerView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
 
 
 class VolumeView(Struct, frozen=True, kw_only=True):
     """One volume, by name."""
 
-    name: str
+    name: Name
 
 
 class SchedulingGateView(Struct, frozen=True, kw_only=True):
     """Something that must be taken away before the pod is scheduled."""
 
-    name: str = ""
+    name: MapKey = ""
 
 
 class TermView(Struct, frozen=True, kw_only=True):
@@ -116,7 +141,7 @@ class TermView(Struct, frozen=True, kw_only=True):
 class PreferencesView(Struct, frozen=True, kw_only=True):
     """What one kind of affinity would rather have."""
 
-    preferred: list[TermView] | None = field(
+    preferred: Annotated[list[TermView], Meta(max_length=OBJECT_LIST_MOST)] | None = field(
         default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
     )
 
@@ -132,28 +157,32 @@ class AffinityView(Struct, frozen=True, kw_only=True, rename="camel"):
 class SpreadView(Struct, frozen=True, kw_only=True, rename="camel"):
     """One of ``topologySpreadConstraints``."""
 
-    when_unsatisfiable: str = ""
+    when_unsatisfiable: Word = ""
+
+
+SchedulingGates = Annotated[list[SchedulingGateView], Meta(max_length=OBJECT_LIST_MOST)]
+Spreads = Annotated[list[SpreadView], Meta(max_length=OBJECT_LIST_MOST)]
 
 
 class PodSpecView(Struct, frozen=True, kw_only=True, rename="camel"):
     """``spec``."""
 
-    node_name: str = ""
-    scheduler_name: str = ""
-    runtime_class_name: str | None = None
-    priority: int | None = None
-    priority_class_name: str | None = None
-    active_deadline_seconds: int | None = None
-    preemption_policy: str | None = None
-    termination_grace_period_seconds: int | None = None
-    scheduling_gates: list[SchedulingGateView] | None = None
+    node_name: Name = ""
+    scheduler_name: ObjectText = ""
+    runtime_class_name: Name | None = None
+    priority: SignedInt32 | None = None
+    priority_class_name: Name | None = None
+    active_deadline_seconds: SignedInt64 | None = None
+    preemption_policy: Word | None = None
+    termination_grace_period_seconds: SignedInt64 | None = None
+    scheduling_gates: SchedulingGates | None = None
     affinity: AffinityView | None = None
-    topology_spread_constraints: list[SpreadView] | None = None
+    topology_spread_constraints: Spreads | None = None
     host_pid: bool = field(default=False, name="hostPID")
-    containers: list[ContainerView] = []
-    init_containers: list[ContainerView] | None = None
-    ephemeral_containers: list[ContainerView] | None = None
-    volumes: list[VolumeView] | None = None
+    containers: Containers = []
+    init_containers: Containers | None = None
+    ephemeral_containers: Containers | None = None
+    volumes: Annotated[list[VolumeView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
 
 
 class ContainerStateView(Struct, frozen=True, kw_only=True):
@@ -167,37 +196,40 @@ class ContainerStateView(Struct, frozen=True, kw_only=True):
 class ContainerStatusView(Struct, frozen=True, kw_only=True, rename="camel"):
     """Status of one container."""
 
-    name: str
+    name: ObjectText
     started: bool | None = None
     ready: bool = False
-    restart_count: int = 0
-    container_id: str = field(default="", name="containerID")
+    restart_count: SignedInt32 = 0
+    container_id: ObjectText = field(default="", name="containerID")
     """``<runtime>://<id>``; empty before the first start."""
     state: ContainerStateView | None = None
+
+
+Statuses = Annotated[list[ContainerStatusView], Meta(max_length=OBJECT_LIST_MOST)]
 
 
 class ConditionView(Struct, frozen=True, kw_only=True):
     """One condition."""
 
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
+    type: ObjectText
+    status: ObjectText
+    reason: ObjectText = ""
+    message: ObjectText = ""
 
 
 class PodStatusView(Struct, frozen=True, kw_only=True, rename="camel"):
     """``status``."""
 
-    phase: str = ""
-    reason: str = ""
-    message: str = ""
-    qos_class: str = field(default="", name="qosClass")
-    nominated_node_name: str = ""
-    start_time: str | None = None
-    conditions: list[ConditionView] | None = None
-    container_statuses: list[ContainerStatusView] | None = None
-    init_container_statuses: list[ContainerStatusView] | None = None
-    ephemeral_container_statuses: list[ContainerStatusView] | None = None
+    phase: Word = ""
+    reason: ObjectText = ""
+    message: ObjectText = ""
+    qos_class: Word = field(default="", name="qosClass")
+    nominated_node_name: ObjectText = ""
+    start_time: Word | None = None
+    conditions: Annotated[list[ConditionView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
+    container_statuses: Statuses | None = None
+    init_container_statuses: Statuses | None = None
+    ephemeral_container_statuses: Statuses | None = None
 
 
 class PodView(Struct, frozen=True, kw_only=True):
@@ -235,11 +267,11 @@ class PodView(Struct, frozen=True, kw_only=True):
 class ListMetadataView(Struct, frozen=True, kw_only=True, rename="camel"):
     """``metadata`` of a list."""
 
-    resource_version: str = ""
+    resource_version: Word = ""
 
 
 class PodListView(Struct, frozen=True, kw_only=True):
     """A page of pods."""
 
     metadata: ListMetadataView = ListMetadataView()
-    items: list[PodView] = []
+    items: Annotated[list[PodView], Meta(max_length=OBJECT_LIST_MOST)] = []

@@ -52,6 +52,8 @@ class Expect(Struct, frozen=True, kw_only=True):
     The leader of a replicated stream weighs a condition against what its followers have stored, and
     against writes under way that have the same ``subject`` in their conditions; it does not see
     other writes under way (nats-server 2.15). So writers that exclude each other name one subject.
+    On a stream with three replicas an append under a condition does not see an append without a
+    condition that is still on its way: every writer to ``hami_alloc`` gives one.
     """
 
     subject: str
@@ -74,7 +76,7 @@ class Outgoing(Struct, frozen=True, kw_only=True):
     data: bytes
     headers: Mapping[str, str] = {}
     message_id: str
-    """The server drops a repeated one for two minutes."""
+    """The server drops a repeated one of the same subject for two minutes."""
 
 
 class Bucket(Protocol):

@@ -18,6 +18,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from hami_common.bounds import Label, Name, Sequence, SignedInt32, Uid, Word
 from hami_common.errors import SettingsInvalid, WireInvalid
 from hami_common.model.placement import Placement
 
@@ -30,21 +31,21 @@ class SignedPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     This pod, on this node, with these shares, by this ledger record.
     """
 
-    pod_uid: str
-    namespace: str
-    pod: str
-    allocation_id: str
-    ledger_seq: int
+    pod_uid: Uid
+    namespace: Label
+    pod: Name
+    allocation_id: Uid
+    ledger_seq: Sequence
     placement: Placement
-    origin: str = ""
+    origin: Word = ""
     """``hami`` for a pod that HAMi placed and we took over; empty for one that we placed."""
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    v: int
+    v: SignedInt32
     payload: msgspec.Raw
-    kid: str
-    sig: str
+    kid: Word
+    sig: Word
 
 
 _payload_encoder = msgspec.json.Encoder(order="deterministic")

@@ -9,6 +9,7 @@ is exact.
 """
 
 import re
+from collections.abc import Mapping
 
 from hami_common.errors import WireInvalid
 
@@ -29,6 +30,27 @@ FAULT_PREFIX = "hami.v1.fault"
 ASK_PREFIX = "hami.v1.ask"
 RECORDS_PREFIX = "hami.v1.records"
 DEAD_LETTER_PREFIX = "hami.v1.deadletter"
+
+NODES_OWN: Mapping[str, str] = {
+    REPORT_PREFIX: "vendor",
+    HEARTBEAT_PREFIX: "",
+    FAULT_PREFIX: "",
+    ASK_PREFIX: "",
+    ALLOC_FEED_PREFIX: "pod_uid",
+    f"{EVENT_PREFIX}.allocation": "pod_uid",
+    f"{EVENT_PREFIX}.state": "pod_uid",
+    f"{EVENT_PREFIX}.device": "vendor",
+    f"{EVENT_PREFIX}.breach": "pod_uid",
+    f"{EVENT_PREFIX}.partition": "vendor",
+    f"{EVENT_PREFIX}.usage": "",
+    f"$KV.{DEVICES_BUCKET}": "vendor",
+    f"$KV.{ALLOC_BUCKET}": "pod_uid",
+    f"$KV.{STATE_BUCKET}": "pod_uid",
+}
+"""Subjects ``<prefix>.<node>`` and ``<prefix>.<node>.<token>`` that speak for one node: by prefix,
+which field of the payload the token repeats; empty: none."""
+HOST = "host"
+"""Stands for the pod of a breach by a process of the host itself."""
 
 _NAME = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9.]*[a-zA-Z0-9])?")
 _TOKEN = re.compile(r"[-a-zA-Z0-9_]+")
@@ -85,6 +107,26 @@ def parse_allocation_key(key: str) -> tuple[str, str]:
     if not separator or "." in uid:
         raise WireInvalid(what=f"key {key!r}", problem="is not <node>.<pod-uid>")
     return unescape(node), unescape(uid)
+
+
+def named(subject: str) -> dict[str, str]:
+    """Return what the payload on ``subject`` has to name: ``node``, and ``vendor`` or ``pod_uid``.
+
+    The bus lets each login speak on the subjects of its own node alone, so the subject says who
+    speaks. ``WireInvalid`` when the subject is not that of a node.
+    """
+    tokens = subject.split(".")
+    for size in (len(tokens) - 1, len(tokens) - 2):
+        field = NODES_OWN.get(".".join(tokens[:size]))
+        if field is None or (field and size != len(tokens) - 2):
+            continue
+        found = {"node": unescape(tokens[size])}
+        if field:
+            value = unescape(tokens[-1])
+            is_host = value == HOST and tokens[-3] == "breach"
+            found[field] = "" if is_host else value
+        return found
+    raise WireInvalid(what=f"subject {subject!r}", problem="is not the subject of a node")
 
 
 def node_fence(node: str) -> str:
@@ -172,7 +214,7 @@ def admission_event(namespace: str, pod: str) -> str:
 
 def breach_event(node: str, pod_uid: str) -> str:
     """Subject of a breach by a process of this pod; an empty uid stands for the host itself."""
-    return f"{EVENT_PREFIX}.breach.{escape(node)}.{escape(pod_uid or 'host')}"
+    return f"{EVENT_PREFIX}.breach.{escape(node)}.{escape(pod_uid or HOST)}"
 
 
 def partition_event(node: str, vendor: str) -> str:

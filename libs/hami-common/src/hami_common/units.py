@@ -11,10 +11,10 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 
+from hami_common.bounds import INT32_MAX as INT32_MAX  # noqa: PLC0414 - others import it here
 from hami_common.errors import RequestInvalid
 
 MIB_BYTES = 1 << 20
-INT32_MAX = (1 << 31) - 1
 
 _QUANTITY = re.compile(
     r"([+-]?)([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?[0-9]+|n|u|m|k|M|G|T|P|E)?"
@@ -42,6 +42,43 @@ _EXPONENT_LIMIT = 30
 _LENGTH_LIMIT = 64
 _PLAIN_DIGITS = 9
 """So many digits are always below ``INT32_MAX``: too few for a number of bytes."""
+_DIGITS_LIMIT = 20
+"""No number of 64 bits has more."""
+
+
+def whole(text: str, *, least: int = 0, most: int = INT32_MAX) -> int | None:
+    """Return the whole number that all of ``text`` is, within ``least`` to ``most``, else ``None``.
+
+    ``text`` may have blanks around it and a sign where ``least`` is negative. This is the one way
+    to read a whole number from outside: ``int()`` raises for thousands of digits, for odd digits
+    such as ``²`` and takes underscores.
+    """
+    stripped = text.strip()
+    digits = stripped.removeprefix("-") if least < 0 else stripped
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > _DIGITS_LIMIT:
+        return None
+    number = int(stripped)
+    return number if least <= number <= most else None
+
+
+def real(text: str, *, least: float, most: float) -> float | None:
+    """Return the number that ``text`` is, within ``least`` to ``most``, else ``None``.
+
+    Never an infinity and never NaN.
+    """
+    if len(text) > _LENGTH_LIMIT:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if least <= number <= most else None
+
+
+def shown(text: str) -> str:
+    """Quote ``text`` for an error, shortened to 60 characters."""
+    most = 60
+    return repr(text if len(text) <= most else f"{text[:most]}…")
 
 
 def parse_quantity(text: str) -> Fraction | None:
@@ -80,19 +117,19 @@ def parse_count(
     if value is None:
         raise RequestInvalid(
             field=field,
-            problem=f"{raw!r} is not a Kubernetes quantity",
+            problem=f"{shown(raw)} is not a Kubernetes quantity",
             fix=f"write a whole number of {unit}",
         )
     if value < 0:
         raise RequestInvalid(
             field=field,
-            problem=f"{raw!r} is negative",
+            problem=f"{shown(raw)} is negative",
             fix=f"write a whole number of {unit}, 0 or more",
         )
     if value.denominator != 1:
         raise RequestInvalid(
             field=field,
-            problem=f"{raw!r} is not a whole number",
+            problem=f"{shown(raw)} is not a whole number",
             fix=f"write a whole number of {unit}",
         )
     if unit_mib and (
@@ -101,13 +138,13 @@ def parse_count(
         meant = -(-value // (MIB_BYTES * unit_mib))
         raise RequestInvalid(
             field=field,
-            problem=f"{raw!r} looks like bytes",
+            problem=f"{shown(raw)} looks like bytes",
             fix=f"the unit is {unit}, not bytes: write {meant}",
         )
     if value > at_most:
         raise RequestInvalid(
             field=field,
-            problem=f"{raw!r} is too large",
+            problem=f"{shown(raw)} is too large",
             fix=f"write at most {at_most} (unit: {unit})",
         )
     return int(value)
@@ -120,14 +157,14 @@ def parse_percent(text: str | int, *, field: str) -> int:
     if value is None:
         raise RequestInvalid(
             field=field,
-            problem=f"{raw!r} is not a Kubernetes quantity",
+            problem=f"{shown(raw)} is not a Kubernetes quantity",
             fix="write a percentage from 0 to 100",
         )
     percent = -((-value).__floor__())
     if not 0 <= percent <= 100:  # noqa: PLR2004 - percent
         raise RequestInvalid(
             field=field,
-            problem=f"{raw!r} is outside 0..100",
+            problem=f"{shown(raw)} is outside 0..100",
             fix="write a percentage from 0 to 100",
         )
     return int(percent)

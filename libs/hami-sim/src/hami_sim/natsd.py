@@ -12,6 +12,7 @@ Times are seconds of the monotonic clock. Knows nothing of streams, buckets or s
 """
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -35,19 +36,21 @@ STOP_S = 5.0
 """Grace between the polite signal and SIGKILL."""
 _POLL_S = 0.01
 _LOG_TAIL_LINES = 15
+_STORE_DIR = re.compile(r"(?m)^\s*store_dir: (\S+)$")
 
 
 class NatsServer:
     """One server with its directory; stopped when made, see ``run_nats_server`` for the usual way.
 
     ``directory`` receives the store (``store/``), the log (``nats-server.log``) and the ports file.
-    ``config_text`` is a piece of nats-server configuration (users, limits); listening address,
-    store and JetStream itself are not for it to set.
+    ``config_text`` is a piece of nats-server configuration (users, limits). It does not set the
+    listening address; a ``store_dir`` that it sets is used in place of ``store/``.
     """
 
     def __init__(self, directory: Path, *, config_text: str = "") -> None:
         self._directory = directory
         self._config_text = config_text
+        self._configured_store = _STORE_DIR.search(config_text)
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
 
@@ -69,7 +72,8 @@ class NatsServer:
     @property
     def store(self) -> Path:
         """Folder of the JetStream files."""
-        return self._directory / "store"
+        found = self._configured_store
+        return self._directory / "store" if found is None else Path(found[1])
 
     @property
     def log(self) -> Path:
@@ -148,7 +152,9 @@ class NatsServer:
             stale.unlink()
         server: list[str | Path] = [find_nats_server(), "--addr", HOST]
         server += ["--port", str(self._port or -1), "--ports_file_dir", self._directory]
-        server += ["--jetstream", "--store_dir", self.store]
+        server += ["--jetstream"]
+        if self._configured_store is None:
+            server += ["--store_dir", self.store]
         if self._config_text:
             config = self._directory / "nats-server.conf"
             config.write_text(self._config_text, encoding="utf-8")

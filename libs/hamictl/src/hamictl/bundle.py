@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from hami_common.apipath import api_path
 from hami_common.errors import HamiError
 from hami_common.ports import KubeApi
 from hami_common.runtime.natsio import Bus
@@ -173,7 +174,7 @@ async def collect_kubernetes(bundle: Bundle, kube: KubeApi, *, namespace: str) -
             pods.extend(items)
         bundle.put(name, items)
 
-    own = f"/api/v1/namespaces/{namespace}"
+    own = api_path("api", "v1", "namespaces", namespace)
     plan = {
         "kubernetes/nodes.json": "/api/v1/nodes",
         "kubernetes/pods.json": f"{own}/pods",

@@ -19,6 +19,7 @@ import msgspec
 
 from hami_common import subjects
 from hami_common.errors import Unavailable, WireInvalid
+from hami_common.events.codec import UNDECODABLE
 from hami_common.runtime import natsio
 from hami_common.runtime.natsio import Bus
 
@@ -153,7 +154,7 @@ async def _api(bus: Bus, what: str, question: dict[str, Any]) -> dict[str, Any]:
     answer = await bus.request(f"$JS.API.{what}", json.dumps(question).encode())
     try:
         decoded: dict[str, Any] = msgspec.json.decode(answer.data, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise WireInvalid(what=what, problem=str(error)) from error
     return decoded
 
@@ -165,7 +166,7 @@ def event_of(message: dict[str, Any]) -> Event:
     data = base64.b64decode(message.get("data") or "")
     try:
         record = msgspec.json.decode(data, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         record = {"undecodable_base64": base64.b64encode(data).decode()}
     stored_s = datetime.fromisoformat(_to_micros(str(message["time"]))).timestamp()
     return Event(
@@ -173,11 +174,19 @@ def event_of(message: dict[str, Any]) -> Event:
         time_s=float(record.get("time_s") or stored_s),
         kind=tokens[0],
         subject=subject,
-        node=str(record.get("node", "")),
+        node=_node(subject, record),
         namespace=str(record.get("namespace", "")),
         pod=str(record.get("pod", "")),
         record=record,
     )
+
+
+def _node(subject: str, record: dict[str, Any]) -> str:
+    """The node that the subject names: who may publish on it speaks for that node alone."""
+    try:
+        return subjects.named(subject)["node"]
+    except WireInvalid:
+        return str(record.get("node", ""))
 
 
 def _to_micros(text: str) -> str:

@@ -11,6 +11,7 @@ import aiohttp
 import anyio
 import msgspec
 
+from hami_common.events.codec import UNDECODABLE
 from hami_common.events.decision import DecisionRecord
 from hami_common.model.placement import ContainerShares
 from hamictl import credentials
@@ -222,7 +223,7 @@ def read(kind: type[T], base: str, path: str, **params: str) -> T:
 def _decoded(kind: type[T], body: bytes, base: str, path: str) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         message = f"{base}{path}: the answer is not what this program reads: {error}"
         raise Unreachable(message) from error
 
@@ -259,7 +260,7 @@ async def ask(
         return body
     try:
         told = msgspec.json.decode(body, type=_Error).text
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         told = ""
     text = told or f"{base}{path}: HTTP {status}"
     if status == _NOT_FOUND:

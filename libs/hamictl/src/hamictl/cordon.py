@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from hami_common import annotations
+from hami_common.apipath import api_path
 from hami_common.errors import Conflict, Unavailable
 from hami_common.ports import KubeApi
 from hamictl.errors import InputRefused
@@ -36,7 +37,7 @@ async def set_cordon(
     kube: KubeApi, *, node: str, uuid: str, cordoned: bool, reason: str, now_s: float
 ) -> Cordoned:
     """Put the device on its node's list, or take it off."""
-    path = f"/api/v1/nodes/{node}"
+    path = api_path("api", "v1", "nodes", node)
     for _ in range(TRIES):
         document: Document = msgspec.json.decode(await kube.get(path))
         metadata = document["metadata"]

@@ -16,9 +16,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common import annotations as keys
+from hami_common.bounds import RUNTIME_MOST_S
 from hami_common.errors import RequestInvalid
 from hami_common.model.request import PodRequest
 from hami_common.podview import PodView
+from hami_common.units import real
 from hami_common.vendors.catalog import Catalog
 from hami_scheduler.core.defrag import DefragPlan, Tenant, plan_moves
 from hami_scheduler.core.gangs import gang_of
@@ -138,10 +140,9 @@ def _stays(view: PodView, *, held_s: float) -> str:
     if _is_in_gang(view):
         return "is a member of a gang"
     if text := annotations.get(keys.MIN_RUNTIME, "").strip():
-        try:
-            least_s = float(text)
-        except ValueError:
-            return f"annotation {keys.MIN_RUNTIME}: {text!r} is not a number of seconds"
+        least_s = real(text, least=0.0, most=RUNTIME_MOST_S)
+        if least_s is None:
+            return f"annotation {keys.MIN_RUNTIME}: {text[:40]!r} is not a number of seconds"
         if not held_s >= least_s:
             return f"runs for {held_s:.0f} s, {keys.MIN_RUNTIME} asks for {least_s:.0f}"
     return ""

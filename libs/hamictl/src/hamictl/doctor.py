@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import yaml
 
-from hami_common.errors import Denied, HamiError, NotFound, Unavailable
+from hami_common import documents
+from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid, Unavailable
 from hami_common.events.asking import CheckAnswer, Finding, Verdict
 from hami_common.ports import KubeApi
 from hami_common.vendors.catalog import Catalog
@@ -403,9 +403,9 @@ class ClusterDoctor:
 
     def _scheduler_problems(self, text: str) -> Iterator[tuple[str, str]]:
         try:
-            configuration = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            yield f"the configuration is not YAML: {error}", "apply deploy/kustomize"
+            configuration = documents.yaml_one(text, field="configuration") or {}
+        except SettingsInvalid as error:
+            yield f"the configuration {error.problem}", "apply deploy/kustomize"
             return
         profiles = [p.get("schedulerName") for p in configuration.get("profiles") or []]
         if SCHEDULER_NAME not in profiles:

@@ -18,8 +18,15 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from hami_common.bounds import INT32_MAX
+from hami_common.units import real, whole
 from hami_common.vendors import ascend, iluvatar
 from hami_common.vendors.catalog import VendorSettings
+
+NUMBER_MOST = 1e6
+_SHOWN = 60
+VALUE_LENGTH_MOST = 4096
+"""Characters of a name, path or list of words."""
 
 Tree = dict[str, Any]
 Weight = Literal["info", "warning"]
@@ -626,7 +633,7 @@ class _Made:
     def _unknown(self, where: str, key: str, keys: tuple[str, ...]) -> None:
         near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
         fix = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(sorted(keys))}"
-        raise NotUnderstood(f"{where}: {key!r} is not a key of HAMi 2.10; {fix}")
+        raise NotUnderstood(f"{where}: {_shown(key)} is not a key of HAMi 2.10; {fix}")
 
     def finished(self) -> Imported:
         """Everything, with the vendors' part checked and given to each service."""
@@ -680,24 +687,34 @@ def _checked(key: str, kind: _Kind, value: object) -> object:
     if isinstance(value, str) and str not in kind.types:
         value = {"true": True, "false": False}.get(value.lower(), value)
         if isinstance(value, str) and kind is not TRUTH:
-            for read in (int, float) if float in kind.types else (int,):
-                try:
-                    return read(value)
-                except ValueError:
-                    continue
+            number: float | None = whole(value, least=-INT32_MAX)
+            if number is None and float in kind.types:
+                number = real(value, least=-NUMBER_MOST, most=NUMBER_MOST)
+            value = value if number is None else number
     is_kind = isinstance(value, kind.types)
     if isinstance(value, bool) and bool not in kind.types:
         is_kind = False
     if not is_kind:
-        raise NotUnderstood(f"{key}: {value!r} is not {kind.name}")
+        raise NotUnderstood(f"{key}: {_shown(value)} is not {kind.name}")
+    if isinstance(value, int) and abs(value) > INT32_MAX:
+        raise NotUnderstood(f"{key}: the number is outside -{INT32_MAX}..{INT32_MAX}")
+    if isinstance(value, float) and not abs(value) <= NUMBER_MOST:
+        raise NotUnderstood(f"{key}: {value} is outside -{NUMBER_MOST:g}..{NUMBER_MOST:g}")
+    if isinstance(value, str) and len(value) > VALUE_LENGTH_MOST:
+        raise NotUnderstood(f"{key}: {len(value)} characters, write at most {VALUE_LENGTH_MOST}")
     return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _mapping(content: object, where: str) -> Tree:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise NotUnderstood(f"{where}: {content!r} is not a mapping")
+        raise NotUnderstood(f"{where}: {_shown(content)} is not a mapping")
     return content
 
 
@@ -705,14 +722,16 @@ def _list(content: object, where: str) -> list[Any]:
     if content is None:
         return []
     if not isinstance(content, list):
-        raise NotUnderstood(f"{where}: {content!r} is not a list")
+        raise NotUnderstood(f"{where}: {_shown(content)} is not a list")
     return content
 
 
 def _text(tree: Tree, key: str, where: str) -> str:
     value = tree.get(key)
     if not isinstance(value, str) or not value:
-        raise NotUnderstood(f"{where}.{key}: {value!r} is not a text; write the name")
+        raise NotUnderstood(f"{where}.{key}: {_shown(value)} is not a text; write the name")
+    if len(value) > VALUE_LENGTH_MOST:
+        raise NotUnderstood(f"{where}.{key}: {len(value)} characters, at most {VALUE_LENGTH_MOST}")
     return value
 
 
@@ -720,6 +739,8 @@ def _count(tree: Tree, key: str, where: str) -> int:
     value = tree.get(key)
     if value is None:
         return 0
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise NotUnderstood(f"{where}.{key}: {value!r} is not a whole number, 0 or more")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= INT32_MAX:
+        raise NotUnderstood(
+            f"{where}.{key}: {_shown(value)} is not a whole number from 0 to {INT32_MAX}"
+        )
     return value

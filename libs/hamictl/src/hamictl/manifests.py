@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods of manifest files: pods themselves, lists, and the pods that workloads would make."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import yaml
 
+from hami_common import documents
+from hami_common.errors import SettingsInvalid
+from hami_common.events.codec import UNDECODABLE, problem_of
 from hami_common.podview import PodView
+from hami_common.units import shown
 from hamictl.errors import InputRefused
 
 _REPLICAS_BY_KIND = {
@@ -19,6 +21,9 @@ _REPLICAS_BY_KIND = {
     "Job": "parallelism",
 }
 
+_REPLICAS_MOST = 100_000
+_SIZE_MOST = 256 << 20
+"""All pods of a large cluster, as kubectl writes them."""
 _TIES = ("nodeSelector", "affinity", "topologySpreadConstraints")
 
 
@@ -70,12 +75,17 @@ def _documents(path: Path) -> list[Any]:
     """What a YAML or JSON file holds."""
     try:
         text = path.read_text(encoding="utf-8")
-        return [json.loads(text)] if text.startswith("{") else list(yaml.safe_load_all(text))
+        if text.startswith("{"):
+            return [msgspec.json.decode(text)]
+        return documents.yaml_all(text, field=str(path), size_most=_SIZE_MOST)
     except OSError as error:
         message = f"{path}: {error.strerror}"
         raise InputRefused(message) from error
-    except (yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        message = f"{path}: not YAML: {error}"
+    except SettingsInvalid as error:
+        message = f"{path}: {error.problem}; {error.fix}"
+        raise InputRefused(message) from error
+    except UNDECODABLE as error:
+        message = f"{path}: not JSON: {problem_of(error)}"
         raise InputRefused(message) from error
 
 
@@ -100,8 +110,11 @@ def _of_workload(document: dict[str, Any], field: str, path: Path) -> Iterator[P
     template = spec.get("template") or {}
     name, count = str(metadata.get("name", "")), spec.get(field)
     count = 1 if count is None else count
-    if not isinstance(count, int) or count < 0:
-        message = f"{path}: {name}: spec.{field} is {count!r}, write a whole number"
+    if not isinstance(count, int) or not 0 <= count <= _REPLICAS_MOST:
+        message = (
+            f"{path}: {name}: spec.{field} is {shown(str(count))}, "
+            f"write a whole number up to {_REPLICAS_MOST}"
+        )
         raise InputRefused(message)
     for number in range(count):
         own = {**(template.get("metadata") or {}), "name": f"{name}-{number}"}

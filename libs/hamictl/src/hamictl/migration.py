@@ -6,7 +6,6 @@ yaml``). What is written is a kustomize component: the four services' settings, 
 device configuration; an overlay that lists it replaces the base's.
 """
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ import click
 import tomli_w
 import yaml
 
+from hami_common import documents
+from hami_common.errors import SettingsInvalid
 from hamictl import output
 from hamictl.errors import InputRefused
 from hamictl.hamiconfig import SERVICES, Imported, NotUnderstood, import_hami
@@ -109,13 +110,13 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return documents.toml(path.read_bytes(), field=str(path))
     except OSError as error:
         raise InputRefused(
             f"{path}: {error.strerror}; give the directory of deploy/kustomize/base/config"
         ) from error
-    except tomllib.TOMLDecodeError as error:
-        raise InputRefused(f"{path}: {error}") from error
+    except SettingsInvalid as error:
+        raise InputRefused(f"{error.field}: {error.problem}; {error.fix}") from error
 
 
 def _inner(tree: object, key: str) -> Any:  # noqa: ANN401 - whatever the chart has there
@@ -143,9 +144,9 @@ def _document(path: Path) -> dict[str, Any]:
 def _parsed(text: str, name: str) -> dict[str, Any]:
     """YAML, of which JSON is a part."""
     try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputRefused(f"{name}: {' '.join(str(error).split())}") from error
+        tree = documents.yaml_one(text, field=name)
+    except SettingsInvalid as error:
+        raise InputRefused(f"{name}: {error.problem}; {error.fix}") from error
     if not isinstance(tree, dict):
         raise InputRefused(f"{name}: not a mapping at its top")
     return tree

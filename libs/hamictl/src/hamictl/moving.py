@@ -20,7 +20,9 @@ import msgspec
 from msgspec import Struct
 
 from hami_common import adoption, annotations, hamiformat
+from hami_common.apipath import api_path
 from hami_common.errors import Conflict, Unavailable, WireInvalid
+from hami_common.events.codec import UNDECODABLE
 from hami_common.model.device import Device
 from hami_common.model.placement import Placement
 from hami_common.podview import MetadataView, PodListView, PodView
@@ -220,7 +222,7 @@ def _is_divided(pod: PodView) -> bool:
 def _allocation(pod: PodView) -> _Payload:
     try:
         return _allocation_decoder.decode(pod.annotations().get(annotations.ALLOCATION, "")).payload
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         return _Payload()
 
 
@@ -303,7 +305,7 @@ class Mover:
         """Tell of each step."""
         self._kube = kube
         self._node = node
-        self._path = f"/api/v1/nodes/{node}"
+        self._path = api_path("api", "v1", "nodes", node)
         self._ways = ways
         self._tell = tell
 

@@ -14,10 +14,13 @@ import anyio
 import click
 import msgspec
 
+from hami_common.apipath import api_path
+from hami_common.bounds import INT64_MAX
 from hami_common.errors import Denied, HamiError, SettingsInvalid, Unavailable
 from hami_common.events.asking import Finding
 from hami_common.ports import KubeApi
 from hami_common.runtime.clock import SystemClock
+from hami_common.units import whole
 from hamictl import bundle, bus, client, cordon, doctor, kube, output, story
 from hamictl.errors import EXIT_NO, Absent, InputRefused, Refused, Unreachable
 from hamictl.options import format_option, namespace_option, registry_option, scheduler_option
@@ -291,10 +294,11 @@ def _position(file: Path | None) -> int:
     if file is None or not file.exists():
         return 0
     text = file.read_text(encoding="utf-8").strip()
-    if not text.isdecimal():
+    position = whole(text, most=INT64_MAX)
+    if position is None:
         message = f"{file}: {text[:40]!r} is no position; remove the file to begin anew"
         raise InputRefused(message)
-    return int(text)
+    return position
 
 
 def _on_bus(run: Any) -> None:  # noqa: ANN401 - an async function
@@ -396,8 +400,8 @@ def trace_command(
 async def _pod_and_events(
     api: KubeApi, namespace: str, name: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    base = f"/api/v1/namespaces/{namespace}"
-    pod = msgspec.json.decode(await api.get(f"{base}/pods/{name}"), type=dict[str, Any])
+    base = api_path("api", "v1", "namespaces", namespace)
+    pod = msgspec.json.decode(await api.get(base + api_path("pods", name)), type=dict[str, Any])
     pages = await api.list_pages(f"{base}/events", field_selector=f"involvedObject.name={name}")
     uid = pod["metadata"].get("uid")
     found = [item for page in pages for item in msgspec.json.decode(page).get("items") or []]

@@ -4,7 +4,6 @@
 Quotas and queues take part: those of the snapshot, or others that are to be tried.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -13,8 +12,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common import annotations as keys
+from hami_common import documents
 from hami_common.errors import HamiError, RequestInvalid, SettingsInvalid
 from hami_common.events import codec
+from hami_common.events.codec import UNDECODABLE
 from hami_common.model.request import PlacementPolicy, PodRequest, ScoringWeights
 from hami_common.podview import PodView
 from hami_common.vendors.catalog import Catalog, parse_policy
@@ -142,7 +143,7 @@ def rules_of(quota_files: Iterable[Path], queues_file: Path | None) -> Rules:
                 reader.read(msgspec.json.encode(document))
                 for document in read_objects(path, "ResourceQuota")
             ]
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             message = f"{path}: not a ResourceQuota: {error}"
             raise InputRefused(message) from error
         found = [quota for quota in read if quota is not None]
@@ -155,12 +156,13 @@ def rules_of(quota_files: Iterable[Path], queues_file: Path | None) -> Rules:
     try:
         text = queues_file.read_text(encoding="utf-8")
         tree = queues.parse(
-            tomllib.loads(text), vendors=[vendor.name for vendor in catalog.vendors]
+            documents.toml(text, field="queues file"),
+            vendors=[vendor.name for vendor in catalog.vendors],
         )
     except OSError as error:
         message = f"{queues_file}: {error.strerror}"
         raise InputRefused(message) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, SettingsInvalid) as error:
+    except (UnicodeDecodeError, SettingsInvalid) as error:
         message = f"{queues_file}: {error}"
         raise InputRefused(message) from error
     return Rules(quotas=tuple(quotas), tree=tree)

@@ -86,6 +86,8 @@ GARBAGE = (20_000, 20, 50)
 processor time, and walks over every pod and device known while a call waits."""
 HEARTBEATS_S = 0.1
 """How long heartbeats are gathered before they are looked at; they count for seconds."""
+NODE_WAITING = 256
+"""Heartbeats, or faults, of one node that wait; more are dropped."""
 REST_S = 0.05
 """How long the bus is not listened to, after it was, while nobody waits for an answer from it."""
 RULES: Mapping[gate.Route, gate.Rule] = {
@@ -597,7 +599,9 @@ async def _ask(bus: natsio.Bus, subject: str) -> bytes:
 def _subscribe(bus: natsio.Bus, subject: str) -> AbstractAsyncContextManager[natsio.Subscription]:
     """Subscribe; heartbeats, which come by the hundred and may wait, are read in batches."""
     is_heartbeat = subject.startswith(subjects.HEARTBEAT_PREFIX)
-    return bus.subscribe(subject, gather_s=HEARTBEATS_S if is_heartbeat else 0.0)
+    return bus.subscribe(
+        subject, per_subject=NODE_WAITING, gather_s=HEARTBEATS_S if is_heartbeat else 0.0
+    )
 
 
 def unique_ids() -> Callable[[], str]:

@@ -95,8 +95,10 @@ def changed(change: Callable[[dict[str, Any]], object]) -> list[str]:
         (lambda s: s["required"].append("error"), "$.error: required"),
         (lambda s: s["$defs"]["Victim"]["properties"].pop("pod_uid"), "$.victims[items].pod_uid"),
         (lambda s: s["$defs"]["NodeScore"]["prefixItems"].pop(), "$.feasible[items][prefixItems]"),
+        (lambda s: s["properties"]["node"].update(maxLength=10**6), "$.node[maxLength]"),
+        (lambda s: s["properties"]["time_s"].pop("minimum"), "$.time_s[minimum]"),
     ],
-    ids=["field", "type", "value", "optional", "required", "nested", "array"],
+    ids=["field", "type", "value", "optional", "required", "nested", "array", "wider", "endless"],
 )
 def test_breaking_change_is_found(change: Callable[[dict[str, Any]], object], told: str) -> None:
     found = changed(change)
@@ -106,6 +108,11 @@ def test_breaking_change_is_found(change: Callable[[dict[str, Any]], object], to
 
 def test_further_optional_field_breaks_nobody() -> None:
     assert changed(lambda s: s["properties"].update(more={"type": "string", "default": ""})) == []
+
+
+def test_narrower_range_breaks_nobody() -> None:
+    assert changed(lambda s: s["properties"]["node"].update(maxLength=10)) == []
+    assert changed(lambda s: s["properties"]["time_s"].update(minimum=1)) == []
 
 
 # --- subjects -----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from hami_common.errors import RequestInvalid
+from hami_common.events.codec import out_of_range
 from hami_common.model.request import PlacementPolicy, ScoringWeights
 from hami_common.podview import PodView
 from hami_common.vendors.catalog import Catalog, VendorSettings, parse_policy
@@ -160,3 +161,39 @@ def test_unknown_words_are_refused_never_guessed(key: str, value: str, problem: 
     assert caught.value.field == f"annotation {key}"
     assert problem in caught.value.problem
     assert caught.value.fix.startswith("write ")
+
+
+@pytest.mark.parametrize("digits", [1, 6])
+def test_weight_has_at_most_six_digits(digits: int) -> None:
+    notes = {"hami.io/device-scoring-weights": f"slot={'9' * digits},core=1,memory=0"}
+    request = CATALOG.parse_pod(pod(apps=[{GPU: "1"}], annotations=notes))
+    assert request is not None
+    assert request.policy.weights.slot == int("9" * digits)
+
+
+@pytest.mark.parametrize("weight", ["9" * 7, "9" * 5000, "-1", "1.5", "²", "1_0", ""])
+def test_other_weight_is_refused_with_the_field_and_the_bound(weight: str) -> None:
+    notes = {"hami.io/device-scoring-weights": f"slot={weight},core=1,memory=1"}
+    with pytest.raises(RequestInvalid) as caught:
+        CATALOG.parse_pod(pod(apps=[{GPU: "1"}], annotations=notes))
+    assert caught.value.field == "annotation hami.io/device-scoring-weights"
+    assert "up to 999999" in caught.value.fix
+    assert len(str(caught.value)) < 400
+
+
+def test_pod_that_asks_for_devices_has_at_most_200_containers() -> None:
+    asks = [{GPU: "1"}] * 100
+    assert CATALOG.parse_pod(pod(apps=asks, inits=asks)) is not None
+    with pytest.raises(RequestInvalid, match=r"spec.containers: 201 containers.*at most 200"):
+        CATALOG.parse_pod(pod(apps=[*asks, {"cpu": "1"}], inits=asks))
+    assert CATALOG.parse_pod(pod(apps=[{"cpu": "1"}] * 1000)) is None
+
+
+def test_largest_request_of_a_pod_is_within_the_bounds_of_the_ledger() -> None:
+    """200 containers with 64 devices of the largest memory each: their sum fits into 64 bits."""
+    limits = {GPU: "64", "nvidia.com/gpumem": str(2**31 - 1), "nvidia.com/gpucores": "100"}
+    request = CATALOG.parse_pod(pod(apps=[limits] * 200))
+    assert request is not None
+    assert out_of_range(request) == ""
+    asked = [one for container in request.containers for one in container.requests]
+    assert sum(one.count * one.memory_mib for one in asked) < 2**63

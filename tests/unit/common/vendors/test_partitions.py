@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 
+from hami_common.bounds import RESOURCE_MOST
 from hami_common.model.device import Profile
 from hami_common.model.request import DeviceRequest
 from hami_common.vendors.partitions import NO_START, Division, assign_starts, choose_start
@@ -109,3 +110,13 @@ def test_a_table_that_cannot_be_used_says_why(
     with np.errstate(all="raise"):
         assert word in Division.check(profiles, totals)
     assert Division.check(TEMPLATES.profiles, {"core": 24, "cpu": 6}) == ""
+
+
+@pytest.mark.parametrize("count", [2, 5, 40_000])
+def test_amounts_beyond_16_bits_stay_beyond_the_capacity(count: int) -> None:
+    most = Profile(name="most", memory_mib=1, resources={"core": RESOURCE_MOST})
+    division = Division((most,), {"core": RESOURCE_MOST})
+    assert not division.is_over({"most": 1})
+    assert division.is_over({"most": count})
+    _, spent = division.spent({"most": count})
+    assert int(spent[0]) + RESOURCE_MOST <= np.iinfo(np.int16).max

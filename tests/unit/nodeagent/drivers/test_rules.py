@@ -2,10 +2,11 @@
 """Rules that drivers share: type names, link scores, fault policy."""
 
 import pytest
+from msgspec.structs import replace
 
 from hami_common.errors import SettingsInvalid
 from hami_common.model.device import DeviceFacts, Link
-from hami_nodeagent.drivers.rules import Neighbour, fault_policy, links_of, type_of
+from hami_nodeagent.drivers.rules import Neighbour, fault_policy, links_of, type_of, within_bounds
 
 
 def device(index: int) -> DeviceFacts:
@@ -116,3 +117,11 @@ def test_operators_move_codes_between_harmless_and_condemning(
 def test_word_that_is_no_code_is_refused_by_name() -> None:
     with pytest.raises(SettingsInvalid, match="'fatal' is neither a fault code nor one of all"):
         fault_policy("nvidia", disable="79,fatal", enable="")
+
+
+def test_device_that_no_message_can_carry_is_named_and_the_others_kept() -> None:
+    broken = replace(device(1), index=2**31)
+    kept, problems = within_bounds((device(0), broken, device(2)))
+    assert kept == (device(0), device(2))
+    assert len(problems) == 1
+    assert problems[0].startswith("device 'GPU-1': $.index: ")

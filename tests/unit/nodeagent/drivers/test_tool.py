@@ -122,3 +122,15 @@ async def test_runs_of_one_tool_never_overlap(tmp_path: Path) -> None:
             for _ in range(5):
                 group.start_soon(run)
     assert said == [""] * 5
+
+
+@pytest.mark.parametrize(("lines", "is_read"), [(20_000, True), (20_001, False)])
+async def test_answer_of_too_many_lines_is_none(
+    tmp_path: Path, *, lines: int, is_read: bool
+) -> None:
+    tool = Tool("t", path=script(tmp_path, f"yes '' | head -n {lines}"))
+    if is_read:
+        assert len((await tool.run()).text) == lines
+        return
+    with pytest.raises(AnswerUnknown, match="the answer exceeds 20000 lines"):
+        await tool.run()

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from hami_common import subjects
 from hami_common.events.codec import decode, encode
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices, NodeReport
-from hami_common.model.device import DeviceFacts, Profile
+from hami_common.model.device import DeviceFacts, Link, Profile
 from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryPublisher
 from hami_common.runtime.tasks import background
 from hami_nodeagent.core.health import FaultSeen, HealthRules, ProbeFailed, ProbePassed, Stimulus
@@ -175,6 +175,44 @@ async def test_report_is_repeated_on_a_new_connection_and_after_a_failure(tmp_pa
         bench.bus.set_available(available=True)
         await until(lambda: len(bench.reports()) == 3)
     assert bench.reports()[-1].devices == ()
+
+
+async def test_report_is_repeated_while_the_record_is_of_another_run(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    key = subjects.devices_key(NODE, "nvidia")
+    ours = NodeDevices(
+        node=NODE,
+        vendor="nvidia",
+        boot_id=bench.site.sequence.boot_id,
+        seq=1,
+        time_s=0,
+        config_generation=1,
+    )
+    async with running(bench):
+        await bench.devices.append(key, encode(replace(ours, boot_id="~~~~")))
+        await until(lambda: len(bench.reports()) >= 2)
+        await bench.devices.append(key, encode(ours))
+        await until(lambda: not bench.reporter.is_overruled)
+        told = len(bench.reports())
+        await anyio.sleep(0.1)
+        assert len(bench.reports()) <= told + 1
+    first, second, *_ = bench.reports()
+    assert first.seq < second.seq
+    assert replace(second, seq=first.seq, time_s=first.time_s) == first
+
+
+async def test_report_that_is_too_large_goes_without_its_links(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    many = tuple(replace(facts(n), uuid=f"GPU-{n:036d}") for n in range(96))
+    links = tuple(
+        Link(a=a.uuid, b=b.uuid, score=1) for a in many for b in many if a.index < b.index
+    )
+    bench.driver.answer = Inventory(devices=many, links=links)
+    async with running(bench):
+        (report,) = bench.reports()
+    assert len(report.devices) == 96
+    assert report.links == ()
+    assert "too large for a report: links left out" in report.problem
 
 
 async def test_missing_driver_is_a_report_and_its_return_too(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Canonical inventory: order of reports, validation, configuration changes."""
 
+import pytest
 from msgspec.structs import replace
 
+from hami_common.events.codec import out_of_range
 from hami_common.events.inventory import NodeReport
 from hami_common.model.device import DeviceFacts, Link
 from hami_registry.core.device_config import Defaults, DeviceConfig, Rule, digest
 from hami_registry.core.inventory import (
+    LATE,
     Inventory,
     operator_cordons,
     same_content,
@@ -43,6 +46,42 @@ def test_later_boot_supersedes_whatever_its_sequence() -> None:
     inventory.accept(report(facts("a"), boot="1", seq=9))
     assert inventory.accept(report(facts("b"), boot="2", seq=1))
     assert not inventory.accept(report(facts("a"), boot="1", seq=10))
+
+
+@pytest.mark.parametrize(("boot", "seq"), [("~~~~", 10**12), ("1", 10**12)])
+def test_report_with_forged_numbers_ends_once_the_agents_own_run_goes_on(
+    boot: str, seq: int
+) -> None:
+    inventory = Inventory(DeviceConfig())
+    inventory.accept(report(facts("a"), boot="1", seq=100))
+    assert inventory.accept(report(facts("forged"), boot=boot, seq=seq))
+    forged = inventory.canonical("n", "nvidia", time_s=0)
+    assert not inventory.accept(report(facts("a"), boot="1", seq=101)), "it may be late only"
+    assert inventory.accept(report(facts("a"), boot="1", seq=101 + LATE + 1))
+    ours = inventory.canonical("n", "nvidia", time_s=0)
+    assert inventory.outlives(ours, forged)
+    other = replace(forged, boot_id="zzzz")
+    assert not inventory.outlives(ours, other), "another replica may know more"
+
+
+def test_restarted_registry_overrules_a_forged_record_once_the_run_goes_on() -> None:
+    inventory = Inventory(DeviceConfig())
+    inventory.accept(report(facts("a"), boot="1", seq=100))
+    ours = inventory.canonical("n", "nvidia", time_s=0)
+    forged = replace(ours, boot_id="~~~~", seq=10**12)
+    assert not inventory.outlives(ours, forged)
+    inventory.accept(report(facts("a"), boot="1", seq=101 + LATE))
+    ours = inventory.canonical("n", "nvidia", time_s=0)
+    assert inventory.outlives(ours, forged)
+    assert not inventory.outlives(ours, replace(forged, config_generation=9))
+
+
+def test_replica_that_lags_behind_within_one_run_overrules_nothing() -> None:
+    inventory = Inventory(DeviceConfig())
+    for seq in (100, 200, 300):
+        inventory.accept(report(facts("a"), boot="1", seq=seq))
+        ours = inventory.canonical("n", "nvidia", time_s=0)
+        assert not inventory.outlives(ours, replace(ours, seq=400))
 
 
 def test_wrong_device_is_left_out_and_named_while_others_stay() -> None:
@@ -122,3 +161,41 @@ def test_operators_cordons_are_told_from_the_configurations() -> None:
 def test_digest_names_the_meaning_of_a_configuration() -> None:
     assert digest(DeviceConfig()) == digest(DeviceConfig(defaults=Defaults(slots=10)))
     assert digest(DeviceConfig()) != digest(DeviceConfig(defaults=Defaults(slots=9)))
+
+
+@pytest.mark.parametrize(
+    ("field", "at", "beyond"),
+    [
+        ("index", 4095, 4096),
+        ("numa", 1023, 1024),
+        ("memory_mib", 2**31 - 1, 2**31),
+        ("core_pct", 10_000, 10_001),
+        ("minor", 2**20 - 1, 2**20),
+        ("type", "x" * 253, "x" * 254),
+        ("attributes", {"a": "x" * 65_536}, {"a": "x" * 65_537}),
+    ],
+)
+def test_device_out_of_range_is_left_out_and_named(field: str, at: object, beyond: object) -> None:
+    inventory = Inventory(DeviceConfig())
+    inventory.accept(report(replace(facts("a"), **{field: at}), facts("b", 1)))
+    assert len(inventory.canonical("n", "nvidia", time_s=0).devices) == 2
+    inventory.accept(report(replace(facts("a"), **{field: beyond}), facts("b", 1), seq=2))
+    published = inventory.canonical("n", "nvidia", time_s=0)
+    assert [device.uuid for device in published.devices] == ["b"]
+    assert f"device a: $.{field}" in published.problem
+
+
+def test_record_of_the_largest_device_under_the_largest_scaling_is_within_bounds() -> None:
+    most = facts("a", 4095, memory_mib=2**31 - 1)
+    config = DeviceConfig(defaults=Defaults(slots=1024, memory_scaling=100.0, core_scaling=100.0))
+    inventory = Inventory(config)
+    inventory.accept(report(most))
+    assert out_of_range(inventory.canonical("n", "nvidia", time_s=0)) == ""
+
+
+def test_problem_of_many_devices_is_shortened() -> None:
+    inventory = Inventory(DeviceConfig())
+    inventory.accept(report(*(facts(f"x y {number}", number) for number in range(256))))
+    published = inventory.canonical("n", "nvidia", time_s=0)
+    assert published.problem.endswith("…")
+    assert out_of_range(published) == ""

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices follow canonical records, heartbeats and faults."""
 
+import pytest
+from msgspec.structs import replace
+
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
 from hami_common.model.device import Device
 from hami_common.model.request import ContainerRequest, DeviceRequest, PodRequest
-from hami_scheduler.core.inventory import Inventory
+from hami_scheduler.core.inventory import UNKNOWN_MOST, Inventory
 from hami_scheduler.core.table import DeviceTable
 from hami_scheduler.core.verdicts import Verdicts
 
@@ -123,6 +126,37 @@ def test_stale_faults_change_nothing() -> None:
     assert not rig.inventory.take_fault(fault(healthy=False, seq=9, boot_id="b0"))
     assert rig.inventory.take_fault(fault(healthy=True, seq=5))
     assert not rig.inventory.take_fault(fault(healthy=False, seq=5))
+    assert rig.fits()
+
+
+@pytest.mark.parametrize(("boot", "seq"), [("~~~~", 10**12), ("b1", 10**12)])
+def test_fault_with_forged_numbers_ends_with_the_agents_next_report(boot: str, seq: int) -> None:
+    rig = Rig()
+    assert rig.inventory.take_fault(fault(healthy=False, seq=seq, boot_id=boot))
+    rig.inventory.put(devices("g", seq=1), revision=2, now_s=0.0)
+    assert not rig.fits(), "the same report under another configuration tells nothing new"
+    rig.inventory.put(devices("g", seq=2), revision=3, now_s=0.0)
+    assert rig.fits()
+    assert rig.inventory.faults() == []
+
+
+def test_agents_own_recovery_overrules_a_fault_of_a_run_that_never_reported() -> None:
+    rig = Rig()
+    assert rig.inventory.take_fault(fault(healthy=False, seq=10**12, boot_id="~~~~"))
+    assert rig.inventory.take_fault(fault(healthy=True, seq=2))
+    assert rig.fits()
+
+
+def test_faults_of_devices_that_are_not_there_are_not_kept() -> None:
+    rig = Rig()
+    assert not rig.inventory.take_fault(fault(healthy=False, seq=9, uuid="no such device"))
+    kept = [
+        rig.inventory.take_fault(
+            replace(fault(healthy=False, seq=9, uuid=f"u{number}"), vendor=f"v{number % 7}")
+        )
+        for number in range(UNKNOWN_MOST + 5)
+    ]
+    assert kept.count(True) == UNKNOWN_MOST
     assert rig.fits()
 
 

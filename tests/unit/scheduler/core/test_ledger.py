@@ -12,7 +12,7 @@ from hami_common.events.allocation import AllocationOp, AllocationRecord, Report
 from hami_common.model.placement import ContainerShares, Placement
 from hami_common.ports import Expect
 from hami_common.signing import SignedPlacement
-from hami_scheduler.core.ledger import SHARE_LOST, STORY_LINES, Ledger
+from hami_scheduler.core.ledger import KEYS_PER_NODE, SHARE_LOST, STORY_LINES, Ledger
 from hami_scheduler.core.reasons import NodeRefusal
 from hami_scheduler.core.repair import Holding
 from hami_scheduler.core.stimuli import (
@@ -536,6 +536,24 @@ def test_tombstones_go_except_a_nodes_newest_record(ledger: Ledger) -> None:
     assert ledger.forgettable(seen_before_s=20.0) == []
     ledger.forget(NODE, "uid-2")
     assert ledger.holdings_of_node(NODE) == []
+
+
+def test_states_of_pods_that_never_were_are_forgotten(ledger: Ledger) -> None:
+    see_state(ledger, 1, state("failed", uid="invented"), now_s=10.0)
+    assert ledger.forgettable(seen_before_s=5.0) == []
+    assert ledger.forgettable(seen_before_s=20.0) == [(NODE, "invented")]
+    ledger.forget(NODE, "invented")
+    assert ledger.forgettable(seen_before_s=20.0) == []
+
+
+def test_flood_of_states_of_one_node_has_an_end_and_spares_records(ledger: Ledger) -> None:
+    for number in range(KEYS_PER_NODE + 10):
+        see_state(ledger, number + 1, state("failed", uid=f"invented-{number}"))
+    assert len(ledger.forgettable(seen_before_s=1.0)) == KEYS_PER_NODE
+    see(ledger, 1, record())
+    see_state(ledger, KEYS_PER_NODE + 11, state("bound"))
+    assert only(ledger).revision == 1
+    assert ledger.state_of(NODE, "uid-1") == "bound"
 
 
 def test_forgetting_one_node_of_a_pod_keeps_the_other(ledger: Ledger) -> None:

@@ -375,3 +375,18 @@ def test_block_keeps_derived_values_until_the_inventory_changes() -> None:
     for i in range(200):
         block.derived(i, make)
     assert len(made) == 202
+
+
+def test_matrices_of_links_that_no_node_has_any_more_are_dropped() -> None:
+    table = DeviceTable()
+    two = [device("x"), device("y", index=1)]
+    for score in range(1000):
+        table.upsert_node(node_devices("n", two, links=(("x", "y", score),)))
+        table.upsert_node(node_devices("m", two, links=(("x", "y", 7),)))
+    assert len(table.link_classes) < 100
+    for node, score in (("n", 999), ("m", 7)):
+        place = table.place(node)
+        assert place is not None
+        number = int(place.block.links[place.column])
+        assert table.link_classes[number].matrix.tolist() == [[0, score], [score, 0]]
+    table.check()

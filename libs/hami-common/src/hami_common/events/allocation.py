@@ -8,10 +8,29 @@ but released; ``released`` from any. Who writes what: the scheduler alone writes
 join of both, see ``joined_state``.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from hami_common.bounds import (
+    ATTRIBUTES_MOST,
+    CONTAINERS_MOST,
+    LIST_MOST,
+    SHARES_MOST,
+    BootId,
+    Count,
+    Duration,
+    Label,
+    MapKey,
+    Name,
+    Reference,
+    Sequence,
+    Text,
+    Uid,
+    UnixS,
+    Vendor,
+    Word,
+)
 from hami_common.model.placement import ContainerShares
 
 AllocationOp = Literal["reserve", "resize", "release"]
@@ -22,14 +41,16 @@ AllocationState = Literal["reserved", "bound", "prepared", "running", "failed", 
 class Account(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What quotas look at besides the namespace, as the pod said when it was placed."""
 
-    queue: str = ""
+    queue: Word = ""
     """Queue that the pod names by label; empty: its namespace decides."""
-    priority_class: str = ""
+    priority_class: Word = ""
     is_terminating: bool = False
     """The pod has a deadline (``activeDeadlineSeconds``)."""
     is_best_effort: bool = False
     """The pod's quality-of-service class is BestEffort."""
-    resources: tuple[tuple[str, str, str], ...] = ()
+    resources: Annotated[
+        tuple[tuple[Label, Vendor, MapKey], ...], Meta(max_length=SHARES_MOST)
+    ] = ()
     """(container, vendor, count resource), for vendors that have several count resources."""
 
 
@@ -43,38 +64,38 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     op: AllocationOp
-    allocation_id: str
+    allocation_id: Uid
     """Made once per reservation; tells a lost acknowledgement from a lost race."""
-    node: str
-    pod_uid: str
-    namespace: str
-    pod: str
-    containers: tuple[ContainerShares, ...] = ()
-    time_s: float = 0.0
-    lease_s: float = 0.0
+    node: Name
+    pod_uid: Uid
+    namespace: Label
+    pod: Name
+    containers: Annotated[tuple[ContainerShares, ...], Meta(max_length=CONTAINERS_MOST)] = ()
+    time_s: UnixS = 0.0
+    lease_s: Duration = 0.0
     """How long a reservation may stay unbound before it is examined and released."""
-    writer: str = ""
+    writer: Word = ""
     """Replica that wrote the record."""
-    reason: str = ""
+    reason: Text = ""
     """Why a record was released or resized."""
-    held_for: str = ""
+    held_for: Reference = ""
     """What the share is held for before a node is asked to bind its pod: ``preemption`` or
     ``gang <namespace>/<name>``; empty for a reservation that a bind made."""
-    awaits: tuple[str, ...] = ()
+    awaits: Annotated[tuple[Uid, ...], Meta(max_length=LIST_MOST)] = ()
     """Pods on the node, by uid, whose shares these are until they have left."""
     account: Account | None = None
     """What quotas count it under, where that is more than the namespace."""
-    origin: str = ""
+    origin: Word = ""
     """Who placed the pod: ``hami`` for one that was taken over from HAMi, empty for us."""
 
 
 class CarriedShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The hardware partition that carries one share, as the agent read it back."""
 
-    container: str
-    number: int
+    container: Label
+    number: Count
     """Place among the container's shares, over all vendors."""
-    names: dict[str, str]
+    names: Annotated[dict[MapKey, Word], Meta(max_length=ATTRIBUTES_MOST)]
     """What the vendor's tools call it; of a MIG instance ``mig_uuid``, ``gpu_instance`` and
     ``compute_instance``."""
 
@@ -87,25 +108,25 @@ class StateRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     state: ReportedState
-    allocation_id: str
-    node: str
-    pod_uid: str
-    namespace: str
-    pod: str
-    ledger_seq: int
+    allocation_id: Uid
+    node: Name
+    pod_uid: Uid
+    namespace: Label
+    pod: Name
+    ledger_seq: Sequence
     """Stream sequence of the ledger record that this state belongs to."""
-    time_s: float = 0.0
-    writer: str = ""
-    boot_id: str = ""
-    seq: int = 0
-    code: str = ""
+    time_s: UnixS = 0.0
+    writer: Word = ""
+    boot_id: BootId = ""
+    seq: Sequence = 0
+    code: Word = ""
     """Stable code of a failure, for example ``device-mismatch``."""
-    reason: str = ""
-    containers: tuple[str, ...] = ()
+    reason: Text = ""
+    containers: Annotated[tuple[Label, ...], Meta(max_length=CONTAINERS_MOST)] = ()
     """Containers that have reached this state."""
-    carried: tuple[CarriedShare, ...] = ()
+    carried: Annotated[tuple[CarriedShare, ...], Meta(max_length=LIST_MOST)] = ()
     """Shares that MIG instances carry, as they were when this state was reached."""
-    enforcement: str = ""
+    enforcement: Word = ""
     """Who holds the containers to their memory share: ``libvgpu``, ``partition``, ``hami`` (its own
     limiter, in pods that it placed) or ``none``."""
 

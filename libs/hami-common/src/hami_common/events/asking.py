@@ -6,9 +6,24 @@ nothing is stored. ``what`` is ``usage`` (answer ``UsageAnswer``) or ``check`` (
 Memory in MiB, compute in percent of one device, times in Unix seconds.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from hami_common.bounds import (
+    LIST_MOST,
+    Amount,
+    CorePct,
+    DeviceId,
+    Label,
+    MemoryMib,
+    Name,
+    Text,
+    Uid,
+    UnixS,
+    Vendor,
+    Word,
+)
 
 Question = Literal["usage", "check"]
 Verdict = Literal["PASS", "WARN", "FAIL"]
@@ -17,56 +32,56 @@ Verdict = Literal["PASS", "WARN", "FAIL"]
 class ShareNow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One container on one device."""
 
-    namespace: str
-    pod: str
-    pod_uid: str
-    container: str
-    vendor: str
-    uuid: str
-    memory_mib: int
+    namespace: Label
+    pod: Name
+    pod_uid: Uid
+    container: Label
+    vendor: Vendor
+    uuid: DeviceId
+    memory_mib: MemoryMib
     """What the ledger gives."""
-    core_pct: int = 0
-    used_mib: int = 0
+    core_pct: CorePct = 0
+    used_mib: Amount = 0
     """What its processes use, as far as anything counts it."""
-    used_core_pct: int = 0
+    used_core_pct: Amount = 0
     is_whole: bool = False
     is_held: bool = False
     """Something keeps the container to its memory: the library, a partition or the vendor."""
     is_over: bool = False
     """It uses more than a limit that was lowered."""
-    file_mib: int | None = None
+    file_mib: Amount | None = None
     """What the container's limits file says now; ``None``: there is none that can be read."""
-    file_core_pct: int | None = None
+    file_core_pct: Amount | None = None
 
 
 class UsageAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is used on a node now."""
 
-    node: str
-    time_s: float
-    shares: tuple[ShareNow, ...] = ()
+    node: Name
+    time_s: UnixS
+    shares: Annotated[tuple[ShareNow, ...], Meta(max_length=LIST_MOST)] = ()
 
 
 class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing that was looked at."""
 
-    check: str
+    check: Word
     """Stable word."""
     verdict: Verdict
-    text: str
+    text: Text
     """What was found."""
-    fix: str = ""
+    fix: Text = ""
     """What to do; empty when nothing is to be done."""
-    node: str = ""
+    node: Name = ""
     """Empty: not about one node."""
 
 
 class CheckAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an agent found when it looked at its node."""
 
-    node: str
-    time_s: float
+    node: Name
+    time_s: UnixS
     """The node's clock."""
-    version: str = ""
+    version: Word = ""
     """Of the agent."""
-    findings: tuple[Finding, ...] = ()
+    findings: Annotated[tuple[Finding, ...], Meta(max_length=LIST_MOST)] = ()

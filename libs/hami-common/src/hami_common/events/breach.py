@@ -6,9 +6,26 @@ the pod's uid where the process belongs to no pod: once when a breach is certain
 goes on. Memory in MiB, compute in percent of one device, times in Unix seconds.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from hami_common.bounds import (
+    LIST_MOST,
+    Amount,
+    BootId,
+    CorePct,
+    Count,
+    DeviceId,
+    Label,
+    MemoryMib,
+    Name,
+    Sequence,
+    Uid,
+    UnixS,
+    Vendor,
+    Word,
+)
 
 BreachKind = Literal["memory", "compute", "foreign"]
 BreachAction = Literal["event", "evict"]
@@ -17,12 +34,12 @@ BreachAction = Literal["event", "evict"]
 class BreachProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A process that takes part, as the driver and the host's ``/proc`` show it."""
 
-    pid: int
+    pid: Count
     """On the host."""
-    command: str = ""
+    command: Word = ""
     """Name that the process gave itself: a hint, never evidence."""
-    used_mib: int = 0
-    core_pct: int = 0
+    used_mib: Amount = 0
+    core_pct: Amount = 0
 
 
 class BreachRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -30,22 +47,22 @@ class BreachRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: BreachKind
     """``memory`` and ``compute``: beyond the container's share; ``foreign``: without any share."""
-    node: str
-    vendor: str
-    uuid: str
-    boot_id: str
-    seq: int
-    time_s: float
-    namespace: str = ""
-    pod: str = ""
-    pod_uid: str = ""
+    node: Name
+    vendor: Vendor
+    uuid: DeviceId
+    boot_id: BootId
+    seq: Sequence
+    time_s: UnixS
+    namespace: Label = ""
+    pod: Name = ""
+    pod_uid: Uid = ""
     """Empty for processes of the host."""
-    container: str = ""
-    allocation_id: str = ""
-    limit_mib: int = 0
-    used_mib: int = 0
-    limit_core_pct: int = 0
-    core_pct: int = 0
-    processes: tuple[BreachProcess, ...] = ()
+    container: Label = ""
+    allocation_id: Uid = ""
+    limit_mib: MemoryMib = 0
+    used_mib: Amount = 0
+    limit_core_pct: CorePct = 0
+    core_pct: Amount = 0
+    processes: Annotated[tuple[BreachProcess, ...], Meta(max_length=LIST_MOST)] = ()
     action: BreachAction = "event"
     """What the agent did besides telling."""

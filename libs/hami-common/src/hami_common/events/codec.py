@@ -7,13 +7,20 @@ binding, binary mode (``ce-…``); ``traceparent`` follows W3C Trace Context.
 """
 
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
+from hami_common import subjects
 from hami_common.errors import WireInvalid
 
 T = TypeVar("T")
+
+UNDECODABLE: Final = (msgspec.DecodeError, UnicodeError, RecursionError)
+"""All that a msgspec decoder raises for bytes from outside; callers make a ``HamiError`` of it."""
+_SHOWN: Final = 300
+"""Characters of an error that are kept: it may quote the value."""
+RANGES_PAGE: Final = "docs/wire.md, ranges"
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoders: dict[type, msgspec.json.Decoder[object]] = {}
@@ -31,8 +38,52 @@ def decode(data: bytes, message_type: type[T], *, what: str) -> T:
         decoder = _decoders[message_type] = msgspec.json.Decoder(message_type)
     try:
         return decoder.decode(data)  # type: ignore[return-value]  # the cache is keyed by the type it decodes
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireInvalid(what=what, problem=str(error)) from error
+    except UNDECODABLE as error:
+        raise WireInvalid(what=what, problem=problem_of(error)) from error
+
+
+def problem_of(error: Exception) -> str:
+    """Sentence about an error of ``UNDECODABLE``: the field, the bound and the fix.
+
+    ``$.devices[0].index: Expected `int` <= 4095; write a value within it (docs/wire.md, ranges)``.
+    """
+    if isinstance(error, RecursionError):
+        return f"is nested too deeply; write it flatter ({RANGES_PAGE})"
+    text = str(error)
+    problem, separator, where = text.rpartition(" - at ")
+    if not separator or not isinstance(error, msgspec.ValidationError):
+        return text[:_SHOWN]
+    problem, field = problem[:_SHOWN], where.replace("`", "")
+    is_range = " <= " in problem or " >= " in problem or problem.endswith("out of range")
+    fix = f"; write a value within it ({RANGES_PAGE})" if is_range else ""
+    return f"{field}: {problem}{fix}"
+
+
+def out_of_range(message: msgspec.Struct) -> str:
+    """Range that a message of ours breaks, as ``problem_of`` states it; empty when it breaks none.
+
+    A Struct that was built and not decoded was never checked.
+    """
+    try:
+        decode(encode(message), type(message), what=type(message).__name__)
+    except WireInvalid as error:
+        return error.problem
+    return ""
+
+
+def decode_on(subject: str, data: bytes, message_type: type[T]) -> T:
+    """Decode a message that a node's subject or key carries.
+
+    ``WireInvalid`` when it does not decode, or names another node, vendor or pod than the subject:
+    a login may speak on the subjects of its own node only, but writes any payload.
+    """
+    message = decode(data, message_type, what=subject)
+    for field, expected in subjects.named(subject).items():
+        if (said := getattr(message, field)) != expected:
+            raise WireInvalid(
+                what=subject, problem=f"{field} is {said!r}, the subject's is {expected!r}"
+            )
+    return message
 
 
 def event_headers(

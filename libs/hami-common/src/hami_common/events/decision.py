@@ -10,11 +10,27 @@ message: the bind carries the filter and the prioritize before it.
 """
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from hami_common.bounds import (
+    BEFORE_MOST,
+    CONTAINERS_MOST,
+    LIST_MOST,
+    Count,
+    Duration,
+    Label,
+    Name,
+    Score,
+    Sequence,
+    SignedInt32,
+    Text,
+    Uid,
+    UnixS,
+    Word,
+)
 from hami_common.model.placement import ContainerShares
 
 NODES_LISTED = 64
@@ -23,60 +39,60 @@ NODES_LISTED = 64
 class RefusalClass(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Nodes that refused the pod for the same reason."""
 
-    code: str
+    code: Word
     """Stable word from ``hami_scheduler.core.reasons``."""
-    text: str
+    text: Text
     """What was wanted and the best free value among these nodes: the text kube-scheduler shows."""
-    count: int
-    nodes: tuple[str, ...] = ()
+    count: Count
+    nodes: Annotated[tuple[Name, ...], Meta(max_length=NODES_LISTED)] = ()
     """At most ``NODES_LISTED`` of them, sorted."""
 
 
 class NodeScore(Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
     """A node that fits, with its score 0..100."""
 
-    node: str
-    score: float
+    node: Name
+    score: Score
 
 
 class Victim(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A pod that was evicted, or was to be, for one with a higher priority."""
 
-    namespace: str
-    pod: str
-    pod_uid: str
-    node: str
-    priority: int = 0
+    namespace: Label
+    pod: Name
+    pod_uid: Uid
+    node: Name
+    priority: SignedInt32 = 0
 
 
 class DecisionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One decision of the scheduler about one pod."""
 
     verb: Literal["filter", "prioritize", "bind", "preempt", "gang"]
-    namespace: str
-    pod: str
-    pod_uid: str
-    time_s: float
+    namespace: Label
+    pod: Name
+    pod_uid: Uid
+    time_s: UnixS
     verdict: Literal["placed", "feasible", "refused", "error"]
-    snapshot_id: str
+    snapshot_id: Word
     """Names the table the decision was made on: ``<ledger sequence>.<inventory revision>``."""
-    nodes_considered: int = 0
-    nodes_feasible: int = 0
-    nodes_named: int = 0
+    nodes_considered: Count = 0
+    nodes_feasible: Count = 0
+    nodes_named: Count = 0
     """Of ``filter``: how many of these kube-scheduler was told; 0 where that is all of them."""
-    feasible: tuple[NodeScore, ...] = ()
+    feasible: Annotated[tuple[NodeScore, ...], Meta(max_length=NODES_LISTED)] = ()
     """Best nodes first, at most ``NODES_LISTED``."""
-    refusals: tuple[RefusalClass, ...] = ()
-    node: str = ""
-    allocation_id: str = ""
-    ledger_seq: int = 0
-    containers: tuple[ContainerShares, ...] = ()
-    victims: tuple[Victim, ...] = ()
+    refusals: Annotated[tuple[RefusalClass, ...], Meta(max_length=LIST_MOST)] = ()
+    node: Name = ""
+    allocation_id: Uid = ""
+    ledger_seq: Sequence = 0
+    containers: Annotated[tuple[ContainerShares, ...], Meta(max_length=CONTAINERS_MOST)] = ()
+    victims: Annotated[tuple[Victim, ...], Meta(max_length=LIST_MOST)] = ()
     """Of ``preempt``: who had to go, by uid."""
-    error: str = ""
-    duration_ms: float = 0.0
-    writer: str = ""
-    before: tuple["DecisionRecord", ...] = ()
+    error: Text = ""
+    duration_ms: Duration = 0.0
+    writer: Word = ""
+    before: Annotated[tuple["DecisionRecord", ...], Meta(max_length=BEFORE_MOST)] = ()
     """Decisions of the same attempt that led to this one, oldest first: the filter and the
     prioritize before a bind. They have no message of their own."""
 
@@ -89,14 +105,14 @@ class DecisionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class AdmissionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the webhook did with a pod that asks for our resources."""
 
-    namespace: str
-    pod: str
+    namespace: Label
+    pod: Name
     """Name, or the generateName prefix when the API server has not made the name yet."""
-    operation: str
-    request_uid: str
-    time_s: float
+    operation: Word
+    request_uid: Uid
+    time_s: UnixS
     allowed: bool
-    message: str = ""
-    warnings: tuple[str, ...] = ()
-    patch_operations: int = 0
+    message: Text = ""
+    warnings: Annotated[tuple[Text, ...], Meta(max_length=LIST_MOST)] = ()
+    patch_operations: Count = 0
     dry_run: bool = False

@@ -8,8 +8,24 @@ agent's start time and ``seq`` grows within one run. Times are Unix seconds of t
 and are informative: nothing compares clocks of two machines.
 """
 
-from msgspec import Struct
+from typing import Annotated
 
+from msgspec import Meta, Struct
+
+from hami_common.bounds import (
+    DEVICES_MOST,
+    LINKS_MOST,
+    REPORTED_MOST,
+    VENDORS_MOST,
+    BootId,
+    DeviceId,
+    Name,
+    Sequence,
+    Text,
+    UnixS,
+    Vendor,
+    Word,
+)
 from hami_common.model.device import Device, DeviceFacts, Link
 
 
@@ -19,16 +35,16 @@ class NodeReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Subject ``hami.v1.report.<node>.<vendor>``, published on change.
     """
 
-    node: str
-    vendor: str
-    boot_id: str
-    seq: int
-    time_s: float
-    devices: tuple[DeviceFacts, ...] = ()
-    links: tuple[Link, ...] = ()
-    driver_version: str = ""
-    agent_version: str = ""
-    problem: str = ""
+    node: Name
+    vendor: Vendor
+    boot_id: BootId
+    seq: Sequence
+    time_s: UnixS
+    devices: Annotated[tuple[DeviceFacts, ...], Meta(max_length=REPORTED_MOST)] = ()
+    links: Annotated[tuple[Link, ...], Meta(max_length=LINKS_MOST)] = ()
+    driver_version: Word = ""
+    agent_version: Word = ""
+    problem: Text = ""
     """Why the vendor's devices cannot be listed, empty when they can.
 
     For example: driver missing, version mismatch.
@@ -41,18 +57,18 @@ class NodeDevices(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Value of bucket ``hami_devices``, key ``<node>.<vendor>``; the registry is the only writer.
     """
 
-    node: str
-    vendor: str
-    boot_id: str
-    seq: int
+    node: Name
+    vendor: Vendor
+    boot_id: BootId
+    seq: Sequence
     """Order of the report this was made from."""
-    time_s: float
-    config_generation: int
+    time_s: UnixS
+    config_generation: Sequence
     """Which device configuration was applied; grows with each accepted change."""
-    devices: tuple[Device, ...] = ()
-    links: tuple[Link, ...] = ()
-    driver_version: str = ""
-    problem: str = ""
+    devices: Annotated[tuple[Device, ...], Meta(max_length=DEVICES_MOST)] = ()
+    links: Annotated[tuple[Link, ...], Meta(max_length=LINKS_MOST)] = ()
+    driver_version: Word = ""
+    problem: Text = ""
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -61,13 +77,13 @@ class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Subject ``hami.v1.heartbeat.<node>``, every 5 s, not stored.
     """
 
-    node: str
-    boot_id: str
-    seq: int
-    time_s: float
-    vendors: tuple[str, ...] = ()
+    node: Name
+    boot_id: BootId
+    seq: Sequence
+    time_s: UnixS
+    vendors: Annotated[tuple[Vendor, ...], Meta(max_length=VENDORS_MOST)] = ()
     """Vendors whose devices kubelet can give to containers now."""
-    unserved: tuple[str, ...] = ()
+    unserved: Annotated[tuple[Vendor, ...], Meta(max_length=VENDORS_MOST)] = ()
     """Vendors this agent is responsible for and cannot serve now: their plugin is not registered
     with kubelet, which would reject a pod that asks for them."""
 
@@ -78,11 +94,11 @@ class DeviceFault(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Subject ``hami.v1.fault.<node>``, sent at once, not stored: the next report repeats it.
     """
 
-    node: str
-    vendor: str
-    uuid: str
-    boot_id: str
-    seq: int
-    time_s: float
+    node: Name
+    vendor: Vendor
+    uuid: DeviceId
+    boot_id: BootId
+    seq: Sequence
+    time_s: UnixS
     healthy: bool
-    reason: str = ""
+    reason: Text = ""

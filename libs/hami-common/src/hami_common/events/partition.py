@@ -11,6 +11,23 @@ from typing import Literal
 
 from msgspec import Struct
 
+from hami_common.bounds import (
+    BootId,
+    CorePct,
+    DeviceId,
+    Duration,
+    GridPosition,
+    Label,
+    MemoryMib,
+    Name,
+    Sequence,
+    Text,
+    Uid,
+    UnixS,
+    Vendor,
+    Word,
+)
+
 PartitionChange = Literal["created", "adopted", "removed", "failed"]
 PARTITION_CHANGES: tuple[PartitionChange, ...] = ("created", "adopted", "removed", "failed")
 
@@ -21,29 +38,29 @@ class PartitionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     change: PartitionChange
     """``created`` and ``removed``: by the agent; ``adopted``: one that existed was given to an
     allocation; ``failed``: it could not be made or removed, see ``code`` and ``reason``."""
-    node: str
-    vendor: str
-    uuid: str
+    node: Name
+    vendor: Vendor
+    uuid: DeviceId
     """UUID of the device it is on."""
-    boot_id: str
-    seq: int
-    time_s: float
-    instance_id: str = ""
+    boot_id: BootId
+    seq: Sequence
+    time_s: UnixS
+    instance_id: Word = ""
     """What the vendor calls it on this device; empty where none came to be."""
-    profile: str = ""
+    profile: Word = ""
     """Name in ``Device.partitions``; empty: of a size that the table does not have."""
-    start: int | None = None
+    start: GridPosition | None = None
     """First position on the device's grid, where positions matter."""
-    kind: str = ""
-    memory_mib: int = 0
-    core_pct: int = 0
-    namespace: str = ""
-    pod: str = ""
-    pod_uid: str = ""
+    kind: Word = ""
+    memory_mib: MemoryMib = 0
+    core_pct: CorePct = 0
+    namespace: Label = ""
+    pod: Name = ""
+    pod_uid: Uid = ""
     """Empty where it belongs to no pod, such as one left over by a crash."""
-    allocation_id: str = ""
-    code: str = ""
+    allocation_id: Uid = ""
+    code: Word = ""
     """Stable code of a failure."""
-    reason: str = ""
-    duration_ms: float = 0.0
+    reason: Text = ""
+    duration_ms: Duration = 0.0
     """How long the hardware took."""

@@ -7,24 +7,44 @@ compute in percent of one device, times in seconds; counters grow over the life 
 never fall.
 """
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from hami_common.bounds import (
+    LIST_MOST,
+    Amount,
+    BootId,
+    CorePct,
+    Count,
+    Counter,
+    DeviceId,
+    Duration,
+    Label,
+    MemoryMib,
+    Name,
+    Sequence,
+    Uid,
+    UnixS,
+    Vendor,
+)
 
 
 class ShareUsage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One container on one device."""
 
-    namespace: str
-    pod: str
-    pod_uid: str
-    container: str
-    vendor: str
-    uuid: str
-    allocation_id: str = ""
-    limit_mib: int = 0
-    used_mib: int = 0
-    limit_core_pct: int = 0
+    namespace: Label
+    pod: Name
+    pod_uid: Uid
+    container: Label
+    vendor: Vendor
+    uuid: DeviceId
+    allocation_id: Uid = ""
+    limit_mib: MemoryMib = 0
+    used_mib: Amount = 0
+    limit_core_pct: CorePct = 0
     """0: no compute limit."""
-    core_pct: int = 0
+    core_pct: Amount = 0
     """What the driver saw last."""
     is_whole: bool = False
     """The share is the whole device."""
@@ -33,40 +53,40 @@ class ShareUsage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ContainerUsage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One container as a whole; zeros where nothing inside it counts."""
 
-    namespace: str
-    pod: str
-    pod_uid: str
-    container: str
-    processes: int = 0
-    launches: int = 0
+    namespace: Label
+    pod: Name
+    pod_uid: Uid
+    container: Label
+    processes: Count = 0
+    launches: Counter = 0
     """Launches of work on devices."""
-    waited_s: float = 0.0
+    waited_s: Duration = 0.0
     """Time that launches waited for the compute limit or for higher priorities."""
-    device_time_s: float = 0.0
+    device_time_s: Duration = 0.0
     """Time on devices that its work took."""
-    refusals: int = 0
+    refusals: Counter = 0
     """Requests for memory that its limit refused."""
 
 
 class DeviceUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One device, all its users together, as its driver sees it."""
 
-    vendor: str
-    uuid: str
-    memory_mib: int = 0
-    used_mib: int = 0
-    core_pct: int = 0
+    vendor: Vendor
+    uuid: DeviceId
+    memory_mib: MemoryMib = 0
+    used_mib: Amount = 0
+    core_pct: Amount = 0
 
 
 class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Usage on one node at one moment."""
 
-    node: str
-    boot_id: str
-    seq: int
-    time_s: float
-    every_s: float = 0.0
+    node: Name
+    boot_id: BootId
+    seq: Sequence
+    time_s: UnixS
+    every_s: Duration = 0.0
     """Pace: the next message is due after this time."""
-    shares: tuple[ShareUsage, ...] = ()
-    containers: tuple[ContainerUsage, ...] = ()
-    devices: tuple[DeviceUse, ...] = ()
+    shares: Annotated[tuple[ShareUsage, ...], Meta(max_length=LIST_MOST)] = ()
+    containers: Annotated[tuple[ContainerUsage, ...], Meta(max_length=LIST_MOST)] = ()
+    devices: Annotated[tuple[DeviceUse, ...], Meta(max_length=LIST_MOST)] = ()

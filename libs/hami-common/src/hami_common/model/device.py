@@ -5,7 +5,32 @@ Units: memory in MiB, compute in percent of one device. A device is named by its
 everywhere; ``index`` and ``minor`` are the vendor's own numbers and are never used as identity.
 """
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from hami_common.bounds import (
+    PROFILES_MOST,
+    Attributes,
+    CapacityCorePct,
+    CapacityMib,
+    CorePct,
+    DeviceId,
+    GridPosition,
+    HardwareShares,
+    Index,
+    LinkScore,
+    MemoryMib,
+    Minor,
+    Numa,
+    Resource,
+    Resources,
+    SignedInt64,
+    Slots,
+    Text,
+    Vendor,
+    Word,
+)
 
 
 class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -15,22 +40,22 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     profile's size. The profile without a name is the whole device: its share is exclusive.
     """
 
-    name: str = ""
+    name: Word = ""
     """The vendor's own word, such as ``1g.18gb`` or ``vir05_1c_16g``; empty: the whole device."""
-    memory_mib: int
-    core_pct: int = 0
+    memory_mib: MemoryMib
+    core_pct: CorePct = 0
     """Part of the device's compute, rounded down."""
-    resources: dict[str, int] = {}
+    resources: Resources = {}
     """What else it takes, by the names of ``Device.resources``: AI cores, AI CPUs, slices …"""
-    size: int = 0
+    size: GridPosition = 0
     """Length on the device's grid of positions; 0 where positions do not matter."""
-    starts: tuple[int, ...] = ()
+    starts: Annotated[tuple[GridPosition, ...], Meta(max_length=PROFILES_MOST)] = ()
     """Legal first positions on the grid."""
-    kind: str = ""
+    kind: Word = ""
     """Instances on one device all have the same kind: a size where sizes do not mix; empty: any."""
-    limit: int = 0
+    limit: Resource = 0
     """Most instances of it on one device; 0: as many as there is room for."""
-    native_id: int | None = None
+    native_id: SignedInt64 | None = None
     """The vendor's number for it."""
     by_name_only: bool = False
     """Given only to who names it: it has something that a mere size does not ask for."""
@@ -51,39 +76,39 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class DeviceFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One accelerator as the node's driver describes it, before any configuration is applied."""
 
-    uuid: str
-    vendor: str
+    uuid: DeviceId
+    vendor: Vendor
     """Vendor word, for example ``nvidia``: the key of ``hami_common.vendors.catalog``."""
-    index: int
+    index: Index
     """Position in the vendor's own enumeration."""
-    type: str
+    type: Word
     """Model name as users select it, for example ``NVIDIA H200``."""
-    memory_mib: int
+    memory_mib: MemoryMib
     """Physical memory, rounded down."""
-    core_pct: int = 100
+    core_pct: CapacityCorePct = 100
     """Physical compute; 100 for every whole device."""
-    minor: int | None = None
+    minor: Minor | None = None
     """N of the device node ``/dev/nvidiaN`` where the vendor has one."""
-    bus_id: str = ""
-    numa: int | None = None
+    bus_id: Word = ""
+    numa: Numa | None = None
     """NUMA node, or ``None`` when the platform reports no affinity."""
     healthy: bool = True
-    health_reason: str = ""
+    health_reason: Text = ""
     """Why the device is not healthy, in words for an operator; empty when healthy."""
     cordoned: bool = False
     """The node's agent wants no new pods on it, because it is about to change the device."""
-    mode: str = "soft"
+    mode: Word = "soft"
     """How the device can be shared now.
 
     ``soft`` (limited by the in-container library), ``mig``, ``whole`` …
     """
-    partitions: tuple[Profile, ...] = ()
+    partitions: Annotated[tuple[Profile, ...], Meta(max_length=PROFILES_MOST)] = ()
     """Sizes in which the hardware can be divided now; empty: it is not divided."""
-    resources: dict[str, int] = {}
+    resources: Resources = {}
     """Totals of what partitions take beside memory and compute, by name."""
-    max_shares: int = 0
+    max_shares: HardwareShares = 0
     """Most shares that the hardware allows at a time; 0: no limit of its own."""
-    attributes: dict[str, str] = {}
+    attributes: Attributes = {}
     """Further facts of the vendor, such as ``compute_capability``.
 
     Never needed for placement arithmetic.
@@ -93,9 +118,9 @@ class DeviceFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Link(Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
     """Strength of the connection between two devices of one node; symmetric, larger is closer."""
 
-    a: str
-    b: str
-    score: int
+    a: DeviceId
+    b: DeviceId
+    score: LinkScore
 
 
 class Device(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -104,28 +129,28 @@ class Device(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Written by the registry only.
     """
 
-    uuid: str
-    vendor: str
-    index: int
-    type: str
-    memory_mib: int
+    uuid: DeviceId
+    vendor: Vendor
+    index: Index
+    type: Word
+    memory_mib: MemoryMib
     """Physical memory; percentages are taken of this figure."""
-    capacity_mib: int
+    capacity_mib: CapacityMib
     """Memory that may be handed out: physical memory times the configured scaling."""
-    capacity_core_pct: int = 100
+    capacity_core_pct: CapacityCorePct = 100
     """Compute that may be handed out: 100 times the configured scaling."""
-    slots: int = 10
+    slots: Slots = 10
     """How many containers may share the device (split count)."""
-    minor: int | None = None
-    bus_id: str = ""
-    numa: int | None = None
+    minor: Minor | None = None
+    bus_id: Word = ""
+    numa: Numa | None = None
     healthy: bool = True
-    health_reason: str = ""
+    health_reason: Text = ""
     cordoned: bool = False
     """An operator took the device out of service for new pods."""
-    mode: str = "soft"
-    partitions: tuple[Profile, ...] = ()
+    mode: Word = "soft"
+    partitions: Annotated[tuple[Profile, ...], Meta(max_length=PROFILES_MOST)] = ()
     """Sizes in which the hardware divides it; empty: shares have any size."""
-    resources: dict[str, int] = {}
+    resources: Resources = {}
     """Totals of what partitions take beside memory and compute, by name."""
-    attributes: dict[str, str] = {}
+    attributes: Attributes = {}

@@ -12,9 +12,23 @@ from the pod's first moment to its last, so one that an init container holds cou
 
 from collections.abc import Callable, Iterable
 from operator import add
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from hami_common.bounds import (
+    CONTAINERS_MOST,
+    SHARES_MOST,
+    CorePct,
+    DeviceId,
+    GridPosition,
+    Label,
+    MemoryMib,
+    Name,
+    TaskPriority,
+    Vendor,
+    Word,
+)
 from hami_common.model.request import ContainerKind
 
 
@@ -26,20 +40,20 @@ def part_word(profile: str, start: int | None) -> str:
 class Share(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Memory and compute given to one container on one device."""
 
-    vendor: str
-    uuid: str
-    memory_mib: int
-    core_pct: int = 0
+    vendor: Vendor
+    uuid: DeviceId
+    memory_mib: MemoryMib
+    core_pct: CorePct = 0
     """0: no compute limit."""
     exclusive: bool = False
-    profile: str = ""
+    profile: Word = ""
     """Hardware partition that carries the share, by its name in ``Device.partitions``.
 
     Empty: none, the share is soft or the whole device. Memory and compute are then the profile's.
     """
-    start: int | None = None
+    start: GridPosition | None = None
     """The partition's first position on the device's grid, where positions matter."""
-    kind: str = ""
+    kind: Word = ""
     """Shares of one device all have the same kind, such as a QoS class; empty: any."""
 
     @property
@@ -51,17 +65,17 @@ class Share(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ContainerShares(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All shares of one container, in the order in which the container sees the devices."""
 
-    name: str
+    name: Label
     kind: ContainerKind
-    shares: tuple[Share, ...]
-    priority: int | None = None
+    shares: Annotated[tuple[Share, ...], Meta(max_length=SHARES_MOST)]
+    priority: TaskPriority | None = None
 
 
 class Placement(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A pod's shares on one node, containers in kubelet's admission order."""
 
-    node: str
-    containers: tuple[ContainerShares, ...]
+    node: Name
+    containers: Annotated[tuple[ContainerShares, ...], Meta(max_length=CONTAINERS_MOST)]
 
 
 class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -6,9 +6,30 @@ Containers keep the order in which kubelet admits them: init containers (restart
 in percent of one device, both per device.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from hami_common.bounds import (
+    ATTRIBUTES_MOST,
+    CONTAINERS_MOST,
+    LIST_MOST,
+    VENDORS_MOST,
+    WORDS_MOST,
+    CorePct,
+    Count,
+    Label,
+    MapKey,
+    MemoryMib,
+    Name,
+    Resource,
+    TaskPriority,
+    Uid,
+    Vendor,
+    Weight,
+    Word,
+    Words,
+)
 
 ContainerKind = Literal["init", "sidecar", "app"]
 NodePolicy = Literal["binpack", "spread"]
@@ -27,33 +48,33 @@ class DeviceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     hardware partitions, whichever devices they are of.
     """
 
-    vendor: str
-    count: int
-    memory_mib: int = 0
+    vendor: Vendor
+    count: Count
+    memory_mib: MemoryMib = 0
     """0 means: take ``memory_pct`` instead."""
-    memory_pct: int = 0
+    memory_pct: CorePct = 0
     """Percent of the device's physical memory; read only when ``memory_mib`` is 0.
 
     Then it is 1..100.
     """
-    core_pct: int = 0
+    core_pct: CorePct = 0
     """0.
 
     No compute limit and nothing booked, yet refused on a device whose compute is all handed out.
     """
     exclusive: bool = False
     """Nobody else may use the device."""
-    profile: str = ""
+    profile: Word = ""
     """Hardware partition asked for by name; empty: the size decides."""
-    exact: tuple[tuple[str, int], ...] = ()
+    exact: Annotated[tuple[tuple[MapKey, Resource], ...], Meta(max_length=ATTRIBUTES_MOST)] = ()
     """Amounts that the partition must have, by the names of ``Profile.resources``."""
-    kind: str = ""
+    kind: Word = ""
     """Shares of one device all have the same kind; empty: any."""
-    types: tuple[str, ...] = ()
+    types: Annotated[tuple[Word, ...], Meta(max_length=LIST_MOST)] = ()
     """Device types that the resource's name stands for, exactly; empty: every type."""
-    modes: tuple[str, ...] = ()
+    modes: Annotated[tuple[Word, ...], Meta(max_length=LIST_MOST)] = ()
     """Modes of devices that the resource's name stands for; empty: see ``DeviceSelector``."""
-    shape: str = ""
+    shape: Word = ""
     """Which sets of devices may serve the request, see ``hami_common.vendors.shapes``."""
 
     def memory_mib_on(self, device_memory_mib: int) -> int:
@@ -64,10 +85,10 @@ class DeviceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ContainerRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that one container asks for, one entry per vendor."""
 
-    name: str
+    name: Label
     kind: ContainerKind
-    requests: tuple[DeviceRequest, ...]
-    priority: int | None = None
+    requests: Annotated[tuple[DeviceRequest, ...], Meta(max_length=VENDORS_MOST)]
+    priority: TaskPriority | None = None
     """Task priority 0 (highest) … 7; ``None`` when the user did not say."""
 
 
@@ -78,11 +99,11 @@ class DeviceSelector(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``whole_words`` only the type or one of its words; UUIDs match exactly.
     """
 
-    allow_types: tuple[str, ...] = ()
-    deny_types: tuple[str, ...] = ()
-    allow_uuids: tuple[str, ...] = ()
-    deny_uuids: tuple[str, ...] = ()
-    modes: tuple[str, ...] = ()
+    allow_types: Words = ()
+    deny_types: Words = ()
+    allow_uuids: Words = ()
+    deny_uuids: Words = ()
+    modes: Words = ()
     """How the device is shared; empty accepts every mode in which one request is one share."""
     numa_bind: bool = False
     whole_words: bool = False
@@ -148,26 +169,26 @@ def serves_mode(
 class ScoringWeights(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Weights of the three terms of a device score."""
 
-    slot: int = 1
-    core: int = 1
-    memory: int = 1
+    slot: Weight = 1
+    core: Weight = 1
+    memory: Weight = 1
 
 
 class PlacementPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose among nodes and devices that fit."""
 
     node: NodePolicy = "binpack"
-    device: tuple[DevicePolicy, ...] = ("spread",)
+    device: Annotated[tuple[DevicePolicy, ...], Meta(max_length=WORDS_MOST)] = ("spread",)
     weights: ScoringWeights = ScoringWeights()
 
 
 class PodRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A pod's whole request. ``containers`` lists only containers that ask for a device."""
 
-    uid: str
-    namespace: str
-    name: str
-    containers: tuple[ContainerRequest, ...]
-    selectors: dict[str, DeviceSelector] = {}
+    uid: Uid
+    namespace: Label
+    name: Name
+    containers: Annotated[tuple[ContainerRequest, ...], Meta(max_length=CONTAINERS_MOST)]
+    selectors: Annotated[dict[Vendor, DeviceSelector], Meta(max_length=VENDORS_MOST)] = {}
     """By vendor; a vendor that is absent has no constraint."""
     policy: PlacementPolicy = PlacementPolicy()

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from hami_common.errors import Denied, HamiError, RequestInvalid, SettingsInvalid, Unauthenticated
+from hami_common.events.codec import UNDECODABLE
 from hami_common.runtime.httpd import Handler, Request, Response, StreamedResponse
 from hami_common.runtime.kubeauth import Access, Caller, KubeAuth
 
@@ -60,7 +61,7 @@ def resizes_pod(request: Request) -> Sequence[Access]:
     """Changing the resources of a pod that the body names."""
     try:
         namespace = _of_pod.decode(request.body).namespace
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise RequestInvalid(
             field="body", problem=str(error), fix="send a JSON object with namespace and pod"
         ) from error

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from hami_common.errors import Denied, Unavailable, WireInvalid
+from hami_common.events.codec import UNDECODABLE
 from hami_common.ports import Clock, KubeApi
 
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path of the API
@@ -185,5 +186,5 @@ T = TypeVar("T")
 def _decode(raw: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise WireInvalid(what=kind.__name__, problem="answer does not decode") from error

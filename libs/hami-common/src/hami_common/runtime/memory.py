@@ -130,7 +130,7 @@ class MemoryBus:
         self._history = history
         self._streams: dict[str, _Stream] = {}
         self._listeners: list[Callable[[Published], None]] = []
-        self._message_ids: dict[str, int] = {}
+        self._message_ids: dict[tuple[str, str], int] = {}
 
     def stream(self, bucket: str) -> _Stream:
         """Stream behind a bucket, made when it is first used."""
@@ -161,14 +161,15 @@ class MemoryBus:
 
     def record(self, message: Published, *, message_id: str = "") -> int:
         """Keep and hand out a published message; its number, or that of the one it repeats."""
-        if message_id and message_id in self._message_ids:
-            return self._message_ids[message_id]
+        key = (message.subject, message_id)
+        if message_id and key in self._message_ids:
+            return self._message_ids[key]
         self.published.append(message)
         for listener in self._listeners:
             listener(message)
         number = len(self.published)
         if message_id:
-            self._message_ids[message_id] = number
+            self._message_ids[key] = number
         return number
 
     def store(

@@ -14,7 +14,6 @@ import difflib
 import hashlib
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, NoReturn, TypeVar
@@ -23,7 +22,11 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 from msgspec import Struct, inspect
 
+from hami_common import documents
+from hami_common.bounds import INT32_MAX, INT64_MAX
 from hami_common.errors import SettingsInvalid
+from hami_common.events.codec import UNDECODABLE
+from hami_common.units import real, shown, whole
 from hami_common.vendors.catalog import VendorSettings
 
 S = TypeVar("S", bound=Struct)
@@ -181,12 +184,7 @@ def _read(path: Path) -> bytes:
 
 
 def _parse_toml(content: bytes, path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsInvalid(
-            field=f"--config {path}", problem=str(error), fix="write valid TOML (v1.0)"
-        ) from error
+    return documents.toml(content, field=f"--config {path}")
 
 
 def _from_environment(
@@ -298,19 +296,23 @@ def _from_text(text: str, schema: inspect.Type, *, path: str, origin: str) -> ob
                 return text.lower() == "true"
             raise SettingsInvalid(
                 field=path,
-                problem=f"{text!r} is not a truth value ({origin})",
+                problem=f"{shown(text)} is not a truth value ({origin})",
                 fix="write true or false",
             )
         if isinstance(candidate, inspect.IntType | inspect.FloatType):
-            number = int if isinstance(candidate, inspect.IntType) else float
-            try:
-                return number(text)
-            except ValueError as error:
+            is_whole = isinstance(candidate, inspect.IntType)
+            number = (
+                whole(text, least=-INT32_MAX, most=INT64_MAX)
+                if is_whole
+                else real(text, least=-1e12, most=1e12)
+            )
+            if number is None:
                 raise SettingsInvalid(
                     field=path,
-                    problem=f"{text!r} is not a number ({origin})",
-                    fix=f"write {'a whole number' if number is int else 'a number'}",
-                ) from error
+                    problem=f"{shown(text)} is not a number ({origin})",
+                    fix=f"write {'a whole number' if is_whole else 'a number'}",
+                )
+            return number
         if isinstance(candidate, inspect.ListType | inspect.SetType | inspect.VarTupleType):
             if text.lstrip().startswith("["):
                 return _from_json(text, path=path, origin=origin)
@@ -327,10 +329,10 @@ def _from_text(text: str, schema: inspect.Type, *, path: str, origin: str) -> ob
 def _from_json(text: str, *, path: str, origin: str) -> object:
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise SettingsInvalid(
             field=path,
-            problem=f"{text!r} is not JSON ({origin}): {error}",
+            problem=f"{shown(text)} is not JSON ({origin}): {error}",
             fix="write a JSON array or object",
         ) from error
 

@@ -21,6 +21,7 @@ from hami_common.errors import RequestInvalid
 from hami_common.model.device import Profile
 from hami_common.model.request import DeviceRequest, DeviceSelector
 from hami_common.podview import ContainerView
+from hami_common.units import shown
 from hami_common.vendors.handles import handle_of
 from hami_common.vendors.protocol import (
     BindMount,
@@ -317,7 +318,7 @@ class Ascend(ShareVendor):
         if word not in ("", SOFT_WORD):
             raise RequestInvalid(
                 field=f"annotation {MODE}",
-                problem=f"{word!r} is not a mode",
+                problem=f"{shown(word)} is not a mode",
                 fix=f"write {SOFT_WORD}, or leave it out for templates",
             )
         return super().parse_selector(annotations)

@@ -16,6 +16,7 @@ from hami_common.errors import RequestInvalid
 from hami_common.model.device import DeviceFacts, Profile
 from hami_common.model.request import DeviceRequest
 from hami_common.podview import ContainerView
+from hami_common.units import whole
 from hami_common.vendors.protocol import RenderContext
 from hami_common.vendors.shapes import COUNTS
 from hami_common.vendors.sharing import (
@@ -53,8 +54,7 @@ class AwsneuronSettings(
 
 def partitions_of(facts: DeviceFacts) -> tuple[Profile, ...]:
     """Runs of neighbouring cores, from the number that the driver saw; the whole device last."""
-    text = facts.attributes.get("cores", "")
-    cores = int(text) if text.isascii() and text.isdigit() else 0
+    cores = whole(facts.attributes.get("cores", "")) or 0
     if not 1 < cores <= _CORES_MOST:
         return ()
     return tuple(
@@ -138,7 +138,7 @@ class Awsneuron(ShareVendor):
         cores: list[str] = []
         before = 0
         for share, device in given:
-            here = int(device.attributes.get("cores", self._settings.cores_per_device))
+            here = whole(device.attributes.get("cores", "")) or self._settings.cores_per_device
             size = here
             if share.start is not None:
                 size = next(p.size for p in device.partitions if p.name == share.profile)

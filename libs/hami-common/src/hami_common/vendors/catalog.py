@@ -11,6 +11,7 @@ from typing import get_args
 from msgspec import Struct
 
 from hami_common import annotations as keys
+from hami_common.bounds import POD_CONTAINERS_MOST, WEIGHT_MOST
 from hami_common.errors import RequestInvalid
 from hami_common.model.device import DeviceFacts, Profile
 from hami_common.model.request import (
@@ -22,6 +23,7 @@ from hami_common.model.request import (
     ScoringWeights,
 )
 from hami_common.podview import ContainerView, PodView
+from hami_common.units import shown, whole
 from hami_common.vendors import awsneuron
 from hami_common.vendors.amd import Amd, AmdSettings
 from hami_common.vendors.ascend import Ascend, AscendSettings
@@ -118,7 +120,14 @@ class Catalog:
         ``RequestInvalid`` names the field that is wrong.
         """
         containers: list[ContainerRequest] = []
-        for kind, container in pod.containers_in_order():
+        ordered = pod.containers_in_order()
+        if len(ordered) > POD_CONTAINERS_MOST and self.mentions(pod):
+            raise RequestInvalid(
+                field="spec.containers",
+                problem=f"{len(ordered)} containers, init containers included, ask for devices",
+                fix=f"write at most {POD_CONTAINERS_MOST}, or divide the pod",
+            )
+        for kind, container in ordered:
             vendors = self.asked(container)
             requests = tuple(
                 request
@@ -183,7 +192,7 @@ def parse_policy(annotations: Mapping[str, str], *, defaults: PlacementPolicy) -
     if node not in get_args(NodePolicy):
         raise RequestInvalid(
             field=f"annotation {keys.NODE_POLICY}",
-            problem=f"{node!r} is not a policy",
+            problem=f"{shown(node)} is not a policy",
             fix=f"write one of {', '.join(get_args(NodePolicy))}",
         )
     device: tuple[DevicePolicy, ...] = defaults.device
@@ -193,7 +202,7 @@ def parse_policy(annotations: Mapping[str, str], *, defaults: PlacementPolicy) -
             if word not in get_args(DevicePolicy):
                 raise RequestInvalid(
                     field=f"annotation {keys.DEVICE_POLICY}",
-                    problem=f"{word!r} is not a policy",
+                    problem=f"{shown(word)} is not a policy",
                     fix=f"write a chain of {', '.join(get_args(DevicePolicy))}",
                 )
         device = words  # type: ignore[assignment]  # each word was checked against the literal above
@@ -205,7 +214,7 @@ def parse_policy(annotations: Mapping[str, str], *, defaults: PlacementPolicy) -
 
 def _parse_weights(text: str) -> ScoringWeights:
     field = f"annotation {keys.SCORING_WEIGHTS}"
-    fix = "write slot=a,core=b,memory=c with whole numbers, at least one above 0"
+    fix = f"write slot=a,core=b,memory=c with whole numbers up to {WEIGHT_MOST}, one above 0"
     values: dict[str, int] = {}
     for part in text.split(","):
         name, separator, number = (piece.strip() for piece in part.partition("="))
@@ -213,13 +222,14 @@ def _parse_weights(text: str) -> ScoringWeights:
             not separator
             or name not in ("slot", "core", "memory")
             or name in values
-            or not number.isascii()
-            or not number.isdigit()
+            or (weight := whole(number, most=WEIGHT_MOST)) is None
         ):
-            raise RequestInvalid(field=field, problem=f"{part.strip()!r} is not a weight", fix=fix)
-        values[name] = int(number)
+            raise RequestInvalid(
+                field=field, problem=f"{shown(part.strip())} is not a weight", fix=fix
+            )
+        values[name] = weight
     if len(values) != 3 or not any(values.values()):  # noqa: PLR2004 - slot, core, memory
         raise RequestInvalid(
-            field=field, problem=f"{text!r} does not give all three weights", fix=fix
+            field=field, problem=f"{shown(text)} does not give all three weights", fix=fix
         )
     return ScoringWeights(slot=values["slot"], core=values["core"], memory=values["memory"])

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from hami_common.errors import RequestInvalid
 from hami_common.model.request import DeviceRequest
+from hami_common.units import shown
 from hami_common.vendors.handles import handle_of
 from hami_common.vendors.protocol import Capability, RenderContext
 from hami_common.vendors.sharing import (
@@ -60,7 +61,7 @@ def _word(annotations: Mapping[str, str], key: str, words: tuple[str, ...]) -> s
     if word and word not in words:
         raise RequestInvalid(
             field=f"annotation {key}",
-            problem=f"{word!r} is not a class",
+            problem=f"{shown(word)} is not a class",
             fix=f"write one of {', '.join(words)}",
         )
     return word

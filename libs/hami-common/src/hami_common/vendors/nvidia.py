@@ -23,7 +23,7 @@ from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import DeviceRequest, DeviceSelector
 from hami_common.podview import ContainerView
-from hami_common.units import INT32_MAX, parse_count, parse_percent
+from hami_common.units import INT32_MAX, parse_count, parse_percent, shown
 from hami_common.vendors.handles import handle_of, handles_of, needs_instance
 from hami_common.vendors.protocol import (
     NO_ANNOTATIONS,
@@ -448,14 +448,14 @@ class Nvidia:
             if not modes:
                 raise RequestInvalid(
                     field=f"annotation {MODE}",
-                    problem=f"{mode_text!r} names no known mode",
+                    problem=f"{shown(mode_text)} names no known mode",
                     fix="write hami-core, mig or mps, or a list of these",
                 )
         numa_text = annotations.get(NUMA_BIND, "false").strip().lower()
         if numa_text not in ("true", "false", "1", "0", "t", "f"):
             raise RequestInvalid(
                 field=f"annotation {NUMA_BIND}",
-                problem=f"{numa_text!r} is not a truth value",
+                problem=f"{shown(numa_text)} is not a truth value",
                 fix='write "true" or "false"',
             )
         return DeviceSelector(
@@ -528,7 +528,7 @@ def _profile_names(settings: NvidiaSettings) -> dict[str, str]:
         if _MIG_PROFILE.fullmatch(profile) is None:
             raise SettingsInvalid(
                 field="vendors.nvidia.mig_profiles",
-                problem=f"{profile!r} is not the name of a MIG profile",
+                problem=f"{shown(profile)} is not the name of a MIG profile",
                 fix="write names as NVML does, such as 1g.10gb or 1g.10gb+me",
             )
         names[settings.mig_resource_prefix + profile.replace("+", ".")] = profile

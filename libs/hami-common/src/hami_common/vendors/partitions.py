@@ -17,8 +17,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hami_common.bounds import RESOURCE_MOST
 from hami_common.model.device import Profile
 from hami_common.model.request import DeviceRequest
+from hami_common.units import whole
 
 GRID_LIMIT: Final = 16
 """Most positions that a grid may have."""
@@ -143,15 +145,18 @@ class Division:
         Of a partition whose name the table does not know nothing is known.
         """
         taken = 0
-        amounts = np.zeros(AMOUNTS_LIMIT, np.int16)
+        sums = np.zeros(AMOUNTS_LIMIT, np.int64)
         for part, count in parts.items():
             name, _, start = part.partition("@")
             number = self.by_name.get(name)
             if number is None:
                 continue
-            amounts += self.needs[number] * np.int16(count)
-            if start.isdigit():
-                taken |= mask_of(self.profiles[number], int(start))
+            sums += self.needs[number].astype(np.int64) * count
+            place = whole(start, most=GRID_LIMIT)
+            if place is not None:
+                taken |= mask_of(self.profiles[number], place)
+        # What is beyond any capacity stays so in 16 bits, with room for one more profile's need.
+        amounts = np.minimum(sums, RESOURCE_MOST + 1).astype(np.int16)
         return taken & ((1 << self.positions) - 1), amounts
 
     def is_over(self, parts: Mapping[str, int]) -> bool:

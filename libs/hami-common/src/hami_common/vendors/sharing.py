@@ -21,7 +21,14 @@ from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import DeviceRequest, DeviceSelector
 from hami_common.podview import ContainerView
-from hami_common.units import INT32_MAX, MIB_BYTES, parse_count, parse_percent, parse_quantity
+from hami_common.units import (
+    INT32_MAX,
+    MIB_BYTES,
+    parse_count,
+    parse_percent,
+    parse_quantity,
+    shown,
+)
 from hami_common.vendors.protocol import (
     NO_ANNOTATIONS,
     BindMount,
@@ -469,7 +476,7 @@ def _mib_of_bytes(text: str, where: str) -> int:
     if value is None or value < 0 or value > INT32_MAX * MIB_BYTES:
         raise RequestInvalid(
             field=where,
-            problem=f"{text!r} is not an amount of memory",
+            problem=f"{shown(text)} is not an amount of memory",
             fix="write a whole number of GiB, or an amount such as 512Mi or 4Gi",
         )
     return int(-(-value // MIB_BYTES))

@@ -15,6 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 
+from hami_common.units import whole
+
 FIRST_NAMESPACE = 4026531836
 """Number that the kernel gives the machine's first PID namespace."""
 
@@ -67,7 +69,7 @@ def inner_pid(status: str) -> int | None:
     for line in status.splitlines():
         if line.startswith("NSpid:"):
             last = line.split()[-1]
-            return int(last) if last.isdecimal() else None
+            return whole(last)
     return None
 
 

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable
 from msgspec import Struct
 
 from hami_common.model.device import Device
+from hami_common.units import whole
 
 MAX_ID_LENGTH = 63
 _DIGITS = 16
@@ -143,4 +144,4 @@ class Splits:
     def _order(self, kubelet_id: str) -> tuple[str, int, str]:
         uuid = self.uuid_of(kubelet_id)
         tail = kubelet_id.rpartition("-")[2]
-        return (uuid, int(tail) if tail.isdecimal() else 0, kubelet_id)
+        return (uuid, whole(tail) or 0, kubelet_id)

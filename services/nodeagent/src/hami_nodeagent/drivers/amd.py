@@ -11,6 +11,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from hami_common.bounds import INDEX_MOST
+from hami_common.units import whole
 from hami_nodeagent.drivers.errors import AnswerUnknown, NotSupported
 from hami_nodeagent.drivers.library import TwoWayReader
 from hami_nodeagent.drivers.parse import amd as parse
@@ -153,7 +155,8 @@ class AmdReader(TwoWayReader):
 
     def _kfd(self) -> list[parse.KfdNode]:
         root = Path(self.settings.sysfs_root) / "class/kfd/kfd/topology/nodes"
-        numbers = sorted(int(p.name) for p in root.glob("[0-9]*") if p.name.isdecimal())
+        found = (whole(path.name, most=INDEX_MOST) for path in root.glob("[0-9]*"))
+        numbers = sorted(number for number in found if number is not None)
         nodes = []
         for number in numbers:
             properties = read_text(root / str(number) / "properties")

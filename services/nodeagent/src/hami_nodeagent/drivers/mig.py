@@ -25,6 +25,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common.model.device import DeviceFacts, Profile
+from hami_common.units import whole
 from hami_nodeagent.drivers.errors import (
     AnswerUnknown,
     DriverError,
@@ -458,8 +459,8 @@ def _cap_minor(at: Place, part: str) -> int | None:
     with suppress(OSError):
         for line in (root / "nvidia-caps/mig-minors").read_text("ascii").splitlines():
             name, _, number = line.partition(" ")
-            if name == f"gpu{at.minor}/{part}/access" and number.strip().isdigit():
-                return int(number)
+            if name == f"gpu{at.minor}/{part}/access":
+                return whole(number)
     return None
 
 

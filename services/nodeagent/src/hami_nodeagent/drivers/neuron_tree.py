@@ -14,7 +14,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from hami_common.units import INT32_MAX
+from hami_common.bounds import INT64_MAX
+from hami_common.units import INT32_MAX, whole
 from hami_nodeagent.drivers.parse.seen import Condition
 from hami_nodeagent.drivers.reader import read_text
 
@@ -89,7 +90,7 @@ def _cores(home: Path) -> list[Path]:
 
 def _number(path: Path) -> int | None:
     text = read_text(path).strip()
-    return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else None
+    return whole(text, most=INT64_MAX)
 
 
 def _sum(paths: Iterable[Path]) -> int | None:

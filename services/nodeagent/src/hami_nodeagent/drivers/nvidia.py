@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import pynvml
 from msgspec import Struct
 
+from hami_common.bounds import NUMA_MOST
 from hami_common.model.device import DeviceFacts
+from hami_common.units import whole
 from hami_nodeagent.core.health import FaultSeen
 from hami_nodeagent.drivers.errors import (
     DeviceGone,
@@ -204,10 +206,10 @@ def _memory_mib(raw: pynvml.c_nvmlDevice_t, unified_memory_mib: int) -> int:
 def _numa_node(sysfs_root: Path, pci: "_PciInfo") -> int | None:
     address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
     try:
-        node = int((sysfs_root / "bus/pci/devices" / address / "numa_node").read_text("ascii"))
+        text = (sysfs_root / "bus/pci/devices" / address / "numa_node").read_text("ascii")
     except (OSError, ValueError):
         return None
-    return node if node >= 0 else None
+    return whole(text, most=NUMA_MOST)
 
 
 def _attributes(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
+from hami_common.units import whole
 from hami_nodeagent.drivers import masks
 from hami_nodeagent.drivers.errors import AnswerUnknown, NotSupported
 from hami_nodeagent.drivers.files import entries, remove, write
@@ -81,7 +82,7 @@ class AmdPartitioner(ToolPartitioner[MaskedCard]):
             folder = self._folder / seen.uuid
             card = MaskedCard(
                 folder=folder,
-                units=int(units) if units.isdecimal() else 0,
+                units=whole(units) or 0,
                 given=await self._reader.read_files(_given_in, folder),
             )
             cards[seen.uuid] = card

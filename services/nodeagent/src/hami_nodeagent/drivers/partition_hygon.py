@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from hami_common.units import whole
 from hami_nodeagent.drivers import masks
 from hami_nodeagent.drivers.errors import AnswerUnknown, NotSupported
 from hami_nodeagent.drivers.files import entries, remove, write, write_folder
@@ -93,7 +94,7 @@ class HygonPartitioner(ToolPartitioner[DcuCard]):
                 index=card.index,
                 address=card.bus_id,
                 memory_mib=card.memory_mib or 0,
-                units=int(card.attributes.get("compute_units", 0))
+                units=whole(card.attributes.get("compute_units", ""))
                 or _UNITS_BY_TYPE.get(card.type, 0),
                 vdcus=own,
                 numbers=frozenset(vdcu.number for vdcu in found),

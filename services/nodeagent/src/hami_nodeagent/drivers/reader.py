@@ -14,7 +14,9 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct
 
+from hami_common.bounds import NUMA_MOST
 from hami_common.errors import SettingsInvalid
+from hami_common.units import whole
 from hami_nodeagent.drivers.errors import AnswerUnknown
 from hami_nodeagent.drivers.parse.seen import Sight
 from hami_nodeagent.drivers.parse.trouble import Rule, trouble, unexplained
@@ -216,7 +218,7 @@ def read_text(path: Path) -> str:
 def numa_of(sysfs_root: str, address: str) -> int | None:
     """NUMA node of a PCI function; ``None`` where sysfs does not tell."""
     text = read_text(Path(sysfs_root) / "bus/pci/devices" / address / "numa_node").strip()
-    return int(text) if address and text.isdecimal() else None
+    return whole(text, most=NUMA_MOST) if address else None
 
 
 def drm_of(sysfs_root: str, address: str) -> tuple[int | None, int | None]:

@@ -5,13 +5,16 @@ Link scores are those HAMi publishes: one figure for the closest common bridge p
 direct fabric link, so larger is closer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import combinations
 
 from msgspec import Struct
 
+from hami_common.bounds import REPORTED_MOST
 from hami_common.errors import SettingsInvalid
+from hami_common.events.codec import out_of_range
 from hami_common.model.device import DeviceFacts, Link
+from hami_common.units import shown, whole
 
 SCORE_BY_LEVEL: Mapping[str, int] = {
     "system": 10,
@@ -125,8 +128,8 @@ def _split(text: str, words: set[str], field: str) -> tuple[frozenset[int], froz
     for part in (piece.strip().lower() for piece in text.split(",")):
         if part in words:
             seen.add(part)
-        elif part.isdecimal():
-            codes.add(int(part))
+        elif (code := whole(part)) is not None:
+            codes.add(code)
         elif part:
             raise SettingsInvalid(
                 field=field,
@@ -134,3 +137,20 @@ def _split(text: str, words: set[str], field: str) -> tuple[frozenset[int], froz
                 fix="give decimal codes and these words, separated by commas",
             )
     return frozenset(codes), frozenset(seen)
+
+
+def within_bounds(
+    facts: Iterable[DeviceFacts],
+) -> tuple[tuple[DeviceFacts, ...], tuple[str, ...]]:
+    """Separate devices that a message can carry from a problem text for each other device."""
+    kept: list[DeviceFacts] = []
+    problems: list[str] = []
+    for device in facts:
+        if len(kept) == REPORTED_MOST:
+            problems.append(f"more than {REPORTED_MOST} devices; the others are left out")
+            break
+        if problem := out_of_range(device):
+            problems.append(f"device {shown(device.uuid)}: {problem}")
+        else:
+            kept.append(device)
+    return tuple(kept), tuple(problems)

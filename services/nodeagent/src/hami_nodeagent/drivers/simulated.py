@@ -19,7 +19,9 @@ import msgspec
 import msgspec.structs
 from msgspec import Struct
 
+from hami_common import documents
 from hami_common.errors import SettingsInvalid
+from hami_common.events.codec import UNDECODABLE
 from hami_common.model.device import DeviceFacts, Profile
 from hami_nodeagent.core.health import (
     DeviceLost,
@@ -408,7 +410,7 @@ class SimulatedDriver:
             self._last_control = msgspec.json.decode(text, type=Control)
         except FileNotFoundError:
             self._last_control = Control()
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             extra = {"path": self._settings.control, "error": str(error)}
             _log.warning("the control file cannot be understood", extra=extra)
         return self._last_control
@@ -416,8 +418,9 @@ class SimulatedDriver:
 
 def _read_profile(path: Path) -> _Profile:
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=_Profile)
-    except (OSError, msgspec.DecodeError) as error:
+        tree = documents.toml(path.read_bytes(), field="drivers.simulated.profile")
+        return msgspec.convert(tree, _Profile)
+    except (OSError, *UNDECODABLE) as error:
         raise SettingsInvalid(
             field="drivers.simulated.profile",
             problem=f"{path.name}: {error}",

@@ -28,6 +28,7 @@ from hami_nodeagent.drivers.errors import (
 
 ANSWER_LIMIT = 4 << 20
 """More than any tool says about a full node."""
+LINES_LIMIT = 20_000
 _REAP_S = 10.0
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
@@ -82,7 +83,8 @@ class Tool:
         """Run the tool with ``arguments`` and wait for its end.
 
         ``one_line``: the tool never ends by itself; take its first line and end it. Errors:
-        ``DriverMissing``, ``DriverDenied``, ``DeviceHung``, ``AnswerUnknown`` (too long).
+        ``DriverMissing``, ``DriverDenied``, ``DeviceHung``, ``AnswerUnknown`` (more than
+        ``ANSWER_LIMIT`` bytes or ``LINES_LIMIT`` lines).
         """
         doing = " ".join((self.name, *arguments))
         async with self._turn:
@@ -141,6 +143,8 @@ class Tool:
             raise DeviceHung(doing=doing, detail=f"no answer within {limit_s:g} s")
         if max(len(part) for part in parts.values()) > ANSWER_LIMIT:
             raise AnswerUnknown(doing=doing, detail=f"the answer exceeds {ANSWER_LIMIT} bytes")
+        if max(part.count(b"\n") for part in parts.values()) > LINES_LIMIT:
+            raise AnswerUnknown(doing=doing, detail=f"the answer exceeds {LINES_LIMIT} lines")
         text = parts["text"].decode("utf-8", "replace")
         return Answer(
             text=text,

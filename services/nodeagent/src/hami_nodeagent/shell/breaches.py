@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from hami_common import subjects
+from hami_common.apipath import api_path
 from hami_common.errors import HamiError, NotFound
 from hami_common.events.breach import BreachProcess, BreachRecord
 from hami_common.ports import KubeApi, Publisher
@@ -146,7 +147,10 @@ class BreachTeller:
         for pod in list(self._to_evict.values()):
             try:
                 await kube.create(
-                    f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction", _eviction(pod)
+                    api_path(
+                        "api", "v1", "namespaces", pod.namespace, "pods", pod.name, "eviction"
+                    ),
+                    _eviction(pod),
                 )
             except NotFound:
                 _log.info("pod to evict is gone", extra={"pod": pod.title})

@@ -17,6 +17,7 @@ from opentelemetry.trace import SpanKind
 from hami_common.kubeletapi import deviceplugin as api
 from hami_common.kubeletapi import deviceplugin_grpc
 from hami_common.runtime.telemetry import Tracing, carry, log_context
+from hami_common.units import real
 from hami_nodeagent.core.claims import Claim, Code, Refuse, Request
 from hami_nodeagent.core.splits import Splits
 from hami_nodeagent.shell.allocate import Allocator
@@ -138,7 +139,7 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         begun_s = self._clock.monotonic_s()
         requests = [self._request(one.devices_ids) for one in request.container_requests]
         metadata = dict(context.invocation_metadata() or ())
-        age_s = float(metadata[REPEATED_S]) if REPEATED_S in metadata else None
+        age_s = real(str(metadata.get(REPEATED_S, "")), least=0.0, most=1e9)
         try:
             outcome = self._malformed(requests) or await self._allocator.allocate(
                 requests, repeated_after_s=age_s

@@ -15,7 +15,7 @@ from anyio.abc import TaskStatus
 from hami_common import subjects
 from hami_common.errors import HamiError, WireInvalid
 from hami_common.events.allocation import AllocationRecord
-from hami_common.events.codec import decode
+from hami_common.events.codec import decode_on
 from hami_common.ports import Bucket, Feed, Publisher, Reset, Synced
 from hami_common.ports import Entry as Stored
 from hami_common.runtime.natsio.deadletters import UNDECODABLE, DeadLetter, put_away
@@ -106,8 +106,5 @@ class LedgerFeed:
 
 
 def _record(stored: Stored) -> AllocationRecord:
-    what = f"ledger record {stored.key}"
-    record = decode(stored.value, AllocationRecord, what=what)
-    if (record.node, record.pod_uid) != subjects.parse_allocation_key(stored.key):
-        raise WireInvalid(what=what, problem="names another pod or node")
-    return record
+    subject = subjects.kv_subject(subjects.ALLOC_BUCKET, stored.key)
+    return decode_on(subject, stored.value, AllocationRecord)

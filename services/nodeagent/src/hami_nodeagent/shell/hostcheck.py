@@ -8,13 +8,14 @@ as long as reads of small files take, so they run in a thread.
 """
 
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 
+from hami_common import documents
+from hami_common.errors import SettingsInvalid
 from hami_common.events.asking import Finding, Verdict
 from hami_nodeagent.settings import Settings
 from hami_nodeagent.shell.site import Site
@@ -272,8 +273,8 @@ class HostCheck:
 def _toml(path: Path) -> Mapping[str, Any] | None:
     try:
         with path.open("rb") as file:
-            return tomllib.loads(file.read(_MOST_BYTES).decode())
-    except (OSError, ValueError):
+            return documents.toml(file.read(_MOST_BYTES), field=str(path))
+    except (OSError, SettingsInvalid):
         return None
 
 

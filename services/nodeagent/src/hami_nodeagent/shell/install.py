@@ -20,7 +20,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from hami_common.bounds import INT64_MAX
 from hami_common.errors import HamiError
+from hami_common.units import whole
 from hami_common.vendors.protocol import BindMount
 
 PRELOAD_PATH = "/etc/ld.so.preload"
@@ -183,8 +185,8 @@ def mapped_inodes(proc: Path, inodes: frozenset[int]) -> frozenset[int] | None:
             continue  # it has ended, or may not be looked at
         for line in maps.splitlines():
             fields = line.split(maxsplit=5)
-            if len(fields) > _INODE_FIELD and fields[_INODE_FIELD].isdigit():
-                mapped.add(int(fields[_INODE_FIELD]))
+            if len(fields) > _INODE_FIELD:
+                mapped.add(whole(fields[_INODE_FIELD], most=INT64_MAX) or 0)
     return frozenset(mapped & inodes)
 
 

@@ -23,9 +23,10 @@ import anyio.to_thread
 from anyio.abc import TaskStatus
 from msgspec.structs import replace
 
-from hami_common import subjects
-from hami_common.errors import HamiError, WireInvalid
-from hami_common.events.codec import decode, encode, event_headers
+from hami_common import grants, subjects
+from hami_common.bounds import NAME_MOST, TEXT_MOST
+from hami_common.errors import HamiError, Unavailable, WireInvalid
+from hami_common.events.codec import decode_on, encode, event_headers
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices, NodeReport
 from hami_common.model.device import DeviceFacts, Link
 from hami_common.ports import Bucket, Publisher
@@ -43,10 +44,16 @@ from hami_nodeagent.core.partitions import faulty_text, foreign_text
 from hami_nodeagent.drivers.errors import DriverError, DriverMismatch
 from hami_nodeagent.drivers.partitioner import Instance
 from hami_nodeagent.drivers.protocol import Driver, Inventory
+from hami_nodeagent.drivers.rules import within_bounds
 from hami_nodeagent.shell.site import Site
 
 _FAULTS_LIMIT_S = 5.0
 _AWAIT_ANSWER_S = 0.25
+REPORT_BYTES = grants.REPORT_MAX_BYTES - grants.HEADER_BYTES
+"""Largest report; the rest is left to its headers."""
+INSIST_RETRIES = 100
+"""Pauses of ``report_retry_s`` after which facts are reported again while the registry's record is
+of another run."""
 
 _log = logging.getLogger(__name__)
 
@@ -282,6 +289,8 @@ class Reporter:
         self._metrics = site.metrics
         self._reported_seq = 0
         self._answered_seq = 0
+        self.is_overruled = False
+        """The registry's record was made from a report of another run, so not from ours."""
 
     async def tell(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Publish faults at once and reports on change; started after the first report."""
@@ -289,21 +298,25 @@ class Reporter:
             first_s=self._settings.report_retry_s, most_s=10 * self._settings.report_retry_s
         )
         stored: NodeReport | None = None
-        stored_generation = 0
+        stored_generation, stored_s = 0, 0.0
         while True:
             changed = self._source.changed
             await self._publish_faults()
             generation = self._generation()
             report = self._report()
-            if report != stored or generation != stored_generation:
+            insists_s = stored_s + INSIST_RETRIES * self._settings.report_retry_s
+            insists = self.is_overruled and self._clock.monotonic_s() >= insists_s
+            if report != stored or generation != stored_generation or insists:
                 try:
                     await self._store(report)
                 except HamiError as error:
-                    _log.debug("report not stored", extra={"problem": str(error)})
+                    level = logging.DEBUG if isinstance(error, Unavailable) else logging.ERROR
+                    _log.log(level, "report not stored", extra={"problem": str(error)})
                     await backoff.wait()
                     continue
                 backoff.reset()
                 stored, stored_generation = report, generation
+                stored_s = self._clock.monotonic_s()
                 task_status.started()
                 task_status = anyio.TASK_STATUS_IGNORED
             with anyio.move_on_after(1.0):  # the bus may have been connected anew
@@ -336,24 +349,32 @@ class Reporter:
             )
             if text
         ]
+        # One device that the driver describes wrongly must not withhold the report of all others.
+        facts, beyond = within_bounds(self._source.facts())
         return NodeReport(
             node=self._picture.node,
             vendor=self._source.vendor,
             boot_id=self._sequence.boot_id,
             seq=0,
             time_s=0.0,
-            devices=tuple(board.withdraw(device) for device in self._source.facts()),
+            devices=tuple(board.withdraw(device) for device in facts),
             links=self._source.links,
-            driver_version=self._source.driver_version,
+            driver_version=self._source.driver_version[:NAME_MOST],
             agent_version=version("hami-nodeagent"),
-            problem="; ".join(part for part in (self._source.problem, *withheld) if part),
+            problem="; ".join(filter(None, (self._source.problem, *withheld, *beyond)))[:TEXT_MOST],
         )
 
     async def _store(self, report: NodeReport) -> None:
         from_now = replace(report, seq=self._sequence.next(), time_s=self._clock.now_s())
+        data = encode(from_now)
+        if len(data) > REPORT_BYTES:
+            # Placement works without links, on a node with very many devices less well.
+            problem = f"{len(data)} bytes are too large for a report: links left out"
+            both = "; ".join(part for part in (report.problem, problem) if part)
+            data = encode(replace(from_now, links=(), problem=both))
         await self._publisher.publish_stored(
             subjects.report(report.node, report.vendor),
-            encode(from_now),
+            data,
             headers=self._headers("report.changed", from_now.time_s),
         )
         self._reported_seq = from_now.seq
@@ -418,12 +439,14 @@ class Reporter:
         if entry is None:
             return
         try:
-            canonical = decode(entry.value, NodeDevices, what=f"canonical devices {key}")
+            subject = subjects.kv_subject(subjects.DEVICES_BUCKET, key)
+            canonical = decode_on(subject, entry.value, NodeDevices)
         except WireInvalid as error:
             self._metrics.undecodable.labels(what="canonical devices").inc()
             _log.error("canonical devices not understood", extra={"problem": str(error)})
             return
-        if canonical.boot_id == self._sequence.boot_id:
+        self.is_overruled = canonical.boot_id != self._sequence.boot_id
+        if not self.is_overruled:
             self._answered_seq = max(self._answered_seq, canonical.seq)
         if self._picture.set_canonical(canonical):
             _log.info(

@@ -15,9 +15,13 @@ import msgspec
 from anyio.abc import TaskStatus
 from msgspec import Struct
 
+from hami_common.apipath import api_path
+from hami_common.bounds import INT64_MAX
 from hami_common.errors import NotFound, WireInvalid
+from hami_common.events.codec import UNDECODABLE, decode
 from hami_common.podview import PodListView, PodView
 from hami_common.ports import KubeApi
+from hami_common.units import whole
 from hami_nodeagent.core.podfacts import PodFacts, facts_of
 from hami_nodeagent.shell.keys import TrustedKeys
 from hami_nodeagent.shell.site import Site
@@ -27,7 +31,6 @@ _FIRST_ACTIVE_ONLY = (1, 34)
 
 _log = logging.getLogger(__name__)
 _pod_decoder = msgspec.json.Decoder(PodView)
-_list_decoder = msgspec.json.Decoder(PodListView)
 
 
 class _NodeInfo(Struct, frozen=True, rename="camel"):
@@ -92,7 +95,9 @@ class PodSource:
     async def confirm(self, facts: PodFacts) -> None:
         """Read the pod that has this name now. ``Unavailable`` when the API server is away."""
         try:
-            raw = await self._kube.get(f"/api/v1/namespaces/{facts.namespace}/pods/{facts.name}")
+            raw = await self._kube.get(
+                api_path("api", "v1", "namespaces", facts.namespace, "pods", facts.name)
+            )
         except NotFound:
             pod = None
         else:
@@ -109,7 +114,7 @@ class PodSource:
         """Read all pods of this node. ``Unavailable`` when the API server is away."""
         selector = f"spec.nodeName={self._picture.node}"
         pages = await self._kube.list_pages(PODS_PATH, field_selector=selector)
-        lists = [_list_decoder.decode(page) for page in pages]
+        lists = [decode(page, PodListView, what="pods of this node") for page in pages]
         pods = [pod for page in lists for pod in page.items]
         # A list that comes in pages shows the state of its first one.
         revision = _number(lists[0].metadata.resource_version) if lists else 0
@@ -137,10 +142,10 @@ class PodSource:
 
     async def learn_kubelet_version(self) -> None:
         """Find out whether this kubelet leaves refused pods out of its list."""
-        raw = await self._kube.get(f"/api/v1/nodes/{self._picture.node}")
+        raw = await self._kube.get(api_path("api", "v1", "nodes", self._picture.node))
         try:
             version = _node_decoder.decode(raw).status.node_info.kubelet_version
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             version = ""
         active_only = _version(version) >= _FIRST_ACTIVE_ONLY
         if active_only == self._picture.view.lists_active_only:
@@ -178,19 +183,18 @@ class PodSource:
 def _decode(raw: bytes) -> PodView:
     try:
         return _pod_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise WireInvalid(what="pod", problem=str(error)) from error
 
 
 def _number(revision: str) -> int:
     """Position in the API server's history; 0 when it does not look like one."""
-    return int(revision) if revision.isascii() and revision.isdecimal() else 0
+    return whole(revision, most=INT64_MAX) or 0
 
 
 def _version(text: str) -> tuple[int, int]:
     """Major and minor of a version such as ``v1.34.2-eks-1``; (0, 0) when there is none."""
     major, _, rest = text.removeprefix("v").partition(".")
     minor = rest.partition(".")[0].rstrip("+")
-    if major.isdecimal() and minor.isdecimal():
-        return int(major), int(minor)
-    return 0, 0
+    found = whole(major), whole(minor)
+    return (0, 0) if None in found else (found[0] or 0, found[1] or 0)

@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanKind
 from hami_common import subjects
 from hami_common.errors import Conflict, HamiError, Unavailable, WireInvalid
 from hami_common.events.allocation import AllocationRecord, StateRecord
-from hami_common.events.codec import decode, encode, event_headers
+from hami_common.events.codec import decode_on, encode, event_headers
 from hami_common.ports import Bucket, Expect
 from hami_common.ports import Entry as Stored
 from hami_common.runtime.kubeio import EventRecorder, ObjectRef
@@ -116,12 +116,13 @@ class States:
 
     def _take(self, stored: Stored) -> None:
         try:
-            _, uid = subjects.parse_allocation_key(stored.key)
-            state = decode(stored.value, StateRecord, what=f"state {stored.key}")
+            subject = subjects.kv_subject(subjects.STATE_BUCKET, stored.key)
+            state = decode_on(subject, stored.value, StateRecord)
         except WireInvalid as error:
             self._metrics.undecodable.labels(what="state").inc()
             _log.error("state not understood", extra={"problem": str(error)})
             return
+        uid = state.pod_uid
         if stored.revision >= self._revision_by_uid.get(uid, 0):
             self._picture.states_by_uid[uid] = state
             self._revision_by_uid[uid] = stored.revision

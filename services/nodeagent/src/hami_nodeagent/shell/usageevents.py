@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable
 
 from hami_common import subjects
+from hami_common.bounds import INT64_MAX
 from hami_common.errors import HamiError
 from hami_common.events.codec import encode, event_headers
 from hami_common.events.usage import ContainerUsage, DeviceUse, ShareUsage, UsageRecord
@@ -119,8 +120,8 @@ def _container(row: ContainerRow) -> ContainerUsage:
         pod_uid=holder.pod_uid,
         container=holder.container,
         processes=row.processes,
-        launches=row.counted.launches,
+        launches=min(row.counted.launches, INT64_MAX),
         waited_s=row.counted.waited_ns * _NS,
         device_time_s=row.counted.device_time_ns * _NS,
-        refusals=row.counted.refusals,
+        refusals=min(row.counted.refusals, INT64_MAX),
     )

@@ -15,12 +15,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from hami_common import documents
+from hami_common.bounds import MEMORY_MIB_MOST, SCALING_MOST, SLOTS_MOST
 from hami_common.errors import SettingsInvalid
+from hami_common.events.codec import problem_of
 from hami_common.model.device import Device, DeviceFacts
 from hami_common.vendors.catalog import partitions_of, resources_of
 
-MAX_SLOTS = 1024
-MAX_SCALING = 100.0
+MAX_SLOTS = SLOTS_MOST
+MAX_SCALING = float(SCALING_MOST)
 FULL_CORE_PCT = 100
 RULES_VERSION = 2
 """Grows when the same configuration and facts begin to give other devices: part of the digest."""
@@ -103,13 +106,13 @@ def digest(config: DeviceConfig) -> str:
 
 def parse(text: bytes, *, name: str) -> DeviceConfig:
     """Configuration from a TOML or YAML file called ``name``; the error names the field."""
-    decode = msgspec.toml.decode if name.endswith(".toml") else msgspec.yaml.decode
+    decode = documents.toml if name.endswith(".toml") else documents.yaml_one
+    fix = "compare it with docs/wire.md, device configuration"
     try:
-        config = decode(text, type=DeviceConfig) if text.strip() else DeviceConfig()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SettingsInvalid(
-            field=name, problem=str(error), fix="compare it with docs/wire.md, device configuration"
-        ) from error
+        tree = decode(text, field=name, fix=fix) if text.strip() else {}
+        config = msgspec.convert(tree, DeviceConfig)
+    except msgspec.ValidationError as error:
+        raise SettingsInvalid(field=name, problem=problem_of(error), fix=fix) from error
     check(config, name=name)
     return config
 
@@ -133,10 +136,10 @@ def check(config: DeviceConfig, *, name: str) -> None:
                     problem=f"{value} is outside 0..{MAX_SCALING:g}",
                     fix="give a factor such as 1.0 (no oversubscription) or 2.0",
                 )
-        if part.reserved_mib is not None and part.reserved_mib < 0:
+        if part.reserved_mib is not None and not 0 <= part.reserved_mib <= MEMORY_MIB_MOST:
             raise SettingsInvalid(
                 field=f"{name}: {where}.reserved_mib",
-                problem=f"{part.reserved_mib} is negative",
+                problem=f"{part.reserved_mib} is outside 0..{MEMORY_MIB_MOST}",
                 fix="give MiB to keep back, 0 or more",
             )
 

@@ -2,18 +2,57 @@
 """Turns agents' raw reports into canonical inventory: validates, configures, orders.
 
 The registry keeps the newest report per (node, vendor); a report is newer by (``boot_id``,
-``seq``). What is published is a pure function of report, configuration and cordons, so a change of
-any of them re-publishes exactly the records that differ. Times come in as arguments.
+``seq``), as far as that can be believed (``Runs``). What is published is a pure function of report,
+configuration and cordons, so a change of any of them re-publishes exactly the records that differ.
+Times come in as arguments.
 """
 
 from collections.abc import Mapping
 
+from hami_common.bounds import DEVICES_MOST
+from hami_common.events.codec import out_of_range
 from hami_common.events.inventory import NodeDevices, NodeReport
 from hami_common.model.device import Device, DeviceFacts
 from hami_registry.core.device_config import DeviceConfig, canonical_device, use_of
 from hami_registry.core.stranded import Holding, Stranded, stranded
 
-MAX_DEVICES_PER_NODE = 256
+MAX_DEVICES_PER_NODE = DEVICES_MOST
+_PROBLEM_MOST = 4096
+LATE = 16
+"""Numbers by which messages of an agent that are only late may differ."""
+JUMP = 2_000
+"""Numbers of one run, some hours of it, that a replica may lag behind another one."""
+_Key = tuple[str, str]
+"""(node, vendor)."""
+_Order = tuple[str, int]
+"""(boot_id, seq)."""
+
+
+class Runs:
+    """Judges which reports of an agent are older than a known one.
+
+    Agents choose ``boot_id`` and ``seq`` themselves, so somebody with a stolen login can choose
+    values that the agent itself never exceeds. A report that is older by its numbers is therefore
+    refused only until its run goes on: until one of the same run follows whose number is more than
+    ``LATE`` higher than that of the first one refused. Within one run that holds where the known
+    report is ahead by more than ``JUMP``.
+    """
+
+    def __init__(self) -> None:
+        self._refused: dict[_Key, _Order] = {}
+
+    def is_older(self, key: _Key, new: _Order, known: _Order) -> bool:
+        """Judge a report against the known one, and remember it if it is refused."""
+        boot_id, seq = self._refused.get(key, ("", 0))
+        if new >= known:
+            if boot_id == new[0]:
+                del self._refused[key]
+            return False
+        if boot_id != new[0]:
+            self._refused[key] = new
+            return True
+        is_near = new[0] == known[0] and known[1] - new[1] <= JUMP
+        return is_near or new[1] <= seq + LATE
 
 
 def problems_of(report: NodeReport) -> list[str]:
@@ -42,7 +81,7 @@ def _problem_of(facts: DeviceFacts, report: NodeReport, seen: set[str]) -> str:
         return f"vendor {facts.vendor!r} is not the report's {report.vendor!r}"
     if facts.memory_mib < 0 or facts.core_pct <= 0:
         return f"memory_mib {facts.memory_mib} or core_pct {facts.core_pct} cannot be"
-    return ""
+    return out_of_range(facts)
 
 
 class Inventory:
@@ -52,17 +91,36 @@ class Inventory:
         """Start with no report and this configuration."""
         self._config = config
         self.generation = generation
-        self._reports: dict[tuple[str, str], NodeReport] = {}
+        self._reports: dict[_Key, NodeReport] = {}
+        self._runs = Runs()
+        self._stored_runs = Runs()
+        self._outlived: dict[_Key, _Order] = {}
+        """The report with higher numbers that was given up for a run that goes on."""
         self._cordons: dict[str, frozenset[str]] = {}
 
     def accept(self, report: NodeReport) -> bool:
         """Keep ``report`` if it is newer than what is known; whether it was kept."""
         key = (report.node, report.vendor)
         known = self._reports.get(key)
-        if known is not None and (report.boot_id, report.seq) < (known.boot_id, known.seq):
-            return False
+        if known is not None:
+            if self._runs.is_older(key, _order(report), _order(known)):
+                return False
+            if _order(report) < _order(known):
+                self._outlived[key] = _order(known)
         self._reports[key] = report
         return True
+
+    def outlives(self, ours: NodeDevices, stored: NodeDevices) -> bool:
+        """Whether ``ours`` is to be published over a record of higher numbers.
+
+        The record is of a report that a run which goes on has outlived, see ``Runs``.
+        """
+        if stored.config_generation > ours.config_generation or _order(stored) <= _order(ours):
+            return False
+        key = (ours.node, ours.vendor)
+        if self._outlived.get(key) == _order(stored):
+            return True
+        return not self._stored_runs.is_older(key, _order(ours), _order(stored))
 
     def configure(self, config: DeviceConfig) -> bool:
         """Use ``config`` from now on; whether anything changed (then the generation grew)."""
@@ -132,8 +190,16 @@ class Inventory:
             devices=tuple(devices.values()),
             links=tuple(link for link in report.links if link.a in devices and link.b in devices),
             driver_version=report.driver_version,
-            problem="; ".join(problems),
+            problem=_shortened("; ".join(problems)),
         )
+
+
+def _order(message: NodeReport | NodeDevices) -> _Order:
+    return message.boot_id, message.seq
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _PROBLEM_MOST else f"{text[:_PROBLEM_MOST]}…"
 
 
 def supersedes(ours: NodeDevices, stored: NodeDevices | None) -> bool:
@@ -144,7 +210,7 @@ def supersedes(ours: NodeDevices, stored: NodeDevices | None) -> bool:
     """
     if stored is None:
         return True
-    if (stored.boot_id, stored.seq) > (ours.boot_id, ours.seq):
+    if _order(stored) > _order(ours):
         return False
     if stored.config_generation > ours.config_generation:
         return False

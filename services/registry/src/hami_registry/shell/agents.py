@@ -88,8 +88,9 @@ class Agents:
         async def one(node: str) -> None:
             async with limiter:
                 try:
-                    data = await self._ask(subjects.ask(node, what))
-                    answer_by_node[node] = codec.decode(data, kind, what=f"{what} of node {node}")
+                    subject = subjects.ask(node, what)
+                    answer = codec.decode_on(subject, await self._ask(subject), kind)
+                    answer_by_node[node] = answer
                 except (Unavailable, WireInvalid):
                     return
 

@@ -84,7 +84,8 @@ class CanonicalWriter:
         if known is not None and known.revision >= entry.revision:
             return
         self._stored[entry.key] = _Stored(revision=entry.revision, devices=None)
-        devices = codec.decode(entry.value, NodeDevices, what=f"{self._bucket.name} {entry.key}")
+        subject = subjects.kv_subject(self._bucket.name, entry.key)
+        devices = codec.decode_on(subject, entry.value, NodeDevices)
         self._stored[entry.key] = _Stored(revision=entry.revision, devices=devices)
         if devices.config_generation >= self._newest[0]:
             self._newest = (devices.config_generation, entry.headers.get(CONFIG_DIGEST, ""))
@@ -181,7 +182,9 @@ class CanonicalWriter:
         ours = self.inventory.canonical(*node_vendor, time_s=now_s)
         key = subjects.devices_key(*node_vendor)
         stored = self._stored.get(key)
-        if not supersedes(ours, stored.devices if stored else None):
+        published = stored.devices if stored else None
+        is_outlived = published is not None and self.inventory.outlives(ours, published)
+        if not is_outlived and not supersedes(ours, published):
             self._metrics.publications.labels(outcome="unchanged").inc()
             return
         expected = stored.revision if stored else 0

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from hami_common import annotations as keys
+from hami_common.events.codec import UNDECODABLE
 from hami_common.podview import MetadataView
 from hami_common.ports import KubeApi, WatchEvent
 from hami_registry.shell.canonical import CanonicalWriter
@@ -50,7 +51,7 @@ class Cordons:
             return
         try:
             metadata = _decoder.decode(event.raw).metadata
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             _log.warning("node skipped", extra={"problem": str(error)})
             return
         if event.type == "DELETED":

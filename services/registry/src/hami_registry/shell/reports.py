@@ -24,20 +24,6 @@ _RETRY_S = 2.0
 _log = logging.getLogger(__name__)
 
 
-def decode_report(subject: str, data: bytes) -> NodeReport:
-    """The report; ``WireInvalid`` when it cannot be one of the node its subject names."""
-    report = codec.decode(data, NodeReport, what=subject)
-    try:
-        expected = subjects.report(report.node, report.vendor)
-    except WireInvalid as error:
-        raise WireInvalid(what=subject, problem=f"node or vendor {error}") from error
-    if subject != expected:
-        raise WireInvalid(
-            what=subject, problem=f"holds a report of {report.vendor} on node {report.node}"
-        )
-    return report
-
-
 class Reports:
     """Feeds the inventory behind ``writer``."""
 
@@ -62,7 +48,7 @@ class Reports:
 
     async def _handle(self, delivery: Delivery) -> None:
         try:
-            report = decode_report(delivery.subject, delivery.data)
+            report = codec.decode_on(delivery.subject, delivery.data, NodeReport)
         except WireInvalid as error:
             await self._put_away(delivery, error)
             return

@@ -9,13 +9,14 @@ listener has a bounded queue; one that reads too slowly is told so and let go.
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import anyio
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from msgspec import Struct
 
-from hami_common import subjects
+from hami_common import grants, subjects
 from hami_common.errors import HamiError, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
@@ -27,8 +28,12 @@ from hami_common.runtime.natsio.deadletters import UNDECODABLE, DeadLetter, put_
 from hami_registry.core.projection import Projection
 from hami_registry.shell.metrics import Metrics
 
+T = TypeVar("T")
+
 HEARTBEATS_S = 0.1
 """How long heartbeats are gathered before they are looked at; they count for seconds."""
+NODE_WAITING = 64
+"""Heartbeats of one node that wait; each vendor's agent sends one in 5 s."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,17 +77,17 @@ class Views:
     # --- feeding --------------------------------------------------------------------------------
 
     def _take_devices(self, entry: Entry) -> None:
-        devices = codec.decode(entry.value, NodeDevices, what=f"devices {entry.key}")
+        devices = _decode(subjects.DEVICES_BUCKET, entry, NodeDevices)
         self.projection.devices_seen(devices)
         self._tell("device", entry, node=devices.node, namespace="")
 
     def _take_record(self, entry: Entry) -> None:
-        record = codec.decode(entry.value, AllocationRecord, what=f"allocation {entry.key}")
+        record = _decode(subjects.ALLOC_BUCKET, entry, AllocationRecord)
         self.projection.record_seen(entry.key, entry.revision, record)
         self._tell("allocation", entry, node=record.node, namespace=record.namespace)
 
     def _take_state(self, entry: Entry) -> None:
-        state = codec.decode(entry.value, StateRecord, what=f"state {entry.key}")
+        state = _decode(subjects.STATE_BUCKET, entry, StateRecord)
         self.projection.state_seen(entry.key, entry.revision, state)
         self._tell("state", entry, node=state.node, namespace=state.namespace)
 
@@ -111,15 +116,16 @@ class Views:
     async def follow_heartbeats(self, bus: Bus) -> None:
         """Hear agents for ever."""
         async with bus.subscribe(
-            f"{subjects.HEARTBEAT_PREFIX}.*", gather_s=HEARTBEATS_S
+            f"{subjects.HEARTBEAT_PREFIX}.*", per_subject=NODE_WAITING, gather_s=HEARTBEATS_S
         ) as subscription:
             async for message in subscription:
                 try:
-                    beat = codec.decode(message.data, Heartbeat, what=message.subject)
+                    beat = codec.decode_on(message.subject, message.data, Heartbeat)
                 except WireInvalid as error:
                     self._skip("heartbeat", error)
                     continue
-                self.projection.heartbeat_seen(beat.node, beat.vendors, now_s=self._clock.now_s())
+                vendors = tuple(vendor for vendor in beat.vendors if vendor in grants.VENDORS)
+                self.projection.heartbeat_seen(beat.node, vendors, now_s=self._clock.now_s())
 
     async def _put_away(self, publisher: Publisher, delivery: Delivery, error: WireInvalid) -> None:
         letter = DeadLetter(
@@ -216,6 +222,11 @@ class _Bucket:
 
     def synced(self) -> None:
         self.is_synced = True
+
+
+def _decode(bucket: str, entry: Entry, kind: type[T]) -> T:
+    """A bucket's value; ``WireInvalid`` when it is not one of its key."""
+    return codec.decode_on(subjects.kv_subject(bucket, entry.key), entry.value, kind)
 
 
 async def server_sent_events(

@@ -16,7 +16,7 @@ from hami_common import limits
 from hami_common.events.allocation import AllocationRecord
 from hami_common.model.placement import Placement
 from hami_common.signing import SignedPlacement, Signer
-from hami_scheduler.core.podfacts import PodFacts
+from hami_scheduler.core.podfacts import PodFacts, pod_path
 
 Fate = Literal[
     "free", "ours", "same-node", "unreadable", "elsewhere", "deleting", "finished", "gone"
@@ -51,7 +51,7 @@ def fate_of(pod: PodFacts | None, *, uid: str, node: str, allocation_id: str = "
 
 def binding_path(namespace: str, name: str) -> str:
     """Path to which a Binding is posted."""
-    return f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
+    return f"{pod_path(namespace, name)}/binding"
 
 
 def binding_document(

@@ -184,7 +184,7 @@ def uneven_nodes(view: View, vendor: str) -> Bools:
         links = block.links[: block.count]
         uneven = np.zeros(block.count, np.bool_)
         for link_class in np.unique(links):
-            if number is not None and not classes[link_class].is_even(number):
+            if number is not None and not classes[int(link_class)].is_even(number):
                 uneven |= links == link_class
         return uneven
 
@@ -209,7 +209,7 @@ def _choose_linked(
     links = view.ids(view.block.links)
     vendor = view.table.vendors.number(step.request.vendor)
     for node in np.flatnonzero(uneven):
-        link_class = view.table.link_classes[links[node]]
+        link_class = view.table.link_classes[int(links[node])]
         fitting = passing[:, node]
         by_rank = np.lexsort([key[:, node] for key in reversed(order)])
         rank = np.empty(len(by_rank), np.int64)
@@ -235,6 +235,6 @@ def _links_of(view: View, passing: Bools, uneven: Bools) -> Floats:
     links = view.ids(view.block.links)
     for number in np.unique(links[uneven]):
         here = np.flatnonzero(links == number)
-        matrix = view.table.link_classes[number].matrix.astype(np.float64)
+        matrix = view.table.link_classes[int(number)].matrix.astype(np.float64)
         strength[:, here] = matrix @ passing[:, here]
     return strength

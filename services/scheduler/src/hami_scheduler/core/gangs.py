@@ -22,10 +22,12 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from hami_common import annotations as keys
+from hami_common.apipath import api_path, checked_name
 from hami_common.errors import RequestInvalid
 from hami_common.model.placement import Placement
 from hami_common.model.request import PodRequest
 from hami_common.podview import PodView
+from hami_common.units import whole
 from hami_scheduler.core.fit import Plan, compile_request
 from hami_scheduler.core.pick import pick
 from hami_scheduler.core.reasons import NodeRefusal
@@ -70,7 +72,9 @@ class GangRef(Struct, frozen=True, kw_only=True):
             "scheduler-plugins": "scheduling.x-k8s.io/v1alpha1",
             "volcano": "scheduling.volcano.sh/v1beta1",
         }[self.kind]
-        return f"/apis/{group}/namespaces/{namespace}/podgroups/{name}" if group else ""
+        if not group:
+            return ""
+        return api_path("apis", *group.split("/"), "namespaces", namespace, "podgroups", name)
 
 
 def gang_of(pod: PodView) -> GangRef | None:
@@ -81,6 +85,7 @@ def gang_of(pod: PodView) -> GangRef | None:
         name = labels.get(key) or annotations.get(key)
         if not name:
             continue
+        checked_name(name, field=_field(key, labels))
         size = 0
         if size_key:
             size = _size(annotations.get(size_key) or labels.get(size_key), size_key)
@@ -88,14 +93,19 @@ def gang_of(pod: PodView) -> GangRef | None:
     return None
 
 
+def _field(key: str, labels: Mapping[str, str]) -> str:
+    return f"metadata.{'labels' if labels.get(key) else 'annotations'}[{key}]"
+
+
 def _size(text: str | None, key: str) -> int:
-    if text is None or not text.isascii() or not text.isdigit() or len(text) > len(str(SIZE_MOST)):
+    size = None if text is None else whole(text, most=SIZE_MOST)
+    if size is None:
         raise RequestInvalid(
             field=f"metadata.annotations[{key}]",
             problem="is missing" if text is None else f"{text[:40]!r} is not a number of pods",
-            fix="write the number of pods that must run together, such as 4",
+            fix=f"write the number of pods that must run together, 0 to {SIZE_MOST}, such as 4",
         )
-    return int(text)
+    return size
 
 
 class Member(Struct, frozen=True, kw_only=True):

@@ -4,8 +4,9 @@
 A vendor's devices on a node are usable while the node's agent is heard for that vendor. Whoever
 starts, or sees a vendor for the first time, gives the agent one full timeout to be heard. A fault
 counts until the canonical record is made from a report that is newer than the fault; newer is the
-pair (``boot_id``, ``seq``) of the agent. Times are seconds of one monotonic clock, given by the
-caller; times inside messages are never read.
+pair (``boot_id``, ``seq``) of the agent. The agent chooses both, so they count only where they can
+be true: a fault of another run than the record's, or far ahead of it, ends with the next report.
+Times are seconds of one monotonic clock, given by the caller; times inside messages are never read.
 """
 
 from collections.abc import Iterator
@@ -13,9 +14,16 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hami_common.bounds import NODE_DEVICES_MOST
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
 from hami_common.model.device import Device
 from hami_scheduler.core.table import DeviceTable
+
+AHEAD = 1_000
+"""Numbers by which a fault may be ahead of a report that reached us after it: the agent reports
+right after a fault, and numbers one heartbeat in 5 s."""
+UNKNOWN_MOST = 4_096
+"""Faults, and vendors that are not served, kept of devices that are not known yet."""
 
 _Served = tuple[str, str]
 """(node, vendor)."""
@@ -59,6 +67,7 @@ class Inventory:
         """Take the newest canonical devices of one vendor on one node; whether they changed."""
         served = (devices.node, devices.vendor)
         known = self._devices.get(served)
+        is_new_report = known is not None and _order(known) != _order(devices)
         self._table.upsert_node(devices, revision=revision)  # before anything else is noted
         self._stale.discard(served)
         self._devices[served] = devices
@@ -71,11 +80,23 @@ class Inventory:
             self._table.set_node_alive(*served, alive=False)
         faults = self._faults.get(served, {})
         for uuid, fault in list(faults.items()):
-            if (fault.boot_id, fault.seq) <= (devices.boot_id, devices.seq):
+            if _is_over(fault, devices, is_new_report=is_new_report):
                 del faults[uuid]
             else:
                 self._table.set_health(fault.node, uuid, healthy=fault.healthy)
         return known is None or known.devices != devices.devices
+
+    def excess(self, devices: NodeDevices) -> str:
+        """Bound that the node would break with these devices, empty when none.
+
+        The count is over all vendors, so that no type of message can state it.
+        """
+        others = self.of_node(devices.node)
+        count = sum(len(other.devices) for other in others if other.vendor != devices.vendor)
+        count += len(devices.devices)
+        if count <= NODE_DEVICES_MOST:
+            return ""
+        return f"{count} devices on node {devices.node}, at most {NODE_DEVICES_MOST} are used"
 
     def remove(self, node: str, vendor: str) -> None:
         """The canonical record is gone: so are the devices, except for what is booked on them."""
@@ -136,7 +157,8 @@ class Inventory:
                 self._set_alive(served, alive=True)
         for vendor in heartbeat.unserved:
             served = (heartbeat.node, vendor)
-            self._unserved.add(served)
+            if served in self._devices or len(self._unserved) < UNKNOWN_MOST:
+                self._unserved.add(served)
             if served in self._devices:
                 self._alive_until_s[served] = now_s
                 self._set_alive(served, alive=False)
@@ -178,15 +200,31 @@ class Inventory:
     def take_fault(self, fault: DeviceFault) -> bool:
         """Use or stop using one device at once; false when the canonical record is newer."""
         served = (fault.node, fault.vendor)
-        order = (fault.boot_id, fault.seq)
+        order, known = _order(fault), self._order.get(served)
         before = self._faults.get(served, {}).get(fault.uuid)
-        if order <= self._order.get(served, ("", -1)):
+        if known is not None and order <= known:
             return False
-        if before is not None and order <= (before.boot_id, before.seq):
+        if before is not None and order <= _order(before):
+            # One of the run that the record is of is believed against one of another run.
+            is_proven = known is not None and fault.boot_id == known[0] != before.boot_id
+            if not is_proven:
+                return False
+        if before is None and not self._has_capacity(fault):
             return False
         self._faults.setdefault(served, {})[fault.uuid] = fault
         self._table.set_health(fault.node, fault.uuid, healthy=fault.healthy)
         return True
+
+    def _has_capacity(self, fault: DeviceFault) -> bool:
+        """Whether a fault of one more device is kept."""
+        devices = self._devices.get((fault.node, fault.vendor))
+        if devices is not None:
+            return any(device.uuid == fault.uuid for device in devices.devices)
+        unknown = (len(found) for served, found in self._faults.items() if not self._knows(served))
+        return sum(unknown) < UNKNOWN_MOST
+
+    def _knows(self, served: _Served) -> bool:
+        return served in self._devices
 
     # --- as a document ---------------------------------------------------------------------------
 
@@ -244,3 +282,14 @@ class Inventory:
         for fault in memory.faults:
             self._faults.setdefault((fault.node, fault.vendor), {})[fault.uuid] = fault
             self._table.set_health(fault.node, fault.uuid, healthy=fault.healthy)
+
+
+def _order(message: NodeDevices | DeviceFault) -> _Order:
+    return message.boot_id, message.seq
+
+
+def _is_over(fault: DeviceFault, devices: NodeDevices, *, is_new_report: bool) -> bool:
+    """Whether a fault ends with this record; ``is_new_report``: it is of another than before."""
+    if not is_new_report:
+        return _order(fault) <= _order(devices)
+    return fault.boot_id != devices.boot_id or not 0 < fault.seq - devices.seq <= AHEAD

@@ -47,7 +47,8 @@ How the shell uses this
 * The storage was wiped (revisions below ``feed_seq``): ``handle(Wiped(...))``, fold the new feed,
   ``FeedSynced``, repair, ``Repaired``.
 * Tombstones: ``forgettable(...)`` names keys whose release is old and not its node's newest
-  record; ``Bucket.forget`` them, then ``forget`` them here.
+  record, and keys that have a state and no record; ``Bucket.forget`` them, then ``forget`` them
+  here.
 """
 
 from collections.abc import Iterable, Iterator
@@ -100,6 +101,8 @@ from hami_scheduler.core.stimuli import (
 )
 from hami_scheduler.core.table import DeviceTable
 
+KEYS_PER_NODE: Final = 4_096
+"""Pods of a node of which states without a record are kept; kubelet runs 110, at most some 500."""
 STORY_LINES: Final = 24
 SHARE_LOST: Final = "share-lost"
 HAMI: Final = "hami"
@@ -389,6 +392,8 @@ class Ledger:
         key = (state.node, state.pod_uid)
         held = self._held.get(key)
         if held is None:
+            if len(self._uids_by_node.get(state.node, ())) >= KEYS_PER_NODE:
+                return  # an agent may write states of any number of pods that never were
             held = self._adopt(key)
         if seq <= held.state_seq:
             return
@@ -476,17 +481,19 @@ class Ledger:
         ]
 
     def forgettable(self, *, seen_before_s: float) -> list[tuple[str, str]]:
-        """(node, pod uid) of releases folded before that time.
+        """(node, pod uid) of releases, and of states without a record, folded before that time.
 
         Never a node's newest record (design D3: the fence would move back).
         """
         return [
             key
             for key, held in self._held.items()
-            if held.record is not None
-            and held.record.op == "release"
+            if held.story
             and held.story[-1].time_s < seen_before_s
-            and held.seq < self.fence(key[0])
+            and (
+                held.record is None
+                or (held.record.op == "release" and held.seq < self.fence(key[0]))
+            )
         ]
 
     def forget(self, node: str, pod_uid: str) -> None:

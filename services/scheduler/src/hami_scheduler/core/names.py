@@ -12,13 +12,15 @@ the mapping. Knows nothing but names and numbers.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hami_common.bounds import OBJECT_LIST_MOST, Name
 from hami_common.errors import WireInvalid
+from hami_common.events.codec import UNDECODABLE, problem_of
 from hami_scheduler.core.block import Bools, Columns, Ints
 
 Bytes = NDArray[np.uint8]
@@ -40,7 +42,7 @@ _MARKS: Final = 3
 _ODD: Final = np.uint64(0x9E37_79B9_7F4A_7C15)
 _FOLD: Final = np.uint64(29)
 
-_decoder = msgspec.json.Decoder(list[str])
+_decoder = msgspec.json.Decoder(Annotated[list[Name], msgspec.Meta(max_length=OBJECT_LIST_MOST)])
 _encoder = msgspec.json.Encoder()
 
 
@@ -71,8 +73,8 @@ class NodeNames:
         if self._names is None:
             try:
                 self._names = _decoder.decode(b"[" + self.text)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                problem = str(error).replace("`$", "`$.NodeNames")
+            except UNDECODABLE as error:
+                problem = problem_of(error).replace("$", "$.NodeNames", 1)
                 raise WireInvalid(what="ExtenderArgs", problem=problem) from error
         return self._names
 

@@ -14,11 +14,14 @@ from typing import Final
 from msgspec import Struct
 
 from hami_common import annotations as keys
+from hami_common.apipath import api_path, is_subdomain
+from hami_common.bounds import RUNTIME_MOST_S
 from hami_common.errors import RequestInvalid, WireInvalid
 from hami_common.events.allocation import Account
 from hami_common.model.request import PlacementPolicy, PodRequest
 from hami_common.podview import PodView
 from hami_common.signing import SignedPlacement, Verifier
+from hami_common.units import real
 from hami_common.vendors.catalog import Catalog
 from hami_scheduler.core.admitted import require_admitted
 from hami_scheduler.core.quota import count_resources
@@ -32,7 +35,6 @@ GROUP_KEYS: Final = (
 """Label or annotation with the name of a pod's gang: scheduler-plugins, Volcano, Kueue, ours."""
 DEFAULT_GRACE_S: Final = 30.0
 """Kubernetes' own, of pods that say nothing."""
-_LONGEST_NUMBER: Final = 16
 VOUCHED_MOST: Final = 1024
 """Own annotations on their way back; those that never come are forgotten, the oldest first."""
 
@@ -100,12 +102,16 @@ class PodFacts(Struct, frozen=True, kw_only=True):
 
 
 def group_of(pod: PodView) -> str:
-    """``namespace/name`` of the gang that the pod says it is a member of; empty when of none."""
+    """``namespace/name`` of the gang that the pod says it is a member of; empty when of none.
+
+    A name that no object can have is none; ``gangs.gang_of`` refuses such a pod.
+    """
     labels, annotations = pod.labels(), pod.annotations()
     for key in GROUP_KEYS:
         name = labels.get(key) or annotations.get(key)
         if name:
-            return f"{pod.metadata.namespace or 'default'}/{name}"
+            group = f"{pod.metadata.namespace or 'default'}/{name}"
+            return group if is_subdomain(name) else ""
     return ""
 
 
@@ -146,7 +152,7 @@ def has_preferences(pod: PodView) -> bool:
 
 def pod_path(namespace: str, name: str) -> str:
     """Path of a pod in the Kubernetes API (core/v1)."""
-    return f"/api/v1/namespaces/{namespace}/pods/{name}"
+    return api_path("api", "v1", "namespaces", namespace, "pods", name)
 
 
 class PodReader:
@@ -259,10 +265,7 @@ def _unix_s(text: str | None) -> float:
 
 def _seconds(text: str) -> float:
     """A length of time that a user wrote; what is not one protects nothing."""
-    try:
-        return max(0.0, float(text)) if text and len(text) <= _LONGEST_NUMBER else 0.0
-    except ValueError:
-        return 0.0
+    return real(text, least=0.0, most=RUNTIME_MOST_S) or 0.0
 
 
 def _grace_s(pod: PodView) -> float:

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hami_common.bounds import MapKey, Quantity, SignedInt64
 from hami_common.errors import RequestInvalid
 from hami_common.events.allocation import Account
 from hami_common.model.placement import ContainerShares, booked_by_device
@@ -183,7 +184,7 @@ class _ScopeSelector(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class _Spec(Struct, frozen=True, kw_only=True, rename="camel"):
-    hard: dict[str, str | int | float] | None = None
+    hard: dict[MapKey, Quantity | SignedInt64 | float] | None = None
     scopes: list[str] | None = None
     scope_selector: _ScopeSelector | None = None
 

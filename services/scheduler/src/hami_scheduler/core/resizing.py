@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hami_common.bounds import Label, Name, SignedInt32
 from hami_common.errors import RequestInvalid
 from hami_common.model.placement import ContainerShares, Share
 from hami_scheduler.core.repair import Holding
@@ -27,13 +28,13 @@ WHOLE_PCT = 100
 class ResizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What somebody wants."""
 
-    namespace: str
-    pod: str
-    container: str = ""
+    namespace: Label
+    pod: Name
+    container: Label = ""
     """Empty: the pod's only container with a share."""
-    memory_mib: int | None = None
+    memory_mib: SignedInt32 | None = None
     """Of each of the container's devices; ``None``: as it is."""
-    core_pct: int | None = None
+    core_pct: SignedInt32 | None = None
     """The same for compute; 0: no limit."""
     force: bool = False
     """Also below what is in use: the container is then over its limit until it gives back."""

@@ -29,6 +29,7 @@ from msgspec import Raw, Struct
 
 from hami_common.errors import InvariantBroken, WireInvalid
 from hami_common.events import codec
+from hami_common.events.codec import UNDECODABLE
 from hami_common.events.decision import NodeScore
 from hami_scheduler.core import stimuli
 from hami_scheduler.core.names import NodeNames
@@ -320,7 +321,7 @@ class Reader:
                 raise WireInvalid(what=f"{self._what}, line {number}", problem=error.problem) from (
                     error
                 )
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNDECODABLE as error:
                 raise WireInvalid(what=f"{self._what}, line {number}", problem=str(error)) from (
                     error
                 )

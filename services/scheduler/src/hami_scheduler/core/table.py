@@ -44,6 +44,9 @@ T = TypeVar("T")
 COLUMN_BITS: Final = 32
 COLUMN_MASK: Final = (1 << COLUMN_BITS) - 1
 _LAST: Final = 2**31 - 1
+_LINKS_PER_NODE: Final = 2
+_LINKS_SPARE: Final = 64
+"""Unused matrices of links are dropped when there are more than this beside two for each node."""
 _encoder: Final = msgspec.json.Encoder(order="deterministic")
 _ALLOCATOR_HINT_BYTES: Final = 16 << 20
 
@@ -119,7 +122,9 @@ class DeviceTable:
         self.blocks: list[Block] = []
         self.codes: dict[str, int] = {}
         """Where a node stands: block number and, in the low ``COLUMN_BITS``, column."""
-        self.link_classes: list[LinkClass] = []
+        self.link_classes: dict[int, LinkClass] = {}
+        """By number, as in ``Block.links``; those that no node has are dropped at times."""
+        self._links_made = 0
         self.domains = Domains()
         """Where nodes stand in the network; also of nodes that have no device."""
         self._division_numbers: dict[bytes, int] = {}
@@ -439,9 +444,23 @@ class DeviceTable:
         key = (vendors, matrix.tobytes())
         number = self._link_numbers.get(key)
         if number is None:
-            number = self._link_numbers[key] = len(self.link_classes)
-            self.link_classes.append(LinkClass(vendors, matrix))
+            if len(self.link_classes) > _LINKS_PER_NODE * len(self._places) + _LINKS_SPARE:
+                self._drop_unused_links()
+            number = self._link_numbers[key] = self._links_made
+            self.link_classes[number] = LinkClass(vendors, matrix)
+            self._links_made += 1
         return number
+
+    def _drop_unused_links(self) -> None:
+        """Forget matrices of nodes that have others by now: an agent may report new ones for ever.
+
+        Numbers are never used again, so that nothing that was derived from one can be mistaken.
+        """
+        used: set[int] = set()
+        for block in self.blocks:
+            used.update(block.links[: block.count].tolist())
+        self.link_classes = {n: one for n, one in self.link_classes.items() if n in used}
+        self._link_numbers = {key: n for key, n in self._link_numbers.items() if n in used}
 
     # --- booking ---------------------------------------------------------------------------------
 

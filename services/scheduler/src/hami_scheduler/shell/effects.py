@@ -25,9 +25,11 @@ from msgspec import Struct
 from opentelemetry.trace import Span, SpanKind
 
 from hami_common import annotations, subjects
+from hami_common.apipath import api_path
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
+from hami_common.events.codec import UNDECODABLE
 from hami_common.podview import PodView
 from hami_common.ports import Bucket, Expect, KubeApi, Write
 from hami_common.runtime.tasks import Backoff
@@ -134,7 +136,7 @@ def bare_pod(raw: bytes | msgspec.Raw) -> BarePod:
     """Return who a pod is, ``UNREADABLE`` where not even that can be read."""
     try:
         return _bare_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return UNREADABLE
 
 
@@ -142,7 +144,7 @@ def _note_unlabelled(raw: msgspec.Raw, paths: dict[str, str]) -> None:
     """Note the path of a pod that carries an allocation, by uid; read in full afterwards."""
     try:
         metadata = _marked_decoder.decode(raw).metadata
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         pod = bare_pod(raw)
         paths[pod.metadata.uid] = pod_path(*pod.names())
         return
@@ -153,7 +155,7 @@ def _note_unlabelled(raw: msgspec.Raw, paths: dict[str, str]) -> None:
 def _items_of(page: bytes) -> list[msgspec.Raw]:
     try:
         return _raw_list_decoder.decode(page).items or []
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise WireInvalid(what="list of pods", problem=str(error)) from error
 
 
@@ -281,7 +283,8 @@ class Effects:
         failed: set[str] = set()
         for entry in entries:
             try:
-                record = codec.decode(entry.value, AllocationRecord, what=entry.key)
+                subject = subjects.kv_subject(subjects.ALLOC_BUCKET, entry.key)
+                record = codec.decode_on(subject, entry.value, AllocationRecord)
             except WireInvalid as error:
                 self._metrics.undecodable.labels(source="records").inc()
                 self._state.withheld.add(RECORD, entry.key, error, node=node)
@@ -486,7 +489,8 @@ class Effects:
         with self._bus():
             entry = await self._ports.records.get(key)
             if entry is not None:
-                record = codec.decode(entry.value, AllocationRecord, what=key)
+                subject = subjects.kv_subject(subjects.ALLOC_BUCKET, key)
+                record = codec.decode_on(subject, entry.value, AllocationRecord)
                 if record.op != "release":
                     return False
                 try:
@@ -504,7 +508,7 @@ class Effects:
     def _facts(self, raw: bytes) -> PodFacts:
         try:
             view = _pod_decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise WireInvalid(what="pod from the API server", problem=str(error)) from error
         return self._reader.facts_of(view, known=self._state.pods.get(view.metadata.uid))
 
@@ -781,7 +785,8 @@ class Effects:
         try:
             with self._api():
                 await self._ports.kube.patch(
-                    f"/api/v1/nodes/{node}", binding.touch_document(stamp=f"{self._now_s():.3f}")
+                    api_path("api", "v1", "nodes", node),
+                    binding.touch_document(stamp=f"{self._now_s():.3f}"),
                 )
         except (Unavailable, NotFound, Conflict, Denied) as error:
             _log.warning("node not touched", extra={"problem": str(error)})

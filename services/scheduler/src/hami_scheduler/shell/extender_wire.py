@@ -8,12 +8,14 @@ Knows nothing of devices or decisions.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
+from hami_common.bounds import OBJECT_LIST_MOST, Label, Name, SignedInt64, Uid
 from hami_common.errors import WireInvalid
+from hami_common.events.codec import UNDECODABLE, problem_of
 from hami_common.podview import PodView
 from hami_scheduler.core.block import Columns, Ints
 from hami_scheduler.core.names import Lines, NodeNames, joined
@@ -27,7 +29,7 @@ MAX_PRIORITY = 10
 class NodeItems(Struct, frozen=True, kw_only=True):
     """A ``v1.NodeList`` whose nodes stay raw."""
 
-    items: list[Raw] = []
+    items: Annotated[list[Raw], Meta(max_length=OBJECT_LIST_MOST)] = []
 
 
 class ExtenderArgs(Struct, frozen=True, kw_only=True, rename="pascal"):
@@ -35,7 +37,7 @@ class ExtenderArgs(Struct, frozen=True, kw_only=True, rename="pascal"):
 
     pod: PodView
     nodes: NodeItems | None = None
-    node_names: list[str] | None = None
+    node_names: Annotated[list[Name], Meta(max_length=OBJECT_LIST_MOST)] | None = None
 
 
 class _ArgsWithoutNames(Struct, frozen=True, kw_only=True, rename="pascal"):
@@ -46,38 +48,42 @@ class _ArgsWithoutNames(Struct, frozen=True, kw_only=True, rename="pascal"):
 class BindArgs(Struct, frozen=True, kw_only=True, rename="pascal"):
     """Body of bind."""
 
-    pod_name: str
-    pod_namespace: str
-    pod_uid: str = msgspec.field(name="PodUID")
-    node: str
+    pod_name: Name
+    pod_namespace: Label
+    pod_uid: Uid = msgspec.field(name="PodUID")
+    node: Name
 
 
 class MetaPod(Struct, frozen=True, kw_only=True):
     """A victim by uid."""
 
-    uid: str = msgspec.field(name="UID")
+    uid: Uid = msgspec.field(name="UID")
 
 
 class MetaVictims(Struct, frozen=True, kw_only=True, rename="pascal"):
     """Those who would have to leave a node."""
 
-    pods: list[MetaPod] | None = None
-    num_violations: int = msgspec.field(name="NumPDBViolations", default=0)
+    pods: Annotated[list[MetaPod], Meta(max_length=OBJECT_LIST_MOST)] | None = None
+    num_violations: SignedInt64 = msgspec.field(name="NumPDBViolations", default=0)
 
 
 class WholeVictims(Struct, frozen=True, kw_only=True, rename="pascal"):
     """The same with whole pods, as a caller sends it that thinks we know none."""
 
-    pods: list[PodView] | None = None
-    num_violations: int = msgspec.field(name="NumPDBViolations", default=0)
+    pods: Annotated[list[PodView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
+    num_violations: SignedInt64 = msgspec.field(name="NumPDBViolations", default=0)
 
 
 class PreemptionArgs(Struct, frozen=True, kw_only=True, rename="pascal"):
     """Body of preempt."""
 
     pod: PodView
-    node_name_to_victims: dict[str, WholeVictims] | None = None
-    node_name_to_meta_victims: dict[str, MetaVictims] | None = None
+    node_name_to_victims: (
+        Annotated[dict[Name, WholeVictims], Meta(max_length=OBJECT_LIST_MOST)] | None
+    ) = None
+    node_name_to_meta_victims: (
+        Annotated[dict[Name, MetaVictims], Meta(max_length=OBJECT_LIST_MOST)] | None
+    ) = None
 
     def victims(self) -> dict[str, MetaVictims]:
         """Victims by node, by uid."""
@@ -97,7 +103,7 @@ class _PreemptionReply(Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class _NodeMetadata(Struct, frozen=True, kw_only=True):
-    name: str = ""
+    name: Name = ""
 
 
 class _NodeName(Struct, frozen=True, kw_only=True):
@@ -159,7 +165,7 @@ class ArgsDecoder:
             return self._last[1], candidates
         try:
             args = _shortened_decoder.decode(rest)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNDECODABLE:
             return None
         if bytes(args.node_names) != _NAMES_STAND_IN:
             return None
@@ -270,5 +276,5 @@ def encode_bind(error: str = "") -> bytes:
 def _decode(decoder: msgspec.json.Decoder[T], data: bytes | Raw, *, what: str) -> T:
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireInvalid(what=what, problem=str(error)) from error
+    except UNDECODABLE as error:
+        raise WireInvalid(what=what, problem=problem_of(error)) from error

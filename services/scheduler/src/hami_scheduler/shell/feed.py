@@ -182,7 +182,7 @@ class Feed:
 
     def _decode(self, subject: str, data: bytes, kind: type[T], *, source: str) -> T:
         try:
-            return codec.decode(data, kind, what=subject)
+            return codec.decode_on(subject, data, kind)
         except WireInvalid:
             self._metrics.undecodable.labels(source=source).inc()
             raise
@@ -362,11 +362,9 @@ class Feed:
             return
         subject = subjects.kv_subject(subjects.DEVICES_BUCKET, entry.key)
         devices = self._decode(subject, entry.value, NodeDevices, source="inventory")
-        if (devices.node, devices.vendor) != (node, vendor):
+        if excess := self._inventory.excess(devices):
             self._metrics.undecodable.labels(source="inventory").inc()
-            raise WireInvalid(
-                what=entry.key, problem=f"holds devices of {devices.node}/{devices.vendor}"
-            )
+            raise WireInvalid(what=entry.key, problem=excess)
         now_s = self._state.clock.monotonic_s()
         changed = self._inventory.put(devices, revision=entry.revision, now_s=now_s)
         if changed and self._state.has("inventory"):

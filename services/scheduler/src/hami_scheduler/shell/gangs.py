@@ -25,7 +25,9 @@ import msgspec
 from msgspec import Struct
 
 from hami_common import annotations as keys
+from hami_common.bounds import Count
 from hami_common.errors import Denied, HamiError, NotFound, WireInvalid
+from hami_common.events.codec import UNDECODABLE
 from hami_common.events.decision import DecisionRecord
 from hami_common.model.request import PodRequest
 from hami_common.podview import PodView
@@ -60,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class _GroupSpec(Struct, frozen=True, kw_only=True, rename="camel"):
-    min_member: int = 0
+    min_member: Count = 0
 
 
 class _Group(Struct, frozen=True, kw_only=True):
@@ -260,7 +262,7 @@ class Gangs:
         except Denied as error:
             size = 0
             _log.warning("group of pods not readable", extra={"problem": str(error)})
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise WireInvalid(what=f"PodGroup {ref.key}", problem=str(error)) from error
         _remember(self._sizes, path, (size, now_s + SIZE_KNOWN_S))
         return size

@@ -15,8 +15,10 @@ import msgspec
 from msgspec import Struct
 
 from hami_common import adoption, annotations, mirrors
+from hami_common.apipath import api_path
 from hami_common.errors import Conflict, Denied, NotFound, Unavailable, WireInvalid
 from hami_common.events.allocation import CarriedShare
+from hami_common.events.codec import UNDECODABLE
 from hami_common.mirrors import Mirror
 from hami_common.model.device import Device
 from hami_common.podview import MetadataView, PodView
@@ -159,7 +161,7 @@ class HamiMirrors:
             raw = await self._kube.get(path)
         try:
             return _pod_decoder.decode(raw)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise WireInvalid(what="pod from the API server", problem=str(error)) from error
 
     # --- nodes -----------------------------------------------------------------------------------
@@ -171,7 +173,7 @@ class HamiMirrors:
         mirror = mirrors.of_node(
             devices, node=node, mark=await self._mark(node), time_s=self._state.clock.now_s()
         )
-        await self._patch(f"/api/v1/nodes/{node}", mirror)
+        await self._patch(api_path("api", "v1", "nodes", node), mirror)
         self._devices_by_node[node] = devices
 
     def _devices(self, node: str) -> dict[str, Device]:
@@ -185,12 +187,12 @@ class HamiMirrors:
         """HAMi's names of the node's devices, where an operator has kept them."""
         try:
             with answer_within(self._settings.api_timeout_s, peer="API server"):
-                raw = await self._kube.get(f"/api/v1/nodes/{node}")
+                raw = await self._kube.get(api_path("api", "v1", "nodes", node))
             text = (_node_decoder.decode(raw).metadata.annotations or {}).get(
                 annotations.TAKEN_OVER, ""
             )
             return adoption.decode_mark(text) if text else adoption.TakenOver()
-        except (NotFound, WireInvalid, msgspec.DecodeError) as error:
+        except (NotFound, WireInvalid, *UNDECODABLE) as error:
             _log.debug("mark of a node not read", extra={"node": node, "problem": str(error)})
             return adoption.TakenOver()
 

@@ -25,10 +25,12 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common import annotations
+from hami_common import annotations, subjects
+from hami_common.bounds import SignedInt32
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
+from hami_common.events.codec import UNDECODABLE
 from hami_common.events.decision import DecisionRecord, Victim
 from hami_common.model.request import PodRequest
 from hami_common.podview import MetadataView, PodListView, PodView
@@ -109,7 +111,7 @@ class _BudgetSpec(Struct, frozen=True, kw_only=True):
 
 
 class _BudgetStatus(Struct, frozen=True, kw_only=True, rename="camel"):
-    disruptions_allowed: int = 0
+    disruptions_allowed: SignedInt32 = 0
 
 
 class _Budget(Struct, frozen=True, kw_only=True):
@@ -499,7 +501,8 @@ class Preemption:
             entries = await self._records.latest(f"*.{record.pod_uid}")
         for entry in entries:
             try:
-                other = codec.decode(entry.value, AllocationRecord, what=entry.key)
+                subject = subjects.kv_subject(subjects.ALLOC_BUCKET, entry.key)
+                other = codec.decode_on(subject, entry.value, AllocationRecord)
             except WireInvalid:
                 continue
             is_live = other.op != "release" and other.node != record.node
@@ -516,7 +519,7 @@ class Preemption:
             pages = await self._kube.list_pages(BUDGETS)
         try:
             budgets = [raw for page in pages for raw in _raw_budgets_decoder.decode(page).items]
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise WireInvalid(what="PodDisruptionBudgets", problem=str(error)) from error
         closed: set[str] = set()
         for raw in budgets:

@@ -9,7 +9,6 @@ nothing. What is decided stands in ``core.quota_ledger`` and ``core.queues``. Se
 """
 
 import logging
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from hami_common import annotations as keys
+from hami_common import documents
 from hami_common.errors import SettingsInvalid, Unavailable
 from hami_common.events.allocation import AllocationRecord
 from hami_common.metricfamilies import ZONE
@@ -270,12 +270,7 @@ class QuotaKeeper:
             ) from error
 
     def _tree_of(self, content: bytes) -> queues.QueueTree:
-        try:
-            document = tomllib.loads(content.decode())
-        except (ValueError, RecursionError) as error:
-            raise SettingsInvalid(
-                field="queues_file", problem=f"is not TOML: {error}", fix="see docs/quota.md"
-            ) from error
+        document = documents.toml(content, field="queues_file", fix="see docs/quota.md")
         return queues.parse(document, vendors=self._vendors)
 
     # --- showing ---------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from hami_common.errors import (
 )
 from hami_common.events import codec
 from hami_common.events.asking import ShareNow, UsageAnswer
+from hami_common.events.codec import UNDECODABLE
 from hami_common.model.placement import ContainerShares, Placement
 from hami_common.ports import KubeApi
 from hami_common.runtime.httpd import Handler, Request, Response, error_response, json_response
@@ -120,7 +121,7 @@ class Resizer:
         """Answer ``POST /v1/resize``."""
         try:
             wish = _decoder.decode(request.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise WireInvalid(what="resize request", problem=str(error)) from error
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
         try:
@@ -224,8 +225,8 @@ class Resizer:
     # --- use -------------------------------------------------------------------------------------
 
     async def _usage(self, node: str) -> UsageAnswer:
-        data = await self._ask(subjects.ask(node, "usage"))
-        return codec.decode(data, UsageAnswer, what=f"usage of node {node}")
+        subject = subjects.ask(node, "usage")
+        return codec.decode_on(subject, await self._ask(subject), UsageAnswer)
 
     async def _require_unused(self, holding: Holding, wanted: ContainerShares) -> None:
         """``ResizeRefused`` when the container uses more now than it is to have."""

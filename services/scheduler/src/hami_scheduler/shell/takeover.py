@@ -17,7 +17,9 @@ import msgspec
 from msgspec import Struct
 
 from hami_common import adoption, annotations, hamiformat
+from hami_common.apipath import api_path
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable, WireInvalid
+from hami_common.events.codec import UNDECODABLE
 from hami_common.podview import MetadataView, PodListView, PodView
 from hami_common.ports import KubeApi
 from hami_common.signing import Signer
@@ -214,12 +216,12 @@ class TakeOver:
     async def _mark(self, node: str) -> adoption.TakenOver:
         with answer_within(self._settings.api_timeout_s, peer="API server"):
             try:
-                raw = await self._kube.get(f"/api/v1/nodes/{node}")
+                raw = await self._kube.get(api_path("api", "v1", "nodes", node))
             except NotFound:
                 return adoption.TakenOver()
         try:
             notes = _node_decoder.decode(raw).metadata.annotations or {}
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise WireInvalid(what=f"node {node}", problem=str(error)) from error
         text = notes.get(annotations.TAKEN_OVER, "")
         return adoption.decode_mark(text) if text else adoption.TakenOver()
@@ -233,7 +235,7 @@ class TakeOver:
             )
         try:
             found = [pod for page in pages for pod in _list_decoder.decode(page).items]
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise WireInvalid(what=f"pods of node {node}", problem=str(error)) from error
         # Whatever the API server made of the selector: a pod counts where it is.
         return [pod for pod in found if pod.spec.node_name == node]

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from hami_common.bounds import Label, Name, ObjectText, Uid, Word
 from hami_common.errors import WireInvalid
 from hami_common.podview import PodView
 from hami_webhook.core.mutate import Verdict
@@ -29,26 +30,26 @@ _NOTHING = b"null"
 class UserInfo(Struct, frozen=True, kw_only=True):
     """Who asks."""
 
-    username: str = ""
+    username: ObjectText = ""
 
 
 class GroupVersionResource(Struct, frozen=True, kw_only=True):
     """What kind of object is changed."""
 
-    group: str = ""
-    version: str = ""
-    resource: str = ""
+    group: Name = ""
+    version: Word = ""
+    resource: Word = ""
 
 
 class ReviewRequest(Struct, frozen=True, kw_only=True, rename="camel"):
     """The fields of ``request`` that we read."""
 
-    uid: str
-    operation: str
+    uid: Uid
+    operation: Word
     resource: GroupVersionResource = GroupVersionResource()
-    sub_resource: str = ""
-    name: str = ""
-    namespace: str = ""
+    sub_resource: Word = ""
+    name: Name = ""
+    namespace: Label = ""
     user_info: UserInfo = UserInfo()
     object: msgspec.Raw = msgspec.Raw(_NOTHING)
     old_object: msgspec.Raw = msgspec.Raw(_NOTHING)
@@ -60,8 +61,8 @@ class ReviewRequest(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class _Review(Struct, frozen=True, kw_only=True, rename="camel"):
-    api_version: str = ""
-    kind: str = ""
+    api_version: Word = ""
+    kind: Word = ""
     request: ReviewRequest | None = None
 
 

@@ -29,10 +29,12 @@ from hami_common.errors import (
     NotFound,
     Unavailable,
 )
+from hami_common.events.codec import UNDECODABLE, decode
 from hami_common.ports import WatchEvent
 from hami_common.runtime.kubeio.login import Login, log_in
 from hami_common.runtime.kubeio.reflector import GONE, reflect
 from hami_common.runtime.tasks import Backoff, finish_within
+from hami_common.units import real
 
 PEER = "the Kubernetes API"
 JSON_TYPE = "application/json"
@@ -64,7 +66,6 @@ class _PageView(msgspec.Struct, frozen=True):
 
 
 _status_decoder = msgspec.json.Decoder(_StatusView)
-_page_decoder = msgspec.json.Decoder(_PageView)
 
 
 class KubeClient:
@@ -203,7 +204,7 @@ class KubeClient:
         query = {"limit": str(page_size), **selectors}
         while True:
             page = await self._call("GET", path, query=query, accept=accept)
-            token = _page_decoder.decode(page).metadata.continue_
+            token = decode(page, _PageView, what=f"page of {path}").metadata.continue_
             yield page
             if not token:
                 return
@@ -303,11 +304,8 @@ def _tls_files(login: Login) -> tuple[object, ...]:
 
 
 def _retry_after_s(answer: aiohttp.ClientResponse, backoff: Backoff) -> float:
-    try:
-        asked_s = float(answer.headers.get("Retry-After", ""))
-    except ValueError:
-        asked_s = backoff.next_s()
-    return min(max(asked_s, 0.0), RETRY_AFTER_MOST_S)
+    asked_s = real(answer.headers.get("Retry-After", ""), least=0.0, most=RETRY_AFTER_MOST_S)
+    return min(backoff.next_s(), RETRY_AFTER_MOST_S) if asked_s is None else asked_s
 
 
 def _failure(what: str, answer: aiohttp.ClientResponse, data: bytes) -> HamiError:
@@ -319,7 +317,7 @@ def failure(what: str, status: int, data: bytes) -> HamiError:
     try:
         view = _status_decoder.decode(data)
         detail = ": ".join(part for part in (view.reason, view.message) if part)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         detail = data[:200].decode("utf-8", "replace").strip()
     if status == 404:  # noqa: PLR2004 - Not Found
         return NotFound(what=f"{what} ({detail})" if detail else what)

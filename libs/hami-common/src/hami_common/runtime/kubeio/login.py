@@ -20,6 +20,7 @@ from typing import Any
 import anyio
 import yaml
 
+from hami_common import documents
 from hami_common.errors import SettingsInvalid
 from hami_common.runtime.clock import SystemClock
 
@@ -112,10 +113,8 @@ async def _service_account() -> Login:
 
 
 async def _read(kubeconfig: str) -> dict[str, Any]:
-    try:
-        document = yaml.safe_load(await anyio.Path(kubeconfig).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise _invalid(kubeconfig, f"is not YAML: {error}") from error
+    text = await anyio.Path(kubeconfig).read_text(encoding="utf-8")
+    document = documents.yaml_one(text, field=f"kubeconfig {kubeconfig}")
     if not isinstance(document, dict):
         raise _invalid(kubeconfig, "is not a kubeconfig")
     return document

@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from hami_common.apipath import api_path
 from hami_common.errors import HamiError, NotFound
 from hami_common.ports import Clock, KubeApi
 
@@ -131,4 +132,4 @@ class EventRecorder:
 
 
 def _path(namespace: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/events"
+    return api_path("api", "v1", "namespaces", namespace, "events")

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from hami_common.errors import Denied, HamiError, Unavailable
+from hami_common.events.codec import UNDECODABLE, decode
 from hami_common.ports import WatchEvent
 from hami_common.runtime.tasks import Backoff
 
@@ -75,11 +76,9 @@ class _Status(Struct, frozen=True):
 
 
 _object_decoder = msgspec.json.Decoder(_Object)
-_list_decoder = msgspec.json.Decoder(_List)
 _event_decoder = msgspec.json.Decoder(_Event)
 _status_decoder = msgspec.json.Decoder(_Status)
 _encoder = msgspec.json.Encoder()
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Expired(Exception):
@@ -146,17 +145,12 @@ class _Reflector:
         uid_by_name = {(m.namespace, m.name): uid for uid, m in self._known.items()}
         version = ""
         async for page in self._source.pages(self._path, self._selectors):
-            try:
-                view = _list_decoder.decode(page)
-            except _UNREADABLE as error:
-                raise Unavailable(
-                    peer="the Kubernetes API", detail=f"list sent what is no list: {error}"
-                ) from error
+            view = decode(page, _List, what=f"page of {self._path}")
             version = view.metadata.resource_version
             for item in view.items or []:
                 try:
                     metadata = _object_decoder.decode(item).metadata
-                except _UNREADABLE:
+                except UNDECODABLE:
                     yield WatchEvent(type="ADDED", raw=bytes(item))  # the consumer isolates it
                     continue
                 old_uid = uid_by_name.get((metadata.namespace, metadata.name), metadata.uid)
@@ -210,13 +204,13 @@ class _Reflector:
                 if status.code == GONE:
                     raise _Expired
                 raise Unavailable(peer="the Kubernetes API", detail=f"watch: {status.message}")
-        except _UNREADABLE as error:
+        except UNDECODABLE as error:
             raise Unavailable(
                 peer="the Kubernetes API", detail=f"watch sent what is no event: {error}"
             ) from error
         try:
             metadata = _object_decoder.decode(event.object).metadata
-        except _UNREADABLE:
+        except UNDECODABLE:
             # The watch goes on behind it, and the consumer isolates it.
             return WatchEvent(
                 type=event.type, raw=bytes(event.object), resource_version=self._version

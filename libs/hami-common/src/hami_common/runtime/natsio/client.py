@@ -25,6 +25,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import Parser
 
+from hami_common import grants
+
 FULL_BYTES: Final = 16_384
 """After so much at once there is more to read, and no rest."""
 ASKED_S: Final = 0.2
@@ -168,6 +170,8 @@ class DirectClient(Client):
         super().__init__()
         self._lost = lost
         self.reader = self._ps = MessageReader(self)
+        self.message_bytes = 0
+        """Largest message, with headers, that the login may send; 0: what the server allows."""
         self.sinks: dict[int, Sink] = {}
         """Who reads, by number of the subscription."""
         self._rest_s = rest_s
@@ -183,6 +187,11 @@ class DirectClient(Client):
     def is_reading(self) -> bool:
         """Whether what the server sends is still read."""
         return self._reading_task is not None and not self._reading_task.done()
+
+    async def _process_connect_init(self) -> None:
+        await super()._process_connect_init()
+        if self.message_bytes:
+            self._max_payload = min(self._max_payload, self.message_bytes - grants.HEADER_BYTES)
 
     # --- receiving -------------------------------------------------------------------------------
 

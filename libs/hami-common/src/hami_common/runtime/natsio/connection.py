@@ -15,7 +15,7 @@ that must know compare ``Bus.generation``.
 
 import logging
 import ssl
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -47,11 +47,19 @@ class Subscription:
     """A core subscription that lives through reconnects. Bounded: what does not fit is counted."""
 
     def __init__(
-        self, *, subject: str, queue: str = "", capacity: int, gather_s: float = 0.0
+        self,
+        *,
+        subject: str,
+        queue: str = "",
+        capacity: int,
+        per_subject: int = 0,
+        gather_s: float = 0.0,
     ) -> None:
         self.subject = subject
         self.lost_count = 0
-        """Messages dropped because the reader was too slow."""
+        """Messages dropped because the reader was too slow, or too many came on one subject."""
+        self._per_subject = per_subject
+        self._waiting: Counter[str] = Counter()
         self._group = queue
         self._gather_s = gather_s
         self._capacity = capacity
@@ -73,6 +81,7 @@ class Subscription:
         self._is_interrupted = False
         received = list(self._messages)
         self._messages.clear()
+        self._waiting.clear()
         return received
 
     async def receive_one(self, *, timeout_s: float) -> Message | None:
@@ -80,7 +89,9 @@ class Subscription:
         received = await self.receive(timeout_s=timeout_s)
         if not received:
             return None
-        self._messages.extendleft(reversed(received[1:]))
+        for message in reversed(received[1:]):
+            self._messages.appendleft(message)
+            self._waiting[message.subject] += 1
         return received[0]
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -94,10 +105,12 @@ class Subscription:
     def _take(self, client: DirectClient, message: Message) -> None:
         if client is not self._client:
             return  # of a connection that a newer one has taken over from
-        if len(self._messages) < self._capacity:
-            self._messages.append(message)
-        else:
+        is_flood = 0 < self._per_subject <= self._waiting[message.subject]
+        if is_flood or len(self._messages) >= self._capacity:
             self.lost_count += 1
+        else:
+            self._messages.append(message)
+            self._waiting[message.subject] += 1
         self._wake.set()
 
     async def finish(self) -> list[Message]:
@@ -275,15 +288,22 @@ class Bus:
         *,
         queue: str = "",
         capacity: int = INBOX_CAPACITY,
+        per_subject: int = 0,
         gather_s: float = 0.0,
     ) -> AsyncIterator[Subscription]:
         """Subscribe for the time of the block; members of one ``queue`` share the messages.
 
+        At most ``capacity`` messages wait for the reader, and at most ``per_subject`` of one
+        subject (0: no such limit), so that one sender cannot displace the others; more are dropped.
         Where many small messages come that are not urgent, ``gather_s`` lets the reader wake once
         for all that came in that time.
         """
         subscription = Subscription(
-            subject=subject, queue=queue, capacity=capacity, gather_s=gather_s
+            subject=subject,
+            queue=queue,
+            capacity=capacity,
+            per_subject=per_subject,
+            gather_s=gather_s,
         )
         self._subscriptions.append(subscription)
         try:
@@ -443,6 +463,7 @@ class Bus:
         options, public_key = self._login.options()
         lost = anyio.Event()
         client = DirectClient(rest_s=self._rest_s, lost=lost.set)
+        client.message_bytes = self._login.message_bytes
         if public_key:
             client._public_nkey = public_key  # noqa: SLF001 - the library sets it from a seed only
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from hami_common import grants
 from hami_common.errors import SettingsInvalid, WireInvalid
 from hami_common.nkeys import NKey
 from hami_common.runtime.settings import ServiceSettings
@@ -36,16 +37,23 @@ class NatsLogin(Struct, frozen=True, kw_only=True):
     """Prefix of the subjects on which answers are heard; empty: the library's own."""
     renew_s: float = 0.0
     """How often the login is made anew; 0: only when the connection is lost."""
+    message_bytes: int = 0
+    """Largest message, with headers, that the login may send; 0: the server's own limit.
+
+    The server ends the connection of a user who sends a larger one than its login allows.
+    """
 
     @classmethod
     def of(cls, settings: ServiceSettings, *, inbox: str) -> "NatsLogin":
         """The login that a service's settings name; only one by token ends by itself."""
+        is_limited = settings.nats_token_file or inbox == grants.inbox("webhook")
         return cls(
             creds=settings.nats_creds,
             seed_file=settings.nats_seed_file,
             token_file=settings.nats_token_file,
             inbox=inbox,
             renew_s=settings.nats_renew_s if settings.nats_token_file else 0.0,
+            message_bytes=grants.MESSAGE_MAX_BYTES if is_limited else 0,
         )
 
     def options(self) -> tuple[dict[str, Any], str]:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """JetStream requests and their errors, as thin as can be.
 
-Error codes are the server's (``server/errors.json`` of nats-server 2.15). Status 503 (no leader, no
-room, not ready) is ``Unavailable``; the API uses 500 for requests it will never grant, such as a
-change of a stream's storage, so that is ``Denied`` like all else not named here. A message refused
-with any 5xx is ``Unavailable``: its outcome counts as unknown.
+Error codes are the server's (``server/errors.json`` of nats-server 2.15). A request refused with a
+5xx (no leader, not ready, disk full, storage used up) is ``Unavailable`` and may be retried; the
+outcome of a message refused so is unknown. Two kinds differ. The API also uses 500 for changes of a
+stream that it will never grant, such as that of its storage: ``Denied``, unless storage is missing.
+A consumer that is not made is ``Unavailable`` whatever the status: its reader can only retry.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +14,17 @@ from typing import Any
 import msgspec
 
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable
+from hami_common.events.codec import UNDECODABLE
 from hami_common.runtime.natsio.client import Message, Question
 from hami_common.runtime.natsio.connection import PEER, Bus
 
 API = "$JS.API"
 
 CONSUMER_NOT_FOUND = 10014
+INSUFFICIENT_RESOURCES = 10023
+MEMORY_EXCEEDED = 10028
 MESSAGE_NOT_FOUND = 10037
-STREAM_NAME_IN_USE = 10058
+STORAGE_EXCEEDED = 10047
 STREAM_NOT_FOUND = 10059
 WRONG_LAST_SEQUENCE = 10071
 WRONG_LAST_SEQUENCE_CONSTANT = 10164
@@ -31,6 +35,9 @@ MESSAGE_ID = "Nats-Msg-Id"
 
 _SERVER_ERROR = 500
 _BUSY = 503
+_CHANGING = ("STREAM.CREATE.", "STREAM.UPDATE.", "STREAM.DELETE.", "STREAM.MSG.DELETE.")
+_CREATING_CONSUMER = "CONSUMER.CREATE."
+_NO_STORAGE = frozenset({INSUFFICIENT_RESOURCES, MEMORY_EXCEEDED, STORAGE_EXCEEDED})
 
 _encoder = msgspec.json.Encoder()
 
@@ -58,14 +65,14 @@ class ApiRefusal(Denied):
         self.err_code = error.err_code
 
 
-def _failure(what: str, error: _Error, *, unavailable_from: int) -> HamiError:
+def _failure(what: str, error: _Error, *, unavailable_from: int = _SERVER_ERROR) -> HamiError:
     if error.err_code in (WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_CONSTANT):
         return Conflict(what=what, detail=error.description)
     if error.err_code == STREAM_NOT_FOUND:
         return NotFound(what=f"the stream of {what}")
     if error.err_code == CONSUMER_NOT_FOUND:
         return NotFound(what=f"the consumer of {what}")
-    if error.code >= unavailable_from:
+    if error.code >= unavailable_from or error.err_code in _NO_STORAGE:
         return Unavailable(peer=PEER, detail=f"{what}: {error.description}")
     return ApiRefusal(what=what, error=error)
 
@@ -78,11 +85,16 @@ async def api(
     message = await bus.request(f"{API}.{name}", data, timeout_s=timeout_s)
     try:
         answer: dict[str, Any] = msgspec.json.decode(message.data)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise Unavailable(peer=PEER, detail=f"{name}: answer is not JSON") from error
     if "error" in answer:
         error_view = msgspec.convert(answer["error"], _Error)
-        raise _failure(name, error_view, unavailable_from=_BUSY)
+        unavailable_from = _SERVER_ERROR
+        if name.startswith(_CHANGING):
+            unavailable_from = _BUSY
+        elif name.startswith(_CREATING_CONSUMER):
+            unavailable_from = 0
+        raise _failure(name, error_view, unavailable_from=unavailable_from)
     return answer
 
 
@@ -113,10 +125,10 @@ def _stored(subject: str, answer: Message) -> int | HamiError:
     """What the stream says to a message."""
     try:
         ack = _ack_decoder.decode(answer.data)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return Unavailable(peer=PEER, detail=f"{subject}: answer is not an ack")
     if ack.error is not None:
-        return _failure(subject, ack.error, unavailable_from=_SERVER_ERROR)
+        return _failure(subject, ack.error)
     return ack.seq
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declares the streams and buckets, the same from every service, in any order and at any time.
 
-Creating a stream that exists with the same configuration succeeds on the server, so that six
-services may declare at once. Where the configuration differs, it is updated to ours; what the
-server will not change is reported with the names that differ. Streams and subjects: docs/wire.md,
-design D3, D23, D34. Sizes in bytes, ages in seconds.
+A stream is created only where there is none: the server checks its free storage first, and so
+refuses to create a stream again that exists. Of several services that create one at once, those
+that lose look again. Where the configuration differs, it is updated to ours; what the server will
+not change is reported with the names that differ. Streams and subjects: docs/wire.md, design D3,
+D23, D34. Sizes in bytes, ages in seconds.
 """
 
 import logging
@@ -15,15 +16,17 @@ import anyio
 from anyio.abc import TaskStatus
 from msgspec import Struct
 
-from hami_common import subjects
+from hami_common import grants, subjects
 from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid, Unavailable
 from hami_common.runtime.natsio.connection import PEER, Bus
 from hami_common.runtime.natsio.deadletters import ADVISORIES
-from hami_common.runtime.natsio.jetstream import STREAM_NAME_IN_USE, ApiRefusal, api
+from hami_common.runtime.natsio.jetstream import ApiRefusal, api
 from hami_common.runtime.tasks import Backoff
 
 HISTORY = {subjects.ALLOC_BUCKET: 64, subjects.STATE_BUCKET: 64, subjects.DEVICES_BUCKET: 16}
 """Values kept per key. Sources copy what is still stored: too short a history loses events."""
+EVENTS_PER_SUBJECT = 12_000
+"""Events kept per subject: a week of a node's usage at one a minute has 10,080."""
 _EVENT_KIND = {
     subjects.ALLOC_BUCKET: "allocation",
     subjects.STATE_BUCKET: "state",
@@ -36,12 +39,22 @@ _log = logging.getLogger(__name__)
 
 
 class BusLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much the streams keep. The buckets have no limit: they hold the truth."""
+    """Capacity of each stream, which the server reserves when the stream is made.
+
+    No stream can take from another one, so a flood of reports, states or events leaves the ledger
+    its capacity. A bucket and the reports refuse what does not fit, because they hold the truth;
+    events and dead letters drop their oldest.
+    """
 
     replicas: int = 1
     """Servers that hold each stream: 3 in production, 1 on a single server."""
     events_max_age_s: int = 7 * _DAY_S
-    events_max_bytes: int = 4 << 30
+    events_max_bytes: int = 2 << 30
+    ledger_max_bytes: int = 1 << 30
+    """Bucket ``hami_alloc``: some 800,000 records."""
+    states_max_bytes: int = 512 << 20
+    devices_max_bytes: int = 512 << 20
+    reports_max_bytes: int = 256 << 20
     dead_letters_max_age_s: int = 30 * _DAY_S
     dead_letters_max_bytes: int = 256 << 20
 
@@ -49,7 +62,15 @@ class BusLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def stream_configs(limits: BusLimits) -> list[dict[str, Any]]:
     """Configuration of every stream, in the order in which they are made."""
     common = {"storage": "file", "num_replicas": limits.replicas, "retention": "limits"}
-    buckets = [_bucket_config(bucket, common) for bucket in subjects.BUCKETS]
+    max_bytes = {
+        subjects.ALLOC_BUCKET: limits.ledger_max_bytes,
+        subjects.STATE_BUCKET: limits.states_max_bytes,
+        subjects.DEVICES_BUCKET: limits.devices_max_bytes,
+    }
+    buckets = [
+        {**_bucket_config(bucket, common), "max_bytes": max_bytes[bucket]}
+        for bucket in subjects.BUCKETS
+    ]
     events = {
         **common,
         "name": subjects.EVENTS_STREAM,
@@ -74,6 +95,7 @@ def stream_configs(limits: BusLimits) -> list[dict[str, Any]]:
             }
             for bucket in subjects.BUCKETS
         ],
+        "max_msgs_per_subject": EVENTS_PER_SUBJECT,
         "discard": "old",
         "max_age": limits.events_max_age_s * _NS,
         "max_bytes": limits.events_max_bytes,
@@ -84,7 +106,9 @@ def stream_configs(limits: BusLimits) -> list[dict[str, Any]]:
         "name": subjects.REPORTS_STREAM,
         "subjects": [f"{subjects.REPORT_PREFIX}.>"],
         "max_msgs_per_subject": 1,
-        "discard": "old",
+        "max_msg_size": grants.REPORT_MAX_BYTES,
+        "max_bytes": limits.reports_max_bytes,
+        "discard": "new",
         "allow_direct": True,
     }
     dead_letters = {
@@ -99,6 +123,11 @@ def stream_configs(limits: BusLimits) -> list[dict[str, Any]]:
     return [events, *buckets, reports, dead_letters]
 
 
+def reserved_bytes(limits: BusLimits) -> int:
+    """Sum of what the streams reserve on each server that holds all of them."""
+    return sum(config["max_bytes"] for config in stream_configs(limits))
+
+
 def _bucket_config(bucket: str, common: Mapping[str, Any]) -> dict[str, Any]:
     config: dict[str, Any] = {
         **common,
@@ -110,6 +139,8 @@ def _bucket_config(bucket: str, common: Mapping[str, Any]) -> dict[str, Any]:
         "deny_delete": True,
         "allow_rollup_hdrs": False,
     }
+    if bucket == subjects.STATE_BUCKET:
+        config["max_msg_size"] = grants.STATE_MAX_BYTES
     if bucket == subjects.ALLOC_BUCKET:
         config["republish"] = {
             "src": subjects.kv_subject(bucket, "*.*"),
@@ -161,13 +192,10 @@ async def keep_bus(
 async def _ensure_stream(bus: Bus, config: dict[str, Any]) -> None:
     name = config["name"]
     try:
+        current = (await api(bus, f"STREAM.INFO.{name}"))["config"]
+    except NotFound:
         await api(bus, f"STREAM.CREATE.{name}", config)
-    except ApiRefusal as refusal:
-        if refusal.err_code != STREAM_NAME_IN_USE:
-            raise
-    else:
         return
-    current = (await api(bus, f"STREAM.INFO.{name}"))["config"]
     differing = sorted(key for key, value in config.items() if current.get(key) != value)
     if not differing:
         return

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from hami_common import subjects
 from hami_common.errors import HamiError, Unavailable, WireInvalid
+from hami_common.events.codec import UNDECODABLE
 from hami_common.ports import Entry
 from hami_common.runtime.natsio.bucket import NatsBucket, entry_from_direct
 from hami_common.runtime.natsio.client import Message
@@ -30,6 +31,8 @@ _NOT_FOUND = "404"
 _IDENTITY_ONLY = b"identity"
 _AT_ONCE = 16
 """Questions that one registry works on at the same time."""
+_PER_SUBJECT = 8
+"""Questions about one node and bucket that wait; an agent asks one after the other."""
 
 _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
@@ -85,7 +88,7 @@ class OwnBucket(NatsBucket):
     def _piece(self, message: Message) -> _Piece:
         try:
             return _decoder.decode(message.data)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise self._unavailable(message.status or "the answer does not decode") from error
 
     def _unavailable(self, why: str) -> Unavailable:
@@ -103,15 +106,19 @@ class OwnBucket(NatsBucket):
 
 async def serve_records(bus: Bus) -> None:
     """Answer agents about the records of their nodes, for ever; replicas share the questions."""
-    limiter = anyio.CapacityLimiter(_AT_ONCE)
+    places = anyio.Semaphore(_AT_ONCE)
     pattern = f"{subjects.RECORDS_PREFIX}.*.*"
-    async with bus.subscribe(pattern, queue="registry") as questions, background() as group:
+    async with (
+        bus.subscribe(pattern, queue="registry", per_subject=_PER_SUBJECT) as questions,
+        background() as group,
+    ):
         async for message in questions:
-            group.start_soon(_answer, bus, message, limiter)
+            await places.acquire()  # what waits is bounded by the subscription
+            group.start_soon(_answer, bus, message, places)
 
 
-async def _answer(bus: Bus, message: Message, limiter: anyio.CapacityLimiter) -> None:
-    async with limiter:
+async def _answer(bus: Bus, message: Message, places: anyio.Semaphore) -> None:
+    try:
         entries: Sequence[Entry] = ()
         try:
             node, name = subjects.parse_records(message.subject)
@@ -125,6 +132,8 @@ async def _answer(bus: Bus, message: Message, limiter: anyio.CapacityLimiter) ->
             return
         for piece in _pieces(identity, entries):
             await bus.publish(message.reply, _encoder.encode(piece))
+    finally:
+        places.release()
 
 
 def _pieces(identity: str, entries: Sequence[Entry]) -> Iterator[_Piece]:

@@ -33,10 +33,10 @@ class NatsPublisher:
         headers: Mapping[str, str] | None = None,
         message_id: str = "",
     ) -> int:
-        """Store the message; the server drops a repeated ``message_id`` for two minutes."""
+        """Store the message; a repeated ``message_id`` of a subject is dropped for two minutes."""
         all_headers = dict(headers or {})
         if message_id:
-            all_headers[MESSAGE_ID] = message_id
+            all_headers[MESSAGE_ID] = _id(subject, message_id)
         return await store(self._bus, subject, data, headers=all_headers)
 
     async def publish_all_stored(self, messages: Sequence[Outgoing]) -> list[int | HamiError]:
@@ -47,8 +47,16 @@ class NatsPublisher:
                 Question(
                     subject=message.subject,
                     data=message.data,
-                    headers={**message.headers, MESSAGE_ID: message.message_id},
+                    headers={
+                        **message.headers,
+                        MESSAGE_ID: _id(message.subject, message.message_id),
+                    },
                 )
                 for message in messages
             ],
         )
+
+
+def _id(subject: str, message_id: str) -> str:
+    """An id that messages of other subjects never have: the server compares those of a stream."""
+    return f"{subject}/{message_id}"

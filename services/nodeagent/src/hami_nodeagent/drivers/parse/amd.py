@@ -10,6 +10,8 @@ import re
 
 from msgspec import Struct
 
+from hami_common.bounds import UINT64_MAX
+from hami_common.units import whole
 from hami_nodeagent.drivers.errors import DriverMissing
 from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse.seen import Condition, Seen
@@ -218,4 +220,4 @@ def kfd_node(properties: str, banks: str) -> KfdNode | None:
 
 
 def _uint(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 20 else None  # noqa: PLR2004
+    return whole(text, most=UINT64_MAX)

@@ -43,7 +43,7 @@ class Instance(Struct, frozen=True, kw_only=True):
 def table(text: str) -> tuple[tuple[Seen, ...], str]:
     """The summary table: cards, and the driver's version."""
     flat = re.sub(r"(\d)\s*(℃|°C)", r"\1C", text)
-    flat = re.sub(r"(\d+W)\s+(\d+W)", r"\1/\2", flat)
+    flat = re.sub(r"(?<!\d)(\d{1,6}W)[ \t]+(\d{1,6}W)", r"\1/\2", flat)
     found = forms.box(flat, first="DEV", needs="BUS-ID", several=_SEVERAL, greedy=("NAME",))
     cards: list[Seen] = []
     for record in found.records:

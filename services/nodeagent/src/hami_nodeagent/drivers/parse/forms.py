@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from hami_common import units
 from hami_common.units import INT32_MAX
 from hami_nodeagent.drivers.errors import AnswerUnknown
 from hami_nodeagent.drivers.protocol import ProcessUsage
@@ -57,10 +58,7 @@ def number(text: str) -> float | None:
 
 def whole(text: str) -> int | None:
     """A whole number that is all of the cell."""
-    stripped = text.strip()
-    if stripped.isascii() and stripped.isdecimal() and int(stripped[:12]) <= INT32_MAX:
-        return int(stripped[:12])
-    return None
+    return units.whole(text)
 
 
 def percent(text: str) -> int | None:
@@ -364,6 +362,8 @@ def process_lines(
     for line in text.splitlines()[begin:]:
         joined = " ".join(cells(line))
         if before is None:
+            if pid not in joined:
+                continue
             names = names_in(joined, (pid, *several))
             before = (names.index(pid) or None) if pid in names else None
             continue

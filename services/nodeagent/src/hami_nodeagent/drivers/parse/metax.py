@@ -136,7 +136,7 @@ def sgpus(text: str) -> tuple[SgpuGpu, ...]:
 
 def table(text: str) -> tuple[tuple[Seen, ...], str]:
     """The summary table: GPUs without identity, and the kernel driver's version."""
-    first = "Board" if re.search(r"^\s*\|\s*Board\s", text, re.MULTILINE) else "GPU"
+    first = "Board" if re.search(r"^[ \t]*\|[ \t]*Board\s", text, re.MULTILINE) else "GPU"
     found = forms.box(
         text, first=first, needs="Bus-id", several=_SEVERAL, greedy=("Name", "NAME", "GPU-State")
     )
