@@ -46,7 +46,8 @@ def main() -> int:
 
 def fresh() -> dict[Path, str]:
     """Every generated file and its text."""
-    names = Catalog.from_settings().resource_names()
+    catalog = Catalog.from_settings()
+    names = catalog.resource_names()
     webhook = mutating_webhook_configuration(
         names, Client(namespace="hami-system", service="hami-webhook")
     )
@@ -56,7 +57,7 @@ def fresh() -> dict[Path, str]:
     scheduler = BASE / "kube-scheduler.yaml"
     return {
         BASE / "webhook-configuration.yaml": HEADER + _yaml([webhook]),
-        BASE / "admission-policies.yaml": HEADER + _yaml(admission_policies(names)),
+        BASE / "admission-policies.yaml": HEADER + _yaml(admission_policies(catalog)),
         scheduler: MANAGED.sub(f"    managedResources:\n{managed}", scheduler.read_text("utf-8")),
     }
 

@@ -17,13 +17,13 @@ import pytest
 from hami_common import annotations, subjects
 from hami_common.errors import HamiError, RequestInvalid, SettingsInvalid, WireInvalid
 from hami_common.events import codec
+from hami_common.events.inventory import NodeReport
 from hami_common.podview import MetadataView, PodView
 from hami_common.runtime import settings as settings_loader
 from hami_common.runtime.httpd import Request
 from hami_common.runtime.memory import MemoryBucket
 from hami_nodeagent.drivers.errors import DriverError
 from hami_nodeagent.drivers.parse import enflame, metax
-from hami_registry.shell.reports import decode_report
 from hami_scheduler.core import gangs
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire
@@ -64,9 +64,9 @@ def report(**facts: object) -> bytes:
 @pytest.mark.parametrize(("field", "value"), OUT_OF_RANGE)
 def test_report_out_of_range_never_reaches_the_inventory(field: str, value: int) -> None:
     subject = subjects.report("n1", "nvidia")
-    assert decode_report(subject, report()).devices[0].uuid == "GPU-1"
+    assert codec.decode(report(), NodeReport, what=subject).devices[0].uuid == "GPU-1"
     with pytest.raises(WireInvalid, match=rf"devices\[0\]\.{field}"):
-        decode_report(subject, report(**{field: value}))
+        codec.decode(report(**{field: value}), NodeReport, what=subject)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_report_with_an_endless_word_or_list_is_refused(field: str, value: objec
     document = json.loads(report())
     data = json.dumps({**document, field: value}).encode()
     with pytest.raises(WireInvalid, match=field):
-        decode_report(subjects.report("n1", "nvidia"), data)
+        codec.decode(data, NodeReport, what=subjects.report("n1", "nvidia"))
 
 
 async def fits(s: Running, node: str) -> bool:

@@ -218,7 +218,6 @@ async def test_nobody_but_the_scheduler_writes_an_allocation(cluster: Cluster) -
 async def test_pod_without_valid_allocation_is_not_given_a_device(cluster: Cluster) -> None:
     """Bound around the scheduler: kubelet asks, the agent refuses, nothing runs uncapped."""
     pod = small_pod("around", memory_mib=1000)
-    pod["metadata"]["labels"] = {"hami.io/webhook": "ignore"}
     pod["spec"]["schedulerName"] = "nobody"
     await cluster.create_pod(pod)
     await cluster.create(

@@ -396,7 +396,6 @@ async def test_pod_that_reaches_kubelet_without_the_plugin_is_rejected(
 
     await cluster.until("kubelet knows that the plugin is gone", none_offered, limit_s=60)
     orphan = share("orphan", 1000)
-    orphan["metadata"]["labels"] = {"hami.io/webhook": "ignore"}
     orphan["spec"]["schedulerName"] = "nobody"
     await cluster.create_pod(orphan)
     target = {"kind": "Node", "name": NODE}

@@ -12,11 +12,15 @@ from hami_common.runtime.httpd import Request, Response
 from hami_common.runtime.telemetry import Tracing
 from hami_common.vendors.catalog import Catalog
 from hami_webhook.core.mutate import AdmissionPolicy
+from hami_webhook.core.rates import SourceRates
 from hami_webhook.shell.admission import Admission
+from hami_webhook.shell.callers import Callers
 from hami_webhook.shell.events import AdmissionEvents
 from hami_webhook.shell.metrics import Metrics
 
 Document = dict[str, Any]
+EVENTS_BURST = 100
+"""Events that a source without certificate publishes at once."""
 
 
 def asking_pod(name: str = "train-0", **limits: str) -> Document:
@@ -84,6 +88,12 @@ class Wired:
             clock=self.clock,
             metrics=self.metrics,
             events=self.events,
+            callers=Callers(
+                clock=self.clock,
+                metrics=self.metrics,
+                cpu=SourceRates(per_s=1.0, burst=60.0),
+                events=SourceRates(per_s=1.0, burst=EVENTS_BURST),
+            ),
         )
 
     def count(self, name: str, **labels: str) -> float:

@@ -33,7 +33,8 @@ class Loop(NamedTuple):
 def loops_of(path: Path, module: str) -> list[Loop]:
     """Return the loops over objects of one source file."""
     source = path.read_text()
-    return loops_in(source, module) if "async def" in source else []
+    has_loops = "async for" in source or "while True" in source
+    return loops_in(source, module) if has_loops else []
 
 
 def loops_in(source: str, module: str) -> list[Loop]:

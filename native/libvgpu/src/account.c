@@ -19,6 +19,7 @@
 #define CHUNK_MAX (64 * MIB)
 #define CHUNK_STEP UINT64_C(65536)
 #define CHUNKS_OF_LIMIT 16u /* slack of all processes together: at most this part of a limit, once per process */
+#define SLOT_PERIOD_NS UINT64_C(1000000000)   /* between two searches for a slot, because they read /proc */
 #define RECLAIM_PERIOD_NS UINT64_C(200000000) /* of all processes together; each looks once a WATCH_PERIOD_NS */
 
 #define READ(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
@@ -29,6 +30,7 @@ static uint64_t limit_bytes[REGION_DEVICES_MAX];
 static uint32_t priority = 1;
 static uint32_t core_policy;
 static uint32_t by_ordinal;
+static uint32_t refused;
 static uint64_t errors;
 struct account_view account_view;
 static struct region_slot unslotted;
@@ -41,6 +43,8 @@ static struct limits limits;
 static struct limits_stamp stamp;
 static union region_owner self;
 static uint32_t slot = REGION_NO_SLOT;
+static uint64_t slot_after_ns;
+static bool unslotted_said;
 static uint64_t turn_after_ns;
 static uint64_t used_last_tick[REGION_DEVICES_MAX];
 static uint32_t sees_everybody = 1;
@@ -61,6 +65,7 @@ static void publish_limits(void)
     WRITE(priority, limits.priority);
     WRITE(core_policy, limits.core_policy);
     WRITE(by_ordinal, limits.source == LIMITS_ENVIRONMENT);
+    WRITE(refused, limits.source == LIMITS_REFUSED);
 }
 
 static void read_limits(void)
@@ -110,6 +115,13 @@ static bool is_for_limits(const struct region *mapped)
     return true;
 }
 
+/* Once in the life of a process and its children, though it is tried again and again. */
+static void say_unslotted(const char *problem)
+{
+    if (!unslotted_said) platform_say(PLATFORM_ERROR, "no device memory for this process: %s", problem);
+    unslotted_said = true;
+}
+
 static bool map_region(void)
 {
     struct region_want want = {.device_count = limits.device_count, .uuids = (const char (*)[REGION_UUID])limits.uuid};
@@ -125,24 +137,48 @@ static bool map_region(void)
     }
     char problem[256];
     struct region *fresh = free_region();
-    if (region_open(path, &want, fresh, problem, sizeof problem)) {
+    int error = region_open(path, &want, fresh, problem, sizeof problem);
+    if (!error) {
         WRITE(region, fresh);
         return true;
+    }
+    /* With a region for each process, each would have the whole share: only where the pod has no volume for one. */
+    if (limits.source == LIMITS_FILE && error != ENOENT) {
+        say_unslotted(problem);
+        return false;
     }
     platform_say(PLATFORM_ERROR, "cannot share accounts with other processes, limits hold for this one alone: %s",
                  problem);
     return map_private(&want);
 }
 
+/* Who finds no slot is granted nothing: what is counted nowhere would be beyond the share. */
 static bool take_slot(void)
 {
     slot = slot_claim(READ(region), &self);
     if (slot != REGION_NO_SLOT) return true;
-    platform_say(PLATFORM_ERROR, "more than %u processes use the GPU, limits hold for this one alone", REGION_SLOTS);
-    struct region_want want = {.device_count = limits.device_count, .uuids = (const char (*)[REGION_UUID])limits.uuid};
-    if (!map_private(&want)) return false;
-    slot = slot_claim(READ(region), &self);
-    return slot != REGION_NO_SLOT;
+    char problem[80];
+    snprintf(problem, sizeof problem, "%u processes of its container use the GPU already", READ(region)->slot_count);
+    say_unslotted(problem);
+    return false;
+}
+
+static void join(void)
+{
+    slot_after_ns = platform_now_ns() + SLOT_PERIOD_NS;
+    if (map_region() && take_slot()) {
+        struct region *mapped = READ(region);
+        for (uint32_t i = 0; i < limits.device_count; i++) {
+            WRITE(account_view.own_shares[i], lease_share(mapped, i, slot));
+            used_last_tick[i] = UINT64_MAX;
+        }
+        WRITE(own_slot, &mapped->slots[slot]);
+        return;
+    }
+    for (uint32_t i = 0; i < limits.device_count; i++)
+        WRITE(account_view.own_shares[i], NULL);
+    WRITE(own_slot, &unslotted);
+    slot = REGION_NO_SLOT;
 }
 
 static void attach_locked(void)
@@ -152,20 +188,7 @@ static void attach_locked(void)
     read_limits();
     uint32_t count = limits.device_count;
     WRITE(account_view.device_count, 0);
-    if (count && map_region() && take_slot()) {
-        struct region *mapped = READ(region);
-        for (uint32_t i = 0; i < count; i++) {
-            WRITE(account_view.own_shares[i], lease_share(mapped, i, slot));
-            used_last_tick[i] = UINT64_MAX;
-        }
-        WRITE(own_slot, &mapped->slots[slot]);
-    } else if (count) {
-        /* Not even memory for a private region: nothing can be counted, so nothing is granted. */
-        for (uint32_t i = 0; i < count; i++)
-            WRITE(account_view.own_shares[i], NULL);
-        WRITE(own_slot, &unslotted);
-        slot = REGION_NO_SLOT;
-    }
+    if (count) join();
     publish_limits();
     WRITE(account_view.device_count, count);
     __atomic_store_n(&fork_words->attached, 1, __ATOMIC_RELEASE);
@@ -222,6 +245,7 @@ static bool request(int device, uint64_t bytes, bool anyway, struct refusal *ref
         (void)account_tick(); /* no thread could be started: then whoever asks for memory looks */
     fork_lock();
     attach_locked(); /* detached since */
+    if (slot == REGION_NO_SLOT && limits.device_count && platform_now_ns() >= slot_after_ns) join();
     bool granted = true;
     bool counts = device >= 0 && (uint32_t)device < READ(account_view.device_count) && bytes;
     uint64_t limit = counts ? READ(limit_bytes[device]) : LIMITS_UNLIMITED;
@@ -328,6 +352,12 @@ const char *account_uuid(int device)
 uint64_t account_limit(int device)
 {
     return is_device(device) ? READ(limit_bytes[device]) : LIMITS_UNLIMITED;
+}
+
+bool account_is_refused(void)
+{
+    account_attach();
+    return READ(refused);
 }
 
 uint32_t account_core_pct(int device)

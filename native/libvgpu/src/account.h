@@ -41,6 +41,9 @@ const char *account_uuid(int device);
 /* Bytes; UINT64_MAX: unlimited. As last read from the file, which is at most one second old. */
 uint64_t account_limit(int device);
 
+/* Whether the limits cannot be read, so that nothing is granted until they can. */
+bool account_is_refused(void);
+
 /* Percent of device time 1..100; 100: unlimited. */
 uint32_t account_core_pct(int device);
 

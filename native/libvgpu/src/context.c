@@ -262,12 +262,12 @@ static uint64_t known_cost(int device)
 
 bool context_charge(int device, uint64_t bytes)
 {
-    if (account_limit(device) != 0) return hook_charge(device, bytes);
+    if (account_limit(device) != 0 || account_is_refused()) return hook_charge(device, bytes);
     account_charge_anyway(device, bytes);
     return true;
 }
 
-/* False: not even what a context is known to cost fits. */
+/* False: not even what a context is known to cost fits, or nothing at all. */
 static bool measure_begin(struct measure *measure, CUdevice cuda, int device)
 {
     measure->cuda = cuda;
@@ -276,7 +276,9 @@ static bool measure_begin(struct measure *measure, CUdevice cuda, int device)
     measure->charged = 0;
     if (device < 0 || account_limit(device) == UINT64_MAX) return true;
     uint64_t cost = known_cost(device);
-    if (cost && !context_charge(device, cost)) return false;
+    /* Whoever is not granted a byte gets no context, though what it takes may be beyond measuring here. */
+    if (!context_charge(device, cost ? cost : 1)) return false;
+    if (!cost) account_refund(device, 1);
     measure->charged = cost;
     measure->nvml = device_nvml(cuda);
     if (!measure->nvml) return true;

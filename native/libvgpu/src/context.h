@@ -29,7 +29,8 @@ static inline bool context_here(struct context_here *here);
 bool context_of_stream(CUstream stream, bool per_thread, struct context_here *here);
 
 /* Charge what contexts and code take. Fits always where the limit is no memory at all: a program that may allocate nothing
-   may still start, look, and compute on what is not its own. */
+   may still start, look, and compute on what is not its own. Never fits where the limits cannot be read: a context for each
+   of many processes would be more than any share. */
 bool context_charge(int device, uint64_t bytes);
 
 /* What NVML says that this process uses of the device; false where it cannot be told which entry of its list that is. */

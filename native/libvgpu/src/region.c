@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -80,10 +81,10 @@ static void fill(struct region *region, const struct region_header *header, cons
     }
 }
 
-static bool describe(const char *what, int error, char *problem, size_t problem_size)
+static int describe(const char *what, int error, char *problem, size_t problem_size)
 {
     snprintf(problem, problem_size, "%s: %s", what, error ? strerror(error) : "not a region of this version");
-    return false;
+    return error ? error : EINVAL;
 }
 
 static long file_status(int file, struct stat *status)
@@ -143,6 +144,11 @@ static enum found open_existing(const char *path, const struct region_want *want
 /* All blocks at once, so that a full disk is met here and not by a write to mapped memory, which would kill. */
 static bool reserve(int file, uint64_t bytes)
 {
+    struct rlimit most; /* beyond it the kernel ends the process */
+    if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY && most.rlim_cur < bytes) {
+        errno = EFBIG;
+        return false;
+    }
     if (syscall(SYS_fallocate, file, 0L, 0L, (long)bytes) == 0) return true;
     if (errno != EOPNOTSUPP && errno != ENOSYS) return false;
     static const char zeros[65536];
@@ -254,8 +260,8 @@ static enum found replace_foreign(const char *path, const struct region_want *wa
     return found;
 }
 
-bool region_open(const char *path, const struct region_want *want, struct region *region, char *problem,
-                 size_t problem_size)
+int region_open(const char *path, const struct region_want *want, struct region *region, char *problem,
+                size_t problem_size)
 {
     int error = 0;
     memset(region, 0, sizeof *region);
@@ -267,7 +273,7 @@ bool region_open(const char *path, const struct region_want *want, struct region
         found = open_existing(path, want, region, &error);
     }
     if (found == FOUND_FOREIGN) found = replace_foreign(path, want, region, &error);
-    return found == FOUND_OURS || describe(path, error, problem, problem_size);
+    return found == FOUND_OURS ? 0 : describe(path, error, problem, problem_size);
 }
 
 bool region_open_private(const struct region_want *want, struct region *region)

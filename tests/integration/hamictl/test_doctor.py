@@ -82,8 +82,23 @@ HOST_FAULTS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
     "toolkit-takes-environment": (
         lambda root: write(root / "etc/nvidia-container-runtime/config.toml", f"{ENVVAR} = true\n"),
         "toolkit-envvar",
-        "WARN",
+        "FAIL",
         "NVIDIA_VISIBLE_DEVICES",
+    ),
+    "toolkit-takes-environment-by-default": (
+        lambda root: write(root / "etc/nvidia-container-runtime/config.toml", "x = 1\n"),
+        "toolkit-envvar",
+        "FAIL",
+        "NVIDIA_VISIBLE_DEVICES",
+    ),
+    "toolkit-takes-mounts": (
+        lambda root: write(
+            root / "etc/nvidia-container-runtime/config.toml",
+            f"{ENVVAR} = false\naccept-nvidia-visible-devices-as-volume-mounts = true\n",
+        ),
+        "toolkit-envvar",
+        "FAIL",
+        "mounts them by name",
     ),
     "no-cdi-specification": (
         lambda root: (root / "etc/cdi/nvidia.yaml").unlink(),

@@ -91,6 +91,12 @@ def test_single_nodes_become_rules_in_which_zero_says_nothing() -> None:
     assert told == {"nodeconfig[0].migstrategy", "nodeconfig[1].operatingmode"}
 
 
+def test_webhook_is_told_how_the_agents_inject_devices() -> None:
+    imported = import_hami(values={"devicePlugin": {"deviceListStrategy": "envvar"}})
+    assert imported.settings["nodeagent"]["injection"] == "env"
+    assert imported.settings["webhook"]["policy"] == {"injection": "env"}
+
+
 def test_values_of_the_chart_are_taken_over_or_told() -> None:
     imported = import_hami(
         values={

@@ -44,11 +44,16 @@ class SecurityContextView(Struct, frozen=True, kw_only=True):
     privileged: bool | None = None
 
 
-class EnvVarView(Struct, frozen=True, kw_only=True):
-    """One environment variable by name; ``value`` is ``None`` for valueFrom."""
+class ValueFromView(Struct, frozen=True, kw_only=True):
+    """``valueFrom`` of a variable; that there is one is all we look at."""
+
+
+class EnvVarView(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One environment variable by name; ``value`` is ``None`` for an empty one and valueFrom."""
 
     name: ObjectText
     value: ObjectText | None = None
+    value_from: ValueFromView | None = None
 
 
 class VolumeMountView(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -58,6 +63,22 @@ class VolumeMountView(Struct, frozen=True, kw_only=True, rename="camel"):
     mount_path: ObjectText
     read_only: bool | None = None
     sub_path: ObjectText | None = None
+    sub_path_expr: ObjectText | None = None
+
+
+class VolumeDeviceView(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One block device of a volume inside a container."""
+
+    device_path: ObjectText
+
+
+class EnvFromView(Struct, frozen=True, kw_only=True):
+    """One source of many variables; their names begin with ``prefix``."""
+
+    prefix: ObjectText | None = None
+
+
+VolumeDevices = Annotated[list[VolumeDeviceView], Meta(max_length=OBJECT_LIST_MOST)]
 
 
 class ContainerView(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -68,7 +89,9 @@ class ContainerView(Struct, frozen=True, kw_only=True, rename="camel"):
     restart_policy: Word | None = None
     security_context: SecurityContextView | None = None
     env: Annotated[list[EnvVarView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
+    env_from: Annotated[list[EnvFromView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
     volume_mounts: Annotated[list[VolumeMountView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
+    volume_devices: VolumeDevices | None = None
     target_container_name: Label | None = None
 
     def limits(self) -> dict[str, str]:
@@ -122,10 +145,35 @@ class MetadataView(Struct, frozen=True, kw_only=True, rename="camel"):
     owner_references: Annotated[list[OwnerView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
 
 
-class VolumeView(Struct, frozen=True, kw_only=True):
-    """One volume, by name."""
+class FieldRefView(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A field of the pod."""
+
+    field_path: ObjectText
+
+
+class DownwardItemView(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One file of a downwardAPI volume; ``field_ref`` is ``None`` for a resource's amount."""
+
+    path: ObjectText
+    field_ref: FieldRefView | None = None
+
+
+class DownwardApiView(Struct, frozen=True, kw_only=True):
+    """A downwardAPI volume."""
+
+    items: Annotated[list[DownwardItemView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
+
+
+class EmptyDirView(Struct, frozen=True, kw_only=True):
+    """An emptyDir volume; that it is one is all we look at."""
+
+
+class VolumeView(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One volume: its name, and its source where it is of a kind that we add."""
 
     name: Name
+    downward_api: DownwardApiView | None = field(default=None, name="downwardAPI")
+    empty_dir: EmptyDirView | None = None
 
 
 class SchedulingGateView(Struct, frozen=True, kw_only=True):

@@ -638,6 +638,9 @@ class _Made:
     def finished(self) -> Imported:
         """Everything, with the vendors' part checked and given to each service."""
         vendors = self._without_defaults()
+        injection = self._settings["nodeagent"].get("injection", "cdi")
+        if injection != "cdi":  # the webhook's default
+            self._settings["webhook"].setdefault("policy", {})["injection"] = injection
         for service in SERVICES:
             if vendors:
                 self._settings[service]["vendors"] = vendors

@@ -70,11 +70,14 @@ class UsageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How use is watched, and what follows from a breach (design D27)."""
 
     look_s: float = 3.0
-    """How often regions, devices and processes are looked at."""
+    """The longest time between two looks at regions, devices and processes; half of it is the
+    shortest, and chance says which, so that no rhythm of use stays between the looks."""
     breach: BreachRules = BreachRules()
     action: BreachAction = "event"
-    """``event`` tells about a breach; ``evict`` also evicts the pod, for which the agent needs the
+    """``event`` reports a breach; ``evict`` also evicts the pod, for which the agent needs the
     right to create ``pods/eviction``."""
+    actions: dict[str, BreachAction] = {}
+    """The same by namespace, where it differs from ``action``."""
     event_s: float = 60.0
     """How often what containers use is told on the bus; 0: never."""
     owners: OwnersBy = "cgroup"
@@ -137,6 +140,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
         "priority.rivals_s",
         "remember_gone_s",
         "usage.action",
+        "usage.actions",
         "usage.look_s",
     }
     node_name: str

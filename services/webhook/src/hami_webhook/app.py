@@ -21,9 +21,11 @@ from hami_common.runtime.natsio import NatsLogin, NatsPublisher, connect
 from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.tasks import background
 from hami_common.vendors.catalog import Catalog
+from hami_webhook.core.rates import SourceRates
 from hami_webhook.settings import Settings
 from hami_webhook.shell import render
 from hami_webhook.shell.admission import Admission
+from hami_webhook.shell.callers import Callers
 from hami_webhook.shell.certs import ServingCertificate
 from hami_webhook.shell.events import AdmissionEvents
 from hami_webhook.shell.metrics import Metrics
@@ -56,7 +58,12 @@ async def serve_webhook(
     """Serve until ``context.stopping``; started once it is ready."""
     settings = context.settings
     metrics = Metrics(context.registry)
-    certificate = ServingCertificate(settings.tls_cert_file, settings.tls_key_file, metrics=metrics)
+    certificate = ServingCertificate(
+        settings.tls_cert_file,
+        settings.tls_key_file,
+        metrics=metrics,
+        client_ca_file=settings.client_ca_file,
+    )
     replica = settings.replica or socket.gethostname()
     events = AdmissionEvents(
         source=f"/webhook/{replica}", limit=settings.event_queue_size, metrics=metrics
@@ -68,6 +75,15 @@ async def serve_webhook(
         clock=context.clock,
         metrics=metrics,
         events=events,
+        callers=Callers(
+            clock=context.clock,
+            metrics=metrics,
+            names=settings.client_names,
+            cpu=SourceRates(per_s=settings.source_cpu_share, burst=settings.source_cpu_burst_s),
+            events=SourceRates(
+                per_s=settings.source_events_per_s, burst=settings.source_events_burst
+            ),
+        ),
     )
     context.settings_file.use = lambda changed: admission.use(changed.policy)
     app = HttpApp(

@@ -30,6 +30,24 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     tls_poll_s: float = 1.0
     """How often the two files are looked at."""
 
+    client_ca_file: str = ""
+    """Authority of the client certificates that callers must show, PEM; empty: any caller is heard.
+    The API server shows one where its ``--admission-control-config-file`` names a kubeconfig for
+    webhooks."""
+    client_names: tuple[str, ...] = ()
+    """Common names of certificates that are accepted with ``client_ca_file``; empty: every one that
+    the authority signed."""
+    source_cpu_share: float = 0.8
+    """Part of one processor that calls from one address may use in the long run, where they show no
+    certificate. More is answered with 429."""
+    source_cpu_burst_s: float = 30.0
+    """Processor time that an address may use at once, in seconds."""
+    source_events_per_s: float = 200.0
+    """Admission events per second that calls from one address may publish in the long run, where
+    they show no certificate. More are dropped and counted."""
+    source_events_burst: int = 2000
+    """Events that an address may publish at once."""
+
     drain_s: float = 3.0
     """How long to serve on after SIGTERM, so that the API server's load balancing notices that we
     are not ready before connections are refused. Part of ``grace_s``."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hami_nodeagent.core.breach import BreachBook, BreachRules, Outcome, Process
+from hami_nodeagent.core.breach import BreachBook, BreachRules, Outcome, Process, pause_s
 from hami_nodeagent.core.holders import Holder
 
 GPU = "GPU-0"
@@ -86,7 +86,8 @@ def test_breach_is_told_once_then_again_after_long_and_its_end_is_seen() -> None
     assert (len(late.tell), late.new) == (1, ())
     ended = watch.look([holder()], process(used_mib=1))
     assert (len(ended.ended), ended.going) == (1, ())
-    assert watch.look([holder()], over) == Outcome()
+    returned = watch.look([holder()], over)
+    assert (returned.tell, len(returned.going)) == ((), 1)
 
 
 def test_device_that_did_not_answer_keeps_what_stood() -> None:
@@ -177,3 +178,41 @@ def test_memory_of_an_ended_container_is_not_remembered() -> None:
     fresh = [replace(holder(), limit_mib=50)]
     watch.look(fresh, process(used_mib=95))
     assert len(watch.look(fresh, process(used_mib=95)).tell) == 1
+
+
+def test_bursts_are_one_breach_until_none_was_seen_for_the_whole_window() -> None:
+    watch = Watch()
+    over, under = process(used_mib=200), process(used_mib=100)
+    watch.look([holder()], over)
+    for _ in range(RULES.window_looks - 2):
+        assert watch.look([holder()], under) == Outcome()
+    assert len(watch.look([holder()], over).new) == 1
+    for _ in range(RULES.window_looks):
+        watch.look([holder()], under)
+    assert watch.look([holder()], over) == Outcome()
+
+
+def test_single_looks_further_apart_than_the_window_are_no_breach() -> None:
+    watch = Watch()
+    for number in range(5 * RULES.window_looks):
+        used_mib = 200 if number % RULES.window_looks == 0 else 100
+        assert watch.look([holder()], process(used_mib=used_mib)) == Outcome()
+
+
+def test_breach_of_a_share_that_is_gone_is_forgotten() -> None:
+    watch = Watch()
+    watch.look([holder()], process(used_mib=200))
+    watch.look([])
+    assert watch.look([holder()], process(used_mib=200)) == Outcome()
+
+
+def test_window_is_never_shorter_than_the_looks_that_count() -> None:
+    book = BreachBook(replace(RULES, looks=3, window_looks=1))
+    over = {GPU: [process(used_mib=200)]}
+    told = [len(book.look([holder()], over, now_s=now_s).new) for now_s in range(4)]
+    assert told == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(("chance", "pause"), [(0.0, 1.5), (0.5, 2.25), (1.0, 3.0)])
+def test_looks_come_at_moments_of_chance_but_no_later_than_set(chance: float, pause: float) -> None:
+    assert pause_s(3.0, chance) == pause

@@ -163,17 +163,29 @@ def test_absent_annotation_is_no_problem_text() -> None:
     assert (facts().signed, facts().annotation_problem) == (None, "")
 
 
+def limits_volume_of(container: str) -> dict[str, object]:
+    """The volume ``l`` as admission writes it for a container."""
+    field = f"metadata.annotations['{annotations.limits(container)}']"
+    item = {"path": "limits", "fieldRef": {"apiVersion": "v1", "fieldPath": field}}
+    return {"name": "l", "downwardAPI": {"items": [item]}}
+
+
 def test_volumes_of_the_webhook_are_seen_per_container() -> None:
     found = facts(
         metadata={"annotations": {annotations.TRACEPARENT: "00-1-2-03"}},
         containers=[
-            {"name": "a", "volumeMounts": [{"name": "l", "mountPath": "/etc/hami/"}]},
+            {
+                "name": "a",
+                "volumeMounts": [{"name": "l", "mountPath": "/etc/hami/", "readOnly": True}],
+            },
             {"name": "b", "volumeMounts": [{"name": "r", "mountPath": "/run/hami"}]},
-            {"name": "c"},
+            {"name": "c", "volumeMounts": [{"name": "l", "mountPath": "/etc/hami"}]},
         ],
+        volumes=[limits_volume_of("a"), {"name": "r", "emptyDir": {"medium": "Memory"}}],
     )
     assert found.limits_mounted == {"a"}
     assert found.region_volumes == {"b": "r"}
+    assert set(found.hidden_limits) == {"c"}
     assert found.traceparent == "00-1-2-03"
     assert found.title == "default/web"
 
@@ -200,3 +212,29 @@ def test_containers_are_known_by_the_id_of_their_runtime() -> None:
         "containerd://33": "main",
         "containerd://44": "shell",
     }
+
+
+def test_variables_that_give_other_devices_are_named() -> None:
+    secret = {"secretRef": {"name": "s"}}
+    found = facts(
+        containers=[
+            {"name": "a", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]},
+            {"name": "b", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]},
+            {"name": "c", "envFrom": [secret]},
+            {"name": "d", "envFrom": [{**secret, "prefix": "APP_"}]},
+            {
+                "name": "e",
+                "envFrom": [secret],
+                "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}],
+            },
+            {"name": "f", "envFrom": [{**secret, "prefix": "NVIDIA_"}]},
+        ],
+    )
+    assert found.own_devices == {
+        "a": "container a: env[NVIDIA_VISIBLE_DEVICES]: would give it devices of its own choice "
+        "beside its share; remove the variable"
+    }
+    assert set(found.unseen_env) == {"c", "e", "f"}
+    assert "NVIDIA_VISIBLE_DEVICES" in found.unseen_env["c"]
+    assert "NVIDIA_VISIBLE_DEVICES" not in found.unseen_env["e"]
+    assert found.unseen_env["f"] == {"NVIDIA_VISIBLE_DEVICES"}

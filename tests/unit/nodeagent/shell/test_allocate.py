@@ -358,6 +358,31 @@ async def test_share_is_refused_where_the_library_is_missing(tmp_path: Path) -> 
     assert len(desk.site.picture.grants) == 0
 
 
+@pytest.mark.parametrize(
+    ("enforcement", "is_whole", "is_refused"),
+    [("libvgpu", False, True), ("libvgpu", True, False), ("none", False, False)],
+)
+async def test_mounts_matter_where_the_library_holds_the_share(
+    tmp_path: Path, enforcement: str, *, is_whole: bool, is_refused: bool
+) -> None:
+    pod = Given("pod", hidden_limits={"main": "container main: volumeMounts[/run]: x; y"})
+    shares = pod.record.containers[0]
+    if is_whole:
+        share = replace(shares.shares[0], memory_mib=1000, exclusive=True)
+        whole = (replace(shares, shares=(share,)),)
+        pod.entry = replace(pod.entry, record=replace(pod.record, containers=whole))
+        assert pod.facts.signed is not None
+        placement = replace(pod.facts.signed.placement, containers=whole)
+        pod.facts = replace(pod.facts, signed=replace(pod.facts.signed, placement=placement))
+    desk = Desk(tmp_path, pod, **enforcing(tmp_path, enforcement=enforcement))
+    know(desk.site, pod)
+    outcome = await desk.ask("nvidia-0-0")
+    assert isinstance(outcome, Refuse) is is_refused
+    if isinstance(outcome, Refuse):
+        assert outcome.code == "limits-hidden"
+        assert outcome.text == "pod default/pod: container main: volumeMounts[/run]: x; y"
+
+
 async def test_library_that_vanished_from_the_host_is_put_there_again(tmp_path: Path) -> None:
     pods = Given("a"), Given("b")
     desk = Desk(tmp_path, pods[0], **enforcing(tmp_path))

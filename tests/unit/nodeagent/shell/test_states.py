@@ -131,6 +131,21 @@ async def test_share_that_nothing_holds_is_told_to_the_pods_owner(
         assert metric._value.get() == counted  # noqa: SLF001
 
 
+async def test_share_whose_devices_a_config_map_may_override_is_told_as_not_held(
+    tmp_path: Path,
+) -> None:
+    pod = Given("pod", unseen_env={"main": frozenset({"NVIDIA_VISIBLE_DEVICES"})})
+    async with running(tmp_path, enforcement="libvgpu") as bench:
+        await bench.write(pod)
+        bench.bind(pod)
+        bench.site.picture.grants.add(replace(pod.grant("main", "a"), library="libvgpu-1.so"))
+        bench.site.picture.note_change()
+        assert (await bench.reaches(pod, "prepared")).enforcement == "none"
+        ((what, text),) = bench.recorder.events
+        assert what == "default/pod ShareNotHeld"
+        assert text.startswith("container main: envFrom may name variables")
+
+
 @pytest.mark.parametrize(("library", "said"), [("libvgpu-1.so", "libvgpu"), ("", "none")])
 async def test_states_say_who_holds_the_containers_to_their_shares(
     tmp_path: Path, library: str, said: str

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from prometheus_client import generate_latest
 
 from hami_common.errors import Denied, NotFound, Unavailable
-from hami_common.events.breach import BreachRecord
+from hami_common.events.breach import BreachAction, BreachRecord
 from hami_common.events.codec import decode, encode
 from hami_common.model.placement import Share
 from hami_common.runtime.clock import SystemClock
@@ -320,6 +320,35 @@ async def test_pod_is_evicted_only_where_the_operator_says_so(tmp_path: Path) ->
     assert eviction["deleteOptions"]["preconditions"]["uid"] == UID
     record = decode(evicting.peers.published[0][1], BreachRecord, what="breach")
     assert record.action == "evict"
+
+
+@pytest.mark.parametrize(
+    ("action", "actions", "evictions"),
+    [("event", {"default": "evict"}, 1), ("evict", {"default": "event", "other": "evict"}, 0)],
+)
+async def test_what_follows_from_a_breach_can_be_set_by_namespace(
+    tmp_path: Path, action: BreachAction, actions: dict[str, BreachAction], evictions: int
+) -> None:
+    desk = Desk(tmp_path, action=action, actions=actions)
+    desk.run_pod()
+    desk.driver.shows(11, PID)
+    await desk.look(3)
+    assert len(desk.peers.of_kind("Eviction")) == evictions
+
+
+async def test_bursts_lead_to_eviction_though_the_first_request_failed(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, action="evict")
+    desk.run_pod()
+    desk.peers.eviction_error = Unavailable(peer="API", detail="away")
+    for used_mib in (11, 1, 11, 1):
+        desk.driver.shows(used_mib, PID)
+        await desk.look(1)
+    desk.peers.eviction_error = None
+    await desk.look(1)
+    assert desk.peers.of_kind("Eviction") == []
+    desk.driver.shows(11, PID)
+    await desk.look(2)
+    assert len(desk.peers.of_kind("Eviction")) == 1
 
 
 async def test_pod_of_hamis_is_told_about_and_never_evicted(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def test_pods_belong_by_label_or_namespace() -> None:
         ('["speech"]', '["vision-a"]', "speech: namespaces", "allowed_namespaces"),
         ("borrow_weight = 3", "borrow_weight = 1001", "borrow_weight", "1 is usual"),
         ("borrow_weight = 3", "borrow_weight = true", "queue[2].borrow_weight", "docs/quota.md"),
+        ("borrow_weight = 3", "task_priority_floor = 8", "task_priority_floor", "0 allows every"),
         ("borrow_weight = 3", "limit = { memory_mib = 151 }", "speech: limit", "lower it"),
         ("limit = { memory_mib = 150 }", 'namespaces = ["x"]', "research: namespaces", "without"),
         ("limit = { memory_mib = 150 }", 'parent = "vision"', "parent", "end at the top"),

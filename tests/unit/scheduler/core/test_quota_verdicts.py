@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What quotas leave of filter's answer, and how much of it a pod is told."""
 
+from msgspec.structs import replace
+
 from hami_common.events.allocation import Account
 from hami_scheduler.core.queues import QueueConfig, QueueTree
 from hami_scheduler.core.quota import NOBODY_SPECIAL, Asker, Limit, Quota, Resource
@@ -99,3 +101,54 @@ def test_looking_notes_nothing_and_being_refused_for_borrowing_does() -> None:
     smaller = pod(ask(mib=10), uid="u")
     assert len(verdicts.allowed(smaller, filtered, asker, waiting=("u",)).left) == 1
     assert quota.claims() == {}
+
+
+def told_of_priority(priority: int | None, *queues: QueueConfig, wish: str = "") -> set[str]:
+    """Codes of the answer to a pod of this task priority."""
+    table = DeviceTable()
+    table.upsert_node(node_devices("n", [device("d")]))
+    quota = QuotaLedger()
+    quota.set_tree(QueueTree(queues))
+    plain = pod(ask(mib=20), uid="u")
+    first = replace(plain.containers[0], priority=priority)
+    request = replace(plain, containers=(first,))
+    answer = QuotaVerdicts(table, quota).allowed(
+        request,
+        Verdicts(table).filter(request, ["n"]),
+        Asker(account=Account(queue=wish), wish=wish),
+        waiting=(),
+    )
+    return {refusal.text for refusal, _ in answer.groups()}
+
+
+EVERYBODY = QueueConfig(name="all", namespaces=("*",), task_priority_floor=1)
+
+
+def test_task_priority_above_the_floor_of_the_queue_is_refused_with_the_fix() -> None:
+    (text,) = told_of_priority(0, EVERYBODY)
+    assert text == (
+        "TaskPriorityTooHigh: container main: priority 0; queue all allows 1 to 7: write "
+        "nvidia.com/priority: 1"
+    )
+    for allowed in (1, 7, None):
+        assert told_of_priority(allowed, EVERYBODY) == set()
+
+
+def test_pod_that_writes_no_task_priority_has_the_default_one() -> None:
+    low = QueueConfig(name="low", namespaces=("*",), task_priority_floor=3)
+    (text,) = told_of_priority(None, low)
+    assert "priority 1; queue low allows 3 to 7" in text
+
+
+def test_floor_of_a_queue_holds_for_those_below_it() -> None:
+    top = QueueConfig(name="top", task_priority_floor=2)
+    below = QueueConfig(name="below", parent="top", namespaces=("*",), task_priority_floor=1)
+    assert len(told_of_priority(1, top, below)) == 1
+    assert told_of_priority(2, top, below) == set()
+
+
+def test_queue_without_a_floor_takes_every_task_priority() -> None:
+    may = QueueConfig(name="may", allowed_namespaces=("default",))
+    assert told_of_priority(0, QueueConfig(name="all", namespaces=("*",))) == set()
+    assert told_of_priority(0, EVERYBODY, may, wish="may") == set()
+    assert told_of_priority(0) == set()

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which requests reach the webhook: the match conditions, evaluated as CEL."""
 
+import re
 from typing import Any
 
 import pytest
 
 from hami_common import annotations as keys
 from hami_common.vendors.catalog import Catalog
-from hami_sim.apiserver.cel import Program
+from hami_sim.apiserver.cel import CelError, Program
 from hami_webhook.core.configuration import Client, mutating_webhook_configuration
 
 NAMES = Catalog.from_settings().resource_names()
@@ -17,9 +18,10 @@ VARIABLES = frozenset({"object", "oldObject", "request", "authorizer"})
 
 
 def matches(position: int, new: dict[str, Any], old: dict[str, Any] | None = None) -> bool:
-    (condition,) = CONFIGURATION["webhooks"][position]["matchConditions"]
-    program = Program(condition["expression"], VARIABLES)
-    return program.decide({"object": new, "oldObject": old, "request": {}})
+    conditions = CONFIGURATION["webhooks"][position]["matchConditions"]
+    programs = [Program(condition["expression"], VARIABLES) for condition in conditions]
+    env = {"object": new, "oldObject": old, "request": {}}
+    return all(program.decide(env) for program in programs)
 
 
 def pod(group: str = "containers", **more: Any) -> dict[str, Any]:
@@ -86,6 +88,51 @@ def test_update_of_our_pod_is_sent_even_when_it_drops_the_label() -> None:
     assert matches(1, ours, pod())
 
 
+ASKING = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+
+
+def crowd(containers: int = 1, **entries: int) -> dict[str, Any]:
+    one: dict[str, Any] = {"name": "main", **ASKING}
+    for field in ("volumeMounts", "env"):
+        one[field] = [{"name": f"x{i}"} for i in range(entries.get(field, 0))]
+    many = [one, *({"name": f"c{i}", **ASKING} for i in range(containers - 1))]
+    volumes = [{"name": f"v{i}"} for i in range(entries.get("volumes", 0))]
+    return {"metadata": {"name": "p"}, "spec": {"containers": many, "volumes": volumes}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "field"),
+    [
+        (crowd(201), "spec.containers"),
+        (crowd(volumes=1601), "spec.volumes"),
+        (crowd(volumeMounts=1601), "spec.containers[*].volumeMounts"),
+        (crowd(env=3401), "spec.containers[*].env"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "pod",
+)
+def test_pod_that_is_too_large_is_refused_without_a_call(pod: dict[str, Any], field: str) -> None:
+    with pytest.raises(CelError, match=re.escape(f"no such key: {field}: a pod that asks")):
+        matches(0, pod)
+
+
+def test_large_pod_within_the_bounds_is_sent() -> None:
+    assert matches(0, crowd(200, volumes=1600, volumeMounts=1600, env=3400))
+
+
+def test_large_pod_of_others_is_left_alone() -> None:
+    pod = crowd(300)
+    for one in pod["spec"]["containers"]:
+        del one["resources"]
+    assert not matches(0, pod)
+
+
+def test_pod_cannot_be_labelled_past_the_webhook() -> None:
+    for webhook in CONFIGURATION["webhooks"]:
+        assert "objectSelector" not in webhook
+        keys_of = {one["key"] for one in webhook["namespaceSelector"]["matchExpressions"]}
+        assert keys_of == {"kubernetes.io/metadata.name", keys.WEBHOOK_LABEL}
+
+
 def test_both_webhooks_fail_closed_and_touch_nothing_on_dry_run() -> None:
     for webhook in CONFIGURATION["webhooks"]:
         assert webhook["failurePolicy"] == "Fail"
@@ -104,7 +151,7 @@ def test_url_replaces_the_service() -> None:
 
 def test_names_with_quotes_stay_inside_the_expression() -> None:
     odd = mutating_webhook_configuration(["it's/odd\\name"], CLIENT)
-    (condition,) = odd["webhooks"][0]["matchConditions"]
+    condition, *_ = odd["webhooks"][0]["matchConditions"]
     program = Program(condition["expression"], VARIABLES)
     asking = pod(resources={"limits": {"it's/odd\\name": "1"}})
     assert program.decide({"object": asking, "oldObject": None, "request": {}})

@@ -10,7 +10,8 @@ from hami_common import annotations as keys
 from hami_common.podview import PodView
 from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.nvidia import NvidiaSettings
-from hami_webhook.core.mutate import AdmissionPolicy, Verdict, mutate, volume_name
+from hami_webhook.core.mounts import volume_name
+from hami_webhook.core.mutate import AdmissionPolicy, Verdict, mutate
 from tests.support.jsonpatch import apply
 
 CATALOG = Catalog.from_settings()
@@ -360,7 +361,7 @@ def test_hidden_devices_are_those_that_the_pod_asks_for_in_the_vendors_own_word(
 
 
 def test_long_container_names_give_distinct_valid_volume_names() -> None:
-    first, second = (volume_name("hami-limits", "c" * 62 + end) for end in "ab")
+    first, second = (volume_name("hami-limits-", "c" * 62 + end) for end in "ab")
     assert first != second
     assert max(len(first), len(second)) <= 63
 

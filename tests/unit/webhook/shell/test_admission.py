@@ -192,8 +192,10 @@ async def test_unexpected_error_fails_closed_and_is_counted(
     wired: Wired, caplog: pytest.LogCaptureFixture
 ) -> None:
     wired.clock.now_s = None  # type: ignore[assignment,method-assign]  # a part that breaks
-    response = await wired.post(review(asking_pod()))
-    assert response.status == 500
+    response = (await wired.answer(review(asking_pod())))["response"]
+    assert not response["allowed"]
+    assert response["status"]["code"] == 500
+    assert "failed unexpectedly (TypeError)" in response["status"]["message"]
     assert wired.count("hami_webhook_admissions", operation="create", outcome="error") == 1
     assert any(record.message == "admission failed" for record in caplog.records)
 

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from hami_common.errors import Denied, NotFound, Unavailable
+from hami_common.events import codec
 from hami_common.events.decision import AdmissionRecord
 from hami_common.runtime.memory import MemoryBus, MemoryPublisher
 from hami_webhook.shell.events import AdmissionEvents
@@ -27,6 +28,10 @@ def record(number: int, pod: str = "p") -> AdmissionRecord:
     )
 
 
+def uid_of(data: bytes) -> str:
+    return codec.decode(data, AdmissionRecord, what="event").request_uid
+
+
 def queue(limit: int = 8) -> tuple[AdmissionEvents, Metrics]:
     metrics = Metrics(CollectorRegistry())
     return AdmissionEvents(source="/webhook/w", limit=limit, metrics=metrics), metrics
@@ -44,7 +49,7 @@ async def test_full_queue_drops_the_new_record_and_counts_it() -> None:
     bus = MemoryBus()
     events.end()
     await events.run(MemoryPublisher(bus))
-    assert [m.headers["ce-id"] for m in bus.published] == ["uid-0", "uid-1"]
+    assert [uid_of(m.data) for m in bus.published] == ["uid-0", "uid-1"]
     assert dropped(metrics, "queue-full") == 3
     events.close()
 
@@ -78,7 +83,9 @@ class Troubled:
     ) -> int:
         if self.troubles:
             raise self.troubles.pop(0)
-        self.stored.append(message_id)
+        assert headers is not None
+        assert headers["ce-id"] == message_id
+        self.stored.append(uid_of(data))
         return len(self.stored)
 
 
@@ -106,4 +113,30 @@ async def test_refused_record_does_not_stop_the_next() -> None:
         await events.run(publisher)
     assert publisher.stored == ["uid-3"]
     assert dropped(metrics, "refused") == 2
+    events.close()
+
+
+async def test_id_of_an_event_is_not_the_callers_choice() -> None:
+    events, _ = queue()
+    for _ in range(2):
+        events.offer(record(1), traceparent="")
+    bus = MemoryBus()
+    events.end()
+    await events.run(MemoryPublisher(bus))
+    ids = {m.headers["ce-id"] for m in bus.published}
+    assert len(ids) == 2
+    assert "uid-1" not in ids
+    events.close()
+
+
+async def test_record_that_cannot_be_published_does_not_end_the_queue() -> None:
+    events, metrics = queue()
+    events.offer(record(1), traceparent="")
+    events.offer(record(2), traceparent="")
+    events.end()
+    publisher = Troubled(ValueError("no such thing"))
+    with anyio.fail_after(3):
+        await events.run(publisher)
+    assert publisher.stored == ["uid-2"]
+    assert dropped(metrics, "error") == 1
     events.close()

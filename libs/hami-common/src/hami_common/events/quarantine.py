@@ -11,6 +11,8 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from hami_common.bounds import Counter, Label, Name, Text, UnixS, Word
+
 QuarantineService = Literal["scheduler", "registry", "nodeagent", "webhook"]
 
 REPEAT_LEAST_S: Final = 60.0
@@ -25,23 +27,23 @@ class QuarantineRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One object in quarantine at one replica; equal service, replica, kind and key: the same."""
 
     service: QuarantineService
-    replica: str
+    replica: Name
     """Name of the replica; of an agent, its node."""
-    kind: str
+    kind: Word
     """Kind of the object, one word of a closed set of the service, such as `pod` or `record`."""
-    key: str
+    key: Text
     """Identifies the object among its kind: a uid, a bucket key, a subject."""
-    namespace: str = ""
+    namespace: Label = ""
     """Namespace of the Kubernetes object concerned; empty where it has none or is not known."""
-    name: str = ""
+    name: Name = ""
     """Name of the Kubernetes object concerned; empty where there is none or it is not known."""
-    problem: str
+    problem: Text
     """Type and text of the last error."""
-    failures: int
+    failures: Counter
     """Attempts that failed, at least 1."""
-    first_s: float
+    first_s: UnixS
     """When the first attempt failed."""
-    last_s: float
+    last_s: UnixS
     """When the last attempt failed."""
     is_over: bool = False
     """The object was handled, or it is gone: it left quarantine."""

@@ -53,7 +53,16 @@ CODES: tuple[tuple[type[HamiError], int, str], ...] = (
 class Request:
     """One request with its whole body."""
 
-    __slots__ = ("body", "headers", "method", "params", "path", "peer_certificate", "query")
+    __slots__ = (
+        "body",
+        "headers",
+        "method",
+        "params",
+        "path",
+        "peer_certificate",
+        "query",
+        "remote",
+    )
 
     def __init__(
         self,
@@ -65,6 +74,7 @@ class Request:
         body: bytes,
         params: Mapping[str, str],
         peer_certificate: Mapping[str, object] | None = None,
+        remote: str = "",
     ) -> None:
         self.method = method
         self.path = path
@@ -76,6 +86,8 @@ class Request:
         """Values of ``{name}`` parts of the route."""
         self.peer_certificate = peer_certificate
         """Verified client certificate as ``ssl.SSLSocket.getpeercert`` gives it, or ``None``."""
+        self.remote = remote
+        """Address of the caller, without port; empty where the transport has none."""
 
 
 class Response(Struct, frozen=True, kw_only=True):
@@ -326,6 +338,7 @@ class _Adapter:
                     body=body,
                     params=params,
                     peer_certificate=request.get_extra_info("peercert"),
+                    remote=request.remote or "",
                 )
             )
         except _TooLarge:

@@ -37,6 +37,8 @@ from hami_common.vendors.protocol import (
 
 NAME = "nvidia"
 MAX_PRIORITY = 7
+DEFAULT_PRIORITY = 1
+"""Task priority of a container that asks for none."""
 MAX_DEVICES = 64
 FULL_PCT = 100
 
@@ -56,6 +58,7 @@ _NODE_ENV_PREFIXES = (
 )
 _MIG_PROFILE = re.compile(r"[1-9]\d*g\.[1-9]\d*gb([+-][a-z]+(\.[a-z]+)*)?")
 _OPT_OUT_ENV = "CUDA_DISABLE_CONTROL"
+_PRIORITY_ENV = "CUDA_TASK_PRIORITY"
 _TRUE_WORDS = frozenset({"1", "t", "true"})
 
 _OPTIONAL_NODES = frozenset({"/dev/nvidia-modeset", "/dev/nvidia-uvm-tools"})
@@ -134,7 +137,7 @@ def _limits_env(
     if context.core_policy:
         env["GPU_CORE_UTILIZATION_POLICY"] = context.core_policy
     if shares.priority is not None:
-        env["CUDA_TASK_PRIORITY"] = str(shares.priority)
+        env[_PRIORITY_ENV] = str(shares.priority)
     return env
 
 
@@ -387,10 +390,10 @@ class Nvidia:
             set_limits[r.count] = str(request.count)
         if cores is None and request.exclusive:
             set_limits[r.cores] = str(FULL_PCT)
-        env: dict[str, str] = {}
-        priority = self.parse_priority(container)
-        if priority is not None:
-            env["CUDA_TASK_PRIORITY"] = str(priority)
+        env, overruled, remarks = self._task_priority(container)
+        removed = (*removed, *overruled)
+        set_limits |= self._limit_of_priority(container, env)
+        warnings.extend(remarks)
         if s.core_policy not in ("", "default"):
             env["GPU_CORE_UTILIZATION_POLICY"] = s.core_policy
         warnings.extend(removals)
@@ -403,6 +406,36 @@ class Nvidia:
             runtime_class=s.runtime_class,
             warnings=tuple(warnings),
         )
+
+    def _task_priority(
+        self, container: ContainerView
+    ) -> tuple[dict[str, str], tuple[str, ...], list[str]]:
+        """Decide on the variable of the task priority, which the limiter reads without a limit.
+
+        Returns the variables to set, those to remove, and warnings. The user's variable counts as a
+        request, so that whatever bounds task priorities sees it.
+        """
+        name = self._resources.priority
+        where = f"container {container.name}: env {_PRIORITY_ENV}"
+        found = [v.value for v in container.env or [] if v.name == _PRIORITY_ENV]
+        warnings: list[str] = []
+        priority = self.parse_priority(container)
+        levels = [str(level) for level in range(MAX_PRIORITY + 1) if level != DEFAULT_PRIORITY]
+        if priority is None and len(found) == 1 and found[0] in levels:
+            priority = int(found[0])
+            warnings.append(f"{where} is read as {name}; please write {name}")
+        wanted = str(DEFAULT_PRIORITY if priority is None else priority)
+        removed = tuple({_PRIORITY_ENV for value in found if value != wanted})
+        if removed:
+            warnings.append(f"{where} was removed; write {name} in resources.limits")
+        return {} if priority is None else {_PRIORITY_ENV: wanted}, removed, warnings
+
+    def _limit_of_priority(self, container: ContainerView, env: dict[str, str]) -> dict[str, str]:
+        """The task priority as a limit, where the user gave it as a variable alone."""
+        name = self._resources.priority
+        if not env or self._value(container, name) is not None:
+            return {}
+        return {name: env[_PRIORITY_ENV]}
 
     def _warnings_of_count(
         self, request: DeviceRequest, annotations: Mapping[str, str], where: str

@@ -206,6 +206,15 @@ class ShareVendor(ABC):
             )
             for family in about.families
         )
+        self._spellings = {
+            name: (name, *(alias for alias, target in about.aliases.items() if target == name))
+            for family in about.families
+            for name in family.names()
+        }
+        self._family_names = tuple(
+            (family, frozenset(s for name in family.names() for s in self._spellings[name]))
+            for family in about.families
+        )
         self._resources = replace(
             self._families[0],
             aliases=dict(about.aliases),
@@ -244,16 +253,18 @@ class ShareVendor(ABC):
         return asked.request
 
     def _value(self, container: ContainerView, name: str) -> str | None:
-        names = [name, *(alias for alias, target in self.about.aliases.items() if target == name)]
-        found = (container.quantity(wanted) for wanted in names)
-        return next((text for text in found if text is not None), None)
+        for wanted in self._spellings.get(name, (name,)):
+            text = container.quantity(wanted)
+            if text is not None:
+                return text
+        return None
 
     def _mentioned(self, container: ContainerView) -> list[Family]:
-        return [
-            family
-            for family in self.about.families
-            if any(self._value(container, name) is not None for name in family.names())
-        ]
+        resources = container.resources
+        if resources is None:
+            return []
+        named = (resources.limits or {}).keys() | (resources.requests or {}).keys()
+        return [family for family, names in self._family_names if not named.isdisjoint(names)]
 
     def _family(self, container: ContainerView) -> Family | None:
         """The one family that the container asks for."""

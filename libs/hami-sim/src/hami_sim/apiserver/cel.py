@@ -4,7 +4,8 @@
 Supported: literals (int, uint, double, string, bool, null), lists, maps, variables, member and
 index access, optional access (`.?`, `[?]`, `orValue`, `hasValue`, `value`), operators
 `|| && ! == != < <= > >= in + - * / % ?:`, macros `has all exists exists_one filter map`, functions
-`size startsWith endsWith contains matches lowerAscii upperAscii trim split string int double`.
+`size startsWith endsWith contains matches lowerAscii upperAscii trim split substring sum string
+int double`.
 Anything else is a :class:`CelError` when the expression is compiled, never a silent guess.
 
 Errors during evaluation (no such key, no such overload) are values to `&&`, `||`, `all` and
@@ -747,13 +748,38 @@ def _method(name: str, target: Node, arguments: list[Node]) -> Node:
             return plain_method(text)
 
         return plain
+    if name == "substring":
+        return _substring(target, arguments)
     _count(name, arguments, 0)
     if name == "size":
         return lambda env: _size(target(env))
+    if name == "sum":
+        return lambda env: _sum(target(env))
     if name in ("hasValue", "value"):
         return _optional_method(name, target)
     msg = f"undeclared reference to '{name}' (in container '')"
     raise CelError(msg)
+
+
+def _substring(target: Node, arguments: list[Node]) -> Node:
+    _count("substring", arguments, 1)
+
+    def cut(env: Env) -> Value:
+        text, start = target(env), arguments[0](env)
+        if not isinstance(text, str) or isinstance(start, bool) or not isinstance(start, int):
+            raise _no_overload("substring", text, start)
+        if not 0 <= start <= len(text):
+            msg = f"index out of range: {start}"
+            raise CelError(msg)
+        return text[start:]
+
+    return cut
+
+
+def _sum(values: Value) -> Value:
+    if not isinstance(values, list) or not all(_is_number(value) for value in values):
+        raise _no_overload("sum", values)
+    return sum(values)
 
 
 def _optional_method(name: str, target: Node) -> Node:

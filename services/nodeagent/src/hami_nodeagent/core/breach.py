@@ -9,8 +9,12 @@ inside the container. Kinds of breach::
               else wants the device too or the limit is meant for lone tenants as well
     foreign   a process uses a device that its container, or nobody, was given
 
-A breach counts after ``looks`` looks in a row, so that neither a container that is just ending nor
-a sample that is a moment old is accused. A share that was lowered below its use is no breach while
+A breach of memory and foreign use count once ``looks`` of the last ``window_looks`` looks at the
+device show them, so that neither a container that is just ending nor a sample that is a moment old
+is accused, and bursts are found that end before the next look. Compute is a mean over looks
+already: it counts after ``looks`` looks in a row. Each ends with the first look that does not show
+it; one that returns within the window is the same breach. ``pause_s`` spreads the looks, so that no
+rhythm of use stays between them. A share that was lowered below its use is no breach while
 the use does not grow: the library refuses further memory, it cannot take back what is in use.
 Whole devices are not compared. Memory in MiB, compute in percent of one device, times in seconds of
 the caller's clock.
@@ -18,7 +22,7 @@ the caller's clock.
 
 from collections.abc import Collection, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from hami_common.events.breach import BreachKind
@@ -31,7 +35,9 @@ class BreachRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """When a difference counts."""
 
     looks: int = 2
-    """Looks in a row that must show it."""
+    """Looks that must show it: of the last ``window_looks``, for compute in a row."""
+    window_looks: int = 20
+    """Looks over which bursts of memory and foreign use are added up; ``looks`` at least."""
     memory_margin_mib: int = 64
     """What a container may use beyond its memory: rounding, and what the driver takes late."""
     core_margin_pct: int = 20
@@ -112,8 +118,15 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 class _Standing(Struct, kw_only=True):
     breach: Breach
-    looks: int = 0
+    shown_at: list[int] = field(default_factory=list)
+    """Numbers of the looks at the device that showed it, oldest first."""
+    is_shown: bool = True
     told_s: float | None = None
+
+
+def pause_s(look_s: float, chance: float) -> float:
+    """Return the seconds until the next look: half to all of ``look_s``, by ``chance`` in 0..1."""
+    return look_s * (0.5 + chance / 2)
 
 
 class BreachBook:
@@ -124,6 +137,7 @@ class BreachBook:
         self._rules = rules
         self._is_core_forced = is_core_forced
         self._standing: dict[tuple[str, str, str, str], _Standing] = {}
+        self._looks_by_uuid: dict[str, int] = {}
         self._allowed_mib: dict[tuple[str, str, str], int] = {}
         self._core: dict[tuple[str, str, str], list[int]] = {}
 
@@ -141,7 +155,8 @@ class BreachBook:
             here = [holder for holder in holders if holder.uuid == uuid]
             for breach in self._judge(uuid, here, processes):
                 shown[breach.key] = breach
-        return self._stand(shown, frozenset(processes_by_uuid), now_s)
+        live = {_share_key(holder) for holder in holders}
+        return self._stand(shown, frozenset(processes_by_uuid), live, now_s)
 
     def _forget(self, holders: Collection[Holder]) -> None:
         live = {_share_key(holder) for holder in holders}
@@ -219,21 +234,30 @@ class BreachBook:
         self,
         shown: Mapping[tuple[str, str, str, str], Breach],
         looked_at: Collection[str],
+        live: Collection[tuple[str, str, str]],
         now_s: float,
     ) -> Outcome:
         tell: list[Breach] = []
         new: list[Breach] = []
         ended: list[Breach] = []
+        for uuid in looked_at:
+            self._looks_by_uuid[uuid] = self._looks_by_uuid.get(uuid, 0) + 1
         for key, known in list(self._standing.items()):
-            if key not in shown and known.breach.uuid in looked_at:
+            if known.breach.uuid not in looked_at:
+                continue
+            self._forget_old_looks(known)
+            if key in shown:
+                continue
+            if known.is_shown and known.told_s is not None:
+                ended.append(known.breach)
+            known.is_shown = False
+            if not known.shown_at or known.breach.kind == "compute" or not _is_live(known, live):
                 del self._standing[key]
-                if known.told_s is not None:
-                    ended.append(known.breach)
         for key, breach in shown.items():
             standing = self._standing.setdefault(key, _Standing(breach=breach))
-            standing.breach = breach
-            standing.looks += 1
-            if standing.looks < self._rules.looks:
+            standing.breach, standing.is_shown = breach, True
+            standing.shown_at.append(self._looks_by_uuid[breach.uuid])
+            if len(standing.shown_at) < self._rules.looks:
                 continue
             if standing.told_s is None:
                 new.append(breach)
@@ -241,8 +265,20 @@ class BreachBook:
                 continue
             tell.append(breach)
             standing.told_s = now_s
-        going = tuple(one.breach for one in self._standing.values() if one.told_s is not None)
+        going = tuple(
+            one.breach for one in self._standing.values() if one.is_shown and one.told_s is not None
+        )
         return Outcome(tell=tuple(tell), new=tuple(new), going=going, ended=tuple(ended))
+
+    def _forget_old_looks(self, known: _Standing) -> None:
+        window = max(self._rules.window_looks, self._rules.looks)
+        oldest = self._looks_by_uuid[known.breach.uuid] - window
+        known.shown_at = [number for number in known.shown_at if number > oldest]
+
+
+def _is_live(known: _Standing, live: Collection[tuple[str, str, str]]) -> bool:
+    """Whether the share is there still; whoever never had one keeps what was seen."""
+    return known.breach.holder is None or _share_key(known.breach.holder) in live
 
 
 def _share_key(holder: Holder) -> tuple[str, str, str]:

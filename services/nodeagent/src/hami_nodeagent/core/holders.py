@@ -17,9 +17,11 @@ from hami_common.events.allocation import AllocationRecord
 from hami_common.model.device import Device
 from hami_common.model.placement import Share
 from hami_common.vendors.handles import is_divisible, needs_instance
-from hami_nodeagent.core.claims import Entry
+from hami_common.visibility import VARIABLE_BY_VENDOR
+from hami_nodeagent.core.claims import Claim, Code, Entry, Refuse
 from hami_nodeagent.core.grants import GrantBook
 from hami_nodeagent.core.podbook import PodBook
+from hami_nodeagent.core.podfacts import PodFacts
 
 Enforcement = Literal["libvgpu", "hami", "none"]
 LIMITED_VENDORS = frozenset({"nvidia"})
@@ -64,12 +66,52 @@ def needs_library(shares: Sequence[Share], devices: Sequence[Device]) -> bool:
     )
 
 
-def enforcement_of(record: AllocationRecord, grants: GrantBook) -> Enforcement:
-    """What the state record says: whether any container of the pod was given the library."""
+def hindrance_of(claim: Claim, vendor: str, *, is_limited: bool) -> Refuse | None:
+    """Refuse a claim whose pod would lift the limit; ``None`` where it would not.
+
+    ``is_limited``: the in-container library holds the container. Mounts count only for a part of a
+    device: a whole one is held by nothing that a mount could hide.
+    """
+    if text := claim.pod.own_devices.get(claim.container, ""):
+        return Refuse(code=Code.DEVICES_OVERRIDDEN, text=f"pod {claim.pod.title}: {text}")
+    is_part = is_limited or (
+        vendor not in LIMITED_VENDORS
+        and not all(is_whole(*pair) for pair in zip(claim.own, claim.devices, strict=True))
+    )
+    if is_part and (text := claim.pod.hidden_limits.get(claim.container, "")):
+        return Refuse(code=Code.LIMITS_HIDDEN, text=f"pod {claim.pod.title}: {text}")
+    return None
+
+
+def enforcement_of(
+    record: AllocationRecord, grants: GrantBook, pod: PodFacts | None = None
+) -> Enforcement:
+    """Return what the state record says of the pod's shares.
+
+    ``libvgpu`` where a container was given the library and the variables of all containers with
+    shares are known; ``hami`` for a pod that HAMi placed.
+    """
     if record.origin:
         return "hami"
+    if unseen_containers(grants, record.pod_uid, pod):
+        return "none"
     given = any(grant.library for grant in grants.of_pod(record.pod_uid))
     return "libvgpu" if given else "none"
+
+
+def unseen_containers(grants: GrantBook, pod_uid: str, pod: PodFacts | None) -> tuple[str, ...]:
+    """Return the containers with devices whose ``envFrom`` may name others, in order of names."""
+    if pod is None:
+        return ()
+    return tuple(
+        sorted(
+            {
+                grant.container
+                for grant in grants.of_pod(pod_uid)
+                if VARIABLE_BY_VENDOR.get(grant.vendor) in pod.unseen_env.get(grant.container, ())
+            }
+        )
+    )
 
 
 def unheld_vendors(

@@ -13,11 +13,12 @@ from msgspec import Struct
 
 from hami_common import annotations
 from hami_common.errors import WireInvalid
-from hami_common.limits import DIRECTORY, REGION_DIRECTORY
 from hami_common.model.request import ContainerKind
-from hami_common.podview import ContainerStatusView, PodStatusView, PodView
+from hami_common.mounts import conflict_of, limits_volume, region_volume
+from hami_common.podview import ContainerStatusView, ContainerView, PodStatusView, PodView
 from hami_common.signing import SignedPlacement, Verifier
 from hami_common.units import INT32_MAX, parse_quantity
+from hami_common.visibility import DEVICE_VARIABLES, giving
 
 _WRITTEN_AFTER_ADMISSION = frozenset(
     {"Initialized", "Ready", "ContainersReady", "PodReadyToStartContainers"}
@@ -59,6 +60,13 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """The same containers → volume of the pod that holds the limits file."""
     region_volumes: Mapping[str, str] = {}
     """Container → volume of the pod that holds its usage region, where one travels with it."""
+    hidden_limits: Mapping[str, str] = {}
+    """Container → which of its mounts would hide or unhook what the node mounts, and the fix."""
+    own_devices: Mapping[str, str] = {}
+    """Container → which of its variables gives it devices that the node does not choose, and the
+    fix: kubelet lets the pod's variables win over those of the node."""
+    unseen_env: Mapping[str, frozenset[str]] = {}
+    """Container → such variables that ConfigMaps or Secrets may set, which nobody sees here."""
     container_by_id: Mapping[str, str] = {}
     """Runtime's container id, as in the status → container. An ephemeral container that targets
     another one counts as that one."""
@@ -80,6 +88,11 @@ def facts_of(
 ) -> PodFacts:
     """Facts of ``pod``: asks for ``resources``, and a placement if it is for ``node``."""
     signed, problem = _verified(pod, node, verifier)
+    volumes = {volume.name: volume for volume in pod.spec.volumes or []}
+    containers = [container for _, container in pod.containers_in_order()]
+    limits_volumes = {
+        one.name: name for one in containers if (name := limits_volume(one, volumes)) is not None
+    }
     return PodFacts(
         uid=pod.metadata.uid,
         namespace=pod.metadata.namespace,
@@ -94,9 +107,25 @@ def facts_of(
         ),
         signed=signed,
         annotation_problem=problem,
-        limits_mounted=frozenset(_mounting(pod, DIRECTORY)),
-        limits_volumes=_mounting(pod, DIRECTORY),
-        region_volumes=_mounting(pod, REGION_DIRECTORY),
+        limits_mounted=frozenset(limits_volumes),
+        limits_volumes=limits_volumes,
+        region_volumes={
+            one.name: name
+            for one in containers
+            if (name := region_volume(one, volumes)) is not None
+        },
+        hidden_limits={
+            one.name: str(error)
+            for one in containers
+            if (error := conflict_of(one, volumes)) is not None
+        },
+        own_devices={
+            one.name: f"container {one.name}: env[{name}]: would give it devices of its own choice "
+            "beside its share; remove the variable"
+            for one in containers
+            if (name := giving(one.env or []))
+        },
+        unseen_env={one.name: names for one in containers if (names := _unseen_env(one))},
         container_by_id=_container_by_id(pod),
         traceparent=pod.annotations().get(annotations.TRACEPARENT, ""),
     )
@@ -155,11 +184,13 @@ def _has_started(status: ContainerStatusView) -> bool:
     return ran or status.restart_count > 0
 
 
-def _mounting(pod: PodView, path: str) -> dict[str, str]:
-    """Containers that mount a volume at ``path``, with the volume's name."""
-    return {
-        container.name: mount.name
-        for _, container in pod.containers_in_order()
-        for mount in container.volume_mounts or []
-        if mount.mount_path.rstrip("/") == path
-    }
+def _unseen_env(container: ContainerView) -> frozenset[str]:
+    """Variables that give devices and may come from ``envFrom``.
+
+    A variable of that name in ``env`` wins, and a prefix rules out names that begin otherwise.
+    """
+    literal = {variable.name for variable in container.env or []}
+    prefixes = tuple(source.prefix or "" for source in container.env_from or [])
+    return frozenset(
+        name for name in DEVICE_VARIABLES if name.startswith(prefixes) and name not in literal
+    )

@@ -38,7 +38,7 @@ from hami_nodeagent.core.claims import (
     grant_of,
 )
 from hami_nodeagent.core.grants import Grant
-from hami_nodeagent.core.holders import needs_library
+from hami_nodeagent.core.holders import hindrance_of, needs_library
 from hami_nodeagent.core.podfacts import PodFacts
 from hami_nodeagent.settings import Settings
 from hami_nodeagent.shell.install import Installed
@@ -363,6 +363,9 @@ class Allocator:
             is_limited = self._limiter.is_wanted and needs_library(claim.own, claim.devices)
             if is_limited and installed is None:
                 return Refuse(code=Code.LIMITER_MISSING, text=self._limiter.problem)
+            refusal = hindrance_of(claim, request.vendor, is_limited=is_limited)
+            if refusal is not None:
+                return refusal
             grants.append(
                 grant_of(
                     claim,

@@ -9,7 +9,7 @@ and grace periods hold, names the pod by uid, and is asked for again until it is
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from hami_common import subjects
 from hami_common.apipath import api_path
@@ -44,6 +44,10 @@ class BreachTeller:
         self._kube = kube
         self._outbox = Outbox(publisher)
         self._to_evict: dict[str, PodFacts] = {}
+        self._chosen: frozenset[str] = frozenset()
+        """Pods that were in ``_to_evict`` before the last requests."""
+        self._evicted: frozenset[str] = frozenset()
+        """Pods whose eviction was accepted since their breach was reported last."""
 
     def pod_of(self, breach: Breach) -> PodFacts | None:
         """The pod whose process it is."""
@@ -54,6 +58,13 @@ class BreachTeller:
         entry = self._site.picture.entries_by_uid.get(breach.pod_uid)
         return entry is not None and bool(entry.record.origin)
 
+    def _is_evictable(self, breach: Breach, pod: PodFacts | None) -> bool:
+        """Whether the operator wants pods of this namespace evicted, and the pod is ours."""
+        if pod is None or self._is_hamis(breach):
+            return False
+        usage = self._site.settings.usage
+        return usage.actions.get(pod.namespace, usage.action) == "evict"
+
     async def tell(self, outcome: Outcome, vendor: str) -> None:
         """Tell what is to be told; peers that are away are tried again at the next look."""
         for breach in outcome.tell:
@@ -61,14 +72,13 @@ class BreachTeller:
         for breach in outcome.ended:
             extra = {"pod_uid": breach.pod_uid, "kind": breach.kind, "device": breach.uuid}
             _log.info("breach ended", extra=extra)
-        self._drop_evictions(outcome.going)
+        self._choose_evictions(outcome)
         await self._outbox.send()
         await self._evict()
 
     async def _tell(self, breach: Breach, vendor: str, *, is_new: bool) -> None:
         pod = self.pod_of(breach)
-        is_ours = not self._is_hamis(breach)
-        evicts = self._site.settings.usage.action == "evict" and pod is not None and is_ours
+        evicts = self._is_evictable(breach, pod)
         title = pod.title if pod is not None else breach.pod_uid
         _log.warning("breach", extra={"pod": title, "kind": breach.kind, "text": breach.text})
         if is_new:
@@ -78,8 +88,6 @@ class BreachTeller:
             await recorder.record(
                 self._regarding(pod), reason=REASON, message=breach.text, kind="Warning"
             )
-        if evicts and pod is not None:
-            self._to_evict[pod.uid] = pod
         record = self._record(breach, vendor, pod, evicts=evicts)
         self._outbox.put(
             Letter(
@@ -134,11 +142,19 @@ class BreachTeller:
         pod = self._site.picture.pods.find(pod_uid) if pod_uid else None
         return pod.traceparent if pod is not None else ""
 
-    def _drop_evictions(self, going: Sequence[Breach]) -> None:
-        """A breach that ended before its pod could be evicted is no reason any more."""
-        still = {breach.pod_uid for breach in going}
-        for uid in [uid for uid in self._to_evict if uid not in still]:
-            del self._to_evict[uid]
+    def _choose_evictions(self, outcome: Outcome) -> None:
+        """Choose the pods in breach; an accepted request is repeated with the next report."""
+        accepted = self._evicted | (self._chosen - self._to_evict.keys())
+        accepted -= {breach.pod_uid for breach in outcome.tell}
+        self._evicted = frozenset(uid for uid in accepted if self._site.picture.pods.find(uid))
+        self._to_evict = {
+            pod.uid: pod
+            for breach in outcome.going
+            if (pod := self.pod_of(breach)) is not None
+            and self._is_evictable(breach, pod)
+            and pod.uid not in self._evicted
+        }
+        self._chosen = frozenset(self._to_evict)
 
     async def _evict(self) -> None:
         kube = self._kube()

@@ -53,6 +53,7 @@ _DRIVER = re.compile(r"Kernel Module[^\n]*?\s(\d+)\.(\d+)")
 _KIND = re.compile(r"""^[\s{]*["']?kind["']?\s*:\s*["']?([^\s"',]+)""", re.MULTILINE)
 """The kind of a CDI specification, in YAML or JSON."""
 _ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
 
 class HostCheck:
@@ -178,26 +179,37 @@ class HostCheck:
         )
 
     def toolkit(self) -> Finding:
-        """Whether the toolkit lets any container have devices by an environment variable."""
+        """Whether the toolkit lets any container have devices by a variable or a mount.
+
+        A container without a share may take variables from a ConfigMap or its image, which
+        admission does not see, so the toolkit must not accept them.
+        """
         for name in TOOLKIT:
             document = _toml(self._root / name)
             if document is None:
                 continue
+            if document.get(_MOUNTS, False) is not False:
+                return self._say(
+                    "toolkit-envvar",
+                    "FAIL",
+                    f"/{name} gives devices to any container that mounts them by name",
+                    f"set {_MOUNTS} = false",
+                )
             is_accepted = document.get(_ENVVAR, True) is not False
-            if self._injection == "env" and not is_accepted:
+            if is_accepted:
+                also = "" if self._injection != "env" else "injection = cdi (or devices) and "
+                return self._say(
+                    "toolkit-envvar",
+                    "FAIL",
+                    f"/{name} gives devices to any container that sets NVIDIA_VISIBLE_DEVICES",
+                    f"set {also}{_ENVVAR} = false",
+                )
+            if self._injection == "env":
                 return self._say(
                     "toolkit-envvar",
                     "FAIL",
                     f"/{name} refuses the variable by which devices are injected here",
-                    f"set injection to cdi, or {_ENVVAR} = true",
-                )
-            if self._injection != "env" and is_accepted:
-                return self._say(
-                    "toolkit-envvar",
-                    "WARN",
-                    f"/{name} gives devices to any container that sets NVIDIA_VISIBLE_DEVICES;"
-                    " only the admission policy prevents it",
-                    f"set {_ENVVAR} = false",
+                    "set injection = cdi (or devices)",
                 )
             return self._say("toolkit-envvar", "PASS", f"/{name} fits injection {self._injection}")
         return self._say(

@@ -24,7 +24,12 @@ from hami_common.ports import Entry as Stored
 from hami_common.runtime.kubeio import EventRecorder, ObjectRef
 from hami_common.runtime.tasks import Backoff
 from hami_nodeagent.core.claims import Entry
-from hami_nodeagent.core.holders import LIMITED_VENDORS, enforcement_of, unheld_vendors
+from hami_nodeagent.core.holders import (
+    LIMITED_VENDORS,
+    enforcement_of,
+    unheld_vendors,
+    unseen_containers,
+)
 from hami_nodeagent.core.reporting import Step, next_step
 from hami_nodeagent.shell.site import Site
 
@@ -169,7 +174,9 @@ class States:
                 else ()
             ),
             enforcement=(
-                enforcement_of(record, self._picture.grants)
+                enforcement_of(
+                    record, self._picture.grants, self._picture.pods.find(record.pod_uid)
+                )
                 if step.state in {"prepared", "running"}
                 else ""
             ),
@@ -266,12 +273,28 @@ class States:
         if self._site_enforces_nothing:
             vendors = tuple(vendor for vendor in vendors if vendor not in LIMITED_VENDORS)
         recorder = self._events()
-        if not vendors or recorder is None:
+        if recorder is None:
             return
-        await recorder.record(
-            ObjectRef(kind="Pod", name=record.pod, namespace=record.namespace, uid=record.pod_uid),
-            reason="ShareNotHeld",
-            message=f"nothing keeps this pod from using more than its share of "
-            f"{', '.join(vendors)} devices: the share is booked, not enforced",
-            kind="Warning",
+        messages = []
+        if vendors:
+            messages.append(
+                f"nothing keeps this pod from using more than its share of {', '.join(vendors)} "
+                "devices: the share is booked, not enforced"
+            )
+        unseen = unseen_containers(
+            self._picture.grants, record.pod_uid, self._picture.pods.find(record.pod_uid)
         )
+        if unseen:
+            messages.append(
+                f"container {', '.join(unseen)}: envFrom may name variables that give it other "
+                "devices, which the node cannot see; list the variables in env, or set a prefix"
+            )
+        for message in messages:
+            await recorder.record(
+                ObjectRef(
+                    kind="Pod", name=record.pod, namespace=record.namespace, uid=record.pod_uid
+                ),
+                reason="ShareNotHeld",
+                message=message,
+                kind="Warning",
+            )

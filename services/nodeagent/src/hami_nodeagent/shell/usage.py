@@ -8,6 +8,7 @@ seconds; regions count in nanoseconds of CLOCK_MONOTONIC, which all containers o
 """
 
 import logging
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import anyio.to_thread
 
 from hami_common.model.device import Device
 from hami_common.model.placement import booked_by_device
-from hami_nodeagent.core.breach import BreachBook, Outcome, Process
+from hami_nodeagent.core.breach import BreachBook, Outcome, Process, pause_s
 from hami_nodeagent.core.holders import Holder, holders_of
 from hami_nodeagent.core.metering import idle_parts, part_of
 from hami_nodeagent.core.region import Region
@@ -57,6 +58,7 @@ class UsageWatch:
         self._pods_dir = Path(settings.pods_dir)
         self._proc = Path(settings.host_proc)
         self._living = Living(self._proc)
+        self._chance = random.SystemRandom()
         self._book_by_vendor = {
             driver.vendor: BreachBook(
                 settings.usage.breach, is_core_forced=settings.core_policy == "force"
@@ -76,7 +78,9 @@ class UsageWatch:
         """Look for ever."""
         while True:
             await self.look()
-            await self._site.clock.sleep(self._site.settings.usage.look_s)
+            await self._site.clock.sleep(
+                pause_s(self._site.settings.usage.look_s, self._chance.random())
+            )
 
     async def look(self) -> None:
         """Look once."""

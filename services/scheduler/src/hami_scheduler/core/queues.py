@@ -39,6 +39,7 @@ from hami_scheduler.core.quota import EVERY_VENDOR, KINDS, MOST, Amounts, Resour
 ANY_NAMESPACE: Final = "*"
 MOST_WEIGHT: Final = 1000
 DEEPEST: Final = 8
+LOWEST_PRIORITY: Final = 7
 MOST_QUEUES: Final = 1000
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 
@@ -59,6 +60,9 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Namespaces whose pods belong to it unless they say otherwise; ``*``: all that none names."""
     allowed_namespaces: tuple[str, ...] = ()
     """Further namespaces whose pods may name it; ``*``: all."""
+    task_priority_floor: int = 0
+    """Smallest number that its pods, and those of queues below it, may write as task priority: 0
+    (the highest) to 7."""
 
 
 class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,6 +133,14 @@ class QueueTree:
         """The queue and those above it, from below."""
         return self._paths[name]
 
+    def task_priority_floor(self, name: str) -> int:
+        """Return the highest floor of the queue and those above it; 0: any priority may be asked.
+
+        0 as well for an empty name, of a pod that belongs to no queue.
+        """
+        path = self._paths.get(name, ())
+        return max((self.queues[one].task_priority_floor for one in path), default=0)
+
     def total(self, resource: Resource) -> int:
         """All that is guaranteed at the top."""
         return sum(self.guaranteed[name].get(resource, 0) for name in self.children[""])
@@ -171,6 +183,12 @@ class QueueTree:
                 f"queue {name}: borrow_weight",
                 f"{queue.borrow_weight} is outside 0..{MOST_WEIGHT}",
                 "0 never borrows, 1 is usual",
+            )
+        if not 0 <= queue.task_priority_floor <= LOWEST_PRIORITY:
+            raise _wrong(
+                f"queue {name}: task_priority_floor",
+                f"{queue.task_priority_floor} is outside 0..{LOWEST_PRIORITY}",
+                "0 allows every task priority, 1 all but the highest",
             )
         guaranteed = self._amounts(name, "guaranteed", queue.guaranteed)
         limits = self._amounts(name, "limit", queue.limit)

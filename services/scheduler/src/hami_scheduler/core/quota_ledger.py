@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from hami_common.events.allocation import Account, AllocationRecord
 from hami_scheduler.core import quota_memory
-from hami_scheduler.core.queues import Claim, Objection, QueueTree, QueueUse
+from hami_scheduler.core.queues import LOWEST_PRIORITY, Claim, Objection, QueueTree, QueueUse
 from hami_scheduler.core.quota import (
     NO_ACCOUNT,
     Amounts,
@@ -38,6 +38,8 @@ from hami_scheduler.core.reasons import NodeRefusal, RefusalCode
 VERDICTS_KEPT: Final = 8192
 TEXT_BYTES: Final = 170
 _NAME_SHOWN: Final = 45
+_SHORT_NAME: Final = 40
+"""Of two names in one text."""
 
 _Key = tuple[str, str]
 _UNITS: Final = {"memory_mib": " MiB", "core_pct": "%", "devices": ""}
@@ -480,6 +482,16 @@ def unknown_queue(name: str, namespace: str) -> NodeRefusal:
         "QueueUnknown",
         f'label hami.io/queue: "{_clip(name, _NAME_SHOWN)}" is no queue for pods of namespace'
         f" {_clip(namespace, _NAME_SHOWN)}",
+    )
+
+
+def priority_too_high(container: str, asked: int, queue: str, floor: int) -> NodeRefusal:
+    """The refusal of a pod that asks for a higher task priority than its queue allows."""
+    return _told(
+        "TaskPriorityTooHigh",
+        f"container {_clip(container, _SHORT_NAME)}: priority {asked}; queue "
+        f"{_clip(queue, _SHORT_NAME)} allows {floor} to {LOWEST_PRIORITY}: write "
+        f"nvidia.com/priority: {floor}",
     )
 
 

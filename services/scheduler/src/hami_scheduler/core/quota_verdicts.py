@@ -17,11 +17,12 @@ import numpy as np
 from hami_common.events.allocation import Account
 from hami_common.events.decision import NODES_LISTED, RefusalClass
 from hami_common.model.request import PodRequest
+from hami_common.vendors import nvidia
 from hami_scheduler.core.block import LEAST_MIB, Columns
 from hami_scheduler.core.fit import View, totals_of
 from hami_scheduler.core.names import NodeNames
 from hami_scheduler.core.quota import Amounts, Asker, least_amounts, vendors_by_percentage
-from hami_scheduler.core.quota_ledger import QuotaLedger, unknown_queue
+from hami_scheduler.core.quota_ledger import QuotaLedger, priority_too_high, unknown_queue
 from hami_scheduler.core.reasons import CLASSES_SHOWN, TEXT_BYTES, NodeRefusal, other_reasons
 from hami_scheduler.core.table import COLUMN_BITS, COLUMN_MASK, DeviceTable
 from hami_scheduler.core.verdicts import Filtered
@@ -104,6 +105,19 @@ class QuotaVerdicts:
         tree = self._ledger.tree
         return bool(asker.wish and tree) and not tree.admits(namespace, asker.wish)
 
+    def _too_high(self, request: PodRequest, account: Account | None) -> NodeRefusal | None:
+        """Why the pod's queue does not allow its task priority, ``None`` when it does."""
+        tree = self._ledger.tree
+        queue = tree.queue_of(request.namespace, account.queue if account else "")
+        floor = tree.task_priority_floor(queue)
+        for container in request.containers:
+            priority = container.priority
+            if priority is None and any(one.vendor == nvidia.NAME for one in container.requests):
+                priority = nvidia.DEFAULT_PRIORITY
+            if priority is not None and priority < floor:
+                return priority_too_high(container.name, priority, queue, floor)
+        return None
+
     def allowed(
         self,
         request: PodRequest,
@@ -138,6 +152,8 @@ class QuotaVerdicts:
             return allowed(self._table, request, account, filtered, lambda _: refusal), None
         if not self._ledger.governs(namespace, account):
             return filtered, None
+        if (too_high := self._too_high(request, account)) is not None:
+            return allowed(self._table, request, account, filtered, lambda _: too_high), None
         own = [(node, request.uid) for node in asker.own]
         still = frozenset(waiting)
         short: list[Amounts] = []

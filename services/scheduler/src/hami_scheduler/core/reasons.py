@@ -85,6 +85,7 @@ RefusalCode = Literal[
     "QueueCannotBorrow",
     "QueueWaitsItsTurn",
     "QueueUnknown",
+    "TaskPriorityTooHigh",
     "OtherReasons",
 ]
 

@@ -3,18 +3,24 @@
 
 Two webhooks, both ``failurePolicy: Fail`` (design D7): new pods that name one of our resources or
 carry an annotation only we may write, and changes of pods that are ours. Every other pod passes
-without a call, so it never depends on us. ``pods/status`` is left out on purpose: a kubelet must
-be able to report while the webhook is away, and a forged annotation would not verify anyway.
+without a call, so it never depends on us. A new pod of ours that is too large is refused by its
+match condition, so it takes no time of the webhook. Namespaces are exempt, pods are not: a tenant
+may write a label on a pod. ``pods/status`` is left out on purpose: a kubelet must be able to report
+while the webhook is away, and a forged annotation would not verify anyway.
 Obeys ``admissionregistration.k8s.io/v1`` as of Kubernetes 1.34; CEL as in
 https://kubernetes.io/docs/reference/using-api/cel/.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
 from hami_common import annotations as keys
+from hami_webhook.core import bounds
+
+EXEMPT_NAMESPACES: Final = ("kube-system",)
+"""Namespaces whose pods are left alone, besides those with the label ``keys.WEBHOOK_LABEL``."""
 
 Document = dict[str, Any]
 
@@ -47,23 +53,19 @@ class Client(Struct, frozen=True, kw_only=True):
         return {**where, "caBundle": self.ca_bundle} if self.ca_bundle else where
 
 
-def _text(word: str) -> str:
+def text(word: str) -> str:
     """``word`` as a CEL string literal."""
     return "'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def words(texts: Iterable[str]) -> str:
     """``texts`` as a CEL list literal, in order."""
-    return "[" + ", ".join(_text(text) for text in sorted(texts)) + "]"
+    return "[" + ", ".join(text(word) for word in sorted(texts)) + "]"
 
 
 def names_our_resources(resource_names: Iterable[str]) -> str:
     """CEL: a container of any kind has one of the names in its limits or requests."""
-    lists = " + ".join(
-        f"(has(object.spec.{group}) ? object.spec.{group} : [])"
-        for group in ("containers", "initContainers", "ephemeralContainers")
-    )
-    return f"({lists}).exists(c, {names_resource('c', resource_names)})"
+    return f"({container_list()}).exists(c, {names_resource('c', resource_names)})"
 
 
 def names_resource(container: str, resource_names: Iterable[str]) -> str:
@@ -80,11 +82,11 @@ def names_resource(container: str, resource_names: Iterable[str]) -> str:
 def reserved_key(variable: str) -> str:
     """CEL: the annotation key in the variable is one that only our scheduler may write."""
     suffixes = " || ".join(
-        f"{variable}.endsWith({_text(suffix)})" for suffix in keys.RESERVED_SUFFIXES
+        f"{variable}.endsWith({text(suffix)})" for suffix in keys.RESERVED_SUFFIXES
     )
     return (
         f"{variable} in {words(keys.RESERVED)} || "
-        f"{variable}.contains({_text(keys.LIMITS_PREFIX_SUFFIX)}) || "
+        f"{variable}.contains({text(keys.LIMITS_PREFIX_SUFFIX)}) || "
         f"({variable}.startsWith('hami.io/') && ({suffixes}))"
     )
 
@@ -99,9 +101,64 @@ def has_reserved_annotation(variable: str) -> str:
 
 def is_managed(variable: str) -> str:
     """CEL: the object in ``variable`` is a pod that the webhook prepared."""
-    label = _text(keys.MANAGED_LABEL)
+    label = text(keys.MANAGED_LABEL)
     labels = f"{variable}.metadata.labels"
     return f"(has({labels}) && {label} in {labels} && {labels}[{label}] == 'true')"
+
+
+def container_list(*groups: str) -> str:
+    """CEL: the containers of these groups of the object's specification, all kinds by default."""
+    groups = groups or ("containers", "initContainers", "ephemeralContainers")
+    lists = (f"(has(object.spec.{group}) ? object.spec.{group} : [])" for group in groups)
+    return " + ".join(lists)
+
+
+def size_bounds(containers: str = "") -> list[tuple[str, str, str]]:
+    """Name, CEL and message of each bound of ``bounds``: the pod is no larger.
+
+    ``containers``: CEL of the list of all containers, where it has a name.
+    """
+    containers = containers or f"({container_list()})"
+    most, volumes = bounds.MOST_CONTAINERS, "object.spec.volumes"
+    found = [
+        (
+            "containers-within-bounds",
+            f"size({containers}) <= {most}",
+            _too_many("spec.containers", most, "containers, init and ephemeral ones included"),
+        ),
+        (
+            "volumes-within-bounds",
+            f"!has({volumes}) || size({volumes}) <= {bounds.VOLUMES.most(most)}",
+            _too_many("spec.volumes", bounds.MOST_ENTRIES, bounds.VOLUMES.words),
+        ),
+    ]
+    for bound in bounds.BY_CONTAINER:
+        sizes = f"{containers}.map(c, has(c.{bound.field}) ? size(c.{bound.field}) : 0)"
+        found.append(
+            (
+                f"{bound.field.lower()}-within-bounds",
+                f"{sizes}.sum() <= {bound.most(most)}",
+                _too_many(f"spec.containers[*].{bound.field}", bounds.MOST_ENTRIES, bound.words),
+            )
+        )
+    return found
+
+
+def _too_many(field: str, most: int, what: str) -> str:
+    return f"{field}: a pod that asks for devices may have {most} {what}: split it"
+
+
+def namespace_selector(
+    exempt_namespaces: Iterable[str], label: str = keys.WEBHOOK_LABEL, value: str = "ignore"
+) -> Document:
+    """Select every namespace but those named and those with the label."""
+    named = {
+        "key": "kubernetes.io/metadata.name",
+        "operator": "NotIn",
+        "values": sorted(exempt_namespaces),
+    }
+    labelled = {"key": label, "operator": "NotIn", "values": [value]}
+    return {"matchExpressions": [named, labelled]}
 
 
 def mutating_webhook_configuration(
@@ -110,26 +167,15 @@ def mutating_webhook_configuration(
     *,
     name: str = "hami-webhook",
     timeout_s: int = 10,
-    exempt_namespaces: Iterable[str] = ("kube-system",),
+    exempt_namespaces: Iterable[str] = EXEMPT_NAMESPACES,
 ) -> Document:
     """The whole object, ready to be applied."""
-    if_ignored = {
-        "key": keys.WEBHOOK_LABEL,
-        "operator": "NotIn",
-        "values": [keys.WEBHOOK_IGNORE],
-    }
-    exempt = {
-        "key": "kubernetes.io/metadata.name",
-        "operator": "NotIn",
-        "values": sorted(exempt_namespaces),
-    }
     common: Document = {
         "admissionReviewVersions": ["v1"],
         "clientConfig": client.document(),
         "failurePolicy": "Fail",
         "matchPolicy": "Equivalent",
-        "namespaceSelector": {"matchExpressions": [exempt, if_ignored]},
-        "objectSelector": {"matchExpressions": [if_ignored]},
+        "namespaceSelector": namespace_selector(exempt_namespaces),
         "reinvocationPolicy": "IfNeeded",
         "sideEffects": "NoneOnDryRun",
         "timeoutSeconds": timeout_s,
@@ -149,7 +195,13 @@ def mutating_webhook_configuration(
                 "name": "create.pods.hami.io",
                 **common,
                 "rules": [_rule(["CREATE"], ["pods"])],
-                "matchConditions": [{"name": "concerns-hami", "expression": new_pods}],
+                "matchConditions": [
+                    {"name": "concerns-hami", "expression": new_pods},
+                    *(
+                        {"name": bound, "expression": _or_error(condition, message)}
+                        for bound, condition, message in size_bounds()
+                    ),
+                ],
             },
             {
                 "name": "update.pods.hami.io",
@@ -159,6 +211,15 @@ def mutating_webhook_configuration(
             },
         ],
     }
+
+
+def _or_error(condition: str, message: str) -> str:
+    """CEL: true, or an error with the message.
+
+    A match condition that is false would let the pod pass without a call. One that fails refuses
+    it, by ``failurePolicy: Fail``; the message is the key that an empty map lacks.
+    """
+    return f"{condition} || {{'': true}}[{text(message)}]"
 
 
 def _rule(operations: list[str], resources: list[str]) -> Document:

@@ -7,10 +7,9 @@ again after other webhooks. Rules: HAMi v2.10's pod interface, section "Webhook 
 differences that design D7 and D8 ask for. This module must not know about HTTP, time or randomness.
 """
 
-import copy
-import hashlib
 import re
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,15 +19,23 @@ from hami_common import limits
 from hami_common.errors import RequestInvalid
 from hami_common.model.request import PodRequest
 from hami_common.podview import ContainerView, PodView
+from hami_common.vendors import nvidia
 from hami_common.vendors.catalog import Catalog
-from hami_common.vendors.protocol import ContainerChanges
+from hami_common.vendors.protocol import ContainerChanges, InjectionMode
+from hami_webhook.core import bounds, visibility
+from hami_webhook.core.bounds import all_containers
+from hami_webhook.core.mounts import (
+    LIMITS_PREFIX,
+    REGION_PREFIX,
+    forbidden_mount,
+    mounts_of,
+    volume_name,
+)
 from hami_webhook.core.patch import Operation, diff
-from hami_webhook.core.visibility import HIDING, HIDING_ALWAYS
+from hami_webhook.core.visibility import DEVICE_VARIABLES, HARMLESS, HIDING, HIDING_ALWAYS
 
 DEFAULT_SCHEDULER = "default-scheduler"
-OUR_PATHS = (limits.DIRECTORY, limits.REGION_DIRECTORY)
-PRELOAD_FILE = "/etc/ld.so.preload"
-_VOLUME_NAME_LIMIT = 63
+TASK_PRIORITY: Final = "CUDA_TASK_PRIORITY"
 _FILE_MODE = 0o644
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 """W3C Trace Context level 1; a version that is not known reads like the known one."""
@@ -51,10 +58,14 @@ class AdmissionPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``NVIDIA_VISIBLE_DEVICES=none``, and those of the vendors that the pod asks for
     (``visibility.HIDING``).
     """
-    trusted_users: tuple[str, ...] = (
-        "system:serviceaccount:hami-system:hami-scheduler",
-        "system:serviceaccount:hami-system:hami-nodeagent",
-    )
+    injection: InjectionMode = "cdi"
+    """Setting ``injection`` of the node agents: how devices enter containers.
+
+    With ``cdi``, a container with a share of an NVIDIA device may have ``envFrom``: it gets
+    ``NVIDIA_VISIBLE_DEVICES=void`` as a literal, which wins. With the others the node agent's own
+    value would lose against that literal, so ``envFrom`` is denied beside a share.
+    """
+    trusted_users: tuple[str, ...] = ("system:serviceaccount:hami-system:hami-scheduler",)
     """Users that may write reserved annotations on existing pods."""
 
 
@@ -66,6 +77,8 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why it was denied; empty when allowed."""
     invalid: bool = False
     """Denied because the request makes no sense as written (400), not for lack of leave (403)."""
+    failed: bool = False
+    """Denied because of an unexpected error here (500)."""
     operations: tuple[Operation, ...] = ()
     warnings: tuple[str, ...] = ()
     concerns_us: bool = False
@@ -77,20 +90,11 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return replace(self, operations=()) if self.operations else self
 
 
-def volume_name(prefix: str, container: str) -> str:
-    """Name of our volume for a container, at most 63 characters (DNS label)."""
-    name = f"{prefix}-{container}"
-    if len(name) <= _VOLUME_NAME_LIMIT:
-        return name
-    digest = hashlib.sha256(container.encode()).hexdigest()[:10]
-    return f"{name[: _VOLUME_NAME_LIMIT - 11].rstrip('-')}-{digest}"
-
-
 def _volumes_of(container: str, policy: AdmissionPolicy) -> list[Document]:
     annotation = keys.limits(container)
     return [
         {
-            "name": volume_name("hami-limits", container),
+            "name": volume_name(LIMITS_PREFIX, container),
             "downwardAPI": {
                 # The API server's default, written out so that a second invocation finds no change.
                 "defaultMode": _FILE_MODE,
@@ -106,65 +110,27 @@ def _volumes_of(container: str, policy: AdmissionPolicy) -> list[Document]:
             },
         },
         {
-            "name": volume_name("hami-region", container),
+            "name": volume_name(REGION_PREFIX, container),
             "emptyDir": {"medium": "Memory", "sizeLimit": f"{policy.region_size_mib}Mi"},
         },
     ]
 
 
-def mounts_of(container: str) -> list[Document]:
-    """Our volume mounts in ``container``: the limits read-only, the region writable."""
-    return [
-        {
-            "name": volume_name("hami-limits", container),
-            "mountPath": limits.DIRECTORY,
-            "readOnly": True,
-        },
-        {"name": volume_name("hami-region", container), "mountPath": limits.REGION_DIRECTORY},
-    ]
+def strip_reserved(metadata: Document) -> tuple[str, ...]:
+    """Remove annotations that only our scheduler may write from a copy of the metadata.
 
-
-def strip_reserved(document: Document) -> tuple[str, ...]:
-    """Remove annotations that only our scheduler may write; returns one warning per key."""
-    annotations = document.get("metadata", {}).get("annotations") or {}
+    Returns one warning per key.
+    """
+    annotations = metadata.get("annotations") or {}
     forged = sorted(key for key in annotations if keys.is_reserved(key))
-    for key in forged:
-        del annotations[key]
-    if forged and not annotations:
-        del document["metadata"]["annotations"]
+    if not forged:
+        return ()
+    metadata["annotations"] = {k: v for k, v in annotations.items() if k not in set(forged)}
+    if not metadata["annotations"]:
+        del metadata["annotations"]
     return tuple(
         f"annotation {key} is written by the scheduler only and was removed" for key in forged
     )
-
-
-def conflicting_mount(view: PodView) -> RequestInvalid | None:
-    """A user's mount that would hide our limits or preload file, as the error to deny it with."""
-    for container in all_containers(view):
-        allowed = {mount["name"] for mount in mounts_of(container.name)}
-        if container.target_container_name:
-            allowed |= {m["name"] for m in mounts_of(container.target_container_name)}
-        for mount in container.volume_mounts or []:
-            path = "/" + mount.mount_path.strip("/")
-            # A mount above ours (/etc, /run) is harmless: deeper paths are mounted later.
-            hides = path == PRELOAD_FILE or any(
-                path == own or path.startswith(f"{own}/") for own in OUR_PATHS
-            )
-            if hides and mount.name not in allowed:
-                return RequestInvalid(
-                    field=f"container {container.name}: volumeMounts[{mount.mount_path}]",
-                    problem="would hide the limits of the container's device share",
-                    fix=f"mount it elsewhere; {', '.join((*OUR_PATHS, PRELOAD_FILE))} are reserved",
-                )
-    return None
-
-
-def all_containers(view: PodView) -> list[ContainerView]:
-    """Containers of every kind."""
-    return [
-        *(view.spec.init_containers or []),
-        *view.spec.containers,
-        *(view.spec.ephemeral_containers or []),
-    ]
 
 
 def privileged_containers(view: PodView) -> list[str]:
@@ -176,7 +142,24 @@ def privileged_containers(view: PodView) -> list[str]:
     ]
 
 
-def refusal_of(view: PodView) -> str:
+def repeated_name(view: PodView) -> RequestInvalid | None:
+    """Return the first container name that stands twice, as the error to deny the pod with.
+
+    The API server denies such a pod too, but only after admission has changed it.
+    """
+    seen: set[str] = set()
+    for container in all_containers(view):
+        if container.name in seen:
+            return RequestInvalid(
+                field=f"container {container.name}: name",
+                problem="another container of the pod has the same name",
+                fix="give each container a name of its own",
+            )
+        seen.add(container.name)
+    return None
+
+
+def refusal_of(view: PodView, request: PodRequest, policy: AdmissionPolicy) -> str:
     """Why a pod that asks for our resources cannot be admitted at all; empty when it can."""
     if privileged := privileged_containers(view):
         return (
@@ -190,9 +173,72 @@ def refusal_of(view: PodView) -> str:
             "reserved; remove it and use nodeSelector "
             f"kubernetes.io/hostname: {view.spec.node_name}"
         )
-    if error := conflicting_mount(view):
-        return str(error)
+    asking = {asker.name for asker in request.containers}
+    for container in all_containers(view):
+        if error := forbidden_mount(container, asking):
+            return str(error)
+    vendors_by_container = _vendors_by_container(request)
+    for _, container in view.containers_in_order():
+        vendors = vendors_by_container.get(container.name, set())
+        if error := _unpinnable(container, vendors, policy):
+            return str(error)
     return ""
+
+
+def _unpinnable(
+    container: ContainerView, vendors: Collection[str], policy: AdmissionPolicy
+) -> RequestInvalid | None:
+    """Deny ``envFrom`` where no literal can win over it without hiding the share itself."""
+    if not vendors or not visibility.takes_any_variable(container):
+        return None
+    for name, vendor in visibility.VENDOR_BY_VARIABLE.items():
+        if vendor in vendors and not (vendor == nvidia.NAME and policy.injection == "cdi"):
+            return env_from_denied(container, f"it could set {name}, by which the node gives it")
+    return None
+
+
+def env_from_denied(container: ContainerView, why: str) -> RequestInvalid:
+    """Return the error for a container whose ``envFrom`` could bring device variables."""
+    return RequestInvalid(
+        field=f"container {container.name}: envFrom",
+        problem=f"{why} devices",
+        fix="name the variables under env with valueFrom, or give envFrom a prefix",
+    )
+
+
+class Draft:
+    """A pod that is changed while the one that arrived stays as it is.
+
+    Copies what is changed and nothing else, so that the patch is found without a walk through the
+    rest.
+    """
+
+    _GROUPS: Final = ("initContainers", "containers")
+
+    def __init__(self, pod: Document) -> None:
+        """Begin with ``pod``, which has metadata and spec."""
+        self._pod = pod
+        self.metadata: Document = dict(pod["metadata"])
+        self.spec: Document = dict(pod["spec"])
+        self._places = [
+            (group, position)
+            for group in self._GROUPS
+            for position in range(len(self.spec.get(group) or []))
+        ]
+        self._copied: dict[int, Document] = {}
+
+    def container(self, index: int) -> Document:
+        """Return a copy of one container, in kubelet's order, to be changed at its top level."""
+        if index not in self._copied:
+            group, position = self._places[index]
+            if self.spec[group] is self._pod["spec"][group]:
+                self.spec[group] = list(self.spec[group])
+            self._copied[index] = self.spec[group][position] = dict(self.spec[group][position])
+        return self._copied[index]
+
+    def operations(self) -> tuple[Operation, ...]:
+        """Return the patch that makes the pod what the draft is."""
+        return tuple(diff(self._pod, {**self._pod, "metadata": self.metadata, "spec": self.spec}))
 
 
 def mutate(
@@ -204,17 +250,14 @@ def mutate(
     traceparent: str,
 ) -> Verdict:
     """Verdict on a pod that is being created."""
-    changed = copy.deepcopy(pod)
-    warnings = list(strip_reserved(changed))
-    scheduler = view.spec.scheduler_name or DEFAULT_SCHEDULER
-    ours = scheduler == policy.scheduler_name or (
-        scheduler == DEFAULT_SCHEDULER
-        and (policy.overwrite_default_scheduler or not view.spec.scheduler_name)
-    )
+    if excess := bounds.excess(view, catalog.resource_names()):
+        return _invalid(excess, is_ours=False)
+    draft = Draft(pod)
+    warnings = list(strip_reserved(draft.metadata))
     mentions = catalog.mentions(view)
-    if not mentions or not ours:
+    if not mentions or not _is_for_us(view, policy):
         return Verdict(
-            operations=tuple(diff(pod, changed)),
+            operations=draft.operations(),
             warnings=tuple(warnings),
             concerns_us=mentions,
         )
@@ -222,48 +265,72 @@ def mutate(
         changes_by_index = _vendor_changes(view, catalog)
         request = catalog.parse_pod(view)
     except RequestInvalid as error:
-        return Verdict(
-            allowed=False,
-            invalid=True,
-            message=str(error),
-            concerns_us=True,
-            scheduler_is_ours=True,
-        )
-    for (_, container), changes in zip(view.containers_in_order(), changes_by_index, strict=True):
+        return _invalid(error, is_ours=True)
+    if repeated := repeated_name(view):
+        return _invalid(repeated, is_ours=True)
+    problem = refusal_of(view, request, policy) if request else ""
+    if problem:
+        return Verdict(allowed=False, message=problem, concerns_us=True, scheduler_is_ours=True)
+    for index, ((_, container), changes) in enumerate(
+        zip(view.containers_in_order(), changes_by_index, strict=True)
+    ):
         warnings.extend(warning for change in changes for warning in change.warnings)
         for change in changes:
-            _apply(_container_document(changed, container.name), change)
-    spec = changed["spec"]
-    spec["schedulerName"] = policy.scheduler_name
-    if request is None:
-        return Verdict(
-            operations=tuple(diff(pod, changed)),
-            warnings=tuple(warnings),
-            concerns_us=True,
-            scheduler_is_ours=True,
-        )
-    if problem := refusal_of(view):
-        return Verdict(allowed=False, message=problem, concerns_us=True, scheduler_is_ours=True)
-    metadata = changed["metadata"]
-    metadata.setdefault("labels", {})
-    metadata["labels"][keys.MANAGED_LABEL] = "true"
-    _continue_trace(metadata.setdefault("annotations", {}), traceparent)
-    asking = {container.name for container in request.containers}
-    runtime_class = next((c.runtime_class for cs in changes_by_index for c in cs), "")
-    if runtime_class and view.spec.runtime_class_name is None:
-        spec["runtimeClassName"] = runtime_class
-    for asker in request.containers:
-        _add_volumes(spec, _container_document(changed, asker.name), asker.name, policy)
-    if policy.hide_devices_from_others:
-        hiding = _hiding(request)
-        for _, container in view.containers_in_order():
-            if container.name not in asking:
-                _set_env(_container_document(changed, container.name), hiding)
+            _apply(draft.container(index), change)
+        warnings.extend(_strip_variables(draft, index, container))
+    draft.spec["schedulerName"] = policy.scheduler_name
+    _pin_variables(draft, view, _vendors_by_container(request))
+    if request is not None:
+        metadata = draft.metadata
+        metadata["labels"] = {**(metadata.get("labels") or {}), keys.MANAGED_LABEL: "true"}
+        metadata["annotations"] = _continue_trace(metadata.get("annotations") or {}, traceparent)
+        runtime_class = next((c.runtime_class for cs in changes_by_index for c in cs), "")
+        if runtime_class and view.spec.runtime_class_name is None:
+            draft.spec["runtimeClassName"] = runtime_class
+        _prepare(draft, view, request, policy)
     return Verdict(
-        operations=tuple(diff(pod, changed)),
+        operations=draft.operations(),
         warnings=tuple(warnings),
         concerns_us=True,
         scheduler_is_ours=True,
+    )
+
+
+def _is_for_us(view: PodView, policy: AdmissionPolicy) -> bool:
+    """Whether our scheduler places the pod, if it asks for devices."""
+    scheduler = view.spec.scheduler_name or DEFAULT_SCHEDULER
+    return scheduler == policy.scheduler_name or (
+        scheduler == DEFAULT_SCHEDULER
+        and (policy.overwrite_default_scheduler or not view.spec.scheduler_name)
+    )
+
+
+def _vendors_by_container(request: PodRequest | None) -> dict[str, set[str]]:
+    """Vendors of the devices of each container that has a share."""
+    containers = request.containers if request else ()
+    return {asker.name: {one.vendor for one in asker.requests} for asker in containers}
+
+
+def _prepare(draft: Draft, view: PodView, request: PodRequest, policy: AdmissionPolicy) -> None:
+    """Add limits and region to containers with a share; hide devices from the others."""
+    asking = {asker.name for asker in request.containers}
+    names = [container.name for _, container in view.containers_in_order()]
+    _add_volumes(draft, [name for name in names if name in asking], policy)
+    hiding = _hiding(request) if policy.hide_devices_from_others else {}
+    for index, name in enumerate(names):
+        if name in asking:
+            _add_mounts(draft.container(index), name)
+        elif hiding:
+            _set_env(draft.container(index), hiding)
+
+
+def _invalid(error: RequestInvalid, *, is_ours: bool) -> Verdict:
+    return Verdict(
+        allowed=False,
+        invalid=True,
+        message=str(error),
+        concerns_us=True,
+        scheduler_is_ours=is_ours,
     )
 
 
@@ -275,10 +342,11 @@ def _hiding(request: PodRequest) -> dict[str, str]:
     }
 
 
-def _continue_trace(annotations: dict[str, str], traceparent: str) -> None:
+def _continue_trace(annotations: dict[str, str], traceparent: str) -> dict[str, str]:
     """Keep the caller's trace where there is one that can be continued."""
-    if _TRACEPARENT.fullmatch(annotations.get(keys.TRACEPARENT, "")) is None:
-        annotations[keys.TRACEPARENT] = traceparent
+    if _TRACEPARENT.fullmatch(annotations.get(keys.TRACEPARENT, "")) is not None:
+        return annotations
+    return {**annotations, keys.TRACEPARENT: traceparent}
 
 
 def _vendor_changes(view: PodView, catalog: Catalog) -> list[list[ContainerChanges]]:
@@ -287,37 +355,39 @@ def _vendor_changes(view: PodView, catalog: Catalog) -> list[list[ContainerChang
         [
             changes
             for vendor in catalog.asked(container)
-            if (changes := vendor.admit(container, view.annotations())) is not None
+            if (changes := vendor.admit(_without_pins(container), view.annotations())) is not None
         ]
         for _, container in view.containers_in_order()
     ]
 
 
-def _container_document(pod: Document, name: str) -> Document:
-    spec = pod["spec"]
-    for group in ("initContainers", "containers"):
-        for container in spec.get(group) or []:
-            if container.get("name") == name:
-                found: Document = container
-                return found
-    raise KeyError(name)
+def _without_pins(container: ContainerView) -> ContainerView:
+    """The container without literals that we set beside ``envFrom``: vendors would remove them."""
+    if not container.env or not visibility.takes_any_variable(container):
+        return container
+    env = [v for v in container.env if visibility.PINNED.get(v.name) != (v.value or "")]
+    return replace(container, env=env)
 
 
 def _apply(container: Document, changes: ContainerChanges) -> None:
     if changes.set_limits or changes.remove_resources:
-        resources = container.setdefault("resources", {})
+        resources = dict(container.get("resources") or {})
+        removed = set(changes.remove_resources)
         for group in ("limits", "requests"):
-            for name in changes.remove_resources:
-                (resources.get(group) or {}).pop(name, None)
-        resources.setdefault("limits", {})
-        resources["limits"].update(changes.set_limits)
+            if resources.get(group):
+                kept = {k: v for k, v in resources[group].items() if k not in removed}
+                resources[group] = kept
+        resources["limits"] = {**(resources.get("limits") or {}), **changes.set_limits}
         requests = resources.get("requests")
         if requests:
             # Kubernetes wants requests of extended resources equal to their limits; the API server
             # fills in absent ones.
-            requests.update({k: v for k, v in changes.set_limits.items() if k in requests})
+            same = {k: v for k, v in changes.set_limits.items() if k in requests}
+            resources["requests"] = {**requests, **same}
+        container["resources"] = resources
     if changes.remove_env:
-        container["env"] = [e for e in container["env"] if e["name"] not in changes.remove_env]
+        removed = set(changes.remove_env)
+        container["env"] = [e for e in container.get("env") or [] if e["name"] not in removed]
     _set_env(container, changes.set_env)
 
 
@@ -330,16 +400,57 @@ def _set_env(container: Document, env: dict[str, str]) -> None:
         container["env"] = [*(container.get("env") or []), *added]
 
 
-def _add_volumes(spec: Document, container: Document, name: str, policy: AdmissionPolicy) -> None:
-    volumes = spec.get("volumes") or []
-    for volume in _volumes_of(name, policy):
-        volumes = [v for v in volumes if v.get("name") != volume["name"] or v == volume]
-        if volume not in volumes:
-            volumes = [*volumes, volume]
-    spec["volumes"] = volumes
-    mounts = container.get("volumeMounts") or []
-    for mount in mounts_of(name):
-        mounts = [m for m in mounts if m.get("mountPath") != mount["mountPath"] or m == mount]
-        if mount not in mounts:
-            mounts = [*mounts, mount]
-    container["volumeMounts"] = mounts
+def _gives_devices(variable: Document) -> bool:
+    return variable["name"] in DEVICE_VARIABLES and (
+        bool(variable.get("valueFrom")) or (variable.get("value") or "") not in HARMLESS
+    )
+
+
+def _strip_variables(draft: Draft, index: int, view: ContainerView) -> list[str]:
+    """Remove variables by which a runtime would give devices; returns one warning for each."""
+    if not any(variable.name in DEVICE_VARIABLES for variable in view.env or []):
+        return []
+    container = draft.container(index)
+    given = [variable for variable in container["env"] if _gives_devices(variable)]
+    if not given:
+        return []
+    container["env"] = [v for v in container["env"] if not _gives_devices(v)]
+    return [
+        f"container {view.name}: env {variable['name']} gives devices past the scheduler and was "
+        "removed"
+        for variable in given
+    ]
+
+
+def _pin_variables(draft: Draft, view: PodView, vendors_by_container: dict[str, set[str]]) -> None:
+    """Set the device variables as literals wherever ``envFrom`` could bring them."""
+    for index, (_, container) in enumerate(view.containers_in_order()):
+        if visibility.takes_any_variable(container):
+            pins = dict(visibility.PINNED)
+            if nvidia.NAME in vendors_by_container.get(container.name, ()):
+                pins[TASK_PRIORITY] = str(nvidia.DEFAULT_PRIORITY)
+            _set_env(draft.container(index), pins)
+
+
+def _of_ours(found: Iterable[Document], ours: dict[str, Document], key: str) -> list[Document]:
+    """``found`` with ``ours``, by ``key``: what only looks like one of ours is replaced."""
+    kept: list[Document] = []
+    missing = dict(ours)
+    for one in found:
+        name = one.get(key)
+        if name not in ours:
+            kept.append(one)
+        elif one == missing.get(name):
+            kept.append(one)
+            del missing[name]
+    return [*kept, *missing.values()]
+
+
+def _add_volumes(draft: Draft, names: Iterable[str], policy: AdmissionPolicy) -> None:
+    ours = {volume["name"]: volume for name in names for volume in _volumes_of(name, policy)}
+    draft.spec["volumes"] = _of_ours(draft.spec.get("volumes") or [], ours, "name")
+
+
+def _add_mounts(container: Document, name: str) -> None:
+    ours = {mount["mountPath"]: mount for mount in mounts_of(name)}
+    container["volumeMounts"] = _of_ours(container.get("volumeMounts") or [], ours, "mountPath")

@@ -12,12 +12,14 @@ Operation = dict[str, Json]
 
 
 def _pointer(path: str, token: str | int) -> str:
-    return f"{path}/{str(token).replace('~', '~0').replace('/', '~1')}"
+    if isinstance(token, str):
+        token = token.replace("~", "~0").replace("/", "~1")
+    return f"{path}/{token}"
 
 
 def diff(before: Json, after: Json, path: str = "") -> list[Operation]:
     """Operations that turn ``before`` into ``after``; empty when they are equal."""
-    if before == after and type(before) is type(after):
+    if before is after or (before == after and type(before) is type(after)):
         return []
     if isinstance(before, dict) and isinstance(after, dict):
         return _diff_objects(before, after, path)
@@ -42,21 +44,24 @@ def _identity(element: Json) -> Json:
     """What makes a list element the same element after a change: its name where it has one."""
     if isinstance(element, dict):
         for key in ("mountPath", "name"):
-            if key in element:
+            if isinstance(element.get(key), str):
                 return (key, element[key])
     return ("value", repr(element))
 
 
 def _diff_lists(before: list[Json], after: list[Json], path: str) -> list[Operation]:
     wanted = [_identity(element) for element in after]
-    kept = [i for i, element in enumerate(before) if _identity(element) in wanted]
-    head = [_identity(before[i]) for i in kept]
-    if wanted[: len(head)] != head or len(set(wanted)) != len(wanted):
+    identities = [_identity(element) for element in before]
+    all_wanted = set(wanted)
+    kept = [i for i, identity in enumerate(identities) if identity in all_wanted]
+    head = [identities[i] for i in kept]
+    if wanted[: len(head)] != head or len(all_wanted) != len(wanted):
         return [{"op": "replace", "path": path, "value": after}]
+    still = set(kept)
     operations: list[Operation] = [
         {"op": "remove", "path": _pointer(path, i)}
         for i in reversed(range(len(before)))
-        if i not in kept
+        if i not in still
     ]
     for position, i in enumerate(kept):
         operations.extend(diff(before[i], after[position], _pointer(path, position)))

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides what the API server itself refuses, without us: the ValidatingAdmissionPolicies.
 
-Two laws, which hold also while the webhook is away or a request goes around it (design D7):
+Laws that hold also while the webhook is away or a request goes around it (design D7):
 
 * Only the writers named here put, change or take away allocation annotations, through whichever
   verb or subresource a pod's metadata can be written with, the Binding among them.
-* A container that asks for no device does not grab one by an environment variable that the vendors'
-  runtime hooks read. Namespaces that need it carry ``hami.io/device-environment=allowed``.
-  What ``envFrom`` brings cannot be seen at admission.
+* A container gets no device by an environment variable or a mount that the vendors' runtime hooks
+  read, unless it asks for devices of the same vendor. Namespaces that need it carry
+  ``hami.io/device-environment=allowed``. What ``envFrom`` brings to a pod that is none of ours
+  cannot be seen at admission: the vendor's toolkit must not take the variable from containers.
+* A pod of ours cannot be labelled past the webhook, is within the bounds of ``bounds``, and neither
+  mounts over the limiter nor takes device variables by ``envFrom`` (``mounts``, ``visibility``).
+  They hold where the webhook does: exempt namespaces are the same. Paths are judged as written, so
+  one that is not in normal form is refused.
 
 Obeys ``admissionregistration.k8s.io/v1`` as of Kubernetes 1.30; CEL as in
 https://kubernetes.io/docs/reference/using-api/cel/.
@@ -17,30 +22,75 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from hami_common import annotations as keys
-from hami_webhook.core.configuration import names_resource, reserved_key, words
-from hami_webhook.core.visibility import DEVICE_VARIABLES, HARMLESS
+from hami_common import limits
+from hami_common.vendors.catalog import Catalog
+from hami_webhook.core import mounts
+from hami_webhook.core.configuration import (
+    EXEMPT_NAMESPACES,
+    container_list,
+    names_our_resources,
+    names_resource,
+    namespace_selector,
+    reserved_key,
+    size_bounds,
+    text,
+    words,
+)
+from hami_webhook.core.visibility import DEVICE_VARIABLES, HARMLESS, VENDOR_BY_VARIABLE
 
 Document = dict[str, Any]
 SCHEDULER_ACCOUNT: Final = "system:serviceaccount:hami-system:hami-scheduler"
 ENVIRONMENT_LABEL: Final = "hami.io/device-environment"
 ENVIRONMENT_ALLOWED: Final = "allowed"
+SCHEDULER_NAME: Final = "hami-scheduler"
 
 _LABELS: Final = {"app.kubernetes.io/part-of": "hami"}
 _API: Final = "admissionregistration.k8s.io/v1"
 
 
 def admission_policies(
-    resource_names: Iterable[str],
+    catalog: Catalog,
     *,
-    device_variables: Iterable[str] = DEVICE_VARIABLES,
+    scheduler_name: str = SCHEDULER_NAME,
     writers: Iterable[str] = (SCHEDULER_ACCOUNT,),
-    exempt_namespaces: Iterable[str] = ("kube-system",),
+    exempt_namespaces: Iterable[str] = EXEMPT_NAMESPACES,
 ) -> list[Document]:
-    """Both policies, each with its binding, ready to be applied.
+    """Every policy, each with its binding, ready to be applied.
 
     ``writers`` are user names; while pods of HAMi are taken over, HAMi's scheduler is one of them.
     """
-    allocation = _policy(
+    by_label = namespace_selector(exempt_namespaces, ENVIRONMENT_LABEL, ENVIRONMENT_ALLOWED)
+    as_webhook = namespace_selector(exempt_namespaces)
+    ours = _is_ours(catalog, scheduler_name)
+    allocation = _allocation(writers)
+    bound: list[tuple[Document, Document]] = [
+        (_environment(catalog), by_label),
+        (_opt_out(catalog, scheduler_name), as_webhook),
+        (_size(ours), as_webhook),
+        (_limiter(catalog, ours), as_webhook),
+    ]
+    return [
+        allocation,
+        _binding(allocation, {}),
+        *(
+            document
+            for policy, selector in bound
+            for document in (policy, _binding(policy, {"namespaceSelector": selector}))
+        ),
+    ]
+
+
+def _is_ours(catalog: Catalog, scheduler_name: str) -> str:
+    """CEL: our scheduler places the pod and a container names one of our resources."""
+    return f"{_goes_to(scheduler_name)} && {names_our_resources(catalog.resource_names())}"
+
+
+def _goes_to(scheduler_name: str) -> str:
+    return f"(has(object.spec.schedulerName) && object.spec.schedulerName == '{scheduler_name}')"
+
+
+def _allocation(writers: Iterable[str]) -> Document:
+    return _policy(
         "allocation-annotations.hami.io",
         rules=[
             _rule(["CREATE", "UPDATE"], ["pods"]),
@@ -64,60 +114,210 @@ def admission_policies(
             ),
         ],
     )
-    harmless = words(HARMLESS)
-    grabs = (
-        f"e.name in {words(device_variables)} && "
-        f"(has(e.valueFrom) || (has(e.value) && !(e.value in {harmless})))"
+
+
+def _environment(catalog: Catalog) -> Document:
+    is_harmless = f"!has(e.valueFrom) && (!has(e.value) || e.value in {words(HARMLESS)})"
+    own = " || ".join(
+        f"(e.name == '{name}' && {_asks_of('c', catalog, vendor)})"
+        for name, vendor in VENDOR_BY_VARIABLE.items()
     )
-    environment = _policy(
+    gives_nothing = f"!(e.name in {words(DEVICE_VARIABLES)}) || ({is_harmless}) || {own}"
+    exempt = f"or label the namespace {ENVIRONMENT_LABEL}={ENVIRONMENT_ALLOWED}"
+    return _policy(
         "device-environment.hami.io",
         rules=[
             _rule(["CREATE"], ["pods"]),
             _rule(["UPDATE"], ["pods/ephemeralcontainers"]),
         ],
         conditions=[],
-        variables=[("containers", _containers())],
+        variables=[("containers", container_list())],
         validations=[
             _validation(
-                f"variables.containers.all(c, {names_resource('c', resource_names)} || "
-                f"!has(c.env) || !c.env.exists(e, {grabs}))",
-                "a container sets a variable that gives it devices but asks for none: ask for a "
-                "share in its resources.limits, or label the namespace "
-                f"{ENVIRONMENT_LABEL}={ENVIRONMENT_ALLOWED}",
+                f"variables.containers.all(c, !has(c.env) || c.env.all(e, {gives_nothing}))",
+                "a container sets a variable that gives it devices but asks for none of that "
+                "vendor: ask for more than 0 in its resources.limits, " + exempt,
+            ),
+            _validation(
+                "variables.containers.all(c, !has(c.volumeMounts) || c.volumeMounts.all(m, "
+                f"!m.mountPath.contains('{mounts.DEVICE_LIST}')))",
+                f"a container mounts {mounts.DEVICE_LIST}, which gives it devices: ask for a share "
+                "in its resources.limits, " + exempt,
+            ),
+        ],
+    )
+
+
+def _asks_of(container: str, catalog: Catalog, vendor: str) -> str:
+    """CEL: the container asks for more than 0 devices of the vendor."""
+    counts = words({family.count for family in catalog.vendor(vendor).families})
+    limits_of = f"{container}.resources.limits"
+    return (
+        f"has({container}.resources) && has({limits_of}) && "
+        f"{limits_of}.exists(name, name in {counts} && string({limits_of}[name]) != '0')"
+    )
+
+
+def _opt_out(catalog: Catalog, scheduler_name: str) -> Document:
+    labels = "object.metadata.labels"
+    names = names_resource("c", catalog.resource_names())
+    is_labelled = (
+        f"has({labels}) && '{keys.WEBHOOK_LABEL}' in {labels} && "
+        f"{labels}['{keys.WEBHOOK_LABEL}'] == '{keys.WEBHOOK_IGNORE}'"
+    )
+    return _policy(
+        "webhook-opt-out.hami.io",
+        rules=[_rule(["CREATE"], ["pods"])],
+        conditions=[("is-labelled", is_labelled)],
+        variables=[("containers", container_list())],
+        validations=[
+            _validation(
+                f"!{_goes_to(scheduler_name)} && !variables.containers.exists(c, {names})",
+                f"a pod with the label {keys.WEBHOOK_LABEL}={keys.WEBHOOK_IGNORE} asks for devices "
+                "or for HAMi's scheduler: take the label off; a namespace may be exempt, by the "
+                "same label on it",
             )
         ],
     )
-    exempt = {
-        "key": "kubernetes.io/metadata.name",
-        "operator": "NotIn",
-        "values": sorted(exempt_namespaces),
-    }
-    if_allowed = {
-        "key": ENVIRONMENT_LABEL,
-        "operator": "NotIn",
-        "values": [ENVIRONMENT_ALLOWED],
-    }
-    return [
-        allocation,
-        _binding(allocation, {}),
-        environment,
-        _binding(environment, {"namespaceSelector": {"matchExpressions": [exempt, if_allowed]}}),
+
+
+def _size(ours: str) -> Document:
+    return _policy(
+        "pod-bounds.hami.io",
+        rules=[_rule(["CREATE"], ["pods"]), _rule(["UPDATE"], ["pods/ephemeralcontainers"])],
+        conditions=[("asks-for-devices", ours)],
+        variables=[("containers", container_list())],
+        validations=[
+            _validation(condition, message)
+            for _, condition, message in size_bounds("variables.containers")
+        ],
+    )
+
+
+def _limiter(catalog: Catalog, ours: str) -> Document:
+    """What ``mounts`` and ``visibility`` deny, as far as CEL can say it."""
+    names_ours = names_resource("c", catalog.resource_names())
+    asking = f"({container_list()}).filter(c, {names_ours}).map(c, c.name)"
+    owner = "(has(c.targetContainerName) ? c.targetContainerName : c.name)"
+    return _policy(
+        "limiter.hami.io",
+        rules=[_rule(["CREATE"], ["pods"]), _rule(["UPDATE"], ["pods/ephemeralcontainers"])],
+        conditions=[("asks-for-devices", ours)],
+        variables=[("asking", asking)],
+        validations=[
+            _validation(
+                _of_containers(_mounts_apart("c.name"), _mounts_apart(owner)),
+                "a container mounts over what limits its device share, or at a path with '//', "
+                f"'/./' or '/../': {', '.join(mounts.RESERVED_PATHS)} are reserved, and in a "
+                f"container with a share {', '.join(mounts.PARENT_PATHS)} too",
+            ),
+            _validation(
+                _of_containers(_own_mounts("c.name"), _own_mounts(owner)),
+                "a volume named like those that HAMi's webhook adds is mounted otherwise than the "
+                "webhook does: leave the mount out, or give a volume of yours another name",
+            ),
+            _validation(
+                f"request.operation == 'UPDATE' || {_own_volumes()}",
+                f"a volume is named {mounts.LIMITS_PREFIX}… or {mounts.REGION_PREFIX}… and is none "
+                "that HAMi's webhook adds: give it another name",
+            ),
+            _validation(
+                _of_containers(_pinned_variables(), _pinned_variables()),
+                "envFrom could set a variable that gives devices: name the variables under env "
+                "with valueFrom, or give envFrom a prefix",
+            ),
+        ],
+    )
+
+
+def _of_containers(condition: str, of_debugger: str) -> str:
+    """CEL: the condition on ``c`` holds for all containers; of old pods for ephemeral ones only."""
+
+    def each(group: str, what: str) -> str:
+        return f"(!has(object.spec.{group}) || object.spec.{group}.all(c, {what}))"
+
+    whole = f"{each('containers', condition)} && {each('initContainers', condition)}"
+    return (
+        f"(request.operation == 'UPDATE' || ({whole})) && "
+        f"{each('ephemeralContainers', of_debugger)}"
+    )
+
+
+def _mounts_apart(owner: str) -> str:
+    """CEL: no mount of ``c``, which is under the limits of ``owner``, hides what limits a share."""
+    has_share = f"{owner} in variables.asking"
+    own = " || ".join(f"m.name.startsWith('{prefix}')" for prefix in mounts.PATH_BY_PREFIX)
+    return (
+        f"(!has(c.volumeMounts) || c.volumeMounts.all(m, {own} || "
+        f"{_path_apart('m.mountPath', has_share)})) && "
+        "(!has(c.volumeDevices) || c.volumeDevices.all(d, "
+        f"{_path_apart('d.devicePath', has_share)}))"
+    )
+
+
+def _path_apart(path: str, has_share: str) -> str:
+    """CEL: the path is written in normal form and leaves what limits the share visible."""
+    links = [f"/var{place}" for place in mounts.RESERVED_PATHS if place.startswith("/run/")]
+    reserved = words(f"{place}/" for place in (*mounts.RESERVED_PATHS, *links))
+    parents = words(
+        {place + end for place in mounts.PARENT_PATHS if place != "/" for end in ("", "/")} | {"/"}
+    )
+    parts = [f"!({path} + '/').contains('{part}')" for part in ("/./", "/../")]
+    return (
+        f"({path}.startsWith('/') && !{path}.contains('//') && {' && '.join(parts)} && "
+        f"!{reserved}.exists(r, ({path} + '/').startsWith(r)) && "
+        f"(!({path} in {parents}) || !({has_share})))"
+    )
+
+
+def _own_mounts(owner: str) -> str:
+    """CEL: volumes of ours are mounted in ``c`` as the webhook does it."""
+    terms = [
+        f"(!m.name.startsWith('{prefix}') || (m.mountPath == '{path}' && !has(m.subPath) && "
+        f"!has(m.subPathExpr) && (m.name == '{prefix}' + {owner} || "
+        f"size('{prefix}' + {owner}) > {mounts.VOLUME_NAME_LIMIT})))"
+        for prefix, path in mounts.PATH_BY_PREFIX.items()
     ]
+    return f"!has(c.volumeMounts) || c.volumeMounts.all(m, {' && '.join(terms)})"
+
+
+def _own_volumes() -> str:
+    """CEL: volumes with names of ours are what the webhook makes of them.
+
+    The name of the volume of a container with a long name is cut, so the two are not compared then.
+    """
+    before, after = "metadata.annotations['", keys.limits("") + "']"
+    item = "v.downwardAPI.items[0]"
+    path = f"{item}.fieldRef.fieldPath"
+    uncut = mounts.VOLUME_NAME_LIMIT - len(mounts.LIMITS_PREFIX)
+    container = f"v.name.substring({len(mounts.LIMITS_PREFIX)})"
+    is_limits = (
+        "has(v.downwardAPI) && has(v.downwardAPI.items) && size(v.downwardAPI.items) == 1 && "
+        f"{item}.path == '{limits.FILE_NAME}' && has({item}.fieldRef) && "
+        f"{path}.startsWith({text(before)}) && {path}.endsWith({text(after)}) && "
+        f"(size({path}) > {len(before) + uncut + len(after)} || "
+        f"{path} == {text(before)} + {container} + {text(after)})"
+    )
+    return (
+        "!has(object.spec.volumes) || object.spec.volumes.all(v, "
+        f"(!v.name.startsWith('{mounts.LIMITS_PREFIX}') || ({is_limits})) && "
+        f"(!v.name.startsWith('{mounts.REGION_PREFIX}') || has(v.emptyDir)))"
+    )
+
+
+def _pinned_variables() -> str:
+    """CEL: ``envFrom`` of ``c`` cannot bring a device variable that no literal wins over."""
+    names = words(DEVICE_VARIABLES)
+    return (
+        "!has(c.envFrom) || c.envFrom.all(f, "
+        f"!{names}.exists(name, name.startsWith(has(f.prefix) ? f.prefix : ''))) || "
+        f"(has(c.env) && {names}.all(name, c.env.exists(e, e.name == name)))"
+    )
 
 
 def _annotations(variable: str) -> str:
     has = f"has({variable}.metadata.annotations)"
     return f"{variable} != null && {has} ? {variable}.metadata.annotations : {{}}"
-
-
-def _containers() -> str:
-    return " + ".join(
-        f"(has(object.spec.{group}) ? object.spec.{group} : [])"
-        for group in ("containers", "initContainers")
-    ) + (
-        # Those of another type: only what they have in common is kept.
-        " + (has(object.spec.ephemeralContainers) ? object.spec.ephemeralContainers : [])"
-    )
 
 
 def _policy(
@@ -134,7 +334,8 @@ def _policy(
     }
     if conditions:
         spec["matchConditions"] = [{"name": word, "expression": cel} for word, cel in conditions]
-    spec["variables"] = [{"name": word, "expression": cel} for word, cel in variables]
+    if variables:
+        spec["variables"] = [{"name": word, "expression": cel} for word, cel in variables]
     spec["validations"] = validations
     return {
         "apiVersion": _API,

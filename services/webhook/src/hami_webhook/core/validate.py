@@ -5,21 +5,19 @@ Covers UPDATE of pods (and of any subresource routed here) and ephemeral contain
 pod arrive as narrow views; ``pod`` is the new JSON document, which ephemeral containers may change.
 """
 
-import copy
-
 from hami_common import annotations as keys
 from hami_common.podview import ContainerView, PodView
 from hami_common.vendors.catalog import Catalog
+from hami_webhook.core import bounds
+from hami_webhook.core.mounts import forbidden_mount, mounts_of
 from hami_webhook.core.mutate import (
     AdmissionPolicy,
     Document,
     Verdict,
-    conflicting_mount,
-    mounts_of,
-    privileged_containers,
+    env_from_denied,
 )
 from hami_webhook.core.patch import diff
-from hami_webhook.core.visibility import DEVICE_VARIABLES
+from hami_webhook.core.visibility import DEVICE_VARIABLES, takes_any_variable
 
 _GUARDED_PATHS = ("/spec/schedulerName", "/metadata/labels")
 
@@ -92,30 +90,37 @@ def validate_ephemeral(pod: Document, old: PodView, new: PodView, *, catalog: Ca
     """
     if not catalog.mentions(new):
         return Verdict()
+    if error := bounds.excess(new, catalog.resource_names()):
+        return Verdict(allowed=False, invalid=True, concerns_us=True, message=str(error))
     known = {container.name for container in old.spec.ephemeral_containers or []}
     added = [c for c in new.spec.ephemeral_containers or [] if c.name not in known]
-    if problem := _ephemeral_problem(new, added):
-        return Verdict(allowed=False, concerns_us=True, message=problem)
     request = catalog.parse_pod(new)
     asking = {container.name for container in request.containers} if request else set()
-    changed = copy.deepcopy(pod)
-    for document in changed["spec"].get("ephemeralContainers") or []:
+    if problem := _ephemeral_problem(added, asking):
+        return Verdict(allowed=False, concerns_us=True, message=problem)
+    documents = list(pod["spec"].get("ephemeralContainers") or [])
+    for position, document in enumerate(documents):
         target = document.get("targetContainerName")
         if document["name"] in known or target not in asking:
             continue
         mounts = document.get("volumeMounts") or []
         ours = mounts_of(target)
-        document["volumeMounts"] = [*[m for m in mounts if m not in ours], *ours]
+        documents[position] = {
+            **document,
+            "volumeMounts": [*[m for m in mounts if m not in ours], *ours],
+        }
+    changed = {**pod, "spec": {**pod["spec"], "ephemeralContainers": documents}}
+    if not documents:
+        changed = pod
     return Verdict(operations=tuple(diff(pod, changed)), concerns_us=bool(added))
 
 
-def _ephemeral_problem(new: PodView, added: list[ContainerView]) -> str:
-    names = {container.name for container in added}
-    for name in privileged_containers(new):
-        if name in names:
+def _ephemeral_problem(added: list[ContainerView], asking: set[str]) -> str:
+    for container in added:
+        if container.security_context and container.security_context.privileged:
             return (
-                f"ephemeral container {name}: securityContext.privileged: it would see every "
-                "device of the node; drop privileged"
+                f"ephemeral container {container.name}: securityContext.privileged: it would see "
+                "every device of the node; drop privileged"
             )
     for container in added:
         given = next((v.name for v in container.env or [] if v.name in DEVICE_VARIABLES), "")
@@ -124,6 +129,8 @@ def _ephemeral_problem(new: PodView, added: list[ContainerView]) -> str:
                 f"ephemeral container {container.name}: env {given}: devices are given by "
                 "the scheduler only; remove it"
             )
-    if error := conflicting_mount(new):
-        return str(error)
+        if takes_any_variable(container):
+            return f"ephemeral {env_from_denied(container, 'it could give the container')}"
+        if error := forbidden_mount(container, asking):
+            return f"ephemeral {error}"
     return ""

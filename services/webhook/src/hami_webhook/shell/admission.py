@@ -3,8 +3,10 @@
 
 CREATE of a pod is mutated; UPDATE of a pod or any of its subresources is validated; ephemeral
 containers are validated and get the limits of their target. Everything else is allowed unread. A
-review that cannot be read is answered with 400 and an unexpected error with 500: the API server
-then refuses the request, because the configuration says ``failurePolicy: Fail`` (design D7).
+review that cannot be read is answered with 400: the API server then refuses the request, because
+the configuration says ``failurePolicy: Fail`` (design D7). An unexpected error denies the one
+request that caused it. Callers that show no client certificate of the API server may use a bounded
+share of the processor's time and publish a bounded rate of events, each source for itself.
 """
 
 import logging
@@ -24,10 +26,13 @@ from hami_common.vendors.catalog import Catalog
 from hami_webhook.core.mutate import AdmissionPolicy, Verdict, mutate
 from hami_webhook.core.validate import validate_create, validate_ephemeral, validate_update
 from hami_webhook.shell import review as wire
+from hami_webhook.shell.callers import Callers
 from hami_webhook.shell.events import AdmissionEvents
 from hami_webhook.shell.metrics import Metrics
 
 Route = Literal["create", "update", "ephemeral", "other"]
+_NAME_MOST = 253
+"""Longest name, namespace or uid that an event is published for."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +60,9 @@ class Admission:
         clock: Clock,
         metrics: Metrics,
         events: AdmissionEvents,
+        callers: Callers,
     ) -> None:
+        self._callers = callers
         self._catalog = catalog
         self._policy = policy
         self._tracing = tracing
@@ -69,14 +76,24 @@ class Admission:
 
     async def mutate(self, request: Request) -> Response:
         """Answer a mutating webhook's call."""
-        return self._answer(request.body, mutating=True)
+        return self._answer(request, mutating=True)
 
     async def validate(self, request: Request) -> Response:
         """Answer a validating webhook's call: the same rules, never a patch."""
-        return self._answer(request.body, mutating=False)
+        return self._answer(request, mutating=False)
 
-    def _answer(self, body: bytes, *, mutating: bool) -> Response:
-        started_s = time.perf_counter()
+    def _answer(self, request: Request, *, mutating: bool) -> Response:
+        started_s, started_cpu_s = time.perf_counter(), time.process_time()
+        source, refusal = self._callers.identify(request)
+        if refusal is not None:
+            return refusal
+        try:
+            return self._review(request.body, source, mutating=mutating)
+        finally:
+            self._callers.charge(source, time.process_time() - started_cpu_s)
+            self._metrics.admission_seconds.observe(time.perf_counter() - started_s)
+
+    def _review(self, body: bytes, source: str, *, mutating: bool) -> Response:
         try:
             review = wire.decode_review(body)
         except WireInvalid as error:
@@ -85,18 +102,23 @@ class Admission:
             return error_response(status=400, code="wire-invalid", message=str(error))
         route = route_of(review)
         try:
-            verdict = self._decide(review, route, mutating=mutating)
-        except Exception:  # noqa: BLE001 - fail closed: on 500 the API server refuses the request
-            self._metrics.admissions.labels(operation=route, outcome="error").inc()
+            verdict = self._decide(review, route, source, mutating=mutating)
+        except Exception as error:  # noqa: BLE001 - fail closed: this one request is denied
             _log.exception("admission failed", extra=_facts(review))
-            return error_response(
-                status=500, code="internal", message="admission failed, see the webhook's log"
+            verdict = Verdict(
+                allowed=False,
+                failed=True,
+                message=(
+                    f"admission of this pod failed unexpectedly ({type(error).__name__}): see the "
+                    f"log of the HAMi webhook, request {review.uid}"
+                ),
             )
         self._metrics.admissions.labels(operation=route, outcome=_outcome(verdict)).inc()
-        self._metrics.admission_seconds.observe(time.perf_counter() - started_s)
         return Response(body=wire.encode_answer(review.uid, verdict))
 
-    def _decide(self, review: wire.ReviewRequest, route: Route, *, mutating: bool) -> Verdict:
+    def _decide(
+        self, review: wire.ReviewRequest, route: Route, source: str, *, mutating: bool
+    ) -> Verdict:
         if route == "other":
             return Verdict()
         try:
@@ -121,7 +143,7 @@ class Admission:
         except (WireInvalid, RequestInvalid) as error:
             return Verdict(allowed=False, invalid=True, message=str(error))
         if verdict.concerns_us and (mutating or not verdict.allowed):
-            self._record(review, view, verdict, traceparent=traceparent)
+            self._record(review, view, verdict, source=source, traceparent=traceparent)
         return verdict if mutating else verdict.without_patch()
 
     def _judge(
@@ -143,14 +165,24 @@ class Admission:
         return validate_ephemeral(document, old, view, catalog=self._catalog)
 
     def _record(
-        self, review: wire.ReviewRequest, view: PodView, verdict: Verdict, *, traceparent: str
+        self,
+        review: wire.ReviewRequest,
+        view: PodView,
+        verdict: Verdict,
+        *,
+        source: str,
+        traceparent: str,
     ) -> None:
         name = review.name or view.metadata.name or view.metadata.generate_name
         _log.info(
             "admission decided",
-            extra={**_facts(review), "allowed": verdict.allowed, "reason": verdict.message},
+            extra={
+                **_facts(review),
+                "allowed": verdict.allowed,
+                "reason": wire.short_message(verdict.message),
+            },
         )
-        if review.dry_run:
+        if review.dry_run or not self._may_publish(review, name, source):
             return
         record = AdmissionRecord(
             namespace=review.namespace or view.metadata.namespace or "default",
@@ -159,14 +191,23 @@ class Admission:
             request_uid=review.uid,
             time_s=self._clock.now_s(),
             allowed=verdict.allowed,
-            message=verdict.message,
-            warnings=verdict.warnings,
+            message=wire.short_message(verdict.message),
+            warnings=tuple(wire.polite_warnings(verdict.warnings)),
             patch_operations=len(verdict.operations),
         )
         self._events.offer(record, traceparent=traceparent)
 
+    def _may_publish(self, review: wire.ReviewRequest, name: str, source: str) -> bool:
+        """Whether an event of this review is wanted from this source; counts those that are not."""
+        if max(len(name), len(review.namespace), len(review.uid)) > _NAME_MOST:
+            self._metrics.events_dropped.labels(cause="invalid").inc()
+            return False
+        return self._callers.may_publish(source)
+
 
 def _outcome(verdict: Verdict) -> str:
+    if verdict.failed:
+        return "error"
     if verdict.allowed:
         return "changed" if verdict.operations else "allowed"
     return "invalid" if verdict.invalid else "denied"

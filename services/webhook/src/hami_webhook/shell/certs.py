@@ -21,12 +21,17 @@ _log = logging.getLogger(__name__)
 class ServingCertificate:
     """The pair of files behind ``tls``, watched."""
 
-    def __init__(self, cert_file: str, key_file: str, *, metrics: Metrics) -> None:
-        """Load the files; ``SettingsInvalid`` when they cannot be used."""
+    def __init__(
+        self, cert_file: str, key_file: str, *, metrics: Metrics, client_ca_file: str = ""
+    ) -> None:
+        """Load the files; ``SettingsInvalid`` when they cannot be used.
+
+        With ``client_ca_file``, callers without a certificate of that authority are refused.
+        """
         self._cert_file = Path(cert_file)
         self._metrics = metrics
         self._reported = ""
-        self.tls = TlsFiles(cert_file, key_file)
+        self.tls = TlsFiles(cert_file, key_file, client_ca_file=client_ca_file)
         self._measure()
 
     async def watch(self, *, interval_s: float) -> None:

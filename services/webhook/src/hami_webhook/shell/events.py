@@ -3,10 +3,12 @@
 
 Records wait in a bounded queue; when it is full a new record is dropped and counted. The order of
 publication is the order of admission. A record is published until the bus stored it or refused it
-for good; the request's uid makes a repeated publication harmless.
+for good. An id of our own, random, makes a repeated publication harmless: the request's uid is the
+caller's choice, and a forged one would make the bus drop the true event as a repeat.
 """
 
 import logging
+import uuid
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -27,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 class _Waiting(Struct, frozen=True, kw_only=True):
     record: AdmissionRecord
+    event_id: str
     traceparent: str
 
 
@@ -44,7 +47,9 @@ class AdmissionEvents:
     def offer(self, record: AdmissionRecord, *, traceparent: str) -> None:
         """Queue ``record``; returns at once, whatever the state of the bus."""
         try:
-            self._send.send_nowait(_Waiting(record=record, traceparent=traceparent))
+            self._send.send_nowait(
+                _Waiting(record=record, event_id=str(uuid.uuid4()), traceparent=traceparent)
+            )
         except anyio.WouldBlock:
             self._metrics.events_dropped.labels(cause="queue-full").inc()
         except (anyio.ClosedResourceError, anyio.BrokenResourceError):
@@ -75,13 +80,13 @@ class AdmissionEvents:
                 subjects.admission_event(record.namespace, record.pod),
                 codec.encode(record),
                 headers=codec.event_headers(
-                    event_id=record.request_uid,
+                    event_id=waiting.event_id,
                     event_type=EVENT_TYPE,
                     source=self._source,
                     time_s=record.time_s,
                     traceparent=waiting.traceparent,
                 ),
-                message_id=record.request_uid,
+                message_id=waiting.event_id,
             )
         except (Unavailable, NotFound) as error:
             _log.debug("admission event not stored yet", extra={"problem": str(error)})
@@ -89,6 +94,10 @@ class AdmissionEvents:
         except HamiError as error:
             self._metrics.events_dropped.labels(cause="refused").inc()
             _log.warning("admission event refused", extra={"problem": str(error)})
+            return True
+        except Exception:  # noqa: BLE001 - one record must not end the service
+            self._metrics.events_dropped.labels(cause="error").inc()
+            _log.exception("admission event cannot be published", extra={"pod": record.pod})
             return True
         self._metrics.events_published.inc()
         return True

@@ -43,10 +43,20 @@ class Metrics:
         )
         self.events_dropped = Counter(
             "hami_webhook_events_dropped",
-            "Admission events given up: the queue was full, or the bus refused them.",
+            "Admission events given up, by cause: queue-full, no-bus, refused (by the bus), rate "
+            "(more than one source may publish), invalid (names too long), error.",
             ["cause"],
             registry=registry,
         )
+        self.callers_refused = Counter(
+            "hami_webhook_callers_refused",
+            "Calls refused unread, by cause: name (of the client certificate), rate (processor "
+            "time of one address).",
+            ["cause"],
+            registry=registry,
+        )
+        for cause in ("name", "rate"):
+            self.callers_refused.labels(cause=cause)
         self.bus_connected = Gauge(
             "hami_webhook_bus_connected",
             "1 while the bus can be reached; admission works without it.",

@@ -8,7 +8,7 @@ as a view (to decide) or as a document (to patch). Obeys ``admission.k8s.io/v1``
 
 import base64
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -16,6 +16,7 @@ from msgspec import Struct
 from hami_common.bounds import Label, Name, ObjectText, Uid, Word
 from hami_common.errors import WireInvalid
 from hami_common.podview import PodView
+from hami_webhook.core.mounts import PATH_BY_PREFIX
 from hami_webhook.core.mutate import Verdict
 
 API_VERSION = "admission.k8s.io/v1"
@@ -23,7 +24,9 @@ KIND = "AdmissionReview"
 # Longer warnings are cut by the API server without regard to words, in characters.
 WARNING_LIMIT = 256
 WARNINGS_LIMIT = 4096
-_REASON_BY_CODE = {400: "BadRequest", 403: "Forbidden"}
+MESSAGE_LIMIT = 2048
+"""Characters of a denial; a user's text in it may be as long as a pod."""
+_REASON_BY_CODE = {400: "BadRequest", 403: "Forbidden", 500: "InternalError"}
 _NOTHING = b"null"
 
 
@@ -66,18 +69,35 @@ class _Review(Struct, frozen=True, kw_only=True, rename="camel"):
     request: ReviewRequest | None = None
 
 
+T = TypeVar("T")
+_Object: TypeAlias = dict[str, Any]
 _decoder = msgspec.json.Decoder(_Review)
 _pod_decoder = msgspec.json.Decoder(PodView)
+_any_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_object_decoder: msgspec.json.Decoder[_Object] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_list_decoder: msgspec.json.Decoder[list[_Object] | None] = msgspec.json.Decoder(
+    list[dict[str, msgspec.Raw]] | None
+)
+_READ: Final = {"metadata": ("labels", "annotations"), "spec": ("schedulerName",)}
+_READ_OF_CONTAINER: Final = ("name", "resources", "env", "volumeMounts", "targetContainerName")
+_CONTAINERS: Final = ("initContainers", "containers", "ephemeralContainers")
 _encoder = msgspec.json.Encoder()
 
 
-def decode_review(body: bytes) -> ReviewRequest:
-    """The request inside ``body``; ``WireInvalid`` says what is wrong with it."""
-    what = "AdmissionReview"
+def _decoded(raw: bytes, decoder: msgspec.json.Decoder[T], *, what: str, problem: str) -> T:
+    """Decode JSON; ``WireInvalid`` about ``what`` for anything that it cannot be."""
     try:
-        review = _decoder.decode(body)
+        return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WireInvalid(what=what, problem=f"does not decode: {error}") from error
+        raise WireInvalid(what=what, problem=f"{problem}: {error}") from error
+    except RecursionError as error:
+        raise WireInvalid(what=what, problem=f"{problem}: nested too deeply") from error
+
+
+def decode_review(body: bytes) -> ReviewRequest:
+    """Decode the request inside ``body``; ``WireInvalid`` says what is wrong with it."""
+    what = "AdmissionReview"
+    review: _Review = _decoded(body, _decoder, what=what, problem="does not decode")
     if review.api_version != API_VERSION or review.kind != KIND:
         raise WireInvalid(
             what=what,
@@ -94,21 +114,53 @@ def decode_review(body: bytes) -> ReviewRequest:
 
 
 def pod_view(raw: bytes, *, field: str) -> PodView:
-    """The pod in ``raw`` as far as decisions need it."""
+    """Decode the pod in ``raw`` as far as decisions need it."""
     if bytes(raw) == _NOTHING:
         raise WireInvalid(what=field, problem="is missing")
-    try:
-        return _pod_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WireInvalid(what=field, problem=f"is not a pod: {error}") from error
+    view: PodView = _decoded(raw, _pod_decoder, what=field, problem="is not a pod")
+    return view
 
 
 def pod_document(raw: bytes, *, field: str) -> dict[str, Any]:
-    """The whole pod in ``raw`` as a JSON document, with metadata and spec."""
-    document: dict[str, Any] = msgspec.json.decode(raw)
-    for part in ("metadata", "spec"):
-        if not isinstance(document.get(part), dict):
-            raise WireInvalid(what=f"{field}.{part}", problem="is not an object")
+    """Decode the pod in ``raw`` as a JSON document, with metadata and spec.
+
+    What admission neither reads nor changes stays undecoded, so the time does not grow with it.
+    """
+
+    def objects(value: bytes, what: str) -> list[dict[str, Any]] | None:
+        return _decoded(value, _list_decoder, what=what, problem="is not a list of objects")
+
+    def reads(value: dict[str, Any], keys: Iterable[str], what: str) -> None:
+        for key in keys:
+            if key in value:
+                where = f"{what}.{key}"
+                value[key] = _decoded(
+                    value[key], _any_decoder, what=where, problem="does not decode"
+                )
+
+    document: dict[str, Any] = _decoded(
+        raw, _object_decoder, what=field, problem="is not an object"
+    )
+    for part, keys in _READ.items():
+        where = f"{field}.{part}"
+        raw_part = document.get(part, msgspec.Raw(_NOTHING))
+        value: dict[str, Any] = _decoded(
+            raw_part, _object_decoder, what=where, problem="is not an object"
+        )
+        reads(value, keys, where)
+        document[part] = value
+    spec = document["spec"]
+    for group in _CONTAINERS:
+        if group in spec:
+            spec[group] = objects(spec[group], f"{field}.spec.{group}")
+            for container in spec[group] or []:
+                reads(container, _READ_OF_CONTAINER, f"{field}.spec.{group}")
+    if "volumes" in spec:
+        spec["volumes"] = objects(spec["volumes"], f"{field}.spec.volumes")
+        for volume in spec["volumes"] or []:
+            reads(volume, ("name",), f"{field}.spec.volumes")
+            if str(volume.get("name")).startswith(tuple(PATH_BY_PREFIX)):
+                reads(volume, volume.keys() - {"name"}, f"{field}.spec.volumes")
     return document
 
 
@@ -118,12 +170,13 @@ def polite_warnings(warnings: Iterable[str]) -> list[str]:
     Each is one line; a long one is cut after a word. When not all fit, the last one says how many
     are missing.
     """
-    lines = [_one_line(warning) for warning in warnings]
+    texts = list(warnings)
     kept: list[str] = []
     room = WARNINGS_LIMIT
-    for position, line in enumerate(lines):
-        rest = f"{len(lines) - position} more warnings"
-        last = position == len(lines) - 1
+    for position, text in enumerate(texts):
+        line = _one_line(text)
+        rest = f"{len(texts) - position} more warnings"
+        last = position == len(texts) - 1
         if len(line) + (0 if last else len(rest)) > room:
             kept.append(rest)
             break
@@ -141,16 +194,24 @@ def _one_line(text: str) -> str:
     return f"{head or cut}…"
 
 
+def short_message(text: str) -> str:
+    """Cut a denial in the middle where it is too long: field and problem first, the fix last."""
+    if len(text) <= MESSAGE_LIMIT:
+        return text
+    half = MESSAGE_LIMIT // 2
+    return f"{text[: half - 1]}…{text[-half:]}"
+
+
 def encode_answer(uid: str, verdict: Verdict) -> bytes:
     """The AdmissionReview that answers request ``uid``."""
     response: dict[str, Any] = {"uid": uid, "allowed": verdict.allowed}
     if verdict.warnings:
         response["warnings"] = polite_warnings(verdict.warnings)
     if not verdict.allowed:
-        code = 400 if verdict.invalid else 403
+        code = 500 if verdict.failed else 400 if verdict.invalid else 403
         response["status"] = {
             "code": code,
-            "message": verdict.message,
+            "message": short_message(verdict.message),
             "reason": _REASON_BY_CODE[code],
         }
     elif verdict.operations:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from hami_common.errors import Denied, HamiError, Unavailable
-from hami_common.events.codec import UNDECODABLE, decode
+from hami_common.events.codec import UNDECODABLE
 from hami_common.ports import WatchEvent
 from hami_common.runtime.tasks import Backoff
 
@@ -75,6 +75,7 @@ class _Status(Struct, frozen=True):
     message: str = ""
 
 
+_list_decoder = msgspec.json.Decoder(_List)
 _object_decoder = msgspec.json.Decoder(_Object)
 _event_decoder = msgspec.json.Decoder(_Event)
 _status_decoder = msgspec.json.Decoder(_Status)
@@ -145,7 +146,12 @@ class _Reflector:
         uid_by_name = {(m.namespace, m.name): uid for uid, m in self._known.items()}
         version = ""
         async for page in self._source.pages(self._path, self._selectors):
-            view = decode(page, _List, what=f"page of {self._path}")
+            try:
+                view = _list_decoder.decode(page)
+            except UNDECODABLE as error:
+                raise Unavailable(
+                    peer="the Kubernetes API", detail=f"list sent what is no list: {error}"
+                ) from error
             version = view.metadata.resource_version
             for item in view.items or []:
                 try:

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the API server refuses by itself: the shipped policies, evaluated as CEL.
+
+``tests/attack/test_admission_policies.py`` tries them on a real API server.
+"""
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from hami_common import annotations as keys
+from hami_common.vendors.catalog import Catalog
+from hami_sim.apiserver.cel import Program
+from hami_webhook.core.mounts import mounts_of
+from hami_webhook.core.policies import admission_policies
+from hami_webhook.core.visibility import DEVICE_VARIABLES
+
+DOCUMENTS = admission_policies(Catalog.from_settings())
+POLICIES = {d["metadata"]["name"]: d["spec"] for d in DOCUMENTS if "validations" in d["spec"]}
+BINDINGS = {d["metadata"]["name"]: d["spec"] for d in DOCUMENTS if "policyName" in d["spec"]}
+NAMES = frozenset({"object", "oldObject", "request", "variables"})
+
+Obj = dict[str, Any]
+
+
+@cache
+def program(text: str) -> Program:
+    return Program(text, NAMES)
+
+
+def refusals(pod: Obj, *, operation: str = "CREATE", old: Obj | None = None) -> set[str]:
+    """Names of the policies that refuse the request."""
+    found = set()
+    for name, spec in POLICIES.items():
+        env: Obj = {
+            "object": pod,
+            "oldObject": old,
+            "request": {"operation": operation, "userInfo": {"username": "tess"}},
+        }
+        env["variables"] = {
+            one["name"]: program(one["expression"])(env) for one in spec.get("variables", [])
+        }
+
+        def holds(rule: Obj, env: Obj = env) -> bool:
+            return program(rule["expression"]).decide(env)
+
+        if all(map(holds, spec.get("matchConditions", []))):
+            found |= {name for rule in spec["validations"] if not holds(rule)}
+    return {name.removesuffix(".hami.io") for name in found}
+
+
+def share(name: str = "main", **more: Any) -> Obj:
+    return {"name": name, "resources": {"limits": {"nvidia.com/gpu": "1"}}, **more}
+
+
+def pod(*containers: Obj, labels: dict[str, str] | None = None, **spec: Any) -> Obj:
+    spec = {"schedulerName": "hami-scheduler", "containers": list(containers), **spec}
+    return {"metadata": {"name": "p", "labels": labels or {}}, "spec": spec}
+
+
+def prepared(name: str = "main") -> Obj:
+    """A pod as the webhook makes it."""
+    path = f"metadata.annotations['{keys.limits(name)}']"
+    item = {"path": "limits", "fieldRef": {"apiVersion": "v1", "fieldPath": path}}
+    mounts = mounts_of(name)
+    volumes = [
+        {"name": mounts[0]["name"], "downwardAPI": {"items": [item]}},
+        {"name": mounts[1]["name"], "emptyDir": {"medium": "Memory"}},
+    ]
+    return pod(share(name, volumeMounts=mounts), volumes=volumes)
+
+
+@pytest.mark.parametrize("name", ["main", "c" * 63, "ends-with-dashes" + "-" * 40 + "x"])
+def test_pod_of_the_webhook_passes(name: str) -> None:
+    assert refusals(prepared(name)) == set()
+
+
+def test_pods_of_others_pass() -> None:
+    mounts = [{"name": "v", "mountPath": "/etc//hami"}]
+    plain = {"name": "main", "volumeMounts": mounts}
+    assert refusals(pod(plain, schedulerName="default-scheduler")) == set()
+    assert refusals(pod(share(volumeMounts=mounts), schedulerName="volcano")) == set()
+
+
+def test_label_is_refused_where_it_would_matter_and_nowhere_else() -> None:
+    ignore = {keys.WEBHOOK_LABEL: keys.WEBHOOK_IGNORE}
+    other = "default-scheduler"
+    assert refusals(pod(share(), labels=ignore)) == {"webhook-opt-out"}
+    assert refusals(pod(share(), labels=ignore, schedulerName=other)) == {"webhook-opt-out"}
+    assert refusals(pod({"name": "a"}, labels=ignore)) == {"webhook-opt-out"}
+    assert refusals(pod({"name": "a"}, labels=ignore, schedulerName=other)) == set()
+    assert refusals(pod(share(), labels={keys.WEBHOOK_LABEL: "yes"})) == set()
+
+
+@pytest.mark.parametrize(
+    ("resources", "is_refused"),
+    [
+        ({}, True),
+        ({"limits": {"nvidia.com/gpu": "0"}}, True),
+        ({"limits": {"nvidia.com/priority": "1"}}, True),
+        ({"limits": {"amd.com/gpu": "1"}}, True),
+        ({"requests": {"nvidia.com/gpu": "1"}}, True),
+        ({"limits": {"nvidia.com/gpu": "1"}}, False),
+    ],
+)
+def test_variable_needs_devices_of_its_own_vendor(resources: Obj, *, is_refused: bool) -> None:
+    env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    told = refusals(pod({"name": "main", "resources": resources, "env": env}))
+    assert ("device-environment" in told) is is_refused
+
+
+@pytest.mark.parametrize("variable", DEVICE_VARIABLES)
+def test_variable_that_gives_nothing_passes(variable: str) -> None:
+    for value in ({}, {"value": ""}, {"value": "none"}, {"value": "void"}):
+        assert refusals(pod({"name": "main", "env": [{"name": variable, **value}]})) == set()
+    given = {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    assert refusals(pod({"name": "main", "env": [given]})) == {"device-environment"}
+
+
+def test_device_list_is_mounted_by_nobody() -> None:
+    mount = {"name": "v", "mountPath": "/var//run/nvidia-container-devices/all"}
+    told = refusals(pod({"name": "main", "volumeMounts": [mount]}, schedulerName="any"))
+    assert told == {"device-environment"}
+
+
+@pytest.mark.parametrize(
+    ("change", "is_refused"),
+    [
+        ({"downwardAPI": {"items": []}}, True),
+        ({"configMap": {"name": "cm"}}, True),
+        (
+            {
+                "downwardAPI": {
+                    "items": [{"path": "limits", "fieldRef": {"fieldPath": "metadata.name"}}]
+                }
+            },
+            True,
+        ),
+        (
+            {
+                "downwardAPI": {
+                    "items": [
+                        {
+                            "path": "limits",
+                            "fieldRef": {
+                                "fieldPath": f"metadata.annotations['{keys.limits('other')}']"
+                            },
+                        }
+                    ]
+                }
+            },
+            True,
+        ),
+    ],
+)
+def test_volume_named_like_ours_is_ours(change: Obj, *, is_refused: bool) -> None:
+    made = prepared()
+    made["spec"]["volumes"][0] = {"name": "hami-limits-main", **change}
+    assert ("limiter" in refusals(made)) is is_refused
+
+
+@pytest.mark.parametrize("path", ["/run", "/data/", "/etc/hami-x", "/var/run/x", "/a..b/...c"])
+def test_other_paths_pass(path: str) -> None:
+    assert refusals(pod(share(volumeMounts=[{"name": "v", "mountPath": path}]))) == set()
+
+
+@pytest.mark.parametrize("field", ["volumeMounts", "volumeDevices"])
+@pytest.mark.parametrize("path", ["/etc/hami", "/etc/./hami", "/etc", "etc/hami", "/var/run/hami"])
+def test_path_over_the_limiter_is_refused(field: str, path: str) -> None:
+    key = "mountPath" if field == "volumeMounts" else "devicePath"
+    asking = share() | {field: [{"name": "v", key: path}]}
+    assert refusals(pod(asking)) == {"limiter"}
+
+
+def test_ephemeral_container_alone_is_judged_in_an_old_pod() -> None:
+    """What was created before these policies may stay."""
+    bad = {"name": "v", "mountPath": "/etc//hami"}
+    old = pod(share(volumeMounts=[bad]))
+    plain = {"name": "debug", "targetContainerName": "main"}
+    new = pod(share(volumeMounts=[bad]), ephemeralContainers=[plain])
+    assert refusals(new, operation="UPDATE", old=old) == set()
+    worse = pod(share(), ephemeralContainers=[{**plain, "volumeMounts": [bad]}])
+    assert refusals(worse, operation="UPDATE", old=old) == {"limiter"}
+    ours = pod(share(), ephemeralContainers=[{**plain, "volumeMounts": mounts_of("main")}])
+    assert refusals(ours, operation="UPDATE", old=old) == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "is_refused"),
+    [({}, True), ({"prefix": "NVIDIA_"}, True), ({"prefix": "APP_"}, False)],
+)
+def test_env_from_is_refused_where_it_could_bring_a_device_variable(
+    source: Obj, *, is_refused: bool
+) -> None:
+    for one in (share(envFrom=[source]), {"name": "side", "envFrom": [source]}):
+        assert ("limiter" in refusals(pod(share("first"), one))) is is_refused
+    pinned = [{"name": name, "value": "void"} for name in DEVICE_VARIABLES]
+    assert "limiter" not in refusals(pod(share(envFrom=[source], env=pinned)))
+
+
+def test_size_of_a_pod_that_asks_is_bounded() -> None:
+    assert refusals(pod(*(share(f"c{i}") for i in range(200)))) == set()
+    assert refusals(pod(*(share(f"c{i}") for i in range(201)))) == {"pod-bounds"}
+    crowd = pod(*({"name": f"c{i}"} for i in range(201)))
+    assert refusals(crowd) == set()
+
+
+def test_policies_hold_where_the_webhook_does() -> None:
+    for name in ("webhook-opt-out", "pod-bounds", "limiter"):
+        selector = BINDINGS[f"{name}.hami.io"]["matchResources"]["namespaceSelector"]
+        assert [one["key"] for one in selector["matchExpressions"]] == [
+            "kubernetes.io/metadata.name",
+            keys.WEBHOOK_LABEL,
+        ]
+    assert "matchResources" not in BINDINGS["allocation-annotations.hami.io"]
+    assert all(spec["validationActions"] == ["Deny"] for spec in BINDINGS.values())
