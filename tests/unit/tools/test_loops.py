@@ -24,6 +24,7 @@ EXEMPT = {
     "hami_nodeagent.app._use_bus": "starts one task per vendor of the settings",
     "hami_nodeagent.shell.allocate.Allocator._decide": "rounds of one decision",
     "hami_nodeagent.shell.inventory.Reporter._tell_pods": "Events, whose errors are caught",
+    "hami_nodeagent.shell.states.States._warn_of_unheld": "our own messages about one pod",
     "hami_nodeagent.shell.pluginproxy._find_endpoints": "starts one task per socket of our own",
     "hami_nodeagent.shell.pluginproxy.Endpoint.list_and_watch": "passes bytes on unread",
 }
