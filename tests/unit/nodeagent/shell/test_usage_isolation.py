@@ -50,6 +50,9 @@ async def test_region_that_fails_hides_nobody_else(
     assert used_by_other(desk) == 5
     (entry,) = desk.site.quarantine.entries()
     assert (entry.kind, entry.key, entry.name) == ("region", f"{UID}/main", "train")
+    monkeypatch.undo()
+    await desk.look(1)
+    assert desk.site.quarantine.entries() == []
 
 
 async def test_container_that_fails_hides_nobody_else(

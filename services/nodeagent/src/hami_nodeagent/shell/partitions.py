@@ -254,8 +254,10 @@ class Partitions:
             candidates,
             lambda uuid: self._has_work(uuid, self._known[uuid], needs.get(uuid, ()), facts, now_s),
         )
+        for uuid, _ in judged:
+            self._quarantine.forget("partition", f"{uuid} look")
         for uuid, error in failed:
-            self._quarantine.failed("partition", uuid, error)
+            self._quarantine.failed("partition", f"{uuid} look", error)
             self._put_off(self._known[uuid].later)
         return [uuid for uuid, has_work in judged if has_work]
 

@@ -200,7 +200,7 @@ class PriorityKeeper:
             if not holder.is_whole and holder.volume
         ]
         for key, error in await anyio.to_thread.run_sync(self._write, page, holders, uuids):
-            self._site.quarantine.failed("region", "/".join(key), error)
+            self._site.quarantine.failed("region", f"{'/'.join(key)} activity", error)
         if has_rivals(holders):
             return settings.rivals_s
         return settings.neighbours_s if has_neighbours(holders) else settings.idle_s

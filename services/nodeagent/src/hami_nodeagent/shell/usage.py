@@ -152,8 +152,7 @@ class UsageWatch:
         rows, failed = sift(
             holders, lambda one: rows_of((one,), region_by_container, processes_by_uuid, parts)
         )
-        for holder, error in failed:
-            self._note_failed("share", holder, error)
+        self._note("share", [holder for holder, _ in rows], failed)
         return tuple(row for _, found in rows for row in found)
 
     def _containers(
@@ -169,17 +168,28 @@ class UsageWatch:
             first.values(),
             lambda one: containers_of((one,), region_by_container, self._counters, now_ns=now_ns),
         )
-        for holder, error in failed:
-            self._note_failed("container", holder, error)
+        self._note("container", [holder for holder, _ in rows], failed)
         return tuple(row for _, found in rows for row in found)
 
-    def _note_failed(self, kind: str, holder: Holder, error: Exception) -> None:
-        key = f"{holder.pod_uid}/{holder.container}/{holder.uuid}"
-        self._site.quarantine.failed(kind, key, error, name=(holder.namespace, holder.pod))
+    def _note(
+        self,
+        kind: str,
+        read: Sequence[Holder],
+        failed: Sequence[tuple[Holder, Exception]],
+    ) -> None:
+        """Release the holders that could be read, and put the others in quarantine."""
+        quarantine = self._site.quarantine
+        for one in read:
+            quarantine.forget(kind, f"{one.pod_uid}/{one.container}/{one.uuid}")
+        for one, error in failed:
+            key = f"{one.pod_uid}/{one.container}/{one.uuid}"
+            quarantine.failed(kind, key, error, name=(one.namespace, one.pod))
 
     async def _regions(self, holders: Sequence[Holder]) -> dict[ContainerKey, Region]:
         """Regions by container; one that cannot be read counts as none."""
         regions, failed = await anyio.to_thread.run_sync(self._read_regions, holders)
+        for pod_uid, container in regions:
+            self._site.quarantine.forget("region", f"{pod_uid}/{container}")
         for (pod_uid, container), error in failed:
             names = ((one.namespace, one.pod) for one in holders if one.pod_uid == pod_uid)
             self._site.quarantine.failed(
@@ -232,6 +242,8 @@ class UsageWatch:
                 if uuid in devices and (item[0], uuid) in held
             ],
         )
+        for (uid, _), _ in found:
+            self._site.quarantine.forget("metering", uid)
         for (uid, _), error in failed:
             self._site.quarantine.failed("metering", uid, error, name=names[uid])
         parts = [part for _, several in found for part in several]
