@@ -47,7 +47,7 @@ from hami_nodeagent.core.health import HealthBook
 from hami_nodeagent.drivers.simulated import SimulatedDriver
 from hami_nodeagent.settings import UsageSettings
 from hami_nodeagent.shell.check import SelfCheck
-from hami_nodeagent.shell.inventory import Reporter
+from hami_nodeagent.shell.inventory import Reporter, VendorDevices
 from hami_nodeagent.shell.kubelet import PluginKeeper
 from hami_nodeagent.shell.relimit import Relimiter
 from hami_registry.core.inventory import Inventory
@@ -423,8 +423,7 @@ async def test_one_pod_never_ends_the_agent(
 
 
 DEVICE_LOOPS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
-    "discovery": (SimulatedDriver, "discover", lambda *_: True),
-    "probe": (SimulatedDriver, "probe", lambda *_: True),
+    "discovery": (VendorDevices, "_take", lambda *_: True),
     "usage of a vendor": (SimulatedDriver, "usage", lambda *_: True),
     "health of a device": (HealthBook, "handle", lambda *_: True),
     "report": (Reporter, "_report", lambda *_: True),
@@ -441,9 +440,6 @@ async def test_one_driver_or_device_never_ends_the_agent(
     async with plane.agent(usage=LOOKS, discovery_s=0.2, check_s=0.2):
         broken = break_for(monkeypatch, owner, name, concerns)
         await until(settled(broken), within_s=WITHIN_S)
-        if loop == "discovery":  # what nobody lists any more is not given
-            assert b"findings" in (await plane.bus.request(subjects.ask(NODE, "check"))).data
-            return
         good = await plane.place(GOOD, Ask(shares=((0, 1000),)))
         await plane.until_state(good.pod_uid, "running")
 
