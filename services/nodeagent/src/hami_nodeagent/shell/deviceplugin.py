@@ -98,11 +98,10 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
                 found: list[Splits] = []
                 # A list that cannot be made leaves kubelet with the last one.
                 self._quarantine.call("plugin", f"{self.resource} list", partial(self._look, found))
-                for splits in found:  # one at most
-                    if splits != sent:
-                        sent = splits
-                        self._count(splits)
-                        yield self._devices(splits)
+                if found and found[0] != sent:
+                    sent = found[0]
+                    self._count(sent)
+                    yield self._devices(sent)
                 await changed.wait()
         finally:
             self.stream_count -= 1

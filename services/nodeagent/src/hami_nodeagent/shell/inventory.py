@@ -482,14 +482,12 @@ class Reporter:
         for uid in dict.fromkeys(uids):
             pod = self._picture.pods.find(uid)
             if pod is not None:
-                record = partial(
-                    recorder.record,
+                await recorder.record(
                     ObjectRef(kind="Pod", namespace=pod.namespace, name=pod.name, uid=uid),
                     reason="DeviceRecovered" if change.usable else "DeviceUnhealthy",
                     message=f"{what}: {change.reason or 'may be used again'}",
                     kind="Normal" if change.usable else "Warning",
                 )
-                await self._site.quarantine.once("fault", record)
 
     async def _read_canonical(self) -> None:
         key = subjects.devices_key(self._picture.node, self._source.vendor)
