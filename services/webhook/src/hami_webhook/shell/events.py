@@ -76,7 +76,7 @@ class AdmissionEvents:
             # One that fails for a reason of its own is retried aside; the bus is waited for.
             await self._quarantine.run(
                 "event",
-                waiting.record.request_uid,
+                waiting.event_id,
                 partial(self._deliver, publisher, waiting, backoff),
                 name=(waiting.record.namespace, waiting.record.pod),
             )
