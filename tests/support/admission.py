@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from hami_common.runtime.clock import ManualClock
+from hami_common.runtime.clock import ManualClock, SystemClock
 from hami_common.runtime.httpd import Request, Response
+from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.telemetry import Tracing
 from hami_common.vendors.catalog import Catalog
 from hami_webhook.core.mutate import AdmissionPolicy
@@ -16,7 +17,7 @@ from hami_webhook.core.rates import SourceRates
 from hami_webhook.shell.admission import Admission
 from hami_webhook.shell.callers import Callers
 from hami_webhook.shell.events import AdmissionEvents
-from hami_webhook.shell.metrics import Metrics
+from hami_webhook.shell.metrics import KINDS, Metrics
 
 Document = dict[str, Any]
 EVENTS_BURST = 100
@@ -79,7 +80,12 @@ class Wired:
     def __init__(self, *, policy: AdmissionPolicy | None = None, limit: int = 16) -> None:
         self.clock = ManualClock()
         self.metrics = Metrics(CollectorRegistry())
-        self.events = AdmissionEvents(source="/webhook/test", limit=limit, metrics=self.metrics)
+        self.events = AdmissionEvents(
+            source="/webhook/test",
+            limit=limit,
+            metrics=self.metrics,
+            quarantine=Quarantine(kinds=KINDS, clock=SystemClock(), registry=self.metrics.registry),
+        )
         self.tracing = Tracing(service="webhook")
         self.admission = Admission(
             catalog=Catalog.from_settings(),

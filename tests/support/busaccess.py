@@ -28,6 +28,7 @@ from hami_common.runtime.telemetry import make_registry
 from hami_registry.shell.authenticator import Authenticator
 from hami_registry.shell.metrics import Metrics
 from hami_sim.natsd import NatsServer, run_nats_server
+from tests.support.registry import quarantine
 
 AGENT = ("hami-agents", "hami-nodeagent")
 AUDIENCE = "hami-bus"
@@ -157,9 +158,10 @@ class Site:
                 login_s=self.login_s,
                 clock=self.clock,
                 metrics=Metrics(make_registry(service="registry")),
+                quarantine=quarantine(),
             )
             async with background() as group:
-                group.start_soon(natsio.serve_records, bus)
+                group.start_soon(natsio.serve_records, bus, quarantine())
                 group.start_soon(authenticator.run, questions)
                 yield bus
 

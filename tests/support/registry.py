@@ -6,15 +6,19 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+from prometheus_client import CollectorRegistry
 
 from hami_common import subjects
 from hami_common.events import codec
 from hami_common.events.inventory import NodeDevices, NodeReport
 from hami_common.model.device import DeviceFacts
 from hami_common.ports import Bucket, Publisher
+from hami_common.runtime.clock import SystemClock
+from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.service import ServiceContext
 from hami_registry.app import serve_registry
 from hami_registry.settings import Settings
+from hami_registry.shell.metrics import KINDS
 
 
 def report(
@@ -75,6 +79,13 @@ class RunningRegistry:
     def sample(self, name: str, **labels: str) -> float:
         """Value of one of its metrics, 0 when it was never set."""
         return self.context.registry.get_sample_value(name, labels) or 0.0
+
+
+def quarantine(registry: CollectorRegistry | None = None) -> Quarantine:
+    """Where objects end whose handling fails."""
+    return Quarantine(
+        kinds=KINDS, clock=SystemClock(), registry=registry or CollectorRegistry(), first_s=0.01
+    )
 
 
 @asynccontextmanager

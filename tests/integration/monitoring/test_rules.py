@@ -142,6 +142,14 @@ CASES: dict[str, Case] = {
         bad={'hami_registry_reports_total{outcome="poison"}': RISES},
         good={'hami_registry_reports_total{outcome="accepted"}': RISES},
     ),
+    "HamiObjectsQuarantined": gauge(
+        'hami_quarantined_objects{instance="a",kind="pod"}', 1, 0, instance="a", kind="pod"
+    ),
+    "HamiLoopRestarts": Case(
+        bad={'hami_loop_restarts_total{instance="a",loop="pods"}': RISES},
+        good={'hami_loop_restarts_total{instance="a",loop="pods"}': NEVER},
+        labels={"instance": "a", "loop": "pods"},
+    ),
     "HamiWebhookAbsent": Case(bad={}, good={"hami_webhook_bus_connected": "0x240"}),
     "HamiAdmissionErrors": Case(
         bad={'hami_webhook_admissions_total{operation="create",outcome="error"}': RISES},

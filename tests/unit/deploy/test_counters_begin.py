@@ -7,11 +7,15 @@
 import re
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
+from hami_common.runtime.clock import SystemClock
+from hami_common.runtime.supervise import Supervisor
 from hami_nodeagent.shell import metrics as agent
 from hami_registry.shell import metrics as registry
 from hami_scheduler.shell import metrics as scheduler
@@ -37,6 +41,8 @@ def begun() -> list[Metric]:
     registry.Metrics(shown)
     webhook.Metrics(shown)
     agent.Metrics(shown).begin("nvidia.com/gpu")
+    supervisor = Supervisor(clock=SystemClock(), registry=shown)
+    anyio.run(supervisor.keep, "reports", anyio.lowlevel.checkpoint)
     return list(shown.collect())
 
 

@@ -24,31 +24,11 @@ EXEMPT = {
     "hami_nodeagent.app._use_bus": "starts one task per vendor of the settings",
     "hami_nodeagent.shell.allocate.Allocator._decide": "rounds of one decision",
     "hami_nodeagent.shell.inventory.Reporter._tell_pods": "Events, whose errors are caught",
-    "hami_nodeagent.shell.states.States._warn_of_unheld": "our own messages about one pod",
+    "hami_nodeagent.shell.states.States._warn_of_unheld": "Events of one pod, which is isolated",
     "hami_nodeagent.shell.pluginproxy._find_endpoints": "starts one task per socket of our own",
     "hami_nodeagent.shell.pluginproxy.Endpoint.list_and_watch": "passes bytes on unread",
 }
 """Loops that need not isolate what they go through, and why."""
-
-UNTIL_CONVERTED = {
-    "hami_registry.shell.authenticator.Authenticator.run",
-    "hami_registry.shell.cordons.Cordons.run",
-    "hami_registry.shell.deadletters.DeadLetters.run",
-    "hami_registry.shell.follow.follow",
-    "hami_registry.shell.reports.Reports.run",
-    "hami_registry.shell.views.Views.follow_decisions",
-    "hami_registry.shell.views.Views.follow_heartbeats",
-    "hami_nodeagent.shell.answers.Answers.serve",
-    "hami_nodeagent.shell.deviceplugin.DevicePlugin.ListAndWatch",
-    "hami_nodeagent.shell.feed.LedgerFeed.follow",
-    "hami_nodeagent.shell.partitions.Partitions.run",
-    "hami_nodeagent.shell.pods.PodSource.follow",
-    "hami_nodeagent.shell.relimit.Relimiter.look",
-    "hami_nodeagent.shell.states.States.keep",
-    "hami_nodeagent.shell.usage.UsageWatch.look",
-    "hami_webhook.shell.events.AdmissionEvents.run",
-}
-"""Loops that do not isolate yet: to be deleted line by line."""
 
 
 @cache
@@ -65,8 +45,7 @@ def loops() -> list[Loop]:
 def test_loops_over_objects_isolate_each_object() -> None:
     open_ = [loop for loop in loops() if not loop.isolates]
     found = {loop.place: loop.line for loop in open_ if loop.place not in EXEMPT}
-    wrong = {place: line for place, line in found.items() if place not in UNTIL_CONVERTED}
-    assert wrong == {}, "hand each object to Quarantine.run or call, or exempt the loop"
+    assert found == {}, "hand each object to Quarantine.run or call, or exempt the loop"
 
 
 def test_no_loop_is_exempt_that_is_gone_or_isolates_its_objects() -> None:

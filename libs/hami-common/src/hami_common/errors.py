@@ -99,6 +99,19 @@ class Unauthenticated(HamiError):
         return f"{self.problem}; {self.fix}"
 
 
+class TooManyRequests(HamiError):
+    """A caller holds or asks for more than its share of a service. Retrying later may help."""
+
+    def __init__(self, *, problem: str, fix: str) -> None:
+        """Name what the caller holds and the limit, and the ``fix``."""
+        super().__init__(problem, fix)
+        self.problem = problem
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.fix}"
+
+
 class Unavailable(HamiError):
     """A peer did not answer in time or not at all; the outcome of the call is unknown.
 

@@ -150,6 +150,7 @@ async def collect_services(bundle: Bundle, *, registry: str, scheduler: str) -> 
         (registry, "/v1/allocations?released=true", "registry/allocations.json"),
         (registry, "/v1/usage", "registry/usage.json"),
         (registry, "/v1/checks", "registry/checks.json"),
+        (registry, "/v1/quarantine", "registry/quarantine.json"),
         (registry, "/v1/config", "registry/config.json"),
         (scheduler, "/v1/snapshot", "scheduler/snapshot.json"),
         (scheduler, "/v1/queues", "scheduler/queues.json"),

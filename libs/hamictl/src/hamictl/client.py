@@ -123,6 +123,27 @@ class Allocations(msgspec.Struct, frozen=True):
     items: tuple[Allocation, ...]
 
 
+class QuarantinedObject(msgspec.Struct, frozen=True, kw_only=True):
+    """One object that a service cannot handle and retries."""
+
+    service: str
+    replica: str
+    kind: str
+    key: str
+    namespace: str
+    name: str
+    problem: str
+    failures: int
+    first_s: float
+    last_s: float
+
+
+class QuarantinedObjects(msgspec.Struct, frozen=True):
+    """Answer of ``/v1/quarantine``."""
+
+    items: tuple[QuarantinedObject, ...]
+
+
 class Queues(msgspec.Struct, frozen=True):
     """Answer of ``/v1/queues``."""
 

@@ -10,7 +10,7 @@ import click
 from hami_common.model.placement import ContainerShares
 from hami_common.runtime.clock import SystemClock
 from hamictl import client, output
-from hamictl.client import Allocation, Device, Node
+from hamictl.client import Allocation, Device, Node, QuarantinedObject
 from hamictl.options import format_option as _format
 from hamictl.options import registry_option as _registry
 from hamictl.options import scheduler_option as _scheduler
@@ -23,7 +23,7 @@ _CLOCK = SystemClock()
 
 @click.group(name="get")
 def get_command() -> None:
-    """List nodes, devices, allocations, queues or quotas."""
+    """List nodes, devices, allocations, quarantined objects, queues or quotas."""
 
 
 @get_command.command()
@@ -127,6 +127,41 @@ def _allocation(one: Allocation, *, is_wide: bool) -> list[object]:
     ]
     if is_wide:
         row += [one.enforcement or "-", one.ledger_seq, one.allocation_id]
+    return row
+
+
+@get_command.command()
+@click.option("-n", "--namespace", default="", help="Only show this namespace.")
+@_registry
+@_format
+def quarantine(namespace: str, registry: str, format_: str) -> None:
+    """List objects that a service cannot handle and retries."""
+    answer = client.read(client.QuarantinedObjects, registry, "/v1/quarantine", namespace=namespace)
+    if format_ in ("json", "yaml"):
+        output.show(answer, format_)
+        return
+    headings = ["SERVICE", "REPLICA", "KIND", "OBJECT", "FAILURES", "AGE", "PROBLEM"]
+    is_wide = format_ == "wide"
+    if is_wide:
+        headings += ["LAST", "KEY"]
+    rows = [_quarantined(one, is_wide=is_wide) for one in answer.items]
+    output.table(headings, rows, empty="Nothing is in quarantine.")
+
+
+def _quarantined(one: QuarantinedObject, *, is_wide: bool) -> list[object]:
+    name = f"{one.namespace}/{one.name}" if one.namespace else one.name
+    now_s = _CLOCK.now_s()
+    row: list[object] = [
+        one.service,
+        one.replica,
+        one.kind,
+        name or one.key,
+        one.failures,
+        _age(now_s - one.first_s),
+        one.problem,
+    ]
+    if is_wide:
+        row += [_age(now_s - one.last_s), one.key]
     return row
 
 

@@ -9,9 +9,13 @@ its plugin for a moment stops no container.
 """
 
 import logging
+import secrets
+from collections.abc import Awaitable
 from collections.abc import Sequence as Arguments
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -32,8 +36,9 @@ from hami_common.runtime.natsio import (
     RepublishedFeed,
     connect,
 )
+from hami_common.runtime.quarantinereport import QuarantineReporter
 from hami_common.runtime.service import ServiceContext, run
-from hami_common.runtime.tasks import background, finish_within
+from hami_common.runtime.tasks import StartedOnce, background, finish_within
 from hami_common.vendors import nvidia
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.modes import check_setting
@@ -79,6 +84,12 @@ _log = logging.getLogger(__name__)
 def main(argv: Arguments[str]) -> int:
     """Run the service; returns the exit code."""
     return run(serve_agent, service=SERVICE, settings_type=Settings, argv=argv)
+
+
+class _Startable(Protocol):
+    """A loop that reports when it has started."""
+
+    def __call__(self, *, task_status: TaskStatus[None]) -> Awaitable[None]: ...
 
 
 class _Parts:
@@ -188,14 +199,16 @@ async def serve_agent(
                 ready=lambda: context.ready.is_set,
             )
             port = await group.start(serve, app, settings.http_host, settings.http_port)
+            keep = parts.site.supervisor.keep
+            group.start_soon(keep, "retries", parts.site.quarantine.retry)
             for source in parts.sources:
-                await group.start(source.discover)
-                group.start_soon(source.probe)
-                group.start_soon(source.wait_faults)
-            group.start_soon(parts.partitions.run)
+                await group.start(_start_kept, parts.site, "discovery", source.discover)
+                group.start_soon(keep, "probes", source.probe)
+                group.start_soon(keep, "faults", source.wait_faults)
+            group.start_soon(keep, "partitions", parts.partitions.run)
             for keeper in parts.modes:
-                group.start_soon(keeper.run)
-            group.start_soon(parts.partition_teller.run)
+                group.start_soon(keep, "modes", keeper.run)
+            group.start_soon(keep, "partition changes", parts.partition_teller.run)
             await parts.limiter.current()
             async with background() as plugins:
                 _serve_kubelet(plugins, parts)
@@ -207,7 +220,7 @@ async def serve_agent(
         with finish_within(_CLOSE_S):
             await parts.kubelet.aclose()
             for source in parts.sources:
-                await source.aclose()
+                await parts.site.quarantine.once("driver", source.aclose)
 
 
 def _serve_kubelet(group: TaskGroup, parts: _Parts) -> None:
@@ -223,7 +236,17 @@ def _serve_kubelet(group: TaskGroup, parts: _Parts) -> None:
             tracing=parts.context.tracing,
         )
         keeper = PluginKeeper(site=parts.site, plugin=plugin, pod_resources=parts.kubelet)
-        group.start_soon(keeper.run, name=f"plugin {resource}")
+        group.start_soon(
+            parts.site.supervisor.keep, "plugin", keeper.run, name=f"plugin {resource}"
+        )
+
+
+async def _start_kept(
+    site: Site, name: str, loop: _Startable, *, task_status: TaskStatus[None]
+) -> None:
+    """Keep a loop running for ever; started once it reported that for the first time."""
+    status = StartedOnce(task_status)
+    await site.supervisor.keep(name, lambda: loop(task_status=status), expected=(Unavailable,))
 
 
 async def _become_ready(
@@ -231,15 +254,27 @@ async def _become_ready(
 ) -> None:
     await parts.kube_ready.wait()
     await parts.bus_ready.wait()
-    group.start_soon(parts.usage.run)
+    keep = parts.site.supervisor.keep
+    group.start_soon(keep, "usage", parts.usage.run)
     usage_events = UsageTeller(
         site=parts.site,
         look=lambda: parts.usage.metrics.look,
         publisher=lambda: parts.publisher,
     )
-    group.start_soon(usage_events.run)
+    group.start_soon(keep, "usage events", usage_events.run)
     if parts.limiter.is_wanted:
-        group.start_soon(parts.limiter.priorities.run)
+        group.start_soon(keep, "priorities", parts.limiter.priorities.run)
+    if parts.publisher is not None:
+        reporter = QuarantineReporter(
+            parts.site.quarantine,
+            publisher=parts.publisher,
+            clock=parts.site.clock,
+            service="nodeagent",
+            replica=parts.site.node,
+            ids=lambda: secrets.token_hex(16),
+            events=parts.recorder,
+        )
+        group.start_soon(keep, "quarantine reports", reporter.work)
     parts.context.ready.set()
     _log.info("ready", extra={"node": parts.site.node, "port": port})
     task_status.started(port)
@@ -281,10 +316,11 @@ async def _follow_pods(parts: _Parts, kube: KubeApi) -> None:
         tidy=parts.partition_answers.tidy,
     )
     async with anyio.create_task_group() as group:
-        await group.start(pods.follow)
+        await group.start(_start_kept, site, "pods", pods.follow)
         parts.allocator.pods = pods
-        group.start_soon(check.run)
-        group.start_soon(Relimiter(site=site, keeper=parts.keeper).run)
+        group.start_soon(site.supervisor.keep, "check", check.run)
+        relimiter = Relimiter(site=site, keeper=parts.keeper)
+        group.start_soon(site.supervisor.keep, "limits", relimiter.run)
         parts.kube_ready.set()
 
 
@@ -334,10 +370,12 @@ async def _use_bus(parts: _Parts, bus: Bus) -> None:
     )
     devices = bucket(subjects.DEVICES_BUCKET)
     async with anyio.create_task_group() as group:
-        group.start_soon(_mirror_connection, site, bus)
+        keep = site.supervisor.keep
+        group.start_soon(keep, "connection", partial(_mirror_connection, site, bus))
         vendors = tuple(source.vendor for source in parts.sources)
-        group.start_soon(lambda: beat(site=site, publisher=publisher, vendors=vendors))
-        for source in parts.sources:
+        beating = partial(beat, site=site, publisher=publisher, vendors=vendors)
+        group.start_soon(keep, "heartbeats", beating)
+        for source in parts.sources:  # vendors of this agent, whose loops are supervised each
             reporter = Reporter(
                 site=site,
                 source=source,
@@ -346,10 +384,10 @@ async def _use_bus(parts: _Parts, bus: Bus) -> None:
                 generation=lambda: bus.generation,
                 events=parts.events,
             )
-            group.start_soon(reporter.follow_canonical)
-            await group.start(reporter.tell)
-        await group.start(feed.follow)
-        await group.start(states.keep)
+            group.start_soon(keep, "canonical devices", reporter.follow_canonical)
+            await group.start(_start_kept, site, "reports", reporter.tell)
+        await group.start(_start_kept, site, "ledger", feed.follow)
+        await group.start(_start_kept, site, "states", states.keep)
         answers = Answers(
             site=site,
             usage=parts.usage,
@@ -357,7 +395,7 @@ async def _use_bus(parts: _Parts, bus: Bus) -> None:
             check=HostCheck(site=site, resources=parts.vendor_by_resource).check,
             version=version("hami-nodeagent"),
         )
-        group.start_soon(answers.serve, bus)
+        group.start_soon(keep, "questions", partial(answers.serve, bus))
         parts.allocator.states = states
         parts.bus_ready.set()
 

@@ -8,11 +8,13 @@ stand still; without the registry scheduling goes on with what it published last
 """
 
 import logging
+import secrets
 import socket
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -32,15 +34,21 @@ from hami_common.runtime.natsio import (
     NatsLogin,
     NatsPublisher,
     connect,
+    ensure_bus,
     ensure_consumer,
     keep_bus,
     serve_records,
 )
+from hami_common.runtime.places import Places
+from hami_common.runtime.quarantine import Quarantine
+from hami_common.runtime.quarantinereport import QuarantineReporter
 from hami_common.runtime.service import ServiceContext, run
-from hami_common.runtime.tasks import background
+from hami_common.runtime.supervise import Supervisor
+from hami_common.runtime.tasks import StartedOnce, background
 from hami_registry.core.device_config import DeviceConfig
 from hami_registry.core.inventory import Inventory
 from hami_registry.core.projection import Projection
+from hami_registry.core.quarantined import Quarantined
 from hami_registry.settings import Settings
 from hami_registry.shell import openapi
 from hami_registry.shell.agents import Agents
@@ -50,12 +58,13 @@ from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.config_file import ConfigFile
 from hami_registry.shell.cordons import Cordons
 from hami_registry.shell.deadletters import DeadLetters
-from hami_registry.shell.follow import follow
-from hami_registry.shell.metrics import Metrics
+from hami_registry.shell.follow import Reader, follow
+from hami_registry.shell.metrics import KINDS, Metrics
+from hami_registry.shell.quarantined import follow_quarantine
 from hami_registry.shell.reports import Reports
 from hami_registry.shell.views import Views
 
-SERVICE = "registry"
+SERVICE: Final = "registry"
 REST_S = 0.05
 """How long the bus is not listened to, after it was, while nobody waits for an answer from it."""
 
@@ -73,7 +82,10 @@ class _Parts:
     def __init__(self, context: ServiceContext[Settings], bus: Bus) -> None:
         settings = context.settings
         replica = settings.replica or socket.gethostname()
+        self.replica = replica
         self.metrics = Metrics(context.registry)
+        self.quarantine = Quarantine(kinds=KINDS, clock=context.clock, registry=context.registry)
+        self.supervisor = Supervisor(clock=context.clock, registry=context.registry)
         self.kube: KubeApi | None = None
         """Set while the API server is connected."""
         self.config_file = ConfigFile(settings.device_config_file, metrics=self.metrics)
@@ -84,20 +96,39 @@ class _Parts:
             metrics=self.metrics,
             source=f"/registry/{replica}",
             keep_cordons=settings.watch_nodes,
+            quarantine=self.quarantine,
         )
         self.views = Views(
             projection=Projection(liveness_s=settings.liveness_s),
             clock=context.clock,
             metrics=self.metrics,
+            quarantine=self.quarantine,
             queue_size=settings.listener_queue_size,
-            limit=settings.listener_limit,
+            places=Places(
+                what="streams of /v1/watch",
+                setting="listener_limit_per_caller",
+                total=settings.listener_limit,
+                per_caller=settings.listener_limit_per_caller,
+                reserve=min(settings.listener_reserve, settings.listener_limit - 1),
+            ),
         )
+        self.quarantined = Quarantined()
         self.api = Api(
             views=self.views,
             writer=self.writer,
             config_file=self.config_file,
             agents=Agents(
-                ask=partial(_ask, bus), clock=context.clock, version=version("hami-registry")
+                ask=partial(_ask, bus),
+                clock=context.clock,
+                version=version("hami-registry"),
+                quarantine=self.quarantine,
+            ),
+            quarantined=self.quarantined,
+            questions=Places(
+                what="requests to all agents",
+                setting="question_limit_per_caller",
+                total=settings.question_limit,
+                per_caller=settings.question_limit_per_caller,
             ),
             clock=context.clock,
         )
@@ -122,13 +153,14 @@ async def serve_registry(
         parts = _Parts(context, bus)
         async with background() as group:
             await _start_following(group, context, bus, parts)
-            group.start_soon(serve_records, bus)
+            keep = parts.supervisor.keep
+            group.start_soon(keep, "records", partial(serve_records, bus, parts.quarantine))
             if settings.bus_issuer_seed_file:
                 await _start_authenticator(group, context, bus, parts)
-            group.start_soon(_write, parts.writer, settings)
-            group.start_soon(_watch_config, parts, settings)
+            group.start_soon(keep, "canonical devices", partial(_write, parts.writer, settings))
+            group.start_soon(keep, "device configuration", partial(_watch_config, parts, settings))
             if settings.watch_nodes or settings.bus_issuer_seed_file or settings.auth != "none":
-                group.start_soon(_with_kube, parts, settings)
+                group.start_soon(keep, "Kubernetes", partial(_with_kube, parts, settings))
             async with background() as servers:
                 port = await _start_servers(servers, context, parts)
                 context.ready.set()
@@ -145,20 +177,63 @@ async def _ask(bus: Bus, subject: str) -> bytes:
 async def _start_following(
     group: TaskGroup, context: ServiceContext[Settings], bus: Bus, parts: _Parts
 ) -> None:
-    settings = context.settings
+    settings, keep = context.settings, parts.supervisor.keep
     limits = BusLimits(replicas=settings.bus_replicas)
-    await group.start(keep_bus, bus, limits, settings.start_timeout_s)
-    views, metrics = parts.views, parts.metrics
-    devices = NatsBucket(bus, subjects.DEVICES_BUCKET)
-    await group.start(follow, devices, (parts.writer, views.devices), metrics)
-    await group.start(follow, NatsBucket(bus, subjects.ALLOC_BUCKET), (views.ledger,), metrics)
-    await group.start(follow, NatsBucket(bus, subjects.STATE_BUCKET), (views.states,), metrics)
+    views, metrics, quarantine = parts.views, parts.metrics, parts.quarantine
     publisher = NatsPublisher(bus)
-    group.start_soon(views.follow_decisions, bus, publisher)
-    group.start_soon(views.follow_heartbeats, bus)
-    reports = Reports(bus=bus, writer=parts.writer, publisher=publisher, metrics=metrics)
-    group.start_soon(reports.run)
-    group.start_soon(DeadLetters(bus=bus, publisher=publisher, metrics=metrics).run)
+    await ensure_bus(bus, limits=limits, timeout_s=settings.start_timeout_s)
+    group.start_soon(keep, "streams", partial(keep_bus, bus, limits, settings.start_timeout_s))
+    group.start_soon(keep, "retries", quarantine.retry)
+    reporter = QuarantineReporter(
+        quarantine,
+        publisher=publisher,
+        clock=context.clock,
+        service=SERVICE,
+        replica=parts.replica,
+        ids=lambda: secrets.token_hex(16),
+    )
+    group.start_soon(keep, "quarantine reports", reporter.work)
+    await group.start(_follow, bus, parts, subjects.DEVICES_BUCKET, (parts.writer, views.devices))
+    await group.start(_follow, bus, parts, subjects.ALLOC_BUCKET, (views.ledger,))
+    await group.start(_follow, bus, parts, subjects.STATE_BUCKET, (views.states,))
+    reports = Reports(
+        bus=bus, writer=parts.writer, publisher=publisher, metrics=metrics, quarantine=quarantine
+    )
+    letters = DeadLetters(bus=bus, publisher=publisher, metrics=metrics, quarantine=quarantine)
+    group.start_soon(keep, "decisions", partial(views.follow_decisions, bus, publisher))
+    group.start_soon(keep, "heartbeats", partial(views.follow_heartbeats, bus))
+    group.start_soon(keep, "reports", reports.run)
+    group.start_soon(keep, "advisories", letters.run)
+    rows = partial(
+        follow_quarantine,
+        bus,
+        rows=parts.quarantined,
+        clock=context.clock,
+        metrics=metrics,
+        quarantine=quarantine,
+    )
+    group.start_soon(keep, "quarantine", rows)
+
+
+async def _follow(
+    bus: Bus,
+    parts: _Parts,
+    name: str,
+    readers: Sequence[Reader],
+    *,
+    task_status: TaskStatus[None],
+) -> None:
+    """Follow a bucket for ever; started once everything stored was read."""
+    status = StartedOnce(task_status)
+    following = partial(
+        follow,
+        NatsBucket(bus, name),
+        readers,
+        parts.metrics,
+        parts.quarantine,
+        task_status=status,
+    )
+    await parts.supervisor.keep(name, following, expected=(Unavailable,))
 
 
 async def _start_servers(
@@ -191,7 +266,7 @@ async def _start_servers(
     if not settings.tls_cert_file:
         return int(await servers.start(serve, api, *plain))
     tls = TlsFiles(settings.tls_cert_file, settings.tls_key_file)
-    servers.start_soon(_watch_certificate, tls)
+    servers.start_soon(parts.supervisor.keep, "certificate", partial(_watch_certificate, tls))
     encrypted = (settings.tls_host, settings.tls_port, tls, settings.grace_s)
     port = int(await servers.start(serve, api, *encrypted))
     probes = HttpApp(pages, registry=context.registry, ready=api.is_ready)
@@ -224,11 +299,14 @@ async def _start_authenticator(
         login_s=settings.bus_login_s,
         clock=context.clock,
         metrics=parts.metrics,
+        quarantine=parts.quarantine,
     )
-    group.start_soon(_authenticate, authenticator, settings)
+    group.start_soon(_authenticate, authenticator, parts.supervisor, settings)
 
 
-async def _authenticate(authenticator: Authenticator, settings: Settings) -> None:
+async def _authenticate(
+    authenticator: Authenticator, supervisor: Supervisor, settings: Settings
+) -> None:
     """Hear the servers' questions for ever, on a connection of the account for that."""
     while True:
         try:
@@ -240,7 +318,7 @@ async def _authenticate(authenticator: Authenticator, settings: Settings) -> Non
                 start_timeout_s=settings.start_timeout_s,
                 request_timeout_s=settings.bus_timeout_s,
             ) as bus:
-                await authenticator.run(bus)
+                await supervisor.keep("logins", partial(authenticator.run, bus))
         except Unavailable as error:
             _log.warning("bus not reached, nobody is admitted", extra={"problem": str(error)})
 
@@ -281,7 +359,7 @@ async def _watch_config(parts: _Parts, settings: Settings) -> None:
     def use(config: DeviceConfig) -> None:
         parts.writer.use_config(config, parts.views.projection.holdings())
 
-    await parts.config_file.watch(use, interval_s=settings.device_config_poll_s)
+    await parts.config_file.watch(use, parts.quarantine, interval_s=settings.device_config_poll_s)
 
 
 async def _with_kube(parts: _Parts, settings: Settings) -> None:
@@ -295,10 +373,11 @@ async def _with_kube(parts: _Parts, settings: Settings) -> None:
             ) as api:
                 parts.kube = api
                 if settings.watch_nodes:
-                    await Cordons(parts.writer).run(api)
+                    await Cordons(parts.writer, parts.quarantine).run(api)
                 await anyio.sleep_forever()
         except Unavailable as error:
-            parts.kube = None
             _log.warning(
                 "Kubernetes not reached, cordons stand still", extra={"problem": str(error)}
             )
+        finally:
+            parts.kube = None

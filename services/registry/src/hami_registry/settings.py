@@ -33,6 +33,15 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Changes waiting for one listener of ``/v1/watch``; a slower one is told and let go."""
     listener_limit: int = 256
     """Most listeners at a time."""
+    listener_limit_per_caller: int = 16
+    """Most listeners at a time of one caller: a user, all ServiceAccounts of one namespace, or an
+    address where ``auth`` is ``none``."""
+    listener_reserve: int = 32
+    """Listeners of ``listener_limit`` that only those get who watch all namespaces."""
+    question_limit: int = 32
+    """Most requests at a time that are put to the agents of all nodes (usage, checks)."""
+    question_limit_per_caller: int = 8
+    """Most of them of one caller."""
     auth: Literal["none", "kubernetes"] = "none"
     """``kubernetes``: callers of the API show a Kubernetes token and read what the cluster lets
     them read (docs/security.md); ``none``: whoever reaches the port reads everything."""

@@ -7,8 +7,10 @@ ready, and serves on for ``drain_s``, until nobody sends it anything any more.
 """
 
 import logging
+import secrets
 import socket
 from collections.abc import Sequence
+from functools import partial
 
 import anyio
 from anyio.abc import TaskStatus
@@ -18,7 +20,10 @@ from hami_common import grants
 from hami_common.errors import Unavailable
 from hami_common.runtime.httpd import HttpApp, serve
 from hami_common.runtime.natsio import NatsLogin, NatsPublisher, connect
+from hami_common.runtime.quarantine import Quarantine
+from hami_common.runtime.quarantinereport import QuarantineReporter
 from hami_common.runtime.service import ServiceContext, run
+from hami_common.runtime.supervise import Supervisor
 from hami_common.runtime.tasks import background
 from hami_common.vendors.catalog import Catalog
 from hami_webhook.core.rates import SourceRates
@@ -28,7 +33,7 @@ from hami_webhook.shell.admission import Admission
 from hami_webhook.shell.callers import Callers
 from hami_webhook.shell.certs import ServingCertificate
 from hami_webhook.shell.events import AdmissionEvents
-from hami_webhook.shell.metrics import Metrics
+from hami_webhook.shell.metrics import KINDS, Metrics
 
 SERVICE = "webhook"
 _FLUSH_S = 2.0
@@ -58,6 +63,9 @@ async def serve_webhook(
     """Serve until ``context.stopping``; started once it is ready."""
     settings = context.settings
     metrics = Metrics(context.registry)
+    quarantine = Quarantine(kinds=KINDS, clock=context.clock, registry=context.registry)
+    supervisor = Supervisor(clock=context.clock, registry=context.registry)
+    keep = supervisor.keep
     certificate = ServingCertificate(
         settings.tls_cert_file,
         settings.tls_key_file,
@@ -66,7 +74,10 @@ async def serve_webhook(
     )
     replica = settings.replica or socket.gethostname()
     events = AdmissionEvents(
-        source=f"/webhook/{replica}", limit=settings.event_queue_size, metrics=metrics
+        source=f"/webhook/{replica}",
+        limit=settings.event_queue_size,
+        metrics=metrics,
+        quarantine=quarantine,
     )
     admission = Admission(
         catalog=Catalog.from_settings(settings.vendors),
@@ -105,9 +116,20 @@ async def serve_webhook(
     delivered = anyio.Event()
     try:
         async with background() as group:
-            group.start_soon(_deliver, events, settings, metrics, delivered)
+            group.start_soon(keep, "retries", quarantine.retry)
+            delivery = _Delivery(
+                events=events,
+                quarantine=quarantine,
+                supervisor=supervisor,
+                context=context,
+                metrics=metrics,
+                replica=replica,
+            )
+            deliver = partial(_deliver, delivery, delivered)
+            group.start_soon(keep, "events", deliver)
             async with background() as servers:
-                servers.start_soon(_watch_certificate, certificate, settings.tls_poll_s)
+                watch = partial(_watch_certificate, certificate, settings.tls_poll_s)
+                servers.start_soon(keep, "certificate", watch)
                 tls = (settings.tls_host, settings.tls_port, certificate.tls, grace_s)
                 tls_port = await servers.start(serve, app, *tls)
                 plain = (settings.http_host, settings.http_port, None, grace_s)
@@ -127,25 +149,52 @@ async def _watch_certificate(certificate: ServingCertificate, interval_s: float)
     await certificate.watch(interval_s=interval_s)
 
 
-async def _deliver(
-    events: AdmissionEvents, settings: Settings, metrics: Metrics, delivered: anyio.Event
-) -> None:
+class _Delivery(Struct, frozen=True, kw_only=True):
+    """What goes to the bus."""
+
+    events: AdmissionEvents
+    quarantine: Quarantine
+    supervisor: Supervisor
+    context: ServiceContext[Settings]
+    metrics: Metrics
+    replica: str
+
+    def reporter(self, publisher: NatsPublisher) -> QuarantineReporter:
+        """Report what is in quarantine here."""
+        return QuarantineReporter(
+            self.quarantine,
+            publisher=publisher,
+            clock=self.context.clock,
+            service="webhook",
+            replica=self.replica,
+            ids=lambda: secrets.token_hex(16),
+        )
+
+
+async def _deliver(delivery: _Delivery, delivered: anyio.Event) -> None:
     """Keep the queue flowing to the bus; without any address the queue is closed."""
+    settings, events = delivery.context.settings, delivery.events
     if not settings.nats_urls:
         events.close()
         delivered.set()
         return
     while True:
         try:
-            async with connect(
-                settings.nats_urls,
-                name="hami-webhook",
-                login=NatsLogin.of(settings, inbox=grants.inbox("webhook")),
-                ca_file=settings.nats_ca_file,
-                start_timeout_s=settings.start_timeout_s,
-            ) as bus:
-                metrics.bus_connected.set_function(lambda: float(bus.is_connected))
-                await events.run(NatsPublisher(bus))
+            async with (
+                connect(
+                    settings.nats_urls,
+                    name="hami-webhook",
+                    login=NatsLogin.of(settings, inbox=grants.inbox("webhook")),
+                    ca_file=settings.nats_ca_file,
+                    start_timeout_s=settings.start_timeout_s,
+                ) as bus,
+                background() as group,
+            ):
+                delivery.metrics.bus_connected.set_function(lambda: float(bus.is_connected))
+                publisher = NatsPublisher(bus)
+                keep, reporter = delivery.supervisor.keep, delivery.reporter(publisher)
+                group.start_soon(keep, "quarantine reports", reporter.work)
+                await events.run(publisher)
                 delivered.set()
                 return
         except Unavailable as error:

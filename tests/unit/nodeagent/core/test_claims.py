@@ -528,6 +528,7 @@ def test_refusal_codes_are_words_that_never_change() -> None:
         "internal",
         "ledger-mismatch",
         "ledger-unknown",
+        "ledger-unreadable",
         "limiter-missing",
         "limits-hidden",
         "list-unavailable",
@@ -540,6 +541,7 @@ def test_refusal_codes_are_words_that_never_change() -> None:
         "partition-not-ready",
         "pod-gone",
         "pod-unknown",
+        "pod-unreadable",
         "request-invalid",
         "state-failed",
     ]

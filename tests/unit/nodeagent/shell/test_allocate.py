@@ -15,6 +15,7 @@ from hami_nodeagent.core.claims import Claim, Refuse
 from hami_nodeagent.core.reporting import Failure
 from hami_nodeagent.shell.allocate import Allocator, GrantKeeper
 from hami_nodeagent.shell.limiter import Limiter
+from hami_nodeagent.shell.picture import UnreadablePod
 from hami_nodeagent.shell.render import Renderer
 from hami_nodeagent.shell.site import Site
 from tests.unit.nodeagent.core.builders import GPU, Given, request
@@ -426,3 +427,32 @@ async def test_two_calls_at_once_cannot_take_the_same_container(tmp_path: Path) 
         group.start_soon(ask, "nvidia-0-0")
         group.start_soon(ask, "nvidia-0-1")
     assert sorted(isinstance(outcome, Refuse) for outcome in outcomes) == [False, True]
+
+
+async def test_pod_whose_newest_record_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    pod, other = Given("pod"), Given("other")
+    desk = Desk(tmp_path, pod)
+    know(desk.site, pod, other)
+    desk.site.picture.note_unreadable(pod.uid, "record", "WireInvalid: odd")
+    assert refused(await desk.ask("nvidia-0-0")) == "ledger-unreadable"
+    assert len(desk.site.picture.grants) == 0
+    desk.kubelet.pods = (other.listed(),)
+    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
+    desk.site.picture.note_unreadable(pod.uid, "record", "")
+    desk.kubelet.pods = (pod.listed(),)
+    assert not isinstance(await desk.ask("nvidia-0-1"), Refuse)
+
+
+async def test_nothing_is_given_while_a_pod_that_may_be_meant_cannot_be_read(
+    tmp_path: Path,
+) -> None:
+    pod, hidden = Given("pod"), Given("hidden")
+    desk = Desk(tmp_path, pod, hidden)
+    know(desk.site, pod)
+    picture = desk.site.picture
+    picture.unreadable_pods[hidden.uid] = UnreadablePod(
+        namespace=hidden.facts.namespace, name=hidden.facts.name, resources=frozenset({GPU})
+    )
+    assert refused(await desk.ask("nvidia-0-0")) == "pod-unreadable"
+    picture.unreadable_pods.clear()
+    assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)

@@ -16,7 +16,14 @@ from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices, No
 from hami_common.model.device import DeviceFacts, Link, Profile
 from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryPublisher
 from hami_common.runtime.tasks import background
-from hami_nodeagent.core.health import FaultSeen, HealthRules, ProbeFailed, ProbePassed, Stimulus
+from hami_nodeagent.core.health import (
+    FaultSeen,
+    HealthBook,
+    HealthRules,
+    ProbeFailed,
+    ProbePassed,
+    Stimulus,
+)
 from hami_nodeagent.core.partitions import Owner, Told
 from hami_nodeagent.drivers.errors import DriverMismatch, DriverMissing
 from hami_nodeagent.drivers.partitioner import Instance
@@ -408,3 +415,25 @@ async def test_driver_is_let_go(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     await bench.source.aclose()
     assert bench.driver.closed
+
+
+async def test_device_that_cannot_be_judged_is_unhealthy_and_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = HealthBook.judge
+
+    def judge(self: HealthBook, device: DeviceFacts) -> DeviceFacts:
+        if device.uuid == "nvidia-0":
+            raise RuntimeError("injected")
+        return whole(self, device)
+
+    monkeypatch.setattr(HealthBook, "judge", judge)
+    site = make_site(tmp_path, discovery_s=0.01)
+    source = VendorDevices(site=site, driver=FakeDriver(), on_mismatch=lambda: None)
+    async with background() as group:
+        await group.start(source.discover)
+    assert [(one.uuid, one.healthy) for one in source.facts()] == [
+        ("nvidia-0", False),
+        ("nvidia-1", True),
+    ]
+    assert [entry.key for entry in site.quarantine.entries()] == ["nvidia nvidia-0"]

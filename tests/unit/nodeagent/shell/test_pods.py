@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from hami_common import annotations
-from hami_common.errors import NotFound, Unavailable
+from hami_common.errors import NotFound, Unavailable, WireInvalid
 from hami_common.model.placement import Placement
 from hami_common.ports import WatchEvent
 from hami_common.runtime.tasks import background
@@ -224,3 +224,62 @@ async def test_kubelet_leaves_refused_pods_out_from_version_1_34(
     assert bench.site.picture.view.lists_active_only is active_only
     bench.kube.send.close()
     bench.kube._receive.close()  # noqa: SLF001
+
+
+def unreadable(name: str, uid: str, revision: int, *, asks: bool = True) -> Obj:
+    one = pod(name, uid, revision)
+    return {**one, "spec": {**one["spec"], "containers": GPU if asks else "none"}}
+
+
+async def test_pod_that_cannot_be_read_is_noted_until_it_can_or_is_gone(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    picture = bench.site.picture
+    async with following(bench):
+        bench.kube.tell("ADDED", unreadable("odd", "u1", 1))
+        bench.kube.tell("ADDED", unreadable("harmless", "u2", 2, asks=False))
+        bench.kube.tell("ADDED", pod("web", "u3", 3))
+        await until(lambda: picture.pods.is_alive("u3"))
+        assert set(picture.unreadable_pods) == {"u1"}
+        assert picture.is_unreadable([("default", "odd")], GPU)
+        assert not picture.is_unreadable([("default", "odd")], "example.com/other")
+        assert not picture.is_unreadable([("default", "web")], GPU)
+        entries = {one.key: one for one in bench.site.quarantine.entries()}
+        assert (entries["u1"].kind, entries["u1"].name) == ("pod", "odd")
+        bench.kube.tell("MODIFIED", pod("odd", "u1", 4))
+        await until(lambda: picture.pods.is_alive("u1"))
+        assert picture.unreadable_pods == {}
+        assert bench.site.quarantine.get("pod", "u2") is not None
+        bench.kube.tell("DELETED", unreadable("harmless", "u2", 5, asks=False))
+        await until(lambda: bench.site.quarantine.entries() == [])
+
+
+async def test_known_pod_that_cannot_be_read_any_more_stays_as_it_was_known(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    async with following(bench):
+        bench.kube.tell("ADDED", pod("web", "u1", 1))
+        await until(lambda: bench.site.picture.pods.is_alive("u1"))
+        bench.kube.pods = {
+            "web": unreadable("web", "u1", 2),
+            "odd": unreadable("odd", "u2", 3),
+            "db": pod("db", "u3", 4),
+        }
+        await bench.source.confirm_all()
+        assert {one.uid for one in bench.site.picture.pods if not one.gone} == {"u1", "u3"}
+        assert set(bench.site.picture.unreadable_pods) == {"u2"}
+        with pytest.raises(WireInvalid):
+            await bench.source.confirm(bench.found("u1"))
+        bench.kube.tell("DELETED", unreadable("web", "u1", 5))
+        await until(lambda: bench.found("u1").gone)
+
+
+async def test_watch_that_begins_again_ends_pods_that_went_unseen(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    async with following(bench):
+        bench.kube.tell("ADDED", pod("web", "u1", 1))
+        await until(lambda: bench.site.picture.pods.is_alive("u1"))
+    bench.kube = FakeKube()
+    bench.source._kube = bench.kube  # type: ignore[assignment]  # noqa: SLF001 - as in Bench
+    bench.kube.tell("ADDED", pod("db", "u2", 2))
+    async with following(bench):
+        await until(lambda: bench.found("u1").gone)
+        assert bench.site.picture.pods.is_alive("u2")

@@ -16,6 +16,7 @@ from hami_registry.core.inventory import Inventory
 from hami_registry.core.stranded import SHOWN_PODS, Holding, Stranded, refusal
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.metrics import Metrics
+from tests.support.registry import quarantine
 
 TWICE = DeviceConfig(defaults=Defaults(memory_scaling=2.0))
 
@@ -92,6 +93,7 @@ def test_writer_keeps_what_is_in_force_unless_told_otherwise() -> None:
         metrics=metrics,
         source="/registry/r",
         keep_cordons=False,
+        quarantine=quarantine(),
     )
     with pytest.raises(SettingsInvalid, match="ns/p, ns/q"):
         writer.use_config(DeviceConfig(), held(1500))

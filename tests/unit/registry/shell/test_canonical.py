@@ -17,7 +17,7 @@ from hami_registry.core.inventory import Inventory
 from hami_registry.shell.canonical import CONFIG_DIGEST, CanonicalWriter
 from hami_registry.shell.follow import follow
 from hami_registry.shell.metrics import Metrics
-from tests.support.registry import report, stored, until_stored
+from tests.support.registry import quarantine, report, stored, until_stored
 
 pytestmark = pytest.mark.anyio
 FOUR_SLOTS = DeviceConfig(defaults=Defaults(slots=4))
@@ -31,6 +31,7 @@ class Replica:
         self, bus: MemoryBus, config: DeviceConfig | None = None, *, keep_cordons: bool = False
     ) -> None:
         self.metrics = Metrics(CollectorRegistry())
+        self.quarantine = quarantine()
         self.bucket = MemoryBucket(bus, subjects.DEVICES_BUCKET)
         self.writer = CanonicalWriter(
             inventory=Inventory(config or DeviceConfig()),
@@ -39,10 +40,11 @@ class Replica:
             metrics=self.metrics,
             source="/registry/test",
             keep_cordons=keep_cordons,
+            quarantine=self.quarantine,
         )
 
     async def start(self, group: anyio.abc.TaskGroup, *, resync_s: float = 60.0) -> None:
-        await group.start(follow, self.bucket, (self.writer,), self.metrics)
+        await group.start(follow, self.bucket, (self.writer,), self.metrics, self.quarantine)
         group.start_soon(self._run, resync_s)
 
     async def _run(self, resync_s: float) -> None:

@@ -11,6 +11,7 @@ from hami_common.errors import SettingsInvalid
 from hami_registry.core.device_config import DeviceConfig
 from hami_registry.shell.config_file import ConfigFile
 from hami_registry.shell.metrics import Metrics
+from tests.support.registry import quarantine
 
 
 def config_file(path: Path | str) -> tuple[ConfigFile, Metrics]:
@@ -97,7 +98,7 @@ async def test_refused_change_is_tried_again_until_it_is_taken_or_another_one(
                 await anyio.sleep(0.001)
 
     async with anyio.create_task_group() as group:
-        group.start_soon(lambda: found.watch(use, interval_s=0.001))
+        group.start_soon(lambda: found.watch(use, quarantine(), interval_s=0.001))
         write(path, 2)
         await until(3)
         assert set(offered) == {2}

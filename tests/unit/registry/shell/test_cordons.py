@@ -15,7 +15,7 @@ from hami_registry.core.inventory import Inventory
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.cordons import Cordons, parse_cordon
 from hami_registry.shell.metrics import Metrics
-from tests.support.registry import report
+from tests.support.registry import quarantine, report
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,7 @@ def writer() -> CanonicalWriter:
         metrics=Metrics(CollectorRegistry()),
         source="/registry/test",
         keep_cordons=True,
+        quarantine=quarantine(),
     )
     made.inventory.accept(report("a", "b"))
     return made
@@ -50,31 +51,47 @@ def cordoned(of: CanonicalWriter) -> list[str]:
     return [device.uuid for device in devices if device.cordoned]
 
 
-def test_annotation_comes_changes_and_goes() -> None:
+@pytest.mark.anyio
+async def test_annotation_comes_changes_and_goes() -> None:
     target = writer()
-    cordons = Cordons(target)
-    cordons.take(event("ADDED", "a"))
+    cordons = Cordons(target, quarantine())
+    await cordons.take(event("ADDED", "a"))
     assert cordoned(target) == ["a"]
-    cordons.take(event("MODIFIED", "a,b"))
+    await cordons.take(event("MODIFIED", "a,b"))
     assert cordoned(target) == ["a", "b"]
-    cordons.take(event("MODIFIED"))
+    await cordons.take(event("MODIFIED"))
     assert cordoned(target) == []
-    cordons.take(event("MODIFIED", "b"))
-    cordons.take(event("DELETED"))
+    await cordons.take(event("MODIFIED", "b"))
+    await cordons.take(event("DELETED"))
     assert cordoned(target) == []
 
 
-def test_cordon_of_a_node_that_is_gone_ends_with_the_first_list() -> None:
+@pytest.mark.anyio
+async def test_cordon_of_a_node_that_is_gone_ends_with_the_first_list() -> None:
     target = writer()
     target.cordon("gpu-1", frozenset({"a"}))
-    cordons = Cordons(target)
-    cordons.take(event("ADDED", "x", name="other"))
+    cordons = Cordons(target, quarantine())
+    await cordons.take(event("ADDED", "x", name="other"))
     assert cordoned(target) == ["a"]
-    cordons.take(WatchEvent(type="SYNCED"))
+    await cordons.take(WatchEvent(type="SYNCED"))
     assert cordoned(target) == []
 
 
-def test_node_that_does_not_decode_is_skipped() -> None:
+@pytest.mark.anyio
+async def test_node_that_does_not_decode_is_skipped() -> None:
     target = writer()
-    Cordons(target).take(WatchEvent(type="ADDED", raw=b"{"))
+    await Cordons(target, quarantine()).take(WatchEvent(type="ADDED", raw=b"{"))
     assert cordoned(target) == []
+
+
+@pytest.mark.anyio
+async def test_node_that_cannot_be_read_keeps_its_cordon_and_hides_no_other() -> None:
+    target = writer()
+    target.cordon("gpu-1", frozenset({"a"}))
+    cordons = Cordons(target, quarantine())
+    broken = msgspec.json.encode({"metadata": {"name": "gpu-1", "annotations": "none"}})
+    await cordons.take(WatchEvent(type="ADDED", raw=broken))
+    await cordons.take(event("ADDED", "c", name="gpu-2"))
+    await cordons.take(WatchEvent(type="SYNCED"))
+    assert cordoned(target) == ["a"]
+    assert target.inventory.cordoned_nodes() == ["gpu-1", "gpu-2"]

@@ -10,9 +10,11 @@ from prometheus_client import CollectorRegistry
 from hami_common.errors import Denied, NotFound, Unavailable
 from hami_common.events import codec
 from hami_common.events.decision import AdmissionRecord
+from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.memory import MemoryBus, MemoryPublisher
+from hami_common.runtime.quarantine import Quarantine
 from hami_webhook.shell.events import AdmissionEvents
-from hami_webhook.shell.metrics import Metrics
+from hami_webhook.shell.metrics import KINDS, Metrics
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +36,11 @@ def uid_of(data: bytes) -> str:
 
 def queue(limit: int = 8) -> tuple[AdmissionEvents, Metrics]:
     metrics = Metrics(CollectorRegistry())
-    return AdmissionEvents(source="/webhook/w", limit=limit, metrics=metrics), metrics
+    quarantine = Quarantine(kinds=KINDS, clock=SystemClock(), registry=metrics.registry)
+    events = AdmissionEvents(
+        source="/webhook/w", limit=limit, metrics=metrics, quarantine=quarantine
+    )
+    return events, metrics
 
 
 def dropped(metrics: Metrics, cause: str) -> float | None:

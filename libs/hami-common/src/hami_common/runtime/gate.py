@@ -94,7 +94,7 @@ def _guard(auth: KubeAuth, handler: Handler, rule: Rule) -> Handler:
     async def guarded(request: Request) -> Response | StreamedResponse:
         token = _token(request)
         needed = rule(request)
-        await _judge(auth, token, needed)
+        request.caller = _counted_as(await _judge(auth, token, needed))
         outcome = await handler(request)
         if isinstance(outcome, Response):
             return outcome
@@ -107,7 +107,7 @@ def _guard(auth: KubeAuth, handler: Handler, rule: Rule) -> Handler:
     return guarded
 
 
-async def _judge(auth: KubeAuth, token: str, needed: Sequence[Access]) -> None:
+async def _judge(auth: KubeAuth, token: str, needed: Sequence[Access]) -> Caller:
     caller = await auth.caller(token)
     if caller is None:
         raise Unauthenticated(
@@ -116,6 +116,13 @@ async def _judge(auth: KubeAuth, token: str, needed: Sequence[Access]) -> None:
     for access in needed:
         if not await auth.may(caller, access):
             raise Denied(peer="the cluster", detail=_refusal(caller, access), status=403)
+    return caller
+
+
+def _counted_as(caller: Caller) -> str:
+    """Who limits per caller count for: a namespace makes any number of ServiceAccounts."""
+    account = caller.account
+    return caller.username if account is None else f"system:serviceaccounts:{account[0]}"
 
 
 def _refusal(caller: Caller, access: Access) -> str:

@@ -27,6 +27,7 @@ from hami_common.errors import (
     NotFound,
     RequestInvalid,
     SettingsInvalid,
+    TooManyRequests,
     Unauthenticated,
     Unavailable,
     WireInvalid,
@@ -45,6 +46,7 @@ CODES: tuple[tuple[type[HamiError], int, str], ...] = (
     (Denied, 403, "denied"),
     (NotFound, 404, "not-found"),
     (Conflict, 409, "conflict"),
+    (TooManyRequests, 429, "too-many-requests"),
     (Unavailable, 503, "unavailable"),
 )
 """Status and stable code of each error, the first that fits."""
@@ -55,6 +57,7 @@ class Request:
 
     __slots__ = (
         "body",
+        "caller",
         "headers",
         "method",
         "params",
@@ -88,6 +91,8 @@ class Request:
         """Verified client certificate as ``ssl.SSLSocket.getpeercert`` gives it, or ``None``."""
         self.remote = remote
         """Address of the caller, without port; empty where the transport has none."""
+        self.caller = remote
+        """Who limits per caller count for: behind a gate the user, else the peer's address."""
 
 
 class Response(Struct, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from hami_common.ports import Clock
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 Attempt = Callable[[], Awaitable[None] | None]
 """Handles one version of one object; called again for each retry."""
@@ -241,6 +242,27 @@ class Quarantine:
         """Put an object in quarantine whose attempt the caller made, and tries again, itself."""
         self._fail((kind, key[:PROBLEM_MOST]), None, error, name, 0)
 
+    async def once(
+        self, kind: str, attempt: Attempt, *, passes: tuple[type[Exception], ...] = ()
+    ) -> bool:
+        """Call ``attempt`` for a request that is not repeated; return whether it succeeded.
+
+        A failure is counted and logged and makes no entry: its sender asks again or gives up. For
+        ``passes`` see ``each``.
+        """
+        try:
+            outcome = attempt()
+            if inspect.isawaitable(outcome):
+                await outcome
+        except passes:
+            raise
+        except Exception as error:  # noqa: BLE001 - as in run
+            self._failures.labels(kind=kind).inc()
+            extra = {"kind": kind, "problem": _text(error)}
+            _log.error("request failed", extra=extra, exc_info=error)
+            return False
+        return True
+
     async def _awaited(self, place: tuple[str, str], outcome: Awaitable[None]) -> None:
         self._running[place] = None
         try:
@@ -363,6 +385,24 @@ class Quarantine:
                 name=(known.entry.namespace, known.entry.name),
                 size_bytes=known.size_bytes,
             )
+
+
+def sift(
+    items: Iterable[T], handle: Callable[[T], U]
+) -> tuple[list[tuple[T, U]], list[tuple[T, Exception]]]:
+    """Call ``handle`` for each item; return the items with their results, and those that failed.
+
+    For loops in worker threads, which may not touch a ``Quarantine``: the caller hands the failures
+    to ``Quarantine.failed``.
+    """
+    handled: list[tuple[T, U]] = []
+    failed: list[tuple[T, Exception]] = []
+    for item in items:
+        try:
+            handled.append((item, handle(item)))
+        except Exception as error:  # noqa: BLE001 - as in run
+            failed.append((item, error))
+    return handled, failed
 
 
 def _key_of(item: T, key: Callable[[T], str]) -> str:

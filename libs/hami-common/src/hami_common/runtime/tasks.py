@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 
 
 @asynccontextmanager
@@ -35,6 +35,18 @@ def finish_within(limit_s: float) -> Iterator[anyio.CancelScope]:
     """Shield clean-up that awaits from cancellation, for at most ``limit_s``."""
     with anyio.move_on_after(limit_s, shield=True) as scope:
         yield scope
+
+
+class StartedOnce:
+    """The status of a task whose loop is restarted: only the first ``started`` is reported."""
+
+    def __init__(self, status: TaskStatus[None]) -> None:
+        self._status = status
+
+    def started(self, value: None = None) -> None:
+        """Report that the task has started, the first time."""
+        status, self._status = self._status, anyio.TASK_STATUS_IGNORED
+        status.started(value)
 
 
 class Backoff:

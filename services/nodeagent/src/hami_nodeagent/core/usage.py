@@ -182,11 +182,13 @@ def containers_of(
     *,
     now_ns: int,
 ) -> tuple[ContainerRow, ...]:
-    """One row per container; ``now_ns`` by CLOCK_MONOTONIC, as the regions."""
+    """One row per container; ``now_ns`` by CLOCK_MONOTONIC, as the regions.
+
+    Containers that are over are forgotten by ``Counters.keep_only``.
+    """
     first: dict[ContainerKey, Holder] = {}
     for holder in holders:
         first.setdefault((holder.pod_uid, holder.container), holder)
-    counters.keep_only(frozenset(first))
     rows = []
     for key, holder in first.items():
         region = region_by_container.get(key)

@@ -294,11 +294,15 @@ class Allocator:
             listing = await self._list(patience.until_s)
             decision, confirmed = await self._decide(listing, requests, patience.until_s)
             if isinstance(decision, tuple):
+                decision = self._doubt(decision, listing, requests) or decision
+            if isinstance(decision, tuple):
                 if self.states is not None:
                     left_s = min(_READ_STATE_S, max(0.05, patience.left_s()))
                     await self.states.read_one(decision[0].pod.uid, timeout_s=left_s)
                 # From here to the entry nothing is awaited.
                 decision = decide_all(self._picture.view, listing, requests, confirmed)
+            if isinstance(decision, tuple):
+                decision = self._doubt(decision, listing, requests) or decision
             if isinstance(decision, tuple):
                 lack = self._lacking(decision, requests)
                 if not lack:
@@ -312,6 +316,26 @@ class Allocator:
             if not await self._news(changed, patience.until_s):
                 return Refuse(code=decision.code, text=decision.text)
             self._metrics.waits.labels(code=decision.code).inc()
+
+    def _doubt(
+        self,
+        claims: Sequence[Claim],
+        listing: Sequence[ListedPod] | None,
+        requests: Sequence[Request],
+    ) -> Wait | None:
+        """Return why the claims may be wrong: something that counts for them cannot be read."""
+        names = {(one.namespace, one.name) for one in listing or ()}
+        for request in requests:
+            if text := self._picture.is_unreadable(names, request.resource):
+                return Wait(code=Code.POD_UNREADABLE, text=text)
+        for claim in claims:
+            if text := self._picture.unreadable_of(claim.pod.uid):
+                return Wait(
+                    code=Code.LEDGER_UNREADABLE,
+                    text=f"pod {claim.pod.title}: {text}",
+                    record_of=claim.pod.uid,
+                )
+        return None
 
     async def _read_record(self, uid: str) -> None:
         if self.records is not None:
@@ -329,7 +353,7 @@ class Allocator:
         """Decide on one list, reading what the decision asks to have confirmed."""
         confirmed = Confirmed()
         decision = decide_all(self._picture.view, listing, requests, confirmed)
-        for _ in range(_ROUNDS):
+        for _ in range(_ROUNDS):  # rounds of one call of kubelet, whose top isolates it
             if not isinstance(decision, Wait) or not (decision.confirm or decision.confirm_all):
                 break
             try:

@@ -8,6 +8,7 @@ question that is not known is left without an answer, and the asker's time runs 
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
@@ -15,6 +16,7 @@ import anyio.to_thread
 from hami_common import subjects
 from hami_common.events.asking import CheckAnswer, Finding, ShareNow, UsageAnswer
 from hami_common.events.codec import encode
+from hami_common.limits import DeviceLimit
 from hami_common.runtime.natsio import Bus
 from hami_nodeagent.core.holders import LIMITED_VENDORS
 from hami_nodeagent.core.usage import ContainerKey, Row
@@ -25,6 +27,10 @@ from hami_nodeagent.shell.usage import UsageWatch
 MIB_SHIFT = 20
 
 _log = logging.getLogger(__name__)
+
+
+async def _answer(bus: Bus, reply: str, answer: Callable[[], Awaitable[bytes]]) -> None:
+    await bus.publish(reply, await answer())
 
 
 class Answers:
@@ -58,7 +64,9 @@ class Answers:
                 if answer is None or not question.reply:
                     _log.debug("question not known", extra={"subject": question.subject})
                     continue
-                await bus.publish(question.reply, await answer())
+                await self._site.quarantine.once(
+                    "question", partial(_answer, bus, question.reply, answer)
+                )
 
     async def usage(self) -> bytes:
         """Every share of the node with what is used of it."""
@@ -73,30 +81,45 @@ class Answers:
                 key = (holder.pod_uid, holder.container)
                 paths[key] = limits_path(pods_dir, agent_file, pod, holder.container)
         files = await anyio.to_thread.run_sync(read_all, list(paths.items()))
-        shares = []
+        shares: list[ShareNow] = []
         for row in rows:
-            limit = files.get((row.holder.pod_uid, row.holder.container), {}).get(row.holder.uuid)
-            shares.append(
-                ShareNow(
-                    namespace=row.holder.namespace,
-                    pod=row.holder.pod,
-                    pod_uid=row.holder.pod_uid,
-                    container=row.holder.container,
-                    vendor=row.holder.vendor,
-                    uuid=row.holder.uuid,
-                    memory_mib=row.holder.limit_mib,
-                    core_pct=row.holder.core_pct,
-                    used_mib=-(-row.used_bytes >> MIB_SHIFT),
-                    used_core_pct=row.core_pct,
-                    is_whole=row.holder.is_whole,
-                    is_held=self._is_held(row),
-                    is_over=row.is_over,
-                    file_mib=None if limit is None else limit.memory_mib,
-                    file_core_pct=None if limit is None else limit.core_pct,
-                )
+            holder = row.holder
+            self._site.quarantine.call(
+                "share",
+                f"{holder.pod_uid}/{holder.container}/{holder.uuid}",
+                partial(self._add_share, shares, row, files),
+                name=(holder.namespace, holder.pod),
             )
         return encode(
             UsageAnswer(node=self._site.node, time_s=self._site.clock.now_s(), shares=tuple(shares))
+        )
+
+    def _add_share(
+        self,
+        shares: list[ShareNow],
+        row: Row,
+        files: Mapping[ContainerKey, Mapping[str, DeviceLimit]],
+    ) -> None:
+        shares.append(self._share(row, files))
+
+    def _share(self, row: Row, files: Mapping[ContainerKey, Mapping[str, DeviceLimit]]) -> ShareNow:
+        limit = files.get((row.holder.pod_uid, row.holder.container), {}).get(row.holder.uuid)
+        return ShareNow(
+            namespace=row.holder.namespace,
+            pod=row.holder.pod,
+            pod_uid=row.holder.pod_uid,
+            container=row.holder.container,
+            vendor=row.holder.vendor,
+            uuid=row.holder.uuid,
+            memory_mib=row.holder.limit_mib,
+            core_pct=row.holder.core_pct,
+            used_mib=-(-row.used_bytes >> MIB_SHIFT),
+            used_core_pct=row.core_pct,
+            is_whole=row.holder.is_whole,
+            is_held=self._is_held(row),
+            is_over=row.is_over,
+            file_mib=None if limit is None else limit.memory_mib,
+            file_core_pct=None if limit is None else limit.core_pct,
         )
 
     def _is_held(self, row: Row) -> bool:

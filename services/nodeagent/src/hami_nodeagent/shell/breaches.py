@@ -10,6 +10,7 @@ and grace periods hold, names the pod by uid, and is asked for again until it is
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from hami_common import subjects
 from hami_common.apipath import api_path
@@ -42,7 +43,7 @@ class BreachTeller:
         self._site = site
         self._events = events
         self._kube = kube
-        self._outbox = Outbox(publisher)
+        self._outbox = Outbox(publisher, site.quarantine)
         self._to_evict: dict[str, PodFacts] = {}
         self._chosen: frozenset[str] = frozenset()
         """Pods that were in ``_to_evict`` before the last requests."""
@@ -68,7 +69,13 @@ class BreachTeller:
     async def tell(self, outcome: Outcome, vendor: str) -> None:
         """Tell what is to be told; peers that are away are tried again at the next look."""
         for breach in outcome.tell:
-            await self._tell(breach, vendor, is_new=breach in outcome.new)
+            pod = self.pod_of(breach)
+            await self._site.quarantine.run(
+                "breach",
+                f"{breach.pod_uid}/{breach.container}/{breach.uuid}/{breach.kind}",
+                partial(self._tell, breach, vendor, is_new=breach in outcome.new),
+                name=(pod.namespace, pod.name) if pod is not None else ("", ""),
+            )
         for breach in outcome.ended:
             extra = {"pod_uid": breach.pod_uid, "kind": breach.kind, "device": breach.uuid}
             _log.info("breach ended", extra=extra)
@@ -161,22 +168,30 @@ class BreachTeller:
         if kube is None:
             return
         for pod in list(self._to_evict.values()):
-            try:
-                await kube.create(
-                    api_path(
-                        "api", "v1", "namespaces", pod.namespace, "pods", pod.name, "eviction"
-                    ),
-                    _eviction(pod),
-                )
-            except NotFound:
-                _log.info("pod to evict is gone", extra={"pod": pod.title})
-            except HamiError as error:
-                _log.warning("not evicted", extra={"pod": pod.title, "problem": str(error)})
-                continue
-            else:
-                self._site.metrics.evictions.inc()
-                _log.warning("evicted", extra={"pod": pod.title})
-            del self._to_evict[pod.uid]
+            # Asked for at each look, until the breach ends.
+            await self._site.quarantine.run(
+                "eviction",
+                pod.uid,
+                partial(self._evict_one, kube, pod),
+                name=(pod.namespace, pod.name),
+                is_retried=False,
+            )
+
+    async def _evict_one(self, kube: KubeApi, pod: PodFacts) -> None:
+        try:
+            await kube.create(
+                api_path("api", "v1", "namespaces", pod.namespace, "pods", pod.name, "eviction"),
+                _eviction(pod),
+            )
+        except NotFound:
+            _log.info("pod to evict is gone", extra={"pod": pod.title})
+        except HamiError as error:
+            _log.warning("not evicted", extra={"pod": pod.title, "problem": str(error)})
+            return
+        else:
+            self._site.metrics.evictions.inc()
+            _log.warning("evicted", extra={"pod": pod.title})
+        del self._to_evict[pod.uid]
 
 
 def _eviction(pod: PodFacts) -> bytes:

@@ -10,6 +10,7 @@ place where slow changes are noticed: trusted keys, and kubelet's version.
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import anyio.to_thread
 from anyio.lowlevel import checkpoint
@@ -68,25 +69,44 @@ class SelfCheck:
             await self._site.clock.sleep(self._site.settings.check_s)
 
     async def check(self) -> None:
-        """Check once. Peers that do not answer are asked again next time."""
-        if await anyio.to_thread.run_sync(self._keys.reload_if_changed):
-            self._pods.judge_again()
-        await self._learn_version()
+        """Check once. Peers that do not answer are asked again next time.
+
+        A part of the check that fails is put in quarantine, and the others are done all the same.
+        """
+        await self._part("keys", self._check_keys)
+        await self._part("version", self._learn_version)
         try:
             listing = await self._kubelet.list()
         except Unavailable as error:
             _log.debug("grants not checked", extra={"problem": str(error)})
             return
+        await self._part("grants", partial(self._check_grants, listing))
+        await self._part("pods-over", partial(self._check_over, listing))
+        await self._part("memory", self._tidy)
+        await self._part("limits-files", self._tidy_limits)
+        await self._part("partitions", self._tidy_more)
+        await self._part("library", self._limiter.collect)
+
+    async def _part(self, name: str, part: Callable[[], Awaitable[None]]) -> None:
+        await self._site.quarantine.run("check", name, part, is_retried=False)
+
+    async def _check_keys(self) -> None:
+        if await anyio.to_thread.run_sync(self._keys.reload_if_changed):
+            self._pods.judge_again()
+
+    async def _check_grants(self, listing: Sequence[ListedPod]) -> None:
         comparison = self._compare(listing)
         if comparison.mismatches:
             await self._fail(comparison)
         self._site.metrics.unconfirmed.set(len(comparison.unconfirmed))
-        adopted = self._adopt(comparison.unknown)
-        dropped = self._drop(listing)
-        if adopted or dropped:
+        if self._adopt(comparison.unknown):
             await self._save()
             self._picture.note_change()
-        await self._tidy()
+
+    async def _check_over(self, listing: Sequence[ListedPod]) -> None:
+        if self._drop(listing):
+            await self._save()
+            self._picture.note_change()
 
     async def _learn_version(self) -> None:
         """Read kubelet's version for each of its runs, a few times: it is written late."""
@@ -153,17 +173,24 @@ class SelfCheck:
                 self._picture.note_change()
 
     def _adopt(self, unknown: Sequence[Shown]) -> bool:
-        adopted = False
+        adopted: list[Grant] = []
         for shown in unknown:
-            grant = self._grant_for(shown, self._picture.pods.find(shown.pod_uid))
-            if grant is not None:
-                self._picture.grants.add(grant)
-                adopted = True
-                _log.warning(
-                    "grant learnt from kubelet",
-                    extra={"pod": f"{grant.namespace}/{grant.pod}", "container": grant.container},
-                )
-        return adopted
+            self._site.quarantine.call(
+                "grant",
+                f"{shown.pod_uid}/{shown.container}",
+                partial(self._adopt_one, shown, adopted),
+            )
+        return bool(adopted)
+
+    def _adopt_one(self, shown: Shown, adopted: list[Grant]) -> None:
+        grant = self._grant_for(shown, self._picture.pods.find(shown.pod_uid))
+        if grant is not None:
+            self._picture.grants.add(grant)
+            adopted.append(grant)
+            _log.warning(
+                "grant learnt from kubelet",
+                extra={"pod": f"{grant.namespace}/{grant.pod}", "container": grant.container},
+            )
 
     def _grant_for(self, shown: Shown, pod: PodFacts | None) -> Grant | None:
         entry = self._picture.entries_by_uid.get(shown.pod_uid)
@@ -223,12 +250,15 @@ class SelfCheck:
                 del picture.entries_by_uid[uid]
                 picture.states_by_uid.pop(uid, None)
                 picture.failures_by_uid.pop(uid, None)
+                for what in ("record", "state"):
+                    picture.note_unreadable(uid, what, "")
+
+    async def _tidy_limits(self) -> None:
         # A grant is entered before its limits are written, so asking late cannot miss a new one.
+        picture = self._picture
         await anyio.to_thread.run_sync(
             self._site.checkpoint.remove_limits, lambda uid: bool(picture.grants.of_pod(uid))
         )
-        await self._tidy_more()
-        await self._limiter.collect()
 
     async def _save(self) -> None:
         try:

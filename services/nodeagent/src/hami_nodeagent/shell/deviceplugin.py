@@ -8,6 +8,7 @@ wrong is logged and answered with INTERNAL.
 
 import logging
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -68,6 +69,7 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         self._tracing = tracing
         self._clock = site.clock
         self._metrics = site.metrics
+        self._quarantine = site.quarantine
         self._metrics.begin(resource)
         self._numa_topology = site.settings.numa_topology
 
@@ -93,11 +95,13 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
         try:
             while True:
                 changed = self._picture.changed
-                splits = self._picture.splits(self.vendor, self.resource)
-                if splits != sent:
-                    sent = splits
-                    self._count(splits)
-                    yield self._devices(splits)
+                found: list[Splits] = []
+                # A list that cannot be made leaves kubelet with the last one.
+                self._quarantine.call("plugin", f"{self.resource} list", partial(self._look, found))
+                if found and found[0] != sent:
+                    sent = found[0]
+                    self._count(sent)
+                    yield self._devices(sent)
                 await changed.wait()
         finally:
             self.stream_count -= 1
@@ -105,6 +109,9 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
             self._picture.note_served(
                 self.vendor, served=self.stream_count > 0, resource=self.resource
             )
+
+    def _look(self, found: list[Splits]) -> None:
+        found.append(self._picture.splits(self.vendor, self.resource))
 
     async def GetPreferredAllocation(  # noqa: N802 - the protocol's name
         self,

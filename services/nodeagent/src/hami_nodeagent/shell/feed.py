@@ -8,6 +8,8 @@ and whoever tells it all records again may be away.
 """
 
 import logging
+from functools import partial
+from typing import Final
 
 import anyio
 from anyio.abc import TaskStatus
@@ -22,6 +24,9 @@ from hami_common.runtime.natsio.deadletters import UNDECODABLE, DeadLetter, put_
 from hami_nodeagent.core.claims import Entry
 from hami_nodeagent.shell.site import Site
 
+KIND: Final = "record"
+"""Kind of a ledger record in quarantine, and what cannot be read then."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -35,9 +40,14 @@ class LedgerFeed:
         self._picture = site.picture
         self._publisher = publisher
         self._metrics = site.metrics
+        self._quarantine = site.quarantine
 
     async def follow(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Follow for ever; started once everything stored so far is in."""
+        """Follow for ever; started once everything stored so far is in.
+
+        A record that cannot be taken is retried, and until a newer one of its pod is taken kubelet
+        is refused for the pod: the ledger may have released its share.
+        """
         async with self._feed.watch() as items:
             async for item in items:
                 if isinstance(item, Synced):
@@ -49,9 +59,30 @@ class LedgerFeed:
                     _log.warning("the ledger was replaced, its records are dropped")
                     self._picture.ledger_known = False
                     self._picture.entries_by_uid.clear()
+                    self._forget_all()
                 else:
-                    await self._take(item)
+                    await self._isolated(item)
                 self._picture.note_change()
+
+    def _forget_all(self) -> None:
+        """Release what was in quarantine of a ledger that is no more."""
+        for entry in self._quarantine.entries():
+            if entry.kind == KIND:
+                self._quarantine.forget(KIND, entry.key)
+        for uid, what in list(self._picture.unreadable_by_uid):
+            if what == KIND:
+                self._picture.note_unreadable(uid, KIND, "")
+
+    async def _isolated(self, stored: Stored) -> None:
+        self._metrics.records.inc()
+        is_taken = await self._quarantine.run(
+            KIND, stored.key, partial(self._take, stored), size_bytes=len(stored.value)
+        )
+        known = self._quarantine.get(KIND, stored.key)
+        if not is_taken:
+            problem = known.problem if known is not None else "see the agent's log"
+            self._picture.note_unreadable(_uid_of(stored.key), KIND, problem)
+            await self._put_away_undecodable(stored)
 
     async def read_one(self, uid: str, *, timeout_s: float) -> None:
         """Read the newest record of one pod; leaves what is known when the bus does not answer."""
@@ -63,21 +94,11 @@ class LedgerFeed:
             except HamiError as error:  # what does not decode is told when the feed brings it
                 _log.debug("record not read", extra={"problem": str(error)})
 
-    async def _take(self, stored: Stored) -> None:
-        self._metrics.records.inc()
-        try:
-            record = _record(stored)
-        except WireInvalid as error:
-            self._metrics.undecodable.labels(what="ledger record").inc()
-            _log.error(
-                "ledger record not understood",
-                extra={"problem": str(error), "revision": stored.revision},
-            )
-            await self._put_away(stored, error)
-            return
-        self._enter(stored, record)
+    def _take(self, stored: Stored) -> None:
+        self._enter(stored, _record(stored))
 
     def _enter(self, stored: Stored, record: AllocationRecord) -> None:
+        self._picture.note_unreadable(record.pod_uid, KIND, "")
         known = self._picture.entries_by_uid.get(record.pod_uid)
         if known is None or known.sequence < stored.revision:
             self._picture.entries_by_uid[record.pod_uid] = Entry(
@@ -86,6 +107,14 @@ class LedgerFeed:
                 traceparent=stored.headers.get("traceparent", ""),
             )
             self._picture.note_change()
+
+    async def _put_away_undecodable(self, stored: Stored) -> None:
+        """Store a dead letter of a record that does not decode, once."""
+        try:
+            _record(stored)
+        except WireInvalid as error:
+            self._metrics.undecodable.labels(what="ledger record").inc()
+            await self._put_away(stored, error)
 
     async def _put_away(self, stored: Stored, error: WireInvalid) -> None:
         letter = DeadLetter(
@@ -103,6 +132,14 @@ class LedgerFeed:
         except HamiError as failure:
             # The record stays in the ledger; the log and the metric have told.
             _log.warning("dead letter not stored", extra={"problem": str(failure)})
+
+
+def _uid_of(key: str) -> str:
+    """Uid of the pod whose record has this key; empty when it is none of ours."""
+    try:
+        return subjects.parse_allocation_key(key)[1]
+    except WireInvalid:
+        return ""
 
 
 def _record(stored: Stored) -> AllocationRecord:

@@ -7,6 +7,7 @@ plugins, the C library. What cannot be read is told as such, never taken for goo
 as long as reads of small files take, so they run in a thread.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ import anyio.to_thread
 from hami_common import documents
 from hami_common.errors import SettingsInvalid
 from hami_common.events.asking import Finding, Verdict
+from hami_common.runtime.quarantine import sift
 from hami_nodeagent.settings import Settings
 from hami_nodeagent.shell.site import Site
 
@@ -55,6 +57,8 @@ _KIND = re.compile(r"""^[\s{]*["']?kind["']?\s*:\s*["']?([^\s"',]+)""", re.MULTI
 _ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
+_log = logging.getLogger(__name__)
+
 
 class HostCheck:
     """The checks of one node."""
@@ -71,16 +75,24 @@ class HostCheck:
 
     async def check(self) -> tuple[Finding, ...]:
         """Every finding of this node."""
-        return tuple(await anyio.to_thread.run_sync(lambda: list(self.findings())))
+        findings = [found for _, found in await anyio.to_thread.run_sync(self._look)]
+        return tuple(findings)
 
     def findings(self) -> Iterator[Finding]:
         """The same, one after the other."""
+        return (found for _, found in self._look())
+
+    def _look(self) -> list[tuple[Callable[[], Finding], Finding]]:
         looks: list[Callable[[], Finding]] = [self.kubelet, self.second_plugin]
         if NVIDIA in self._resources.values():
             looks += [self.driver, self.runtime_handler, self.toolkit, self.cdi]
         looks.append(self.glibc)
-        for look in looks:
-            yield look()
+        handled, failed = sift(looks, lambda look: look())
+        for look, error in failed:
+            _log.error("check failed", extra={"check": look.__name__}, exc_info=error)
+            text = f"the check failed: {type(error).__name__}"
+            handled.append((look, self._say(look.__name__, "FAIL", text, "see the agent's log")))
+        return handled
 
     def _say(self, check: str, verdict: Verdict, text: str, fix: str = "") -> Finding:
         return Finding(check=check, verdict=verdict, text=text, fix=fix, node=self._site.node)

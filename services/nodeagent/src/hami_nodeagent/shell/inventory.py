@@ -16,6 +16,7 @@ library, which only a new process can load.
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 
 import anyio
@@ -25,7 +26,7 @@ from msgspec.structs import replace
 
 from hami_common import grants, subjects
 from hami_common.bounds import NAME_MOST, TEXT_MOST
-from hami_common.errors import HamiError, Unavailable, WireInvalid
+from hami_common.errors import HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.events.codec import decode_on, encode, event_headers
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices, NodeReport
 from hami_common.model.device import DeviceFacts, Link
@@ -48,6 +49,7 @@ from hami_nodeagent.drivers.rules import within_bounds
 from hami_nodeagent.shell.site import Site
 
 _FAULTS_LIMIT_S = 5.0
+_UNJUDGED = "its health cannot be judged, see the agent's log"
 _AWAIT_ANSWER_S = 0.25
 REPORT_BYTES = grants.REPORT_MAX_BYTES - grants.HEADER_BYTES
 """Largest report; the rest is left to its headers."""
@@ -85,6 +87,9 @@ class VendorDevices:
         self._settings = site.settings
         self._clock = site.clock
         self._metrics = site.metrics
+        self._quarantine = site.quarantine
+        self._is_listed = False
+        """The last discovery listed the devices."""
         self._on_mismatch = on_mismatch
         self._was_up = False
         self._changed = anyio.Event()
@@ -102,28 +107,47 @@ class VendorDevices:
 
     def facts(self) -> tuple[DeviceFacts, ...]:
         """All devices with the verdict on their health."""
-        return tuple(self._book.judge(device) for device in self.devices)
+        judged: list[DeviceFacts] = []
+        for device in self.devices:
+            is_judged = self._quarantine.call(
+                "device",
+                f"{self.vendor} {device.uuid}",
+                partial(self._judge_one, device, judged),
+            )
+            if not is_judged:
+                judged.append(replace(device, healthy=False, health_reason=_UNJUDGED))
+        return tuple(judged)
+
+    def _judge_one(self, device: DeviceFacts, judged: list[DeviceFacts]) -> None:
+        judged.append(self._book.judge(device))
 
     async def discover(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Ask for devices for ever; started after the first answer, whatever it was."""
         while True:
-            wait_s = self._settings.discovery_s
             self._wanted = anyio.Event()
-            try:
-                inventory = await self._driver.discover()
-            except DriverError as error:
+            is_done = await self._quarantine.run(
+                "driver", f"{self.vendor} discovery", self._discover, is_retried=False
+            )
+            wait_s = self._settings.discovery_s
+            if not is_done or not self._is_listed:
                 wait_s = self._settings.discovery_retry_s
-                self._take_failure(error)
-            except Exception as error:  # noqa: BLE001 - the loop's top: a driver's bug
-                wait_s = self._settings.discovery_retry_s
-                _log.exception("discovery failed", extra={"vendor": self.vendor})
-                self._take_failure(error)
-            else:
-                self._take(inventory)
             task_status.started()
             task_status = anyio.TASK_STATUS_IGNORED
             with anyio.move_on_after(wait_s):
                 await self._wanted.wait()
+
+    async def _discover(self) -> None:
+        self._is_listed = False
+        try:
+            inventory = await self._driver.discover()
+        except DriverError as error:
+            self._take_failure(error)
+        except Exception as error:
+            self._take_failure(error)
+            raise
+        else:
+            self._take(inventory)
+            self._is_listed = True
 
     async def probe(self) -> None:
         """Probe the devices for ever."""
@@ -150,19 +174,21 @@ class VendorDevices:
         return await self._driver.wait_faults(_FAULTS_LIMIT_S)
 
     async def _ask(self, doing: str, call: Callable[[], Awaitable[tuple[Stimulus, ...]]]) -> None:
-        try:
-            stimuli = await call()
-        except DriverError as error:
-            _log.warning(
-                "driver does not answer",
-                extra={"vendor": self.vendor, "doing": doing, "problem": str(error)},
-            )
+        async def ask() -> None:
+            try:
+                stimuli = await call()
+            except DriverError as error:
+                _log.warning(
+                    "driver does not answer",
+                    extra={"vendor": self.vendor, "doing": doing, "problem": str(error)},
+                )
+                await self._clock.sleep(1.0)
+            else:
+                self._handle(stimuli)
+
+        key = f"{self.vendor} {doing}"
+        if not await self._quarantine.run("driver", key, ask, is_retried=False):
             await self._clock.sleep(1.0)
-        except Exception:  # noqa: BLE001 - the loop's top: a driver's bug
-            _log.exception("driver failed", extra={"vendor": self.vendor, "doing": doing})
-            await self._clock.sleep(1.0)
-        else:
-            self._handle(stimuli)
 
     def _take(self, inventory: Inventory) -> None:
         problem = "; ".join(inventory.problems)
@@ -198,11 +224,14 @@ class VendorDevices:
 
     def _handle(self, stimuli: tuple[Stimulus, ...]) -> None:
         now_s = self._clock.monotonic_s()
-        changes = [
-            change for one in stimuli for change in self._book.handle(self._located(one), now_s)
-        ]
+        changes: list[HealthChanged] = []
+        for one in stimuli:
+            self._quarantine.call(
+                "device",
+                f"{self.vendor} {getattr(one, 'uuid', 'all')}",
+                partial(self._handle_one, one, changes, now_s),
+            )
         for change in changes:
-            self._note_part(change)
             self._metrics.faults.labels(
                 vendor=self.vendor, healthy=str(change.usable).lower()
             ).inc()
@@ -231,6 +260,11 @@ class VendorDevices:
         if changes:
             self.changes.extend(change for change in changes if change.part is None)
             self._note_change()
+
+    def _handle_one(self, stimulus: Stimulus, changes: list[HealthChanged], now_s: float) -> None:
+        for change in self._book.handle(self._located(stimulus), now_s):
+            changes.append(change)
+            self._note_part(change)
 
     def _located(self, stimulus: Stimulus) -> Stimulus:
         """The stimulus as it came; a fault of a partition that is not known is the device's."""
@@ -303,7 +337,13 @@ class Reporter:
             changed = self._source.changed
             await self._publish_faults()
             generation = self._generation()
-            report = self._report()
+            made: list[NodeReport] = []
+            if not self._site.quarantine.call(
+                "report", self._source.vendor, partial(self._make_report, made)
+            ):
+                await backoff.wait()
+                continue
+            report = made[0]
             insists_s = stored_s + INSIST_RETRIES * self._settings.report_retry_s
             insists = self.is_overruled and self._clock.monotonic_s() >= insists_s
             if report != stored or generation != stored_generation or insists:
@@ -326,8 +366,14 @@ class Reporter:
         """Read the registry's view of the devices, for ever."""
         while True:
             try:
-                await self._read_canonical()
-            except HamiError as error:
+                await self._site.quarantine.run(
+                    "canonical-devices",
+                    self._source.vendor,
+                    self._read_canonical,
+                    passes=(Unavailable, NotFound),
+                    is_retried=False,
+                )
+            except (Unavailable, NotFound) as error:
                 _log.debug("canonical devices not read", extra={"problem": str(error)})
             awaited = self._answered_seq < self._reported_seq
             wait_s = self._settings.devices_poll_s
@@ -389,35 +435,45 @@ class Reporter:
             },
         )
 
+    def _make_report(self, made: list[NodeReport]) -> None:
+        made.append(self._report())
+
     async def _publish_faults(self) -> None:
         while self._source.changes:
             change = self._source.changes.pop(0)
-            fault = DeviceFault(
-                node=self._picture.node,
-                vendor=self._source.vendor,
-                uuid=change.uuid,
-                boot_id=self._sequence.boot_id,
-                seq=self._sequence.next(),
-                time_s=self._clock.now_s(),
-                healthy=change.usable,
-                reason=change.reason,
-            )
-            await self._publisher.publish(
-                subjects.fault(self._picture.node),
-                encode(fault),
-                headers=self._headers("device.fault", fault.time_s),
-            )
-            uids = [grant.pod_uid for grant in self._picture.grants if change.uuid in grant.uuids]
-            await self._tell_pods(change, uids, f"device {change.uuid}")
+            # Told again by the next report, whatever becomes of this.
+            await self._site.quarantine.once("fault", partial(self._publish_fault, change))
         while self._source.changes_of_parts:
-            change, part = self._source.changes_of_parts.pop(0)
-            carried = self._picture.partitions.carried.items()
-            uids = [
-                owner.pod_uid
-                for owner, one in carried
-                if (one.uuid, one.instance_id) == (part.uuid, part.instance_id)
-            ]
-            await self._tell_pods(change, uids, f"partition {part.instance_id} of {part.uuid}")
+            of_part = self._source.changes_of_parts.pop(0)
+            await self._site.quarantine.once("fault", partial(self._tell_of_part, *of_part))
+
+    async def _publish_fault(self, change: HealthChanged) -> None:
+        fault = DeviceFault(
+            node=self._picture.node,
+            vendor=self._source.vendor,
+            uuid=change.uuid,
+            boot_id=self._sequence.boot_id,
+            seq=self._sequence.next(),
+            time_s=self._clock.now_s(),
+            healthy=change.usable,
+            reason=change.reason,
+        )
+        await self._publisher.publish(
+            subjects.fault(self._picture.node),
+            encode(fault),
+            headers=self._headers("device.fault", fault.time_s),
+        )
+        uids = [grant.pod_uid for grant in self._picture.grants if change.uuid in grant.uuids]
+        await self._tell_pods(change, uids, f"device {change.uuid}")
+
+    async def _tell_of_part(self, change: HealthChanged, part: Instance) -> None:
+        carried = self._picture.partitions.carried.items()
+        uids = [
+            owner.pod_uid
+            for owner, one in carried
+            if (one.uuid, one.instance_id) == (part.uuid, part.instance_id)
+        ]
+        await self._tell_pods(change, uids, f"partition {part.instance_id} of {part.uuid}")
 
     async def _tell_pods(self, change: HealthChanged, uids: Sequence[str], what: str) -> None:
         recorder = self._events()
@@ -441,10 +497,9 @@ class Reporter:
         try:
             subject = subjects.kv_subject(subjects.DEVICES_BUCKET, key)
             canonical = decode_on(subject, entry.value, NodeDevices)
-        except WireInvalid as error:
+        except WireInvalid:
             self._metrics.undecodable.labels(what="canonical devices").inc()
-            _log.error("canonical devices not understood", extra={"problem": str(error)})
-            return
+            raise
         self.is_overruled = canonical.boot_id != self._sequence.boot_id
         if not self.is_overruled:
             self._answered_seq = max(self._answered_seq, canonical.seq)

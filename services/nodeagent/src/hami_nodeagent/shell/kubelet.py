@@ -18,6 +18,7 @@ Outside document: k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1. Seconds througho
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -93,6 +94,7 @@ class PluginKeeper:
         self._pod_resources = pod_resources
         self._clock = site.clock
         self._metrics = site.metrics
+        self._quarantine = site.quarantine
         self._poll_s = site.settings.kubelet_poll_s
         self.registered_count = 0
 
@@ -100,28 +102,38 @@ class PluginKeeper:
         """Serve kubelet for ever."""
         backoff = Backoff(first_s=self._poll_s, most_s=10.0)
         while True:
-            await self._wait_devices()
-            run = await self._wait_kubelet()
-            self._meet(run)
-            try:
-                async with self._served() as is_known:
-                    if is_known:
-                        self._count("kept")
-                    else:
-                        await self._register()
-                    backoff.reset()
-                    reason = await self._watch(run)
-                _log.info(
-                    "registering anew", extra={"resource": self._plugin.resource, "reason": reason}
-                )
-            except HamiError as error:
-                outcome = "foreign" if isinstance(error, Denied) else "failed"
-                self._count(outcome)
-                _log.warning(
-                    "not registered with kubelet",
-                    extra={"resource": self._plugin.resource, "problem": str(error)},
-                )
+            cycle = partial(self._cycle, backoff)
+            if not await self._quarantine.run(
+                "plugin", self._plugin.resource, cycle, is_retried=False
+            ):
+                self._count("failed")
                 await backoff.wait()
+
+    async def _cycle(self, backoff: Backoff) -> None:
+        """Serve, register and watch once; errors of kubelet are waited for here."""
+        await self._wait_devices()
+        run = await self._wait_kubelet()
+        self._meet(run)
+        try:
+            async with self._served() as is_known:
+                if is_known:
+                    self._count("kept")
+                else:
+                    await self._register()
+                backoff.reset()
+                self._quarantine.forget("plugin", self._plugin.resource)
+                reason = await self._watch(run)
+            _log.info(
+                "registering anew", extra={"resource": self._plugin.resource, "reason": reason}
+            )
+        except HamiError as error:
+            outcome = "foreign" if isinstance(error, Denied) else "failed"
+            self._count(outcome)
+            _log.warning(
+                "not registered with kubelet",
+                extra={"resource": self._plugin.resource, "problem": str(error)},
+            )
+            await backoff.wait()
 
     async def _wait_devices(self) -> None:
         """A resource without any id is not registered: the node may belong to another plugin."""

@@ -8,6 +8,36 @@ from hami_nodeagent.core.claims import Code
 _LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5)
 
 
+KINDS = (
+    "allocation",
+    "breach",
+    "canonical-devices",
+    "card",
+    "check",
+    "container",
+    "device",
+    "driver",
+    "eviction",
+    "fault",
+    "grant",
+    "limits",
+    "message",
+    "metering",
+    "partition",
+    "plugin",
+    "pod",
+    "process",
+    "question",
+    "record",
+    "region",
+    "report",
+    "share",
+    "state",
+    "usage",
+)
+"""Kinds of objects that the agent isolates."""
+
+
 class Metrics:
     """The metrics, declared in ``registry``, so that several agents can live in one test."""
 

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
@@ -68,7 +69,7 @@ class ModeKeeper:
     async def run(self) -> None:
         """Look again and again, as long as any card may have to be switched."""
         while self._setting or self._notes:
-            await self.look()
+            await self._site.quarantine.run("card", "look", self.look, is_retried=False)
             await self._clock.sleep(self._settings.mode_look_s)
 
     async def look(self) -> None:
@@ -87,8 +88,9 @@ class ModeKeeper:
         if self._site.settings.injection == "cdi" and False in wanted.values():
             self._named = await anyio.to_thread.run_sync(self._read_names)
         for mode in modes:
-            if mode.uuid in wanted:
-                await self._bring_on(mode, wanted[mode.uuid])
+            if mode.uuid in wanted and self._site.quarantine.is_due("card", mode.uuid):
+                attempt = partial(self._bring_on, mode, wanted[mode.uuid])
+                await self._site.quarantine.run("card", mode.uuid, attempt, is_retried=False)
 
     def _read_names(self) -> str | None:
         """All CDI specifications of NVIDIA's cards; ``None`` where the host's are not seen."""

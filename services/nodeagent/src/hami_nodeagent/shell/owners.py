@@ -7,12 +7,16 @@ runtimes whose container id is the number of the container's first process, as t
 kubelet's is: whoever is in the same PID namespace belongs to that container. Calls block briefly.
 """
 
+import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
+from hami_common.runtime.quarantine import sift
 from hami_nodeagent.core.cgroups import OwnersBy, owner_of
+
+_log = logging.getLogger(__name__)
 
 ContainerName = tuple[str, str]
 """(pod uid, container)."""
@@ -39,8 +43,8 @@ def find_owners(
     """Owners of the processes that exist; ``container_by_id`` has ids as statuses write them."""
     known = _by_namespace(proc, container_by_id) if by == "namespace" else {}
     bare = {name.partition("://")[2]: container for name, container in container_by_id.items()}
-    owners: dict[int, Owner] = {}
-    for pid in pids:
+
+    def owner(pid: int) -> Owner | None:
         directory = proc / str(pid)
         try:
             command = _printable((directory / "comm").read_text(errors="replace"))
@@ -52,9 +56,13 @@ def find_owners(
                 named = bare.get(found.container_id) if found is not None else None
                 container = named[1] if named is not None and named[0] == pod_uid else ""
         except OSError:
-            continue  # it has ended
-        owners[pid] = Owner(command=command, pod_uid=pod_uid, container=container)
-    return owners
+            return None  # it has ended
+        return Owner(command=command, pod_uid=pod_uid, container=container)
+
+    handled, failed = sift(pids, owner)
+    for pid, error in failed:
+        _log.error("owner of a process not found", extra={"pid": pid}, exc_info=error)
+    return {pid: found for pid, found in handled if found is not None}
 
 
 def _by_namespace(

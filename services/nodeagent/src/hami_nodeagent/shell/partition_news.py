@@ -33,7 +33,7 @@ class PartitionTeller:
     def __init__(self, *, site: Site, publisher: Callable[[], Publisher | None]) -> None:
         """The bus is asked for at each use: it may not have been reached yet."""
         self._site = site
-        self._outbox = Outbox(publisher)
+        self._outbox = Outbox(publisher, site.quarantine)
 
     def tell(self, vendor: str, change: Change, *, took_s: float = 0.0) -> None:
         """Tell of a change that the hardware showed."""

@@ -16,12 +16,15 @@ waits for a bounded time. Times in seconds.
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 
 from hami_common.errors import Unavailable
+from hami_common.runtime.quarantine import sift
 from hami_nodeagent.core.claims import ListedPod
 from hami_nodeagent.core.grants import Grant
 from hami_nodeagent.core.partitions import (
@@ -62,6 +65,11 @@ class PodLister(Protocol):
     """Kubelet's own list of pods; ``shell.podresources.PodResources``."""
 
     async def list(self, *, timeout_s: float | None = None) -> Sequence[ListedPod]: ...
+
+
+def _key_of(owner: Owner) -> str:
+    """Names a share in quarantine."""
+    return f"{owner.pod_uid}/{owner.container}/{owner.number}"
 
 
 @dataclass
@@ -153,6 +161,7 @@ class Partitions:
         self._left: frozenset[str] = frozenset()
         self._listed_at_s = 0.0
         self._turn = anyio.Lock()
+        self._quarantine = site.quarantine
         self.given: dict[Owner, str] = {}
         """Instances that containers were given in earlier runs; for a lost journal."""
         self._board.vendors = frozenset(self._readers)
@@ -168,12 +177,18 @@ class Partitions:
         async with anyio.create_task_group() as group:
             while True:
                 changed = self._picture.changed
-                await self._look_for_left()
                 now_s = self._clock.monotonic_s()
-                for uuid in self._due(now_s):
-                    self._working.add(uuid)
-                    group.start_soon(self._work, uuid)
+                await self._quarantine.run(
+                    "partition", "look", partial(self._begin, group), is_retried=False
+                )
                 await self._picture.wait_change(changed, self._pause_s(now_s))
+
+    async def _begin(self, group: TaskGroup) -> None:
+        """Begin the work on each device that is due."""
+        await self._look_for_left()
+        for uuid in self._due(self._clock.monotonic_s()):
+            self._working.add(uuid)
+            group.start_soon(self._work, uuid)
 
     async def ensure(self, grants: Collection[Grant]) -> str:
         """Wait until these containers' partitions are seen on the hardware in a new reading.
@@ -228,14 +243,23 @@ class Partitions:
                 self._known.setdefault(uuid, _Known(vendor="")).vendor = device.vendor
         facts = self._facts()
         needs = self._needs(facts)
-        return [
+        candidates = [
             uuid
             for uuid, known in self._known.items()
             if uuid not in self._working
             and known.vendor in self._readers
             and known.later.not_before_s <= now_s
-            and self._has_work(uuid, known, needs.get(uuid, ()), facts, now_s)
         ]
+        judged, failed = sift(
+            candidates,
+            lambda uuid: self._has_work(uuid, self._known[uuid], needs.get(uuid, ()), facts, now_s),
+        )
+        for uuid, _ in judged:
+            self._quarantine.forget("partition", f"{uuid} look")
+        for uuid, error in failed:
+            self._quarantine.failed("partition", f"{uuid} look", error)
+            self._put_off(self._known[uuid].later)
+        return [uuid for uuid, has_work in judged if has_work]
 
     def _has_work(
         self, uuid: str, known: _Known, needs: tuple[Need, ...], facts: Facts, now_s: float
@@ -347,10 +371,9 @@ class Partitions:
     async def _work(self, uuid: str) -> None:
         known = self._known[uuid]
         try:
-            await self._bring_up_to_date(uuid, known)
-        except Exception:  # noqa: BLE001 - the loop's top: a driver's bug
-            _log.exception("partitions not brought up to date", extra={"device": uuid})
-            self._put_off(known.later)
+            attempt = partial(self._bring_up_to_date, uuid, known)
+            if not await self._quarantine.run("partition", uuid, attempt, is_retried=False):
+                self._put_off(known.later)
         finally:
             self._working.discard(uuid)
             self._picture.note_change()
@@ -417,10 +440,11 @@ class Partitions:
             self._note_unmade(known.vendor, need, REFUSED, text)
         except DriverError as error:
             self._note_unmade(known.vendor, need, UNMADE, str(error))
-        except Exception:  # noqa: BLE001 - a driver's bug; counted, told and tried again
-            _log.exception("partition not made", extra={"device": need.wanted.uuid})
+        except Exception as error:  # noqa: BLE001 - a driver's bug; counted, told and tried again
+            self._quarantine.failed("partition", _key_of(need.owner), error)
             self._note_unmade(known.vendor, need, UNMADE, "internal error, see the agent's log")
         else:
+            self._quarantine.forget("partition", _key_of(need.owner))
             self._told[need.owner] = made.instance_id
             took_s = self._clock.monotonic_s() - begun_s
             self._took_s[made.uuid, made.instance_id] = took_s
@@ -437,10 +461,11 @@ class Partitions:
             self._note_unremoved(known, step, "partition-busy", str(error))
         except DriverError as error:
             self._note_unremoved(known, step, UNMADE, str(error))
-        except Exception:  # noqa: BLE001 - a driver's bug; counted, told and tried again
-            _log.exception("partition not removed", extra={"device": found.uuid})
+        except Exception as error:  # noqa: BLE001 - a driver's bug; counted, told and tried again
+            self._quarantine.failed("partition", f"{found.uuid}/{found.instance_id}", error)
             self._note_unremoved(known, step, UNMADE, "internal error, see the agent's log")
         else:
+            self._quarantine.forget("partition", f"{found.uuid}/{found.instance_id}")
             known.removals.pop(found.instance_id, None)
             took_s = self._clock.monotonic_s() - begun_s
             self._took_s[found.uuid, found.instance_id] = took_s

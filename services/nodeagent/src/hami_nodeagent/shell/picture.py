@@ -10,6 +10,7 @@ faults (``shell.inventory``), partitions (``shell.partitions``), grants (``shell
 from collections.abc import Callable, Collection
 
 import anyio
+from msgspec import Struct
 
 from hami_common.events.allocation import StateRecord
 from hami_common.events.inventory import NodeDevices
@@ -20,6 +21,15 @@ from hami_nodeagent.core.partitions import Board
 from hami_nodeagent.core.podbook import PodBook
 from hami_nodeagent.core.reporting import Failure
 from hami_nodeagent.core.splits import Splits
+
+
+class UnreadablePod(Struct, frozen=True, kw_only=True):
+    """A pod of this node that cannot be read."""
+
+    namespace: str
+    name: str
+    resources: frozenset[str]
+    """Resources of ours that the pod's object mentions."""
 
 
 class Picture:
@@ -47,6 +57,11 @@ class Picture:
         """Vendors whose plugin is registered with kubelet."""
         self.failures_by_uid: dict[str, Failure] = {}
         """Allocations found wrong by this agent."""
+        self.unreadable_pods: dict[str, UnreadablePod] = {}
+        """Pods of which nothing could be read yet, by uid: a call of kubelet may be for them."""
+        self.unreadable_by_uid: dict[tuple[str, str], str] = {}
+        """Newest record or state of a pod that cannot be read, by (uid, what it is), with the
+        reason: what is known of the allocation may not hold any more."""
         self.partitions = Board()
         self.ledger_known = False
         """All records of this node that the ledger holds have arrived."""
@@ -92,6 +107,33 @@ class Picture:
         self.partitions.devices_by_uuid = self.view.devices_by_uuid
         self.note_change()
         return True
+
+    def is_unreadable(self, listed: Collection[tuple[str, str]], resource: str) -> str:
+        """Return why a call for ``resource`` may be for a pod that cannot be read; empty if not.
+
+        ``listed``: (namespace, name) of the pods that kubelet has.
+        """
+        for pod in self.unreadable_pods.values():
+            if resource in pod.resources and (pod.namespace, pod.name) in listed:
+                return (
+                    f"pod {pod.namespace}/{pod.name}, which asks for {resource} too, cannot be "
+                    "read, so it may be the one that waits; see the agent's log, and delete it"
+                )
+        return ""
+
+    def unreadable_of(self, uid: str) -> str:
+        """Return why what is known of a pod's allocation may not hold; empty if it does."""
+        for what in ("record", "state"):
+            if problem := self.unreadable_by_uid.get((uid, what)):
+                return f"the newest {what} of the allocation cannot be read: {problem}"
+        return ""
+
+    def note_unreadable(self, uid: str, what: str, problem: str) -> None:
+        """Take note that the newest ``record`` or ``state`` of a pod cannot be read."""
+        if problem:
+            self.unreadable_by_uid[uid, what] = problem
+        elif self.unreadable_by_uid.pop((uid, what), ""):
+            self.note_change()
 
     def note_served(self, vendor: str, *, served: bool, resource: str = "") -> None:
         """Kubelet has taken a plugin of the vendor, or has it no longer; one of them is enough."""

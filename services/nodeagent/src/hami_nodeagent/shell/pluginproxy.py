@@ -17,6 +17,7 @@ import logging
 import stat
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -26,6 +27,7 @@ import grpc.aio
 from hami_common.errors import SettingsInvalid
 from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.settings import ServiceSettings
+from hami_common.runtime.supervise import Supervisor
 from hami_common.runtime.tasks import background, finish_within
 
 SERVICE = "plugin-proxy"
@@ -80,7 +82,9 @@ async def serve_proxy(context: ServiceContext[Settings]) -> None:
     settings = context.settings
     make_socket_directory(settings.plugin_socket_dir)
     async with background() as group:
-        group.start_soon(_find_endpoints, settings, group.start_soon)
+        supervisor = Supervisor(clock=context.clock, registry=context.registry)
+        find = partial(_find_endpoints, settings, supervisor, group.start_soon, set())
+        group.start_soon(supervisor.keep, "sockets", find)
         context.ready.set()
         await context.stopping.wait()
 
@@ -99,13 +103,16 @@ def make_socket_directory(path: str) -> Path:
     return directory
 
 
-async def _find_endpoints(settings: Settings, start: Callable[..., object]) -> None:
-    known: set[str] = set()
+async def _find_endpoints(
+    settings: Settings, supervisor: Supervisor, start: Callable[..., object], known: set[str]
+) -> None:
+    """Serve each socket of the agent in its own task, which is restarted when it fails."""
     while True:
-        for path in _sockets(settings.plugin_socket_dir):
+        for path in _sockets(settings.plugin_socket_dir):  # each is served in a task of its own
             if path.name not in known:
                 known.add(path.name)
-                start(Endpoint(path, Path(settings.device_plugin_dir) / path.name, settings).run)
+                offered = Path(settings.device_plugin_dir) / path.name
+                start(supervisor.keep, path.stem, Endpoint(path, offered, settings).run)
         await anyio.sleep(settings.poll_s)
 
 
@@ -224,6 +231,7 @@ class Endpoint:
         try:
             while True:
                 with suppress(grpc.aio.AioRpcError):
+                    # Bytes of one call, which are not looked at.
                     async for message in lists(request, wait_for_ready=True):
                         if message != sent:
                             sent = message

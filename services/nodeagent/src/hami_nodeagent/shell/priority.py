@@ -21,6 +21,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from hami_common.runtime.quarantine import sift
 from hami_common.vendors.protocol import BindMount
 from hami_nodeagent.core.holders import LIMITED_VENDORS, Holder, holders_of
 from hami_nodeagent.core.priorities import (
@@ -198,17 +199,21 @@ class PriorityKeeper:
             )
             if not holder.is_whole and holder.volume
         ]
-        await anyio.to_thread.run_sync(self._write, page, holders, uuids)
+        for key, error in await anyio.to_thread.run_sync(self._write, page, holders, uuids):
+            self._site.quarantine.failed("region", f"{'/'.join(key)} activity", error)
         if has_rivals(holders):
             return settings.rivals_s
         return settings.neighbours_s if has_neighbours(holders) else settings.idle_s
 
-    def _write(self, page: PriorityPage, holders: Sequence[Holder], uuids: Sequence[str]) -> None:
-        seen: dict[ContainerKey, int] = {}
-        for key, volume in {(one.pod_uid, one.container): one.volume for one in holders}.items():
-            found = read_activity(region_path(self._pods_dir, key[0], volume))
-            if isinstance(found, int):
-                seen[key] = found
+    def _write(
+        self, page: PriorityPage, holders: Sequence[Holder], uuids: Sequence[str]
+    ) -> list[tuple[ContainerKey, Exception]]:
+        """Write once; a container whose activity cannot be read counts as one that does nothing."""
+        volumes = {(one.pod_uid, one.container): one.volume for one in holders}
+        read, failed = sift(
+            volumes, lambda key: read_activity(region_path(self._pods_dir, key[0], volumes[key]))
+        )
+        seen = {key: found for key, found in read if isinstance(found, int)}
         now_s = self._site.clock.monotonic_s()
         self._activity.note(seen, now_s=now_s)
         lease_s = self._site.settings.priority.lease_s
@@ -216,6 +221,7 @@ class PriorityKeeper:
             self._activity.standings(holders, uuids),
             lease_until_ns=int((now_s + lease_s) * _NS_PER_S),
         )
+        return failed
 
 
 def ensure_page(path: Path) -> None:

@@ -9,6 +9,7 @@ a resize, also one that happened while the agent was away. Memory in MiB.
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
@@ -16,6 +17,7 @@ import anyio.to_thread
 from hami_common import limits
 from hami_common.errors import WireInvalid
 from hami_common.limits import DeviceLimit
+from hami_common.runtime.quarantine import sift
 from hami_nodeagent.core.grants import Grant
 from hami_nodeagent.core.podfacts import PodFacts
 from hami_nodeagent.shell.allocate import GrantKeeper
@@ -65,22 +67,33 @@ class Relimiter:
     async def look(self) -> None:
         """Compare every file with its pod once."""
         for grant in tuple(self._picture.grants):
-            pod = self._picture.pods.find(grant.pod_uid)
-            if pod is None or not self._picture.pods.is_alive(pod.uid):
-                continue
-            text = self._wanted(grant, pod)
-            path = self._site.checkpoint.limits_file(grant.pod_uid, grant.container)
-            if text is None or not await anyio.to_thread.run_sync(_differs, path, text):
-                continue
-            try:
-                await self._keeper.write_limits(grant, text)
-            except OSError as error:
-                _log.warning("limits not rewritten", extra={"problem": str(error)})
-            else:
-                _log.info(
-                    "limits rewritten",
-                    extra={"pod": pod.title, "container": grant.container},
+            key = f"{grant.pod_uid}/{grant.container}"
+            if self._site.quarantine.is_due("limits", key):
+                await self._site.quarantine.run(
+                    "limits",
+                    key,
+                    partial(self._look_at, grant),
+                    name=(grant.namespace, grant.pod),
+                    is_retried=False,
                 )
+
+    async def _look_at(self, grant: Grant) -> None:
+        pod = self._picture.pods.find(grant.pod_uid)
+        if pod is None or not self._picture.pods.is_alive(pod.uid):
+            return
+        text = self._wanted(grant, pod)
+        path = self._site.checkpoint.limits_file(grant.pod_uid, grant.container)
+        if text is None or not await anyio.to_thread.run_sync(_differs, path, text):
+            return
+        try:
+            await self._keeper.write_limits(grant, text)
+        except OSError as error:
+            _log.warning("limits not rewritten", extra={"problem": str(error)})
+        else:
+            _log.info(
+                "limits rewritten",
+                extra={"pod": pod.title, "container": grant.container},
+            )
 
     def _wanted(self, grant: Grant, pod: PodFacts) -> str | None:
         """Text of the file; ``None`` where none of ours is mounted or nothing can be told."""
@@ -113,4 +126,4 @@ def read_all(
     paths: Iterable[tuple[tuple[str, str], Path]],
 ) -> dict[tuple[str, str], dict[str, DeviceLimit]]:
     """What the files of some containers say."""
-    return {key: read_limits(path) for key, path in paths}
+    return {item[0]: found for item, found in sift(paths, lambda item: read_limits(item[1]))[0]}

@@ -2,12 +2,15 @@
 """What every part of one agent shares: the picture, the settings, the clock, counters, the disk."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from hami_common.ports import Clock
+from hami_common.runtime.quarantine import Quarantine
+from hami_common.runtime.supervise import Supervisor
 from hami_common.runtime.telemetry import Tracing
 from hami_nodeagent.settings import Settings
 from hami_nodeagent.shell.checkpoint import Checkpoint
-from hami_nodeagent.shell.metrics import Metrics
+from hami_nodeagent.shell.metrics import KINDS, Metrics
 from hami_nodeagent.shell.picture import Picture
 from hami_nodeagent.shell.sequence import Sequence
 
@@ -24,6 +27,16 @@ class Site:
     checkpoint: Checkpoint
     sequence: Sequence
     tracing: Tracing = field(default_factory=lambda: Tracing(service="nodeagent"))
+
+    @cached_property
+    def quarantine(self) -> Quarantine:
+        """Isolates objects whose handling fails."""
+        return Quarantine(kinds=KINDS, clock=self.clock, registry=self.metrics.registry)
+
+    @cached_property
+    def supervisor(self) -> Supervisor:
+        """Restarts loops that end."""
+        return Supervisor(clock=self.clock, registry=self.metrics.registry)
 
     def use(self, settings: Settings) -> None:
         """Take over what is hot of ``settings``."""

@@ -10,6 +10,8 @@ at start, after each reconnect, at each lost race, and for one pod when its Allo
 import logging
 import secrets
 from collections.abc import Callable
+from functools import partial
+from typing import Final
 
 import anyio
 from anyio.abc import TaskStatus
@@ -33,10 +35,19 @@ from hami_nodeagent.core.holders import (
 from hami_nodeagent.core.reporting import Step, next_step
 from hami_nodeagent.shell.site import Site
 
+KIND: Final = "allocation"
 READ_AGAIN_S = 60.0
 """How often all states are read although nothing seems to have changed."""
 
 _log = logging.getLogger(__name__)
+
+
+def _uid_of(key: str) -> str:
+    """Uid of the pod whose state has this key; empty when it is none of ours."""
+    try:
+        return subjects.parse_allocation_key(key)[1]
+    except WireInvalid:
+        return ""
 
 
 def nothing_holds(vendor: str) -> str:
@@ -70,6 +81,7 @@ class States:
         self._clock = site.clock
         self._tracing = site.tracing
         self._metrics = site.metrics
+        self._quarantine = site.quarantine
         self._retry_s = site.settings.report_retry_s
         self._site_enforces_nothing = site.settings.enforcement == "none"
         self._revision_by_uid: dict[str, int] = {}
@@ -90,7 +102,7 @@ class States:
                     task_status.started()
                     task_status = anyio.TASK_STATUS_IGNORED
                 for uid in list(self._picture.entries_by_uid):
-                    await self._bring_up_to_date(uid)
+                    await self._isolated(uid)
             except HamiError as error:
                 level = logging.DEBUG if isinstance(error, Unavailable) else logging.ERROR
                 _log.log(level, "states not written", extra={"problem": str(error)})
@@ -101,6 +113,19 @@ class States:
             left_s = max(0.0, read_at_s - self._clock.monotonic_s())
             await self._picture.wait_change(changed, left_s)
 
+    async def _isolated(self, uid: str) -> None:
+        """Bring one allocation up to date; one that fails has its own delay."""
+        entry = self._picture.entries_by_uid.get(uid)
+        if entry is None or not self._quarantine.is_due(KIND, uid):
+            return
+        await self._quarantine.run(
+            KIND,
+            uid,
+            partial(self._bring_up_to_date, uid),
+            passes=(Unavailable,),
+            name=(entry.record.namespace, entry.record.pod),
+        )
+
     async def read_one(self, uid: str, *, timeout_s: float) -> None:
         """Read the newest state of one pod; leaves what is known when the bus does not answer."""
         with anyio.move_on_after(timeout_s):
@@ -110,24 +135,32 @@ class States:
                 _log.debug("state not read", extra={"problem": str(error)})
                 return
             if stored is not None:
-                self._take(stored)
+                await self._isolated_take(stored)
 
     async def _read_all(self) -> None:
         entries = await self._bucket.latest(subjects.node_keys(self._picture.node))
         self._picture.states_by_uid.clear()
         self._revision_by_uid.clear()
         for stored in entries:
-            self._take(stored)
+            await self._isolated_take(stored)
+
+    async def _isolated_take(self, stored: Stored) -> None:
+        """Take a state; while one cannot be read, kubelet is refused for its pod."""
+        if await self._quarantine.run("state", stored.key, partial(self._take, stored)):
+            return
+        known = self._quarantine.get("state", stored.key)
+        problem = known.problem if known is not None else "see the agent's log"
+        self._picture.note_unreadable(_uid_of(stored.key), "state", problem)
 
     def _take(self, stored: Stored) -> None:
         try:
             subject = subjects.kv_subject(subjects.STATE_BUCKET, stored.key)
             state = decode_on(subject, stored.value, StateRecord)
-        except WireInvalid as error:
+        except WireInvalid:
             self._metrics.undecodable.labels(what="state").inc()
-            _log.error("state not understood", extra={"problem": str(error)})
-            return
+            raise
         uid = state.pod_uid
+        self._picture.note_unreadable(uid, "state", "")
         if stored.revision >= self._revision_by_uid.get(uid, 0):
             self._picture.states_by_uid[uid] = state
             self._revision_by_uid[uid] = stored.revision
@@ -205,6 +238,7 @@ class States:
                 self._picture.states_by_uid.pop(record.pod_uid, None)
             else:
                 self._revision_by_uid[record.pod_uid] = 0
+                # One that cannot be read ends this attempt: it is not overwritten unread.
                 self._take(stored)
             return
         before = self._picture.states_by_uid.get(record.pod_uid)

@@ -3,25 +3,29 @@
 
 One look reads each container's region, asks each driver, and finds the owners of the processes it
 names. A driver that does not answer leaves its devices out of the look: their breaches stand as
-they were. Nothing here may raise for what tenants or drivers do; a bug ends the agent. Times in
-seconds; regions count in nanoseconds of CLOCK_MONOTONIC, which all containers of a host share.
+they were. What one container, process or driver raises is put in quarantine, and the look goes on.
+Times in seconds; regions count in nanoseconds of CLOCK_MONOTONIC, which all containers of a host
+share.
 """
 
 import logging
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
 
 from hami_common.model.device import Device
 from hami_common.model.placement import booked_by_device
+from hami_common.runtime.quarantine import sift
 from hami_nodeagent.core.breach import BreachBook, Outcome, Process, pause_s
 from hami_nodeagent.core.holders import Holder, holders_of
 from hami_nodeagent.core.metering import idle_parts, part_of
 from hami_nodeagent.core.region import Region
 from hami_nodeagent.core.usage import (
     ContainerKey,
+    ContainerRow,
     Counters,
     Part,
     Row,
@@ -77,7 +81,7 @@ class UsageWatch:
     async def run(self) -> None:
         """Look for ever."""
         while True:
-            await self.look()
+            await self._site.quarantine.run("usage", "look", self.look, is_retried=False)
             await self._site.clock.sleep(
                 pause_s(self._site.settings.usage.look_s, self._chance.random())
             )
@@ -85,39 +89,113 @@ class UsageWatch:
     async def look(self) -> None:
         """Look once."""
         holders = self._holders()
-        region_by_container = await anyio.to_thread.run_sync(self._read_regions, holders)
+        region_by_container = await self._regions(holders)
         # Show what the regions say before a driver is asked, which may take its time.
         self._show(holders, region_by_container, self._processes_by_uuid, ())
         processes_by_uuid: dict[str, Sequence[Process]] = {}
         usages: list[DeviceUsage] = []
         for driver in self._drivers:
-            try:
-                of_vendor = await driver.usage()
-            except DriverError as error:
-                _log.debug("usage not read", extra={"problem": str(error)})
-                continue
-            usages.extend(of_vendor)
-            processes = await self._processes(of_vendor)
-            processes_by_uuid |= processes
-            # The grants may have changed while the driver was asked.
-            outcome = self._book_by_vendor[driver.vendor].look(
-                self._holders(), self._judged(processes), now_s=self._site.clock.monotonic_s()
+            await self._site.quarantine.run(
+                "usage",
+                driver.vendor,
+                partial(self._look_at, driver, usages, processes_by_uuid),
+                is_retried=False,
             )
-            self._going_by_vendor[driver.vendor] = outcome
-            await self._teller.tell(outcome, driver.vendor)
         self._processes_by_uuid = processes_by_uuid
         self._use_by_instance = {
             (usage.uuid, one.instance_id): one for usage in usages for one in usage.instances
         }
         holders = self._holders()
         self._show(holders, region_by_container, processes_by_uuid, usages)
-        self._meter(holders, region_by_container, processes_by_uuid)
+        self._site.quarantine.call(
+            "metering",
+            "look",
+            partial(self._meter, holders, region_by_container, processes_by_uuid),
+        )
+
+    async def _look_at(
+        self,
+        driver: Driver,
+        usages: list[DeviceUsage],
+        processes_by_uuid: dict[str, Sequence[Process]],
+    ) -> None:
+        """Ask one driver, and tell of the breaches that its answer shows."""
+        try:
+            of_vendor = await driver.usage()
+        except DriverError as error:
+            _log.debug("usage not read", extra={"problem": str(error)})
+            return
+        usages.extend(of_vendor)
+        processes = await self._processes(of_vendor)
+        processes_by_uuid |= processes
+        # The grants may have changed while the driver was asked.
+        outcome = self._book_by_vendor[driver.vendor].look(
+            self._holders(), self._judged(processes), now_s=self._site.clock.monotonic_s()
+        )
+        self._going_by_vendor[driver.vendor] = outcome
+        await self._teller.tell(outcome, driver.vendor)
 
     async def rows(self) -> tuple[Row, ...]:
         """What is used at this moment by the regions; what drivers say is of the last look."""
         holders = self._holders()
-        regions = await anyio.to_thread.run_sync(self._read_regions, holders)
-        return rows_of(holders, regions, self._processes_by_uuid, self._parts())
+        regions = await self._regions(holders)
+        return self._rows(holders, regions, self._processes_by_uuid)
+
+    def _rows(
+        self,
+        holders: Sequence[Holder],
+        region_by_container: Mapping[ContainerKey, Region],
+        processes_by_uuid: Mapping[str, Sequence[Process]],
+    ) -> tuple[Row, ...]:
+        """What each holder uses; one whose figures cannot be read is left out."""
+        parts = self._parts()
+        rows, failed = sift(
+            holders, lambda one: rows_of((one,), region_by_container, processes_by_uuid, parts)
+        )
+        self._note("share", [holder for holder, _ in rows], failed)
+        return tuple(row for _, found in rows for row in found)
+
+    def _containers(
+        self, holders: Sequence[Holder], region_by_container: Mapping[ContainerKey, Region]
+    ) -> tuple[ContainerRow, ...]:
+        """What each container counts; one whose figures cannot be read is left out."""
+        now_ns = int(self._site.clock.monotonic_s() * _NS_PER_S)
+        first: dict[ContainerKey, Holder] = {}
+        for holder in holders:
+            first.setdefault((holder.pod_uid, holder.container), holder)
+        self._counters.keep_only(frozenset(first))
+        rows, failed = sift(
+            first.values(),
+            lambda one: containers_of((one,), region_by_container, self._counters, now_ns=now_ns),
+        )
+        self._note("container", [holder for holder, _ in rows], failed)
+        return tuple(row for _, found in rows for row in found)
+
+    def _note(
+        self,
+        kind: str,
+        read: Sequence[Holder],
+        failed: Sequence[tuple[Holder, Exception]],
+    ) -> None:
+        """Release the holders that could be read, and put the others in quarantine."""
+        quarantine = self._site.quarantine
+        for one in read:
+            quarantine.forget(kind, f"{one.pod_uid}/{one.container}/{one.uuid}")
+        for one, error in failed:
+            key = f"{one.pod_uid}/{one.container}/{one.uuid}"
+            quarantine.failed(kind, key, error, name=(one.namespace, one.pod))
+
+    async def _regions(self, holders: Sequence[Holder]) -> dict[ContainerKey, Region]:
+        """Regions by container; one that cannot be read counts as none."""
+        regions, failed = await anyio.to_thread.run_sync(self._read_regions, holders)
+        for pod_uid, container in regions:
+            self._site.quarantine.forget("region", f"{pod_uid}/{container}")
+        for (pod_uid, container), error in failed:
+            names = ((one.namespace, one.pod) for one in holders if one.pod_uid == pod_uid)
+            self._site.quarantine.failed(
+                "region", f"{pod_uid}/{container}", error, name=next(names, ("", ""))
+            )
+        return regions
 
     def _parts(self) -> dict[ShareKey, Part]:
         """The partitions that carry shares now, with what was said of them last."""
@@ -153,14 +231,22 @@ class UsageWatch:
         }
         namespaces = {one.pod_uid: one.namespace for one in holders}
         held = {(one.pod_uid, one.uuid) for one in holders}
-        parts = [
-            part_of(uid, namespace, devices[uuid], booked)
-            for uid, namespace in namespaces.items()
-            for uuid, booked in booked_by_device(
-                self._picture.entries_by_uid[uid].record.containers
-            ).items()
-            if uuid in devices and (uid, uuid) in held
-        ]
+        names = {one.pod_uid: (one.namespace, one.pod) for one in holders}
+        found, failed = sift(
+            namespaces.items(),
+            lambda item: [
+                part_of(*item, devices[uuid], booked)
+                for uuid, booked in booked_by_device(
+                    self._picture.entries_by_uid[item[0]].record.containers
+                ).items()
+                if uuid in devices and (item[0], uuid) in held
+            ],
+        )
+        for (uid, _), _ in found:
+            self._site.quarantine.forget("metering", uid)
+        for (uid, _), error in failed:
+            self._site.quarantine.failed("metering", uid, error, name=names[uid])
+        parts = [part for _, several in found for part in several]
         self.metrics.meter.look(devices, parts, idle, now_s=self._site.clock.monotonic_s())
 
     def _holders(self) -> tuple[Holder, ...]:
@@ -182,20 +268,25 @@ class UsageWatch:
             if uuid in devices and devices[uuid].mode == _SHARED_MODE
         }
 
-    def _read_regions(self, holders: Sequence[Holder]) -> dict[ContainerKey, Region]:
-        regions: dict[ContainerKey, Region] = {}
+    def _read_regions(
+        self, holders: Sequence[Holder]
+    ) -> tuple[dict[ContainerKey, Region], list[tuple[ContainerKey, Exception]]]:
         volumes = {(one.pod_uid, one.container): one.volume for one in holders if one.volume}
-        for key, volume in volumes.items():
-            path = region_path(self._pods_dir, key[0], volume)
-            found = read_region(path, self._living.dead_of)
-            if isinstance(found, Region):
-                regions[key] = found
-            elif found.reason != "missing":
-                self._site.metrics.regions_refused.labels(reason=found.reason).inc()
+        read, failed = sift(volumes, lambda key: self._read_region(key, volumes[key]))
+        regions = {key: found for key, found in read if found is not None}
         self._living.keep_only(
             [one.owner for found in regions.values() for one in (*found.processes, *found.ended)]
         )
-        return regions
+        return regions, failed
+
+    def _read_region(self, key: ContainerKey, volume: str) -> Region | None:
+        path = region_path(self._pods_dir, key[0], volume)
+        found = read_region(path, self._living.dead_of)
+        if isinstance(found, Region):
+            return found
+        if found.reason != "missing":
+            self._site.metrics.regions_refused.labels(reason=found.reason).inc()
+        return None
 
     async def _processes(self, usages: Sequence[DeviceUsage]) -> dict[str, tuple[Process, ...]]:
         """Processes with owners, by device; devices whose processes are not known are left out."""
@@ -238,7 +329,6 @@ class UsageWatch:
         usages: Sequence[DeviceUsage],
     ) -> None:
         last = self.metrics.look
-        now_ns = int(self._site.clock.monotonic_s() * _NS_PER_S)
         devices = self._picture.view.devices_by_uuid
         breaches = []
         for outcome in self._going_by_vendor.values():
@@ -247,8 +337,8 @@ class UsageWatch:
                 names = (pod.namespace, pod.name) if pod is not None else ("", "")
                 breaches.append((breach, *names))
         self.metrics.look = Look(
-            rows=rows_of(holders, region_by_container, processes_by_uuid, self._parts()),
-            containers=containers_of(holders, region_by_container, self._counters, now_ns=now_ns),
+            rows=self._rows(holders, region_by_container, processes_by_uuid),
+            containers=self._containers(holders, region_by_container),
             devices=[(devices[one.uuid], one) for one in usages if one.uuid in devices]
             or last.devices,
             breaches=breaches,

@@ -16,6 +16,7 @@ from hami_common.errors import HamiError
 from hami_common.events.codec import encode, event_headers
 from hami_common.events.usage import ContainerUsage, DeviceUse, ShareUsage, UsageRecord
 from hami_common.ports import Publisher
+from hami_common.runtime.quarantine import sift
 from hami_nodeagent.core.usage import ContainerRow, Row
 from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.usagemetrics import Look
@@ -47,7 +48,7 @@ class UsageTeller:
         """Tell for ever, or never where the operator wants none."""
         while self._every_s > 0:
             await self._site.clock.sleep(self._every_s)
-            await self.tell()
+            await self._site.quarantine.once("message", self.tell)
 
     async def tell(self) -> None:
         """Tell once; what the bus does not take is gone."""
@@ -79,8 +80,8 @@ class UsageTeller:
             seq=site.sequence.next(),
             time_s=site.clock.now_s(),
             every_s=self._every_s,
-            shares=tuple(_share(row) for row in look.rows),
-            containers=tuple(_container(row) for row in look.containers),
+            shares=tuple(found for _, found in sift(look.rows, _share)[0]),
+            containers=tuple(found for _, found in sift(look.containers, _container)[0]),
             devices=tuple(
                 DeviceUse(
                     vendor=device.vendor,

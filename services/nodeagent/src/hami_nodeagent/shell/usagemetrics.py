@@ -8,7 +8,9 @@ come from the ledger and the API server, never from what a tenant wrote. Sizes i
 device in percent.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -17,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from hami_common.metricfamilies import ZONE, Family, Group, NameSet
 from hami_common.model.device import Device
+from hami_common.runtime.quarantine import sift
 from hami_nodeagent.core.breach import Breach
 from hami_nodeagent.core.holders import Holder
 from hami_nodeagent.core.metering import Account, Kind, Meter, Sums
@@ -25,6 +28,8 @@ from hami_nodeagent.drivers.partitioner import Instance
 from hami_nodeagent.drivers.protocol import DeviceUsage
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _MIB: Final = 1 << 20
 _FULL_PCT: Final = 100
@@ -598,11 +603,20 @@ class UsageMetrics(Collector):
             for family, figure in group.families:
                 kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
                 shown = kind(family.name, family.text, labels=group.labels)
-                for thing in things:
-                    value = figure(thing)
+                # A series that cannot be shown must not hide the others from every scrape.
+                values, failed = sift(things, partial(_series, group, figure))
+                for _, (labels, value) in values:
                     if value is not None:
-                        shown.add_metric(group.values(thing), value)
+                        shown.add_metric(labels, value)
+                for _, error in failed:
+                    _log.error("series not shown", extra={"metric": family.name}, exc_info=error)
                 yield shown
+
+
+def _series(
+    group: Group[T], figure: Callable[[T], float | None], thing: T
+) -> tuple[Sequence[str], float | None]:
+    return group.values(thing), figure(thing)
 
 
 def _is_mig(instance: Instance) -> bool:

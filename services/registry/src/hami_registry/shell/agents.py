@@ -7,6 +7,7 @@ there. Times in seconds.
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import anyio
@@ -17,6 +18,7 @@ from hami_common.errors import HamiError, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.asking import CheckAnswer, Finding, Question, UsageAnswer
 from hami_common.ports import Clock
+from hami_common.runtime.quarantine import Quarantine
 
 S = TypeVar("S", bound=Struct)
 
@@ -58,7 +60,8 @@ class Checks(Struct, frozen=True, kw_only=True):
 class Agents:
     """The agents of all nodes, as the registry can ask them."""
 
-    def __init__(self, *, ask: Ask, clock: Clock, version: str) -> None:
+    def __init__(self, *, ask: Ask, clock: Clock, version: str, quarantine: Quarantine) -> None:
+        self._quarantine = quarantine
         self._ask = ask
         self._clock = clock
         self._version = version
@@ -75,7 +78,7 @@ class Agents:
             time_s=self._clock.now_s(),
             version=self._version,
             items=tuple(answers),
-            findings=tuple([await self._stream(name) for name in STREAMS]),
+            findings=tuple([await self._isolated_stream(name) for name in STREAMS]),
             silent=tuple(silent),
         )
 
@@ -85,20 +88,38 @@ class Agents:
         answer_by_node: dict[str, S] = {}
         limiter = anyio.CapacityLimiter(PARALLEL)
 
+        async def ask(node: str) -> None:
+            try:
+                subject = subjects.ask(node, what)
+                answer = codec.decode_on(subject, await self._ask(subject), kind)
+                answer_by_node[node] = answer
+            except (Unavailable, WireInvalid):
+                return
+
         async def one(node: str) -> None:
             async with limiter:
-                try:
-                    subject = subjects.ask(node, what)
-                    answer = codec.decode_on(subject, await self._ask(subject), kind)
-                    answer_by_node[node] = answer
-                except (Unavailable, WireInvalid):
-                    return
+                await self._quarantine.once("answer", partial(ask, node))
 
         async with anyio.create_task_group() as group:
             for node in nodes:
                 group.start_soon(one, node)
         answers = [answer_by_node[node] for node in nodes if node in answer_by_node]
         return answers, [node for node in nodes if node not in answer_by_node]
+
+    async def _isolated_stream(self, name: str) -> Finding:
+        found: list[Finding] = []
+
+        async def look() -> None:
+            found.append(await self._stream(name))
+
+        if await self._quarantine.once("answer", look):
+            return found[0]
+        return Finding(
+            check="bus",
+            verdict="FAIL",
+            text=f"stream {name} cannot be checked",
+            fix="see the registry's log",
+        )
 
     async def _stream(self, name: str) -> Finding:
         try:

@@ -7,17 +7,21 @@ the operation does not know is refused by name, because a filter that is silentl
 another question. The table ``OPERATIONS`` is also what ``/openapi.json`` is made from.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from hami_common.errors import NotFound, RequestInvalid, Unavailable
+from hami_common.events.asking import Finding
 from hami_common.ports import Clock
 from hami_common.runtime import gate
 from hami_common.runtime.httpd import Request, Response, StreamedResponse
+from hami_common.runtime.kubeauth import Access
+from hami_common.runtime.places import Places
 from hami_registry.core.device_config import DeviceConfig
 from hami_registry.core.projection import AllocationView, DeviceView, ExplainView, NodeView
+from hami_registry.core.quarantined import Quarantined, QuarantinedView
 from hami_registry.shell.agents import Agents, Checks, Usage
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.config_file import ConfigFile
@@ -56,6 +60,12 @@ class AllocationList(Struct, frozen=True, kw_only=True):
     """Allocations, sorted by namespace, pod and ledger sequence."""
 
     items: tuple[AllocationView, ...]
+
+
+class QuarantineList(Struct, frozen=True, kw_only=True):
+    """Objects in quarantine, sorted by service, replica, kind and key."""
+
+    items: tuple[QuarantinedView, ...]
 
 
 class ConfigView(Struct, frozen=True, kw_only=True):
@@ -171,6 +181,7 @@ OPERATIONS: tuple[Operation, ...] = (
         text="What containers use of their shares now, asked of the agents.",
         answer=Usage,
         parameters=(_BY_NODE,),
+        errors={429: "The caller has as many such requests open as one caller may have."},
     ),
     Operation(
         path="/v1/checks",
@@ -178,6 +189,17 @@ OPERATIONS: tuple[Operation, ...] = (
         text="What is wrong on nodes and bus, asked of the agents.",
         answer=Checks,
         parameters=(_BY_NODE,),
+        errors={429: "The caller has as many such requests open as one caller may have."},
+    ),
+    Operation(
+        path="/v1/quarantine",
+        name="quarantine",
+        text=(
+            "Objects that a service cannot handle, isolated and retried, with the reason. One row "
+            "per replica of a service; a row that its replica no longer repeats is dropped."
+        ),
+        answer=QuarantineList,
+        parameters=(_BY_NAMESPACE,),
     ),
     Operation(
         path="/v1/config", name="config", text="The device configuration in use.", answer=ConfigView
@@ -199,8 +221,20 @@ OPERATIONS: tuple[Operation, ...] = (
             _BY_NODE,
             _BY_NAMESPACE,
         ),
+        errors={429: "The caller has as many streams open as one caller may have."},
     ),
 )
+
+
+def _of_namespace(request: Request) -> Sequence[Access]:
+    """Pods of the namespace asked about; everything where none is."""
+    return gate.everything(request) if _is_clusterwide(request) else gate.pods(request)
+
+
+def _is_clusterwide(request: Request) -> bool:
+    """Whether the answer holds what only those see who may read the whole cluster."""
+    return not request.query.get("namespace")
+
 
 RULES: Mapping[tuple[str, str], gate.Rule] = {
     ("GET", "/v1/nodes"): gate.nodes,
@@ -209,9 +243,8 @@ RULES: Mapping[tuple[str, str], gate.Rule] = {
     ("GET", "/v1/allocations"): gate.pods,
     ("GET", "/v1/allocations/{namespace}/{pod}"): gate.pods,
     ("GET", "/v1/explain/{namespace}/{pod}"): gate.pods,
-    ("GET", "/v1/watch"): lambda request: (
-        gate.pods(request) if request.query.get("namespace") else gate.everything(request)
-    ),
+    ("GET", "/v1/quarantine"): _of_namespace,
+    ("GET", "/v1/watch"): _of_namespace,
 }
 """Who may ask what, where it is not ``gate.everything``."""
 
@@ -228,13 +261,18 @@ class Api:
         writer: CanonicalWriter,
         config_file: ConfigFile,
         agents: Agents,
+        quarantined: Quarantined,
+        questions: Places,
         clock: Clock,
     ) -> None:
+        """``questions`` bounds the requests at a time that are put to the agents of all nodes."""
         self._views = views
         self._projection = views.projection
         self._writer = writer
         self._config_file = config_file
         self._agents = agents
+        self._quarantined = quarantined
+        self._questions = questions
         self._clock = clock
 
     def routes(self) -> dict[tuple[str, str], Answerer]:
@@ -314,10 +352,34 @@ class Api:
         return self._json(found)
 
     async def usage(self, request: Request) -> Response:
-        return self._json(await self._agents.usage(self._nodes_of(request)))
+        with self._questions.hold(request.caller, is_operator=True):
+            return self._json(await self._agents.usage(self._nodes_of(request)))
 
     async def checks(self, request: Request) -> Response:
-        return self._json(await self._agents.checks(self._nodes_of(request)))
+        with self._questions.hold(request.caller, is_operator=True):
+            checks = await self._agents.checks(self._nodes_of(request))
+        findings = (*checks.findings, self._quarantine_finding())
+        return self._json(structs.replace(checks, findings=findings))
+
+    def _quarantine_finding(self) -> Finding:
+        rows = self._quarantined.rows(now_s=self._clock.monotonic_s())
+        if not rows:
+            return Finding(check="quarantine", verdict="PASS", text="no object is in quarantine")
+        oldest = min(rows, key=lambda row: row.first_s)
+        name = f"{oldest.namespace}/{oldest.name}" if oldest.namespace else oldest.key
+        return Finding(
+            check="quarantine",
+            verdict="WARN",
+            text=f"{len(rows)} objects cannot be handled, first {oldest.kind} {name} by "
+            f"{oldest.service}: {oldest.problem}",
+            fix="hamictl get quarantine; mend or delete the object, or report the bug",
+        )
+
+    async def quarantine(self, request: Request) -> Response:
+        rows = self._quarantined.rows(
+            namespace=request.query.get("namespace") or None, now_s=self._clock.monotonic_s()
+        )
+        return self._json(QuarantineList(items=tuple(rows)))
 
     def _nodes_of(self, request: Request) -> list[str]:
         wanted = request.query.get("node")
@@ -353,9 +415,16 @@ class Api:
                 and namespace in (None, change.namespace)
             )
 
-        self._views.check_room()
+        caller, is_operator = request.caller, _is_clusterwide(request)
+        self._views.check_room(caller, is_operator=is_operator)
         return StreamedResponse(
-            chunks=server_sent_events(self._views, wanted, keep_alive_s=KEEP_ALIVE_S)
+            chunks=server_sent_events(
+                self._views,
+                wanted,
+                caller=caller,
+                is_operator=is_operator,
+                keep_alive_s=KEEP_ALIVE_S,
+            )
         )
 
 

@@ -11,6 +11,7 @@ NATS architecture. Tokens are never logged. Times in seconds.
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 import msgspec
@@ -21,6 +22,7 @@ from hami_common.errors import HamiError, WireInvalid
 from hami_common.ports import Clock
 from hami_common.runtime.kubeauth import NODE_NAME, Access, KubeAuth
 from hami_common.runtime.natsio import Bus, Message
+from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.tasks import background
 from hami_registry.core import busaccess
 from hami_registry.core.busaccess import Admission, Refusal
@@ -67,6 +69,7 @@ class Authenticator:
         login_s: float,
         clock: Clock,
         metrics: Metrics,
+        quarantine: Quarantine,
     ) -> None:
         """``agents``: (namespace, name) of the agents' ServiceAccounts.
 
@@ -79,6 +82,7 @@ class Authenticator:
         self._login_s = login_s
         self._clock = clock
         self._metrics = metrics
+        self._quarantine = quarantine
 
     async def run(self, bus: Bus) -> None:
         """Answer for ever; ``bus`` is logged in to the account of the authenticator."""
@@ -88,7 +92,11 @@ class Authenticator:
             background() as group,
         ):
             async for message in questions:
-                group.start_soon(self._answer, bus, message, limiter)
+                group.start_soon(self._isolated, bus, message, limiter)
+
+    async def _isolated(self, bus: Bus, message: Message, limiter: anyio.CapacityLimiter) -> None:
+        """Answer one login; when that fails its server, which waits a few seconds, refuses it."""
+        await self._quarantine.once("login", partial(self._answer, bus, message, limiter))
 
     async def _answer(self, bus: Bus, message: Message, limiter: anyio.CapacityLimiter) -> None:
         async with limiter:

@@ -10,15 +10,17 @@ stored one takes over its generation, any other takes the next. Times in seconds
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 
 import anyio
 from msgspec import Struct
 
 from hami_common import subjects
-from hami_common.errors import Conflict, HamiError, SettingsInvalid, Unavailable, WireInvalid
+from hami_common.errors import Conflict, SettingsInvalid, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.inventory import NodeDevices
 from hami_common.ports import Bucket, Clock, Entry, Expect
+from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.tasks import Backoff
 from hami_registry.core.device_config import DeviceConfig, digest
 from hami_registry.core.inventory import Inventory, operator_cordons, supersedes
@@ -56,6 +58,7 @@ class CanonicalWriter:
         metrics: Metrics,
         source: str,
         keep_cordons: bool,
+        quarantine: Quarantine,
     ) -> None:
         """``source`` is the CloudEvents source.
 
@@ -68,6 +71,7 @@ class CanonicalWriter:
         self._metrics = metrics
         self._source = source
         self._keep_cordons = keep_cordons
+        self._quarantine = quarantine
         self._digest = digest(inventory.config)
         self._stored: dict[str, _Stored] = {}
         self._newest: tuple[int, str] = (0, "")
@@ -77,6 +81,11 @@ class CanonicalWriter:
         self._wake = anyio.Event()
 
     # --- what is stored -------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> str:
+        """See ``follow.Reader``."""
+        return "stored-devices"
 
     def entry(self, entry: Entry) -> None:
         """A stored record, ours or another replica's."""
@@ -98,7 +107,7 @@ class CanonicalWriter:
         self._newest = (0, "")
         self.mark(self.inventory.keys())
 
-    def synced(self) -> None:
+    async def synced(self) -> None:
         """All stored records are known: the generation can be told."""
         if self._settled:
             return
@@ -107,10 +116,14 @@ class CanonicalWriter:
         same = stored_digest == self._digest
         self._use_generation(max(1, generation if same else generation + 1))
         if self._keep_cordons:
-            for stored in self._stored.values():
+            for key, stored in list(self._stored.items()):
                 if stored.devices is not None:
-                    uuids = operator_cordons(self.inventory.config, stored.devices)
-                    self.inventory.cordon(stored.devices.node, uuids)
+                    attempt = partial(self._keep_cordon, stored.devices)
+                    await self._quarantine.run("stored-cordon", key, attempt)
+
+    def _keep_cordon(self, devices: NodeDevices) -> None:
+        uuids = operator_cordons(self.inventory.config, devices)
+        self.inventory.cordon(devices.node, uuids)
 
     # --- what should be stored ------------------------------------------------------------------
 
@@ -165,16 +178,24 @@ class CanonicalWriter:
     async def _store_all(self) -> bool:
         """Whether nothing is left that should be tried again."""
         while self._dirty:
-            key = next(iter(self._dirty))
+            node, vendor = key = next(iter(self._dirty))
             del self._dirty[key]
+            attempt = partial(self._store, key)
             try:
-                await self._store(key)
-            except HamiError as error:
+                is_stored = await self._quarantine.run(
+                    "devices-to-store",
+                    subjects.devices_key(node, vendor),
+                    attempt,
+                    passes=(Unavailable,),
+                    name=("", node),
+                )
+            except Unavailable as error:
                 self._metrics.publications.labels(outcome="failed").inc()
-                level = logging.INFO if isinstance(error, Unavailable) else logging.ERROR
-                _log.log(level, "canonical devices not stored", extra={"problem": str(error)})
+                _log.info("canonical devices not stored", extra={"problem": str(error)})
                 self._dirty[key] = None
                 return False
+            if not is_stored:
+                self._metrics.publications.labels(outcome="failed").inc()
         return True
 
     async def _store(self, node_vendor: NodeVendor) -> None:

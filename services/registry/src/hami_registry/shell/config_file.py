@@ -8,11 +8,13 @@ the configuration in force and shows as problem until the file is right again. T
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
 
 from hami_common.errors import SettingsInvalid
+from hami_common.runtime.quarantine import Quarantine
 from hami_registry.core.device_config import DeviceConfig, parse
 from hami_registry.shell.metrics import Metrics
 
@@ -44,11 +46,12 @@ class ConfigFile:
         """What the file says now and is not in use yet; ``None`` when nothing new can be used."""
         found = self._fingerprint()
         if found != self._seen:
-            self._seen, self._waiting = found, None
+            self._waiting = None
             try:
                 self._waiting = self._read()
             except SettingsInvalid as error:
                 self._refused(error)
+            self._seen = found
         return self._waiting
 
     def used(self) -> None:
@@ -58,23 +61,29 @@ class ConfigFile:
         self._metrics.config_problem.set(0)
         self._metrics.config_loads.labels(outcome="ok").inc()
 
-    async def watch(self, use: Callable[[DeviceConfig], None], *, interval_s: float) -> None:
+    async def watch(
+        self, use: Callable[[DeviceConfig], None], quarantine: Quarantine, *, interval_s: float
+    ) -> None:
         """Hand each new configuration to ``use``, for ever.
 
         One that ``use`` refuses (``SettingsInvalid``) is handed to it again at every look: what
-        stands against it may pass.
+        stands against it may pass. One that fails otherwise is put in quarantine, and the
+        configuration in force stays.
         """
         while self.path:
             await anyio.sleep(interval_s)
-            config = await anyio.to_thread.run_sync(self.reload)
-            if config is None:
-                continue
-            try:
-                use(config)
-            except SettingsInvalid as error:
-                self._refused(error)
-            else:
-                self.used()
+            await quarantine.run("configuration", self.path, partial(self._look, use))
+
+    async def _look(self, use: Callable[[DeviceConfig], None]) -> None:
+        config = await anyio.to_thread.run_sync(self.reload)
+        if config is None:
+            return
+        try:
+            use(config)
+        except SettingsInvalid as error:
+            self._refused(error)
+        else:
+            self.used()
 
     def _refused(self, error: SettingsInvalid) -> None:
         if self.problem == str(error):

@@ -24,6 +24,8 @@ from hami_common.runtime.natsio.deadletters import (
     put_away,
     read_stored,
 )
+from hami_common.runtime.quarantine import Quarantine
+from hami_registry.shell.deliveries import Deliveries
 from hami_registry.shell.metrics import Metrics
 
 DURABLE = "registry-dead-letters"
@@ -46,10 +48,22 @@ class Advisory(Struct, frozen=True, kw_only=True):
 class DeadLetters:
     """Follows the advisories."""
 
-    def __init__(self, *, bus: Bus, publisher: Publisher, metrics: Metrics) -> None:
+    def __init__(
+        self, *, bus: Bus, publisher: Publisher, metrics: Metrics, quarantine: Quarantine
+    ) -> None:
         self._bus = bus
         self._publisher = publisher
         self._metrics = metrics
+        self._deliveries = Deliveries(
+            kind="advisory",
+            stream=subjects.DEAD_LETTERS_STREAM,
+            # One subject has the advisories of many events.
+            key=lambda delivery: f"{delivery.subject} {delivery.sequence}",
+            handle=self._handle,
+            quarantine=quarantine,
+            publisher=publisher,
+            metrics=metrics,
+        )
 
     async def run(self) -> None:
         """Put away for ever."""
@@ -59,8 +73,7 @@ class DeadLetters:
             durable=DURABLE,
             filter_subjects=ADVISORIES,
         ) as deliveries:
-            async for delivery in deliveries:
-                await self._handle(delivery)
+            await self._deliveries.each(deliveries)
 
     async def _handle(self, delivery: Delivery) -> None:
         try:

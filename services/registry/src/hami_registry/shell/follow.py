@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follows a bucket and tells several readers what it holds, in stream order.
 
-A value that does not decode is counted, logged and skipped: it must not stop the values behind it.
+Each value is isolated for each reader: one that a reader cannot take, because it does not decode or
+for any other reason, is kept in quarantine until a newer one of its key is taken, and stops neither
+the values behind it nor the other readers.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -13,13 +16,22 @@ from anyio.abc import TaskStatus
 
 from hami_common.errors import WireInvalid
 from hami_common.ports import Bucket, Entry, Reset
+from hami_common.runtime.quarantine import Quarantine
 from hami_registry.shell.metrics import Metrics
+
+SYNCED = "synced"
+"""Key of what a reader does once everything stored was told."""
 
 _log = logging.getLogger(__name__)
 
 
 class Reader(Protocol):
     """Somebody who wants to know what a bucket holds."""
+
+    @property
+    def kind(self) -> str:
+        """Kind of the values in quarantine; no two readers have the same."""
+        ...
 
     def entry(self, entry: Entry) -> None:
         """A value; ``WireInvalid`` when it does not decode."""
@@ -29,7 +41,7 @@ class Reader(Protocol):
         """What the bucket held is lost; what it holds now follows."""
         ...
 
-    def synced(self) -> None:
+    def synced(self) -> Awaitable[None] | None:
         """Everything stored so far has been told."""
         ...
 
@@ -38,32 +50,58 @@ async def follow(
     bucket: Bucket,
     readers: Sequence[Reader],
     metrics: Metrics,
+    quarantine: Quarantine,
     *,
     task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Tell ``readers`` for ever; started once they were told everything stored."""
+    """Tell ``readers`` for ever; started once they were told everything stored.
+
+    Begins with nothing: a new watch tells all that is stored.
+    """
     is_started = False
+    for reader in readers:
+        _forget(reader.kind, quarantine)
+        reader.reset()
     async with bucket.watch() as items:
         async for item in items:
             if isinstance(item, Entry):
                 for reader in readers:
-                    _tell(reader, item, bucket.name, metrics)
+                    await _tell(reader, item, bucket.name, metrics, quarantine)
             elif isinstance(item, Reset):
                 metrics.resets.labels(origin=bucket.name).inc()
                 _log.warning("bus lost a bucket", extra={"bucket": bucket.name})
+                # Not isolated: a retry would wipe what was told since. The watch begins again.
                 for reader in readers:
+                    _forget(reader.kind, quarantine)
                     reader.reset()
             else:
                 for reader in readers:
-                    reader.synced()
+                    await quarantine.run(reader.kind, SYNCED, reader.synced)
                 if not is_started:
                     is_started = True
                     task_status.started()
 
 
-def _tell(reader: Reader, entry: Entry, origin: str, metrics: Metrics) -> None:
-    try:
-        reader.entry(entry)
-    except WireInvalid as error:
-        metrics.values_malformed.labels(origin=origin).inc()
-        _log.warning("value skipped", extra={"bucket": origin, "problem": str(error)})
+async def _tell(
+    reader: Reader, entry: Entry, origin: str, metrics: Metrics, quarantine: Quarantine
+) -> None:
+    attempt = partial(reader.entry, entry)
+    refusals: list[WireInvalid] = []
+
+    def counted() -> None:
+        try:
+            attempt()
+        except WireInvalid as error:
+            refusals.append(error)
+            if len(refusals) == 1:  # a retry of the same bytes is no further value
+                metrics.values_malformed.labels(origin=origin).inc()
+            raise
+
+    await quarantine.run(reader.kind, entry.key, counted, size_bytes=len(entry.value))
+
+
+def _forget(kind: str, quarantine: Quarantine) -> None:
+    """Release the values of a bucket that is lost: a retry would tell of what is no more."""
+    for entry in quarantine.entries():
+        if entry.kind == kind:
+            quarantine.forget(kind, entry.key)

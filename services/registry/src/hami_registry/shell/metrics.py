@@ -8,6 +8,26 @@ with its first event has not risen.
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+KINDS = (
+    "advisory",
+    "answer",
+    "configuration",
+    "decision",
+    "devices",
+    "devices-to-store",
+    "heartbeat",
+    "login",
+    "node",
+    "quarantine",
+    "question",
+    "record",
+    "report",
+    "state",
+    "stored-cordon",
+    "stored-devices",
+)
+"""Kinds of objects that the registry isolates."""
+
 
 class Metrics:
     """The metrics, declared in ``registry``, so that several replicas can live in one test."""

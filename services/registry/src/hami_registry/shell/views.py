@@ -9,6 +9,7 @@ listener has a bounded queue; one that reads too slowly is told so and let go.
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import anyio
@@ -17,15 +18,18 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from msgspec import Struct
 
 from hami_common import grants, subjects
-from hami_common.errors import HamiError, Unavailable, WireInvalid
+from hami_common.errors import Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.decision import DecisionRecord
 from hami_common.events.inventory import Heartbeat, NodeDevices
 from hami_common.ports import Clock, Entry, Publisher
-from hami_common.runtime.natsio import Bus, Delivery, pull_events
-from hami_common.runtime.natsio.deadletters import UNDECODABLE, DeadLetter, put_away
+from hami_common.runtime.natsio import Bus, Delivery, Message, pull_events
+from hami_common.runtime.natsio.deadletters import UNDECODABLE
+from hami_common.runtime.places import Places
+from hami_common.runtime.quarantine import Quarantine
 from hami_registry.core.projection import Projection
+from hami_registry.shell.deliveries import Deliveries
 from hami_registry.shell.metrics import Metrics
 
 T = TypeVar("T")
@@ -56,16 +60,25 @@ class Views:
     """The projection with its freshness and its listeners."""
 
     def __init__(
-        self, *, projection: Projection, clock: Clock, metrics: Metrics, queue_size: int, limit: int
+        self,
+        *,
+        projection: Projection,
+        clock: Clock,
+        metrics: Metrics,
+        quarantine: Quarantine,
+        queue_size: int,
+        places: Places,
     ) -> None:
+        """``places`` bounds the listeners, each of which has a queue of ``queue_size``."""
         self.projection = projection
-        self.devices = _Bucket(self._take_devices, projection.reset_devices)
-        self.ledger = _Bucket(self._take_record, projection.reset_ledger)
-        self.states = _Bucket(self._take_state, projection.reset_states)
+        self.devices = _Bucket("devices", self._take_devices, projection.reset_devices)
+        self.ledger = _Bucket("record", self._take_record, projection.reset_ledger)
+        self.states = _Bucket("state", self._take_state, projection.reset_states)
+        self._quarantine = quarantine
         self._clock = clock
         self._metrics = metrics
         self._queue_size = queue_size
-        self._limit = limit
+        self._places = places
         self._listeners: set[MemoryObjectSendStream[Change]] = set()
         self._is_closed = False
 
@@ -93,25 +106,34 @@ class Views:
 
     async def follow_decisions(self, bus: Bus, publisher: Publisher) -> None:
         """Read decisions for ever."""
+        reading = Deliveries(
+            kind="decision",
+            stream=subjects.EVENTS_STREAM,
+            key=lambda delivery: delivery.subject,
+            handle=lambda delivery: self._take_decision(delivery, reading),
+            quarantine=self._quarantine,
+            publisher=publisher,
+            metrics=self._metrics,
+        )
         async with pull_events(
             bus,
             subjects.EVENTS_STREAM,
             filter_subjects=(f"{subjects.EVENT_PREFIX}.decision.>",),
             deliver="last_per_subject",
         ) as deliveries:
-            async for delivery in deliveries:
-                try:
-                    decision = codec.decode(delivery.data, DecisionRecord, what=delivery.subject)
-                except WireInvalid as error:
-                    self._skip("decision", error)
-                    await self._put_away(publisher, delivery, error)
-                else:
-                    self.projection.decision_seen(decision)
-                    entry = Entry(
-                        key=delivery.subject, value=delivery.data, revision=delivery.sequence
-                    )
-                    self._tell("decision", entry, node=decision.node, namespace=decision.namespace)
-                await delivery.ack()
+            await reading.each(deliveries)
+
+    async def _take_decision(self, delivery: Delivery, reading: Deliveries) -> None:
+        try:
+            decision = codec.decode(delivery.data, DecisionRecord, what=delivery.subject)
+        except WireInvalid as error:
+            self._skip("decision", error)
+            await reading.dead_letter(delivery, UNDECODABLE, str(error))
+            return
+        self.projection.decision_seen(decision)
+        entry = Entry(key=delivery.subject, value=delivery.data, revision=delivery.sequence)
+        self._tell("decision", entry, node=decision.node, namespace=decision.namespace)
+        await delivery.ack()
 
     async def follow_heartbeats(self, bus: Bus) -> None:
         """Hear agents for ever."""
@@ -119,33 +141,18 @@ class Views:
             f"{subjects.HEARTBEAT_PREFIX}.*", per_subject=NODE_WAITING, gather_s=HEARTBEATS_S
         ) as subscription:
             async for message in subscription:
-                try:
-                    beat = codec.decode_on(message.subject, message.data, Heartbeat)
-                except WireInvalid as error:
-                    self._skip("heartbeat", error)
-                    continue
-                vendors = tuple(vendor for vendor in beat.vendors if vendor in grants.VENDORS)
-                self.projection.heartbeat_seen(beat.node, vendors, now_s=self._clock.now_s())
+                # A retry must not make an old sign of life a new one.
+                heard = partial(self._take_heartbeat, message, self._clock.now_s())
+                await self._quarantine.run("heartbeat", message.subject, heard)
 
-    async def _put_away(self, publisher: Publisher, delivery: Delivery, error: WireInvalid) -> None:
-        letter = DeadLetter(
-            consumer="registry",
-            reason=UNDECODABLE,
-            problem=str(error),
-            subject=delivery.subject,
-            data=delivery.data,
-            headers=delivery.headers,
-            stream=subjects.EVENTS_STREAM,
-            sequence=delivery.sequence,
-            deliveries=delivery.delivered_count,
-        )
+    def _take_heartbeat(self, message: Message, now_s: float) -> None:
         try:
-            await put_away(publisher, letter)
-        except HamiError as failure:
-            # Decisions inform: the log has told, and the next ones must not wait.
-            _log.warning("dead letter not stored", extra={"problem": str(failure)})
-        else:
-            self._metrics.dead_letters.labels(reason=UNDECODABLE).inc()
+            beat = codec.decode_on(message.subject, message.data, Heartbeat)
+        except WireInvalid as error:
+            self._skip("heartbeat", error)
+            return
+        vendors = tuple(vendor for vendor in beat.vendors if vendor in grants.VENDORS)
+        self.projection.heartbeat_seen(beat.node, vendors, now_s=now_s)
 
     def _skip(self, origin: str, error: WireInvalid) -> None:
         self._metrics.values_malformed.labels(origin=origin).inc()
@@ -153,27 +160,29 @@ class Views:
 
     # --- listeners ------------------------------------------------------------------------------
 
-    def check_room(self) -> None:
-        """``Unavailable`` when no listener can be taken now."""
+    def check_room(self, caller: str, *, is_operator: bool) -> None:
+        """Raise ``Unavailable`` or ``TooManyRequests`` when the caller cannot listen now."""
         if self._is_closed:
             raise Unavailable(peer="this replica", detail="it is stopping")
-        if len(self._listeners) >= self._limit:
-            raise Unavailable(peer="this replica", detail=f"{self._limit} listeners already")
+        self._places.check(caller, is_operator=is_operator)
 
     @contextmanager
-    def listen(self) -> Iterator[MemoryObjectReceiveStream[Change]]:
+    def listen(
+        self, caller: str, *, is_operator: bool
+    ) -> Iterator[MemoryObjectReceiveStream[Change]]:
         """Changes from now on; the stream ends when the listener was too slow or we stop."""
-        self.check_room()
-        send, receive = anyio.create_memory_object_stream[Change](self._queue_size)
-        self._listeners.add(send)
-        self._metrics.listeners.inc()
-        try:
-            yield receive
-        finally:
-            self._metrics.listeners.dec()
-            self._listeners.discard(send)
-            send.close()
-            receive.close()
+        self.check_room(caller, is_operator=is_operator)
+        with self._places.hold(caller, is_operator=is_operator):
+            send, receive = anyio.create_memory_object_stream[Change](self._queue_size)
+            self._listeners.add(send)
+            self._metrics.listeners.inc()
+            try:
+                yield receive
+            finally:
+                self._metrics.listeners.dec()
+                self._listeners.discard(send)
+                send.close()
+                receive.close()
 
     def close_listeners(self) -> None:
         """End all listeners' streams and take no new ones."""
@@ -205,7 +214,10 @@ class Views:
 class _Bucket:
     """One bucket as the views read it (a ``follow.Reader``)."""
 
-    def __init__(self, take: Callable[[Entry], None], forget: Callable[[], None]) -> None:
+    def __init__(
+        self, kind: str, take: Callable[[Entry], None], forget: Callable[[], None]
+    ) -> None:
+        self.kind = kind
         self._take = take
         self._forget = forget
         self.sequence = 0
@@ -230,10 +242,15 @@ def _decode(bucket: str, entry: Entry, kind: type[T]) -> T:
 
 
 async def server_sent_events(
-    views: Views, wanted: Callable[[Change], bool], *, keep_alive_s: float
+    views: Views,
+    wanted: Callable[[Change], bool],
+    *,
+    caller: str,
+    is_operator: bool,
+    keep_alive_s: float,
 ) -> AsyncGenerator[bytes, None]:
     """Wanted changes in the format of https://html.spec.whatwg.org/multipage/server-sent-events.html."""
-    with views.listen() as changes:
+    with views.listen(caller, is_operator=is_operator) as changes:
         yield b": listening\n\n"
         while True:
             change: Change | None = None

@@ -9,6 +9,7 @@ caller's choice, and a forged one would make the bus drop the true event as a re
 
 import logging
 import uuid
+from functools import partial
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -19,6 +20,7 @@ from hami_common.errors import HamiError, NotFound, Unavailable
 from hami_common.events import codec
 from hami_common.events.decision import AdmissionRecord
 from hami_common.ports import Publisher
+from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.tasks import Backoff
 from hami_webhook.shell.metrics import Metrics
 
@@ -36,8 +38,11 @@ class _Waiting(Struct, frozen=True, kw_only=True):
 class AdmissionEvents:
     """The queue between admissions and the bus."""
 
-    def __init__(self, *, source: str, limit: int, metrics: Metrics) -> None:
+    def __init__(
+        self, *, source: str, limit: int, metrics: Metrics, quarantine: Quarantine
+    ) -> None:
         """Hold at most ``limit`` records; ``source`` is the CloudEvents source."""
+        self._quarantine = quarantine
         self._source = source
         self._metrics = metrics
         self._send: MemoryObjectSendStream[_Waiting]
@@ -68,9 +73,18 @@ class AdmissionEvents:
         """Publish queued records until ``end`` was called and the queue is empty."""
         backoff = Backoff()
         async for waiting in self._receive:
-            while not await self._publish(publisher, waiting):
-                await backoff.wait()
-            backoff.reset()
+            # One that fails for a reason of its own is retried aside; the bus is waited for.
+            await self._quarantine.run(
+                "event",
+                waiting.event_id,
+                partial(self._deliver, publisher, waiting, backoff),
+                name=(waiting.record.namespace, waiting.record.pod),
+            )
+
+    async def _deliver(self, publisher: Publisher, waiting: _Waiting, backoff: Backoff) -> None:
+        while not await self._publish(publisher, waiting):
+            await backoff.wait()
+        backoff.reset()
 
     async def _publish(self, publisher: Publisher, waiting: _Waiting) -> bool:
         """Whether the record needs no further attempt."""

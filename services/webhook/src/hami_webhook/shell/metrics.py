@@ -8,6 +8,8 @@ with its first event has not risen.
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+KINDS = ("event",)
+"""Kinds of objects that the webhook isolates."""
 _LATENCY_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 

@@ -197,7 +197,7 @@ async def pull_events(
     *,
     durable: str = "",
     filter_subjects: tuple[str, ...] = (),
-    deliver: str = "all",
+    deliver: str | datetime = "all",
     batch: int = 100,
     ack_wait_s: float = 30.0,
     max_ack_pending: int = 1000,
@@ -206,7 +206,7 @@ async def pull_events(
 
     With ``durable`` the position is kept by the server and several replicas share the work; without
     it the consumer is this process's own and begins at ``deliver`` (``all``, ``new``, ``last``,
-    ``last_per_subject``).
+    ``last_per_subject``, or an aware time from which on).
     """
     consumer = durable or f"{bus.name}-{secrets.token_hex(8)}"
     config: dict[str, Any] = {
@@ -215,6 +215,8 @@ async def pull_events(
         "deliver_policy": deliver,
         "max_ack_pending": max_ack_pending,
     }
+    if isinstance(deliver, datetime):
+        config |= {"deliver_policy": "by_start_time", "opt_start_time": deliver.isoformat()}
     if filter_subjects:
         config["filter_subjects"] = list(filter_subjects)
     if durable:

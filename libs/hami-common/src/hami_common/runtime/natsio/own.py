@@ -9,6 +9,7 @@ the registry (``serve_records``), which reads them as it reads for itself and an
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import anyio
 import msgspec
@@ -22,6 +23,7 @@ from hami_common.runtime.natsio.bucket import NatsBucket, entry_from_direct
 from hami_common.runtime.natsio.client import Message
 from hami_common.runtime.natsio.connection import PEER, Bus
 from hami_common.runtime.natsio.jetstream import API
+from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.tasks import background
 
 PIECE_BYTES = 256 * 1024
@@ -104,7 +106,7 @@ class OwnBucket(NatsBucket):
         return entry_from_direct(self.name, answer)
 
 
-async def serve_records(bus: Bus) -> None:
+async def serve_records(bus: Bus, quarantine: Quarantine) -> None:
     """Answer agents about the records of their nodes, for ever; replicas share the questions."""
     places = anyio.Semaphore(_AT_ONCE)
     pattern = f"{subjects.RECORDS_PREFIX}.*.*"
@@ -114,7 +116,8 @@ async def serve_records(bus: Bus) -> None:
     ):
         async for message in questions:
             await places.acquire()  # what waits is bounded by the subscription
-            group.start_soon(_answer, bus, message, places)
+            answer = partial(_answer, bus, message, places)
+            group.start_soon(quarantine.once, "question", answer)
 
 
 async def _answer(bus: Bus, message: Message, places: anyio.Semaphore) -> None:
