@@ -560,6 +560,7 @@ async def test_one_event_never_ends_the_webhook(monkeypatch: pytest.MonkeyPatch)
         events.offer(record, traceparent="")
     events.end()
     await events.run(MemoryPublisher(MemoryBus()))
+    events.close()
     assert broken
     assert registry.get_sample_value("hami_webhook_events_published_total") == 1
 
