@@ -57,7 +57,7 @@ from hami_sim.apiserver import ApiServer
 from hami_sim.apiserver import Settings as KubeSettings
 from hami_sim.natsd import NatsServer
 from hami_webhook.shell.metrics import Metrics as WebhookMetrics
-from tests.integration.nodeagent.plane import NODE, Ask, Plane, run_plane, until
+from tests.integration.nodeagent.plane import NODE, RESOURCE, Ask, Plane, run_plane, until
 from tests.support.kubelet import grpc_poller, short_path
 from tests.support.registry import RunningRegistry, report, run_registry, send, stored
 
@@ -262,7 +262,8 @@ async def has_letter(on: Registry) -> bool:
 
 
 async def ask_records(on: Registry, node: str) -> None:
-    await on.publisher.publish(subjects.records(node, subjects.ALLOC_BUCKET), b"")
+    subject = subjects.records(node, subjects.ALLOC_BUCKET)
+    await on.bus.publish(subject, b"", reply=on.bus.new_inbox())
 
 
 async def has_records(on: Registry) -> bool:
@@ -357,8 +358,8 @@ async def test_answer_of_one_agent_hides_no_other(
         broken = break_for(
             monkeypatch,
             codec,
-            "decode",
-            lambda *_, what, **__: what == f"usage of node {BAD}",
+            "decode_on",
+            lambda subject, *_: subject == subjects.ask(BAD, "usage"),
         )
 
         async def answer() -> None:
@@ -461,11 +462,18 @@ async def test_question_that_fails_never_ends_the_agent(
 async def test_plugin_that_fails_is_registered_again(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with plane.agent():
+    async with plane.agent() as context:
         once = iter([True])
         broken = break_for(monkeypatch, PluginKeeper, "_watch", lambda *_: next(once, False))
         (plane.kubelet.plugin_directory / "hami-nvidia.sock").unlink()
         await until(settled(broken), within_s=WITHIN_S)
+        labels = {"resource": RESOURCE, "outcome": "registered"}
+
+        async def is_registered() -> bool:
+            name = "hami_nodeagent_kubelet_registrations_total"
+            return (context.registry.get_sample_value(name, labels) or 0) >= 3
+
+        await until(is_registered, within_s=WITHIN_S)
         good = await plane.place(GOOD, Ask(shares=((0, 1000),)))
         await plane.until_state(good.pod_uid, "running")
 
@@ -552,6 +560,7 @@ async def test_one_event_never_ends_the_webhook(monkeypatch: pytest.MonkeyPatch)
         events.offer(record, traceparent="")
     events.end()
     await events.run(MemoryPublisher(MemoryBus()))
+    events.close()
     assert broken
     assert registry.get_sample_value("hami_webhook_events_published_total") == 1
 
