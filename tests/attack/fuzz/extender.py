@@ -7,6 +7,7 @@ tasks see it too. Besides the laws of all targets, no device may be given out tw
 """
 
 import json
+import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -14,13 +15,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from hami_common import annotations as keys
 from hami_common.errors import HamiError
 from hami_common.runtime.httpd import HttpApp
 from tests.attack.fuzz import pods
-from tests.attack.fuzz.inputs import STRINGS, damaged, encoded, mutated, pick
+from tests.attack.fuzz.inputs import NUMBERS, STRINGS, damaged, encoded, mutated, pick
 from tests.attack.fuzz.laws import DETAIL, Case, Told, chance_of, resident_mib
 from tests.attack.fuzz.requests import ERROR, OK, post
 from tests.support import ledgercheck
@@ -32,13 +34,23 @@ Document = dict[str, Any]
 NODES = tuple(f"n{place}" for place in range(6))
 CAPACITY = tuple(builders.devices(node, count=4, memory_mib=16_000, slots=4) for node in NODES)
 NAMES = (*NODES, "none", "n-.x", "", "../x", "a" * 300)
-STEPS = 8
+STEPS = 10
 """Cases about one pod."""
-POD = "pod"
-"""Kind of a case that is no call: the tenant updates its pod."""
+POD, OBJECT = "pod", "object"
+"""Kinds of cases that are no calls: the tenant updates its pod, or creates another object."""
+BUDGETS = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets/b{}"
+POD_GROUPS = (
+    "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/{}/podgroups/{}",
+    "/apis/scheduling.volcano.sh/v1beta1/namespaces/{}/podgroups/{}",
+)
+QUOTAS = "/api/v1/namespaces/{}/resourcequotas/q{}"
+INT32 = (0, 1, -1, 2**31 - 1, -(2**31))
+PHASES = ("Pending", "Running", "Running", "Succeeded", "Failed", "Unknown", "x", "")
+TIMES = ("2026-01-01T00:00:00Z", "1970-01-01T00:00:10Z", "9999-12-31T23:59:59Z", "", "x", "0")
 CHECK_EVERY = 64
 LET_PASS_EVERY = 256
 PODS_MOST = 120
+OBJECTS_MOST = 12
 ANSWER_S = 30.0
 PAUSE_S = 0.002
 
@@ -52,15 +64,20 @@ class _Scheduler:
         )
         self._cases = 0
         self._paths: deque[str] = deque()
+        self._objects: deque[str] = deque()
 
     async def take(self, case: Case) -> Told:
         self._cases += 1
         if case.before:
             self._put(case.before, again=False)
             await quiet()
+        status, body = OK, b""
         if case.kind == POD:
             self._put(case.body, again=True)
-            status, body = OK, b""
+        elif case.kind == OBJECT:
+            found = json.loads(case.body)
+            self._world.kube.put(found["path"], found["object"])
+            self._objects.append(found["path"])
         else:
             status, body = await self._call(case)
         await quiet()
@@ -106,10 +123,7 @@ class _Scheduler:
 
     def _forget(self) -> None:
         """Let old pods end, and drop what only tests look at."""
-        while len(self._paths) > PODS_MOST:
-            path = self._paths.popleft()
-            if path in self._world.kube.objects:
-                self._world.kube.remove(path)
+        self._remove(PODS_MOST, OBJECTS_MOST)
         for seen in (
             self._world.bus.published,
             self._running.seen.calls,
@@ -118,6 +132,13 @@ class _Scheduler:
             self._world.kube.node_touches,
         ):
             seen.clear()
+
+    def _remove(self, pods_most: int, objects_most: int) -> None:
+        for paths, most in ((self._paths, pods_most), (self._objects, objects_most)):
+            while len(paths) > most:
+                path = paths.popleft()
+                if path in self._world.kube.objects:
+                    self._world.kube.remove(path)
 
     def _overbooked(self) -> str:
         if self._cases % CHECK_EVERY:
@@ -147,10 +168,7 @@ class _Scheduler:
     async def finish(self) -> str:
         """Place a good pod once all others are gone."""
         self._cases = 0
-        while self._paths:
-            path = self._paths.popleft()
-            if path in self._world.kube.objects:
-                self._world.kube.remove(path)
+        self._remove(0, 0)
         await quiet()
         for _ in range(12):
             await self._world.advance(10.0, *NODES)
@@ -173,7 +191,10 @@ class _Scheduler:
 def _outcome(status: int, body: bytes) -> str:
     if status != OK:
         return str(status)
-    answer = json.loads(body) if body else {}
+    try:
+        answer = json.loads(body) if body else {}
+    except ValueError:
+        return "malformed"  # names of nodes are sent back as they came
     if isinstance(answer, list) or "NodeNameToMetaVictims" in answer:
         return "answered"
     if answer.get("Error"):
@@ -198,6 +219,7 @@ class Extender:
             pod = pods.large(chance, pod)
         metadata, spec = pod["metadata"], pod["spec"]
         spec.pop("nodeName", None)
+        spec.setdefault("priority", pick(chance, (0, 0, 1, 5, 9)))
         spec.setdefault("schedulerName", "hami-scheduler")
         if chance.random() < 0.9:
             metadata["labels"] = {**metadata.get("labels", {}), keys.MANAGED_LABEL: "true"}
@@ -226,7 +248,8 @@ class Extender:
                 pod["metadata"]["annotations"] = other["metadata"]["annotations"]
                 pod["metadata"]["labels"] |= other["metadata"]["labels"]
                 if chance.random() < 0.2:
-                    pod["metadata"]["deletionTimestamp"] = pick(chance, STRINGS)
+                    pod["metadata"]["deletionTimestamp"] = pick(chance, TIMES)
+                pod["status"] = {"phase": pick(chance, PHASES), "startTime": pick(chance, TIMES)}
                 return Case(kind=POD, body=encoded(pod), before=before)
             case 4:
                 return Case(
@@ -243,6 +266,12 @@ class Extender:
                 verb = "bind" if "PodUID" in call else "preempt"
                 body = encoded(mutated(call, chance, times=chance.randint(1, 2)))
                 return Case(kind=verb, body=body, before=before)
+            case 7:
+                body = encoded(_object(chance, pod, number))
+                return Case(kind=OBJECT, body=body)
+            case 8:
+                call = {"Pod": pod, "Nodes": None, "NodeNames": list(NODES)}
+                return Case(kind="filter", body=encoded(call), before=before)
             case _:
                 verb = pick(chance, ("filter", "prioritize", "bind", "preempt"))
                 call = {"bind": _binding(pod, "n0"), "preempt": _victims(chance, pod, group)}.get(
@@ -271,7 +300,30 @@ def _binding(pod: Document, node: str) -> Document:
     }
 
 
-def _victims(chance: Any, pod: Document, group: int) -> Document:
+def _object(chance: random.Random, pod: Document, number: int) -> Document:
+    """Make another object that the scheduler reads in a tenant's namespace."""
+    metadata = pod["metadata"]
+    namespace, kind = metadata["namespace"], chance.randrange(3)
+    amount = pick(chance, (0, 1, 2, *NUMBERS)) if chance.random() < 0.5 else pick(chance, STRINGS)
+    if isinstance(amount, msgspec.Raw):
+        amount = 1
+    if kind == 0:
+        amount = pick(chance, INT32)  # the API server's type
+        path = BUDGETS.format(namespace, number % 5)
+        selector = pick(chance, ({}, {"matchLabels": metadata["labels"]}, None))
+        more: Document = {"spec": {"selector": selector}, "status": {"disruptionsAllowed": amount}}
+    elif kind == 1:
+        name = pick(chance, ("gang-a", "gang-b", "team"))
+        path = pick(chance, POD_GROUPS).format(namespace, name)
+        more = {"spec": {"minMember": amount}}
+    else:
+        path = QUOTAS.format(namespace, number % 2)
+        more = {"spec": {"hard": {"limits.nvidia.com/gpumem": amount}}}
+    name = path.rpartition("/")[2]
+    return {"path": path, "object": {"metadata": {"name": name, "namespace": namespace}, **more}}
+
+
+def _victims(chance: random.Random, pod: Document, group: int) -> Document:
     def several() -> list[Document]:
         return [
             {"UID": pick(chance, (f"uid-{max(0, group - chance.randrange(40))}", *STRINGS[:6]))}

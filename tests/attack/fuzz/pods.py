@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes pods as a hostile tenant would write them: each field sound, odd or far out of range."""
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -206,7 +207,7 @@ class Tenant:
             )
         for field, values in SPEC_VALUES:
             if self._attacks():
-                spec[field] = pick(self._chance, values)
+                spec[field] = copy.deepcopy(pick(self._chance, values))
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
