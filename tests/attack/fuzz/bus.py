@@ -40,7 +40,7 @@ GOOD_POD_S = 90.0
 GROUP_MARK = re.compile(r"^ *\| ")
 """What stands before each line of an exception in a group."""
 ERROR_LINE = re.compile(r"(?!ExceptionGroup|BaseExceptionGroup)[A-Za-z_][\w.]*(: |$)")
-FORESEEN = "hami_common.errors."
+FORESEEN = ("hami_common.errors.", "msgspec.")
 TICK_HZ = os.sysconf("SC_CLK_TCK")
 READ = (
     ("registry", "/v1/nodes"),
@@ -174,7 +174,7 @@ def _size(path: Path) -> int:
 
 
 def _unforeseen(line: bytes) -> str:
-    """Return the exception in a line of a log, unless it is one of ours."""
+    """Return the exception in a line of a log, unless it refuses input."""
     try:
         entry: dict[str, Any] = json.loads(line)
     except ValueError:

@@ -20,6 +20,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -32,6 +33,8 @@ WARM_UP = 300
 TEXT_MOST = 200
 LOOK_EVERY = 2_000
 """Cases between two readings of the memory."""
+FORESEEN = (HamiError, msgspec.DecodeError)
+"""Errors by which input is refused; all others in a log are bugs."""
 DETAIL = " — "
 """Ends the part of a problem that is the same for every input."""
 
@@ -244,7 +247,7 @@ def resident_mib(pid: int | str = "self") -> float:
 
 
 class _Unforeseen(logging.Handler):
-    """Keeps what was logged with an exception that is none of ours."""
+    """Keeps what was logged with an exception that refuses no input."""
 
     def __init__(self, seen: list[str]) -> None:
         super().__init__(logging.WARNING)
@@ -253,7 +256,7 @@ class _Unforeseen(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Note the exception, if there is one."""
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and not isinstance(error, HamiError):
+        if error is not None and not isinstance(error, FORESEEN):
             self._seen.append(f"{record.getMessage()}: {cause(error)}")
 
 
