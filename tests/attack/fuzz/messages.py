@@ -8,7 +8,7 @@ such a login writes there about another node would be believed.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -257,9 +257,9 @@ def _subject(chance: random.Random, kind: str, payload: dict[str, Any]) -> str:
     return _PREFIXES[kind] + ".".join(part.replace(" ", "_") for part in parts)
 
 
-def make(chance: random.Random) -> Case:
-    """Make one message; the payload's node differs from the subject's in half of them."""
-    kind = pick(chance, KINDS)
+def make(chance: random.Random, kinds: Sequence[str] = KINDS) -> Case:
+    """Make one message; in half of them the payload's node differs from the subject's."""
+    kind = pick(chance, kinds)
     maker = _MAKERS.get(kind)
     payload: dict[str, Any] = {"id": "1", "namespace": "team", "pod": "train", "memory_mib": 1}
     if maker is not None:
