@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from hami_common import subjects
-from hami_common.runtime.memory import MemoryBucket, MemoryPublisher
+from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryPublisher
 from tests.attack.fuzz import messages
 from tests.attack.fuzz.laws import DETAIL, Case, Told, chance_of, resident_mib
 from tests.unit.scheduler.shell import builders
@@ -41,8 +41,13 @@ class _Scheduler:
         await quiet()
         if self._cases % LET_PASS_EVERY == 0:
             await self._world.advance(1.0, messages.OTHER)
-            self._world.bus.published.clear()
-            self._running.seen.calls.clear()
+            for seen in (
+                self._world.bus.published,
+                self._running.seen.calls,
+                self._world.kube.events,
+                self._world.kube.node_touches,
+            ):
+                seen.clear()
         return Told(outcome=kind)
 
     async def finish(self) -> str:
@@ -79,6 +84,8 @@ class Feeds:
     async def service(self) -> AsyncIterator[_Scheduler]:
         """Run a scheduler with two nodes over a bus in memory."""
         world = World()
+        # The server's memory is not the scheduler's: old values would count against it.
+        world.bus = MemoryBus(clock=world.clock, history=1)
         for node in (messages.OTHER, messages.OWN):
             await world.add_devices(builders.devices(node, count=2))
         async with world.scheduler() as running:
