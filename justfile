@@ -138,3 +138,9 @@ bench name *args:
 [no-exit-message]
 cluster *args:
     @python -m tests.cluster "$@"
+
+# attack the services with random input: fuzz [TARGET…] [--fresh] [--seed TEXT] [--count N] [--json FILE] [--replay FILE]
+[group('test')]
+[no-exit-message]
+fuzz *args:
+    @python -m tests.attack.fuzz "$@"

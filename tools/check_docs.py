@@ -55,6 +55,7 @@ MODULE_BY_RECIPE = {
     "demo": "hami_sim.demo",
     "cluster": "tests.cluster.__main__",
     "bench": "tests.bench.{}",
+    "fuzz": "tests.attack.fuzz.__main__",
     "build": "tools.build_{}",
     "pin-images": "tools.pin_images",
     "sbom": "tools.sbom",
@@ -120,6 +121,10 @@ FATES = (
     Fate(
         pattern=r"\./dev sbom .*",
         run_by=("tests/unit/tools/test_sbom.py", "sbom.main"),
+    ),
+    Fate(
+        pattern=r"\./dev fuzz.*",
+        run_by=("tests/attack/test_fuzz.py", "attack\\(target, SEED, target.few"),
     ),
     Fate(pattern=r"\./dev bench .*", why_not="measures for minutes and wants a quiet machine"),
     Fate(

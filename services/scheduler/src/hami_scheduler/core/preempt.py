@@ -88,7 +88,7 @@ def site(
     for group, holdings in gangs.items():
         members = [pod for pod in members_of(group) if pod.node and not pod.is_finished]
         staying = [pod for pod in members if not pod.is_deleting]
-        if all(is_evictable(pod, priority=priority, rules=rules) for pod in staying):
+        if staying and all(is_evictable(pod, priority=priority, rules=rules) for pod in staying):
             pods = tuple(_pod(pod, rules) for pod in sorted(staying, key=lambda pod: pod.uid))
             units.append(Unit(pods=pods, here=tuple(h.record.containers for h in holdings)))
     return Site(units=tuple(units), leaving=tuple(leaving))
