@@ -141,6 +141,13 @@ async def test_processor_time_grows_with_the_pod_and_no_faster(wired: Wired) -> 
     assert await processor_s(wired, whole) < 4 * await processor_s(wired, half)
 
 
+async def test_reserved_annotations_are_removed_in_linear_time(wired: Wired) -> None:
+    pod = crowd(1, 1)
+    forged = {f"hami.io/x{number}-devices-allocated": "a" for number in range(24_000)}
+    pod["metadata"]["annotations"] = forged
+    assert await processor_s(wired, msgspec.json.encode(review(pod))) < 2 * PROCESSOR_S
+
+
 @pytest.mark.parametrize("what", ["env", "volumeMounts", "volumes"])
 async def test_bound_of_each_list_is_named(wired: Wired, what: str) -> None:
     pod = crowd(1, 1)

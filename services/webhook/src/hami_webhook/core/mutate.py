@@ -125,7 +125,8 @@ def strip_reserved(metadata: Document) -> tuple[str, ...]:
     forged = sorted(key for key in annotations if keys.is_reserved(key))
     if not forged:
         return ()
-    metadata["annotations"] = {k: v for k, v in annotations.items() if k not in set(forged)}
+    kept = {key: value for key, value in annotations.items() if not keys.is_reserved(key)}
+    metadata["annotations"] = kept
     if not metadata["annotations"]:
         del metadata["annotations"]
     return tuple(
