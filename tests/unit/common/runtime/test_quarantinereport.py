@@ -107,6 +107,15 @@ async def test_the_end_is_published_once_and_only_of_what_was_published() -> Non
     assert [(record.key, record.is_over) for record in desk.sent()] == [("u1", False), ("u1", True)]
 
 
+async def test_object_that_is_released_while_others_are_sent_is_left_out() -> None:
+    desk = Desk()
+    for uid in ("u1", "u2", "u3"):
+        desk.fail(uid)
+    desk.bus.on_publish(lambda _: desk.quarantine.forget("pod", "u2"))
+    await desk.reporter.send_due()
+    assert [record.key for record in desk.sent()] == ["u1", "u3"]
+
+
 async def test_a_flood_is_sent_at_a_bounded_rate() -> None:
     desk = Desk()
     for number in range(3 * AT_ONCE):

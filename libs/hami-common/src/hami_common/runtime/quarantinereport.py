@@ -124,7 +124,10 @@ class QuarantineReporter:
             if key not in self._sent_s or now_s - self._sent_s[key] >= REPEAT_LEAST_S
         ]
         for key in due[:AT_ONCE]:
-            entry, is_over = self._pending.pop(key)
+            report = self._pending.pop(key, None)
+            if report is None:
+                continue  # released while another report was on its way
+            entry, is_over = report
             self._sent_s[key] = now_s
             self._sent_s.move_to_end(key)
             while len(self._sent_s) > REMEMBERED:
