@@ -296,7 +296,8 @@ def _damage(at: Any, choices: random.Random, values: list[bytes]) -> None:
         *("/etc//ld.so.preload", "/etc/ld.so.preload/", "/etc/hami/..data", "/run//hami/region"),
         *("/var/run/hami", "/var//run/./hami/x", "/run/hami-priority", "/var/run/hami-priority/p"),
         *("/usr/local/vgpu", "/usr/local/vgpu/libvgpu.so", "/usr/local/../local/vgpu"),
-        *("/", "/etc", "/etc/", "/usr", "/usr/local", "/usr/local/", "/var/run"),
+        *("/", "/etc", "/etc/", "/usr", "/usr/local", "/usr/local/", "/var/run", "/run"),
+        *("/etc/vdev", "/hami-vnpu-shmem", "/proc/self/root/etc/hami", "/dev/fd/3/etc"),
         *("/var/run/nvidia-container-devices/all", "/run/nvidia-container-devices/all"),
     ],
 )

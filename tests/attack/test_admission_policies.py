@@ -195,7 +195,11 @@ HIDING_MOUNTS: dict[str, Obj] = {
     "below": {"mountPath": "/etc/hami/..data"},
     "region": {"mountPath": "/run//hami/x"},
     "alias-of-run": {"mountPath": "/var/run/hami"},
-    "over-run": {"mountPath": "/var/run"},
+    "over-the-alias-of-run": {"mountPath": "/var/run"},
+    "over-run": {"mountPath": "/run"},
+    "links-of-the-kernel": {"mountPath": "/proc/self/root/etc/hami"},
+    "share-of-hygon": {"mountPath": "/etc/vdev"},
+    "share-of-ascend": {"mountPath": "/hami-vnpu-shmem/x"},
     "priorities": {"mountPath": "/run/hami-priority"},
     "alias-of-priorities": {"mountPath": "/var/run/hami-priority/"},
     "library": {"mountPath": "/usr/local/vgpu/libvgpu.so", "subPath": "empty"},
@@ -258,7 +262,6 @@ async def test_mounts_that_tenants_really_write_pass(guarded: Site) -> None:
     paths = [
         *("/data", "/data/x/", "/etc/nginx", "/etc/hami-tools", "/etc/localtime", "/run/secrets/x"),
         *(
-            "/run",
             "/var/run/secrets/y",
             "/var/run/docker.sock",
             "/tmp",
@@ -390,7 +393,9 @@ async def test_largest_pod_within_the_bounds_is_admitted(guarded: Site) -> None:
     containers = [
         share(
             f"c{i}",
-            volumeMounts=[{"name": f"v{5 * i + j}", "mountPath": f"/m{j}"} for j in range(4)],
+            volumeMounts=[
+                {"name": f"v{5 * i + j}", "mountPath": f"/{'m' * 120}{j}"} for j in range(4)
+            ],
             env=[{"name": f"X{j}", "value": "1"} for j in range(5)],
         )
         for i in range(200)

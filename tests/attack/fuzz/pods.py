@@ -10,7 +10,7 @@ import msgspec
 
 from hami_common import annotations as keys
 from hami_common.vendors.catalog import Catalog
-from hami_webhook.core.visibility import DEVICE_VARIABLES
+from hami_common.visibility import DEVICE_VARIABLES
 from tests.attack.fuzz.inputs import DIGITS, NUMBERS, STRINGS, pick
 
 Document = dict[str, Any]

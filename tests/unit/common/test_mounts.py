@@ -6,7 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from hami_common.mounts import RESERVED, conflict_of, limits_volume, normalize, region_volume
+from hami_common.mounts import (
+    PARENTS,
+    RESERVED,
+    conflict_of,
+    fault_of,
+    limits_volume,
+    normal_form,
+    normalize,
+    region_volume,
+)
 from hami_common.podview import ContainerView, VolumeView
 
 FIELD = "metadata.annotations['main.limits.hami.io/v1']"
@@ -43,12 +52,56 @@ ALL = volumes(LIMITS, REGION, OTHER)
         ("etc/hami", "/etc/hami"),
         ("/var/run/hami/x", "/run/hami/x"),
         ("/var/./run", "/run"),
+        ("/a/../../etc/hami", "/etc/hami"),
         ("/var/runner", "/var/runner"),
         ("", "/"),
     ],
 )
 def test_a_path_is_judged_as_the_container_sees_it(path: str, expected: str) -> None:
     assert normalize(path) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"), [("//var/run/./x//", "/var/run/x"), ("a/../b", "/b"), ("", "/")]
+)
+def test_normal_form_keeps_the_alias_as_it_was_written(path: str, expected: str) -> None:
+    assert normal_form(path) == expected
+
+
+def test_error_names_field_problem_and_fix() -> None:
+    def text(path: str) -> str:
+        return str(conflict_of(container({"name": "v", "mountPath": path}), ALL))
+
+    assert text("/etc/hami") == (
+        "container main: volumeMounts[/etc/hami]: would hide the limits of the container's share; "
+        "mount it elsewhere; /etc/hami, /run/hami, /usr/local/vgpu, /etc/ld.so.preload, "
+        "/run/hami-priority, /etc/vdev, /hami-vnpu-shmem are reserved"
+    )
+    assert text("/usr/local/") == (
+        "container main: volumeMounts[/usr/local/]: would let the limiter library "
+        "(/usr/local/vgpu) be removed through the volume; mount a directory below /usr/local"
+    )
+    assert text("/data/../x") == (
+        "container main: volumeMounts[/data/../x]: '..' can lead to any directory, so the mount "
+        "could hide the limits of a share; write /x in its place"
+    )
+    assert text("/proc/self/root/x").endswith("mount it elsewhere, outside /proc and /dev/fd")
+    assert text("/run/nvidia-container-devices/all").endswith(
+        "NVIDIA's runtime would give the container the devices that are mounted there; "
+        "remove it and ask for a share in resources.limits"
+    )
+
+
+def test_parents_follow_from_the_reserved_paths() -> None:
+    assert set(PARENTS) == {"/", "/etc", "/run", "/usr", "/usr/local", "/var/run"}
+    for path in PARENTS:
+        fault = fault_of(path)
+        assert fault is not None
+        assert fault.is_parent
+    for path in RESERVED:
+        fault = fault_of(path)
+        assert fault is not None
+        assert not fault.is_parent
 
 
 @pytest.mark.parametrize("name", ["v", "l", "r"])
@@ -67,6 +120,7 @@ def test_a_path_is_judged_as_the_container_sees_it(path: str, expected: str) -> 
         "/var/run/hami",
         "/var/run/hami-priority",
         "/var/run/nvidia-container-devices/all",
+        "/run/nvidia-container-devices",
         "/usr/local/vgpu/libvgpu.so",
         "/proc/self/root/etc/ld.so.preload",
         "/proc/1/root/etc/hami",
@@ -80,7 +134,8 @@ def test_no_volume_is_mounted_over_or_around_what_holds_a_share(name: str, path:
     error = conflict_of(container({"name": name, "mountPath": path, "subPath": "a"}), ALL)
     assert error is not None
     assert error.field == f"container main: volumeMounts[{path}]"
-    assert "mount it elsewhere" in error.fix
+    assert error.problem
+    assert error.fix
     assert conflict_of(container({"name": name, "mountPath": path}), ALL) is not None
 
 

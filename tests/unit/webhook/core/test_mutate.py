@@ -258,9 +258,11 @@ def test_mount_over_our_files_is_refused(path: str) -> None:
     assert "reserved" in verdict.message
 
 
-def test_mount_above_our_files_is_allowed() -> None:
-    mount = {"volumeMounts": [{"name": "v", "mountPath": "/run"}]}
-    assert review(pod(asking(gpu="1", more=mount), volumes=[{"name": "v"}])).allowed
+def test_mount_above_our_files_is_refused_where_they_are() -> None:
+    mount: dict[str, Any] = {"volumeMounts": [{"name": "v", "mountPath": "/run"}]}
+    refused = review(pod(asking(gpu="1", more=mount), volumes=[{"name": "v"}]))
+    assert "mount a directory below /run" in refused.message
+    assert review(pod(asking(gpu="1"), container("side", **mount), volumes=[{"name": "v"}])).allowed
 
 
 def test_volume_that_only_looks_like_ours_is_replaced() -> None:

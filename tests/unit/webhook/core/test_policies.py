@@ -11,10 +11,10 @@ import pytest
 
 from hami_common import annotations as keys
 from hami_common.vendors.catalog import Catalog
+from hami_common.visibility import DEVICE_VARIABLES
 from hami_sim.apiserver.cel import Program
 from hami_webhook.core.mounts import mounts_of
 from hami_webhook.core.policies import admission_policies
-from hami_webhook.core.visibility import DEVICE_VARIABLES
 
 DOCUMENTS = admission_policies(Catalog.from_settings())
 POLICIES = {d["metadata"]["name"]: d["spec"] for d in DOCUMENTS if "validations" in d["spec"]}
@@ -160,13 +160,16 @@ def test_volume_named_like_ours_is_ours(change: Obj, *, is_refused: bool) -> Non
     assert ("limiter" in refusals(made)) is is_refused
 
 
-@pytest.mark.parametrize("path", ["/run", "/data/", "/etc/hami-x", "/var/run/x", "/a..b/...c"])
+@pytest.mark.parametrize("path", ["/run/x", "/data/", "/etc/hami-x", "/var/run/x", "/a..b/...c"])
 def test_other_paths_pass(path: str) -> None:
     assert refusals(pod(share(volumeMounts=[{"name": "v", "mountPath": path}]))) == set()
 
 
 @pytest.mark.parametrize("field", ["volumeMounts", "volumeDevices"])
-@pytest.mark.parametrize("path", ["/etc/hami", "/etc/./hami", "/etc", "etc/hami", "/var/run/hami"])
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/hami", "/etc/./hami", "/etc", "etc/hami", "/var/run/hami", "/run", "/proc/1/root/etc"],
+)
 def test_path_over_the_limiter_is_refused(field: str, path: str) -> None:
     key = "mountPath" if field == "volumeMounts" else "devicePath"
     asking = share() | {field: [{"name": "v", key: path}]}

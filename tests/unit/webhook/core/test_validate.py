@@ -9,9 +9,9 @@ import pytest
 from hami_common import annotations as keys
 from hami_common.podview import PodView
 from hami_common.vendors.catalog import Catalog
+from hami_common.visibility import DEVICE_VARIABLES
 from hami_webhook.core.mutate import AdmissionPolicy, Verdict
 from hami_webhook.core.validate import validate_ephemeral, validate_update
-from hami_webhook.core.visibility import DEVICE_VARIABLES
 from tests.support.jsonpatch import apply
 
 CATALOG = Catalog.from_settings()

@@ -18,7 +18,7 @@ from hami_common.mounts import conflict_of, limits_volume, region_volume
 from hami_common.podview import ContainerStatusView, ContainerView, PodStatusView, PodView
 from hami_common.signing import SignedPlacement, Verifier
 from hami_common.units import INT32_MAX, parse_quantity
-from hami_common.visibility import DEVICE_VARIABLES, giving
+from hami_common.visibility import from_elsewhere, giving
 
 _WRITTEN_AFTER_ADMISSION = frozenset(
     {"Initialized", "Ready", "ContainersReady", "PodReadyToStartContainers"}
@@ -185,12 +185,5 @@ def _has_started(status: ContainerStatusView) -> bool:
 
 
 def _unseen_env(container: ContainerView) -> frozenset[str]:
-    """Variables that give devices and may come from ``envFrom``.
-
-    A variable of that name in ``env`` wins, and a prefix rules out names that begin otherwise.
-    """
-    literal = {variable.name for variable in container.env or []}
-    prefixes = tuple(source.prefix or "" for source in container.env_from or [])
-    return frozenset(
-        name for name in DEVICE_VARIABLES if name.startswith(prefixes) and name not in literal
-    )
+    """Variables that give devices and may come from ``envFrom``: one named in ``env`` wins."""
+    return from_elsewhere(container) - {variable.name for variable in container.env or []}

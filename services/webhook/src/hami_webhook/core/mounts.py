@@ -1,39 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which volume mounts a pod with a device share may have.
 
-The limiter is what the node puts into the container: its library, the file that loads it, the
-limits, the page of priorities. A mount over one of them, or over a directory that holds them, would
-take the limiter away or replace its limits. The volumes that the webhook adds may be mounted only
-as the webhook does it. Paths are compared after normalization, and ``/var/run`` is ``/run``, which
-it links to in most images. A mount at ``/run`` is allowed: deeper paths are mounted later, and what
-lies below it is the container's own already. The API server evaluates the same rules as CEL
-(``policies``); it cannot normalize, so a path that is not written in normal form is denied.
+``hami_common.mounts`` judges paths, for the node agent too. Admission adds what only it can say:
+
+* The volumes that the webhook adds may be mounted only as the webhook does it, by their names.
+* In a pod with a share, the containers without one may not mount over reserved paths either; a
+  directory above them is theirs to mount, because nothing of ours is mounted below it.
+* The API server evaluates the same rules as CEL (``policies``). CEL cannot normalize, so a path
+  that is not written in normal form is denied.
 """
 
 import hashlib
-import posixpath
 from collections.abc import Collection
 from typing import Any, Final
 
 from hami_common import limits
 from hami_common.errors import RequestInvalid
+from hami_common.mounts import fault_of, normal_form, places_of
 from hami_common.podview import ContainerView, VolumeMountView
 
-PRELOAD_FILE: Final = "/etc/ld.so.preload"
-RESERVED_PATHS: Final = (
-    limits.DIRECTORY,
-    limits.REGION_DIRECTORY,
-    "/run/hami-priority",
-    "/usr/local/vgpu",
-    PRELOAD_FILE,
-)
-"""Paths that belong to the webhook and the node agent, with all that lies below them."""
-PARENT_PATHS: Final = ("/", "/etc", "/usr", "/usr/local", "/var/run")
-"""Directories above them. A volume there could hold links in place of the reserved paths, which the
-container could change while it runs; ``/var/run`` would be mounted over ``/run``."""
-DEVICE_LIST: Final = "nvidia-container-devices"
-"""Directory in ``/var/run``: NVIDIA's runtime gives a container the devices that are mounted there
-by name."""
 LIMITS_PREFIX: Final = "hami-limits-"
 REGION_PREFIX: Final = "hami-region-"
 PATH_BY_PREFIX: Final = {
@@ -42,8 +27,6 @@ PATH_BY_PREFIX: Final = {
 }
 """Where volumes with names of ours are mounted, and nowhere else."""
 _OWN_PREFIXES: Final = tuple(PATH_BY_PREFIX)
-_RESERVED_PREFIXES: Final = tuple(f"{path}/" for path in RESERVED_PATHS)
-_RUN_ALIAS: Final = "/var/run"
 VOLUME_NAME_LIMIT: Final = 63
 _DIGEST_LENGTH: Final = 10
 
@@ -69,12 +52,6 @@ def mounts_of(container: str) -> list[dict[str, Any]]:
     ]
 
 
-def normalized(path: str) -> str:
-    """Return ``path`` absolute, without empty parts, ``.``, ``..`` and a slash at the end."""
-    # Two leading slashes have a meaning of their own in POSIX, not in Linux.
-    return posixpath.normpath("/" + path.lstrip("/"))
-
-
 def forbidden_mount(container: ContainerView, asking: Collection[str]) -> RequestInvalid | None:
     """Return the first mount that ``container`` may not have, as the error to deny it with.
 
@@ -85,19 +62,26 @@ def forbidden_mount(container: ContainerView, asking: Collection[str]) -> Reques
     if owner not in asking:
         owner = ""
     own = {one["name"]: one["mountPath"] for one in mounts_of(owner)} if owner else {}
-    for mount in container.volume_mounts or []:
-        where = f"container {container.name}: volumeMounts[{mount.mount_path}]"
-        if mount.name.startswith(_OWN_PREFIXES):
-            if own.get(mount.name) != mount.mount_path or mount.sub_path or mount.sub_path_expr:
-                return _misused(where, mount)
+    for field, path, mount in places_of(container):
+        if mount is not None and mount.name.startswith(_OWN_PREFIXES):
+            if own.get(mount.name) != path or mount.sub_path or mount.sub_path_expr:
+                return _misused(field, mount)
             continue
-        if error := _of_path(mount.mount_path, where, has_share=bool(owner)):
-            return error
-    for device in container.volume_devices or []:
-        where = f"container {container.name}: volumeDevices[{device.device_path}]"
-        if error := _of_path(device.device_path, where, has_share=bool(owner)):
-            return error
+        if (fault := fault_of(path)) and (owner or not fault.is_parent):
+            return fault.error(field)
+        if not _is_in_normal_form(path):
+            return RequestInvalid(
+                field=field,
+                problem="is not in normal form",
+                fix=f"write {normal_form(path)} in its place",
+            )
     return None
+
+
+def _is_in_normal_form(path: str) -> bool:
+    """Whether the text of ``path`` is its normal form; one slash may stand at the end."""
+    plain = normal_form(path)
+    return path in (plain, f"{plain.rstrip('/')}/")
 
 
 def _misused(where: str, mount: VolumeMountView) -> RequestInvalid:
@@ -106,37 +90,3 @@ def _misused(where: str, mount: VolumeMountView) -> RequestInvalid:
         problem=f"volume {mount.name} is named like those that the webhook adds for a device share",
         fix="leave the mount out: the webhook adds its own; give a volume of yours another name",
     )
-
-
-def _of_path(path: str, where: str, *, has_share: bool) -> RequestInvalid | None:
-    plain = normalized(path)
-    if DEVICE_LIST in plain:
-        return RequestInvalid(
-            field=where,
-            problem="NVIDIA's runtime would give the container the devices that are mounted there",
-            fix="remove it and ask for a share in resources.limits",
-        )
-    place = plain
-    if plain.startswith(f"{_RUN_ALIAS}/"):
-        place = plain.removeprefix("/var")
-    if f"{place}/".startswith(_RESERVED_PREFIXES):
-        return RequestInvalid(
-            field=where,
-            problem="would hide the limits of the container's device share",
-            fix=f"mount it elsewhere; {', '.join(RESERVED_PATHS)} are reserved",
-        )
-    if has_share and plain in PARENT_PATHS:
-        return RequestInvalid(
-            field=where,
-            problem="could replace the limits of the container's device share, which lie below it",
-            fix=f"mount a directory below {plain}" + _instead(plain),
-        )
-    if path.rstrip("/") != plain.rstrip("/") or path.endswith("//"):
-        return RequestInvalid(
-            field=where, problem="is not in normal form", fix=f"write {plain} in its place"
-        )
-    return None
-
-
-def _instead(path: str) -> str:
-    return ", or /run itself" if path == _RUN_ALIAS else ""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -18,11 +19,17 @@ from hami_common import annotations as keys
 from hami_common import limits
 from hami_common.errors import RequestInvalid
 from hami_common.model.request import PodRequest
-from hami_common.podview import ContainerView, PodView
+from hami_common.podview import ContainerView, EnvVarView, PodView
 from hami_common.vendors import nvidia
 from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.protocol import ContainerChanges, InjectionMode
-from hami_webhook.core import bounds, visibility
+from hami_common.visibility import (
+    DEVICE_VARIABLES,
+    VARIABLE_BY_VENDOR,
+    from_elsewhere,
+    gives_devices,
+)
+from hami_webhook.core import bounds
 from hami_webhook.core.bounds import all_containers
 from hami_webhook.core.mounts import (
     LIMITS_PREFIX,
@@ -32,7 +39,7 @@ from hami_webhook.core.mounts import (
     volume_name,
 )
 from hami_webhook.core.patch import Operation, diff
-from hami_webhook.core.visibility import DEVICE_VARIABLES, HARMLESS, HIDING, HIDING_ALWAYS
+from hami_webhook.core.visibility import HIDING, HIDING_ALWAYS, PINNED
 
 DEFAULT_SCHEDULER = "default-scheduler"
 TASK_PRIORITY: Final = "CUDA_TASK_PRIORITY"
@@ -190,9 +197,9 @@ def _unpinnable(
     container: ContainerView, vendors: Collection[str], policy: AdmissionPolicy
 ) -> RequestInvalid | None:
     """Deny ``envFrom`` where no literal can win over it without hiding the share itself."""
-    if not vendors or not visibility.takes_any_variable(container):
+    if not vendors or not from_elsewhere(container):
         return None
-    for name, vendor in visibility.VENDOR_BY_VARIABLE.items():
+    for vendor, name in VARIABLE_BY_VENDOR.items():
         if vendor in vendors and not (vendor == nvidia.NAME and policy.injection == "cdi"):
             return env_from_denied(container, f"it could set {name}, by which the node gives it")
     return None
@@ -364,9 +371,9 @@ def _vendor_changes(view: PodView, catalog: Catalog) -> list[list[ContainerChang
 
 def _without_pins(container: ContainerView) -> ContainerView:
     """The container without literals that we set beside ``envFrom``: vendors would remove them."""
-    if not container.env or not visibility.takes_any_variable(container):
+    if not container.env or not from_elsewhere(container):
         return container
-    env = [v for v in container.env if visibility.PINNED.get(v.name) != (v.value or "")]
+    env = [v for v in container.env if PINNED.get(v.name) != (v.value or "")]
     return replace(container, env=env)
 
 
@@ -401,33 +408,32 @@ def _set_env(container: Document, env: dict[str, str]) -> None:
         container["env"] = [*(container.get("env") or []), *added]
 
 
-def _gives_devices(variable: Document) -> bool:
-    return variable["name"] in DEVICE_VARIABLES and (
-        bool(variable.get("valueFrom")) or (variable.get("value") or "") not in HARMLESS
-    )
-
-
 def _strip_variables(draft: Draft, index: int, view: ContainerView) -> list[str]:
     """Remove variables by which a runtime would give devices; returns one warning for each."""
     if not any(variable.name in DEVICE_VARIABLES for variable in view.env or []):
         return []
     container = draft.container(index)
-    given = [variable for variable in container["env"] if _gives_devices(variable)]
-    if not given:
+    env = msgspec.convert(container["env"], list[EnvVarView])
+    if not any(map(gives_devices, env)):
         return []
-    container["env"] = [v for v in container["env"] if not _gives_devices(v)]
+    container["env"] = [
+        document
+        for document, variable in zip(container["env"], env, strict=True)
+        if not gives_devices(variable)
+    ]
     return [
-        f"container {view.name}: env {variable['name']} gives devices past the scheduler and was "
+        f"container {view.name}: env {variable.name} gives devices past the scheduler and was "
         "removed"
-        for variable in given
+        for variable in env
+        if gives_devices(variable)
     ]
 
 
 def _pin_variables(draft: Draft, view: PodView, vendors_by_container: dict[str, set[str]]) -> None:
     """Set the device variables as literals wherever ``envFrom`` could bring them."""
     for index, (_, container) in enumerate(view.containers_in_order()):
-        if visibility.takes_any_variable(container):
-            pins = dict(visibility.PINNED)
+        if from_elsewhere(container):
+            pins = dict(PINNED)
             if nvidia.NAME in vendors_by_container.get(container.name, ()):
                 pins[TASK_PRIORITY] = str(nvidia.DEFAULT_PRIORITY)
             _set_env(draft.container(index), pins)

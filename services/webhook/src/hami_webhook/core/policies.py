@@ -23,7 +23,9 @@ from typing import Any, Final
 
 from hami_common import annotations as keys
 from hami_common import limits
+from hami_common import mounts as paths
 from hami_common.vendors.catalog import Catalog
+from hami_common.visibility import DEVICE_VARIABLES, HARMLESS, VARIABLE_BY_VENDOR
 from hami_webhook.core import mounts
 from hami_webhook.core.configuration import (
     EXEMPT_NAMESPACES,
@@ -36,7 +38,6 @@ from hami_webhook.core.configuration import (
     text,
     words,
 )
-from hami_webhook.core.visibility import DEVICE_VARIABLES, HARMLESS, VENDOR_BY_VARIABLE
 
 Document = dict[str, Any]
 SCHEDULER_ACCOUNT: Final = "system:serviceaccount:hami-system:hami-scheduler"
@@ -120,7 +121,7 @@ def _environment(catalog: Catalog) -> Document:
     is_harmless = f"!has(e.valueFrom) && (!has(e.value) || e.value in {words(HARMLESS)})"
     own = " || ".join(
         f"(e.name == '{name}' && {_asks_of('c', catalog, vendor)})"
-        for name, vendor in VENDOR_BY_VARIABLE.items()
+        for vendor, name in VARIABLE_BY_VENDOR.items()
     )
     gives_nothing = f"!(e.name in {words(DEVICE_VARIABLES)}) || ({is_harmless}) || {own}"
     exempt = f"or label the namespace {ENVIRONMENT_LABEL}={ENVIRONMENT_ALLOWED}"
@@ -140,8 +141,8 @@ def _environment(catalog: Catalog) -> Document:
             ),
             _validation(
                 "variables.containers.all(c, !has(c.volumeMounts) || c.volumeMounts.all(m, "
-                f"!m.mountPath.contains('{mounts.DEVICE_LIST}')))",
-                f"a container mounts {mounts.DEVICE_LIST}, which gives it devices: ask for a share "
+                f"!m.mountPath.contains('{paths.DEVICE_LIST}')))",
+                f"a container mounts {paths.DEVICE_LIST}, which gives it devices: ask for a share "
                 "in its resources.limits, " + exempt,
             ),
         ],
@@ -208,8 +209,9 @@ def _limiter(catalog: Catalog, ours: str) -> Document:
             _validation(
                 _of_containers(_mounts_apart("c.name"), _mounts_apart(owner)),
                 "a container mounts over what limits its device share, or at a path with '//', "
-                f"'/./' or '/../': {', '.join(mounts.RESERVED_PATHS)} are reserved, and in a "
-                f"container with a share {', '.join(mounts.PARENT_PATHS)} too",
+                "'/./' or '/../', or in /proc or /dev/fd: mount it elsewhere; "
+                f"{', '.join(paths.RESERVED)} are reserved, and in a container with a share "
+                f"{', '.join(paths.PARENTS)} too",
             ),
             _validation(
                 _of_containers(_own_mounts("c.name"), _own_mounts(owner)),
@@ -257,15 +259,17 @@ def _mounts_apart(owner: str) -> str:
 
 def _path_apart(path: str, has_share: str) -> str:
     """CEL: the path is written in normal form and leaves what limits the share visible."""
-    links = [f"/var{place}" for place in mounts.RESERVED_PATHS if place.startswith("/run/")]
-    reserved = words(f"{place}/" for place in (*mounts.RESERVED_PATHS, *links))
+    reserved = [spelling for own in paths.RESERVED for spelling in paths.spellings(own)]
+    below = words(f"{place}/" for place in reserved)
     parents = words(
-        {place + end for place in mounts.PARENT_PATHS if place != "/" for end in ("", "/")} | {"/"}
+        {place.rstrip("/") + end for place in paths.PARENTS for end in ("", "/")} - {""}
     )
     parts = [f"!({path} + '/').contains('{part}')" for part in ("/./", "/../")]
     return (
         f"({path}.startsWith('/') && !{path}.contains('//') && {' && '.join(parts)} && "
-        f"!{reserved}.exists(r, ({path} + '/').startsWith(r)) && "
+        f"!{path}.contains('{paths.DEVICE_LIST}') && "
+        f"!({path} + '/').matches({text(paths.MAGIC_LINKS)}) && "
+        f"!({path} in {words(reserved)}) && !{below}.exists(r, {path}.startsWith(r)) && "
         f"(!({path} in {parents}) || !({has_share})))"
     )
 

@@ -8,6 +8,7 @@ pod arrive as narrow views; ``pod`` is the new JSON document, which ephemeral co
 from hami_common import annotations as keys
 from hami_common.podview import ContainerView, PodView
 from hami_common.vendors.catalog import Catalog
+from hami_common.visibility import DEVICE_VARIABLES, from_elsewhere
 from hami_webhook.core import bounds
 from hami_webhook.core.mounts import forbidden_mount, mounts_of
 from hami_webhook.core.mutate import (
@@ -17,7 +18,6 @@ from hami_webhook.core.mutate import (
     env_from_denied,
 )
 from hami_webhook.core.patch import diff
-from hami_webhook.core.visibility import DEVICE_VARIABLES, takes_any_variable
 
 _GUARDED_PATHS = ("/spec/schedulerName", "/metadata/labels")
 
@@ -129,7 +129,7 @@ def _ephemeral_problem(added: list[ContainerView], asking: set[str]) -> str:
                 f"ephemeral container {container.name}: env {given}: devices are given by "
                 "the scheduler only; remove it"
             )
-        if takes_any_variable(container):
+        if from_elsewhere(container):
             return f"ephemeral {env_from_denied(container, 'it could give the container')}"
         if error := forbidden_mount(container, asking):
             return f"ephemeral {error}"
