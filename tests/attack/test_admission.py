@@ -128,9 +128,8 @@ async def test_pod_beyond_the_bounds_is_denied_at_once(
     wired: Wired, containers: int, entries: int
 ) -> None:
     body = msgspec.json.encode(review(crowd(containers, entries * containers)))
-    started_s = time.process_time()
+    assert await processor_s(wired, body) < 2 * PROCESSOR_S
     response = await answer_to(wired, body)
-    assert time.process_time() - started_s < PROCESSOR_S
     assert "write at most" in response["status"]["message"]
 
 
