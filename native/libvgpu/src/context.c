@@ -276,7 +276,7 @@ static bool measure_begin(struct measure *measure, CUdevice cuda, int device)
     measure->charged = 0;
     if (device < 0 || account_limit(device) == UINT64_MAX) return true;
     uint64_t cost = known_cost(device);
-    /* Whoever is not granted a byte gets no context, though what it takes may be beyond measuring here. */
+    /* A process that is not granted a byte gets no context, even if its size cannot be measured here. */
     if (!context_charge(device, cost ? cost : 1)) return false;
     if (!cost) account_refund(device, 1);
     measure->charged = cost;

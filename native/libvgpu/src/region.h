@@ -173,7 +173,7 @@ struct region_want {
 };
 
 /* Map the file, creating it if it has not its name yet. A file that is not exactly a region of this layout for these
-   devices is put aside under the name with ".broken" and made anew. 0; else an errno, ENOENT where there is no directory
+   devices is put aside under the name with ".broken" and created again. 0; else an errno, ENOENT where there is no directory
    for it, and `problem` says why. */
 int region_open(const char *path, const struct region_want *want, struct region *region, char *problem,
                 size_t problem_size);

@@ -299,7 +299,7 @@ def server_config(*, issuer: str, users: Mapping[str, str]) -> str:
     grants = {name: make() for name, make in _STATIC.items()}
     accounts: dict[str, dict[str, Any]] = {
         HAMI: {
-            # Whoever makes a stream says how much of the storage it reserves.
+            # A service that creates a stream states how much storage it reserves.
             "jetstream": {"max_bytes_required": True},
             "limits": {"max_connections": 256},
             "exports": [

@@ -244,7 +244,7 @@ def _serve_kubelet(group: TaskGroup, parts: _Parts) -> None:
 async def _start_kept(
     site: Site, name: str, loop: _Startable, *, task_status: TaskStatus[None]
 ) -> None:
-    """Keep a loop running for ever; started once it reported that for the first time."""
+    """Keep a loop running indefinitely; started once it reported that for the first time."""
     status = StartedOnce(task_status)
     await site.supervisor.keep(name, lambda: loop(task_status=status), expected=(Unavailable,))
 

@@ -223,7 +223,7 @@ async def _follow(
     *,
     task_status: TaskStatus[None],
 ) -> None:
-    """Follow a bucket for ever; started once everything stored was read."""
+    """Follow a bucket indefinitely; started once everything stored was read."""
     status = StartedOnce(task_status)
     following = partial(
         follow,

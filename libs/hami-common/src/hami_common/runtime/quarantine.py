@@ -303,7 +303,7 @@ class Quarantine:
             last_s=now_s,
             retry_s=now_s + delay_s,
         )
-        is_told = known is not None and (
+        is_logged = known is not None and (
             known.entry.problem == problem or monotonic_s - known.logged_s < LOGGED_S
         )
         if attempt is None and known is not None and known.attempt is not None:
@@ -322,12 +322,12 @@ class Quarantine:
             attempt=kept,
             size_bytes=size_bytes,
             due_s=due_s,
-            logged_s=known.logged_s if known is not None and is_told else monotonic_s,
+            logged_s=known.logged_s if known is not None and is_logged else monotonic_s,
         )
         self._filled.set()
         if known is None:
             self._objects.labels(kind=kind).inc()
-        if not is_told:
+        if not is_logged:
             _log.error(
                 "object quarantined",
                 extra={
@@ -370,7 +370,7 @@ class Quarantine:
             await self.retry_due()
 
     async def retry_due(self) -> None:
-        """Repeat each attempt whose time has come, once; release what nobody tried for long."""
+        """Repeat each attempt that is due, once; release entries without a recent attempt."""
         now_s = self._clock.monotonic_s()
         for place in [place for place, known in self._places.items() if known.due_s <= now_s]:
             known = self._places.get(place)

@@ -71,7 +71,7 @@ class QuarantineReporter:
         events: EventRecorder | None = None,
         refer: Refer = pod_reference,
     ) -> None:
-        """Set the callbacks of ``quarantine``; ``ids`` makes identifiers that nobody else makes.
+        """Set the callbacks of ``quarantine``; ``ids`` makes unique identifiers.
 
         ``events``: writes an Event about the object that ``refer`` returns; none without it.
         """
@@ -100,7 +100,7 @@ class QuarantineReporter:
             self._pending[key] = (entry, True)
             self._wake.set()
         else:
-            self._pending.pop(key, None)  # nobody was informed of it
+            self._pending.pop(key, None)  # it was never reported
 
     async def work(self) -> None:
         """Send reports, indefinitely."""

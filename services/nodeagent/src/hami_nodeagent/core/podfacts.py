@@ -66,7 +66,7 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     """Container → which of its variables gives it devices that the node does not choose, and the
     fix: kubelet lets the pod's variables win over those of the node."""
     unseen_env: Mapping[str, frozenset[str]] = {}
-    """Container → such variables that ConfigMaps or Secrets may set, which nobody sees here."""
+    """Container → such variables that ConfigMaps or Secrets may set, which cannot be read here."""
     container_by_id: Mapping[str, str] = {}
     """Runtime's container id, as in the status → container. An ephemeral container that targets
     another one counts as that one."""

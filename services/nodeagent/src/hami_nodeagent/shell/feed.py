@@ -43,7 +43,7 @@ class LedgerFeed:
         self._quarantine = site.quarantine
 
     async def follow(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Follow for ever; started once everything stored so far is in.
+        """Follow indefinitely; started once everything stored so far is in.
 
         A record that cannot be taken is retried, and until a newer one of its pod is taken kubelet
         is refused for the pod: the ledger may have released its share.

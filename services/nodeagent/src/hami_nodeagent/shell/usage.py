@@ -119,7 +119,7 @@ class UsageWatch:
         usages: list[DeviceUsage],
         processes_by_uuid: dict[str, Sequence[Process]],
     ) -> None:
-        """Ask one driver, and tell of the breaches that its answer shows."""
+        """Ask one driver, and report the breaches that its answer shows."""
         try:
             of_vendor = await driver.usage()
         except DriverError as error:

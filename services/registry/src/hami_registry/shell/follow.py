@@ -54,7 +54,7 @@ async def follow(
     *,
     task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Tell ``readers`` for ever; started once they were told everything stored.
+    """Pass entries to ``readers`` indefinitely; started once they have everything stored.
 
     Begins with nothing: a new watch tells all that is stored.
     """
@@ -101,7 +101,7 @@ async def _tell(
 
 
 def _forget(kind: str, quarantine: Quarantine) -> None:
-    """Release the values of a bucket that is lost: a retry would tell of what is no more."""
+    """Release the values of a bucket that is lost: a retry would use stale values."""
     for entry in quarantine.entries():
         if entry.kind == kind:
             quarantine.forget(kind, entry.key)

@@ -3,7 +3,7 @@
 
 The webhook labels each such pod, which is how the scheduler watches it, and mounts the limits of
 each container with a share, which is how they are enforced. A pod without them was created past the
-webhook: it would hold a device that nobody tracks, without limits. What the volume holds is checked
+webhook: it would hold an untracked device, without limits. What the volume holds is checked
 on the node, which mounts limits of its own where it must.
 """
 
@@ -32,7 +32,7 @@ def require_admitted(pod: PodView, request: PodRequest) -> None:
     if pod.labels().get(annotations.MANAGED_LABEL) != "true":
         raise NotAdmitted(
             field=f"metadata.labels[{annotations.MANAGED_LABEL}]",
-            problem="is missing: admission has not seen the pod, and nobody would track its share",
+            problem="is missing: admission has not seen the pod, its share would not be tracked",
             fix=_FIX,
         )
     volumes = {volume.name for volume in pod.spec.volumes or []}

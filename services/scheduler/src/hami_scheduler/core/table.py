@@ -452,7 +452,7 @@ class DeviceTable:
         return number
 
     def _drop_unused_links(self) -> None:
-        """Forget matrices of nodes that have others by now: an agent may report new ones for ever.
+        """Forget matrices of nodes that have newer ones: an agent may report new ones at any time.
 
         Numbers are never used again, so that nothing that was derived from one can be mistaken.
         """

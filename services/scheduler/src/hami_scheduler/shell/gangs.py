@@ -295,7 +295,7 @@ class Gangs:
         self._ended(job, outcome, answer)
 
     def _isolated(self, key: str) -> Answer:
-        """What members are told of a gang that cannot be placed because of an error."""
+        """Return the refusal of the members of a gang that failed with an error."""
         entry = self._quarantine.get(GANG, key)
         problem = "an error" if entry is None else entry.problem
         return Answer(

@@ -6,7 +6,7 @@ carry an annotation only we may write, and changes of pods that are ours. Every 
 without a call, so it never depends on us. A new pod of ours that is too large is refused by its
 match condition, so it takes no time of the webhook. Namespaces are exempt, pods are not: a tenant
 may write a label on a pod. ``pods/status`` is left out on purpose: a kubelet must be able to report
-while the webhook is away, and a forged annotation would not verify anyway.
+while the webhook is unavailable, and a forged annotation would not verify anyway.
 Obeys ``admissionregistration.k8s.io/v1`` as of Kubernetes 1.34; CEL as in
 https://kubernetes.io/docs/reference/using-api/cel/.
 """

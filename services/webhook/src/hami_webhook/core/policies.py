@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides what the API server itself refuses, without us: the ValidatingAdmissionPolicies.
 
-Laws that hold also while the webhook is away or a request goes around it (design D7):
+Rules that also hold while the webhook is unavailable or a request goes around it (design D7):
 
 * Only the writers named here put, change or take away allocation annotations, through whichever
   verb or subresource a pod's metadata can be written with, the Binding among them.
