@@ -343,6 +343,31 @@ async def test_canonical_devices_reach_the_picture_and_the_disk(tmp_path: Path) 
         await soon(is_kept)
 
 
+async def test_record_with_a_device_of_another_vendor_is_refused_until_a_good_one_comes(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    key = subjects.devices_key(NODE, "nvidia")
+    good = NodeDevices(
+        node=NODE,
+        vendor="nvidia",
+        boot_id=bench.site.sequence.boot_id,
+        seq=1,
+        time_s=0,
+        config_generation=3,
+        devices=(device(7),),
+    )
+    bad = replace(good, devices=(replace(device(7), vendor="of-nobody"),))
+    before = bench.site.picture.canonical_by_vendor["nvidia"]
+    async with running(bench):
+        await bench.devices.append(key, encode(bad))
+        metric = bench.site.metrics.undecodable.labels(what="canonical devices")
+        await until(lambda: metric._value.get() > 0)  # noqa: SLF001
+        assert bench.site.picture.canonical_by_vendor["nvidia"] == before
+        await bench.devices.append(key, encode(good))
+        await until(lambda: set(bench.site.picture.view.devices_by_uuid) == {"nvidia-7"})
+
+
 async def test_vendors_that_change_at_the_same_time_are_all_kept_on_disk(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     vendors = [f"vendor-{number}" for number in range(12)]

@@ -199,3 +199,10 @@ def test_problem_of_many_devices_is_shortened() -> None:
     published = inventory.canonical("n", "nvidia", time_s=0)
     assert published.problem.endswith("…")
     assert out_of_range(published) == ""
+
+
+def test_reports_without_a_boot_id_are_reports_like_others() -> None:
+    inventory = Inventory(DeviceConfig())
+    for seq in (1, 2, 3):
+        assert inventory.accept(report(facts("a"), boot="", seq=seq))
+    assert not inventory.accept(report(facts("a"), boot="", seq=2))

@@ -497,6 +497,7 @@ class Reporter:
         try:
             subject = subjects.kv_subject(subjects.DEVICES_BUCKET, key)
             canonical = decode_on(subject, entry.value, NodeDevices)
+            _check_vendor(canonical, what=subject)
         except WireInvalid:
             self._metrics.undecodable.labels(what="canonical devices").inc()
             raise
@@ -531,6 +532,17 @@ class Reporter:
             source=f"/nodeagent/{self._picture.node}",
             time_s=time_s,
         )
+
+
+def _check_vendor(canonical: NodeDevices, *, what: str) -> None:
+    """Refuse a device of another vendor than the record's: its resources would not be known."""
+    for device in canonical.devices:
+        if device.vendor != canonical.vendor:
+            raise WireInvalid(
+                what=what,
+                problem=f"device {device.uuid} is of vendor {device.vendor!r},"
+                f" the record of {canonical.vendor!r}",
+            )
 
 
 async def beat(*, site: Site, publisher: Publisher, vendors: tuple[str, ...]) -> None:

@@ -43,16 +43,18 @@ class Runs:
 
     def is_older(self, key: _Key, new: _Order, known: _Order) -> bool:
         """Judge a report against the known one, and remember it if it is refused."""
-        boot_id, seq = self._refused.get(key, ("", 0))
+        refused = self._refused.get(key)
+        if refused is not None and refused[0] != new[0]:
+            refused = None  # of another run
         if new >= known:
-            if boot_id == new[0]:
+            if refused is not None:
                 del self._refused[key]
             return False
-        if boot_id != new[0]:
+        if refused is None:
             self._refused[key] = new
             return True
         is_near = new[0] == known[0] and known[1] - new[1] <= JUMP
-        return is_near or new[1] <= seq + LATE
+        return is_near or new[1] <= refused[1] + LATE
 
 
 def problems_of(report: NodeReport) -> list[str]:
