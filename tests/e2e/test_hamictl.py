@@ -35,6 +35,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
     host = tmp_path_factory.mktemp("host")
     make_host(host)
     spec = ClusterSpec(
+        injection="devices",
         nodes=(NodeSpec(name="gpu-t4", profile="4xT4"),),
         backoff_s=0.2,
         settings={"nodeagent": {"host_root": str(host)}},
@@ -44,10 +45,13 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 
 
 def make_host(root: Path) -> None:
-    """A node's root file system on which nothing is wrong where devices go by environment."""
+    """A node's root file system on which nothing is wrong where injection is ``devices``."""
     files = {
         "etc/containerd/config.toml": "[plugins.x.containerd.runtimes.nvidia]\na = 1\n",
-        "etc/nvidia-container-runtime/config.toml": "",
+        "etc/nvidia-container-runtime/config.toml": (
+            "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+            "accept-nvidia-visible-devices-as-volume-mounts = false\n"
+        ),
         "usr/lib64/libc.so.6": "GNU C Library (GNU libc) stable release version 2.36.",
     }
     for name, text in files.items():
