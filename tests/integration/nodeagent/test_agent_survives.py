@@ -171,8 +171,7 @@ async def test_device_fault_reaches_kubelet_bus_and_pod_and_passes_again(plane: 
 
 async def test_devices_that_appear_later_are_announced(plane: Plane) -> None:
     plane.control({"driver_missing": "no kernel module"})
-    context_more = {"discovery_retry_s": 0.1, "discovery_s": 0.2}
-    async with plane.agent(**context_more):
+    async with plane.agent(discovery_retry_s=0.1, discovery_s=0.2):
         assert "no kernel module" in (await plane.report()).problem
         assert (await plane.report()).devices == ()
         plane.control({})
