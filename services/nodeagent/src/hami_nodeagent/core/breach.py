@@ -277,7 +277,7 @@ class BreachBook:
 
 
 def _is_live(known: _Standing, live: Collection[tuple[str, str, str]]) -> bool:
-    """Whether the share is there still; whoever never had one keeps what was seen."""
+    """Whether the share is there still; a process without one keeps its readings."""
     return known.breach.holder is None or _share_key(known.breach.holder) in live
 
 

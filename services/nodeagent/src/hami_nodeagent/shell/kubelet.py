@@ -124,7 +124,7 @@ class PluginKeeper:
                 self._quarantine.forget("plugin", self._plugin.resource)
                 reason = await self._watch(run)
             _log.info(
-                "registering anew", extra={"resource": self._plugin.resource, "reason": reason}
+                "registering again", extra={"resource": self._plugin.resource, "reason": reason}
             )
         except HamiError as error:
             outcome = "foreign" if isinstance(error, Denied) else "failed"

@@ -476,7 +476,7 @@ class Effects:
             uid, node = pod.metadata.uid, pod.spec.node_name
             self._quarantine.failed(POD, uid, error, name=pod.names())
             if node and not pod.is_finished() and self._state.ledger.holding(node, uid) is None:
-                # It may hold a share that nothing but its own document tells of.
+                # It may hold a share that only its own document records.
                 withheld.add(POD, uid, error, node=node)
             return self._state.pods.get(uid)
         if len(withheld):

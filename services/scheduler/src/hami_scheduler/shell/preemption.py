@@ -536,7 +536,7 @@ class Preemption:
             ):
                 closed.add(who.metadata.namespace)
         for pod in self._state.pods:
-            if pod.namespace in closed:  # its budget cannot be read: nobody there is evicted
+            if pod.namespace in closed:  # its budget cannot be read: no pod there is evicted
                 name = f"{pod.namespace}/"
                 allowed[name] = 0
                 by_uid[pod.uid] = (*by_uid.get(pod.uid, ()), name)

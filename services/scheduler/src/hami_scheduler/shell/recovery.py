@@ -105,7 +105,7 @@ class Recovery:
             pods = {pod.uid: pod for pod in await self._effects.list_pods()}
             unlabelled: list[PodFacts] = []
             if not ledger.ready:
-                # Nothing but a pod itself tells of its share when the ledger was lost.
+                # After the ledger was lost, only the pod itself records its share.
                 unlabelled = await self._effects.unlabelled_pods()
                 pods |= {pod.uid: pod for pod in unlabelled}
             steps = repair.compare(ledger.holdings(), pods)
