@@ -33,12 +33,12 @@ import msgspec
 import yaml
 
 from hami_common.errors import SettingsInvalid
-from hami_common.podview import PodView
+from hami_common.pods.podview import PodView
 from hami_common.runtime import settings
 from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.nvidia import NvidiaSettings
+from hami_core.quota import queues
 from hami_registry.core import device_config
-from hami_scheduler.core import queues
 from hami_webhook.core.mutate import AdmissionPolicy, mutate
 from hamictl.cli import main as hamictl_main
 from tools.docs_text import Command, Page, Snippet, read

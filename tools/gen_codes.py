@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+from hami_core.ledger.states import TRANSITIONS
+from hami_core.placement.reasons import RefusalCode
 from hami_nodeagent.core.claims import Code
-from hami_scheduler.core.reasons import RefusalCode
-from hami_scheduler.core.states import TRANSITIONS
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "runbook" / "refusals.md"
 END = "<!-- end of generated part -->"

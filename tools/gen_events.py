@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events.catalog import FAMILIES, TOKENS, EventFamily
 from hami_common.events.codec import event_headers
 from tools.gen_wire import field_texts

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple, cast
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from hami_common.metricfamilies import Group
+from hami_common.metrics.families import Group
 from hami_common.runtime import reload
 from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.supervise import Supervisor
+from hami_core.quota.accounts import QuotaLedger
 from hami_nodeagent.shell import metrics as agent
 from hami_nodeagent.shell import usagemetrics
 from hami_registry.shell import metrics as registry
-from hami_scheduler.core.quota_ledger import QuotaLedger
 from hami_scheduler.shell import clustermetrics
 from hami_scheduler.shell import metrics as scheduler
 from hami_scheduler.shell.quota import QuotaKeeper, QuotaMetrics

@@ -21,9 +21,9 @@ import hami_scheduler.settings
 import hami_webhook.settings
 from hami_common.runtime.settings import ServiceSettings
 from hami_common.vendors.catalog import VendorSettings
+from hami_core.quota.queues import QueueConfig
 from hami_registry.core.device_config import Defaults as DeviceDefaults
 from hami_registry.core.device_config import DeviceConfig, Rule
-from hami_scheduler.core.queues import QueueConfig
 from tools.gen_wire import field_texts, type_text
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "settings.md"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from hami_common import bounds, limits, signing
+from hami_common import bounds
 from hami_common.events import (
     allocation,
     asking,
@@ -29,6 +29,7 @@ from hami_common.events import (
     usage,
 )
 from hami_common.model import device, placement, request
+from hami_common.pods import limits, signing
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "wire.md"

@@ -11,12 +11,12 @@ import anyio
 import msgspec
 import pytest
 
-from hami_common import annotations
 from hami_common.events import codec
 from hami_common.events.decision import AdmissionRecord
-from hami_common.runtime.memory import MemoryBus, MemoryPublisher
+from hami_common.pods import annotations
 from tests.support import jsonpatch
 from tests.support.admission import Wired, asking_pod, patch_of, review
+from tests.support.memorybus import MemoryBus, MemoryPublisher
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ import anyio
 import pytest
 import yaml
 
-from hami_common import annotations
+from hami_common.pods import annotations
 from hami_sim.apiserver.client import Access, KubeClient, StatusError
 from hami_sim.certs import CertificateAuthority
 from hami_sim.kubernetes import run_control_plane

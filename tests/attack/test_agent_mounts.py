@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from hami_common.limits import decode as decode_limits
-from hami_common.podview import PodView
-from hami_common.signing import Signer, Verifier
+from hami_common.pods.limits import decode as decode_limits
+from hami_common.pods.podview import PodView
+from hami_common.pods.signing import Signer, Verifier
 from hami_nodeagent.core.claims import Refuse
 from hami_nodeagent.core.podfacts import PodFacts, facts_of
 from tests.unit.nodeagent.core.builders import GPU, NODE, Given

@@ -14,21 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from hami_common import annotations, subjects
+from hami_common.bus import subjects
 from hami_common.errors import HamiError, RequestInvalid, SettingsInvalid, WireInvalid
 from hami_common.events import codec
 from hami_common.events.inventory import NodeReport
-from hami_common.podview import MetadataView, PodView
+from hami_common.pods import annotations
+from hami_common.pods.podview import MetadataView, PodView
 from hami_common.runtime import settings as settings_loader
 from hami_common.runtime.httpd import Request
-from hami_common.runtime.memory import MemoryBucket
+from hami_core.planning import gangs
 from hami_nodeagent.drivers.errors import DriverError
 from hami_nodeagent.drivers.parse import enflame, metax
-from hami_scheduler.core import gangs
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire
 from hamictl import manifests, migration
 from hamictl.errors import InputRefused
+from tests.support.memorybus import MemoryBucket
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import Running, World, quiet
 

@@ -20,7 +20,7 @@ import pytest
 from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 
-from hami_common import grants, subjects
+from hami_common.bus import grants, subjects
 from hami_common.errors import HamiError
 from hami_common.events import codec
 from hami_common.events.allocation import StateRecord

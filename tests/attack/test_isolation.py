@@ -24,16 +24,15 @@ import hami_nodeagent.shell.states
 import hami_nodeagent.shell.usage
 import hami_registry.shell.cordons
 import hami_webhook.shell.events
-from hami_common import annotations as keys
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.asking import UsageAnswer
 from hami_common.events.decision import AdmissionRecord, DecisionRecord
 from hami_common.events.inventory import Heartbeat
 from hami_common.model.placement import ContainerShares, Share
+from hami_common.pods import annotations as keys
 from hami_common.runtime.clock import SystemClock
-from hami_common.runtime.memory import MemoryBus, MemoryPublisher
 from hami_common.runtime.natsio import (
     Bus,
     NatsBucket,
@@ -59,6 +58,7 @@ from hami_sim.natsd import NatsServer
 from hami_webhook.shell.metrics import Metrics as WebhookMetrics
 from tests.integration.nodeagent.plane import NODE, RESOURCE, Ask, Plane, run_plane, until
 from tests.support.kubelet import grpc_poller, short_path
+from tests.support.memorybus import MemoryBus, MemoryPublisher
 from tests.support.registry import RunningRegistry, report, run_registry, send, stored
 
 __all__ = ["grpc_poller", "short_path"]

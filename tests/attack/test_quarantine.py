@@ -13,20 +13,20 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from hami_common import annotations, subjects
+from hami_common.bus import subjects
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.inventory import DeviceFault, NodeDevices
 from hami_common.model.device import Link
+from hami_common.pods import annotations
 from hami_common.runtime.httpd import Request
-from hami_common.runtime.memory import MemoryBucket
-from hami_scheduler.core.inventory import Inventory
-from hami_scheduler.core.ledger import Ledger
-from hami_scheduler.core.podfacts import PodReader
-from hami_scheduler.core.quota import QuotaReader
-from hami_scheduler.core.stimuli import Accepted, NodeRead, RecordSeen, StateSeen, Tick
-from hami_scheduler.core.stimuluslog import Writer
-from hami_scheduler.core.table import DeviceTable
-from hami_scheduler.core.verdicts import Verdicts
+from hami_core.ledger.ledger import Ledger
+from hami_core.ledger.podfacts import PodReader
+from hami_core.ledger.stimuli import Accepted, NodeRead, RecordSeen, StateSeen, Tick
+from hami_core.placement.verdicts import Verdicts
+from hami_core.quota.resourcequota import QuotaReader
+from hami_core.replay.stimuluslog import Writer
+from hami_core.table.inventory import Inventory
+from hami_core.table.table import DeviceTable
 from hami_scheduler.shell import gangs
 from hami_scheduler.shell.clustermetrics import ClusterMetrics
 from hami_scheduler.shell.decisions import Decisions
@@ -34,6 +34,7 @@ from hami_scheduler.shell.effects import Effects
 from hami_scheduler.shell.mirror import HamiMirrors
 from hami_scheduler.shell.preemption import Preemption
 from hami_scheduler.shell.takeover import TakeOver
+from tests.support.memorybus import MemoryBucket
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import Running, World, pod_path, quiet
 

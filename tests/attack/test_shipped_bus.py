@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Denied
 from hami_common.ports import Expect
 from hami_common.runtime import natsio

@@ -38,10 +38,10 @@ from pathlib import Path
 from resource import getpagesize
 
 from hami_common.model.request import ContainerRequest, PodRequest
-from hami_scheduler.core.names import NodeNames
-from hami_scheduler.core.pick import pick
-from hami_scheduler.core.table import DeviceTable
-from hami_scheduler.core.verdicts import Verdicts
+from hami_core.placement.nodenames import NodeNames
+from hami_core.placement.pick import pick
+from hami_core.placement.verdicts import Verdicts
+from hami_core.table.table import DeviceTable
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
 from tests.bench.scheduler_cluster import (

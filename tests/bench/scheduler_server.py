@@ -26,11 +26,13 @@ import msgspec
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from hami_common import annotations, subjects
+from hami_common.bus import subjects
 from hami_common.errors import HamiError
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.model.placement import Placement
-from hami_common.podview import PodView
+from hami_common.pods import annotations
+from hami_common.pods.podview import PodView
+from hami_common.pods.signing import SignedPlacement, Signer, Verifier
 from hami_common.ports import Outgoing
 from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.httpd import (
@@ -41,17 +43,16 @@ from hami_common.runtime.httpd import (
     StreamedResponse,
     serve,
 )
-from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryPublisher, Published
 from hami_common.runtime.telemetry import Tracing, configure_logging
-from hami_common.signing import SignedPlacement, Signer, Verifier
 from hami_common.vendors.catalog import Catalog
+from hami_core.ledger.podfacts import PodReader
+from hami_core.ledger.stimuli import FeedSynced, RecordSeen, Repaired, StateSeen
 from hami_scheduler.app import Keys, Scheduler, World
-from hami_scheduler.core.podfacts import PodReader
-from hami_scheduler.core.stimuli import FeedSynced, RecordSeen, Repaired, StateSeen
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.extender_wire import ExtenderArgs
 from hami_scheduler.shell.state import PARTS
 from tests.bench.scheduler_cluster import OTHER, SIZES_MIB, booking, inventory
+from tests.support.memorybus import MemoryBucket, MemoryBus, MemoryPublisher, Published
 from tests.unit.scheduler.shell.fakekube import FakeKube
 
 Obj = dict[str, Any]

@@ -31,7 +31,7 @@ READY = "ready"
 def serve(nodes: int) -> None:
     """Carry out a call for each line ``mix plans verb number``; tell its milliseconds."""
     # Those of the checkout that is asked.
-    from hami_scheduler.core.verdicts import Verdicts  # noqa: PLC0415
+    from hami_core.placement.verdicts import Verdicts  # noqa: PLC0415
     from tests.bench import scheduler  # noqa: PLC0415
 
     cluster = scheduler.build(nodes, seed=nodes)

@@ -10,7 +10,7 @@ import os
 import nats.errors
 from nats.aio.client import Client
 
-from hami_common import grants, subjects
+from hami_common.bus import grants, subjects
 from hami_sim.cluster import AGENTS_NAMESPACE
 from hami_sim.kubernetes.pki import HOST
 from tests.e2e.work import NAMESPACE, Worked, bind, events_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hami_common import limits
+from hami_common.pods import limits
 from hami_sim import demo
 from hami_sim.hardware import profile
 from tests.support.docs import missing_lines

@@ -17,8 +17,8 @@ import anyio
 import pytest
 import yaml
 
-from hami_common import annotations, limits
-from hami_common.limits import HEADER
+from hami_common.pods import annotations, limits
+from hami_common.pods.limits import HEADER
 from hami_registry.core import busaccess
 from hami_sim.apiserver.client import KubeClient, StatusError
 from hami_sim.cluster import AGENTS_NAMESPACE, SYSTEM_NAMESPACE

@@ -7,9 +7,9 @@ from typing import Any
 import anyio
 import pytest
 
-from hami_common import annotations, limits
 from hami_common.errors import Denied
-from hami_common.podview import PodView
+from hami_common.pods import annotations, limits
+from hami_common.pods.podview import PodView
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from tests.bench.burst import burst
 from tests.e2e.conftest import small_pod

@@ -19,9 +19,9 @@ import anyio
 import pytest
 from msgspec import Struct
 
-from hami_common import annotations, limits
 from hami_common.events.allocation import AllocationRecord
-from hami_common.podview import PodView
+from hami_common.pods import annotations, limits
+from hami_common.pods.podview import PodView
 from hami_nodeagent.shell import agentdevices
 from hami_sim.apiserver.client import Access, KubeClient
 from hami_sim.cluster import ClusterSpec, NodeSpec

@@ -16,8 +16,8 @@ import aiohttp
 import anyio
 import pytest
 
-from hami_common import annotations, limits
-from hami_common.limits import DeviceLimit
+from hami_common.pods import annotations, limits
+from hami_common.pods.limits import DeviceLimit
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from hami_sim.gpucontainers import why_not
 from hami_sim.tap import Direction, Trap

@@ -10,9 +10,10 @@ import nats.js.errors
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
-from hami_common import annotations, subjects
+from hami_common.bus import subjects
 from hami_common.events.catalog import FAMILIES, family_of
-from hami_common.podview import PodView
+from hami_common.pods import annotations
+from hami_common.pods.podview import PodView
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from hami_sim.ports import free_port
 from tests.e2e.conftest import small_pod

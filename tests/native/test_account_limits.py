@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hami_common.limits import DeviceLimit, Limits, encode
+from hami_common.pods.limits import DeviceLimit, Limits, encode
 from tests.support.accounting import Container, limits_text, until
 
 MIB = 1 << 20

@@ -16,7 +16,7 @@ import nats.js.errors
 import pytest
 from msgspec import Struct
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events.breach import BreachRecord
 from hami_common.events.codec import decode
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster

@@ -8,7 +8,6 @@ percent of one device.
 from collections.abc import Sequence
 from typing import Any
 
-from hami_common import annotations, limits
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device, Link, Profile
 from hami_common.model.placement import ContainerShares, Share
@@ -23,6 +22,7 @@ from hami_common.model.request import (
     PodRequest,
     ScoringWeights,
 )
+from hami_common.pods import annotations, limits
 
 
 def as_admitted(pod: dict[str, Any]) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import anyio
 import msgspec
 from nats.aio.client import Client
 
-from hami_common import grants, subjects
+from hami_common.bus import grants, subjects
+from hami_common.bus.nkeys import NKey
 from hami_common.errors import Unavailable
-from hami_common.nkeys import NKey
 from hami_common.ports import KubeApi
 from hami_common.runtime import natsio
 from hami_common.runtime.clock import SystemClock

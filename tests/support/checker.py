@@ -7,13 +7,14 @@ It never asks a service of ours, so a wrong table cannot hide. Memory in MiB.
 from collections import Counter
 from collections.abc import Iterable
 
-from hami_common import annotations, subjects
+from hami_common.bus import subjects
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.codec import decode
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
-from hami_common.podview import PodView
-from hami_common.signing import SignedPlacement, Verifier
+from hami_common.pods import annotations
+from hami_common.pods.podview import PodView
+from hami_common.pods.signing import SignedPlacement, Verifier
 from hami_sim.cluster import Cluster
 
 EVENT_KINDS = (

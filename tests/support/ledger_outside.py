@@ -31,13 +31,12 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Denied, Unavailable
 from hami_common.ports import BatchPublisher, Bucket, Clock, Entry, WatchEvent
 from hami_common.runtime import natsio
 from hami_common.runtime.kubeio.client import failure
 from hami_common.runtime.kubeio.reflector import reflect
-from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryPublisher, Published, matches
 from hami_common.runtime.natsio.connection import Bus
 from hami_common.runtime.natsio.consume import Heartbeat, ordered_session, parse_ack
 from hami_common.runtime.natsio.jetstream import api, user_headers
@@ -53,6 +52,7 @@ from hami_sim.apiserver.resources import Resource, ResourceTable
 from hami_sim.apiserver.selectors import parse_labels
 from hami_sim.apiserver.store import Change, Filter, Store, Subscription
 from hami_sim.natsd import NatsServer
+from tests.support.memorybus import MemoryBucket, MemoryBus, MemoryPublisher, Published, matches
 
 READ_LIMIT_S = 20.0
 READER = "reader"

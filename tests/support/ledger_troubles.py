@@ -22,8 +22,8 @@ from msgspec import Struct
 
 from hami_common.errors import Conflict, HamiError, Unavailable
 from hami_common.ports import Bucket, Entry, Expect, KubeApi, Reset, Synced, WatchEvent, Write
-from hami_common.runtime.memory import one_by_one
 from hami_common.runtime.tasks import background
+from tests.support.memorybus import one_by_one
 
 Trouble = Literal["none", "lost", "answer-lost", "late"]
 Item = Entry | Synced | Reset

@@ -21,16 +21,17 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
 
-from hami_common import annotations, subjects
+from hami_common.bus import subjects
 from hami_common.errors import Unavailable
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
 from hami_common.model.placement import ContainerShares
+from hami_common.pods import annotations
+from hami_common.pods.signing import Signer, Verifier
 from hami_common.ports import Bucket, Entry
 from hami_common.runtime.tasks import background
 from hami_common.runtime.telemetry import Tracing
-from hami_common.signing import Signer, Verifier
 from hami_scheduler.app import Keys, Scheduler
 from hami_scheduler.app import World as Ports
 from hami_scheduler.settings import Settings

@@ -9,11 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hami_common import annotations
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
-from hami_common.signing import SignedPlacement, Verifier
+from hami_common.pods import annotations
+from hami_common.pods.signing import SignedPlacement, Verifier
 
 Obj = dict[str, Any]
 Holding = tuple[str, tuple[ContainerShares, ...]]

@@ -17,7 +17,7 @@ from msgspec import Struct
 from nats.aio.client import Client as NatsClient
 from nats.js.client import JetStreamContext
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events import codec
 from hami_common.events.inventory import Heartbeat, NodeReport
 from hami_common.model.device import DeviceFacts, Link

@@ -24,8 +24,8 @@ from hami_common.events.codec import decode, encode
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device, DeviceFacts, Profile
 from hami_common.model.placement import ContainerShares, Placement, Share
+from hami_common.pods.signing import SignedPlacement
 from hami_common.runtime.tasks import background
-from hami_common.signing import SignedPlacement
 from hami_nodeagent.core.claims import Entry, ListedPod
 from hami_nodeagent.core.grants import Grant
 from hami_nodeagent.core.partitions import JournalFile, owner_of

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 from prometheus_client import CollectorRegistry
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events import codec
 from hami_common.events.inventory import NodeDevices, NodeReport
 from hami_common.model.device import DeviceFacts

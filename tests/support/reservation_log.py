@@ -3,7 +3,7 @@
 
 from typing import Generic, TypeVar
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.ports import Expect
 

@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from hami_common import grants
-from hami_common.nkeys import NKey
+from hami_common.bus import grants
+from hami_common.bus.nkeys import NKey
 from hami_common.runtime import natsio
 from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.natsio import Bus, NatsLogin

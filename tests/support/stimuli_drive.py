@@ -19,12 +19,8 @@ from hami_common.events.inventory import DeviceFault, Heartbeat
 from hami_common.model.request import DevicePolicy, PlacementPolicy, PodRequest, ScoringWeights
 from hami_common.runtime.clock import ManualClock
 from hami_common.runtime.quarantine import Quarantine
-from hami_scheduler.core.ledger import Hold, Ledger
-from hami_scheduler.core.queues import QueueConfig, QueueTree
-from hami_scheduler.core.quota import Asker, Limit, Quota, Resource, Scope, amounts_of
-from hami_scheduler.core.quota_verdicts import Allowed
-from hami_scheduler.core.snapshot import Parts
-from hami_scheduler.core.stimuli import (
+from hami_core.ledger.ledger import Hold, Ledger
+from hami_core.ledger.stimuli import (
     Accepted,
     Append,
     FeedSynced,
@@ -35,7 +31,11 @@ from hami_scheduler.core.stimuli import (
     Tick,
     Wiped,
 )
-from hami_scheduler.core.verdicts import Filtered
+from hami_core.placement.verdicts import Filtered
+from hami_core.quota.queues import QueueConfig, QueueTree
+from hami_core.quota.resourcequota import Asker, Limit, Quota, Resource, Scope, amounts_of
+from hami_core.quota.verdicts import Allowed
+from hami_core.replay.snapshot import Parts
 from hami_scheduler.shell.isolation import STIMULUS
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.recorder import (

@@ -18,8 +18,8 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from hami_common import annotations as keys
 from hami_common.errors import HamiError
+from hami_common.pods import annotations as keys
 from hami_common.runtime.httpd import HttpApp
 from tests.attack.fuzz import pods
 from tests.attack.fuzz.inputs import NUMBERS, STRINGS, damaged, encoded, mutated, pick

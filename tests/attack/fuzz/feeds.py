@@ -9,10 +9,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from hami_common import subjects
-from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryPublisher
+from hami_common.bus import subjects
 from tests.attack.fuzz import messages
 from tests.attack.fuzz.laws import DETAIL, Case, Told, chance_of, resident_mib
+from tests.support.memorybus import MemoryBucket, MemoryBus, MemoryPublisher
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import Running, World, quiet
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events.allocation import AllocationRecord, CarriedShare, StateRecord
 from hami_common.events.breach import BreachProcess, BreachRecord
 from hami_common.events.decision import AdmissionRecord, DecisionRecord, NodeScore, RefusalClass

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from hami_common import annotations as keys
+from hami_common.pods import annotations as keys
+from hami_common.pods.visibility import DEVICE_VARIABLES
 from hami_common.vendors.catalog import Catalog
-from hami_common.visibility import DEVICE_VARIABLES
 from tests.attack.fuzz.inputs import DIGITS, NUMBERS, STRINGS, pick
 
 Document = dict[str, Any]

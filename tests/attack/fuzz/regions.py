@@ -15,7 +15,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from hami_common.metricfamilies import NameSet
+from hami_common.metrics.families import NameSet
 from hami_nodeagent.core.holders import Holder
 from hami_nodeagent.core.region import FILE_NAME, LINE, SIZE_MAX, Region
 from hami_nodeagent.core.usage import Counters, containers_of, rows_of

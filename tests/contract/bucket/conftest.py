@@ -9,14 +9,14 @@ from typing import Protocol
 import anyio
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import NotFound, Unavailable
 from hami_common.ports import Bucket, Feed
 from hami_common.runtime import natsio
-from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryFeed
 from hami_common.runtime.natsio.jetstream import api
 from hami_common.runtime.natsio.layout import stream_configs
 from hami_sim.natsd import NatsCluster, NatsServer, run_nats_cluster, run_nats_server
+from tests.support.memorybus import MemoryBucket, MemoryBus, MemoryFeed
 
 
 class World(Protocol):

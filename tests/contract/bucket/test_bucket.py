@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Conflict
 from hami_common.ports import Bucket, Entry, Expect, Reset, Synced, Write
 from tests.contract.bucket.conftest import World

@@ -16,16 +16,16 @@ from msgspec import Struct
 
 from hami_common.model.device import Device
 from hami_common.model.placement import Placement
-from hami_common.podview import PodView
+from hami_common.pods.podview import PodView
 from hami_common.vendors.cambricon import CambriconSettings
 from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.handles import needs_instance
 from hami_common.vendors.protocol import RenderContext
+from hami_core.placement.pick import pick
+from hami_core.table.table import DeviceTable
 from hami_nodeagent.drivers import build_driver
 from hami_nodeagent.drivers.partitioner import Wanted
 from hami_registry.core.device_config import DeviceConfig, canonical_device
-from hami_scheduler.core.pick import pick
-from hami_scheduler.core.table import DeviceTable
 from hami_sim.hardware.vendortools import VendorTools
 from tests.support import builders
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Unavailable
 from hami_common.ports import BatchPublisher, Outgoing
 from hami_common.runtime import natsio
-from hami_common.runtime.memory import MemoryBus, MemoryPublisher
 from hami_sim.natsd import run_nats_server
+from tests.support.memorybus import MemoryBus, MemoryPublisher
 
 pytestmark = pytest.mark.anyio
 

@@ -12,14 +12,14 @@ import pytest
 import yaml
 
 from hami_common.model.placement import Placement, Share
-from hami_common.podview import PodView
+from hami_common.pods.podview import PodView
 from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.nvidia import NvidiaSettings
+from hami_core.placement.pick import pick
+from hami_core.placement.verdicts import Verdicts
+from hami_core.table.table import DeviceTable
 from hami_nodeagent.drivers.simulated import SimulatedDriver, SimulatedDriverSettings
 from hami_registry.core.device_config import DeviceConfig, canonical_device
-from hami_scheduler.core.pick import pick
-from hami_scheduler.core.table import DeviceTable
-from hami_scheduler.core.verdicts import Verdicts
 from hami_sim.hardware import profile
 from hami_webhook.core.mutate import AdmissionPolicy, mutate
 from tests.support import builders, jsonpatch

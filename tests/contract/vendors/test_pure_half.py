@@ -12,12 +12,12 @@ from msgspec.structs import fields
 from hami_common.errors import RequestInvalid
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.placement import ContainerShares, Placement, Share
-from hami_common.podview import ContainerView, PodView
+from hami_common.pods.podview import ContainerView, PodView
 from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.protocol import InjectionMode, RenderContext, Vendor
-from hami_scheduler.core.pick import pick
-from hami_scheduler.core.reasons import NodeRefusal
-from hami_scheduler.core.table import DeviceTable
+from hami_core.placement.pick import pick
+from hami_core.placement.reasons import NodeRefusal
+from hami_core.table.table import DeviceTable
 from hami_webhook.core.mutate import AdmissionPolicy, mutate
 from tests.contract.vendors.cases import CASES
 from tests.contract.vendors.shape import Case

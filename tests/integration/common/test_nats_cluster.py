@@ -11,7 +11,7 @@ from itertools import count
 import anyio
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Conflict, Unavailable
 from hami_common.ports import Entry, Expect
 from hami_common.runtime import natsio

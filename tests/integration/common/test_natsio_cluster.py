@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Conflict, Unavailable
 from hami_common.ports import Entry, Expect, Synced
 from hami_common.runtime import natsio

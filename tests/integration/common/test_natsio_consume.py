@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.runtime import natsio
 from hami_common.runtime.natsio.consume import parse_ack, parse_time_s
 from hami_common.runtime.natsio.jetstream import api

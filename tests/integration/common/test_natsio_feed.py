@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Unavailable
 from hami_common.ports import Entry, Reset, Synced
 from hami_common.runtime import natsio

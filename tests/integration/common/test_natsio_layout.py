@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import SettingsInvalid, Unavailable
 from hami_common.runtime import natsio
 from hami_common.runtime.natsio.jetstream import ApiRefusal, api

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Conflict
 from hami_common.ports import Entry, Expect, Reset, Synced
 from hami_common.runtime import natsio

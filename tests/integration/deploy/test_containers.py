@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
-from hami_common.signing import Signer
+from hami_common.pods.signing import Signer
 from hami_sim.certs import CertificateAuthority
 from tests.support.containerfile import Containerfile
 from tests.unit.deploy.test_files import DEPLOY, ROOT, pods

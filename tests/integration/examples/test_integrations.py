@@ -14,7 +14,7 @@ import anyio
 import nats
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.usage import UsageRecord

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from hami_common import grants
+from hami_common.bus import grants
+from hami_common.bus.nkeys import NKey
 from hami_common.errors import NotFound
-from hami_common.nkeys import NKey
+from hami_common.pods.signing import Signer, Verifier
 from hami_common.runtime import kubeio, natsio
-from hami_common.signing import Signer, Verifier
 from hami_sim.apiserver import ApiServer, Settings
 from hami_sim.certs import CertificateAuthority
 from hami_sim.kubernetes import configuration

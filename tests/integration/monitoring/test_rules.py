@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from hami_common.metricfamilies import head
+from hami_common.metrics.families import head
 from hami_nodeagent.shell import usagemetrics
 from hami_scheduler.shell import clustermetrics
 from tests.support.prometheus import program_or_skip

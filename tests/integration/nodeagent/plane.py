@@ -18,7 +18,7 @@ import grpc.aio
 import msgspec
 from msgspec import Struct
 
-from hami_common import annotations, limits, subjects
+from hami_common.bus import subjects
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.codec import decode, encode
 from hami_common.events.inventory import NodeDevices, NodeReport
@@ -31,11 +31,12 @@ from hami_common.kubeletapi import (
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Placement, Share
 from hami_common.model.request import ContainerKind
+from hami_common.pods import annotations, limits
+from hami_common.pods.signing import SignedPlacement, Signer
 from hami_common.ports import Expect
 from hami_common.runtime.natsio import Bus, NatsBucket, connect, ensure_bus
 from hami_common.runtime.service import ServiceContext
 from hami_common.runtime.tasks import background
-from hami_common.signing import SignedPlacement, Signer
 from hami_nodeagent.app import serve_agent
 from hami_nodeagent.core.health import HealthRules
 from hami_nodeagent.drivers.simulated import SimulatedDriver, SimulatedDriverSettings

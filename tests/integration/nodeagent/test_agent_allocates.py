@@ -7,7 +7,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from hami_common.signing import Signer
+from hami_common.pods.signing import Signer
 from hami_sim.kubelet import Refusal
 from tests.integration.nodeagent.plane import NODE, RESOURCE, Ask, Plane, until
 

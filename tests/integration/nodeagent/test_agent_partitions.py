@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.codec import decode
 from hami_common.events.partition import PartitionRecord

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events.codec import decode
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeReport
 from hami_common.kubeletapi import deviceplugin as api

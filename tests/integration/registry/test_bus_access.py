@@ -11,7 +11,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from hami_common import grants, subjects
+from hami_common.bus import grants, subjects
 from hami_common.errors import Conflict, SettingsInvalid, Unavailable
 from hami_common.ports import Entry, Expect, Synced
 from hami_common.runtime import natsio

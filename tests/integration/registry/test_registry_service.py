@@ -15,14 +15,14 @@ import jsonschema
 import msgspec
 import pytest
 
-from hami_common import annotations as keys
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import HamiError
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.decision import DecisionRecord
 from hami_common.events.inventory import Heartbeat
 from hami_common.model.placement import ContainerShares, Share
+from hami_common.pods import annotations as keys
 from hami_common.runtime import kubeio
 from hami_common.runtime.natsio import (
     Bus,

@@ -11,13 +11,14 @@ from typing import Any
 import aiohttp
 import anyio
 
-from hami_common import annotations, subjects
+from hami_common.bus import subjects
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.inventory import Heartbeat, NodeDevices
+from hami_common.pods import annotations
+from hami_common.pods.signing import Signer, Verifier
 from hami_common.runtime import natsio
 from hami_common.runtime.tasks import background
-from hami_common.signing import Signer, Verifier
 from hami_sim.apiserver import ApiServer
 from hami_sim.apiserver import Settings as ApiSettings
 from hami_sim.apiserver.client import Access, KubeClient

@@ -18,12 +18,13 @@ import anyio.to_thread
 import pytest
 from click.testing import CliRunner
 
-from hami_common import annotations, subjects
+from hami_common.bus import subjects
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.inventory import Heartbeat, NodeDevices
 from hami_common.model.device import Device
 from hami_common.model.placement import booked_by_device
+from hami_common.pods import annotations
 from hami_common.runtime import kubeio, natsio
 from hami_common.runtime.tasks import background
 from hami_sim.natsd import NatsServer

@@ -13,7 +13,7 @@ from hami_common.errors import Unavailable
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.decision import DecisionRecord
-from hami_scheduler.core.snapshot import Snapshot, load
+from hami_core.replay.snapshot import Snapshot, load
 from hami_sim.apiserver import Fault, Match
 from hami_sim.natsd import NatsServer
 from tests.integration.scheduler.site import SchedulerProcess, Site, open_site, until

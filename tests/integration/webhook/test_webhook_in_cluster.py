@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import yaml
 
-from hami_common import annotations as keys
 from hami_common.errors import Denied, HamiError
+from hami_common.pods import annotations as keys
 from hami_common.runtime import kubeio
 from hami_sim.apiserver import ApiServer, Settings
 from hami_sim.certs import CertificateAuthority

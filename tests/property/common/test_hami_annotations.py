@@ -12,12 +12,13 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hami_common import adoption, annotations, hamiformat, mirrors
+from hami_common.compat import adoption, hamiformat, mirrors
+from hami_common.compat.hamiformat import Given, Registered
 from hami_common.errors import WireInvalid
-from hami_common.hamiformat import Given, Registered
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
-from hami_common.podview import PodView
+from hami_common.pods import annotations
+from hami_common.pods.podview import PodView
 from hami_common.vendors.catalog import Catalog
 from tests.support.builders import device
 

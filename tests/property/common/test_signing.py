@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hami_common.errors import WireInvalid
 from hami_common.model.placement import ContainerShares, Placement, Share
-from hami_common.signing import SignedPlacement, Signer, Verifier
+from hami_common.pods.signing import SignedPlacement, Signer, Verifier
 
 SIGNER = Signer.generate()
 VERIFIER = Verifier.from_pems([SIGNER.public_pem()])

@@ -4,8 +4,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami_common import subjects
-from hami_common.runtime.memory import matches
+from hami_common.bus import subjects
+from tests.support.memorybus import matches
 
 LABEL = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
 NAME = st.lists(LABEL, min_size=1, max_size=5).map(".".join)

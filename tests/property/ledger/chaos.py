@@ -15,19 +15,20 @@ from typing import Any
 import anyio
 import msgspec
 
-from hami_common import annotations, subjects
-from hami_common import limits as limits_file
+from hami_common.bus import subjects
 from hami_common.errors import Conflict, NotFound, Unavailable
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, ReportedState, StateRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
 from hami_common.model.placement import Placement, Share
+from hami_common.pods import annotations
+from hami_common.pods import limits as limits_file
+from hami_common.pods.signing import SignedPlacement
 from hami_common.ports import Entry, Expect
-from hami_common.signing import SignedPlacement
-from hami_scheduler.core.reasons import NodeRefusal
-from hami_scheduler.core.repair import Holding
-from hami_scheduler.core.stimuli import Accepted, Append, RecordSeen, StateSeen
+from hami_core.ledger.repair import Holding
+from hami_core.ledger.stimuli import Accepted, Append, RecordSeen, StateSeen
+from hami_core.placement.reasons import NodeRefusal
 from hami_scheduler.shell.extender_wire import BindArgs
 from hami_sim.apiserver.errors import Obj
 from tests.support.builders import as_admitted

@@ -14,15 +14,16 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from hami_common import annotations, subjects
+from hami_common.bus import subjects
 from hami_common.errors import InvariantBroken
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.model.placement import booked_by_device
+from hami_common.pods import annotations
 from hami_common.ports import Entry
-from hami_scheduler.core.ledger import Ledger
-from hami_scheduler.core.stimuli import RecordSeen, StateSeen
-from hami_scheduler.core.table import DeviceTable
+from hami_core.ledger.ledger import Ledger
+from hami_core.ledger.stimuli import RecordSeen, StateSeen
+from hami_core.table.table import DeviceTable
 from tests.support.ledger_world import Held, Key, LedgerWorld, Replica, fold, rebuild
 
 Device = tuple[str, str]

@@ -13,14 +13,15 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from hami_common import annotations, subjects
+from hami_common.bus import subjects
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationOp, AllocationRecord, StateRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
-from hami_common.signing import SignedPlacement
-from hami_scheduler.core.repair import Restore
+from hami_common.pods import annotations
+from hami_common.pods.signing import SignedPlacement
+from hami_core.ledger.repair import Restore
 from hami_scheduler.shell.extender_wire import BindArgs
 from hami_sim.apiserver.errors import Obj
 from tests.property.ledger.drive import STEP_S, TURN_S, Drive

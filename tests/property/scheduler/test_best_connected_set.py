@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hami_common.model.placement import Placement
-from hami_scheduler.core.links import LinkClass
-from hami_scheduler.core.pick import pick
-from hami_scheduler.core.table import DeviceTable
+from hami_core.placement.pick import pick
+from hami_core.table.links import LinkClass
+from hami_core.table.table import DeviceTable
 from tests.support import builders
 
 MATRICES = 10_000

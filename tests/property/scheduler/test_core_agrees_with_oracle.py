@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from hami_common.model.placement import ContainerShares, Placement
 from hami_common.model.request import PodRequest
-from hami_scheduler.core import block, levels
-from hami_scheduler.core.pick import pick, satisfies
-from hami_scheduler.core.reasons import CLASSES_SHOWN, NodeExplanation, explain
-from hami_scheduler.core.table import DeviceTable
-from hami_scheduler.core.verdicts import Verdicts
+from hami_core.placement import levels
+from hami_core.placement.pick import pick, satisfies
+from hami_core.placement.reasons import CLASSES_SHOWN, NodeExplanation, explain
+from hami_core.placement.verdicts import Verdicts
+from hami_core.table import block
+from hami_core.table.table import DeviceTable
 from tests.property.scheduler import clusters
 from tests.support.oracle import Oracle
 

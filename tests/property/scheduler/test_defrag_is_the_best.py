@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from hami_common.model.device import Device, Profile
 from hami_common.model.placement import ContainerShares, Placement
 from hami_common.model.request import DevicePolicy, DeviceSelector, PodRequest
-from hami_scheduler.core.defrag import DefragPlan, Tenant, plan_moves
-from hami_scheduler.core.pick import pick, satisfies
-from hami_scheduler.core.table import DeviceTable
+from hami_core.placement.pick import pick, satisfies
+from hami_core.planning.defrag import DefragPlan, Tenant, plan_moves
+from hami_core.table.table import DeviceTable
 from tests.support import builders
 from tests.support.oracle import Oracle
 

@@ -15,10 +15,10 @@ from hami_common.model.request import (
     DeviceSelector,
     PodRequest,
 )
-from hami_scheduler.core.pick import pick, satisfies
-from hami_scheduler.core.reasons import explain
-from hami_scheduler.core.table import DeviceTable
-from hami_scheduler.core.verdicts import Verdicts
+from hami_core.placement.pick import pick, satisfies
+from hami_core.placement.reasons import explain
+from hami_core.placement.verdicts import Verdicts
+from hami_core.table.table import DeviceTable
 from tests.property.scheduler import clusters
 from tests.support import builders
 from tests.support.oracle import Oracle

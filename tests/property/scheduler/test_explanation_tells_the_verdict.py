@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from hami_common.events import codec
 from hami_common.events.decision import DecisionRecord
-from hami_scheduler.core.reasons import NodeExplanation, explain
-from hami_scheduler.core.table import DeviceTable
-from hami_scheduler.core.verdicts import Filtered, Verdicts
+from hami_core.placement.reasons import NodeExplanation, explain
+from hami_core.placement.verdicts import Filtered, Verdicts
+from hami_core.table.table import DeviceTable
 from tests.property.scheduler import clusters
 
 ASKED = ("unknown", *clusters.NODES)

@@ -26,14 +26,15 @@ import anyio
 import msgspec
 import pytest
 
-from hami_common import annotations, subjects
+from hami_common.bus import subjects
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
 from hami_common.model.placement import NOTHING, Booked, ContainerShares, booked_by_device
-from hami_common.signing import SignedPlacement
-from hami_scheduler.core.verdicts import Verdicts
+from hami_common.pods import annotations
+from hami_common.pods.signing import SignedPlacement
+from hami_core.placement.verdicts import Verdicts
 from hami_scheduler.shell.extender_wire import BindArgs
 from hami_sim.apiserver.errors import Obj
 from hami_sim.apiserver.store import Change

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hami_common.model.placement import Placement
-from hami_scheduler.core.gangs import Assignment, Member, place_together
-from hami_scheduler.core.pick import pick
-from hami_scheduler.core.table import DeviceTable
+from hami_core.placement.pick import pick
+from hami_core.planning.gangs import Assignment, Member, place_together
+from hami_core.table.table import DeviceTable
 from tests.support.builders import ask, device, held, node_devices, pod, share, whole
 
 MIB = 1000

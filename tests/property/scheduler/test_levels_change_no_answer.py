@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from hami_common.model.placement import ContainerShares
 from hami_common.model.request import ContainerRequest, DeviceRequest, DeviceSelector, PodRequest
-from hami_scheduler.core import block, levels
-from hami_scheduler.core.table import DeviceTable
-from hami_scheduler.core.verdicts import Verdicts
+from hami_core.placement import levels
+from hami_core.placement.verdicts import Verdicts
+from hami_core.table import block
+from hami_core.table.table import DeviceTable
 from tests.property.scheduler import clusters
 from tests.support import builders
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hami_scheduler.core.queues import QueueConfig, QueueTree, QueueUse
-from hami_scheduler.core.quota import Resource
+from hami_core.quota.queues import QueueConfig, QueueTree, QueueUse
+from hami_core.quota.resourcequota import Resource
 
 MEMORY = Resource("", "memory_mib")
 Held = dict[str, int]

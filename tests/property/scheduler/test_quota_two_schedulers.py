@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events.allocation import Account, AllocationRecord
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.ports import Expect
-from hami_scheduler.core.queues import QueueConfig, QueueTree
-from hami_scheduler.core.quota import Limit, Quota, Resource, Scope, amounts_of
-from hami_scheduler.core.quota_ledger import QuotaLedger
+from hami_core.quota.accounts import QuotaLedger
+from hami_core.quota.queues import QueueConfig, QueueTree
+from hami_core.quota.resourcequota import Limit, Quota, Resource, Scope, amounts_of
 from tests.support.reservation_log import FencedLog
 
 MEMORY = Resource("nvidia", "memory_mib")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hami_scheduler.core.rerun import rerun
-from hami_scheduler.core.stimuluslog import Item, Reader
+from hami_core.replay.rerun import rerun
+from hami_core.replay.stimuluslog import Item, Reader
 from tests.support.stimuli_drive import Drive
 
 pytestmark = pytest.mark.anyio

@@ -21,10 +21,10 @@ from hami_common.model.request import (
     DeviceSelector,
     PodRequest,
 )
-from hami_scheduler.core.pick import pick, satisfies
-from hami_scheduler.core.reasons import explain
-from hami_scheduler.core.table import DeviceTable, Usage
-from hami_scheduler.core.verdicts import Verdicts
+from hami_core.placement.pick import pick, satisfies
+from hami_core.placement.reasons import explain
+from hami_core.placement.verdicts import Verdicts
+from hami_core.table.table import DeviceTable, Usage
 from tests.support.builders import ask, container, device, held, node_devices, pod, share
 
 MEMORY_MIB, SLOTS = 4, 3

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from msgspec import structs
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events.allocation import AllocationRecord, ReportedState, StateRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.placement import (
@@ -28,12 +28,11 @@ from hami_common.model.placement import (
     booked_by_device,
 )
 from hami_common.model.request import PodRequest
+from hami_common.pods.signing import SignedPlacement
 from hami_common.ports import Expect
-from hami_common.signing import SignedPlacement
-from hami_scheduler.core.ledger import Ledger
-from hami_scheduler.core.reasons import NodeRefusal
-from hami_scheduler.core.repair import Holding
-from hami_scheduler.core.stimuli import (
+from hami_core.ledger.ledger import Ledger
+from hami_core.ledger.repair import Holding
+from hami_core.ledger.stimuli import (
     Accepted,
     Append,
     Examine,
@@ -47,8 +46,9 @@ from hami_scheduler.core.stimuli import (
     Wiped,
     WriteState,
 )
-from hami_scheduler.core.table import DeviceTable
-from hami_scheduler.core.verdicts import Verdicts
+from hami_core.placement.reasons import NodeRefusal
+from hami_core.placement.verdicts import Verdicts
+from hami_core.table.table import DeviceTable
 from tests.support import builders
 from tests.support.reservation_log import FencedLog
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from hami_common.model.placement import ContainerShares
 from hami_common.model.request import PodRequest
-from hami_scheduler.core.pick import pick
-from hami_scheduler.core.reasons import NodeRefusal
-from hami_scheduler.core.table import DeviceTable
-from hami_scheduler.core.victims import Cost, Pod, Unit, Victims, cost_of, find_victims, run
+from hami_core.placement.pick import pick
+from hami_core.placement.reasons import NodeRefusal
+from hami_core.planning.victims import Cost, Pod, Unit, Victims, cost_of, find_victims, run
+from hami_core.table.table import DeviceTable
 from tests.support.builders import ask, device, held, node_devices, pod, share, whole
 
 NODE = "n"

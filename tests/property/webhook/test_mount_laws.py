@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hami_common.podview import PodView
-from hami_common.signing import Signer, Verifier
+from hami_common.pods.podview import PodView
+from hami_common.pods.signing import Signer, Verifier
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.podfacts import facts_of
 from hami_webhook.core.mutate import AdmissionPolicy, mutate

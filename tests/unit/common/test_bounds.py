@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from hami_common import podview
 from hami_common.errors import WireInvalid
 from hami_common.events import codec
 from hami_common.model import placement
+from hami_common.pods import podview
 from tests.support.builders import device
 from tools.gen_wire import MODULES
 

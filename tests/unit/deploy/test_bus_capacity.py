@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.runtime.natsio.layout import BusLimits, reserved_bytes, stream_configs
 from tests.support import shippedbus
 

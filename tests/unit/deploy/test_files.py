@@ -12,10 +12,10 @@ import yaml
 
 from hami_common import namespaces
 from hami_common.runtime.settings import ServiceSettings, load
+from hami_core.quota import queues
 from hami_nodeagent.settings import Settings as Nodeagent
 from hami_registry.core.device_config import DeviceConfig, parse
 from hami_registry.settings import Settings as Registry
-from hami_scheduler.core import queues
 from hami_scheduler.settings import Settings as Scheduler
 from hami_webhook.settings import Settings as Webhook
 from hamictl import bootstrap

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from hami_common.runtime import httpd
+from hami_core.ledger.binding import Fate
+from hami_core.placement.reasons import RefusalCode
 from hami_nodeagent.core.claims import Code
-from hami_scheduler.core.binding import Fate
-from hami_scheduler.core.reasons import RefusalCode
 from tools import gen_metrics
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
-from hami_scheduler.core.repair import Holding
-from hami_scheduler.core.snapshot import Snapshot
+from hami_core.ledger.repair import Holding
+from hami_core.replay.snapshot import Snapshot
 from hamictl.cli import main
 from tests.support import builders
 

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from hami_common.events import codec
 from hami_common.events.allocation import Account
-from hami_scheduler.core.queues import QueueConfig
-from hami_scheduler.core.quota import Asker
-from hami_scheduler.core.quota_memory import Quotas
-from hami_scheduler.core.snapshot import Snapshot
+from hami_core.quota.documents import Quotas
+from hami_core.quota.queues import QueueConfig
+from hami_core.quota.resourcequota import Asker
+from hami_core.replay.snapshot import Snapshot
 from hamictl.cli import main
 from tests.support import builders
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hami_common import adoption, annotations
+from hami_common.compat import adoption
+from hami_common.pods import annotations
 from hamictl.errors import InputRefused, Refused, Unreachable
 from hamictl.moving import MOVING, Mover, Standing, Ways, parse_ways, survey
 from tests.unit.scheduler.shell import builders

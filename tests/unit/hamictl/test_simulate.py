@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
-from hami_scheduler.core.queues import QueueConfig
-from hami_scheduler.core.quota_memory import Quotas, WrittenLimit, WrittenQuota
-from hami_scheduler.core.snapshot import Snapshot
+from hami_core.quota.documents import Quotas, WrittenLimit, WrittenQuota
+from hami_core.quota.queues import QueueConfig
+from hami_core.replay.snapshot import Snapshot
 from hamictl.cli import main
 
 DEVICES = NodeDevices(

@@ -12,7 +12,7 @@
     no permission, or it judged the request invalid └── InvariantBroken     our own bug; carries the
     story of the object concerned
 
-Refusals (a device does not fit) are values, never exceptions: see ``hami_scheduler.core.reasons``.
+Refusals (a device does not fit) are values, never exceptions: see ``hami_core.placement.reasons``.
 Library exceptions are translated in the adapter that talks to the library, with ``raise … from``.
 Facts are attributes; the sentence is made in ``__str__``.
 """

@@ -34,12 +34,14 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 from nats.aio.client import Client as NatsClient
 
-from hami_common import annotations, namespaces, subjects
+from hami_common import namespaces
+from hami_common.bus import subjects
 from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid, Unavailable
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.codec import decode
-from hami_common.podview import PodView
-from hami_common.signing import Signer, Verifier
+from hami_common.pods import annotations
+from hami_common.pods.podview import PodView
+from hami_common.pods.signing import Signer, Verifier
 from hami_common.vendors.catalog import Catalog
 from hami_sim.certs import CertificateAuthority
 from hami_sim.hardware import profile as hardware

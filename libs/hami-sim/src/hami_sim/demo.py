@@ -25,8 +25,8 @@ from typing import Any
 import anyio
 import yaml
 
-from hami_common import limits
 from hami_common.errors import HamiError, Unavailable, WireInvalid
+from hami_common.pods import limits
 from hami_sim import demo_mixed
 from hami_sim.cluster import DEFAULT_NODES, Cluster, ClusterSpec, run_cluster
 

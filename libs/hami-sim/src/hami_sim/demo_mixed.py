@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from hami_common import limits
 from hami_common.errors import WireInvalid
+from hami_common.pods import limits
 from hami_sim.cluster import Cluster, NodeSpec
 
 NAMESPACE = "default"

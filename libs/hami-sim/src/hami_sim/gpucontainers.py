@@ -22,7 +22,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from hami_common.limits import FILE_NAME, DeviceLimit, Limits, encode
+from hami_common.pods.limits import FILE_NAME, DeviceLimit, Limits, encode
 from hami_sim.hardware.fake_cuda import FakeCard
 from hami_sim.hardware.fake_nvml import STATE_VARIABLE, FakeNvml
 from hami_sim.hardware.profile import Profile, load

@@ -23,11 +23,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from hami_common import grants, namespaces
+from hami_common import namespaces
+from hami_common.bus import grants
+from hami_common.bus.nkeys import NKey
 from hami_common.errors import Conflict, NotFound
-from hami_common.nkeys import NKey
+from hami_common.pods.signing import Signer
 from hami_common.ports import KubeApi
-from hami_common.signing import Signer
 from hamictl.certificates import KeyPair, ends, new_authority, new_server, serves
 
 SIGNING_KEY = "hami-signing-key"

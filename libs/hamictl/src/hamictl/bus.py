@@ -17,7 +17,7 @@ import anyio
 import click
 import msgspec
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Unavailable, WireInvalid
 from hami_common.events.codec import UNDECODABLE
 from hami_common.runtime import natsio

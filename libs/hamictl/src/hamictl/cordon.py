@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from hami_common import annotations
 from hami_common.apipath import api_path
 from hami_common.errors import Conflict, Unavailable
+from hami_common.pods import annotations
 from hami_common.ports import KubeApi
 from hamictl.errors import InputRefused
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which running pods to move so that a pod fits: the plan of ``hami_scheduler.core.defrag``.
+"""Which running pods to move so that a pod fits: the plan of ``hami_core.planning.defrag``.
 
 A pod can be moved when the snapshot shows that it holds devices, and its manifest, as the API
 server has it, tells what it would ask for anew. It stays where it is when it says so (annotation
@@ -15,17 +15,17 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common import annotations as keys
 from hami_common.bounds import RUNTIME_MOST_S
 from hami_common.errors import RequestInvalid
 from hami_common.model.request import PodRequest
-from hami_common.podview import PodView
+from hami_common.pods import annotations as keys
+from hami_common.pods.podview import PodView
 from hami_common.units import real
 from hami_common.vendors.catalog import Catalog
-from hami_scheduler.core.defrag import DefragPlan, Tenant, plan_moves
-from hami_scheduler.core.gangs import gang_of
-from hami_scheduler.core.repair import Holding
-from hami_scheduler.core.snapshot import Snapshot, load
+from hami_core.ledger.repair import Holding
+from hami_core.planning.defrag import DefragPlan, Tenant, plan_moves
+from hami_core.planning.gangs import gang_of
+from hami_core.replay.snapshot import Snapshot, load
 from hamictl.errors import InputRefused
 from hamictl.manifests import Running, read_pods, read_running
 

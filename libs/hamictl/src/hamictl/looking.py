@@ -16,7 +16,7 @@ from hamictl.options import registry_option as _registry
 from hamictl.options import scheduler_option as _scheduler
 
 if TYPE_CHECKING:
-    from hami_scheduler.core.quota_ledger import QueueRow, QuotaRow
+    from hami_core.quota.accounts import QueueRow, QuotaRow
 
 _CLOCK = SystemClock()
 

@@ -10,7 +10,7 @@ import msgspec
 from hami_common import documents
 from hami_common.errors import SettingsInvalid
 from hami_common.events.codec import UNDECODABLE, problem_of
-from hami_common.podview import PodView
+from hami_common.pods.podview import PodView
 from hami_common.units import shown
 from hamictl.errors import InputRefused
 

@@ -19,13 +19,14 @@ import click
 import msgspec
 from msgspec import Struct
 
-from hami_common import adoption, annotations, hamiformat
 from hami_common.apipath import api_path
+from hami_common.compat import adoption, hamiformat
 from hami_common.errors import Conflict, Unavailable, WireInvalid
 from hami_common.events.codec import UNDECODABLE
 from hami_common.model.device import Device
 from hami_common.model.placement import Placement
-from hami_common.podview import MetadataView, PodListView, PodView
+from hami_common.pods import annotations
+from hami_common.pods.podview import MetadataView, PodListView, PodView
 from hami_common.ports import KubeApi
 from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.handles import is_divisible

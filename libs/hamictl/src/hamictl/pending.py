@@ -12,8 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common.events.decision import DecisionRecord
-from hami_scheduler.core.snapshot import Snapshot, load
-from hami_scheduler.core.whatif import Standing, standing
+from hami_core.planning.whatif import Standing, standing
+from hami_core.replay.snapshot import Snapshot, load
 from hamictl import client
 from hamictl.client import Allocation, Explanation
 from hamictl.errors import Absent, Unreachable

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from hami_common.model.placement import ContainerShares
-from hami_scheduler.core.defrag import MOST_MOVES, MOST_TRIALS
-from hami_scheduler.core.reasons import DeviceVerdict
-from hami_scheduler.core.rerun import Report
+from hami_core.placement.reasons import DeviceVerdict
+from hami_core.planning.defrag import MOST_MOVES, MOST_TRIALS
+from hami_core.replay.rerun import Report
 from hamictl import defrag, manifests, output, pending, replay, simulate
 from hamictl.errors import EXIT_GAP, EXIT_NO
 from hamictl.looking import shares_text, show_queues, show_quotas

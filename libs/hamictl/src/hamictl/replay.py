@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from hami_common.errors import WireInvalid
-from hami_scheduler.core.rerun import Report, rerun
-from hami_scheduler.core.stimuluslog import Item, Reader
+from hami_core.replay.rerun import Report, rerun
+from hami_core.replay.stimuluslog import Item, Reader
 from hamictl.errors import InputRefused
 
 SUFFIX: Final = ".jsonl.gz"

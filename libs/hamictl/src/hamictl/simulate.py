@@ -11,20 +11,20 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common import annotations as keys
 from hami_common import documents
 from hami_common.errors import HamiError, RequestInvalid, SettingsInvalid
 from hami_common.events import codec
 from hami_common.events.codec import UNDECODABLE
 from hami_common.model.request import PlacementPolicy, PodRequest, ScoringWeights
-from hami_common.podview import PodView
+from hami_common.pods import annotations as keys
+from hami_common.pods.podview import PodView
 from hami_common.vendors.catalog import Catalog, parse_policy
-from hami_scheduler.core import queues
-from hami_scheduler.core.podfacts import account_of
-from hami_scheduler.core.quota import Asker, Quota, QuotaReader, count_resources
-from hami_scheduler.core.quota_ledger import QueueRow, QuotaRow
-from hami_scheduler.core.snapshot import Snapshot, load, load_quotas
-from hami_scheduler.core.whatif import Governed, Outcome, Packing, packing, simulate
+from hami_core.ledger.podfacts import account_of
+from hami_core.planning.whatif import Governed, Outcome, Packing, packing, simulate
+from hami_core.quota import queues
+from hami_core.quota.accounts import QueueRow, QuotaRow
+from hami_core.quota.resourcequota import Asker, Quota, QuotaReader, count_resources
+from hami_core.replay.snapshot import Snapshot, load, load_quotas
 from hamictl.errors import InputRefused
 from hamictl.manifests import read_objects
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from hami_common import annotations
 from hami_common.events.decision import DecisionRecord
+from hami_common.pods import annotations
 from hamictl.bus import Event, summary
 from hamictl.client import Explanation
 

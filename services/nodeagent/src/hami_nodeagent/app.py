@@ -21,7 +21,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 from msgspec.structs import asdict
 
-from hami_common import grants, subjects
+from hami_common.bus import grants, subjects
 from hami_common.errors import SettingsInvalid, Unavailable
 from hami_common.ports import KubeApi, Publisher
 from hami_common.runtime import kubeio

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from msgspec import Struct
 
 from hami_common.events.breach import BreachAction
-from hami_common.metricfamilies import NameSet
+from hami_common.metrics.families import NameSet
 from hami_common.runtime.settings import ServiceSettings
 from hami_common.vendors.protocol import InjectionMode
 from hami_nodeagent.core.breach import BreachRules

@@ -19,9 +19,9 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from hami_common import grants, subjects
+from hami_common.bus import grants, subjects
+from hami_common.bus.nkeys import NKey
 from hami_common.errors import SettingsInvalid, Unavailable, WireInvalid
-from hami_common.nkeys import NKey
 from hami_common.ports import KubeApi
 from hami_common.runtime import kubeio
 from hami_common.runtime.gate import Gate, require_private

@@ -21,8 +21,9 @@ import anyio
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
 
-from hami_common import grants, subjects
+from hami_common.bus import grants, subjects
 from hami_common.errors import SettingsInvalid
+from hami_common.pods.signing import Signer, Verifier
 from hami_common.ports import BatchPublisher, Bucket, Clock, KubeApi
 from hami_common.runtime import gate, httpd, kubeio, natsio
 from hami_common.runtime.kubeauth import KubeAuth
@@ -33,18 +34,17 @@ from hami_common.runtime.service import ServiceContext, run
 from hami_common.runtime.supervise import Supervisor
 from hami_common.runtime.tasks import finish_within
 from hami_common.runtime.telemetry import Tracing
-from hami_common.signing import Signer, Verifier
 from hami_common.vendors.catalog import Catalog
-from hami_scheduler.core.inventory import Inventory
-from hami_scheduler.core.ledger import Ledger
-from hami_scheduler.core.podfacts import PodReader
-from hami_scheduler.core.quota_ledger import QuotaLedger
-from hami_scheduler.core.quota_verdicts import QuotaVerdicts
-from hami_scheduler.core.repair import Holding, Restore
-from hami_scheduler.core.snapshot import Parts
-from hami_scheduler.core.stimuli import CapacityReturned, Over
-from hami_scheduler.core.table import DeviceTable
-from hami_scheduler.core.verdicts import Verdicts
+from hami_core.ledger.ledger import Ledger
+from hami_core.ledger.podfacts import PodReader
+from hami_core.ledger.repair import Holding, Restore
+from hami_core.ledger.stimuli import CapacityReturned, Over
+from hami_core.placement.verdicts import Verdicts
+from hami_core.quota.accounts import QuotaLedger
+from hami_core.quota.verdicts import QuotaVerdicts
+from hami_core.replay.snapshot import Parts
+from hami_core.table.inventory import Inventory
+from hami_core.table.table import DeviceTable
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import takeover
 from hami_scheduler.shell.backlog import Backlog, Isolation

@@ -7,7 +7,7 @@ The defaults are those of the shipped deployment: a sidecar of kube-scheduler, c
 
 from typing import ClassVar, Literal
 
-from hami_common.metricfamilies import NameSet
+from hami_common.metrics.families import NameSet
 from hami_common.model.request import PlacementPolicy
 from hami_common.runtime.settings import ServiceSettings
 

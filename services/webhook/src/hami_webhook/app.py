@@ -16,7 +16,7 @@ import anyio
 from anyio.abc import TaskStatus
 from msgspec import Struct
 
-from hami_common import grants
+from hami_common.bus import grants
 from hami_common.errors import Unavailable
 from hami_common.runtime.httpd import HttpApp, serve
 from hami_common.runtime.natsio import NatsLogin, NatsPublisher, connect

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import WireInvalid
 from hami_common.events import codec
 from hami_common.events.catalog import FAMILIES, TOKENS, EventFamily, family_of

@@ -4,7 +4,7 @@
 import pytest
 from msgspec import Struct
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord

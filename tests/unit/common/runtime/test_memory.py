@@ -4,17 +4,11 @@
 import anyio
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Conflict, Unavailable
 from hami_common.ports import Entry, Expect, Synced
 from hami_common.runtime.clock import ManualClock
-from hami_common.runtime.memory import (
-    MemoryBucket,
-    MemoryBus,
-    MemoryPublisher,
-    Published,
-    matches,
-)
+from tests.support.memorybus import MemoryBucket, MemoryBus, MemoryPublisher, Published, matches
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.ports import Entry, Synced
 from hami_common.runtime.natsio.bucket import NatsBucket
 from hami_common.runtime.natsio.client import Message

@@ -6,15 +6,15 @@ import anyio.lowlevel
 import pytest
 from prometheus_client import CollectorRegistry
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Unavailable
 from hami_common.events import codec
 from hami_common.events.quarantine import REPEAT_LEAST_S, REPEAT_MOST_S, QuarantineRecord
 from hami_common.runtime.clock import ManualClock
 from hami_common.runtime.kubeio.recorder import EventRecorder
-from hami_common.runtime.memory import MemoryBus, MemoryPublisher
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.quarantinereport import AT_ONCE, QuarantineReporter
+from tests.support.memorybus import MemoryBus, MemoryPublisher
 from tests.unit.scheduler.shell.fakekube import FakeKube
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ import pytest
 from hami_common.errors import RequestInvalid
 from hami_common.events.codec import out_of_range
 from hami_common.model.request import PlacementPolicy, ScoringWeights
-from hami_common.podview import PodView
+from hami_common.pods.podview import PodView
 from hami_common.vendors.catalog import Catalog, VendorSettings, parse_policy
 from hami_common.vendors.nvidia import NvidiaSettings
 

@@ -9,7 +9,7 @@ from hami_common.errors import RequestInvalid
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import DeviceRequest, DeviceSelector
-from hami_common.podview import ContainerView, EnvVarView, ResourcesView
+from hami_common.pods.podview import ContainerView, EnvVarView, ResourcesView
 from hami_common.vendors.nvidia import Nvidia, NvidiaSettings
 from hami_common.vendors.protocol import (
     BindMount,

@@ -8,7 +8,7 @@ from hami_common.errors import NotFound, RequestInvalid, SettingsInvalid
 from hami_common.model.device import Device, Profile
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import DeviceRequest
-from hami_common.podview import ContainerView, EnvVarView, ResourcesView
+from hami_common.pods.podview import ContainerView, EnvVarView, ResourcesView
 from hami_common.vendors.nvidia import Nvidia, NvidiaSettings
 from hami_common.vendors.protocol import BindMount, ContainerEdits, InjectionMode, RenderContext
 

@@ -11,14 +11,14 @@ from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device, DeviceFacts, Profile
 from hami_common.model.placement import ContainerShares, Placement, Share
 from hami_common.model.request import DeviceRequest
-from hami_common.podview import PodView
+from hami_common.pods.podview import PodView
 from hami_common.vendors import ascend, awsneuron, enflame, kunlunxin
 from hami_common.vendors.cambricon import CambriconSettings
 from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.protocol import ContainerEdits, RenderContext
-from hami_scheduler.core.pick import pick
-from hami_scheduler.core.reasons import NodeRefusal
-from hami_scheduler.core.table import DeviceTable
+from hami_core.placement.pick import pick
+from hami_core.placement.reasons import NodeRefusal
+from hami_core.table.table import DeviceTable
 from tests.support import builders
 
 CATALOG = Catalog.from_settings()

@@ -8,7 +8,7 @@ from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Placement, Share
 from hami_common.model.request import ContainerKind
-from hami_common.signing import SignedPlacement
+from hami_common.pods.signing import SignedPlacement
 from hami_nodeagent.core.claims import Entry, ListedPod, Request, View
 from hami_nodeagent.core.grants import Grant, GrantBook
 from hami_nodeagent.core.podfacts import Ask, PodFacts

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from hami_common import annotations
 from hami_common.model.placement import ContainerShares, Placement, Share
-from hami_common.podview import PodView
-from hami_common.signing import SignedPlacement, Signer, Verifier
+from hami_common.pods import annotations
+from hami_common.pods.podview import PodView
+from hami_common.pods.signing import SignedPlacement, Signer, Verifier
 from hami_nodeagent.core.podfacts import Ask, PodFacts, facts_of
 from tests.unit.nodeagent.core.builders import GPU, NODE, NPU
 

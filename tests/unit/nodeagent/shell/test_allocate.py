@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from hami_common.kubeletapi import deviceplugin as api
-from hami_common.limits import decode as decode_limits
+from hami_common.pods.limits import decode as decode_limits
 from hami_common.runtime.tasks import background
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.claims import Claim, Refuse

@@ -8,12 +8,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events.codec import encode
 from hami_common.ports import Entry, Reset, Synced
-from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryPublisher
 from hami_common.runtime.tasks import background
 from hami_nodeagent.shell.feed import LedgerFeed
+from tests.support.memorybus import MemoryBucket, MemoryBus, MemoryPublisher
 from tests.unit.nodeagent.core.builders import NODE, Given
 from tests.unit.nodeagent.shell.support import make_site, until
 

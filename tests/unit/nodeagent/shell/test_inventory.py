@@ -10,11 +10,10 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events.codec import decode, encode
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices, NodeReport
 from hami_common.model.device import DeviceFacts, Link, Profile
-from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryPublisher
 from hami_common.runtime.tasks import background
 from hami_nodeagent.core.health import (
     FaultSeen,
@@ -29,6 +28,7 @@ from hami_nodeagent.drivers.errors import DriverMismatch, DriverMissing
 from hami_nodeagent.drivers.partitioner import Instance
 from hami_nodeagent.drivers.protocol import DeviceUsage, Inventory
 from hami_nodeagent.shell.inventory import Reporter, VendorDevices, beat
+from tests.support.memorybus import MemoryBucket, MemoryBus, MemoryPublisher
 from tests.unit.nodeagent.core.builders import NODE, device
 from tests.unit.nodeagent.shell.support import make_site, soon, until
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hami_common.errors import WireInvalid
 from hami_common.model.placement import Placement
-from hami_common.signing import SignedPlacement, Signer
+from hami_common.pods.signing import SignedPlacement, Signer
 from hami_nodeagent.shell.keys import TrustedKeys
 
 SIGNER, OTHER = Signer.generate(), Signer.generate()

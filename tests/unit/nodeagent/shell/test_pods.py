@@ -10,12 +10,12 @@ import anyio
 import msgspec
 import pytest
 
-from hami_common import annotations
 from hami_common.errors import NotFound, Unavailable, WireInvalid
 from hami_common.model.placement import Placement
+from hami_common.pods import annotations
+from hami_common.pods.signing import SignedPlacement, Signer
 from hami_common.ports import WatchEvent
 from hami_common.runtime.tasks import background
-from hami_common.signing import SignedPlacement, Signer
 from hami_nodeagent.core.podfacts import PodFacts
 from hami_nodeagent.shell.keys import TrustedKeys
 from hami_nodeagent.shell.pods import PodSource

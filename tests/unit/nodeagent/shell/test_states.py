@@ -10,15 +10,15 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events.allocation import StateRecord
 from hami_common.events.codec import decode, encode
-from hami_common.runtime.memory import MemoryBucket, MemoryBus, MemoryFeed, MemoryPublisher
 from hami_common.runtime.tasks import background
 from hami_nodeagent.core.reporting import Failure
 from hami_nodeagent.shell.feed import LedgerFeed
 from hami_nodeagent.shell.site import Site
 from hami_nodeagent.shell.states import States
+from tests.support.memorybus import MemoryBucket, MemoryBus, MemoryFeed, MemoryPublisher
 from tests.unit.nodeagent.core.builders import NODE, Given
 from tests.unit.nodeagent.shell.support import make_site, soon, until
 

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Unavailable
 from hami_common.events.codec import decode
 from hami_common.events.usage import UsageRecord

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.core import Metric
 
-from hami_common.metricfamilies import NameSet
+from hami_common.metrics.families import NameSet
 from hami_common.model.device import Device, Profile
 from hami_nodeagent.core.metering import FORGET_S, Meter, Part
 from hami_nodeagent.core.usage import ContainerRow, Row

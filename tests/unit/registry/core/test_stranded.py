@@ -4,18 +4,18 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
+from hami_common.bus.subjects import DEVICES_BUCKET
 from hami_common.errors import SettingsInvalid
 from hami_common.events.inventory import NodeReport
 from hami_common.model.device import DeviceFacts
 from hami_common.model.placement import Booked
 from hami_common.runtime.clock import SystemClock
-from hami_common.runtime.memory import MemoryBucket, MemoryBus
-from hami_common.subjects import DEVICES_BUCKET
 from hami_registry.core.device_config import Defaults, DeviceConfig, Rule
 from hami_registry.core.inventory import Inventory
 from hami_registry.core.stranded import SHOWN_PODS, Holding, Stranded, refusal
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.metrics import Metrics
+from tests.support.memorybus import MemoryBucket, MemoryBus
 from tests.support.registry import quarantine
 
 TWICE = DeviceConfig(defaults=Defaults(memory_scaling=2.0))

@@ -7,16 +7,16 @@ import anyio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events import codec
 from hami_common.events.inventory import NodeDevices, NodeReport
 from hami_common.runtime.clock import SystemClock
-from hami_common.runtime.memory import MemoryBucket, MemoryBus
 from hami_registry.core.device_config import Defaults, DeviceConfig, Rule
 from hami_registry.core.inventory import Inventory
 from hami_registry.shell.canonical import CONFIG_DIGEST, CanonicalWriter
 from hami_registry.shell.follow import follow
 from hami_registry.shell.metrics import Metrics
+from tests.support.memorybus import MemoryBucket, MemoryBus
 from tests.support.registry import quarantine, report, stored, until_stored
 
 pytestmark = pytest.mark.anyio

@@ -5,16 +5,16 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from hami_common import annotations as keys
-from hami_common import subjects
+from hami_common.bus import subjects
+from hami_common.pods import annotations as keys
 from hami_common.ports import WatchEvent
 from hami_common.runtime.clock import ManualClock
-from hami_common.runtime.memory import MemoryBucket, MemoryBus
 from hami_registry.core.device_config import DeviceConfig
 from hami_registry.core.inventory import Inventory
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.cordons import Cordons, parse_cordon
 from hami_registry.shell.metrics import Metrics
+from tests.support.memorybus import MemoryBucket, MemoryBus
 from tests.support.registry import quarantine, report
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Unavailable
 from hami_common.runtime.natsio import Delivery
 from hami_registry.shell.deliveries import DELIVERIES_MOST, Deliveries

@@ -5,13 +5,13 @@ import anyio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import WireInvalid
 from hami_common.ports import Entry
-from hami_common.runtime.memory import MemoryBucket, MemoryBus
 from hami_common.runtime.tasks import background
 from hami_registry.shell.follow import follow
 from hami_registry.shell.metrics import Metrics
+from tests.support.memorybus import MemoryBucket, MemoryBus
 from tests.support.registry import quarantine
 
 pytestmark = pytest.mark.anyio

@@ -4,9 +4,9 @@
 import json
 from typing import Any
 
-from hami_common import annotations
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
+from hami_common.pods import annotations
 from tests.support.builders import as_admitted
 
 Obj = dict[str, Any]

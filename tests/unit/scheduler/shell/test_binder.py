@@ -8,12 +8,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from hami_common import annotations, subjects
+from hami_common.bus import subjects
 from hami_common.errors import Denied, NotFound, Unavailable
 from hami_common.events.allocation import AllocationRecord
-from hami_common.limits import decode as decode_limits
 from hami_common.model.placement import ContainerShares, Share
-from hami_common.signing import Signer
+from hami_common.pods import annotations
+from hami_common.pods.limits import decode as decode_limits
+from hami_common.pods.signing import Signer
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import LEASE_S, Running, World, pod_path, quiet
 

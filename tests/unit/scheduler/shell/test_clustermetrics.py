@@ -10,7 +10,7 @@ from hami_common.events.allocation import AllocationRecord
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import ContainerKind
 from hami_common.runtime.httpd import Request, Response
-from hami_scheduler.core.repair import Holding
+from hami_core.ledger.repair import Holding
 from hami_scheduler.shell.clustermetrics import share_rows
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.test_quota import pod, put_quota, quota

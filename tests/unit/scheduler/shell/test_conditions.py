@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.ports import Expect
-from hami_common.runtime.memory import MemoryBus
+from tests.support.memorybus import MemoryBus
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import World, quiet
 

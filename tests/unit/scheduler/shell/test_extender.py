@@ -7,12 +7,12 @@ from collections import defaultdict
 import anyio
 import pytest
 
-from hami_common import annotations
 from hami_common.errors import WireInvalid
 from hami_common.events import codec
 from hami_common.events.inventory import DeviceFault
+from hami_common.pods import annotations
 from hami_common.runtime.httpd import Request
-from hami_scheduler.core.snapshot import Snapshot, load
+from hami_core.replay.snapshot import Snapshot, load
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import Running, World, quiet
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from hami_common.errors import WireInvalid
-from hami_scheduler.core.table import DeviceTable
-from hami_scheduler.core.verdicts import Verdicts
+from hami_core.placement.verdicts import Verdicts
+from hami_core.table.table import DeviceTable
 from hami_scheduler.shell import extender_wire as wire
 from tests.support.builders import ask, devices, held, pod, share
 from tests.unit.scheduler.shell import builders

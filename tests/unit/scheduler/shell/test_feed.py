@@ -3,9 +3,10 @@
 
 import pytest
 
-from hami_common import annotations, subjects
+from hami_common.bus import subjects
 from hami_common.events.inventory import DeviceFault
-from hami_common.runtime.memory import MemoryBucket
+from hami_common.pods import annotations
+from tests.support.memorybus import MemoryBucket
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import Running, World, pod_path, quiet
 

@@ -6,9 +6,10 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from hami_common import adoption, annotations, hamiformat
+from hami_common.compat import adoption, hamiformat
 from hami_common.events.allocation import CarriedShare, StateRecord
 from hami_common.model.device import Profile
+from hami_common.pods import annotations
 from tests.support import hami_reader
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import World

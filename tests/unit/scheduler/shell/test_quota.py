@@ -12,8 +12,8 @@ from hami_common.errors import SettingsInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.runtime.httpd import Request, Response
-from hami_scheduler.core.snapshot import Snapshot, load, load_quotas
-from hami_scheduler.core.whatif import Governed, standing
+from hami_core.planning.whatif import Governed, standing
+from hami_core.replay.snapshot import Snapshot, load, load_quotas
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.test_shared_reservation import Gate
 from tests.unit.scheduler.shell.world import LEASE_S, Running, World, pod_path, quiet

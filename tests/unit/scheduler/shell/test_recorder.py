@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hami_common.errors import WireInvalid
-from hami_scheduler.core.rerun import Report, rerun
-from hami_scheduler.core.stimuluslog import Item, Reader
+from hami_core.replay.rerun import Report, rerun
+from hami_core.replay.stimuluslog import Item, Reader
 from hamictl.replay import read_lines
 from tests.support.stimuli_drive import Drive
 from tests.unit.scheduler.shell import builders

@@ -5,12 +5,13 @@ import anyio.lowlevel
 import pytest
 from msgspec.structs import replace
 
-from hami_common import annotations, subjects
+from hami_common.bus import subjects
 from hami_common.errors import Unavailable
 from hami_common.events.allocation import AllocationRecord, StateRecord
-from hami_common.signing import Signer
-from hami_scheduler.core import binding
-from hami_scheduler.core.stimuli import RecordSeen
+from hami_common.pods import annotations
+from hami_common.pods.signing import Signer
+from hami_core.ledger import binding
+from hami_core.ledger.stimuli import RecordSeen
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.test_binder import foreign_record
 from tests.unit.scheduler.shell.world import LEASE_S, World, pod_path, quiet

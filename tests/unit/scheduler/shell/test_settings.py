@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from hami_common.errors import SettingsInvalid
+from hami_common.pods.signing import SignedPlacement, Signer
 from hami_common.runtime.settings import load
-from hami_common.signing import SignedPlacement, Signer
 from hami_scheduler.app import load_keys
 from hami_scheduler.settings import Settings
-from tests.unit.scheduler.core.facts import signed
+from tests.unit.core.facts import signed
 
 
 def write(path: Path, text: str) -> Path:

@@ -11,8 +11,8 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
-from hami_common import annotations
 from hami_common.errors import Denied
+from hami_common.pods import annotations
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.test_binder import doing, foreign_record, raising
 from tests.unit.scheduler.shell.world import LEASE_S, Running, World, pod_path, quiet

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from hami_common import adoption, annotations, hamiformat
+from hami_common.compat import adoption, hamiformat
 from hami_common.errors import RequestInvalid
 from hami_common.events.allocation import StateRecord
-from hami_scheduler.core.resizing import ResizeRequest
+from hami_common.pods import annotations
+from hami_core.planning.resizing import ResizeRequest
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import World, pod_path
 

@@ -19,16 +19,22 @@ import anyio
 import anyio.lowlevel
 from prometheus_client import CollectorRegistry
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import HamiError
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.decision import DecisionRecord
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
+from hami_common.pods.signing import Signer, Verifier
 from hami_common.ports import Bucket, Entry, Expect, KubeApi, Reset, Synced, WatchEvent, Write
 from hami_common.runtime.clock import ManualClock
 from hami_common.runtime.httpd import Request
-from hami_common.runtime.memory import (
+from hami_common.runtime.telemetry import Tracing
+from hami_scheduler.app import Keys, Scheduler
+from hami_scheduler.app import World as Outside
+from hami_scheduler.settings import Settings
+from tests.support import ledgercheck
+from tests.support.memorybus import (
     MemoryBucket,
     MemoryBus,
     MemoryPublisher,
@@ -36,12 +42,6 @@ from hami_common.runtime.memory import (
     matches,
     one_by_one,
 )
-from hami_common.runtime.telemetry import Tracing
-from hami_common.signing import Signer, Verifier
-from hami_scheduler.app import Keys, Scheduler
-from hami_scheduler.app import World as Outside
-from hami_scheduler.settings import Settings
-from tests.support import ledgercheck
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.fakekube import FakeKube, Obj
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hami_common.events import codec
-from hami_scheduler.core.ledger import Ledger
-from hami_scheduler.core.snapshot import Snapshot, take
-from hami_scheduler.core.table import DeviceTable
+from hami_core.ledger.ledger import Ledger
+from hami_core.replay.snapshot import Snapshot, take
+from hami_core.table.table import DeviceTable
 from hami_scheduler.tools import replay
 from tests.unit.scheduler.shell import builders
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hami_common import annotations as keys
+from hami_common.pods import annotations as keys
 from hami_common.vendors.catalog import Catalog
 from hami_sim.apiserver.cel import CelError, Program
 from hami_webhook.core.configuration import Client, mutating_webhook_configuration

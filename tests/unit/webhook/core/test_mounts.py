@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What admission adds to the judgement of paths (tests/unit/common/test_mounts.py)."""
+"""What admission adds to the judgement of paths (tests/unit/common/pods/test_mounts.py)."""
 
 from typing import Any
 
 import msgspec
 import pytest
 
-from hami_common.mounts import PARENTS, RESERVED
-from hami_common.podview import ContainerView
+from hami_common.pods.mounts import PARENTS, RESERVED
+from hami_common.pods.podview import ContainerView
 from hami_webhook.core.mounts import forbidden_mount, mounts_of, volume_name
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from hami_common import annotations as keys
-from hami_common.podview import PodView
+from hami_common.pods import annotations as keys
+from hami_common.pods.podview import PodView
 from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.nvidia import NvidiaSettings
 from hami_webhook.core.mounts import volume_name

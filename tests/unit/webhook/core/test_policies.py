@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hami_common import annotations as keys
+from hami_common.pods import annotations as keys
+from hami_common.pods.visibility import DEVICE_VARIABLES
 from hami_common.vendors.catalog import Catalog
-from hami_common.visibility import DEVICE_VARIABLES
 from hami_sim.apiserver.cel import Program
 from hami_webhook.core.mounts import mounts_of
 from hami_webhook.core.policies import admission_policies

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from hami_common import annotations as keys
-from hami_common.podview import PodView
+from hami_common.pods import annotations as keys
+from hami_common.pods.podview import PodView
+from hami_common.pods.visibility import DEVICE_VARIABLES
 from hami_common.vendors.catalog import Catalog
-from hami_common.visibility import DEVICE_VARIABLES
 from hami_webhook.core.mutate import AdmissionPolicy, Verdict
 from hami_webhook.core.validate import validate_ephemeral, validate_update
 from tests.support.jsonpatch import apply

@@ -7,14 +7,14 @@ from typing import Any
 import anyio
 import pytest
 
-from hami_common import annotations as keys
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events import codec
 from hami_common.events.decision import AdmissionRecord
-from hami_common.runtime.memory import MemoryBus, MemoryPublisher
+from hami_common.pods import annotations as keys
 from hami_webhook.core.mutate import AdmissionPolicy
 from tests.support import jsonpatch
 from tests.support.admission import Wired, asking_pod, patch_of, review
+from tests.support.memorybus import MemoryBus, MemoryPublisher
 
 pytestmark = pytest.mark.anyio
 

@@ -11,10 +11,10 @@ from hami_common.errors import Denied, NotFound, Unavailable
 from hami_common.events import codec
 from hami_common.events.decision import AdmissionRecord
 from hami_common.runtime.clock import SystemClock
-from hami_common.runtime.memory import MemoryBus, MemoryPublisher
 from hami_common.runtime.quarantine import Quarantine
 from hami_webhook.shell.events import AdmissionEvents
 from hami_webhook.shell.metrics import KINDS, Metrics
+from tests.support.memorybus import MemoryBus, MemoryPublisher
 
 pytestmark = pytest.mark.anyio
 

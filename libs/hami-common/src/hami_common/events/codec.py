@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import WireInvalid
 
 T = TypeVar("T")

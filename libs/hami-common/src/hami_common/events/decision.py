@@ -40,7 +40,7 @@ class RefusalClass(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Nodes that refused the pod for the same reason."""
 
     code: Word
-    """Stable word from ``hami_scheduler.core.reasons``."""
+    """Stable word from ``hami_core.placement.reasons``."""
     text: Text
     """What was wanted and the best free value among these nodes: the text kube-scheduler shows."""
     count: Count

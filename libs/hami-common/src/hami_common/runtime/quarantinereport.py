@@ -13,7 +13,7 @@ from typing import Final
 
 import anyio
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import HamiError
 from hami_common.events import codec
 from hami_common.events.quarantine import (

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from hami_common.errors import RequestInvalid
 from hami_common.model.device import Profile
 from hami_common.model.request import DeviceRequest, DeviceSelector
-from hami_common.podview import ContainerView
+from hami_common.pods.podview import ContainerView
 from hami_common.units import shown
 from hami_common.vendors.handles import handle_of
 from hami_common.vendors.protocol import (

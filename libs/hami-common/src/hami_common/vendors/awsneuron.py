@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from hami_common.errors import RequestInvalid
 from hami_common.model.device import DeviceFacts, Profile
 from hami_common.model.request import DeviceRequest
-from hami_common.podview import ContainerView
+from hami_common.pods.podview import ContainerView
 from hami_common.units import whole
 from hami_common.vendors.protocol import RenderContext
 from hami_common.vendors.shapes import COUNTS

@@ -10,7 +10,6 @@ from typing import get_args
 
 from msgspec import Struct
 
-from hami_common import annotations as keys
 from hami_common.bounds import POD_CONTAINERS_MOST, WEIGHT_MOST
 from hami_common.errors import RequestInvalid
 from hami_common.model.device import DeviceFacts, Profile
@@ -22,7 +21,8 @@ from hami_common.model.request import (
     PodRequest,
     ScoringWeights,
 )
-from hami_common.podview import ContainerView, PodView
+from hami_common.pods import annotations as keys
+from hami_common.pods.podview import ContainerView, PodView
 from hami_common.units import shown, whole
 from hami_common.vendors import awsneuron
 from hami_common.vendors.amd import Amd, AmdSettings

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common.model.request import DeviceRequest
-from hami_common.podview import ContainerView
+from hami_common.pods.podview import ContainerView
 from hami_common.vendors.protocol import ContainerChanges, RenderContext
 from hami_common.vendors.sharing import (
     Description,

@@ -22,7 +22,7 @@ from hami_common.errors import NotFound, RequestInvalid, SettingsInvalid
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import DeviceRequest, DeviceSelector
-from hami_common.podview import ContainerView
+from hami_common.pods.podview import ContainerView
 from hami_common.units import INT32_MAX, parse_count, parse_percent, shown
 from hami_common.vendors.handles import handle_of, handles_of, needs_instance
 from hami_common.vendors.protocol import (

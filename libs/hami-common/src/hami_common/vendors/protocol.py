@@ -13,7 +13,7 @@ from msgspec import Struct
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares
 from hami_common.model.request import DeviceRequest, DeviceSelector
-from hami_common.podview import ContainerView
+from hami_common.pods.podview import ContainerView
 
 InjectionMode = Literal["cdi", "devices", "env"]
 

@@ -20,7 +20,7 @@ from hami_common.errors import RequestInvalid
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import DeviceRequest, DeviceSelector
-from hami_common.podview import ContainerView
+from hami_common.pods.podview import ContainerView
 from hami_common.units import (
     INT32_MAX,
     MIB_BYTES,

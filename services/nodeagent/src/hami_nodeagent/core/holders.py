@@ -16,8 +16,8 @@ from msgspec import Struct
 from hami_common.events.allocation import AllocationRecord
 from hami_common.model.device import Device
 from hami_common.model.placement import Share
+from hami_common.pods.visibility import VARIABLE_BY_VENDOR
 from hami_common.vendors.handles import is_divisible, needs_instance
-from hami_common.visibility import VARIABLE_BY_VENDOR
 from hami_nodeagent.core.claims import Claim, Code, Entry, Refuse
 from hami_nodeagent.core.grants import GrantBook
 from hami_nodeagent.core.podbook import PodBook

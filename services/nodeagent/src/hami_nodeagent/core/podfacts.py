@@ -11,14 +11,14 @@ from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
-from hami_common import annotations
 from hami_common.errors import WireInvalid
 from hami_common.model.request import ContainerKind
-from hami_common.mounts import conflict_of, limits_volume, region_volume
-from hami_common.podview import ContainerStatusView, ContainerView, PodStatusView, PodView
-from hami_common.signing import SignedPlacement, Verifier
+from hami_common.pods import annotations
+from hami_common.pods.mounts import conflict_of, limits_volume, region_volume
+from hami_common.pods.podview import ContainerStatusView, ContainerView, PodStatusView, PodView
+from hami_common.pods.signing import SignedPlacement, Verifier
+from hami_common.pods.visibility import from_elsewhere, giving
 from hami_common.units import INT32_MAX, parse_quantity
-from hami_common.visibility import from_elsewhere, giving
 
 _WRITTEN_AFTER_ADMISSION = frozenset(
     {"Initialized", "Ready", "ContainersReady", "PodReadyToStartContainers"}

@@ -19,9 +19,9 @@ import anyio
 import anyio.to_thread
 from msgspec.structs import replace
 
-from hami_common import limits
 from hami_common.errors import HamiError, NotFound, Unavailable
 from hami_common.kubeletapi import deviceplugin as api
+from hami_common.pods import limits
 from hami_common.ports import Clock
 from hami_common.vendors.protocol import BindMount
 from hami_nodeagent.core.claims import (

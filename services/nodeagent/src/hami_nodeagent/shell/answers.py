@@ -13,10 +13,10 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events.asking import CheckAnswer, Finding, ShareNow, UsageAnswer
 from hami_common.events.codec import encode
-from hami_common.limits import DeviceLimit
+from hami_common.pods.limits import DeviceLimit
 from hami_common.runtime.natsio import Bus
 from hami_nodeagent.core.holders import LIMITED_VENDORS
 from hami_nodeagent.core.usage import ContainerKey, Row

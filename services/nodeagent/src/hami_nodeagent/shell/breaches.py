@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from hami_common import subjects
 from hami_common.apipath import api_path
+from hami_common.bus import subjects
 from hami_common.errors import HamiError, NotFound
 from hami_common.events.breach import BreachProcess, BreachRecord
 from hami_common.ports import KubeApi, Publisher

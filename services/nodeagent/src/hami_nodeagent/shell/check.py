@@ -199,7 +199,7 @@ class SelfCheck:
             return None
         for shares in entry.record.containers:
             own = [share for share in shares.shares if share.vendor == vendor]
-            # What HAMi gave may count on more devices than it was, see hami_common.adoption.
+            # What HAMi gave may count on more devices than it was, see hami_common.compat.adoption.
             is_all = len(own) == len(shown.ids) or bool(own and entry.record.origin)
             if shares.name == shown.container and is_all:
                 return Grant(

@@ -16,10 +16,10 @@ from typing import TypeVar
 import anyio
 from msgspec import Struct
 
-from hami_common import limits
 from hami_common.errors import WireInvalid
 from hami_common.events.codec import decode, encode
 from hami_common.events.inventory import NodeDevices
+from hami_common.pods import limits
 from hami_nodeagent.core.grants import FILE_VERSION, Grant, GrantBook, GrantFile
 from hami_nodeagent.core.modes import FILE_VERSION as MODES_VERSION
 from hami_nodeagent.core.modes import ModesFile

@@ -14,7 +14,7 @@ from typing import Final
 import anyio
 from anyio.abc import TaskStatus
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import HamiError, WireInvalid
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.codec import decode_on

@@ -24,8 +24,8 @@ import anyio.to_thread
 from anyio.abc import TaskStatus
 from msgspec.structs import replace
 
-from hami_common import grants, subjects
 from hami_common.bounds import NAME_MOST, TEXT_MOST
+from hami_common.bus import grants, subjects
 from hami_common.errors import HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.events.codec import decode_on, encode, event_headers
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices, NodeReport

@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 
 from hami_common.errors import SettingsInvalid
-from hami_common.signing import Verifier
+from hami_common.pods.signing import Verifier
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ is kept, up to a bound, and sent later: these messages inform, nothing is decide
 
 from collections.abc import Callable
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.events.partition import PartitionChange, PartitionRecord
 from hami_common.ports import Publisher
 from hami_nodeagent.core.partitions import Change, ChangeKind, Owner

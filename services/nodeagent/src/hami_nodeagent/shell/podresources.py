@@ -19,7 +19,7 @@ import msgspec
 from hami_common.errors import Unavailable
 from hami_common.kubeletapi import podresources as api
 from hami_common.kubeletapi import podresources_grpc
-from hami_common.podview import PodListView
+from hami_common.pods.podview import PodListView
 from hami_nodeagent.core.claims import ListedPod
 from hami_nodeagent.shell.site import Site
 

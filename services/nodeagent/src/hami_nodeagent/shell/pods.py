@@ -21,7 +21,7 @@ from hami_common.apipath import api_path
 from hami_common.bounds import INT64_MAX
 from hami_common.errors import NotFound, WireInvalid
 from hami_common.events.codec import UNDECODABLE, decode
-from hami_common.podview import ListMetadataView, PodView
+from hami_common.pods.podview import ListMetadataView, PodView
 from hami_common.ports import KubeApi, WatchEvent
 from hami_common.units import whole
 from hami_nodeagent.core.podfacts import PodFacts, facts_of

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from hami_common import limits
 from hami_common.errors import WireInvalid
-from hami_common.limits import DeviceLimit
+from hami_common.pods import limits
+from hami_common.pods.limits import DeviceLimit
 from hami_common.runtime.quarantine import sift
 from hami_nodeagent.core.grants import Grant
 from hami_nodeagent.core.podfacts import PodFacts

@@ -8,10 +8,10 @@ vendor's. A container whose pod did not pass our webhook gets its limits file fr
 from collections.abc import Sequence
 from pathlib import Path
 
-from hami_common import limits
 from hami_common.kubeletapi import deviceplugin as api
 from hami_common.model.device import Device
 from hami_common.model.placement import ContainerShares
+from hami_common.pods import limits
 from hami_common.vendors.catalog import Catalog
 from hami_common.vendors.protocol import BindMount, ContainerEdits, RenderContext
 from hami_nodeagent.core.claims import Claim

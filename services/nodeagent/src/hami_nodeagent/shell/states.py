@@ -17,7 +17,7 @@ import anyio
 from anyio.abc import TaskStatus
 from opentelemetry.trace import SpanKind
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Conflict, HamiError, Unavailable, WireInvalid
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.codec import decode_on, encode, event_headers

@@ -10,8 +10,8 @@ import logging
 import secrets
 from collections.abc import Callable
 
-from hami_common import subjects
 from hami_common.bounds import INT64_MAX
+from hami_common.bus import subjects
 from hami_common.errors import HamiError
 from hami_common.events.codec import encode, event_headers
 from hami_common.events.usage import ContainerUsage, DeviceUse, ShareUsage, UsageRecord

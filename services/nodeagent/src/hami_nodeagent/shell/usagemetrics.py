@@ -17,7 +17,7 @@ from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hami_common.metricfamilies import ZONE, Family, Group, NameSet
+from hami_common.metrics.families import ZONE, Family, Group, NameSet
 from hami_common.model.device import Device
 from hami_common.runtime.quarantine import sift
 from hami_nodeagent.core.breach import Breach

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from hami_common import grants
+from hami_common.bus import grants
 from hami_common.errors import WireInvalid
 
 INTEGRATION_GROUP = "hami.io"

@@ -13,7 +13,7 @@ from typing import TypeVar
 import anyio
 from msgspec import Struct
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import HamiError, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.asking import CheckAnswer, Finding, Question, UsageAnswer

@@ -17,7 +17,7 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from hami_common import grants, nkeys
+from hami_common.bus import grants, nkeys
 from hami_common.errors import HamiError, WireInvalid
 from hami_common.ports import Clock
 from hami_common.runtime.kubeauth import NODE_NAME, Access, KubeAuth

@@ -15,7 +15,7 @@ from functools import partial
 import anyio
 from msgspec import Struct
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Conflict, SettingsInvalid, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.inventory import NodeDevices

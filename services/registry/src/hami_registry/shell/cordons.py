@@ -10,10 +10,10 @@ from functools import partial
 
 import msgspec
 
-from hami_common import annotations as keys
 from hami_common.errors import WireInvalid
 from hami_common.events.codec import UNDECODABLE
-from hami_common.podview import MetadataView
+from hami_common.pods import annotations as keys
+from hami_common.pods.podview import MetadataView
 from hami_common.ports import KubeApi, WatchEvent
 from hami_common.runtime.quarantine import Quarantine
 from hami_registry.shell.canonical import CanonicalWriter

@@ -11,7 +11,7 @@ import logging
 import msgspec
 from msgspec import Struct
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import HamiError, WireInvalid
 from hami_common.events import codec
 from hami_common.ports import Publisher

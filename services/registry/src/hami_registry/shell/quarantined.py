@@ -10,7 +10,7 @@ import logging
 from datetime import UTC, datetime
 from functools import partial
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import WireInvalid
 from hami_common.events import codec
 from hami_common.events.quarantine import STALE_S, QuarantineRecord

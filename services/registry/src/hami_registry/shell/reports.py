@@ -10,7 +10,7 @@ handling fails for another reason is retried first (``shell.deliveries``).
 
 import logging
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import WireInvalid
 from hami_common.events import codec
 from hami_common.events.inventory import NodeReport

@@ -17,7 +17,7 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from msgspec import Struct
 
-from hami_common import grants, subjects
+from hami_common.bus import grants, subjects
 from hami_common.errors import Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord

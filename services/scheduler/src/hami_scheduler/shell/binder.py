@@ -18,18 +18,18 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from msgspec import Struct
 
-from hami_common import annotations as keys
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable
 from hami_common.events.allocation import AllocationRecord
 from hami_common.model.request import PodRequest
-from hami_common.signing import Signer
-from hami_scheduler.core import binding
-from hami_scheduler.core.ledger import Hold
-from hami_scheduler.core.podfacts import PodFacts
-from hami_scheduler.core.quota import amounts_of
-from hami_scheduler.core.reasons import NodeRefusal
-from hami_scheduler.core.repair import Holding, Restore
-from hami_scheduler.core.stimuli import Append, Reuse
+from hami_common.pods import annotations as keys
+from hami_common.pods.signing import Signer
+from hami_core.ledger import binding
+from hami_core.ledger.ledger import Hold
+from hami_core.ledger.podfacts import PodFacts
+from hami_core.ledger.repair import Holding, Restore
+from hami_core.ledger.stimuli import Append, Reuse
+from hami_core.placement.reasons import NodeRefusal
+from hami_core.quota.resourcequota import amounts_of
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.effects import Effects, Queues
 from hami_scheduler.shell.extender_wire import BindArgs

@@ -17,12 +17,12 @@ from typing import Final, NamedTuple, TypeVar
 import anyio.lowlevel
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from hami_common.metricfamilies import ZONE, Family, Group, NameSet, add_samples, head
+from hami_common.metrics.families import ZONE, Family, Group, NameSet, add_samples, head
 from hami_common.runtime.httpd import Handler, Request, Response
-from hami_scheduler.core.quota import LIMITS_PREFIX
-from hami_scheduler.core.quota_ledger import QuotaRow
-from hami_scheduler.core.repair import Holding
-from hami_scheduler.core.table import DeviceTable
+from hami_core.ledger.repair import Holding
+from hami_core.quota.accounts import QuotaRow
+from hami_core.quota.resourcequota import LIMITS_PREFIX
+from hami_core.table.table import DeviceTable
 from hami_scheduler.shell.isolation import METRICS
 from hami_scheduler.shell.quota import QuotaKeeper, tightest
 from hami_scheduler.shell.state import State

@@ -16,7 +16,7 @@ import anyio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import HamiError, WireInvalid
 from hami_common.events import codec
 from hami_common.events.decision import DecisionRecord

@@ -24,23 +24,23 @@ import msgspec
 from msgspec import Struct
 from opentelemetry.trace import Span, SpanKind
 
-from hami_common import annotations, subjects
 from hami_common.apipath import api_path
+from hami_common.bus import subjects
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.codec import UNDECODABLE
-from hami_common.podview import PodView
+from hami_common.pods import annotations
+from hami_common.pods.podview import PodView
+from hami_common.pods.signing import SignedPlacement
 from hami_common.ports import Bucket, Expect, KubeApi, Write
 from hami_common.runtime.tasks import Backoff
 from hami_common.runtime.telemetry import Tracing, current_traceparent
-from hami_common.signing import SignedPlacement
-from hami_scheduler.core import binding, repair
-from hami_scheduler.core.ledger import RENEWED
-from hami_scheduler.core.podfacts import PodFacts, PodReader, pod_path
-from hami_scheduler.core.reasons import NodeRefusal
-from hami_scheduler.core.repair import Holding
-from hami_scheduler.core.stimuli import (
+from hami_core.ledger import binding, repair
+from hami_core.ledger.ledger import RENEWED
+from hami_core.ledger.podfacts import PodFacts, PodReader, pod_path
+from hami_core.ledger.repair import Holding
+from hami_core.ledger.stimuli import (
     Accepted,
     Append,
     CapacityReturned,
@@ -51,6 +51,7 @@ from hami_scheduler.core.stimuli import (
     StateSeen,
     WriteState,
 )
+from hami_core.placement.reasons import NodeRefusal
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.isolation import POD, RECORD, RESTORE, WAKE, record_key

@@ -19,12 +19,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 from opentelemetry.trace import SpanKind
 
-from hami_common import annotations as keys
 from hami_common.errors import HamiError, RequestInvalid, Unavailable, WireInvalid
 from hami_common.events.decision import NODES_LISTED, DecisionRecord, NodeScore, RefusalClass
 from hami_common.model.placement import ContainerShares
 from hami_common.model.request import PodRequest
-from hami_common.podview import PodView
+from hami_common.pods import annotations as keys
+from hami_common.pods.podview import PodView
 from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.runtime.telemetry import (
     Tracing,
@@ -32,11 +32,11 @@ from hami_common.runtime.telemetry import (
     current_traceparent,
     log_context,
 )
-from hami_scheduler.core import snapshot
-from hami_scheduler.core.gangs import gang_of
-from hami_scheduler.core.inventory import Inventory
-from hami_scheduler.core.names import NodeNames
-from hami_scheduler.core.podfacts import PodReader, group_of, has_preferences
+from hami_core.ledger.podfacts import PodReader, group_of, has_preferences
+from hami_core.placement.nodenames import NodeNames
+from hami_core.planning.gangs import gang_of
+from hami_core.replay import snapshot
+from hami_core.table.inventory import Inventory
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
 from hami_scheduler.shell.binder import REFUSALS, Binder, Refused

@@ -16,9 +16,9 @@ from msgspec import Meta, Raw, Struct
 from hami_common.bounds import OBJECT_LIST_MOST, Label, Name, SignedInt64, Uid
 from hami_common.errors import WireInvalid
 from hami_common.events.codec import UNDECODABLE, problem_of
-from hami_common.podview import PodView
-from hami_scheduler.core.block import Columns, Ints
-from hami_scheduler.core.names import Lines, NodeNames, joined
+from hami_common.pods.podview import PodView
+from hami_core.placement.nodenames import Lines, NodeNames, joined
+from hami_core.table.block import Columns, Ints
 
 T = TypeVar("T")
 

@@ -19,24 +19,18 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Denied, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
-from hami_common.podview import MetadataView, PodView
+from hami_common.pods.podview import MetadataView, PodView
 from hami_common.ports import Bucket, Entry, KubeApi, Reset, Synced, WatchEvent
 from hami_common.runtime.quarantine import Attempt
-from hami_scheduler.core import repair
-from hami_scheduler.core.inventory import Inventory
-from hami_scheduler.core.podfacts import PodReader
-from hami_scheduler.core.stimuli import (
-    CapacityReturned,
-    FeedSynced,
-    RecordSeen,
-    StateSeen,
-    Tick,
-)
+from hami_core.ledger import repair
+from hami_core.ledger.podfacts import PodReader
+from hami_core.ledger.stimuli import CapacityReturned, FeedSynced, RecordSeen, StateSeen, Tick
+from hami_core.table.inventory import Inventory
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.effects import MANAGED, PODS, Chore, answer_within, bare_pod

@@ -24,22 +24,22 @@ import anyio.lowlevel
 import msgspec
 from msgspec import Struct
 
-from hami_common import annotations as keys
 from hami_common.bounds import Count
 from hami_common.errors import Denied, HamiError, NotFound, WireInvalid
 from hami_common.events.codec import UNDECODABLE
 from hami_common.events.decision import DecisionRecord
 from hami_common.model.request import PodRequest
-from hami_common.podview import PodView
+from hami_common.pods import annotations as keys
+from hami_common.pods.podview import PodView
 from hami_common.ports import KubeApi
 from hami_common.runtime.tasks import Backoff
-from hami_scheduler.core.gangs import Assignment, GangRef, Member, place_together
-from hami_scheduler.core.ledger import Hold
-from hami_scheduler.core.names import NodeNames
-from hami_scheduler.core.podfacts import PodFacts
-from hami_scheduler.core.reasons import RefusalCode
-from hami_scheduler.core.repair import Holding
-from hami_scheduler.core.stimuli import CapacityReturned
+from hami_core.ledger.ledger import Hold
+from hami_core.ledger.podfacts import PodFacts
+from hami_core.ledger.repair import Holding
+from hami_core.ledger.stimuli import CapacityReturned
+from hami_core.placement.nodenames import NodeNames
+from hami_core.placement.reasons import RefusalCode
+from hami_core.planning.gangs import Assignment, GangRef, Member, place_together
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.binder import Binder, Refused

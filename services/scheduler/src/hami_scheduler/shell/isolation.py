@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import WireInvalid
 from hami_common.runtime.kubeio.recorder import ObjectRef
 from hami_common.runtime.quarantine import Quarantine, Quarantined
-from hami_scheduler.core.podfacts import PodFacts
-from hami_scheduler.core.table import DeviceTable
+from hami_core.ledger.podfacts import PodFacts
+from hami_core.table.table import DeviceTable
 
 CALL, GANG, MIRROR, POD, PREEMPTION, RESTORE = (
     "call",

@@ -14,19 +14,20 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from hami_common import adoption, annotations, mirrors
 from hami_common.apipath import api_path
+from hami_common.compat import adoption, mirrors
+from hami_common.compat.mirrors import Mirror
 from hami_common.errors import Conflict, Denied, NotFound, Unavailable, WireInvalid
 from hami_common.events.allocation import CarriedShare
 from hami_common.events.codec import UNDECODABLE
-from hami_common.mirrors import Mirror
 from hami_common.model.device import Device
-from hami_common.podview import MetadataView, PodView
+from hami_common.pods import annotations
+from hami_common.pods.podview import MetadataView, PodView
 from hami_common.ports import KubeApi
 from hami_common.runtime.quarantine import Attempt
-from hami_scheduler.core.inventory import Inventory
-from hami_scheduler.core.podfacts import pod_path
-from hami_scheduler.core.repair import Holding
+from hami_core.ledger.podfacts import pod_path
+from hami_core.ledger.repair import Holding
+from hami_core.table.inventory import Inventory
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.effects import answer_within
 from hami_scheduler.shell.isolation import MIRROR

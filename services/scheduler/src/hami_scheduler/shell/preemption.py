@@ -25,21 +25,23 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common import annotations, subjects
 from hami_common.bounds import SignedInt32
+from hami_common.bus import subjects
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord
 from hami_common.events.codec import UNDECODABLE
 from hami_common.events.decision import DecisionRecord, Victim
 from hami_common.model.request import PodRequest
-from hami_common.podview import MetadataView, PodListView, PodView
+from hami_common.pods import annotations
+from hami_common.pods.podview import MetadataView, PodListView, PodView
 from hami_common.ports import Bucket, KubeApi
 from hami_common.runtime.kubeio.recorder import EventRecorder, ObjectRef
-from hami_scheduler.core.ledger import Hold
-from hami_scheduler.core.names import NodeNames
-from hami_scheduler.core.podfacts import PodFacts, pod_path
-from hami_scheduler.core.preempt import (
+from hami_core.ledger.ledger import Hold
+from hami_core.ledger.podfacts import PodFacts, pod_path
+from hami_core.ledger.repair import Holding
+from hami_core.placement.nodenames import NodeNames
+from hami_core.planning.preempt import (
     NEVER,
     Rules,
     Site,
@@ -48,8 +50,7 @@ from hami_scheduler.core.preempt import (
     site,
     wanted_grace_s,
 )
-from hami_scheduler.core.repair import Holding
-from hami_scheduler.core.victims import Cost, Victims, find_victims, run
+from hami_core.planning.victims import Cost, Victims, find_victims, run
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
 from hami_scheduler.shell.binder import Binder, Refused

@@ -21,32 +21,33 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from hami_common import annotations as keys
 from hami_common import documents
 from hami_common.errors import SettingsInvalid, Unavailable
 from hami_common.events.allocation import AllocationRecord
-from hami_common.metricfamilies import ZONE
+from hami_common.metrics.families import ZONE
 from hami_common.model.request import PodRequest
-from hami_common.podview import PodView
+from hami_common.pods import annotations as keys
+from hami_common.pods.podview import PodView
 from hami_common.ports import KubeApi, WatchEvent
 from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.vendors.catalog import Catalog
-from hami_scheduler.core import queues, quota_memory
-from hami_scheduler.core.podfacts import account_of
-from hami_scheduler.core.quota import (
+from hami_core.ledger.podfacts import account_of
+from hami_core.ledger.stimuli import CapacityReturned
+from hami_core.placement.reasons import NodeRefusal
+from hami_core.placement.verdicts import Filtered
+from hami_core.quota import documents as quota_memory
+from hami_core.quota import queues
+from hami_core.quota.accounts import QueueRow, QuotaLedger, QuotaRow
+from hami_core.quota.documents import Quotas
+from hami_core.quota.resourcequota import (
     LIMITS_PREFIX,
     NOBODY_SPECIAL,
     Asker,
     QuotaReader,
     count_resources,
 )
-from hami_scheduler.core.quota_ledger import QueueRow, QuotaLedger, QuotaRow
-from hami_scheduler.core.quota_memory import Quotas
-from hami_scheduler.core.quota_verdicts import Allowed, QuotaVerdicts
-from hami_scheduler.core.reasons import NodeRefusal
-from hami_scheduler.core.stimuli import CapacityReturned
-from hami_scheduler.core.verdicts import Filtered
+from hami_core.quota.verdicts import Allowed, QuotaVerdicts
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.effects import answer_within, bare_pod
 from hami_scheduler.shell.isolation import METRICS, QUOTA

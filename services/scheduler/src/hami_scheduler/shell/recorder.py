@@ -2,7 +2,7 @@
 """Writes every input of the core, with what it answered, to a bounded log on disk (design D15).
 
 Off unless a directory is set; then the core's parts are the ``Recorded…`` ones below, which hand
-each call to the recorder. What the log looks like: ``hami_scheduler.core.stimuluslog``.
+each call to the recorder. What the log looks like: ``hami_core.replay.stimuluslog``.
 
 Nothing here waits. A call that is recorded costs one place in a queue; encoding, compression and
 writing are a thread's work. When the queue is full, or the disk refuses, stimuli are dropped and
@@ -28,22 +28,23 @@ from msgspec import Struct
 from hami_common.events.allocation import Account, AllocationRecord
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
 from hami_common.model.request import PlacementPolicy, PodRequest
+from hami_common.pods.signing import SignedPlacement
 from hami_common.ports import Clock
 from hami_common.runtime.quarantine import Quarantine
-from hami_common.signing import SignedPlacement
-from hami_scheduler.core import quota_memory, stimuli
-from hami_scheduler.core.inventory import Inventory
-from hami_scheduler.core.ledger import Hold, Ledger
-from hami_scheduler.core.names import NodeNames
-from hami_scheduler.core.queues import QueueTree
-from hami_scheduler.core.quota import Amounts, Asker, Quota
-from hami_scheduler.core.quota_ledger import QuotaLedger
-from hami_scheduler.core.quota_verdicts import Allowed, QuotaVerdicts
-from hami_scheduler.core.reasons import NodeRefusal
-from hami_scheduler.core.snapshot import Parts, Snapshot, take_exact
-from hami_scheduler.core.stimuluslog import FORMAT, Head, Writer
-from hami_scheduler.core.table import DeviceTable
-from hami_scheduler.core.verdicts import Filtered, Scored, Verdicts
+from hami_core.ledger import stimuli
+from hami_core.ledger.ledger import Hold, Ledger
+from hami_core.placement.nodenames import NodeNames
+from hami_core.placement.reasons import NodeRefusal
+from hami_core.placement.verdicts import Filtered, Scored, Verdicts
+from hami_core.quota import documents as quota_memory
+from hami_core.quota.accounts import QuotaLedger
+from hami_core.quota.queues import QueueTree
+from hami_core.quota.resourcequota import Amounts, Asker, Quota
+from hami_core.quota.verdicts import Allowed, QuotaVerdicts
+from hami_core.replay.snapshot import Parts, Snapshot, take_exact
+from hami_core.replay.stimuluslog import FORMAT, Head, Writer
+from hami_core.table.inventory import Inventory
+from hami_core.table.table import DeviceTable
 from hami_scheduler.shell.isolation import STIMULUS
 from hami_scheduler.shell.metrics import Metrics
 

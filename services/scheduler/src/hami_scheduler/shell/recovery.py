@@ -17,10 +17,10 @@ import anyio
 
 from hami_common.errors import HamiError, Unavailable
 from hami_common.runtime.tasks import Backoff
-from hami_scheduler.core import repair
-from hami_scheduler.core.ledger import RENEWED
-from hami_scheduler.core.podfacts import PodFacts
-from hami_scheduler.core.stimuli import Examine, Repaired
+from hami_core.ledger import repair
+from hami_core.ledger.ledger import RENEWED
+from hami_core.ledger.podfacts import PodFacts
+from hami_core.ledger.stimuli import Examine, Repaired
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.effects import Chore, Effects

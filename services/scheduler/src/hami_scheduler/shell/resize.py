@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes the shares of a running container: ledger, annotations, limits file, ledger.
 
-Order (``hami_scheduler.core.resizing``): the ledger books the larger of old and new on the node's
+Order (``hami_core.planning.resizing``): the ledger books the larger of old and new on the node's
 fence, within capacity and quotas; the pod's annotations are written with uid and resourceVersion as
 preconditions; the node's agent is asked until the container's limits file says so; what became
 less is given back. Whatever is cut off in between, the ledger stands, and ``align`` writes the
@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import (
     Conflict,
     HamiError,
@@ -28,16 +28,16 @@ from hami_common.events import codec
 from hami_common.events.asking import ShareNow, UsageAnswer
 from hami_common.events.codec import UNDECODABLE
 from hami_common.model.placement import ContainerShares, Placement
+from hami_common.pods.signing import Signer
 from hami_common.ports import KubeApi
 from hami_common.runtime.httpd import Handler, Request, Response, error_response, json_response
-from hami_common.signing import Signer
-from hami_scheduler.core import binding
-from hami_scheduler.core.podfacts import PodFacts
-from hami_scheduler.core.quota import amounts_of
-from hami_scheduler.core.reasons import NodeRefusal
-from hami_scheduler.core.repair import Holding
-from hami_scheduler.core.resizing import ResizeRequest, larger, resized, shrinks
-from hami_scheduler.core.stimuli import Append
+from hami_core.ledger import binding
+from hami_core.ledger.podfacts import PodFacts
+from hami_core.ledger.repair import Holding
+from hami_core.ledger.stimuli import Append
+from hami_core.placement.reasons import NodeRefusal
+from hami_core.planning.resizing import ResizeRequest, larger, resized, shrinks
+from hami_core.quota.resourcequota import amounts_of
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.effects import Effects, answer_within
 from hami_scheduler.shell.keylocks import KeyLocks

@@ -17,11 +17,11 @@ from hami_common.events.allocation import AllocationRecord
 from hami_common.ports import Clock
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.supervise import Supervisor
-from hami_scheduler.core.ledger import Ledger
-from hami_scheduler.core.podfacts import PodFacts
-from hami_scheduler.core.stimuli import Accepted, Effect, RecordSeen, Stimulus, Wiped
-from hami_scheduler.core.table import DeviceTable
-from hami_scheduler.core.verdicts import Verdicts
+from hami_core.ledger.ledger import Ledger
+from hami_core.ledger.podfacts import PodFacts
+from hami_core.ledger.stimuli import Accepted, Effect, RecordSeen, Stimulus, Wiped
+from hami_core.placement.verdicts import Verdicts
+from hami_core.table.table import DeviceTable
 from hami_scheduler.shell.isolation import RECORD, Withheld, record_key
 from hami_scheduler.shell.metrics import Metrics
 

@@ -3,9 +3,9 @@
 
 Once for every agent that comes up on a node, the node and its pods are read. Pods that an operator
 has listed on the node (annotation ``hami.io/taken-over``, which tenants cannot write) are booked
-with what they hold (``hami_common.adoption``) and get a signed allocation and our label, so that
-from then on they are like others: watched, released when they end, restored from themselves. What
-they carry of HAMi's stays, and so does their limiter. Nothing is given on a node before that is
+with what they hold (``hami_common.compat.adoption``) and get a signed allocation and our label, so
+that from then on they are like others: watched, released when they end, restored from themselves. What
+so that they carry of HAMi's stays, and so does their limiter. Nothing is given on a node before that is
 done, nor while a pod of HAMi's runs there that nobody has listed. Seconds throughout.
 """
 
@@ -16,19 +16,20 @@ from functools import partial
 import msgspec
 from msgspec import Struct
 
-from hami_common import adoption, annotations, hamiformat
 from hami_common.apipath import api_path
+from hami_common.compat import adoption, hamiformat
 from hami_common.errors import Conflict, Denied, HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.events.codec import UNDECODABLE
-from hami_common.podview import MetadataView, PodListView, PodView
+from hami_common.pods import annotations
+from hami_common.pods.podview import MetadataView, PodListView, PodView
+from hami_common.pods.signing import Signer
 from hami_common.ports import KubeApi
-from hami_common.signing import Signer
 from hami_common.vendors.catalog import Catalog
-from hami_scheduler.core import binding
-from hami_scheduler.core.inventory import Inventory
-from hami_scheduler.core.ledger import HAMI
-from hami_scheduler.core.podfacts import PodReader
-from hami_scheduler.core.repair import Holding
+from hami_core.ledger import binding
+from hami_core.ledger.ledger import HAMI
+from hami_core.ledger.podfacts import PodReader
+from hami_core.ledger.repair import Holding
+from hami_core.table.inventory import Inventory
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell.effects import PODS, Effects, answer_within
 from hami_scheduler.shell.isolation import TAKE_OVER

@@ -18,23 +18,23 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from hami_common import annotations as keys
 from hami_common.errors import HamiError, RequestInvalid, WireInvalid
 from hami_common.events import codec
 from hami_common.model.placement import ContainerShares
 from hami_common.model.request import PodRequest
-from hami_common.podview import PodView
+from hami_common.pods import annotations as keys
+from hami_common.pods.podview import PodView
 from hami_common.vendors.catalog import Catalog
-from hami_scheduler.core.ledger import Ledger
-from hami_scheduler.core.pick import pick
-from hami_scheduler.core.podfacts import account_of
-from hami_scheduler.core.quota import Asker, count_resources
-from hami_scheduler.core.quota_ledger import QuotaLedger
-from hami_scheduler.core.quota_verdicts import Allowed, QuotaVerdicts
-from hami_scheduler.core.reasons import NodeExplanation, NodeRefusal, explain
-from hami_scheduler.core.snapshot import Snapshot, load, load_quotas
-from hami_scheduler.core.stimuli import Accepted, Append
-from hami_scheduler.core.verdicts import Filtered, Verdicts
+from hami_core.ledger.ledger import Ledger
+from hami_core.ledger.podfacts import account_of
+from hami_core.ledger.stimuli import Accepted, Append
+from hami_core.placement.pick import pick
+from hami_core.placement.reasons import NodeExplanation, NodeRefusal, explain
+from hami_core.placement.verdicts import Filtered, Verdicts
+from hami_core.quota.accounts import QuotaLedger
+from hami_core.quota.resourcequota import Asker, count_resources
+from hami_core.quota.verdicts import Allowed, QuotaVerdicts
+from hami_core.replay.snapshot import Snapshot, load, load_quotas
 
 EXIT_BAD_INPUT = 2
 

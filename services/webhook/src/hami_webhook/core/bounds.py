@@ -10,7 +10,7 @@ evaluates them as CEL, with what admission adds to the largest pod: ``configurat
 from typing import Final, NamedTuple
 
 from hami_common.errors import RequestInvalid
-from hami_common.podview import ContainerView, PodView
+from hami_common.pods.podview import ContainerView, PodView
 
 MOST_CONTAINERS: Final = 200
 """Init, application and ephemeral containers together."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from hami_common import annotations as keys
+from hami_common.pods import annotations as keys
 from hami_webhook.core import bounds
 
 EXEMPT_NAMESPACES: Final = ("kube-system",)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which volume mounts a pod with a device share may have.
 
-``hami_common.mounts`` judges paths, for the node agent too. Admission adds what only it can say:
+``hami_common.pods.mounts`` judges paths, for the node agent too. Admission adds its own rules:
 
 * The volumes that the webhook adds may be mounted only as the webhook does it, by their names.
 * In a pod with a share, the containers without one may not mount over reserved paths either; a
@@ -14,10 +14,10 @@ import hashlib
 from collections.abc import Collection
 from typing import Any, Final
 
-from hami_common import limits
 from hami_common.errors import RequestInvalid
-from hami_common.mounts import fault_of, normal_form, places_of
-from hami_common.podview import ContainerView, VolumeMountView
+from hami_common.pods import limits
+from hami_common.pods.mounts import fault_of, normal_form, places_of
+from hami_common.pods.podview import ContainerView, VolumeMountView
 
 LIMITS_PREFIX: Final = "hami-limits-"
 REGION_PREFIX: Final = "hami-region-"

@@ -15,20 +15,20 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common import annotations as keys
-from hami_common import limits
 from hami_common.errors import RequestInvalid
 from hami_common.model.request import PodRequest
-from hami_common.podview import ContainerView, EnvVarView, PodView
-from hami_common.vendors import nvidia
-from hami_common.vendors.catalog import Catalog
-from hami_common.vendors.protocol import ContainerChanges, InjectionMode
-from hami_common.visibility import (
+from hami_common.pods import annotations as keys
+from hami_common.pods import limits
+from hami_common.pods.podview import ContainerView, EnvVarView, PodView
+from hami_common.pods.visibility import (
     DEVICE_VARIABLES,
     VARIABLE_BY_VENDOR,
     from_elsewhere,
     gives_devices,
 )
+from hami_common.vendors import nvidia
+from hami_common.vendors.catalog import Catalog
+from hami_common.vendors.protocol import ContainerChanges, InjectionMode
 from hami_webhook.core import bounds
 from hami_webhook.core.bounds import all_containers
 from hami_webhook.core.mounts import (

@@ -21,11 +21,11 @@ https://kubernetes.io/docs/reference/using-api/cel/.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from hami_common import annotations as keys
-from hami_common import limits
-from hami_common import mounts as paths
+from hami_common.pods import annotations as keys
+from hami_common.pods import limits
+from hami_common.pods import mounts as paths
+from hami_common.pods.visibility import DEVICE_VARIABLES, HARMLESS, VARIABLE_BY_VENDOR
 from hami_common.vendors.catalog import Catalog
-from hami_common.visibility import DEVICE_VARIABLES, HARMLESS, VARIABLE_BY_VENDOR
 from hami_webhook.core import mounts
 from hami_webhook.core.configuration import (
     EXEMPT_NAMESPACES,

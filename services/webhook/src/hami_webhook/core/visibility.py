@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that admission gives the device variables (``hami_common.visibility``)."""
+"""Values that admission gives the device variables (``hami_common.pods.visibility``)."""
 
 from collections.abc import Mapping
 from typing import Final
 
-from hami_common.visibility import DEVICE_VARIABLES
+from hami_common.pods.visibility import DEVICE_VARIABLES
 
 HIDING: Final[Mapping[str, Mapping[str, str]]] = {
     "amd": {"AMD_VISIBLE_DEVICES": "none"},

@@ -15,10 +15,10 @@ from typing import Literal
 
 from opentelemetry.trace import SpanKind
 
-from hami_common import annotations as keys
 from hami_common.errors import RequestInvalid, WireInvalid
 from hami_common.events.decision import AdmissionRecord
-from hami_common.podview import PodView
+from hami_common.pods import annotations as keys
+from hami_common.pods.podview import PodView
 from hami_common.ports import Clock
 from hami_common.runtime.httpd import Request, Response, error_response
 from hami_common.runtime.telemetry import Tracing, current_traceparent

@@ -15,7 +15,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from msgspec import Struct
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import HamiError, NotFound, Unavailable
 from hami_common.events import codec
 from hami_common.events.decision import AdmissionRecord

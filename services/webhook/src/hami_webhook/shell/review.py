@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from hami_common.bounds import Label, Name, ObjectText, Uid, Word
 from hami_common.errors import WireInvalid
-from hami_common.podview import PodView
+from hami_common.pods.podview import PodView
 from hami_webhook.core.mounts import PATH_BY_PREFIX
 from hami_webhook.core.mutate import Verdict
 

@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import Conflict, HamiError, NotFound, Unavailable
 from hami_common.ports import Entry, Expect, Reset, Synced, Write
 from hami_common.runtime.natsio.client import Message, Question

@@ -25,7 +25,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import Parser
 
-from hami_common import grants
+from hami_common.bus import grants
 
 FULL_BYTES: Final = 16_384
 """After so much at once there is more to read, and no rest."""

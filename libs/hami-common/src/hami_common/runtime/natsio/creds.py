@@ -15,9 +15,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from hami_common import grants
+from hami_common.bus import grants
+from hami_common.bus.nkeys import NKey
 from hami_common.errors import SettingsInvalid, WireInvalid
-from hami_common.nkeys import NKey
 from hami_common.runtime.settings import ServiceSettings
 
 _BLOCK = re.compile(r"-{3,}BEGIN ([A-Z ]+)-{3,}\s+(\S+)\s+-{3,}END")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.ports import Publisher
 from hami_common.runtime.natsio.connection import Bus
 from hami_common.runtime.natsio.jetstream import MESSAGE_NOT_FOUND, ApiRefusal, api

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import HamiError, NotFound, Unavailable, WireInvalid
 from hami_common.ports import Entry, Reset, Synced
 from hami_common.runtime.natsio.bucket import NatsBucket

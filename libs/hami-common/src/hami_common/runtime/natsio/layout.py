@@ -16,7 +16,7 @@ import anyio
 from anyio.abc import TaskStatus
 from msgspec import Struct
 
-from hami_common import grants, subjects
+from hami_common.bus import grants, subjects
 from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid, Unavailable
 from hami_common.runtime.natsio.connection import PEER, Bus
 from hami_common.runtime.natsio.deadletters import ADVISORIES

@@ -15,7 +15,7 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from hami_common import subjects
+from hami_common.bus import subjects
 from hami_common.errors import HamiError, Unavailable, WireInvalid
 from hami_common.events.codec import UNDECODABLE
 from hami_common.ports import Entry

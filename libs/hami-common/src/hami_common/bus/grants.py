@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may say and hear what on the bus, and the server configuration that holds everybody to it.
+
+Four accounts. ``HAMI`` has the streams; only the scheduler, the registry and the operator are in
+it. ``EDGE`` has everybody else: webhook, agents, integrations. ``AUTH`` has nothing but the service
+that admits users without a key (auth callout). ``SYS`` is the server's own.
+
+The accounts carry the weight, not the permissions alone: a permission looks at the subject of a
+message, never at its reply subject, and JetStream answers to whatever reply subject it is given. In
+one account, whoever may store one record could have its acknowledgement, or the record itself, put
+down anywhere, the ledger included. Between accounts an answer comes back to the asker's account and
+goes no further (ADR 0013; tests/integration/registry/test_bus_access.py shows both).
+
+Pure: subjects in, permissions and text out.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from hami_common.bus import subjects
+from hami_common.errors import WireInvalid
+from hami_common.vendors.catalog import VendorSettings
+
+HAMI, EDGE, AUTH, SYSTEM = "HAMI", "EDGE", "AUTH", "SYS"
+INBOX = "_INBOX"
+API = "$JS.API"
+AUTH_REQUESTS = "$SYS.REQ.USER.AUTH"
+"""Where a server asks whether to admit a user."""
+AUTH_TIMEOUT_S = 5
+"""Longest time that a server waits for that answer."""
+
+MESSAGE_MAX_BYTES = 384 << 10
+"""Largest message, with headers, of an agent, the webhook or an integration. The largest that an
+honest agent sends: 64 devices with their partitions and links report 277 KiB, usage of 640 shares
+is 266 KiB."""
+HEADER_BYTES = 4 << 10
+"""Part of that which is left to headers."""
+REPORT_MAX_BYTES = MESSAGE_MAX_BYTES
+STATE_MAX_BYTES = 64 << 10
+EDGE_CONNECTIONS = 20_000
+"""Agents, of which each has two connections while it renews its login, and integrations."""
+USER_SUBSCRIPTIONS = 256
+"""Subscriptions of one connection outside the account of the streams."""
+USER_DATA_BYTES = 1 << 30
+"""Bytes of one login of at most an hour; carried in the JWT, not enforced by nats-server 2.15."""
+VENDORS = tuple(sorted(VendorSettings.__struct_fields__))
+"""Vendor words of which agents may report devices."""
+
+STREAMS = (
+    *(subjects.stream_of(bucket) for bucket in subjects.BUCKETS),
+    subjects.EVENTS_STREAM,
+    subjects.REPORTS_STREAM,
+    subjects.DEAD_LETTERS_STREAM,
+)
+_BUCKET_STREAMS = tuple(subjects.stream_of(bucket) for bucket in subjects.BUCKETS)
+
+
+class Grant(Struct, frozen=True, kw_only=True):
+    """What one user of one account may do; what is not named is refused."""
+
+    account: str
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    answers: bool = False
+    """Whether it may answer the requests that it hears."""
+
+
+def inbox(role: str, name: str = "") -> str:
+    """Prefix of the subjects on which a role, or one of its users, hears answers."""
+    return f"{INBOX}.{role}.{subjects.escape(name)}" if name else f"{INBOX}.{role}"
+
+
+def scheduler() -> Grant:
+    """Writes the ledger, the state ``bound``, decisions and quarantine; forgets old records."""
+    return Grant(
+        account=HAMI,
+        publish=(
+            subjects.kv_subject(subjects.ALLOC_BUCKET, "*.*"),
+            subjects.kv_subject(subjects.STATE_BUCKET, "*.*"),
+            f"{subjects.EVENT_PREFIX}.decision.*.*",
+            f"{subjects.EVENT_PREFIX}.quarantine.scheduler.*",
+            f"{subjects.DEAD_LETTER_PREFIX}.scheduler.>",
+            f"{subjects.ASK_PREFIX}.*.*",
+            *_declares(),
+            *_reads(_BUCKET_STREAMS),
+            *(
+                f"{API}.STREAM.PURGE.{subjects.stream_of(bucket)}"
+                for bucket in (subjects.ALLOC_BUCKET, subjects.STATE_BUCKET)
+            ),
+        ),
+        subscribe=(
+            f"{inbox('scheduler')}.>",
+            f"{subjects.HEARTBEAT_PREFIX}.*",
+            f"{subjects.FAULT_PREFIX}.*",
+        ),
+    )
+
+
+def registry() -> Grant:
+    """Writes canonical devices and dead letters, reads everything, asks and answers agents."""
+    logs = (subjects.EVENTS_STREAM, subjects.REPORTS_STREAM, subjects.DEAD_LETTERS_STREAM)
+    return Grant(
+        account=HAMI,
+        publish=(
+            subjects.kv_subject(subjects.DEVICES_BUCKET, "*.*"),
+            f"{subjects.EVENT_PREFIX}.quarantine.registry.*",
+            f"{subjects.DEAD_LETTER_PREFIX}.>",
+            f"{subjects.ASK_PREFIX}.*.*",
+            *_declares(),
+            *_reads((*_BUCKET_STREAMS, *logs)),
+            *(f"$JS.ACK.{stream}.>" for stream in logs),
+        ),
+        subscribe=(
+            f"{inbox('registry')}.>",
+            f"{subjects.HEARTBEAT_PREFIX}.*",
+            f"{subjects.RECORDS_PREFIX}.*.*",
+        ),
+        answers=True,
+    )
+
+
+def operator() -> Grant:
+    """Everything in the account of the streams: backup, restore, repair."""
+    return Grant(account=HAMI, publish=(">",), subscribe=(">",))
+
+
+def webhook() -> Grant:
+    """Tells what admission did."""
+    return Grant(
+        account=EDGE,
+        publish=(
+            f"{subjects.EVENT_PREFIX}.admission.*.*",
+            f"{subjects.EVENT_PREFIX}.quarantine.webhook.*",
+        ),
+        subscribe=(f"{inbox('webhook')}.>",),
+    )
+
+
+def authenticator() -> Grant:
+    """Answers the server's question whom to admit."""
+    return Grant(account=AUTH, publish=(), subscribe=(AUTH_REQUESTS,), answers=True)
+
+
+def agent(node: str) -> Grant:
+    """Speaks for one node and reads what concerns it."""
+    token = subjects.escape(node)
+    event = subjects.EVENT_PREFIX
+    letters = f"{subjects.DEAD_LETTER_PREFIX}.nodeagent.KV.{subjects.ALLOC_BUCKET}.{token}.*"
+    return Grant(
+        account=EDGE,
+        publish=(
+            *(subjects.report(node, vendor) for vendor in VENDORS),
+            subjects.heartbeat(node),
+            subjects.fault(node),
+            f"{event}.breach.{token}.*",
+            *(subjects.partition_event(node, vendor) for vendor in VENDORS),
+            f"{event}.usage.{token}",
+            subjects.quarantine_event("nodeagent", node),
+            subjects.kv_subject(subjects.STATE_BUCKET, f"{token}.*"),
+            letters,
+            *(subjects.records(node, bucket) for bucket in subjects.BUCKETS),
+            *(f"{_last(bucket)}.{token}.>" for bucket in subjects.BUCKETS),
+        ),
+        subscribe=(
+            f"{inbox('agent', node)}.>",
+            subjects.alloc_feed(node),
+            f"{subjects.ASK_PREFIX}.{token}.*",
+        ),
+        answers=True,
+    )
+
+
+def integration(consumer: str) -> Grant:
+    """Reads events through a consumer of its own, which the registry made; tells nothing."""
+    stream = subjects.EVENTS_STREAM
+    return Grant(
+        account=EDGE,
+        publish=(
+            f"{API}.CONSUMER.MSG.NEXT.{stream}.{consumer}",
+            f"$JS.ACK.{stream}.{consumer}.>",
+        ),
+        subscribe=(f"{INBOX}.integration.{consumer}.>",),
+    )
+
+
+def consumer_of(namespace: str, account: str) -> str:
+    """Name of the consumer of a ServiceAccount; no two have the same."""
+    return f"{subjects.escape(namespace)}_{subjects.escape(account)}"
+
+
+_STATIC = {
+    "scheduler": scheduler,
+    "registry": registry,
+    "operator": operator,
+    "webhook": webhook,
+    "authenticator": authenticator,
+}
+STATIC_USERS = tuple(_STATIC)
+"""Users with a key of their own; all others are admitted by the authenticator."""
+
+
+def _declares() -> tuple[str, ...]:
+    verbs = ("CREATE", "UPDATE")
+    return tuple(f"{API}.STREAM.{verb}.{stream}" for verb in verbs for stream in STREAMS)
+
+
+def _reads(streams: Iterable[str]) -> tuple[str, ...]:
+    found = [f"{API}.STREAM.INFO.{stream}" for stream in STREAMS]
+    for stream in streams:
+        found += [
+            f"{API}.STREAM.MSG.GET.{stream}",
+            f"{API}.DIRECT.GET.{stream}",
+            f"{API}.CONSUMER.CREATE.{stream}.>",
+            f"{API}.CONSUMER.MSG.NEXT.{stream}.*",
+        ]
+    return tuple(found)
+
+
+def _last(bucket: str) -> str:
+    """Direct get of the newest value on the subject that ends the request's own subject."""
+    return f"{API}.DIRECT.GET.{subjects.stream_of(bucket)}.$KV.{bucket}"
+
+
+# --- what passes between the accounts -------------------------------------------------------------
+
+
+class _Service(Struct, frozen=True):
+    subject: str
+    many: bool = False
+    """Whether one request has several answers."""
+
+
+_TO_HAMI = (
+    _Service(f"{subjects.REPORT_PREFIX}.*.*"),
+    _Service(f"{subjects.HEARTBEAT_PREFIX}.*"),
+    _Service(f"{subjects.FAULT_PREFIX}.*"),
+    _Service(f"{subjects.EVENT_PREFIX}.breach.*.*"),
+    _Service(f"{subjects.EVENT_PREFIX}.partition.*.*"),
+    _Service(f"{subjects.EVENT_PREFIX}.usage.*"),
+    _Service(f"{subjects.EVENT_PREFIX}.admission.*.*"),
+    _Service(f"{subjects.EVENT_PREFIX}.quarantine.*.*"),
+    _Service(f"{subjects.DEAD_LETTER_PREFIX}.nodeagent.>"),
+    _Service(subjects.kv_subject(subjects.STATE_BUCKET, "*.*")),
+    _Service(f"{subjects.RECORDS_PREFIX}.*.*", many=True),
+    *(_Service(f"{_last(bucket)}.>") for bucket in subjects.BUCKETS),
+    _Service(f"{API}.CONSUMER.MSG.NEXT.{subjects.EVENTS_STREAM}.*", many=True),
+    _Service(f"$JS.ACK.{subjects.EVENTS_STREAM}.>"),
+)
+_TO_EDGE = (_Service(f"{subjects.ASK_PREFIX}.*.*"),)
+_HEARD_IN_EDGE = (f"{subjects.ALLOC_FEED_PREFIX}.*.*",)
+
+
+def permissions(grant: Grant) -> dict[str, Any]:
+    """The grant as the server's configuration has it."""
+    said: dict[str, Any] = {
+        # An empty list of what is allowed would allow everything.
+        "publish": {"allow": list(grant.publish)} if grant.publish else {"deny": [">"]},
+        "subscribe": {"allow": list(grant.subscribe)} if grant.subscribe else {"deny": [">"]},
+    }
+    if grant.answers:
+        said["allow_responses"] = {"max": -1, "expires": "1m"}
+    return said
+
+
+def claims(grant: Grant, *, name: str, ends_s: int) -> dict[str, Any]:
+    """The grant as claims of a user's JWT (version 2) that ends at a Unix time."""
+    limits: dict[str, Any] = {
+        "pub": {"allow": list(grant.publish)} if grant.publish else {"deny": [">"]},
+        "sub": {"allow": list(grant.subscribe)} if grant.subscribe else {"deny": [">"]},
+    }
+    if grant.answers:
+        limits["resp"] = {"max": -1, "ttl": 60_000_000_000}
+    return {
+        "aud": grant.account,
+        "exp": ends_s,
+        "name": name,
+        "nats": {
+            "type": "user",
+            "version": 2,
+            "subs": USER_SUBSCRIPTIONS,
+            "data": USER_DATA_BYTES,
+            "payload": MESSAGE_MAX_BYTES,
+            **limits,
+        },
+    }
+
+
+def server_config(*, issuer: str, users: Mapping[str, str]) -> str:
+    """Configuration of accounts, users and auth callout, to be included in the server's file.
+
+    ``issuer`` is the public account key whose JWTs are believed; ``users`` has the public user key
+    of each of ``STATIC_USERS``.
+    """
+    if missing := [name for name in STATIC_USERS if name not in users]:
+        raise WireInvalid(what="keys of the bus", problem=f"{missing[0]} has none")
+    grants = {name: make() for name, make in _STATIC.items()}
+    accounts: dict[str, dict[str, Any]] = {
+        HAMI: {
+            # A service that creates a stream states how much storage it reserves.
+            "jetstream": {"max_bytes_required": True},
+            "limits": {"max_connections": 256},
+            "exports": [
+                *(_export(service) for service in _TO_HAMI),
+                *({"stream": subject, "accounts": [EDGE]} for subject in _HEARD_IN_EDGE),
+            ],
+            "imports": [_import(service, EDGE) for service in _TO_EDGE],
+        },
+        EDGE: {
+            "limits": {
+                "max_connections": EDGE_CONNECTIONS,
+                "max_subscriptions": USER_SUBSCRIPTIONS,
+                "max_payload": MESSAGE_MAX_BYTES,
+            },
+            "exports": [_export(service, to=HAMI) for service in _TO_EDGE],
+            "imports": [
+                *(_import(service, HAMI) for service in _TO_HAMI),
+                *({"stream": {"account": HAMI, "subject": s}} for s in _HEARD_IN_EDGE),
+            ],
+        },
+        AUTH: {"limits": {"max_connections": 64}},
+        SYSTEM: {},
+    }
+    for account, content in accounts.items():
+        content["users"] = [
+            {"nkey": users[name], "permissions": permissions(grant)}
+            for name, grant in grants.items()
+            if grant.account == account
+        ]
+    callout = {
+        "issuer": issuer,
+        "account": AUTH,
+        "auth_users": [users[name] for name in STATIC_USERS],
+    }
+    parts = {
+        "accounts": accounts,
+        "system_account": SYSTEM,
+        "authorization": {"timeout": AUTH_TIMEOUT_S, "auth_callout": callout},
+    }
+    # The server reads JSON values in its configuration; only the top level is its own notation.
+    return "".join(
+        f"{name}: {msgspec.json.format(msgspec.json.encode(part), indent=1).decode()}\n"
+        for name, part in parts.items()
+    )
+
+
+def _export(service: _Service, *, to: str = EDGE) -> dict[str, Any]:
+    made: dict[str, Any] = {"service": service.subject, "accounts": [to]}
+    return {**made, "response_type": "stream"} if service.many else made
+
+
+def _import(service: _Service, account: str) -> dict[str, Any]:
+    return {"service": {"account": account, "subject": service.subject}}

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Require of a pod that asks for devices what admission leaves on it.
+
+The webhook labels each such pod, which is how the scheduler watches it, and mounts the limits of
+each container with a share, which is how they are enforced. A pod without them was created past the
+webhook: it would hold an untracked device, without limits. What the volume holds is checked
+on the node, which mounts limits of its own where it must.
+"""
+
+from hami_common.errors import RequestInvalid
+from hami_common.model.request import PodRequest
+from hami_common.pods import annotations, limits
+from hami_common.pods.podview import PodView
+
+CODE = "PodNotAdmitted"
+"""Begins the text of the refusal; one of ``RefusalCode``."""
+_FIX = (
+    "create the pod again where the HAMi webhook sees it: without the label"
+    f" {annotations.WEBHOOK_LABEL}, in a namespace that is not exempt"
+)
+
+
+class NotAdmitted(RequestInvalid):
+    """The pod was created past admission. The text begins with ``CODE``."""
+
+    def __str__(self) -> str:
+        return f"{CODE}: {super().__str__()}"
+
+
+def require_admitted(pod: PodView, request: PodRequest) -> None:
+    """Raise ``NotAdmitted`` unless the pod has the label and every share's limits are mounted."""
+    if pod.labels().get(annotations.MANAGED_LABEL) != "true":
+        raise NotAdmitted(
+            field=f"metadata.labels[{annotations.MANAGED_LABEL}]",
+            problem="is missing: admission has not seen the pod, its share would not be tracked",
+            fix=_FIX,
+        )
+    volumes = {volume.name for volume in pod.spec.volumes or []}
+    asking = {container.name for container in request.containers}
+    for _, container in pod.containers_in_order():
+        if container.name not in asking:
+            continue
+        mounted = any(
+            mount.name in volumes and mount.mount_path.rstrip("/") == limits.DIRECTORY
+            for mount in container.volume_mounts or []
+        )
+        if not mounted:
+            raise NotAdmitted(
+                field=f"container {container.name}: volumeMounts[{limits.DIRECTORY}]",
+                problem="is missing: admission has not seen the pod, and its share has no limits",
+                fix=_FIX,
+            )

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reduces a pod document to the facts that binding, releasing and repairing depend on.
+
+A pod's facts are small enough to be held for every managed pod of a cluster. Knows no ledger, reads
+no clock, and believes an allocation annotation only if its signature holds (design D4, D6).
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from hashlib import blake2b
+from typing import Final
+
+from msgspec import Struct
+
+from hami_common.apipath import api_path, is_subdomain
+from hami_common.bounds import RUNTIME_MOST_S
+from hami_common.errors import RequestInvalid, WireInvalid
+from hami_common.events.allocation import Account
+from hami_common.model.request import PlacementPolicy, PodRequest
+from hami_common.pods import annotations as keys
+from hami_common.pods.podview import PodView
+from hami_common.pods.signing import SignedPlacement, Verifier
+from hami_common.units import real
+from hami_common.vendors.catalog import Catalog
+from hami_core.ledger.admitted import require_admitted
+from hami_core.quota.resourcequota import count_resources
+
+GROUP_KEYS: Final = (
+    "scheduling.x-k8s.io/pod-group",
+    "scheduling.k8s.io/group-name",
+    "kueue.x-k8s.io/pod-group-name",
+    keys.GANG,
+)
+"""Label or annotation with the name of a pod's gang: scheduler-plugins, Volcano, Kueue, ours."""
+DEFAULT_GRACE_S: Final = 30.0
+"""Kubernetes' own, of pods that say nothing."""
+VOUCHED_MOST: Final = 1024
+"""Own annotations on their way back; those that never come are forgotten, the oldest first."""
+
+
+_NO_ACCOUNT: Final = Account()
+
+
+class PodFacts(Struct, frozen=True, kw_only=True):
+    """One version of one pod."""
+
+    uid: str
+    namespace: str
+    name: str
+    resource_version: str
+    node: str = ""
+    """Node the pod is assigned to, empty while it is unassigned."""
+    is_deleting: bool = False
+    is_finished: bool = False
+    """No container of the pod will run again."""
+    request: PodRequest | None = None
+    """What the pod asks for; only for pods that still have to be placed."""
+    problem: str = ""
+    """Why the request cannot be honoured as written: the field and the fix."""
+    signed: SignedPlacement | None = None
+    """The allocation committed with the binding, if its signature holds for this pod and node."""
+    mistrust: str = ""
+    """Why the allocation annotation that is there does not count."""
+    traceparent: str = ""
+    is_started: bool = False
+    """Containers of the pod exist or existed: it wins in a dispute about a share (design D6)."""
+    fence: str = ""
+    """The allocation id in the annotation ``hami.io/fence``: its Binding must not come any more."""
+    is_labelled: bool = True
+    """Our label is on it, so that our watch sees it."""
+    annotation: bytes = b""
+    """Digest of the allocation annotation as it stands, empty where there is none."""
+    group: str = ""
+    """The gang the pod is a member of, see ``group_of``."""
+    priority: int = 0
+    start_s: float = 0.0
+    """When kubelet took the pod up, Unix seconds; 0 while it has not."""
+    min_runtime_s: float = 0.0
+    """How long the pod says it must run before it is evicted for another one."""
+    grace_s: float = DEFAULT_GRACE_S
+    """How long the pod may take to end after it was asked to."""
+    is_gated: bool = False
+    """Kube-scheduler does not look at the pod yet."""
+    account: Account | None = None
+    """What quotas count the pod under, see ``account_of``."""
+    queue_wish: str = ""
+    """The queue that the label ``hami.io/queue`` names; only of pods that wait for a node."""
+
+    def is_waiting(self) -> bool:
+        """Whether the pod asks for devices and still waits for a node."""
+        return (
+            not self.node
+            and not self.is_deleting
+            and not self.is_finished
+            and self.request is not None
+        )
+
+    def path(self) -> str:
+        """Path of the pod in the Kubernetes API."""
+        return pod_path(self.namespace, self.name)
+
+
+def group_of(pod: PodView) -> str:
+    """``namespace/name`` of the gang that the pod says it is a member of; empty when of none.
+
+    A name that no object can have is none; ``gangs.gang_of`` refuses such a pod.
+    """
+    labels, annotations = pod.labels(), pod.annotations()
+    for key in GROUP_KEYS:
+        name = labels.get(key) or annotations.get(key)
+        if name:
+            group = f"{pod.metadata.namespace or 'default'}/{name}"
+            return group if is_subdomain(name) else ""
+    return ""
+
+
+def account_of(pod: PodView, names: Mapping[str, tuple[str, str]]) -> Account | None:
+    """What quotas count the pod under besides its namespace, ``None`` where nothing is special.
+
+    ``names``: see ``count_resources``.
+    """
+    labels = pod.labels()
+    account = Account(
+        queue=labels.get(keys.QUEUE_LABEL) or labels.get(keys.KUEUE_QUEUE_LABEL) or "",
+        priority_class=pod.spec.priority_class_name or "",
+        is_terminating=pod.spec.active_deadline_seconds is not None,
+        is_best_effort=pod.status.qos_class == "BestEffort",
+        resources=tuple(_count_resources(pod, names)) if names else (),
+    )
+    return None if account == _NO_ACCOUNT else account
+
+
+def _count_resources(
+    pod: PodView, names: Mapping[str, tuple[str, str]]
+) -> Iterator[tuple[str, str, str]]:
+    for _, container in pod.containers_in_order():
+        written = (*container.limits(), *container.requests())
+        yield from sorted({(container.name, *names[name]) for name in written if name in names})
+
+
+def has_preferences(pod: PodView) -> bool:
+    """Whether the pod itself would rather have some of the nodes on which it can be placed."""
+    affinity = pod.spec.affinity
+    if affinity is not None:
+        kinds = (affinity.node_affinity, affinity.pod_affinity, affinity.pod_anti_affinity)
+        if any(kind is not None and kind.preferred for kind in kinds):
+            return True
+    constraints = pod.spec.topology_spread_constraints or []
+    return any(constraint.when_unsatisfiable == "ScheduleAnyway" for constraint in constraints)
+
+
+def pod_path(namespace: str, name: str) -> str:
+    """Path of a pod in the Kubernetes API (core/v1)."""
+    return api_path("api", "v1", "namespaces", namespace, "pods", name)
+
+
+class PodReader:
+    """Makes facts from documents, for one set of vendors, keys and default policy."""
+
+    def __init__(
+        self, *, catalog: Catalog, verifier: Verifier, policy: PlacementPolicy | None = None
+    ) -> None:
+        """Parse requests with ``catalog`` and believe annotations that ``verifier`` accepts."""
+        self._catalog = catalog
+        self._count_resources = count_resources(catalog)
+        self._verifier = verifier
+        self._policy = policy or PlacementPolicy()
+        self._vouched: OrderedDict[str, SignedPlacement] = OrderedDict()
+
+    def prefer(self, policy: PlacementPolicy) -> None:
+        """Of pods read from now on that name none, this is the policy."""
+        self._policy = policy
+
+    def vouch(self, annotation: str, signed: SignedPlacement, *, key_id: str) -> None:
+        """We signed this annotation ourselves: it need not be verified when it comes back."""
+        if not self._verifier.trusts(key_id):
+            return
+        self._vouched[annotation] = signed
+        if len(self._vouched) > VOUCHED_MOST:
+            self._vouched.popitem(last=False)
+
+    def _verified(self, annotation: str, *, pod_uid: str, node: str) -> SignedPlacement:
+        """What the annotation says; ``WireInvalid`` unless it is signed for this pod and node."""
+        signed = self._vouched.pop(annotation, None)
+        if signed is not None and (signed.pod_uid, signed.placement.node) == (pod_uid, node):
+            return signed
+        return self._verifier.verify(annotation, pod_uid=pod_uid, node=node)
+
+    def request_of(self, pod: PodView) -> PodRequest | None:
+        """What the pod asks for, ``None`` when it asks for nothing of ours.
+
+        ``RequestInvalid``: it cannot be met as written, or admission has not seen the pod.
+        """
+        request = self._catalog.parse_pod(pod, defaults=self._policy)
+        if request is not None:
+            require_admitted(pod, request)
+        return request
+
+    def account_of(self, pod: PodView) -> Account | None:
+        """What quotas count the pod under."""
+        return account_of(pod, self._count_resources)
+
+    def facts_of(self, pod: PodView, *, known: PodFacts | None = None) -> PodFacts:
+        """The facts of this version; ``known`` is an earlier one, so as not to verify twice."""
+        metadata = pod.metadata
+        node = pod.spec.node_name
+        annotation = pod.annotations().get(keys.ALLOCATION, "")
+        digest = blake2b(annotation.encode(), digest_size=16).digest() if annotation else b""
+        request: PodRequest | None = None
+        problem = ""
+        signed: SignedPlacement | None = None
+        mistrust = ""
+        if not node:
+            try:
+                request = self.request_of(pod)
+            except RequestInvalid as error:
+                problem = str(error)
+        elif (
+            known is not None
+            and known.annotation == digest
+            and (known.uid, known.node) == (metadata.uid, node)
+        ):
+            signed, mistrust = known.signed, known.mistrust
+        elif annotation:
+            try:
+                signed = self._verified(annotation, pod_uid=metadata.uid, node=node)
+            except WireInvalid as error:
+                mistrust = str(error)
+        return PodFacts(
+            uid=metadata.uid,
+            namespace=metadata.namespace or "default",
+            name=metadata.name,
+            resource_version=metadata.resource_version,
+            node=node,
+            is_deleting=metadata.deletion_timestamp is not None,
+            is_finished=pod.is_finished(),
+            request=request,
+            problem=problem,
+            signed=signed,
+            mistrust=mistrust,
+            traceparent=pod.annotations().get(keys.TRACEPARENT, ""),
+            is_started=_is_started(pod),
+            fence=pod.annotations().get(keys.FENCE, "").partition("/")[0],
+            is_labelled=pod.labels().get(keys.MANAGED_LABEL) == "true",
+            annotation=digest,
+            group=group_of(pod),
+            priority=pod.spec.priority or 0,
+            start_s=_unix_s(pod.status.start_time),
+            min_runtime_s=_seconds(pod.annotations().get(keys.MIN_RUNTIME, "")),
+            grace_s=_grace_s(pod),
+            is_gated=bool(pod.spec.scheduling_gates),
+            account=self.account_of(pod),
+            queue_wish="" if node else pod.labels().get(keys.QUEUE_LABEL, ""),
+        )
+
+
+def _unix_s(text: str | None) -> float:
+    """Unix seconds of a Kubernetes time, 0 when there is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else 0.0
+    except ValueError:
+        return 0.0
+
+
+def _seconds(text: str) -> float:
+    """A length of time that a user wrote; what is not one protects nothing."""
+    return real(text, least=0.0, most=RUNTIME_MOST_S) or 0.0
+
+
+def _grace_s(pod: PodView) -> float:
+    grace_s = pod.spec.termination_grace_period_seconds
+    return DEFAULT_GRACE_S if grace_s is None else float(grace_s)
+
+
+def _is_started(pod: PodView) -> bool:
+    """Whether kubelet has said that containers of the pod exist."""
+    statuses = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
+    return pod.status.phase == "Running" or any(
+        status.state is not None
+        and (status.state.running is not None or status.state.terminated is not None)
+        for status in statuses
+    )

@@ -1,0 +1,869 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a pod does not fit: a closed set of refusal codes, and the texts that people read.
+
+Codes are the words HAMi's users know where HAMi has one. A node's reason is its binding constraint:
+how far its best device got, and if some devices fit but too few, what stops the best of the others.
+All nodes with one reason form a class and get the same text, because kube-scheduler groups nodes by
+text: what is wanted, and the best free value of the class with the node that has it. One answer has
+at most ``CLASSES_SHOWN`` texts of at most ``TEXT_BYTES``, so a pod's condition stays under 1 KiB.
+
+Everything is read from the constraints of ``fit``, looked at one by one, on the nodes that failed.
+Memory in MiB, compute in percent of one device.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, NamedTuple, Protocol
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hami_common.events.decision import NODES_LISTED, RefusalClass
+from hami_common.model.request import PodRequest
+from hami_common.vendors.partitions import NO_START, Division
+from hami_core.placement.fit import (
+    Counts,
+    Plan,
+    Scene,
+    Stage,
+    Stages,
+    Step,
+    View,
+    beside_counts,
+    compile_request,
+    count_of,
+    granted,
+    has_enough,
+    known_devices,
+    passes,
+    reached,
+    wanted_core,
+    wanted_mib,
+)
+from hami_core.placement.levels import offered_mib
+from hami_core.placement.placing import Outcome, Walk, attempts, lacking_key, lacking_step, place
+from hami_core.table.block import NO_MIB, Columns, Ints, Shorts
+from hami_core.table.table import DeviceTable
+
+RefusalCode = Literal[
+    "NodeUnregistered",
+    "NodeInsufficientDevice",
+    "NodeAgentSilent",
+    "NodeWithheld",
+    "CardNotHealth",
+    "CardCordoned",
+    "CardTypeMismatch",
+    "ModeNotFit",
+    "CardUuidMismatch",
+    "CardTimeSlicingExhausted",
+    "ExclusiveDeviceAllocateConflict",
+    "CardInsufficientMemory",
+    "CardInsufficientCore",
+    "CardComputeUnitsExhausted",
+    "NumaNotFit",
+    "CardPartitionMismatch",
+    "CardPartitionInfeasible",
+    "CardQosPolicyMismatch",
+    "CardTopologyInfeasible",
+    "AllocatedCardsInsufficientRequest",
+    "ReservationInDoubt",
+    "VictimsLeaving",
+    "GangIncomplete",
+    "GangWaiting",
+    "ShareLost",
+    "PodNotAdmitted",
+    "PodQuarantined",
+    "ResourceQuotaNotFit",
+    "QueueOverLimit",
+    "QueueCannotBorrow",
+    "QueueWaitsItsTurn",
+    "QueueUnknown",
+    "TaskPriorityTooHigh",
+    "OtherReasons",
+]
+
+CODE_BY_STAGE: Final[dict[Stage, RefusalCode]] = {
+    Stage.AGENT: "NodeAgentSilent",
+    Stage.WITHHELD: "NodeWithheld",
+    Stage.HEALTH: "CardNotHealth",
+    Stage.CORDON: "CardCordoned",
+    Stage.TYPE: "CardTypeMismatch",
+    Stage.MODE: "ModeNotFit",
+    Stage.UUID: "CardUuidMismatch",
+    Stage.SLOT: "CardTimeSlicingExhausted",
+    Stage.HELD: "ExclusiveDeviceAllocateConflict",
+    Stage.MEMORY: "CardInsufficientMemory",
+    Stage.CORE: "CardInsufficientCore",
+    Stage.UNITS: "CardComputeUnitsExhausted",
+    Stage.IDLE: "ExclusiveDeviceAllocateConflict",
+    Stage.NUMA: "NumaNotFit",
+    Stage.SIZE: "CardPartitionMismatch",
+    Stage.PARTITION: "CardPartitionInfeasible",
+    Stage.KIND: "CardQosPolicyMismatch",
+    Stage.SHAPE: "CardTopologyInfeasible",
+}
+
+RESOLVABLE: Final[frozenset[RefusalCode]] = frozenset(
+    {
+        "CardTimeSlicingExhausted",
+        "ExclusiveDeviceAllocateConflict",
+        "CardInsufficientMemory",
+        "CardInsufficientCore",
+        "CardComputeUnitsExhausted",
+        "NumaNotFit",
+        "CardPartitionInfeasible",
+        "CardQosPolicyMismatch",
+        "CardTopologyInfeasible",
+        "AllocatedCardsInsufficientRequest",
+    }
+)
+"""Refusals that may go away when other pods end."""
+
+CLASSES_SHOWN: Final = 6
+TEXT_BYTES: Final = 140
+_NAME_SHOWN: Final = 45
+_WORDS_SHOWN: Final = 40
+
+
+class NodeRefusal(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why one node does not take the pod."""
+
+    code: RefusalCode
+    text: str
+
+
+def other_reasons(count: int) -> NodeRefusal:
+    """What is said of nodes whose ``count`` reasons are not told one by one."""
+    return NodeRefusal(code="OtherReasons", text=f"OtherReasons: {count} more, see hamictl explain")
+
+
+class DeviceVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one device says to one step."""
+
+    uuid: str
+    code: RefusalCode | None = None
+    """The first constraint that stops it; ``None`` when it fits."""
+    wanted: int = 0
+    free: int = 0
+    """Of memory in MiB, compute in percent, slots, or devices of one NUMA node.
+
+    As the code implies.
+    """
+    taken: bool = False
+    """Chosen for the step."""
+
+
+class StepExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One container's request to one vendor: how the node's devices answered."""
+
+    container: str
+    vendor: str
+    count: int
+    devices: tuple[DeviceVerdict, ...] = ()
+
+    def fitting(self) -> int:
+        """Devices that fit."""
+        return sum(device.code is None for device in self.devices)
+
+
+class NodeExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a node takes a pod or does not. ``steps`` ends with the one that failed."""
+
+    node: str
+    fits: bool
+    refusal: NodeRefusal | None = None
+    steps: tuple[StepExplanation, ...] = ()
+
+
+class Reason(NamedTuple):
+    """What makes a class of refused nodes."""
+
+    step: int
+    stage: int
+    """Of the best device that does not fit; -1 where that does not matter."""
+    kind: int
+    """One of the constants below."""
+
+
+class Measure(NamedTuple):
+    """Best value of a class, and where it is."""
+
+    wanted: int
+    free: int
+    node: str
+    lack: "Lack | None" = None
+    """Of a hardware partition: which one is wanted, and what there is too little of."""
+
+
+class Lack(NamedTuple):
+    """What a device has too little of for one more partition."""
+
+    division: int
+    """Place in the table's divisions; never 0."""
+    profile: int
+    amount: int
+    """Place in ``Division.names``; -1: the grid has no place."""
+    left: int
+    """Of that amount, or positions of the grid."""
+
+    def number(self) -> int:
+        """As one number; 0 stands for none."""
+        return int(_lack_numbers(*self))
+
+    @classmethod
+    def of(cls, number: int) -> "Lack | None":
+        """What ``number`` stands for."""
+        if not number:
+            return None
+        rest, left = divmod(number, _LEFT)
+        rest, amount = divmod(rest, _AMOUNTS)
+        division, profile = divmod(rest, _PROFILES)
+        return cls(division, profile, amount - 1, left)
+
+
+_PROFILES: Final = 256
+_AMOUNTS: Final = 32
+_LEFT: Final = 1 << 16
+
+
+def _lack_numbers(division: int, profile: int, amount: Ints | int, left: Ints | int) -> Ints | int:
+    return ((division * _PROFILES + profile) * _AMOUNTS + amount + 1) * _LEFT + left
+
+
+_NOTHING: Final = Measure(0, 0, "")
+_TELLING: Final = (Stage.MEMORY, Stage.CORE, Stage.PARTITION, Stage.NUMA, Stage.SHAPE)
+"""What a node that stopped here is told has an amount in it."""
+NO_DEVICES, TOO_FEW, NONE_FIT, SOME_FIT = range(4)
+_KINDS: Final = 4
+_STAGES: Final = 32
+
+
+def _word(step: int, stage: int, kind: int) -> int:
+    """A reason as one number."""
+    return (step * _STAGES + stage + 1) * _KINDS + kind
+
+
+def _reason(word: int) -> Reason:
+    """The reason that a number stands for."""
+    rest, kind = divmod(word, _KINDS)
+    step, stage = divmod(rest, _STAGES)
+    return Reason(step, stage - 1, kind)
+
+
+class Causes(NamedTuple):
+    """Why each of some nodes does not fit, as lines: a reason's number, and its best value."""
+
+    word: Ints
+    wanted: Ints
+    free: Ints
+    """The best value: that which is nearest to what is wanted."""
+    lack: Ints
+    """``Lack`` as a number, where a partition has no room."""
+
+    @classmethod
+    def none(cls, count: int) -> "Causes":
+        """Lines to be filled."""
+        return cls(*(np.zeros(count, np.int64) for _ in cls._fields))
+
+    @classmethod
+    def unregistered(cls, count: int) -> "Causes":
+        """Nodes of which no device is known."""
+        found = cls.none(count)
+        found.word[:] = _word(0, -1, NO_DEVICES)
+        return found
+
+    def part(self, places: Columns) -> "Causes":
+        """The lines of the nodes at ``places``."""
+        return Causes(*(line.take(places) for line in self))
+
+    def copy(self) -> "Causes":
+        """The same lines, to be written to."""
+        return Causes(*(line.copy() for line in self))
+
+    def put(self, found: "Causes", places: Columns) -> None:
+        """Take over what was found for the nodes at ``places``."""
+        for line, new in zip(self, found, strict=True):
+            line[places] = new
+
+    def resized(self, count: int) -> "Causes":
+        """Lines for so many nodes."""
+        if len(self.word) >= count:
+            return Causes(*(line[:count] for line in self))
+        longer = Causes.none(count)
+        longer.put(self, np.arange(len(self.word)))
+        return longer
+
+
+def causes(view: View, plan: Plan, failed: Shorts) -> Causes:
+    """Why the nodes of ``view`` do not fit; ``failed`` is the step that stops each.
+
+    Of nodes where it is -1, which fit, the lines say nothing. Lines may be shared: they are not to
+    be written to.
+    """
+    found = _lacking_causes(view, plan)
+    placed = np.flatnonzero((failed >= 0) & (lacking_step(view, plan) < 0))
+    if not len(placed):
+        return found
+    steps = failed.take(placed)
+    numbers = _distinct(steps)
+    if len(numbers) == 1 and len(placed) == view.count:
+        return _causes_placed(view, plan, numbers[0])
+    found = found.copy()
+    for number in numbers:
+        places = placed if len(numbers) == 1 else placed[steps == number]
+        found.put(_causes_placed(view.part(places), plan, number), places)
+    return found
+
+
+def _lacking_causes(view: View, plan: Plan) -> Causes:
+    """Of nodes that have too few devices for some step. Shared: not to be written to."""
+    block, wanted = view.block, lacking_key(plan)
+
+    def make() -> Causes:
+        whole = View(view.table, block)
+        found, failed = Causes.none(block.count), lacking_step(whole, plan)
+        for number, (vendor, count) in enumerate(wanted):
+            places = np.flatnonzero(failed == number)
+            known = known_devices(whole, vendor).take(places)
+            none, few = _word(number, -1, NO_DEVICES), _word(number, -1, TOO_FEW)
+            words = np.where(known == 0, none, few)
+            found.put(_counted(count, known, words), places)
+        return found
+
+    found = block.derived(("lacking causes", wanted), make)
+    return found if view.columns is None else found.part(view.columns)
+
+
+def _causes_placed(view: View, plan: Plan, number: int) -> Causes:
+    """Of nodes that have enough devices for the step, but not enough that fit."""
+    offered, wanted = offered_mib(view, plan, number), plan.steps[number].request.memory_mib
+    if offered is not None and wanted:
+        is_short = (offered < wanted) & (offered != NO_MIB)
+        short = np.flatnonzero(is_short)
+        if len(short) == view.count:
+            return _short_of_memory(number, wanted, offered)
+        if len(short):
+            found, others = Causes.none(view.count), np.flatnonzero(~is_short)
+            found.put(_short_of_memory(number, wanted, offered[short]), short)
+            found.put(_causes_looked_at(view.part(others), plan, number), others)
+            return found
+    return _causes_looked_at(view, plan, number)
+
+
+def _short_of_memory(number: int, wanted: int, offered: Ints) -> Causes:
+    """Of nodes on which all devices that are offered to the step have too little memory."""
+    words = np.full(len(offered), _word(number, Stage.MEMORY, NONE_FIT), np.int64)
+    each = np.full(len(offered), wanted, np.int64)
+    return Causes(words, each, offered.copy(), np.zeros(len(offered), np.int64))
+
+
+def _causes_looked_at(view: View, plan: Plan, number: int) -> Causes:
+    """The same, device by device."""
+    step, scene = plan.steps[number], _scene_before(view, plan, number)
+    stages = reached(scene, step)
+    fitting = count_of(stages == Stage.FITS)
+    stage = np.where(stages == Stage.FITS, np.int8(-1), stages).max(axis=0)
+    each = _distinct(stage)
+    if len(each) == 1 and not fitting.any():
+        return _measured(scene, step, stages, Stage(each[0]), _word(number, each[0], NONE_FIT))
+    found = _counted(step.request.count, fitting, np.zeros(view.count, np.int64))
+    for one in each:
+        found.word[stage == one] = _word(number, one, SOME_FIT)
+        mine = np.flatnonzero((stage == one) & (fitting == 0))
+        if len(mine):
+            word = _word(number, one, NONE_FIT)
+            best = _measured(_part(scene, mine), step, stages[:, mine], Stage(one), word)
+            found.put(best, mine)
+    return found
+
+
+def _counted(count: int, have: Ints | Counts, words: Ints) -> Causes:
+    """What is missing of the number of devices."""
+    wanted = np.full(len(have), count, np.int64)
+    return Causes(words, wanted, have.astype(np.int64), np.zeros(len(have), np.int64))
+
+
+def _measured(scene: Scene, step: Step, stages: Stages, stage: Stage, word: int) -> Causes:
+    """The best value of each node, of what ``stage`` is about."""
+    wanted, free = _amounts(scene, step, stages, stage)
+    words, none = np.full(stages.shape[1], word, np.int64), np.zeros(stages.shape[1], np.int64)
+    if isinstance(wanted, int) and stage != Stage.PARTITION:
+        # Where all want alike, least is missing where most is free.
+        most = np.where(stages == stage, free, np.iinfo(np.int64).min).max(axis=0)
+        return Causes(words, np.full(len(words), wanted, np.int64), most, none)
+    missing = np.where(stages == stage, wanted - free, np.iinfo(np.int64).max)
+    best = missing.argmin(axis=0), np.arange(missing.shape[1])
+    lack = _lacks(scene, step)[best] if stage == Stage.PARTITION else none
+    each = np.broadcast_to(np.asarray(wanted, np.int64), stages.shape)
+    return Causes(words, each[best], free[best], lack)
+
+
+def _lacks(scene: Scene, step: Step) -> Ints:
+    """``Lack`` as a number for each device that has a table of sizes; 0 for others."""
+    view, _, running = scene
+    block = view.block
+    columns: slice | Columns = slice(view.count) if view.columns is None else view.columns
+    spent, taken = block.spent[:, :, columns], view.shorts(block.taken)
+    if running is not None:
+        spent, taken = spent + running.spent, taken | running.taken
+    found = np.zeros(taken.shape, np.int64)
+    for one in granted(view, step.request):
+        if one.grant is None:
+            continue
+        number = view.table.divisions.index(one.division)
+        left = one.division.capacity[:, None, None] - spent
+        is_short = left < one.division.needs[one.grant.profile][:, None, None]
+        amount = np.where(is_short.any(axis=0), is_short.argmax(axis=0), -1)
+        if one.division.profiles[one.grant.profile].starts:
+            states = np.where(one.devices, taken, 0)
+            amount[one.division.starts(one.grant.profile)[states] == NO_START] = -1
+        places = sum(1 - (taken >> at & 1) for at in range(one.division.positions))
+        of_amount = np.take_along_axis(left, np.maximum(amount, 0)[None], axis=0)[0]
+        rest = np.maximum(np.where(amount < 0, places, of_amount), 0).astype(np.int64)
+        lacks = _lack_numbers(number, one.grant.profile, amount.astype(np.int64), rest)
+        found = np.where(one.devices, lacks, found)
+    return found
+
+
+class Named(Protocol):
+    """Nodes of a request, by their place in it."""
+
+    def name(self, place: int) -> str:
+        """The name at a place."""
+        ...
+
+    def several(self, places: Columns) -> list[str]:
+        """The names at some places."""
+        ...
+
+    def first(self, places: Columns, count: int) -> Columns:
+        """The first ``count`` of ``places`` in the order of names."""
+        ...
+
+
+class Refusals:
+    """The refused nodes of one decision, by class."""
+
+    def __init__(
+        self, request: PodRequest, plan: Plan, named: Named, divisions: Sequence[Division]
+    ) -> None:
+        """None yet; ``divisions`` are the table's."""
+        self._request = request
+        self._divisions = divisions
+        self._plan = plan
+        self._named = named
+        self._found: dict[Reason, list[_Found]] = {}
+        self._told: dict[Reason, NodeRefusal] = {}
+
+    def add(self, places: Columns, found: Causes, columns: Columns) -> None:
+        """Nodes at ``places`` of the request do not fit; ``found`` has theirs at ``columns``."""
+        words = found.word.take(columns)
+        self._told.clear()
+        for word in _distinct(words):
+            mine = np.flatnonzero(words == word)
+            some = _Found(places, found, columns)
+            if len(mine) < len(places):
+                some = _Found(places[mine], found, columns[mine])
+            self._found.setdefault(_reason(word), []).append(some)
+
+    def _by_size(self) -> list[tuple[Reason, Columns]]:
+        """Each class with its nodes, the largest first."""
+        classes = [
+            (reason, _joined([part.places for part in parts]))
+            for reason, parts in self._found.items()
+        ]
+        return sorted(classes, key=lambda some: (-len(some[1]), some[0]))
+
+    def groups(self) -> list[tuple[NodeRefusal, Columns]]:
+        """The refused nodes by text; the smallest classes share one when there are many."""
+        classes = self._by_size()
+        several = len(classes) > CLASSES_SHOWN
+        shown = classes[: CLASSES_SHOWN - 1] if several else classes
+        groups = [(self._refusal(reason), places) for reason, places in shown]
+        if several:
+            rest = other_reasons(len(classes) - len(shown))
+            groups.append((rest, np.concatenate([places for _, places in classes[len(shown) :]])))
+        return groups
+
+    def classes(self) -> tuple[RefusalClass, ...]:
+        """The classes, largest first, each exactly as it is: nothing is merged here."""
+        found: list[RefusalClass] = []
+        for reason, places in self._by_size():
+            refusal = self._refusal(reason)
+            some = self._named.first(places, NODES_LISTED)
+            found.append(
+                RefusalClass(
+                    code=refusal.code,
+                    text=refusal.text,
+                    count=len(places),
+                    nodes=tuple(self._named.several(some)),
+                )
+            )
+        return tuple(found)
+
+    def _refusal(self, reason: Reason) -> NodeRefusal:
+        """The text of a class."""
+        told = self._told.get(reason)
+        if told is None:
+            best = self._best(reason) if _tells_best(reason) else _NOTHING
+            told = _refusal(self._request, self._plan, reason, best, self._divisions)
+            self._told[reason] = told
+        return told
+
+    def _best(self, reason: Reason) -> Measure:
+        """Of the nodes that come closest: the first by name."""
+        parts = self._found[reason]
+        missing = [part.missing() for part in parts]
+        least = min(int(line.min()) for line in missing)
+        closest = [part.places[line == least] for part, line in zip(parts, missing, strict=True)]
+        at = int(self._named.first(_joined(closest), 1)[0])
+        found, column = next(
+            (part.found, int(part.columns[part.places == at][0]))
+            for part in parts
+            if (part.places == at).any()
+        )
+        return _measure(found, column, self._named.name(at))
+
+
+class _Found(NamedTuple):
+    """Nodes that have one reason."""
+
+    places: Columns
+    """In the request."""
+    found: Causes
+    columns: Columns
+    """Where theirs stand in ``found``."""
+
+    def missing(self) -> Ints:
+        """How far the best value of each is from what is wanted."""
+        return self.found.wanted.take(self.columns) - self.found.free.take(self.columns)
+
+
+def _joined(lines: list[Columns]) -> Columns:
+    return lines[0] if len(lines) == 1 else np.concatenate(lines)
+
+
+def _measure(found: Causes, column: int, name: str) -> Measure:
+    """The best value at a column."""
+    lack = Lack.of(int(found.lack[column]))
+    return Measure(int(found.wanted[column]), int(found.free[column]), name, lack)
+
+
+def _refusal(
+    request: PodRequest,
+    plan: Plan,
+    reason: Reason,
+    best: Measure,
+    divisions: Sequence[Division] = (),
+) -> NodeRefusal:
+    """What is said of nodes with one reason."""
+    code = _code(reason)
+    fact = _fact(plan, reason, best, divisions)
+    prefix = _prefix(request, plan, reason.step)
+    return NodeRefusal(code=code, text=_clip(f"{code}: {prefix}{fact}", TEXT_BYTES))
+
+
+def _distinct(line: Shorts | Ints) -> list[int]:
+    """The different values, in order: small numbers, and most often there is one."""
+    least, most = int(line.min()), int(line.max())
+    if least == most:
+        return [least]
+    return (np.flatnonzero(np.bincount(line - least)) + least).tolist()
+
+
+def _scene_before(view: View, plan: Plan, number: int) -> Scene:
+    """What the pod's containers before step ``number`` hold, as the first attempt places them."""
+    walk = Walk(view, plan, attempts(plan)[0].keys)
+    everywhere = np.ones(view.count, np.bool_)
+    for step in plan.steps[:number]:
+        walk.take(step, passing=passes(walk.scene, step), fits=everywhere)
+    return walk.scene
+
+
+def _part(scene: Scene, places: Columns) -> Scene:
+    """The scene on some of its nodes."""
+    running = scene.running
+    return Scene(
+        scene.view.part(places), scene.plan, None if running is None else running.part(places)
+    )
+
+
+def _code(reason: Reason) -> RefusalCode:
+    if reason.kind == NO_DEVICES:
+        return "NodeUnregistered"
+    if reason.kind == TOO_FEW:
+        return "NodeInsufficientDevice"
+    if reason.kind == SOME_FIT:
+        return "AllocatedCardsInsufficientRequest"
+    return CODE_BY_STAGE[Stage(reason.stage)]
+
+
+def _amounts(scene: Scene, step: Step, stages: Stages, stage: Stage) -> tuple[Ints | int, Ints]:
+    """(wanted, free) of what the stage is about, for each device; a number where all want alike."""
+    view, _, running = scene
+    block, request = view.block, step.request
+    wanted: Ints | int = 0
+    free: Ints | Shorts | Counts
+    if stage == Stage.MEMORY:
+        wanted = wanted_mib(view, request)
+        free = view.ints(block.free_mib) - (0 if running is None else running.mib)
+    elif stage == Stage.CORE:
+        core = wanted_core(view, request)
+        wanted = core if isinstance(core, int) else core.astype(np.int64)
+        free = view.shorts(block.free_core) - (0 if running is None else running.core)
+    elif stage == Stage.UNITS:
+        wanted = 1
+        free = view.shorts(block.free_core)
+    elif stage == Stage.SLOT:
+        wanted = 1
+        free = view.shorts(block.slots) - view.shorts(block.used_slots)
+        free = free - (0 if running is None else running.slots)
+    elif stage == Stage.NUMA:
+        wanted = request.count
+        free = beside_counts(view, stages >= Stage.NUMA)
+    elif stage == Stage.SHAPE:
+        wanted = request.count
+        free = np.broadcast_to(count_of(stages >= Stage.SHAPE), stages.shape)
+    elif stage == Stage.PARTITION:
+        wanted = wanted_mib(view, request)
+        free = view.ints(block.free_mib) - (0 if running is None else running.mib)
+    else:
+        free = np.zeros(stages.shape, np.int64)
+    return wanted, free.astype(np.int64, copy=False)
+
+
+def _tells_best(reason: Reason) -> bool:
+    """Whether the text of a class names the best value in it."""
+    if reason.kind == NONE_FIT:
+        return reason.stage in _TELLING
+    return reason.kind != NO_DEVICES
+
+
+def _fact(plan: Plan, reason: Reason, best: Measure, divisions: Sequence[Division]) -> str:
+    """What is wanted and what is there."""
+    if reason.kind == NO_DEVICES:
+        return "no device of this kind is registered on the node"
+    step, where = plan.steps[reason.step], f"({_clip(best.node, _NAME_SHOWN)})"
+    if reason.kind == TOO_FEW:
+        return f"{best.wanted} devices wanted, at most {best.free} on a node {where}"
+    stage = Stage(reason.stage)
+    if reason.kind == SOME_FIT:
+        return (
+            f"{best.wanted} devices wanted, at most {best.free} fit on a node {where}"
+            f"; others {CODE_BY_STAGE[stage]}"
+        )
+    if stage <= Stage.CORDON:
+        return _fact_of_kind(step, stage)
+    if stage == Stage.PARTITION and best.lack is not None:
+        lack = best.lack
+        return f"{_fact_of_partition(divisions[lack.division], lack, best)} {where}"
+    if stage in (Stage.MEMORY, Stage.CORE, Stage.UNITS):
+        return _fact_of_amount(step, stage, best, where)
+    match stage:
+        case Stage.SLOT:
+            return "every slot of the devices is taken"
+        case Stage.HELD | Stage.IDLE:
+            wants_idle = plan.mutex or step.request.exclusive
+            return "no device is idle" if wants_idle else "every device is held exclusively"
+        case Stage.KIND:
+            kind = f" than {step.request.kind}" if step.request.kind else ""
+            return f"every device with room serves shares of another kind{kind}"
+        case Stage.SHAPE:
+            shape = step.request.shape
+            return f"{best.wanted} devices in {shape} wanted, {best.free} fit but not so {where}"
+        case _:
+            return f"{best.wanted} devices of one NUMA node wanted, at most {best.free} fit {where}"
+
+
+def _fact_of_amount(step: Step, stage: Stage, best: Measure, where: str) -> str:
+    """How much is wanted of a device, and how much there is."""
+    request = step.request
+    match stage:
+        case Stage.MEMORY:
+            note = f" ({request.memory_pct}%)" if request.memory_pct else ""
+            if request.memory_mib:
+                asked = request.memory_mib
+                note = f" (for {asked})" if asked != best.wanted else ""
+            return (
+                f"{best.wanted} MiB{note} wanted, at most {best.free} MiB free on a device {where}"
+            )
+        case Stage.CORE:
+            return f"{best.wanted}% compute wanted, at most {best.free}% free on a device {where}"
+        case _:
+            return "all compute of the devices is handed out"
+
+
+def _fact_of_partition(division: Division, lack: Lack, best: Measure) -> str:
+    """Which partition is wanted, what is free, and why that will not do."""
+    profile = division.profiles[lack.profile]
+    wanted = f"{profile.name or 'a whole device'} ({best.wanted} MiB) wanted"
+    if lack.amount < 0:
+        rest = f"{lack.left} of {division.positions} positions"
+        return f"{wanted}: no place, {rest} and {best.free} MiB free"
+    name = division.names[lack.amount]
+    total, needed = int(division.capacity[lack.amount]), profile.need().get(name, 0)
+    if name == f"limit {profile.name}":
+        return f"{wanted}: {total} at most at a time, {best.free} MiB free"
+    if not total:
+        return f"{wanted}: {name}"
+    return f"{wanted}: {needed} {name} needed, {lack.left} of {total} and {best.free} MiB free"
+
+
+def _fact_of_kind(step: Step, stage: Stage) -> str:
+    """What no device of the node is."""
+    selector = step.selector
+    match stage:
+        case Stage.AGENT:
+            return "the node's agent is silent or not registered with kubelet"
+        case Stage.WITHHELD:
+            return "a record of the node cannot be read; see GET /v1/quarantine"
+        case Stage.HEALTH:
+            return "no device is healthy"
+        case Stage.CORDON:
+            return "every healthy device is cordoned"
+        case Stage.TYPE:
+            lists = _lists(selector.allow_types or step.request.types, selector.deny_types)
+            return f"no device is of a type wanted: {lists}"
+        case Stage.MODE:
+            modes = selector.modes or step.request.modes
+            if not modes and step.request.exclusive:
+                return "every device is divided in hardware, and the pod does not ask for a part"
+            if not modes and step.request.count > 1:
+                return (
+                    f"{step.request.count} devices for a container wanted; those given whole only"
+                    " or in hardware parts do not count"
+                )
+            if not modes:
+                return "every device is given whole only, or divided in ways that do not suit"
+            return f"no device is in mode {_clip(' or '.join(modes), _WORDS_SHOWN)}"
+        case Stage.SIZE:
+            return f"no device has a partition of the size wanted: {_size_wanted(step)}"
+        case _:
+            lists = _lists(selector.allow_uuids, selector.deny_uuids)
+            return f"no device has a UUID wanted: {lists}"
+
+
+def _size_wanted(step: Step) -> str:
+    request = step.request
+    words = [request.profile] if request.profile else [f"{n} {name}" for name, n in request.exact]
+    if not words:
+        words = [f"{request.memory_mib} MiB" if request.memory_mib else f"{request.memory_pct}%"]
+        words += [f"{request.core_pct}% compute"] if request.core_pct else []
+    return _clip(", ".join(words), _WORDS_SHOWN)
+
+
+def _lists(allow: tuple[str, ...], deny: tuple[str, ...]) -> str:
+    words = [*allow, *(f"not {word}" for word in deny)]
+    return _clip(", ".join(words), _WORDS_SHOWN)
+
+
+def _prefix(request: PodRequest, plan: Plan, number: int) -> str:
+    """Which container and vendor a reason is about, where the pod has several."""
+    if not plan.steps:
+        return ""
+    step = plan.steps[number]
+    words = []
+    if len(request.containers) > 1:
+        words.append(_clip(request.containers[step.container].name, _WORDS_SHOWN))
+    if len({other.request.vendor for other in plan.steps}) > 1:
+        words.append(step.request.vendor)
+    alike = [
+        place
+        for place, other in enumerate(plan.steps)
+        if (other.container, other.request.vendor) == (step.container, step.request.vendor)
+    ]
+    if len(alike) > 1:
+        words.append(f"part {alike.index(number) + 1} of {len(alike)}")
+    return f"{' '.join(words)}: " if words else ""
+
+
+def _clip(text: str, length: int) -> str:
+    text = text.encode("ascii", "backslashreplace").decode()
+    return text if len(text) <= length else text[: length - 2] + ".."
+
+
+def unregistered(request: PodRequest, node: str) -> NodeRefusal:
+    """The refusal of a node of which no device is known."""
+    reason = Reason(0, -1, NO_DEVICES)
+    return _refusal(request, compile_request(request), reason, Measure(0, 0, node))
+
+
+def refusal_of(view: View, request: PodRequest, plan: Plan, outcome: Outcome) -> NodeRefusal:
+    """Why the one node of ``view`` does not take the pod."""
+    found = causes(view, plan, outcome.failed)
+    best = _measure(found, 0, view.name(0))
+    return _refusal(request, plan, _reason(int(found.word[0])), best, view.table.divisions)
+
+
+def explain(table: DeviceTable, request: PodRequest, node: str) -> NodeExplanation:
+    """How each device of ``node`` answers each step, as the decision itself looks at them.
+
+    Where the pod does not fit, its steps are placed by preference up to the one that fails. Where
+    the node has too few devices for a step, it is that step alone.
+    """
+    found = table.place(node)
+    if found is None:
+        return NodeExplanation(node=node, fits=False, refusal=unregistered(request, node))
+    plan = compile_request(request)
+    view = View(table, found.block, np.array([found.column], np.intp))
+    outcome = place(view, plan, choose=True)
+    fits = bool(outcome.fits[0])
+    lacking = int(lacking_step(view, plan)[0])
+    numbers = range(len(plan.steps)) if lacking < 0 else (lacking,)
+    return NodeExplanation(
+        node=node,
+        fits=fits,
+        refusal=None if fits else refusal_of(view, request, plan, outcome),
+        steps=_tell(view, request, plan, numbers, outcome if fits else None),
+    )
+
+
+def _tell(
+    view: View, request: PodRequest, plan: Plan, numbers: Iterable[int], placed: Outcome | None
+) -> tuple[StepExplanation, ...]:
+    """The steps one after another, with the devices that were taken: by preference if none were."""
+    walk = Walk(view, plan, attempts(plan)[0].keys)
+    everywhere = np.ones(1, np.bool_)
+    uuids = view.block.uuids[view.column(0)]
+    steps: list[StepExplanation] = []
+    for number in numbers:
+        step = plan.steps[number]
+        passing = passes(walk.scene, step)
+        enough = bool(has_enough(view, step, passing)[0])
+        verdicts = _verdicts(walk.scene, step)
+        if enough:
+            offered = passing if placed is None else placed.chosen[number]
+            taken = walk.take(step, passing=offered, fits=everywhere)
+            mine = {uuids[row] for row in np.flatnonzero(taken[:, 0])}
+            verdicts = [replace(v, taken=True) if v.uuid in mine else v for v in verdicts]
+        steps.append(
+            StepExplanation(
+                container=request.containers[step.container].name,
+                vendor=step.request.vendor,
+                count=step.request.count,
+                devices=tuple(verdicts),
+            )
+        )
+        if not enough:
+            break
+    return tuple(steps)
+
+
+def _verdicts(scene: Scene, step: Step) -> list[DeviceVerdict]:
+    stages = reached(scene, step)
+    verdicts: list[DeviceVerdict] = []
+    for row, uuid in enumerate(scene.view.block.uuids[scene.view.column(0)]):
+        stage = int(stages[row, 0])
+        if stage == Stage.FITS:
+            verdicts.append(DeviceVerdict(uuid=uuid))
+        elif stage >= 0:
+            wanted, free = _amounts(scene, step, stages, Stage(stage))
+            verdicts.append(
+                DeviceVerdict(
+                    uuid=uuid,
+                    code=CODE_BY_STAGE[Stage(stage)],
+                    wanted=wanted if isinstance(wanted, int) else int(wanted[row, 0]),
+                    free=int(free[row, 0]),
+                )
+            )
+    return verdicts

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How good a node is for a pod: 0..100 after the pod would be placed there.
+
+Terms live in separate magnitudes, listed here, so that a lesser wish never outvotes a greater one:
+
+======  =========  ==========================================================================
+term    magnitude  meaning
+======  =========  ==========================================================================
+near    above all  of a gang's member: levels that the node shares with the members placed so far
+                   (see ``domains``), in the mean; of other pods nothing
+fill    0..100     part of the node's devices that would be in use, of the resources asked for:
+                   ``binpack`` as it is, ``spread`` 100 minus it
+name    order      equal scores are ordered by node name, see ``priorities``
+======  =========  ==========================================================================
+
+``fill`` is the mean over the vendors asked and, for each, over slots, memory (if any is asked) and
+compute (if any is asked) of used / capacity of its registered devices, each cut off at 1. The pod
+counts with what its containers hold together at their busiest moment, wherever on the node they are
+placed; a percentage counts as of the node's smallest device. Knows no node names.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hami_core.placement.fit import Plan, View, totals_of
+from hami_core.table.block import (
+    CORE,
+    LEAST_MIB,
+    MIB,
+    SLOTS,
+    USED_CORE,
+    USED_MIB,
+    USED_SLOTS,
+    Bools,
+    Columns,
+    Floats,
+    Ints,
+)
+
+HIGHEST = 100.0
+
+
+class _Term(NamedTuple):
+    """One of the parts whose mean ``fill`` is."""
+
+    vendor: str
+    totals: Ints
+    """The vendor's, of the nodes looked at."""
+    booked: Ints | int
+    """What the pod takes."""
+    used: int
+    capacity: int
+    """Rows of ``totals``."""
+
+
+def _terms(view: View, plan: Plan) -> list[_Term]:
+    """The parts of ``fill``; none where there is no device of some vendor at all."""
+    terms: list[_Term] = []
+    for vendor in dict.fromkeys(step.request.vendor for step in plan.steps):
+        mine = totals_of(view, vendor)
+        if mine is None:
+            return []
+        slots, core, mib = _busiest(plan, vendor, mine)
+        asked = [step.request for step in plan.steps if step.request.vendor == vendor]
+        terms.append(_Term(vendor, mine, slots, USED_SLOTS, SLOTS))
+        if any(request.memory_mib or request.memory_pct for request in asked):
+            terms.append(_Term(vendor, mine, mib, USED_MIB, MIB))
+        if any(request.core_pct for request in asked):
+            terms.append(_Term(vendor, mine, core, USED_CORE, CORE))
+    return terms
+
+
+def score(view: View, plan: Plan, fits: Bools) -> Floats:
+    """Score of each node of the view; 0 where the pod does not fit."""
+    terms = _terms(view, plan)
+    if not terms:
+        return np.zeros(view.count)
+    total = np.zeros(view.count)
+    for term in terms:
+        ceiling = np.maximum(term.totals[term.capacity], 1)
+        total += np.minimum((term.totals[term.used] + term.booked) / ceiling, 1.0)
+    fill = HIGHEST * (total / len(terms))
+    return np.where(fits, fill if plan.policy.node == "binpack" else HIGHEST - fill, 0.0)
+
+
+class _Filled:
+    """How full the nodes of a block are: the sum over some parts, before a pod. Follows it."""
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._line, self._version = np.zeros(0), -1
+
+    def line(self, whole: View, terms: Sequence[_Term]) -> Floats:
+        """The present sums."""
+        block = whole.block
+        if self._version != block.version:
+            changed = block.stale_since(self._version)
+            if len(self._line) != block.count:
+                changed = None
+            found = np.zeros(block.count if changed is None else len(changed))
+            for term in terms:
+                used, capacity = term.totals[term.used], term.totals[term.capacity]
+                if changed is not None:
+                    used, capacity = used.take(changed), capacity.take(changed)
+                found += used / np.maximum(capacity, 1)
+            if changed is None:
+                self._line = found
+            else:
+                self._line[changed] = found
+            self._version = block.version
+        return self._line
+
+
+def ranking(whole: View, plan: Plan, columns: Columns) -> Floats:
+    """Numbers in whose order some nodes of a block stand by ``score``, the best highest.
+
+    Only where the pod fits, and as if no node were booked beyond what it has: there each part that
+    ``score`` cuts off at 1 counts as it is. Costs less than the scores, because what nodes hold is
+    summed up as it changes, for all pods that ask for the same resources.
+    """
+    terms = _terms(whole, plan)
+    if not terms:
+        return np.zeros(len(columns))
+    key = tuple((term.vendor, term.used) for term in terms)
+    rank = whole.block.followed(("filled", key), _Filled).line(whole, terms)
+    is_few = len(columns) * 2 < whole.count
+    if is_few:
+        rank = rank.take(columns)
+    everywhere = 0.0
+    for term in terms:
+        per, is_even = _per_unit(whole, term)
+        booked = term.booked
+        if isinstance(booked, np.ndarray):
+            booked = booked.take(columns) if is_few else booked
+        elif is_even:
+            everywhere += booked * float(per[0])
+            continue
+        rank = rank + (per.take(columns) if is_few else per) * booked
+    rank = rank + everywhere
+    if not is_few:
+        rank = rank.take(columns)
+    return rank if plan.policy.node == "binpack" else -rank
+
+
+def _per_unit(whole: View, term: _Term) -> tuple[Floats, bool]:
+    """What one unit is of each node's capacity, and whether it is the same on all nodes."""
+
+    def make() -> tuple[Floats, bool]:
+        per = 1 / np.maximum(term.totals[term.capacity], 1)
+        return per, len(per) > 0 and bool((per == per[0]).all())
+
+    return whole.block.derived(("per unit", term.vendor, term.capacity), make)
+
+
+def nearer(fill: Floats, shared: Floats, *, most: int) -> Floats:
+    """Scores that put nodes with more ``shared`` levels first, and among equals those of ``fill``.
+
+    ``most`` is what a node can share; nodes that score nothing are left so.
+    """
+    return np.where(fill > 0, HIGHEST * (shared + fill / HIGHEST) / (most + 1), 0.0)
+
+
+def _busiest(plan: Plan, vendor: str, totals: Ints) -> tuple[int, int, Ints | int]:
+    """(slots, compute, memory) that the pod holds of the vendor's devices at most, at once."""
+    slots = core = most_slots = most_core = 0
+    mib: Ints | int = 0
+    most_mib: Ints | int = 0
+    for step in plan.steps:
+        request = step.request
+        if request.vendor != vendor:
+            continue
+        each = request.memory_mib or totals[LEAST_MIB] * request.memory_pct // 100
+        with_slots = slots + request.count
+        with_core = core + request.count * request.core_pct
+        with_mib = mib + request.count * each
+        most_slots, most_core = max(most_slots, with_slots), max(most_core, with_core)
+        is_line = isinstance(with_mib, np.ndarray) or isinstance(most_mib, np.ndarray)
+        most_mib = np.maximum(most_mib, with_mib) if is_line else max(most_mib, with_mib)
+        if step.kind != "init":
+            slots, core, mib = with_slots, with_core, with_mib
+    return most_slots, most_core, most_mib
+
+
+def priorities(scores: Floats, first: Callable[[Columns, int], Columns], *, highest: int) -> Ints:
+    """Whole numbers 0..``highest`` in the order of the scores, as kube-scheduler takes them.
+
+    The best node alone gets ``highest`` (``first`` finds the first by name among equals), so that
+    rounding never lets chance choose; the others share what is below, in proportion.
+    """
+    if not len(scores):
+        return np.zeros(0, np.int64)
+    top, below = scores.max(), highest - 1
+    given = (scores * below / top if top > 0 else scores).astype(np.int64)
+    given[first(np.flatnonzero(scores == top), 1)] = highest
+    return given

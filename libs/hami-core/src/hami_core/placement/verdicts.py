@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers of filter and prioritize: which of the named nodes fit, how well, and why not.
+
+Per plan (pods of one template have equal plans) the answer for every node is kept and brought up to
+date by placing the plan again on just the columns that changed since. The same is done for the
+reasons of nodes that do not fit and for scores. All feasible nodes are returned. Scores are 0..100.
+Reads the table, changes nothing.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hami_common.events.decision import RefusalClass
+from hami_common.model.request import PodRequest
+from hami_core.placement.fit import NO_PLAN, Plan, View, compile_request
+from hami_core.placement.nodenames import ABSENT, Found, NameIndex, NodeNames
+from hami_core.placement.placing import place
+from hami_core.placement.reasons import Causes, NodeRefusal, Refusals, causes
+from hami_core.placement.score import nearer, priorities, ranking, score
+from hami_core.table.block import Block, Bools, Columns, Floats, Ints, Shorts
+from hami_core.table.table import COLUMN_BITS, COLUMN_MASK, DeviceTable
+
+T = TypeVar("T", bound=np.generic)
+
+_NOWHERE: Final = np.zeros(0, np.intp)
+_SEVERAL: Final = 4
+_MOSTLY: Final = 2
+_NO_FITS: Final[Bools] = np.zeros(0, np.bool_)
+_NO_STEPS: Final[Shorts] = np.zeros(0, np.int32)
+_NO_CAUSES: Final = Causes.none(0)
+_NO_SCORES: Final[Floats] = np.zeros(0)
+_SCATTER_BITS: Final = 20
+_SCATTER: Final = 0x9_E377
+"""Odd: numbers below 2^20 times this, modulo 2^20, are the same numbers in another order."""
+_FINEST: Final = 2.0**-20
+PLANS_KEPT: Final = 128
+LISTS_KEPT: Final = 4
+"""A filter's list comes back as the next filter's, its answer as that of prioritize."""
+
+
+class _Kept:
+    """What is known of one plan on one block."""
+
+    __slots__ = (
+        "causes",
+        "causes_version",
+        "failed",
+        "fits",
+        "owns_causes",
+        "scores",
+        "scores_version",
+        "version",
+    )
+
+    def __init__(self) -> None:
+        self.version = -1
+        self.fits = _NO_FITS
+        self.failed = _NO_STEPS
+        self.causes_version = -1
+        self.causes = _NO_CAUSES
+        self.owns_causes = False
+        """Whether the lines are nobody else's, so that they may be written to."""
+        self.scores_version = -1
+        self.scores = _NO_SCORES
+
+
+class _Part(NamedTuple):
+    """The named nodes of one block."""
+
+    block: Block
+    places: Columns | slice
+    """Which of the names."""
+    columns: Columns
+
+
+class Located:
+    """Named nodes, and where they stand in the table."""
+
+    def __init__(self, table: DeviceTable, names: NodeNames, found: Found) -> None:
+        """``found`` are codes as in ``DeviceTable.codes``, -1 where a node is not registered."""
+        self.names = names
+        self.codes = found.numbers
+        self._table = table
+        self._ranks: Ints | None = None
+        self.parts = _parts(table, found)
+        """The nodes of each block."""
+        self.unregistered = np.flatnonzero(self.codes < 0) if found.least < 0 else _NOWHERE
+        """Places of the nodes that are not registered."""
+        self._found = found
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def part(self, mask: Bools) -> "Located":
+        """The nodes where ``mask`` is set; itself where that is everywhere."""
+        if mask.all():
+            return self
+        places = np.flatnonzero(mask)
+        names = self.names.at(places)
+        found = self._found._replace(numbers=self.codes.take(places))
+        return Located(self._table, names, found if found.least >= 0 else Found.of(found.numbers))
+
+    def ranks(self) -> Ints:
+        """Each node's place in the order of names, those that are not registered last."""
+        if self._ranks is None:
+            self._ranks = np.zeros(len(self.codes), np.int64)
+            for part in self.parts:
+                self._ranks[part.places] = self._table.name_ranks(part.block)[part.columns]
+            others = sorted(self.unregistered.tolist(), key=self.names.string)
+            self._ranks[others] = np.arange(len(others)) + len(self._table)
+        return self._ranks
+
+    def _ranks_at(self, places: Columns) -> Ints:
+        """``ranks`` of some places."""
+        if self._ranks is None and len(self.parts) == 1 and not len(self.unregistered):
+            (part,) = self.parts
+            columns = part.columns if len(places) == len(self) else part.columns.take(places)
+            return self._table.name_ranks(part.block).take(columns)
+        return self.ranks().take(places)
+
+    def first(self, places: Columns, count: int) -> Columns:
+        """The first ``count`` of ``places`` in the order of names."""
+        ranks = self._ranks_at(places)
+        if count == 1:
+            return places[[ranks.argmin()]]
+        if len(places) > _SEVERAL * count:
+            # Ranks are spread evenly, more or less: enough of them are most often below this one.
+            below = _SEVERAL * count * (len(self._table) + 1) // len(places)
+            some = np.flatnonzero(ranks < below)
+            if len(some) >= count:
+                places, ranks = places.take(some), ranks.take(some)
+        return places.take(np.argsort(ranks, kind="stable")[:count])
+
+    def scattered(self) -> Ints:
+        """A number below 2^``_SCATTER_BITS`` for each node, the same in whatever order it is named.
+
+        Neighbours in the order of names have numbers far apart.
+        """
+        return (self._ranks_at(np.arange(len(self))) * _SCATTER) & ((1 << _SCATTER_BITS) - 1)
+
+    def several(self, places: Columns) -> list[str]:
+        """The names at some places."""
+        return self.names.several(places)
+
+    def name(self, place: int) -> str:
+        """The name at a place."""
+        return self.names.string(place)
+
+
+class Filtered:
+    """Answer of filter."""
+
+    def __init__(self, located: Located, left: NodeNames, refusals: Refusals) -> None:
+        """``left`` are the nodes that fit."""
+        self.nodes = located.names
+        self.left = left
+        """Nodes that fit, in the order in which they were named."""
+        self._refusals = refusals
+        self._groups: list[tuple[NodeRefusal, Columns]] | None = None
+        self._classes: tuple[RefusalClass, ...] | None = None
+
+    @property
+    def feasible(self) -> list[str]:
+        """Names of the nodes that fit, in the order in which they were named."""
+        return list(self.left.strings())
+
+    @property
+    def refused_count(self) -> int:
+        """How many nodes do not fit."""
+        return len(self.nodes) - len(self.left)
+
+    def refused(self) -> dict[str, str]:
+        """Text by refused node: the same for all nodes of a class."""
+        return {
+            self.nodes.string(place): refusal.text
+            for refusal, places in self.groups()
+            for place in places.tolist()
+        }
+
+    def groups(self) -> list[tuple[NodeRefusal, Columns]]:
+        """The refused nodes by text, as places in the order in which they were named."""
+        if self._groups is None:
+            self._groups = self._refusals.groups()
+        return self._groups
+
+    def classes(self) -> tuple[RefusalClass, ...]:
+        """The refused nodes by class, largest first, for the recorded decision."""
+        if self._classes is None:
+            self._classes = self._refusals.classes()
+        return self._classes
+
+
+class Scored:
+    """Answer of prioritize."""
+
+    def __init__(self, located: Located, scores: Floats) -> None:
+        """``scores`` in the order in which the nodes were named, 0 where the pod does not fit."""
+        self.nodes = located.names
+        self.scores = scores
+        self._located = located
+
+    def best(self, count: int) -> list[tuple[str, float]]:
+        """The best nodes and their scores, best first, by name among equals."""
+        places = np.arange(len(self.scores))
+        if len(places) > count:
+            least = np.partition(self.scores, len(places) - count)[len(places) - count]
+            above = np.flatnonzero(self.scores > least)
+            equal = self._located.first(np.flatnonzero(self.scores == least), count - len(above))
+            places = np.concatenate([above, equal])
+        found = zip(self.nodes.several(places), self.scores[places].tolist(), strict=True)
+        return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+
+    def priorities(self, *, highest: int) -> Ints:
+        """Whole numbers 0..``highest``, see ``score.priorities``."""
+        return priorities(self.scores, self._located.first, highest=highest)
+
+
+class Verdicts:
+    """Filter and prioritize over one table."""
+
+    def __init__(self, table: DeviceTable) -> None:
+        """Nothing is known yet."""
+        self._table = table
+        self._kept: OrderedDict[Plan, dict[int, _Kept]] = OrderedDict()
+        self._index = NameIndex(table.codes)
+        self._located: list[Located] = []
+        self._places_version = -1
+        self._last: tuple[PodRequest | None, Plan] = (None, NO_PLAN)
+
+    def filter(self, request: PodRequest, names: NodeNames | Sequence[str]) -> Filtered:
+        """Which of the nodes fit the whole pod."""
+        plan = self._compiled(request)
+        located = self._locate(names)
+        refusals = Refusals(request, plan, located, self._table.divisions)
+        if not plan.steps:
+            return Filtered(located, located.names, refusals)
+        fits = np.zeros(len(located), np.bool_)
+        for part in located.parts:
+            fitting = self._placed(plan, part.block).fits.take(part.columns)
+            fits[part.places] = fitting
+            if not fitting.all():
+                failing = np.flatnonzero(~fitting)
+                places = failing if isinstance(part.places, slice) else part.places[failing]
+                caused = self._caused(plan, part.block).causes
+                refusals.add(places, caused, part.columns.take(failing))
+        if len(located.unregistered):
+            count = len(located.unregistered)
+            refusals.add(located.unregistered, Causes.unregistered(count), np.arange(count))
+        left = located.part(fits)
+        if left.names.text and left is not located:
+            self._keep(left)
+        return Filtered(located, left.names, refusals)
+
+    def prioritize(
+        self, request: PodRequest, names: NodeNames | Sequence[str], *, near: Sequence[str] = ()
+    ) -> Scored:
+        """Score of each node, in the order named; 0 where the pod does not fit.
+
+        ``near`` are nodes of the members of its gang, one entry for each member.
+        """
+        plan = self._compiled(request)
+        located = self._locate(names)
+        scores = np.zeros(len(located))
+        if plan.steps:
+            for part in located.parts:
+                scores[part.places] = self._scored(plan, part.block).scores.take(part.columns)
+            if near:
+                shared, most = self._shared(located, near)
+                scores = nearer(scores, shared, most=most)
+        return Scored(located, scores)
+
+    def shortlist(
+        self, request: PodRequest, fitting: NodeNames, count: int, *, near: Sequence[str] = ()
+    ) -> NodeNames:
+        """The ``count`` best of the nodes that fit, in the order in which they were named.
+
+        All, if there are no more. ``near`` as in ``prioritize``. Where not all that are equally
+        good find room, those that do are scattered over the names: neighbours by name often share
+        a zone. Numbers within ``_FINEST`` of each other are equal.
+        """
+        if len(fitting) <= count:
+            return fitting
+        located = self._locate(fitting)
+        if near:
+            ranks = self.prioritize(request, fitting, near=near).scores
+        else:
+            plan, ranks = self._compiled(request), np.zeros(len(located))
+            for part in located.parts:
+                ranks[part.places] = ranking(View(self._table, part.block), plan, part.columns)
+        order = (ranks * (1 / _FINEST)).astype(np.int64) << _SCATTER_BITS
+        order |= located.scattered()
+        worse = len(order) - count
+        return located.names.at(np.sort(np.argpartition(order, worse)[worse:]))
+
+    def _compiled(self, request: PodRequest) -> Plan:
+        """The plan of a pod; a filter's pod is mostly the next prioritize's."""
+        if self._last[0] is not request:
+            self._last = (request, compile_request(request))
+        return self._last[1]
+
+    def _shared(self, located: Located, near: Sequence[str]) -> tuple[Floats, int]:
+        """(levels that each node shares with those of ``near``, the most that one could)."""
+        domains = self._table.domains
+        closeness = domains.closeness(near)
+        shared = np.zeros(len(located))
+        for part in located.parts:
+            shared[part.places] = closeness[part.block.domains[part.columns]]
+        for node, count in Counter(near).items():
+            shared[located.codes == self._table.codes.get(node, ABSENT - 1)] += count
+        return shared, (domains.depth + 1) * len(near)
+
+    def _locate(self, names: NodeNames | Sequence[str]) -> Located:
+        """Where each named node stands."""
+        version = self._table.places_version
+        if version != self._places_version:
+            self._index = NameIndex(self._table.codes)
+            self._places_version = version
+            self._located.clear()
+        if not isinstance(names, NodeNames):
+            names = NodeNames.of(names)
+        elif names.text:
+            for known in self._located:
+                if known.names.text == names.text:
+                    names.rows = known.names.rows
+                    return known
+        located = Located(self._table, names, self._index.find(names))
+        if names.text:
+            self._keep(located)
+        return located
+
+    def _keep(self, located: Located) -> None:
+        self._located.insert(0, located)
+        del self._located[LISTS_KEPT:]
+
+    def _of(self, plan: Plan, block: Block) -> _Kept:
+        by_width = self._kept.get(plan)
+        if by_width is None:
+            by_width = self._kept[plan] = {}
+            if len(self._kept) > PLANS_KEPT:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(plan)
+        return by_width.setdefault(block.width, _Kept())
+
+    def _placed(self, plan: Plan, block: Block) -> _Kept:
+        """``fits`` and ``failed`` of every column, up to date."""
+        kept = self._of(plan, block)
+        if kept.version == block.version:
+            return kept
+        changed = block.stale_since(kept.version)
+        outcome = place(View(self._table, block, changed), plan, choose=False)
+        kept.fits = _merged(kept.fits, outcome.fits, block, changed)
+        kept.failed = _merged(kept.failed, outcome.failed, block, changed)
+        kept.version = block.version
+        return kept
+
+    def _caused(self, plan: Plan, block: Block) -> _Kept:
+        """``causes`` of every column that does not fit, up to date."""
+        kept = self._placed(plan, block)
+        if kept.causes_version == block.version:
+            return kept
+        changed = block.stale_since(kept.causes_version)
+        if changed is None:
+            kept.causes = causes(View(self._table, block), plan, kept.failed)
+            kept.owns_causes = False
+        else:
+            kept.causes = kept.causes.resized(block.count)
+            columns = changed[~kept.fits[changed]]
+            if len(columns):
+                if not kept.owns_causes:
+                    kept.causes, kept.owns_causes = kept.causes.copy(), True
+                view = View(self._table, block, columns)
+                kept.causes.put(causes(view, plan, kept.failed[columns]), columns)
+        kept.causes_version = block.version
+        return kept
+
+    def _scored(self, plan: Plan, block: Block) -> _Kept:
+        """``scores`` of every column, up to date."""
+        kept = self._placed(plan, block)
+        if kept.scores_version == block.version:
+            return kept
+        changed = block.stale_since(kept.scores_version)
+        fits = kept.fits if changed is None else kept.fits[changed]
+        some = np.flatnonzero(fits)
+        if len(some) * _MOSTLY < len(fits):  # the others score nothing
+            scores = np.zeros(len(fits))
+            columns = some if changed is None else changed[some]
+            scores[some] = score(View(self._table, block, columns), plan, fits[some])
+        else:
+            scores = score(View(self._table, block, changed), plan, fits)
+        kept.scores = _merged(kept.scores, scores, block, changed)
+        kept.scores_version = block.version
+        return kept
+
+
+def _parts(table: DeviceTable, found: Found) -> list[_Part]:
+    codes, blocks = found.numbers, table.blocks
+    if not len(codes):
+        return []
+    least, most = found.least >> COLUMN_BITS, found.most >> COLUMN_BITS
+    if least == most >= 0:
+        columns = codes - (least << COLUMN_BITS) if least else codes
+        return [_Part(blocks[least], slice(None), columns)]
+    numbers = codes >> COLUMN_BITS
+    parts: list[_Part] = []
+    for number in range(max(0, least), most + 1):
+        mine = np.flatnonzero(numbers == number)
+        if len(mine):
+            parts.append(_Part(blocks[number], mine, codes[mine] & COLUMN_MASK))
+    return parts
+
+
+def _merged(line: NDArray[T], new: NDArray[T], block: Block, changed: Columns | None) -> NDArray[T]:
+    """The line for the block's present columns, ``new`` where they ``changed``."""
+    if changed is None:
+        return new
+    if len(line) < block.count:
+        line = np.concatenate([line, np.zeros(block.count - len(line), line.dtype)])
+    line = line[: block.count]
+    line[changed] = new
+    return line

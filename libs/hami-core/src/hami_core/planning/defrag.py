@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which running pods to move, one after another, so that a pod fits that does not fit now.
+
+A move ends a pod where it is and starts it where the plan says: on another node, or on other
+devices of its own. It is made only where the pod fits at that time, with its own share given back,
+by the same placing as the scheduler's: so selectors, modes, mutex, NUMA, cordons, silent agents and
+the places of hardware partitions count for moved pods as for new ones. The plan has the fewest
+moves and, among those plans, the least memory moved; a pod that is moved twice counts twice.
+
+The search deepens: it looks for plans of one move, then of two … A branch is given up where more
+pods have to leave every node than moves are left: that bound is exact, so what is found is the
+best, and a search that ends without a plan has proved that there is none of so many moves. It also
+gives up after a number of trials (placings tried); then nothing is proved beyond the moves that
+were searched in full. Devices that are idle and alike are tried once, nodes likewise.
+
+Decides on a table that the caller may spoil; leaves it as it was. Memory in MiB.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Final, Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hami_common.model.placement import ContainerShares, Placement
+from hami_common.model.request import DeviceSelector, PodRequest
+from hami_core.placement.fit import compile_request
+from hami_core.placement.pick import pick
+from hami_core.placement.verdicts import Verdicts
+from hami_core.table.block import Cell
+from hami_core.table.table import DeviceTable
+
+MOST_MOVES: Final = 4
+MOST_TRIALS: Final = 200_000
+
+
+class Tenant(Struct, frozen=True, kw_only=True):
+    """A running pod that may be moved."""
+
+    request: PodRequest
+    """What it asks for; its uid names it."""
+    node: str
+    containers: tuple[ContainerShares, ...]
+    """What it holds."""
+    stays_on_node: bool = False
+    """Only devices of its own node will do."""
+
+
+class Move(Struct, frozen=True, kw_only=True):
+    """One pod, ended and started elsewhere."""
+
+    namespace: str
+    pod: str
+    uid: str
+    source: str
+    """Node."""
+    target: str
+    gives: tuple[ContainerShares, ...]
+    takes: tuple[ContainerShares, ...]
+    memory_mib: int
+    """What it gives."""
+
+
+class DefragPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What came of a search."""
+
+    outcome: Literal["fits", "found", "none", "not-found"]
+    """``fits``: nothing has to be moved. ``none``: proved, there is no plan of up to
+    ``moves_searched`` moves. ``not-found``: the trials ended first, there may be one."""
+    moves_searched: int
+    """Every plan of up to so many moves was looked at, or was no better than this one."""
+    trials: int
+    moves: tuple[Move, ...] = ()
+    """In order: each is possible when the ones before it are made."""
+    memory_mib: int = 0
+    """Moved by all of them."""
+    is_least_memory: bool = True
+    """Of the plans with so few moves; false where the trials ended before all were looked at."""
+    node: str = ""
+    """Where the pod fits then."""
+    containers: tuple[ContainerShares, ...] = ()
+    """What it would be given."""
+    movable: int = 0
+    """Pods that might have been moved."""
+
+
+def plan_moves(
+    table: DeviceTable,
+    wanted: PodRequest,
+    tenants: Iterable[Tenant],
+    *,
+    most_moves: int = MOST_MOVES,
+    most_trials: int = MOST_TRIALS,
+) -> DefragPlan:
+    """The best plan by which ``wanted`` fits; see the top for what "best" and "none" mean."""
+    search = _Search(table, wanted, tenants, most_trials=most_trials)
+    try:
+        return search.run(most_moves)
+    finally:
+        search.restore()
+
+
+class _TrialsEndedError(Exception):
+    """The search is over."""
+
+
+class _Spot(NamedTuple):
+    """Where a pod is."""
+
+    node: str
+    containers: tuple[ContainerShares, ...]
+
+
+class _Option(NamedTuple):
+    """One possible move."""
+
+    uid: str
+    spot: _Spot
+    memory_mib: int
+
+
+class _Found(NamedTuple):
+    moves: tuple[Move, ...]
+    memory_mib: int
+    node: str
+    containers: tuple[ContainerShares, ...]
+
+
+class _Search:
+    """One search."""
+
+    def __init__(
+        self,
+        table: DeviceTable,
+        wanted: PodRequest,
+        tenants: Iterable[Tenant],
+        *,
+        most_trials: int,
+    ) -> None:
+        self._table = table
+        self._verdicts = Verdicts(table)
+        self._wanted = wanted
+        self._most_trials = most_trials
+        self._tenants = {t.request.uid: t for t in sorted(tenants, key=lambda t: t.request.uid)}
+        self._start = {uid: _Spot(t.node, t.containers) for uid, t in self._tenants.items()}
+        self._spots = dict(self._start)
+        self._trials = 0
+        self._path: list[Move] = []
+        self._best: _Found | None = None
+        self._needs: dict[tuple[str, tuple[tuple[str, _Spot], ...]], tuple[int, int]] = {}
+        self._seen: dict[tuple[tuple[str, _Spot], ...], list[tuple[int, int]]] = {}
+        requests = [wanted, *(t.request for t in self._tenants.values())]
+        self._named = _named(requests)
+        self._by_index = any(r.shape for q in requests for c in q.containers for r in c.requests)
+
+    def run(self, most_moves: int) -> DefragPlan:
+        """Deepen until a plan is found, nothing is left to be found, or the trials end."""
+        searched = -1
+        try:
+            for limit in range(most_moves + 1):
+                self._seen.clear()
+                self._deepen(limit, 0)
+                searched = limit
+                if self._best is not None:
+                    break
+        except _TrialsEndedError:
+            pass
+        found = self._best
+        if found is None:
+            is_proved = searched == most_moves
+            return DefragPlan(
+                outcome="none" if is_proved else "not-found",
+                moves_searched=max(0, searched),
+                trials=self._trials,
+                is_least_memory=False,
+                movable=len(self._tenants),
+            )
+        return DefragPlan(
+            outcome="found" if found.moves else "fits",
+            moves_searched=max(0, searched, len(found.moves) - 1),
+            trials=self._trials,
+            moves=found.moves,
+            memory_mib=found.memory_mib,
+            is_least_memory=searched == len(found.moves),
+            node=found.node,
+            containers=found.containers,
+            movable=len(self._tenants),
+        )
+
+    def restore(self) -> None:
+        """Put everybody back."""
+        for uid, spot in self._start.items():
+            if self._spots[uid] != spot:
+                self._go(uid, spot)
+
+    def _go(self, uid: str, spot: _Spot) -> None:
+        now = self._spots[uid]
+        self._table.unbook(now.node, now.containers)
+        self._table.book(spot.node, spot.containers)
+        self._spots[uid] = spot
+
+    def _try(self) -> None:
+        self._trials += 1
+        if self._trials > self._most_trials:
+            raise _TrialsEndedError
+
+    # --- the tree of moves -----------------------------------------------------------------------
+
+    def _deepen(self, left: int, moved_mib: int) -> None:
+        """Look at every plan of up to ``left`` more moves."""
+        if self._best is not None and moved_mib >= self._best.memory_mib:
+            return
+        if self._is_seen(left, moved_mib):
+            return
+        self._try()
+        feasible = self._verdicts.filter(self._wanted, self._table.nodes()).feasible
+        if feasible:
+            self._solved(feasible, moved_mib)
+            return
+        if not left:
+            return
+        leaving = self._leaving_by_node(left)
+        if not leaving:
+            return
+        # With no move to spare, only those moves help that one of these nodes needs anyhow.
+        helpful = None if min(leaving.values()) < left else frozenset(leaving)
+        for option in self._options(helpful):
+            source = self._spots[option.uid]
+            self._path.append(self._move(option))
+            self._go(option.uid, option.spot)
+            try:
+                self._deepen(left - 1, moved_mib + option.memory_mib)
+            finally:
+                self._go(option.uid, source)
+                self._path.pop()
+
+    def _solved(self, feasible: Sequence[str], moved_mib: int) -> None:
+        scored = self._verdicts.prioritize(self._wanted, feasible)
+        node = scored.best(1)[0][0]
+        placed = pick(self._table, self._wanted, node)
+        if isinstance(placed, Placement):
+            self._best = _Found(tuple(self._path), moved_mib, node, placed.containers)
+
+    def _move(self, option: _Option) -> Move:
+        request, source = self._tenants[option.uid].request, self._spots[option.uid]
+        return Move(
+            namespace=request.namespace,
+            pod=request.name,
+            uid=option.uid,
+            source=source.node,
+            target=option.spot.node,
+            gives=source.containers,
+            takes=option.spot.containers,
+            memory_mib=option.memory_mib,
+        )
+
+    def _is_seen(self, left: int, moved_mib: int) -> bool:
+        """Whether these spots were looked at with as many moves left and no more memory moved."""
+        key = tuple((uid, spot) for uid, spot in self._spots.items() if spot != self._start[uid])
+        before = self._seen.setdefault(key, [])
+        if any(old >= left and mib <= moved_mib for old, mib in before):
+            return True
+        before.append((left, moved_mib))
+        return False
+
+    # --- the bound -------------------------------------------------------------------------------
+
+    def _leaving_by_node(self, most: int) -> dict[str, int]:
+        """How many pods must leave a node, of nodes where it is no more than ``most``."""
+        on_node: dict[str, list[str]] = {}
+        for uid, spot in self._spots.items():
+            on_node.setdefault(spot.node, []).append(uid)
+        found = {node: self._leaving(node, uids, most) for node, uids in on_node.items()}
+        return {node: count for node, count in found.items() if count <= most}
+
+    def _leaving(self, node: str, uids: Sequence[str], most: int) -> int:
+        """The same of one node, on which ``uids`` can be moved; ``most`` + 1: more than that."""
+        key = (node, tuple((uid, self._spots[uid]) for uid in uids))
+        known, looked = self._needs.get(key, (0, 0))
+        if known:
+            return known
+        for count in range(looked + 1, min(most, len(uids)) + 1):
+            if any(self._fits_without(node, some) for some in combinations(uids, count)):
+                self._needs[key] = (count, count)
+                return count
+        self._needs[key] = (0, max(most, looked))
+        return most + 1
+
+    def _fits_without(self, node: str, uids: Iterable[str]) -> bool:
+        self._try()
+        gone = [self._spots[uid].containers for uid in uids]
+        for containers in gone:
+            self._table.unbook(node, containers)
+        placed = pick(self._table, self._wanted, node)
+        for containers in gone:
+            self._table.book(node, containers)
+        return isinstance(placed, Placement)
+
+    # --- possible moves --------------------------------------------------------------------------
+
+    def _options(self, nodes: frozenset[str] | None) -> list[_Option]:
+        """Moves that are possible now of pods on ``nodes`` (``None``: any), least memory first."""
+        found: list[_Option] = []
+        for uid, spot in list(self._spots.items()):
+            if nodes is not None and spot.node not in nodes:
+                continue
+            memory_mib = sum(s.memory_mib for c in spot.containers for s in c.shares)
+            self._table.unbook(spot.node, spot.containers)
+            try:
+                found += [
+                    _Option(uid, other, memory_mib)
+                    for other in self._destinations(self._tenants[uid])
+                    if other != spot
+                ]
+            finally:
+                self._table.book(spot.node, spot.containers)
+        found.sort(key=lambda option: option.memory_mib)
+        return found
+
+    def _destinations(self, tenant: Tenant) -> Iterator[_Spot]:
+        """Where the pod fits, with its share given back: each choice of devices."""
+        names = [tenant.node] if tenant.stays_on_node else self._table.nodes()
+        alike: set[tuple[object, ...]] = set()
+        for node in self._verdicts.filter(tenant.request, names).feasible:
+            cells = self._cells(node)
+            if not any(cell.is_booked() for cell in cells):
+                kind = (node == tenant.node, *sorted(self._kind(cell) for cell in cells))
+                if kind in alike:
+                    continue
+                alike.add(kind)
+            yield from self._choices(tenant.request, node, cells)
+
+    def _choices(self, request: PodRequest, node: str, cells: Sequence[Cell]) -> Iterator[_Spot]:
+        """Every choice of the node's devices that the pod fits on."""
+        sizes = _sizes(request)
+        tried: set[tuple[object, ...]] = set()
+        told: set[tuple[ContainerShares, ...]] = set()
+        for size in range(max(sizes), min(sum(sizes), len(cells)) + 1):
+            for some in combinations(cells, size):
+                kind = tuple(self._kind(cell) for cell in some)
+                if kind in tried:
+                    continue
+                tried.add(kind)
+                self._try()
+                placed = pick(self._table, _only_on(request, [c.uuid for c in some]), node)
+                if isinstance(placed, Placement) and placed.containers not in told:
+                    told.add(placed.containers)
+                    yield _Spot(node, placed.containers)
+
+    def _cells(self, node: str) -> list[Cell]:
+        place = self._table.place(node)
+        cells = [] if place is None else place.block.read(place.column)
+        return [cell for cell in cells if cell.known]
+
+    def _kind(self, cell: Cell) -> tuple[str, ...]:
+        """Equal for devices between which nothing in this search can tell."""
+        if cell.is_booked() or cell.uuid in self._named:
+            return (cell.uuid,)
+        static = (
+            cell.vendor,
+            cell.type,
+            cell.mode,
+            cell.numa,
+            cell.division,
+            cell.memory_mib,
+            cell.capacity_mib,
+            cell.capacity_core,
+            cell.slots,
+            cell.healthy,
+            cell.cordoned,
+            cell.alive,
+            cell.withheld,
+            cell.index if self._by_index else 0,
+        )
+        return ("", *map(str, static))
+
+
+def _named(requests: Iterable[PodRequest]) -> frozenset[str]:
+    """Devices that somebody names."""
+    return frozenset(
+        uuid
+        for request in requests
+        for selector in request.selectors.values()
+        for uuid in (*selector.allow_uuids, *selector.deny_uuids)
+    )
+
+
+def _sizes(request: PodRequest) -> list[int]:
+    """How many devices each step wants."""
+    return [step.request.count for step in compile_request(request).steps]
+
+
+def _only_on(request: PodRequest, uuids: Sequence[str]) -> PodRequest:
+    """The same, on no other devices than these."""
+    vendors = {asked.vendor for container in request.containers for asked in container.requests}
+    selectors: Mapping[str, DeviceSelector] = request.selectors
+    narrowed: dict[str, DeviceSelector] = {}
+    for vendor in vendors:
+        selector = selectors.get(vendor, DeviceSelector())
+        wanted = tuple(uuid for uuid in uuids if selector.accepts_uuid(uuid))
+        narrowed[vendor] = replace(selector, allow_uuids=wanted or ("",), deny_uuids=())
+    return replace(request, selectors=narrowed)

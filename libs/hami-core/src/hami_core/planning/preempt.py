@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may be evicted for whom: turns pods and holdings of a node into units for ``victims``.
+
+A pod may be evicted for another one if it is ours and bound, has a lower priority, has run for its
+minimum runtime and is covered by at most one PodDisruptionBudget (the eviction API refuses others).
+A member of a gang only with all members of the gang. A pod that is on its way out already costs
+nothing: its room is waited for. Times are Unix seconds, lengths of time seconds.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from hami_core.ledger.ledger import Ledger
+from hami_core.ledger.podfacts import PodFacts
+from hami_core.ledger.repair import Holding
+from hami_core.planning.victims import NOTHING, Cost, Pod, Shares, Unit, least_of
+
+NEVER = "Never"
+"""``preemptionPolicy`` of a pod for which nobody is evicted."""
+
+
+class Rules(Struct, frozen=True, kw_only=True):
+    """What protects pods, besides their priority."""
+
+    now_s: float
+    min_runtime_s: float = 0.0
+    """How long every pod may run before it is evicted."""
+    min_runtime_most_s: float = 0.0
+    """The most that a pod may claim by its annotation."""
+    budgets: Mapping[str, tuple[str, ...]] = {}
+    """PodDisruptionBudgets by uid of the pods they cover."""
+    spared: frozenset[str] = frozenset()
+    """Pods that could not be evicted lately."""
+
+
+class Site(Struct, frozen=True, kw_only=True):
+    """What one node offers to a pod with a higher priority."""
+
+    units: tuple[Unit, ...] = ()
+    leaving: tuple[Holding, ...] = ()
+
+    def leaving_shares(self) -> tuple[Shares, ...]:
+        """What those who leave anyway hold."""
+        return tuple(holding.record.containers for holding in self.leaving)
+
+
+def least_cost(
+    ledger: Ledger, node: str, *, priority: int, pod_of: Callable[[str], PodFacts | None]
+) -> Cost | None:
+    """No victims on ``node`` cost less than this; ``None`` when nobody there may have to leave."""
+    lowest: int | None = None
+    for uid in ledger.uids_of_node(node):
+        pod = pod_of(uid)
+        if pod is None or pod.node != node:
+            continue
+        if pod.is_finished or pod.is_deleting:
+            if ledger.holding(node, uid) is not None:
+                return NOTHING  # its room alone may do
+        elif pod.priority < priority and (lowest is None or pod.priority < lowest):
+            lowest = pod.priority
+    return None if lowest is None else least_of(lowest)
+
+
+def site(
+    ledger: Ledger,
+    node: str,
+    *,
+    priority: int,
+    pod_of: Callable[[str], PodFacts | None],
+    members_of: Callable[[str], Iterable[PodFacts]],
+    rules: Rules,
+) -> Site:
+    """Who could leave ``node`` for a pod of ``priority``."""
+    units: list[Unit] = []
+    leaving: list[Holding] = []
+    gangs: dict[str, list[Holding]] = {}
+    for holding in ledger.holdings_of_node(node):
+        pod = pod_of(holding.record.pod_uid)
+        if pod is None or pod.node != node:
+            continue  # only reserved, or nothing is known of it
+        if pod.is_finished or (pod.is_deleting and pod.priority < priority):
+            leaving.append(holding)
+        elif pod.group:
+            gangs.setdefault(pod.group, []).append(holding)
+        elif is_evictable(pod, priority=priority, rules=rules):
+            units.append(Unit(pods=(_pod(pod, rules),), here=(holding.record.containers,)))
+    for group, holdings in gangs.items():
+        members = [pod for pod in members_of(group) if pod.node and not pod.is_finished]
+        staying = [pod for pod in members if not pod.is_deleting]
+        if staying and all(is_evictable(pod, priority=priority, rules=rules) for pod in staying):
+            pods = tuple(_pod(pod, rules) for pod in sorted(staying, key=lambda pod: pod.uid))
+            units.append(Unit(pods=pods, here=tuple(h.record.containers for h in holdings)))
+    return Site(units=tuple(units), leaving=tuple(leaving))
+
+
+def is_evictable(pod: PodFacts, *, priority: int, rules: Rules) -> bool:
+    """Whether the pod may be evicted for one of ``priority``."""
+    if pod.priority >= priority or pod.uid in rules.spared:
+        return False
+    if len(rules.budgets.get(pod.uid, ())) > 1:
+        return False
+    claimed_s = min(pod.min_runtime_s, rules.min_runtime_most_s)
+    protected_s = max(rules.min_runtime_s, claimed_s)
+    # A pod that has not started yet has its whole runtime before it.
+    return not protected_s or (pod.start_s > 0 and pod.start_s + protected_s <= rules.now_s)
+
+
+def _pod(pod: PodFacts, rules: Rules) -> Pod:
+    return Pod(
+        uid=pod.uid,
+        priority=pod.priority,
+        start_s=pod.start_s or rules.now_s,
+        budgets=rules.budgets.get(pod.uid, ()),
+    )
+
+
+def wanted_grace_s(pods: Sequence[PodFacts]) -> float:
+    """How long the last of ``pods`` may take to end after it was asked to."""
+    return max((pod.grace_s for pod in pods), default=0.0)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says what a running container's shares become when somebody wants them larger or smaller.
+
+A resize takes three steps (``hami_scheduler.shell.resize``): the ledger books the larger of old and
+new, the pod's annotations say the new, and once the container's limits file says so too the ledger
+books the new. So the ledger never promises to others what the container may still take, and at any
+moment the ledger is what the annotations are brought back to. Only soft shares whose limit lives in
+a file can change under a running process: a partition is cut in hardware, a whole device has no
+limit, and other vendors set theirs when a container starts. Memory in MiB per device, compute in
+percent of one device (0: no limit). Pure.
+"""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hami_common.bounds import Label, Name, SignedInt32
+from hami_common.errors import RequestInvalid
+from hami_common.model.placement import ContainerShares, Share
+from hami_core.ledger.repair import Holding
+
+RESIZABLE_VENDORS = frozenset({"nvidia"})
+"""Vendors whose shares the in-container library enforces from the limits file."""
+WHOLE_PCT = 100
+
+
+class ResizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What somebody wants."""
+
+    namespace: Label
+    pod: Name
+    container: Label = ""
+    """Empty: the pod's only container with a share."""
+    memory_mib: SignedInt32 | None = None
+    """Of each of the container's devices; ``None``: as it is."""
+    core_pct: SignedInt32 | None = None
+    """The same for compute; 0: no limit."""
+    force: bool = False
+    """Also below what is in use: the container is then over its limit until it gives back."""
+
+
+def resized(
+    holding: Holding, wish: ResizeRequest, *, state: str
+) -> tuple[ContainerShares, tuple[ContainerShares, ...]]:
+    """The container as it is to be, and all containers with it; ``RequestInvalid`` says why not."""
+    if holding.record.origin:
+        raise RequestInvalid(
+            field="pod",
+            problem="it was placed by HAMi, whose limiter holds it to its share",
+            fix="create it again: then it is ours and can be resized",
+        )
+    if state != "running":
+        raise RequestInvalid(
+            field="pod",
+            problem=f"its allocation is {state}, and only a running one can be resized",
+            fix="wait until all its containers run",
+        )
+    if wish.memory_mib is None and wish.core_pct is None:
+        raise RequestInvalid(
+            field="memory_mib", problem="nothing is asked for", fix="give memory_mib or core_pct"
+        )
+    if wish.memory_mib is not None and wish.memory_mib < 1:
+        raise RequestInvalid(
+            field="memory_mib", problem=f"{wish.memory_mib} is no amount", fix="give at least 1 MiB"
+        )
+    if wish.core_pct is not None and not 0 <= wish.core_pct <= WHOLE_PCT:
+        raise RequestInvalid(
+            field="core_pct",
+            problem=f"{wish.core_pct} is not a percentage of one device",
+            fix="give 0 (no limit) to 100",
+        )
+    target = _container(holding.record.containers, wish.container)
+    for share in target.shares:
+        _require_resizable(target.name, share)
+    changed = replace(target, shares=tuple(_changed(share, wish) for share in target.shares))
+    if changed == target:
+        raise RequestInvalid(
+            field="memory_mib",
+            problem=f"container {target.name} has these shares already",
+            fix="give other amounts",
+        )
+    containers = tuple(
+        changed if one.name == target.name else one for one in holding.record.containers
+    )
+    return changed, containers
+
+
+def larger(
+    old: Iterable[ContainerShares], new: Iterable[ContainerShares]
+) -> tuple[ContainerShares, ...]:
+    """The containers with the larger of each amount; both have the same shares otherwise."""
+    return tuple(
+        replace(
+            one,
+            shares=tuple(
+                replace(
+                    share,
+                    memory_mib=max(share.memory_mib, wanted.memory_mib),
+                    core_pct=max(share.core_pct, wanted.core_pct),
+                )
+                for share, wanted in zip(one.shares, other.shares, strict=True)
+            ),
+        )
+        for one, other in zip(old, new, strict=True)
+    )
+
+
+def shrinks(old: Iterable[ContainerShares], new: Iterable[ContainerShares]) -> bool:
+    """Whether any memory gets less."""
+    return any(
+        wanted.memory_mib < share.memory_mib
+        for one, other in zip(old, new, strict=True)
+        for share, wanted in zip(one.shares, other.shares, strict=True)
+    )
+
+
+def _container(containers: Iterable[ContainerShares], name: str) -> ContainerShares:
+    known = [one for one in containers if one.shares]
+    found = [one for one in known if not name or one.name == name]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(one.name for one in known)
+    raise RequestInvalid(
+        field="container",
+        problem=f"{name!r} has no share" if name else "the pod has several containers with shares",
+        fix=f"name one of {names}" if names else "choose another pod",
+    )
+
+
+def _require_resizable(container: str, share: Share) -> None:
+    if share.profile:
+        problem = f"it holds the hardware partition {share.part}, whose size is the hardware's"
+        fix = "start the pod again with another partition"
+    elif share.exclusive:
+        problem = f"it holds device {share.uuid} whole, so nothing limits it"
+        fix = "start the pod again with a share of a device"
+    elif share.vendor not in RESIZABLE_VENDORS:
+        problem = f"devices of {share.vendor} take their limit only when a container starts"
+        fix = "start the pod again with another request"
+    else:
+        return
+    raise RequestInvalid(field=f"container {container}", problem=problem, fix=fix)
+
+
+def _changed(share: Share, wish: ResizeRequest) -> Share:
+    return replace(
+        share,
+        memory_mib=share.memory_mib if wish.memory_mib is None else wish.memory_mib,
+        core_pct=share.core_pct if wish.core_pct is None else wish.core_pct,
+    )

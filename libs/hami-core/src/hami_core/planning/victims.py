@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fewest and least pods that have to leave a node so that another pod fits on it.
+
+What is evicted together is a ``Unit``: one pod, or all members of a gang, wherever they are. Sets
+of units are compared as kube-scheduler compares candidates (``pickOneNodeForPreemption``, v1.34):
+fewest disruptions beyond a budget, then the lowest highest priority, the smallest sum of
+priorities, the fewest pods, and the latest start among those of the highest priority.
+
+The search goes through the sets in that order and takes the first that makes room, so its answer is
+exact while it needs no more than ``tests`` trials. Beyond that it evicts everybody and takes pods
+back, the most important first, as long as there is room: then no pod of the answer could stay, but
+another answer might be cheaper, and ``Victims.is_exact`` says so. A trial takes the shares of the
+set off the table and puts them back, so the table is as before whenever the search yields.
+Knows no pods but their priorities; times are Unix seconds.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from math import inf
+from typing import Final, NamedTuple
+
+import numpy as np
+from msgspec import Struct
+
+from hami_common.model.placement import ContainerShares
+from hami_common.model.request import PodRequest
+from hami_core.placement.fit import Plan, Scene, Stage, View, compile_request, reached
+from hami_core.placement.placing import place
+from hami_core.table.block import Columns
+from hami_core.table.table import DeviceTable
+
+TESTS: Final = 512
+"""Trials on one node within which the answer is exact: every set of 9 units, or any pair of 31."""
+TESTS_AT_ONCE: Final = 2
+"""Trials between two points where others may run."""
+NEEDED_OF_MOST: Final = 16
+"""Units among which those that have to leave in any case are looked for first."""
+_PRIORITY_OFFSET: Final = 2**31
+"""Makes every priority positive, so that a pod more is never cheaper."""
+
+Shares = tuple[ContainerShares, ...]
+
+
+class Pod(Struct, frozen=True, kw_only=True):
+    """What a pod that may have to leave costs."""
+
+    uid: str
+    priority: int = 0
+    start_s: float = 0.0
+    budgets: tuple[str, ...] = ()
+    """PodDisruptionBudgets that cover it."""
+
+
+class Unit(Struct, frozen=True, kw_only=True):
+    """Pods that leave together or not at all."""
+
+    pods: tuple[Pod, ...]
+    here: tuple[Shares, ...]
+    """What each of those on the node holds there."""
+
+    @property
+    def name(self) -> str:
+        """Orders units that cost the same."""
+        return self.pods[0].uid
+
+
+class Cost(NamedTuple):
+    """What a set of victims costs; less is better."""
+
+    violations: int
+    highest: int
+    total: int
+    pods: int
+    newest: float
+    """The earliest start among those of the highest priority, negative: later is better."""
+
+
+NOTHING: Final = Cost(0, -_PRIORITY_OFFSET, 0, 0, 0.0)
+
+
+def least_of(priority: int) -> Cost:
+    """The least that a set can cost in which nobody has less than this priority."""
+    return Cost(0, priority, priority + _PRIORITY_OFFSET, 1, -inf)
+
+
+class Victims(Struct, frozen=True, kw_only=True):
+    """Who has to leave a node."""
+
+    node: str
+    units: tuple[Unit, ...]
+    cost: Cost
+    is_exact: bool
+
+    def uids(self) -> tuple[str, ...]:
+        """The pods to evict, on whatever node they are."""
+        return tuple(sorted(pod.uid for unit in self.units for pod in unit.pods))
+
+
+def cost_of(units: Sequence[Unit], allowed: Mapping[str, int]) -> Cost:
+    """What it costs to evict ``units``; ``allowed`` disruptions by budget."""
+    pods = [pod for unit in units for pod in unit.pods]
+    if not pods:
+        return NOTHING
+    covered = Counter(budget for pod in pods for budget in pod.budgets)
+    highest = max(pod.priority for pod in pods)
+    return Cost(
+        violations=sum(max(0, n - allowed.get(name, 0)) for name, n in covered.items()),
+        highest=highest,
+        total=sum(pod.priority + _PRIORITY_OFFSET for pod in pods),
+        pods=len(pods),
+        newest=-min(pod.start_s for pod in pods if pod.priority == highest),
+    )
+
+
+def find_victims(
+    table: DeviceTable,
+    request: PodRequest,
+    node: str,
+    units: Iterable[Unit],
+    *,
+    leaving: Sequence[Shares] = (),
+    allowed: Mapping[str, int] | None = None,
+    below: Cost | None = None,
+    tests: int = TESTS,
+) -> Generator[None, None, Victims | None]:
+    """The cheapest of ``units`` without which the pod fits on ``node``; ``None`` when none helps.
+
+    ``leaving`` are shares of pods that go anyway. Only an answer that costs less than ``below`` is
+    looked for. The node, the units and what they hold must not change while the search goes on.
+    """
+    trial = _Trial(table, request, node, leaving)
+    if not trial.is_known:
+        return None
+    budgets = allowed or {}
+    useful = sorted(
+        (unit for unit in units if trial.concerns(unit)),
+        key=lambda unit: (cost_of([unit], budgets), unit.name),
+    )
+    if below is not None and useful and not leaving and cost_of(useful[:1], budgets) >= below:
+        return None  # the cheapest set is too dear already
+    if not trial.fits(useful):
+        return None
+    yield
+    done = 1
+    needed: list[Unit] = []
+    is_looked_for = len(useful) > NEEDED_OF_MOST
+    sets: list[tuple[Cost, tuple[int, ...]]] = [(NOTHING, ())]
+    while sets:
+        cost, numbers = heapq.heappop(sets)
+        if below is not None and cost >= below:
+            return None
+        if done >= tests:
+            break
+        if len(numbers) > 1 and not is_looked_for:
+            # No single unit was enough so far: begin again with those without whom nothing is.
+            is_looked_for = True
+            needed = yield from _needed(trial, useful)
+            done += len(useful)
+            useful = [unit for unit in useful if unit not in needed]
+            sets = [(cost_of(needed, budgets), ())]
+            continue
+        chosen = [*needed, *(useful[number] for number in numbers)]
+        if trial.fits(chosen):
+            return Victims(node=node, units=tuple(chosen), cost=cost, is_exact=True)
+        done += 1
+        if not done % TESTS_AT_ONCE:
+            yield
+        for number in range(numbers[-1] + 1 if numbers else 0, len(useful)):
+            more = cost_of([*chosen, useful[number]], budgets)
+            heapq.heappush(sets, (more, (*numbers, number)))
+    found = yield from _taken_back(trial, [*needed, *useful], budgets)
+    cost = cost_of(found, budgets)
+    if below is not None and cost >= below:
+        return None
+    return Victims(node=node, units=tuple(found), cost=cost, is_exact=False)
+
+
+def _needed(trial: "_Trial", useful: Sequence[Unit]) -> Generator[None, None, list[Unit]]:
+    """Those without whom all others together are not enough."""
+    needed = []
+    for number, unit in enumerate(useful):
+        if not trial.fits([other for other in useful if other is not unit]):
+            needed.append(unit)
+        if not number % TESTS_AT_ONCE:
+            yield
+    return needed
+
+
+def run(search: Generator[None, None, Victims | None]) -> Victims | None:
+    """The answer of a search that nobody interrupts."""
+    while True:
+        try:
+            next(search)
+        except StopIteration as end:
+            found: Victims | None = end.value
+            return found
+
+
+def _taken_back(
+    trial: "_Trial", useful: Sequence[Unit], allowed: Mapping[str, int]
+) -> Generator[None, None, list[Unit]]:
+    """All of ``useful`` but those that can stay, the dearest asked first."""
+    leave = list(useful)
+    for number, unit in enumerate(
+        sorted(useful, key=lambda u: (cost_of([u], allowed), u.name), reverse=True)
+    ):
+        others = [other for other in leave if other is not unit]
+        if trial.fits(others):
+            leave = others
+        if not number % TESTS_AT_ONCE:
+            yield
+    return leave
+
+
+class _Trial:
+    """Whether the pod would fit on one node without some of those who are there."""
+
+    def __init__(
+        self, table: DeviceTable, request: PodRequest, node: str, leaving: Sequence[Shares]
+    ) -> None:
+        self._table = table
+        self._node = node
+        self._leaving = leaving
+        self._plan: Plan = compile_request(request)
+        self.is_known = table.place(node) is not None
+        self._uuids = self._wanted_uuids() if self.is_known else frozenset()
+
+    def _view(self) -> View:
+        place = self._table.place(self._node)
+        columns: Columns = np.array([0 if place is None else place.column], np.intp)
+        block = self._table.blocks[0] if place is None else place.block
+        return View(self._table, block, columns)
+
+    def _wanted_uuids(self) -> frozenset[str]:
+        """Devices that the pod could use if nobody else did."""
+        view = self._view()
+        uuids = view.block.uuids[view.column(0)]
+        rows: set[int] = set()
+        for step in self._plan.steps:
+            stages = reached(Scene(view, self._plan), step)[:, 0]
+            rows.update(np.flatnonzero(stages >= Stage.SLOT).tolist())
+        return frozenset(uuids[row] for row in rows if row < len(uuids))
+
+    def concerns(self, unit: Unit) -> bool:
+        """Whether the unit holds anything of a device that the pod could use."""
+        return any(
+            share.uuid in self._uuids
+            for shares in unit.here
+            for container in shares
+            for share in container.shares
+        )
+
+    def fits(self, units: Iterable[Unit]) -> bool:
+        """Whether the pod fits without ``units`` and those who leave anyway."""
+        without = [*self._leaving, *(shares for unit in units for shares in unit.here)]
+        for shares in without:
+            self._table.unbook(self._node, shares)
+        try:
+            return bool(place(self._view(), self._plan, choose=False).fits[0])
+        finally:
+            for shares in without:
+                self._table.book(self._node, shares)

@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What would happen: pods placed one after the other on a copy, and what would let a pod in.
+
+Uses the same filter, quotas, scores and picks as the live scheduler, on ledgers that the caller may
+spoil. Quotas take part where ``Governed`` is given. ``closest_fits`` searches for the smallest
+single change of a request that some node would take and, where none helps, for the smallest change
+of one container's memory and compute together.
+Memory in MiB, compute in percent of one device, shares of a whole as fractions 0..1.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hami_common.model.device import Device
+from hami_common.model.placement import ContainerShares
+from hami_common.model.request import DeviceSelector, PodRequest
+from hami_core.ledger.ledger import Ledger
+from hami_core.ledger.stimuli import Accepted, Reuse
+from hami_core.placement.reasons import NodeExplanation, NodeRefusal, explain
+from hami_core.placement.verdicts import Filtered, Verdicts
+from hami_core.quota.accounts import QuotaLedger
+from hami_core.quota.resourcequota import NOBODY_SPECIAL, Asker, amounts_of
+from hami_core.quota.verdicts import Allowed, QuotaVerdicts
+
+SELECTOR_COST: Final = 0.5
+"""What giving up a wish costs, next to the part of an amount that is given up."""
+_FULL_PCT: Final = 100
+_NodeFor = Callable[[PodRequest], str]
+
+
+class Governed(NamedTuple):
+    """Quotas, and what they look at in pods besides namespaces and requests."""
+
+    quota: QuotaLedger
+    askers: Mapping[str, Asker] = MappingProxyType({})
+    """By the uid of the pod; one that is absent is nobody special."""
+
+
+class Refusal(Struct, frozen=True, kw_only=True):
+    """Nodes that refuse for one reason."""
+
+    text: str
+    nodes: int
+
+
+class Change(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One change of a request after which it fits."""
+
+    container: str
+    """Empty where the change is of the whole pod."""
+    vendor: str
+    what: str
+    """``memory_mib``, ``memory_pct``, ``core_pct``, ``count``, two of these with `` and ``, a
+    selector's field, or ``mutex``."""
+    asked: str
+    fits: str
+    node: str
+    """The node that would be chosen."""
+    cost: float
+    """0..1: the part of the request that is given up."""
+
+    def __str__(self) -> str:
+        """One sentence for people."""
+        where = f"container {self.container}: " if self.container else ""
+        return f"{where}{self.what} {self.fits} instead of {self.asked} would fit on {self.node}"
+
+
+class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of one pod."""
+
+    namespace: str
+    pod: str
+    node: str = ""
+    """Empty: no node takes it."""
+    containers: tuple[ContainerShares, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    """Largest group first."""
+    closest: tuple[Change, ...] = ()
+    """Cheapest first; at most one for each amount and wish."""
+
+
+class Standing(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a pod would be told now."""
+
+    nodes: int
+    feasible: int
+    best: str = ""
+    """The node that would be chosen."""
+    refusals: tuple[Refusal, ...] = ()
+    closest: tuple[Change, ...] = ()
+    """As of ``Outcome``; only where no node fits."""
+    explained: NodeExplanation | None = None
+    """Device by device, of the node asked about."""
+
+
+class Packing(Struct, frozen=True, kw_only=True):
+    """How full the devices are."""
+
+    devices: int
+    devices_used: int
+    capacity_mib: int
+    booked_mib: int
+    used_devices_full: float
+    """Booked memory as a part of the capacity of the devices in use."""
+    stranded: float
+    """Part of the free memory that the measured pods cannot use, mean over their requests: it lies
+    on devices whose free memory, compute or slots are too little for one more of them (the measure
+    of fragmentation of Weng et al., USENIX ATC 2023, for memory and one device)."""
+
+
+def simulate(
+    ledger: Ledger,
+    requests: Iterable[PodRequest],
+    *,
+    now_s: float,
+    explain: bool = True,
+    governed: Governed | None = None,
+) -> Iterator[Outcome]:
+    """Place each pod where the scheduler would, booking it before the next one is asked about.
+
+    A pod that is refused for its queue's turn or for what it may borrow waits for it from then on,
+    as far as pods after it are concerned.
+    """
+    scene = _Scene(ledger, governed)
+    for number, request in enumerate(requests):
+        known = Outcome(namespace=request.namespace, pod=request.name)
+        node, filtered = scene.best(request, waits=True)
+        refusals = _refusals(filtered)
+        if node:
+            placed = scene.place(request, node, allocation_id=f"whatif-{number}", now_s=now_s)
+            if isinstance(placed, tuple):
+                yield replace(known, node=node, containers=placed)
+                continue
+            refusals = (Refusal(text=f"node {node}: {placed.text}", nodes=1), *refusals)
+        yield replace(known, refusals=refusals, closest=_closest(scene, request) if explain else ())
+
+
+def standing(
+    ledger: Ledger, request: PodRequest, *, node: str = "", governed: Governed | None = None
+) -> Standing:
+    """How the pod stands now; ``node`` is explained device by device."""
+    scene = _Scene(ledger, governed)
+    best, filtered = scene.best(request)
+    return Standing(
+        nodes=len(filtered.nodes),
+        feasible=len(filtered.left),
+        best=best,
+        refusals=_refusals(filtered),
+        closest=() if best else _closest(scene, request),
+        explained=explain(ledger.table, request, node) if node else None,
+    )
+
+
+class _Scene:
+    """A scheduler's core on a copy of what one knows."""
+
+    def __init__(self, ledger: Ledger, governed: Governed | None) -> None:
+        self._ledger = ledger
+        self._verdicts = Verdicts(ledger.table)
+        self._quota, self._askers = governed or Governed(QuotaLedger())
+        self._quotas = QuotaVerdicts(ledger.table, self._quota)
+
+    def best(self, request: PodRequest, *, waits: bool = False) -> tuple[str, Filtered | Allowed]:
+        """(the node that would be chosen, empty when none fits; filter's answer).
+
+        With ``waits`` it is remembered whether the pod now waits for its queue.
+        """
+        filtered = self._verdicts.filter(request, self._ledger.table.nodes())
+        asker = self._askers.get(request.uid, NOBODY_SPECIAL)
+        waiting = tuple(self._quota.claims())
+        answer: Filtered | Allowed
+        if waits:
+            answer = self._quotas.allowed(request, filtered, asker, waiting=waiting)
+        else:
+            answer, _ = self._quotas.look(request, filtered, asker, waiting=waiting)
+        if not len(answer.left):
+            return "", answer
+        return self._verdicts.prioritize(request, answer.left).best(1)[0][0], answer
+
+    def place(
+        self, request: PodRequest, node: str, *, allocation_id: str, now_s: float
+    ) -> tuple[ContainerShares, ...] | NodeRefusal:
+        """Book the pod; ``NodeRefusal`` where the devices picked are beyond a quota."""
+        plan = self._ledger.plan_bind(request, node, allocation_id=allocation_id, now_s=now_s)
+        if isinstance(plan, NodeRefusal):
+            return plan
+        if isinstance(plan, Reuse):
+            return plan.holding.record.containers
+        account = self._askers.get(request.uid, NOBODY_SPECIAL).account
+        plan = plan.under(account)
+        refusal = self._quota.first_look(
+            request.namespace, account, amounts_of(plan.record.containers, account)
+        )
+        if refusal is not None:
+            return refusal
+        seq = self._ledger.fence(node) + 1
+        self._ledger.handle(Accepted(append=plan, seq=seq, now_s=now_s))
+        self._quota.fold(self._quota.seq + 1, plan.record)
+        return plan.record.containers
+
+
+def _refusals(filtered: Filtered | Allowed) -> tuple[Refusal, ...]:
+    found = [Refusal(text=refusal.text, nodes=len(places)) for refusal, places in filtered.groups()]
+    return tuple(sorted(found, key=lambda group: (-group.nodes, group.text)))
+
+
+# --- the closest fit ------------------------------------------------------------------------------
+
+
+def closest_fits(
+    ledger: Ledger, request: PodRequest, *, governed: Governed | None = None
+) -> tuple[Change, ...]:
+    """Changes after which some node takes the pod, cheapest first; empty: none was found."""
+    return _closest(_Scene(ledger, governed), request)
+
+
+def _closest(scene: _Scene, request: PodRequest) -> tuple[Change, ...]:
+    def node_for(changed: PodRequest) -> str:
+        return scene.best(changed)[0]
+
+    found = [
+        change
+        for index, container in enumerate(request.containers)
+        for wanted in range(len(container.requests))
+        for change in _smaller(request, index, wanted, node_for)
+    ]
+    found += _unselected(request, node_for)
+    found += _unmixed(request, node_for)
+    if not found:
+        found = [
+            change
+            for index, container in enumerate(request.containers)
+            for wanted in range(len(container.requests))
+            for change in _smaller_both(request, index, wanted, node_for)
+        ]
+    return tuple(sorted(found, key=lambda change: (change.cost, change.what, change.container)))
+
+
+def _smaller(request: PodRequest, index: int, wanted: int, node_for: _NodeFor) -> Iterator[Change]:
+    """The largest amount of each kind, below the one asked for, that fits."""
+    container = request.containers[index]
+    asked = container.requests[wanted]
+    amounts = {
+        "memory_mib": asked.memory_mib,
+        "memory_pct": 0 if asked.memory_mib else asked.memory_pct,
+        "core_pct": asked.core_pct,
+        "count": asked.count,
+    }
+    for what, amount in amounts.items():
+
+        def with_amount(value: int, what: str = what) -> PodRequest:
+            return _with(request, index, wanted, **{what: value})
+
+        value, node = _largest(amount, lambda value: node_for(with_amount(value)))
+        if node:
+            yield Change(
+                container=container.name,
+                vendor=asked.vendor,
+                what=what,
+                asked=str(amount),
+                fits=str(value),
+                node=node,
+                cost=round(1 - value / amount, 4),
+            )
+
+
+def _smaller_both(
+    request: PodRequest, index: int, wanted: int, node_for: _NodeFor
+) -> Iterator[Change]:
+    """The pair of memory and compute that fits and gives up least."""
+    container = request.containers[index]
+    asked = container.requests[wanted]
+    what = "memory_mib" if asked.memory_mib else "memory_pct"
+    amount = asked.memory_mib or asked.memory_pct
+    best: tuple[float, int, int, str] | None = None
+    for core_pct in range(asked.core_pct - 1, 0, -1):
+
+        def with_memory(value: int, core_pct: int = core_pct) -> PodRequest:
+            return _with(request, index, wanted, core_pct=core_pct, **{what: value})
+
+        given_up = 1 - core_pct / asked.core_pct
+        if best is not None and given_up >= best[0]:
+            break
+        value, node = _largest(amount, lambda value: node_for(with_memory(value)))
+        cost = 1 - value / amount * core_pct / asked.core_pct
+        if node and (best is None or cost < best[0]):
+            best = (cost, value, core_pct, node)
+    if best is not None:
+        cost, value, core_pct, node = best
+        yield Change(
+            container=container.name,
+            vendor=asked.vendor,
+            what=f"{what} and core_pct",
+            asked=f"{amount} and {asked.core_pct}",
+            fits=f"{value} and {core_pct}",
+            node=node,
+            cost=round(cost, 4),
+        )
+
+
+def _largest(below: int, node_for: Callable[[int], str]) -> tuple[int, str]:
+    """The largest value in 1 … ``below`` - 1 that some node takes, by halving; 0 when none does."""
+    low, found = 0, ""
+    high = below
+    while high - low > 1:
+        middle = (low + high) // 2
+        node = node_for(middle)
+        if node:
+            low, found = middle, node
+        else:
+            high = middle
+    return low, found
+
+
+def _with(request: PodRequest, index: int, wanted: int, **amounts: int) -> PodRequest:
+    """The pod with other amounts in one request; who asks for less compute shares the device."""
+    container = request.containers[index]
+    smaller = replace(container.requests[wanted], **amounts)
+    if smaller.core_pct < _FULL_PCT:
+        smaller = replace(smaller, exclusive=False)
+    requests = list(container.requests)
+    requests[wanted] = smaller
+    containers = list(request.containers)
+    containers[index] = replace(container, requests=tuple(requests))
+    return replace(request, containers=tuple(containers))
+
+
+def _unmixed(request: PodRequest, node_for: _NodeFor) -> Iterator[Change]:
+    """The wish to be alone on its devices."""
+    if "mutex" not in request.policy.device:
+        return
+    words = tuple(word for word in request.policy.device if word != "mutex") or ("spread",)
+    node = node_for(replace(request, policy=replace(request.policy, device=words)))
+    if node:
+        yield Change(
+            container="",
+            vendor="",
+            what="mutex",
+            asked=",".join(request.policy.device),
+            fits=",".join(words),
+            node=node,
+            cost=SELECTOR_COST,
+        )
+
+
+def _unselected(request: PodRequest, node_for: _NodeFor) -> Iterator[Change]:
+    """Each wish of the pod that alone keeps it out."""
+    for vendor, selector in request.selectors.items():
+        nothing = DeviceSelector()
+        for what in selector.__struct_fields__:
+            asked, none = getattr(selector, what), getattr(nothing, what)
+            if asked == none:
+                continue
+            free = replace(selector, **{what: none})
+            changed = replace(request, selectors={**request.selectors, vendor: free})
+            node = node_for(changed)
+            if node:
+                yield Change(
+                    container="",
+                    vendor=vendor,
+                    what=what,
+                    asked=",".join(asked) if isinstance(asked, tuple) else str(asked).lower(),
+                    fits="any",
+                    node=node,
+                    cost=SELECTOR_COST,
+                )
+
+
+# --- how full -------------------------------------------------------------------------------------
+
+
+def packing(
+    ledger: Ledger, devices: Iterable[tuple[str, Device]], measured: Sequence[PodRequest]
+) -> Packing:
+    """How full the usable ``devices`` (node, device) are, measured with these pods' requests."""
+    asks = [
+        (ask.vendor, ask)
+        for request in measured
+        for container in request.containers
+        for ask in container.requests
+    ]
+    count = used = capacity = booked = used_capacity = free = 0
+    stranded = [0] * len(asks)
+    for node, device in devices:
+        usage = ledger.table.usage(node, device.uuid)
+        if usage is None or not device.healthy or device.cordoned:
+            continue
+        count += 1
+        capacity += device.capacity_mib
+        booked += usage.memory_mib
+        if usage.slots:
+            used += 1
+            used_capacity += device.capacity_mib
+        left_mib = max(0, device.capacity_mib - usage.memory_mib)
+        free += left_mib
+        left_pct = device.capacity_core_pct - usage.core_pct
+        is_open = usage.slots < device.slots and not usage.exclusive_holders
+        for number, (vendor, ask) in enumerate(asks):
+            fits = (
+                is_open
+                and vendor == device.vendor
+                and ask.memory_mib_on(device.memory_mib) <= left_mib
+                and ask.core_pct <= left_pct
+                and not (ask.exclusive and usage.slots)
+            )
+            stranded[number] += 0 if fits else left_mib
+    return Packing(
+        devices=count,
+        devices_used=used,
+        capacity_mib=capacity,
+        booked_mib=booked,
+        used_devices_full=round(booked / used_capacity, 4) if used_capacity else 0.0,
+        stranded=round(sum(stranded) / (len(asks) * free), 4) if asks and free else 0.0,
+    )

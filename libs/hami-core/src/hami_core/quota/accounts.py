@@ -1,0 +1,497 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who holds how much under which quota, in the order of the ledger's stream; and who may have more.
+
+Fed with the records of ``hami_alloc`` in stream order, and with nothing else. So what is held just
+before a record is the same for every replica that sees the record, and whether the record itself is
+within quota is judged exactly there: ``verdict``. A reservation is put into force only by a writer
+whose own verdict on it is good; another is taken back by its writer, or after its lease. All live
+records count, those that will be taken back among them. Hence the sum of reservations that were
+judged good is never above a limit, at no position of the stream and with any number of schedulers:
+the newest of them was judged with all the older ones counted (ADR 0010).
+
+Namespaces without a quota cost a dictionary entry per record: what their pods hold is added up when
+a quota or a queue first asks. ``first_look`` is asked before anything is written; it also counts
+reservations of this replica that are still on their way. Amounts as in ``quota``.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hami_common.events.allocation import Account, AllocationRecord
+from hami_core.placement.reasons import NodeRefusal, RefusalCode
+from hami_core.quota import documents as quota_memory
+from hami_core.quota.documents import QuotaMemory
+from hami_core.quota.queues import LOWEST_PRIORITY, Claim, Objection, QueueTree, QueueUse
+from hami_core.quota.resourcequota import NO_ACCOUNT, Amounts, Quota, Resource, add_to, amounts_of
+
+VERDICTS_KEPT: Final = 8192
+TEXT_BYTES: Final = 170
+_NAME_SHOWN: Final = 45
+_SHORT_NAME: Final = 40
+"""Of two names in one text."""
+
+_Key = tuple[str, str]
+_UNITS: Final = {"memory_mib": " MiB", "core_pct": "%", "devices": ""}
+_CODES: Final[dict[str, RefusalCode]] = {
+    "limit": "QueueOverLimit",
+    "borrow": "QueueCannotBorrow",
+    "weight": "QueueCannotBorrow",
+    "turn": "QueueWaitsItsTurn",
+}
+
+
+class _Entry:
+    """What one live record holds; worked out when first asked for."""
+
+    __slots__ = ("_amounts", "record")
+
+    def __init__(self, record: AllocationRecord) -> None:
+        self.record = record
+        self._amounts: dict[Resource, int] | None = None
+
+    @property
+    def account(self) -> Account:
+        return _plain(self.record.account)
+
+    @property
+    def amounts(self) -> dict[Resource, int]:
+        if self._amounts is None:
+            self._amounts = amounts_of(self.record.containers, self.record.account)
+        return self._amounts
+
+
+def _plain(account: Account | None) -> Account:
+    """The account without what only tells amounts apart."""
+    if account is None:
+        return NO_ACCOUNT
+    return replace(account, resources=()) if account.resources else account
+
+
+class QuotaRow(Struct, frozen=True, kw_only=True):
+    """One limit of one ResourceQuota, with what is used under it."""
+
+    namespace: str
+    quota: str
+    key: str
+    resource: str
+    used: int
+    limit: int
+    problem: str = ""
+
+
+class QueueRow(Struct, frozen=True, kw_only=True):
+    """One resource of one queue."""
+
+    queue: str
+    parent: str
+    depth: int
+    resource: str
+    used: int
+    guaranteed: int
+    borrowed: int
+    limit: int | None = None
+    borrow_weight: int = 1
+    lend: bool = True
+    waiting: int = 0
+    """Pods that wait for what the queue may borrow."""
+
+
+class QuotaLedger:
+    """Quotas, queues, and what is held under them."""
+
+    def __init__(self) -> None:
+        """Nothing is limited and nothing is held."""
+        self.seq = 0
+        """Sequence of the newest record folded."""
+        self.generation = 0
+        """Grows when what was folded is forgotten."""
+        self._is_exact = False
+        self._live: dict[str, dict[_Key, _Entry]] = {}
+        self._totals: dict[str, dict[Account, dict[Resource, int]]] = {}
+        self._quotas: dict[str, dict[str, Quota]] = {}
+        self._tree = QueueTree()
+        self._use = QueueUse(self._tree)
+        self._refused: OrderedDict[int, NodeRefusal] = OrderedDict()
+        """Records beyond a quota, by sequence."""
+        self._coming: dict[str, _Entry] = {}
+        """Reservations of this replica that the stream has not shown yet, by allocation id."""
+        self._claims: dict[str, Claim] = {}
+
+    # --- what is limited -------------------------------------------------------------------------
+
+    @property
+    def tree(self) -> QueueTree:
+        """The queues."""
+        return self._tree
+
+    def put_quota(self, quota: Quota) -> None:
+        """Take the newest version of a ResourceQuota."""
+        self._quotas.setdefault(quota.namespace, {})[quota.name] = quota
+
+    def drop_quota(self, namespace: str, name: str) -> bool:
+        """Forget a ResourceQuota; says whether it was known."""
+        known = self._quotas.get(namespace, {})
+        found = known.pop(name, None)
+        if not known:
+            self._quotas.pop(namespace, None)
+            self._totals.pop(namespace, None)
+        return found is not None
+
+    def quotas(self) -> Iterator[Quota]:
+        """Every ResourceQuota that limits something of ours."""
+        for namespace in sorted(self._quotas):
+            for name in sorted(self._quotas[namespace]):
+                yield self._quotas[namespace][name]
+
+    def set_tree(self, tree: QueueTree) -> None:
+        """Take a new tree of queues."""
+        self._tree = tree
+        self._use = QueueUse(tree)
+        self._claims.clear()
+        if tree:
+            for namespace, entries in self._live.items():
+                for entry in entries.values():
+                    self._count_in_queue(namespace, entry.account, entry.amounts, 1)
+
+    def governs(self, namespace: str, account: Account | None) -> bool:
+        """Whether any quota or queue is about pods of this account."""
+        if namespace not in self._quotas and not self._tree:
+            return False
+        if any(quota.counts(account) for quota in self._quotas.get(namespace, {}).values()):
+            return True
+        return bool(self._queue_of(namespace, account or NO_ACCOUNT))
+
+    def _queue_of(self, namespace: str, account: Account) -> str:
+        return self._tree.queue_of(namespace, account.queue) if self._tree else ""
+
+    # --- folding ---------------------------------------------------------------------------------
+
+    def fold(self, seq: int, record: AllocationRecord) -> None:
+        """Take the next record of the stream; one that was seen before is passed over."""
+        if seq <= self.seq:
+            return
+        self.seq = seq
+        key, namespace = (record.node, record.pod_uid), record.namespace
+        self._take(namespace, key)
+        self._coming.pop(record.allocation_id, None)
+        if record.op == "release":
+            return
+        entry = _Entry(record)
+        if self._is_exact and self.governs(namespace, record.account):
+            refusal = self._judge(namespace, entry.account, entry.amounts)
+            if refusal is not None:
+                self._refused[seq] = refusal
+            if len(self._refused) > VERDICTS_KEPT:
+                self._refused.popitem(last=False)
+        self._put(namespace, key, entry)
+
+    def synced(self) -> None:
+        """What was stored has been folded: from here on nothing between two records is missed."""
+        self._is_exact = True
+
+    def reset(self) -> None:
+        """The stream begins anew: forget what is held."""
+        self.seq = 0
+        self.generation += 1
+        self._is_exact = False
+        self._live.clear()
+        self._totals.clear()
+        self._refused.clear()
+        self._coming.clear()
+        self._use = QueueUse(self._tree)
+
+    def verdict(self, seq: int) -> NodeRefusal | None:
+        """Why the record with this sequence is beyond a quota; ``None`` when it is not.
+
+        Ask when ``self.seq`` has reached it. A record that no quota was about is within all.
+        """
+        return self._refused.get(seq)
+
+    def _take(self, namespace: str, key: _Key) -> _Entry | None:
+        entries = self._live.get(namespace, {})
+        entry = entries.pop(key, None)
+        if entry is not None:
+            if not entries:
+                del self._live[namespace]
+            self._count(namespace, entry, -1)
+        return entry
+
+    def _put(self, namespace: str, key: _Key, entry: _Entry) -> None:
+        self._live.setdefault(namespace, {})[key] = entry
+        self._count(namespace, entry, 1)
+
+    def _count(self, namespace: str, entry: _Entry, sign: int) -> None:
+        totals = self._totals.get(namespace)
+        if totals is not None:
+            total = totals.setdefault(entry.account, {})
+            add_to(total, entry.amounts, sign)
+            if not total:
+                del totals[entry.account]
+        if self._tree:
+            self._count_in_queue(namespace, entry.account, entry.amounts, sign)
+
+    def _count_in_queue(
+        self, namespace: str, account: Account, amounts: Amounts, sign: int
+    ) -> None:
+        queue = self._queue_of(namespace, account)
+        if queue:
+            self._use.add(queue, amounts, sign)
+
+    # --- asking ----------------------------------------------------------------------------------
+
+    def first_look(
+        self,
+        namespace: str,
+        account: Account | None,
+        wanted: Amounts,
+        *,
+        own: Iterable[_Key] = (),
+        waits: Callable[[str], bool] | None = None,
+    ) -> NodeRefusal | None:
+        """Why the pod may not have ``wanted`` now; ``None`` when it may.
+
+        ``own`` are keys of records that the pod has already, which it would give up. With ``waits``
+        it also has to be the turn of the pod's queue: it says whether the pod of a claim, by uid,
+        still waits.
+        """
+        account = account or NO_ACCOUNT
+        mine = [(key, entry) for key in own if (entry := self._take(namespace, key)) is not None]
+        try:
+            claims: tuple[Claim, ...] = ()
+            if waits is not None and self._claims:
+                self._claims = {uid: one for uid, one in self._claims.items() if waits(uid)}
+                claims = tuple(self._claims.values())
+            return self._judge(namespace, account, wanted, self._coming.values(), claims)
+        finally:
+            for key, entry in mine:
+                self._put(namespace, key, entry)
+
+    def expect(self, record: AllocationRecord) -> None:
+        """A reservation is about to be written: count it until the stream shows it."""
+        self._coming[record.allocation_id] = _Entry(record)
+
+    def expects(self, allocation_id: str) -> bool:
+        """Whether the reservation is counted although the stream has not shown it."""
+        return allocation_id in self._coming
+
+    def stop_expecting(self, allocation_id: str) -> None:
+        """It was not written, or need not be counted twice any more."""
+        self._coming.pop(allocation_id, None)
+
+    def claim(self, pod_uid: str, namespace: str, account: Account | None, wanted: Amounts) -> None:
+        """The pod could be placed and waits for what its queue may borrow."""
+        queue = self._queue_of(namespace, account or NO_ACCOUNT)
+        if queue:
+            self._claims[pod_uid] = Claim(queue=queue, wanted=dict(wanted))
+
+    def unclaim(self, pod_uid: str) -> None:
+        """The pod does not wait for its queue."""
+        self._claims.pop(pod_uid, None)
+
+    def claims(self) -> Mapping[str, Claim]:
+        """Pods that wait for what their queues may borrow, by uid; some may have gone since."""
+        return self._claims
+
+    def _judge(
+        self,
+        namespace: str,
+        account: Account,
+        wanted: Amounts,
+        coming: Iterable[_Entry] = (),
+        claims: Iterable[Claim] = (),
+    ) -> NodeRefusal | None:
+        coming = tuple(coming)
+        refusal = self._judge_namespace(namespace, account, wanted, coming)
+        if refusal is not None:
+            return refusal
+        queue = self._queue_of(namespace, account)
+        if not queue:
+            return None
+        for one in coming:
+            self._count_in_queue(one.record.namespace, one.account, one.amounts, 1)
+        try:
+            objection = self._use.object_to(queue, wanted, claims)
+            return None if objection is None else self._refusal(queue, objection)
+        finally:
+            for one in coming:
+                self._count_in_queue(one.record.namespace, one.account, one.amounts, -1)
+
+    def _judge_namespace(
+        self, namespace: str, account: Account, wanted: Amounts, coming: tuple[_Entry, ...]
+    ) -> NodeRefusal | None:
+        """The objection of the quota that leaves the least room."""
+        tightest: tuple[int, NodeRefusal] | None = None
+        for quota in self._quotas.get(namespace, {}).values():
+            if not quota.counts(account):
+                continue
+            for resource, limit in quota.limits.items():
+                amount = wanted.get(resource, 0)
+                if not amount:
+                    continue
+                used = self._used(quota, resource) + sum(
+                    one.amounts.get(resource, 0)
+                    for one in coming
+                    if one.record.namespace == namespace and quota.counts(one.account)
+                )
+                room = limit.most - used - amount
+                if room < 0 and (tightest is None or room < tightest[0]):
+                    where = f'quota "{_clip(quota.name, _NAME_SHOWN)}" {limit.key}'
+                    unit = _UNITS[resource.kind]
+                    text = (
+                        f"{where}: {limit.problem}"
+                        if limit.problem
+                        else f"{where}: {amount}{unit} wanted, {used} used, limit {limit.most}"
+                    )
+                    tightest = room, _told("ResourceQuotaNotFit", text)
+        return None if tightest is None else tightest[1]
+
+    def _refusal(self, queue: str, objection: Objection) -> NodeRefusal:
+        resource = objection.resource
+        amount = f"{objection.wanted}{_UNITS[resource.kind]}"
+        name = _clip(objection.queue, _NAME_SHOWN)
+        what = f"queue {name} {resource}: {amount} wanted, {objection.used} used"
+        match objection.rule:
+            case "limit":
+                tail = f"limit {objection.most}"
+            case "turn":
+                tail = f"{objection.most} guaranteed, {_clip(objection.other, 32)} borrows first"
+            case "weight":
+                tail = f"{objection.most} guaranteed, it may not borrow"
+            case _:
+                tail = f"{objection.most} guaranteed, too little left to borrow"
+        if objection.queue != queue:
+            tail += f" (for {_clip(queue, 32)})"
+        return _told(_CODES[objection.rule], f"{what}, {tail}")
+
+    def _used(self, quota: Quota, resource: Resource) -> int:
+        return sum(
+            total.get(resource, 0)
+            for account, total in self._totals_of(quota.namespace).items()
+            if quota.counts(account)
+        )
+
+    def _totals_of(self, namespace: str) -> Mapping[Account, dict[Resource, int]]:
+        totals = self._totals.get(namespace)
+        if totals is None:
+            totals = self._totals[namespace] = {}
+            for entry in self._live.get(namespace, {}).values():
+                add_to(totals.setdefault(entry.account, {}), entry.amounts)
+        return totals
+
+    # --- going on elsewhere ----------------------------------------------------------------------
+
+    def memory(self) -> QuotaMemory:
+        """Everything that answers depend on."""
+        return QuotaMemory(
+            seq=self.seq,
+            generation=self.generation,
+            is_exact=self._is_exact,
+            objects=tuple(map(quota_memory.written, self.quotas())),
+            queues=tuple(self._tree.queues.values()),
+            records=tuple(
+                entry.record for entries in self._live.values() for entry in entries.values()
+            ),
+            refused=tuple(self._refused.items()),
+            coming=tuple(entry.record for entry in self._coming.values()),
+            claims=quota_memory.written_claims(self._claims),
+        )
+
+    def resume(self, memory: QuotaMemory) -> None:
+        """Go on, with an empty ledger, where ``memory`` was taken."""
+        for document in memory.objects:
+            self.put_quota(quota_memory.quota_of(document))
+        self.set_tree(quota_memory.tree_of(memory.queues))
+        for record in memory.records:
+            self._put(record.namespace, (record.node, record.pod_uid), _Entry(record))
+        self._refused.update(memory.refused)
+        for record in memory.coming:
+            self.expect(record)
+        self._claims = quota_memory.claims_of(memory.claims)
+        self.seq, self.generation = memory.seq, memory.generation
+        self._is_exact = memory.is_exact
+
+    # --- showing ---------------------------------------------------------------------------------
+
+    def quota_rows(self) -> list[QuotaRow]:
+        """Every limit of every ResourceQuota of ours, by namespace and name."""
+        return [
+            QuotaRow(
+                namespace=quota.namespace,
+                quota=quota.name,
+                key=limit.key,
+                resource=str(resource),
+                used=self._used(quota, resource),
+                limit=limit.most,
+                problem=limit.problem,
+            )
+            for quota in self.quotas()
+            for resource, limit in quota.limits.items()
+        ]
+
+    def queue_rows(self) -> list[QueueRow]:
+        """Every queue and resource, each queue after the one above it."""
+        waiting: dict[str, int] = {}
+        for claim in self._claims.values():
+            for name in self._tree.path(claim.queue):
+                waiting[name] = waiting.get(name, 0) + 1
+        return [
+            self._queue_row(name, resource, waiting.get(name, 0))
+            for name in self._below("")
+            for resource in sorted(self._tree.resources)
+        ]
+
+    def _queue_row(self, name: str, resource: Resource, waiting: int) -> QueueRow:
+        tree, config = self._tree, self._tree.queues[name]
+        guaranteed = tree.guaranteed[name].get(resource, 0)
+        used = self._use.used(name, resource)
+        is_managed = resource in tree.managed
+        return QueueRow(
+            queue=name,
+            parent=config.parent,
+            depth=len(tree.path(name)),
+            resource=str(resource),
+            used=used,
+            guaranteed=guaranteed,
+            borrowed=max(0, used - guaranteed) if is_managed else 0,
+            limit=tree.limits[name].get(resource),
+            borrow_weight=config.borrow_weight,
+            lend=config.lend,
+            waiting=waiting,
+        )
+
+    def _below(self, name: str) -> Iterator[str]:
+        for child in self._tree.children[name]:
+            yield child
+            yield from self._below(child)
+
+
+def unknown_queue(name: str, namespace: str) -> NodeRefusal:
+    """The refusal of a pod that names a queue which its namespace cannot use."""
+    return _told(
+        "QueueUnknown",
+        f'label hami.io/queue: "{_clip(name, _NAME_SHOWN)}" is no queue for pods of namespace'
+        f" {_clip(namespace, _NAME_SHOWN)}",
+    )
+
+
+def priority_too_high(container: str, asked: int, queue: str, floor: int) -> NodeRefusal:
+    """The refusal of a pod that asks for a higher task priority than its queue allows."""
+    return _told(
+        "TaskPriorityTooHigh",
+        f"container {_clip(container, _SHORT_NAME)}: priority {asked}; queue "
+        f"{_clip(queue, _SHORT_NAME)} allows {floor} to {LOWEST_PRIORITY}: write "
+        f"nvidia.com/priority: {floor}",
+    )
+
+
+def _told(code: RefusalCode, text: str) -> NodeRefusal:
+    return NodeRefusal(code=code, text=_clip(f"{code}: {text}", TEXT_BYTES))
+
+
+def _clip(text: str, length: int) -> str:
+    text = text.encode("ascii", "backslashreplace").decode()
+    return text if len(text) <= length else text[: length - 2] + ".."

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filter's answer after quotas were asked: of the nodes that fit, which the sums allow.
+
+Whether a placement exists is asked first, so a pod that fits nowhere is told why it does not fit. A
+pod that fits somewhere and would exceed a quota is refused everywhere with one text. Only where a
+part of a device's memory is asked for may nodes differ: it counts as the MiB that the node's
+smallest device would give, so nodes are looked at by that size. The live scheduler, simulations and
+replays all ask ``QuotaVerdicts``.
+"""
+
+from collections.abc import Callable, Collection
+from itertools import chain
+from typing import Final
+
+import numpy as np
+
+from hami_common.events.allocation import Account
+from hami_common.events.decision import NODES_LISTED, RefusalClass
+from hami_common.model.request import PodRequest
+from hami_common.vendors import nvidia
+from hami_core.placement.fit import View, totals_of
+from hami_core.placement.nodenames import NodeNames
+from hami_core.placement.reasons import CLASSES_SHOWN, TEXT_BYTES, NodeRefusal, other_reasons
+from hami_core.placement.verdicts import Filtered
+from hami_core.quota.accounts import QuotaLedger, priority_too_high, unknown_queue
+from hami_core.quota.resourcequota import Amounts, Asker, least_amounts, vendors_by_percentage
+from hami_core.table.block import LEAST_MIB, Columns
+from hami_core.table.table import COLUMN_BITS, COLUMN_MASK, DeviceTable
+
+Ask = Callable[[Amounts], NodeRefusal | None]
+"""Why the pod may not have so much, ``None`` when it may."""
+WAITING_CODES: Final = frozenset({"QueueCannotBorrow", "QueueWaitsItsTurn"})
+"""Refusals after which a pod waits for what its queue may borrow."""
+TOLD_BYTES: Final = (CLASSES_SHOWN - 1) * TEXT_BYTES
+"""Most that all texts of one answer have together, without the one that stands for the rest: with
+what kube-scheduler adds, a pod's condition stays under 1 KiB."""
+
+
+class Allowed:
+    """``Filtered``, less the nodes that quotas do not allow."""
+
+    def __init__(
+        self, filtered: Filtered, left: NodeNames, refused: list[tuple[NodeRefusal, Columns]]
+    ) -> None:
+        """``refused`` are places of nodes that fit, by text."""
+        self.nodes = filtered.nodes
+        self.left = left
+        """Nodes that remain, in the order in which they were named."""
+        self.refused = refused
+        self._filtered = filtered
+
+    def groups(self) -> list[tuple[NodeRefusal, Columns]]:
+        """The refused nodes by text, as places in the order in which they were named.
+
+        As many texts as fit in ``TOLD_BYTES``, those of quotas first, then those of most nodes; the
+        nodes of the others share one.
+        """
+        if not self.refused:
+            return self._filtered.groups()
+        told: list[tuple[NodeRefusal, Columns]] = []
+        rest: list[Columns] = []
+        left = TOLD_BYTES
+        quotas = sorted(self.refused, key=lambda group: (-len(group[1]), group[0].text))
+        for refusal, places in (*quotas, *self._filtered.groups()):
+            left -= len(refusal.text.encode())
+            if left >= 0 and refusal.code != "OtherReasons":
+                told.append((refusal, places))
+            else:
+                left = -1  # what comes after is of fewer nodes
+                rest.append(places)
+        if rest:
+            hidden = len(self._filtered.classes()) + len(self.refused) - len(told)
+            told.append((other_reasons(hidden), np.concatenate(rest)))
+        return told
+
+    def classes(self) -> tuple[RefusalClass, ...]:
+        """The refused nodes by class, for the recorded decision."""
+        return (*self._filtered.classes(), *map(self._class, self.refused))
+
+    def _class(self, refused: tuple[NodeRefusal, Columns]) -> RefusalClass:
+        refusal, places = refused
+        names = sorted(self.nodes.several(places))
+        return RefusalClass(
+            code=refusal.code,
+            text=refusal.text,
+            count=len(places),
+            nodes=tuple(names[:NODES_LISTED]),
+        )
+
+
+class QuotaVerdicts:
+    """Answers over one table and one ledger of quotas."""
+
+    def __init__(self, table: DeviceTable, ledger: QuotaLedger) -> None:
+        """Ask ``ledger``; tell it who waits for its queue."""
+        self._table = table
+        self._ledger = ledger
+
+    def governs(self, namespace: str, asker: Asker) -> bool:
+        """Whether any quota or queue has a say in what becomes of the pod."""
+        return self._is_astray(namespace, asker) or self._ledger.governs(namespace, asker.account)
+
+    def _is_astray(self, namespace: str, asker: Asker) -> bool:
+        """Whether the pod names a queue that is none for it."""
+        tree = self._ledger.tree
+        return bool(asker.wish and tree) and not tree.admits(namespace, asker.wish)
+
+    def _too_high(self, request: PodRequest, account: Account | None) -> NodeRefusal | None:
+        """Why the pod's queue does not allow its task priority, ``None`` when it does."""
+        tree = self._ledger.tree
+        queue = tree.queue_of(request.namespace, account.queue if account else "")
+        floor = tree.task_priority_floor(queue)
+        for container in request.containers:
+            priority = container.priority
+            if priority is None and any(one.vendor == nvidia.NAME for one in container.requests):
+                priority = nvidia.DEFAULT_PRIORITY
+            if priority is not None and priority < floor:
+                return priority_too_high(container.name, priority, queue, floor)
+        return None
+
+    def allowed(
+        self,
+        request: PodRequest,
+        filtered: Filtered,
+        asker: Asker,
+        *,
+        waiting: Collection[str],
+    ) -> Filtered | Allowed:
+        """Filter's answer less what quotas refuse; from now on the pod waits for its queue, or not.
+
+        ``waiting``: pods that waited for their queues and still do, by uid.
+        """
+        answer, wanted = self.look(request, filtered, asker, waiting=waiting)
+        if wanted is None or len(answer.left):
+            self._ledger.unclaim(request.uid)
+        else:
+            self._ledger.claim(request.uid, request.namespace, asker.account, wanted)
+        return answer
+
+    def look(
+        self,
+        request: PodRequest,
+        filtered: Filtered,
+        asker: Asker,
+        *,
+        waiting: Collection[str],
+    ) -> tuple[Filtered | Allowed, Amounts | None]:
+        """The same answer, and what the pod waits for its queue to have; notes nothing of it."""
+        namespace, account = request.namespace, asker.account
+        if self._is_astray(namespace, asker):
+            refusal = unknown_queue(asker.wish, namespace)
+            return allowed(self._table, request, account, filtered, lambda _: refusal), None
+        if not self._ledger.governs(namespace, account):
+            return filtered, None
+        if (too_high := self._too_high(request, account)) is not None:
+            return allowed(self._table, request, account, filtered, lambda _: too_high), None
+        own = [(node, request.uid) for node in asker.own]
+        still = frozenset(waiting)
+        short: list[Amounts] = []
+
+        def ask(wanted: Amounts) -> NodeRefusal | None:
+            refusal = self._ledger.first_look(
+                namespace, account, wanted, own=own, waits=still.__contains__
+            )
+            if refusal is not None and refusal.code in WAITING_CODES:
+                short.append(wanted)
+            return refusal
+
+        answer = allowed(self._table, request, account, filtered, ask)
+        return answer, short[-1] if short else None
+
+
+def allowed(
+    table: DeviceTable,
+    request: PodRequest,
+    account: Account | None,
+    filtered: Filtered,
+    ask: Ask,
+) -> Allowed:
+    """Ask for each amount that the request may come to on the nodes that fit."""
+    if not len(filtered.left):
+        return Allowed(filtered, filtered.left, [])
+    vendors = vendors_by_percentage(request)
+    if not vendors:
+        refusal = ask(least_amounts(request, {}, account))
+        if refusal is None:
+            return Allowed(filtered, filtered.left, [])
+        return Allowed(filtered, NodeNames.of(()), [(refusal, _fitting(filtered))])
+    fitting = _fitting(filtered)
+    refused: dict[NodeRefusal, list[Columns]] = {}
+    names = filtered.nodes.several(fitting)
+    for least_mib, mine in _by_least_mib(table, names, vendors):
+        refusal = ask(least_amounts(request, least_mib, account))
+        if refusal is not None:
+            refused.setdefault(refusal, []).append(fitting[mine])
+    groups = [(refusal, np.sort(np.concatenate(some))) for refusal, some in refused.items()]
+    stays = np.zeros(len(filtered.nodes), np.bool_)
+    stays[fitting] = True
+    for _, places in groups:
+        stays[places] = False
+    return Allowed(filtered, filtered.nodes.part(stays), groups)
+
+
+def _fitting(filtered: Filtered) -> Columns:
+    """Places of the nodes that fit."""
+    fits = np.ones(len(filtered.nodes), np.bool_)
+    fits[list(chain.from_iterable(places.tolist() for _, places in filtered.groups()))] = False
+    return np.flatnonzero(fits)
+
+
+def _by_least_mib(
+    table: DeviceTable, names: list[str], vendors: tuple[str, ...]
+) -> list[tuple[dict[str, int], Columns]]:
+    """Places in ``names`` by the memory of the smallest device of each vendor."""
+    codes = np.array([table.codes[name] for name in names], np.int64)
+    blocks, columns = codes >> COLUMN_BITS, codes & COLUMN_MASK
+    least = np.zeros((len(names), len(vendors)), np.int64)
+    for number in np.unique(blocks).tolist():
+        mine = np.flatnonzero(blocks == number)
+        view = View(table, table.blocks[number], None)
+        for at, vendor in enumerate(vendors):
+            totals = totals_of(view, vendor)
+            if totals is not None:
+                least[mine, at] = totals[LEAST_MIB][columns[mine]]
+    rows, group = np.unique(least, axis=0, return_inverse=True)
+    return [
+        (dict(zip(vendors, row, strict=True)), np.flatnonzero(group.reshape(-1) == number))
+        for number, row in enumerate(rows.tolist())
+    ]

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of who may say what on the bus, against the subjects that are really said."""
+
+import pytest
+
+from hami_common.bus import grants, subjects
+from hami_common.errors import WireInvalid
+
+NODE, OTHER, UID = "gpu-1.zone.example", "gpu-2", "6f0c2b1e-0000-4d00-8000-000000000000"
+
+
+def covers(pattern: str, subject: str) -> bool:
+    """Whether a subject with wildcards matches one without (NATS)."""
+    wanted, given = pattern.split("."), subject.split(".")
+    for place, token in enumerate(wanted):
+        if token == ">":
+            return len(given) > place
+        if place >= len(given) or token not in ("*", given[place]):
+            return False
+    return len(wanted) == len(given)
+
+
+def said_by_agent(node: str) -> list[str]:
+    key = subjects.allocation_key(node, UID)
+    return [
+        subjects.report(node, "nvidia"),
+        subjects.heartbeat(node),
+        subjects.fault(node),
+        subjects.breach_event(node, UID),
+        subjects.breach_event(node, ""),
+        subjects.partition_event(node, "nvidia"),
+        subjects.usage_event(node),
+        subjects.quarantine_event("nodeagent", node),
+        subjects.kv_subject(subjects.STATE_BUCKET, key),
+        subjects.dead_letter("nodeagent", subjects.kv_subject(subjects.ALLOC_BUCKET, key)),
+        *(subjects.records(node, bucket) for bucket in subjects.BUCKETS),
+    ]
+
+
+@pytest.mark.parametrize("subject", said_by_agent(NODE))
+def test_agent_may_say_what_agents_say(subject: str) -> None:
+    assert any(covers(pattern, subject) for pattern in grants.agent(NODE).publish)
+
+
+@pytest.mark.parametrize("subject", said_by_agent(OTHER))
+def test_agent_may_not_say_it_for_another_node(subject: str) -> None:
+    assert not any(covers(pattern, subject) for pattern in grants.agent(NODE).publish)
+
+
+@pytest.mark.parametrize("subject", said_by_agent(NODE))
+def test_what_agents_say_passes_between_the_accounts(subject: str) -> None:
+    config = grants.server_config(issuer="A", users=dict.fromkeys(grants.STATIC_USERS, "U"))
+    passing = [line.split('"')[3] for line in config.splitlines() if '"service": "' in line]
+    assert any(covers(pattern, subject) for pattern in passing)
+
+
+def test_agent_hears_its_feed_and_questions() -> None:
+    heard = grants.agent(NODE).subscribe
+    assert subjects.alloc_feed(NODE) in heard
+    assert any(covers(pattern, subjects.ask(NODE, "usage")) for pattern in heard)
+    assert not any(covers(pattern, subjects.ask(OTHER, "usage")) for pattern in heard)
+
+
+def test_nobody_but_scheduler_and_operator_writes_the_ledger() -> None:
+    record = subjects.kv_subject(subjects.ALLOC_BUCKET, subjects.allocation_key(NODE, UID))
+    everybody = {
+        "scheduler": grants.scheduler(),
+        "registry": grants.registry(),
+        "operator": grants.operator(),
+        "webhook": grants.webhook(),
+        "authenticator": grants.authenticator(),
+        "agent": grants.agent(NODE),
+        "integration": grants.integration("team_reader"),
+    }
+    writers = {
+        name
+        for name, grant in everybody.items()
+        if any(covers(pattern, record) for pattern in grant.publish)
+    }
+    assert writers == {"scheduler", "operator"}
+    outside = {name for name, grant in everybody.items() if grant.account != grants.HAMI}
+    assert outside == {"webhook", "authenticator", "agent", "integration"}
+
+
+def test_who_may_say_nothing_is_denied_everything() -> None:
+    """An empty list of what is allowed would allow everything."""
+    silent = grants.permissions(grants.authenticator())
+    assert silent["publish"] == {"deny": [">"]}
+
+
+def test_consumers_of_two_accounts_never_have_the_same_name() -> None:
+    assert grants.consumer_of("a", "b.c") != grants.consumer_of("a-b", "c")
+    assert grants.consumer_of("a", "b_c".replace("_", ".")) == "a_b_c"
+
+
+@pytest.mark.parametrize("name", ["", "*", ">", "a b", "a.*", "_"])
+def test_name_that_is_none_gets_no_grant(name: str) -> None:
+    with pytest.raises(WireInvalid):
+        grants.agent(name)
+    with pytest.raises(WireInvalid):
+        grants.consumer_of("team", name)
+
+
+def test_configuration_needs_every_key() -> None:
+    with pytest.raises(WireInvalid, match="scheduler has none"):
+        grants.server_config(issuer="A", users={})

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limits file of a container, byte for byte, and the refusal of damaged ones."""
+
+import pytest
+
+from hami_common.errors import WireInvalid
+from hami_common.model.placement import ContainerShares, Share
+from hami_common.pods import limits
+
+TEXT = """\
+hami-limits/1
+container=main
+allocation=a1
+priority=1
+devices=2
+device.0.vendor=nvidia
+device.0.uuid=GPU-1
+device.0.memory_mib=3000
+device.0.core_pct=30
+device.0.exclusive=0
+device.1.vendor=nvidia
+device.1.uuid=GPU-2
+device.1.memory_mib=81920
+device.1.core_pct=100
+device.1.exclusive=1
+"""
+SHARES = ContainerShares(
+    name="main",
+    kind="app",
+    priority=1,
+    shares=(
+        Share(vendor="nvidia", uuid="GPU-1", memory_mib=3000, core_pct=30),
+        Share(vendor="nvidia", uuid="GPU-2", memory_mib=81920, core_pct=100, exclusive=True),
+    ),
+)
+
+
+def test_the_file_of_a_container_is_written_so() -> None:
+    assert limits.encode(limits.limits_of(SHARES, allocation_id="a1")) == TEXT
+
+
+def test_reading_gives_back_what_was_written() -> None:
+    assert limits.decode(TEXT) == limits.limits_of(SHARES, allocation_id="a1")
+
+
+def test_priority_is_left_out_where_the_user_gave_none() -> None:
+    shares = ContainerShares(name="main", kind="app", shares=())
+    text = limits.encode(limits.limits_of(shares, allocation_id="a1"))
+    assert text == "hami-limits/1\ncontainer=main\nallocation=a1\ndevices=0\n"
+    assert limits.decode(text).priority is None
+
+
+def test_unknown_keys_are_ignored_so_that_keys_can_be_added() -> None:
+    assert limits.decode(TEXT + "device.0.colour=red\nfuture=1\n") == limits.decode(TEXT)
+
+
+def test_values_may_contain_an_equals_sign() -> None:
+    assert limits.decode(TEXT.replace("GPU-1", "GPU=1")).devices[0].uuid == "GPU=1"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (TEXT, "", "line 1 is not 'hami-limits/1'"),
+        ("hami-limits/1", "hami-limits/2", "line 1 is not 'hami-limits/1'"),
+        ("priority=1", "priority", "line 4 is not key=value"),
+        ("container=main\n", "", "container is missing"),
+        ("devices=2", "devices=3", "device.2.vendor is missing"),
+        ("devices=2", "devices=two", "devices is 'two', not a whole number"),
+        ("memory_mib=3000", "memory_mib=-1", "device.0.memory_mib is '-1', not a whole number"),
+        ("memory_mib=3000", "memory_mib=٣", "not a whole number"),
+        ("device.1.core_pct=100\n", "", "device.1.core_pct is '', not a whole number"),
+    ],
+)
+def test_a_damaged_file_names_what_is_wrong(old: str, new: str, problem: str) -> None:
+    with pytest.raises(WireInvalid) as caught:
+        limits.decode(TEXT.replace(old, new))
+    assert problem in caught.value.problem
+
+
+def test_core_policy_is_told_where_it_is_not_the_default() -> None:
+    def text(core_policy: str) -> str:
+        return limits.encode(limits.limits_of(SHARES, allocation_id="a1", core_policy=core_policy))
+
+    assert text("default") == TEXT
+    assert "core_policy=force\n" in text("force")
+    assert limits.decode(text("force")).core_policy == "force"

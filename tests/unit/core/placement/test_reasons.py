@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refusals say what was wanted and the best there is, in one text per class and under 1 KiB."""
+
+import pytest
+
+from hami_common.events.inventory import NodeDevices
+from hami_common.model.placement import Share
+from hami_common.model.request import DeviceSelector, PodRequest
+from hami_core.placement.reasons import (
+    CLASSES_SHOWN,
+    RESOLVABLE,
+    TEXT_BYTES,
+    DeviceVerdict,
+    explain,
+)
+from hami_core.placement.verdicts import Verdicts
+from hami_core.table.table import DeviceTable
+from hami_sim.kubescheduler.fit import NodeRefusal as Told
+from hami_sim.kubescheduler.fit import explain as condition_of
+from tests.support.builders import (
+    ask,
+    container,
+    device,
+    devices,
+    held,
+    node_devices,
+    pod,
+    share,
+    whole,
+)
+
+NODES, TIMES = 300, 17
+"""Texts do not depend on how many nodes have the same reason: each stands for seventeen."""
+
+
+def texts(table: DeviceTable, request: PodRequest) -> set[str]:
+    return set(Verdicts(table).filter(request, table.nodes()).refused().values())
+
+
+def table_of(*messages: NodeDevices) -> DeviceTable:
+    table = DeviceTable()
+    for message in messages:
+        table.upsert_node(message)
+    return table
+
+
+def test_memory_text_has_wanted_best_free_and_where() -> None:
+    table = table_of(devices("a", 2), devices("b", 2))
+    table.book("a", [held(share("a-nvidia-0", 30_000)), held(share("a-nvidia-1", 25_000))])
+    table.book("b", [held(share("b-nvidia-0", 20_000)), held(share("b-nvidia-1", 35_000))])
+    assert texts(table, pod(ask(mib=38_000))) == {
+        "CardInsufficientMemory: 38000 MiB wanted, at most 20000 MiB free on a device (b)"
+    }
+
+
+def test_percentage_text_shows_both_units() -> None:
+    table = table_of(devices("a", 1))
+    table.book("a", [held(share("a-nvidia-0", 30_000))])
+    assert texts(table, pod(ask(pct=50))) == {
+        "CardInsufficientMemory: 20000 MiB (50%) wanted, at most 10000 MiB free on a device (a)"
+    }
+
+
+def test_first_node_by_name_is_named_among_equals() -> None:
+    table = table_of(devices("b", 1), devices("c", 1), devices("a", 1))
+    (text,) = texts(table, pod(ask(mib=50_000)))
+    assert text.endswith("(a)")
+
+
+@pytest.mark.parametrize(
+    ("message", "request_", "want"),
+    [
+        (devices("n", 1), pod(ask(2)), "NodeInsufficientDevice: 2 devices wanted, at most 1"),
+        (devices("n", 1), pod(ask(core=101)), "CardInsufficientCore: 101% compute wanted, at most"),
+        (
+            devices("n", 1),
+            pod(ask(), selector=DeviceSelector(allow_types=("H100",), deny_types=("T4",))),
+            "CardTypeMismatch: no device is of a type wanted: H100, not T4",
+        ),
+        (
+            devices("n", 1),
+            pod(ask(), selector=DeviceSelector(allow_uuids=("u1",))),
+            "CardUuidMismatch: no device has a UUID wanted: u1",
+        ),
+        (
+            devices("n", 1),
+            pod(ask(), selector=DeviceSelector(modes=("mig", "mps"))),
+            "ModeNotFit: no device is in mode mig or mps",
+        ),
+        (
+            node_devices("n", [device("x", healthy=False), device("y", index=1, cordoned=True)]),
+            pod(ask()),
+            "CardCordoned: every healthy device is cordoned",
+        ),
+        (
+            node_devices("n", [device("x", healthy=False)]),
+            pod(ask()),
+            "CardNotHealth: no device is healthy",
+        ),
+        (
+            node_devices("n", [device("x", slots=0)]),
+            pod(ask()),
+            "CardTimeSlicingExhausted: every slot of the devices is taken",
+        ),
+        (
+            node_devices("n", [device("x", numa=0), device("y", index=1, numa=1)]),
+            pod(ask(2), selector=DeviceSelector(numa_bind=True)),
+            "NumaNotFit: 2 devices of one NUMA node wanted, at most 1 fit (n)",
+        ),
+        (
+            node_devices("n", [device("x"), device("y", index=1, memory_mib=10)]),
+            pod(ask(2, mib=20)),
+            (
+                "AllocatedCardsInsufficientRequest: 2 devices wanted, at most 1 fit on a node (n)"
+                "; others CardInsufficientMemory"
+            ),
+        ),
+        (
+            devices("n", 1, vendor="ascend"),
+            pod(ask()),
+            "NodeUnregistered: no device of this kind is registered on the node",
+        ),
+    ],
+)
+def test_text_of_each_reason(message: NodeDevices, request_: PodRequest, want: str) -> None:
+    (text,) = texts(table_of(message), request_)
+    assert text.startswith(want)
+
+
+@pytest.mark.parametrize(
+    ("booked", "request_", "want"),
+    [
+        (
+            share("n-nvidia-0", 1, 100),
+            pod(ask()),
+            "CardComputeUnitsExhausted: all compute of the devices is handed out",
+        ),
+        (
+            share("n-nvidia-0", 1, exclusive=True),
+            pod(ask()),
+            "ExclusiveDeviceAllocateConflict: every device is held exclusively",
+        ),
+        (
+            share("n-nvidia-0", 1),
+            pod(ask(exclusive=True)),
+            "ExclusiveDeviceAllocateConflict: no device is idle",
+        ),
+    ],
+)
+def test_text_of_what_others_hold(booked: Share, request_: PodRequest, want: str) -> None:
+    table = table_of(devices("n", 1))
+    table.book("n", [held(booked)])
+    assert texts(table, request_) == {want}
+
+
+def test_silent_agent_has_its_own_text() -> None:
+    table = table_of(devices("n", 1))
+    table.set_node_alive("n", "nvidia", alive=False)
+    assert texts(table, pod(ask())) == {
+        "NodeAgentSilent: the node's agent is silent or not registered with kubelet"
+    }
+
+
+def test_container_and_vendor_are_named_only_where_there_are_several() -> None:
+    table = table_of(devices("n", 1), devices("n", 1, vendor="ascend"))
+    several = pod(container(ask(), name="a"), container(ask(2), name="b"))
+    (text,) = texts(table, several)
+    assert text.startswith("NodeInsufficientDevice: b: 2 devices")
+    vendors = pod(container(ask(), ask(2, vendor="ascend"), name="a"))
+    (text,) = texts(table, vendors)
+    assert text.startswith("NodeInsufficientDevice: ascend: 2 devices")
+
+
+def test_what_the_pods_own_containers_hold_is_not_free() -> None:
+    table = table_of(devices("n", 1))
+    request = pod(
+        container(ask(mib=30_000, core=60), name="a"), container(ask(mib=20_000), name="b")
+    )
+    assert texts(table, request) == {
+        "CardInsufficientMemory: b: 20000 MiB wanted, at most 10000 MiB free on a device (n)"
+    }
+
+
+def test_binding_constraint_is_that_of_the_device_that_got_furthest() -> None:
+    table = table_of(
+        node_devices(
+            "n",
+            [
+                device("a", healthy=False),
+                device("b", index=1, type="T4"),
+                device("c", index=2, memory_mib=100),
+            ],
+        )
+    )
+    (text,) = texts(table, pod(ask(mib=200), selector=DeviceSelector(allow_types=("A100",))))
+    assert text.startswith("CardInsufficientMemory: 200 MiB wanted, at most 100 MiB free")
+
+
+def test_many_reasons_stay_under_one_kibibyte_and_the_largest_classes_are_told() -> None:
+    table = DeviceTable()
+    long = "a-rather-long-node-name-as-clouds-like-them.region.example"
+    selector = DeviceSelector(
+        allow_types=("A100", "é" * 100),
+        modes=("soft",),
+        deny_uuids=tuple(f"GPU-{i:036}" for i in range(300)),
+    )
+    request = pod(
+        container(ask(), name="c" * 63),
+        container(ask(2, mib=30_000, core=30), ask(vendor="ascend"), name="d" * 63),
+        selector=selector,
+    )
+    for i in range(NODES):
+        node = f"{long}-{i}"
+        kinds = (
+            device(f"GPU-{i:036}", type="A100"),
+            device(f"x{i}", type="T4"),
+            device(f"x{i}", mode="mig", type="A100"),
+            device(f"x{i}", healthy=False, type="A100"),
+            device(f"x{i}", cordoned=True, type="A100"),
+            device(f"x{i}", slots=0, type="A100"),
+            device(f"x{i}", memory_mib=500, type="A100"),
+            device(f"x{i}", memory_mib=5_000, type="A100"),
+            device(f"x{i}", type="A100"),
+        )
+        some = kinds[i % len(kinds)]
+        table.upsert_node(node_devices(node, [some, device(f"y{i}", index=1, type="T4")]))
+        if i % 10:
+            table.upsert_node(devices(node, 1, vendor="ascend"))
+    filtered = Verdicts(table).filter(request, table.nodes())
+    refused = filtered.refused()
+    assert filtered.refused_count == len(refused) == NODES
+    shown = set(refused.values())
+    assert len(filtered.classes()) > CLASSES_SHOWN
+    assert len(shown) == CLASSES_SHOWN
+    assert any(text.startswith("OtherReasons: ") for text in shown)
+    assert all(len(text.encode()) <= TEXT_BYTES for text in shown)
+    told = {
+        f"{node}.{copy}": Told(reasons=(text,), resolvable=text.partition(":")[0] in RESOLVABLE)
+        for node, text in refused.items()
+        for copy in range(TIMES)
+    }
+    assert len(told) > 5_000
+    assert 700 < len(condition_of(told, len(told), preempts=True).encode()) <= 1024
+    assert sum(group.count for group in filtered.classes()) == NODES
+    sizes = [group.count for group in filtered.classes()]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_what_other_pods_cause_may_resolve_itself_and_the_rest_not() -> None:
+    assert "CardInsufficientMemory" in RESOLVABLE
+    assert not RESOLVABLE & {"CardTypeMismatch", "NodeUnregistered", "NodeInsufficientDevice"}
+
+
+# --- explain -------------------------------------------------------------------------------------
+
+
+def test_explanation_shows_each_devices_answer() -> None:
+    table = table_of(devices("n", 3))
+    table.book("n", [held(share("n-nvidia-0", 35_000))])
+    table.set_health("n", "n-nvidia-1", healthy=False)
+    told = explain(table, pod(ask(mib=6_000)), "n")
+    assert told.fits
+    assert told.refusal is None
+    (step,) = told.steps
+    assert (step.container, step.vendor, step.count, step.fitting()) == ("main", "nvidia", 1, 1)
+    assert step.devices == (
+        DeviceVerdict(uuid="n-nvidia-0", code="CardInsufficientMemory", wanted=6_000, free=5_000),
+        DeviceVerdict(uuid="n-nvidia-1", code="CardNotHealth"),
+        DeviceVerdict(uuid="n-nvidia-2", taken=True),
+    )
+
+
+def test_explanation_ends_with_the_step_that_fails() -> None:
+    table = table_of(devices("n", 1))
+    request = pod(
+        container(whole(), name="a"), container(ask(), name="b"), container(ask(), name="c")
+    )
+    told = explain(table, request, "n")
+    assert not told.fits
+    assert [step.container for step in told.steps] == ["a", "b"]
+    assert told.refusal is not None
+    assert told.refusal.code == "ExclusiveDeviceAllocateConflict"
+
+
+def test_explanation_where_devices_lack_is_about_that_step_alone() -> None:
+    table = table_of(devices("n", 2))
+    request = pod(container(ask(mib=50_000), name="a"), container(ask(vendor="ascend"), name="b"))
+    told = explain(table, request, "n")
+    assert [(step.container, step.vendor, step.devices) for step in told.steps] == [
+        ("b", "ascend", ())
+    ]
+    assert told.refusal is not None
+    assert told.refusal.code == "NodeUnregistered"
+
+
+def test_explanation_leaves_other_vendors_devices_out() -> None:
+    table = table_of(devices("n", 1), devices("n", 1, vendor="ascend"))
+    (step,) = explain(table, pod(ask()), "n").steps
+    assert [device.uuid for device in step.devices] == ["n-nvidia-0"]
+
+
+def test_explanation_of_an_unknown_node_says_so() -> None:
+    told = explain(DeviceTable(), pod(ask()), "n")
+    assert (told.fits, told.steps) == (False, ())
+    assert told.refusal is not None
+    assert told.refusal.code == "NodeUnregistered"

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Silence of agents: only counted while we can hear, and told when it ends."""
+
+from hami_common.events.inventory import Heartbeat, NodeDevices
+from hami_common.model.device import Device
+from hami_core.table.inventory import Inventory
+from hami_core.table.table import DeviceTable
+
+
+def devices(*, healthy: bool = True) -> NodeDevices:
+    device = Device(
+        uuid="GPU-a",
+        vendor="nvidia",
+        index=0,
+        type="H200",
+        memory_mib=1000,
+        capacity_mib=1000,
+        healthy=healthy,
+    )
+    return NodeDevices(
+        node="n",
+        vendor="nvidia",
+        boot_id="1",
+        seq=1,
+        time_s=0,
+        config_generation=1,
+        devices=(device,),
+    )
+
+
+def heartbeat() -> Heartbeat:
+    return Heartbeat(node="n", boot_id="1", seq=2, time_s=0, vendors=("nvidia",))
+
+
+def inventory() -> Inventory:
+    made = Inventory(DeviceTable(), heartbeat_timeout_s=15)
+    made.put(devices(), revision=1, now_s=0)
+    return made
+
+
+def test_time_in_which_we_were_deaf_is_not_the_agents_silence() -> None:
+    listening = inventory()
+    listening.deaf(now_s=14)
+    assert listening.tick(now_s=20) == []
+    assert listening.tick(now_s=29) == [("n", "nvidia")]
+
+
+def test_agent_that_was_silent_before_we_became_deaf_stays_silent() -> None:
+    listening = inventory()
+    assert listening.tick(now_s=15) == [("n", "nvidia")]
+    listening.deaf(now_s=16)
+    assert listening.silent() == [("n", "nvidia")]
+
+
+def test_vendor_that_its_agent_cannot_serve_is_unusable_at_once() -> None:
+    listening = inventory()
+    unserved = Heartbeat(node="n", boot_id="1", seq=2, time_s=0, unserved=("nvidia",))
+    assert not listening.hear(unserved, now_s=1)
+    assert listening.silent() == [("n", "nvidia")]
+    assert listening.tick(now_s=2) == []
+    assert listening.hear(heartbeat(), now_s=3)
+    assert listening.silent() == []
+
+
+def test_devices_that_appear_while_unserved_are_unusable_until_served() -> None:
+    listening = Inventory(DeviceTable(), heartbeat_timeout_s=15)
+    listening.hear(Heartbeat(node="n", boot_id="1", seq=2, time_s=0, unserved=("nvidia",)), now_s=0)
+    listening.put(devices(), revision=1, now_s=1)
+    assert listening.silent() == [("n", "nvidia")]
+    assert listening.hear(heartbeat(), now_s=2)
+    assert listening.silent() == []
+
+
+def test_end_of_silence_is_told_once() -> None:
+    listening = inventory()
+    assert not listening.hear(heartbeat(), now_s=5)
+    listening.tick(now_s=30)
+    assert listening.hear(heartbeat(), now_s=31)
+    assert not listening.hear(heartbeat(), now_s=36)
+
+
+def test_change_of_devices_is_told_and_repetition_is_not() -> None:
+    listening = inventory()
+    assert not listening.put(devices(), revision=2, now_s=1)
+    assert listening.put(devices(healthy=False), revision=3, now_s=2)
+    assert listening.put(devices(), revision=4, now_s=3)
