@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler's decisions once more, in plain loops over plain objects.
 
-Written to be read and believed, not to be fast: the columns of ``hami_scheduler.core`` must agree
+Written to be read and believed, not to be fast: the columns of ``hami_core`` must agree
 with it on every table, request and policy. It shares with them only the nouns of
 ``hami_common.model`` and what those compute (booking rule, percentages, selectors). Memory in MiB,
 compute in percent.

@@ -29,7 +29,7 @@ VIOLATIONS = {
         "libs/hamictl/src/hamictl/bad.py",
         "import hami_scheduler.shell",
     ),
-    "Decisions are pure": ("services/scheduler/src/hami_scheduler/core/bad.py", "import time"),
+    "Decisions are pure": ("libs/hami-core/src/hami_core/bad.py", "import time"),
     "wiring knows the shell and the shell knows the core": (
         "services/nodeagent/src/hami_nodeagent/core/bad.py",
         "import hami_nodeagent.shell",
@@ -82,5 +82,5 @@ def test_contract_reports_what_it_forbids(name: str, copy: Path) -> None:
 
 
 def test_operators_command_line_may_use_the_schedulers_core(copy: Path) -> None:
-    (copy / "libs/hamictl/src/hamictl/good.py").write_text("import hami_scheduler.core\n")
+    (copy / "libs/hamictl/src/hamictl/good.py").write_text("import hami_core\n")
     assert broken_contracts(copy) == set()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes pods that HAMi placed into the ledger, before anything is given on their node.
+"""Book the pods that HAMi placed in the ledger before anything is allocated on their node.
 
-Once for every agent that comes up on a node, the node and its pods are read. Pods that an operator
-has listed on the node (annotation ``hami.io/taken-over``, which tenants cannot write) are booked
-with what they hold (``hami_common.compat.adoption``) and get a signed allocation and our label, so
-that from then on they are like others: watched, released when they end, restored from themselves. What
-so that they carry of HAMi's stays, and so does their limiter. Nothing is given on a node before that is
-done, nor while a pod of HAMi's runs there that nobody has listed. Seconds throughout.
+When an agent comes up on a node, the node and its pods are read once. Pods that an operator listed
+on the node (annotation ``hami.io/taken-over``, which tenants cannot write) are booked with the
+devices they hold (``hami_common.compat.adoption``) and get a signed allocation and our label. From
+then on they are treated like all others: watched, released when they end, restored from their own
+annotations. HAMi's annotations and limiter stay in place. Nothing is allocated on a node before
+this is done, nor while a pod of HAMi that is not listed runs there. Times are in seconds.
 """
 
 import logging
