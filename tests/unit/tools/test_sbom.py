@@ -64,6 +64,7 @@ def test_our_packages_are_in_the_bill_of_the_images(bills: dict[str, Any]) -> No
     names = {one["name"] for one in bills["hami-images"]["components"]}
     ours = {
         "hami-common",
+        "hami-core",
         "hamictl",
         "hami-nodeagent",
         "hami-registry",
