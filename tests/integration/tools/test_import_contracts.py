@@ -4,6 +4,7 @@
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,17 @@ VIOLATIONS = {
         "import hami_registry",
     ),
     "The simulation knows no service": ("libs/hami-sim/src/hami_sim/bad.py", "import hami_webhook"),
-    "shares the scheduler's core and nothing else": (
+    "The operator's command line imports no service": (
         "libs/hamictl/src/hamictl/bad.py",
         "import hami_scheduler.shell",
+    ),
+    "The scheduling core knows neither services nor command line": (
+        "services/registry/src/hami_registry/shell/bad.py",
+        "import hami_core",
+    ),
+    "The floors of the scheduling core": (
+        "libs/hami-core/src/hami_core/table/bad.py",
+        "import hami_core.ledger",
     ),
     "Decisions are pure": ("libs/hami-core/src/hami_core/bad.py", "import time"),
     "wiring knows the shell and the shell knows the core": (
@@ -79,6 +88,12 @@ def test_contract_reports_what_it_forbids(name: str, copy: Path) -> None:
     file, statement = VIOLATIONS[name]
     (copy / file).write_text(f"{statement}\n")
     assert name in broken_contracts(copy)
+
+
+def test_every_contract_has_an_import_that_breaks_it() -> None:
+    tables = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    names = [contract["name"] for contract in tables["contracts"]]
+    assert [name for name in names if not any(known in name for known in VIOLATIONS)] == []
 
 
 def test_operators_command_line_may_use_the_schedulers_core(copy: Path) -> None:
