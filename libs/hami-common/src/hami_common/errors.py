@@ -3,18 +3,21 @@
 
 ::
 
-    HamiError ├── RequestInvalid      the user's pod asks for something impossible: tell the user
-    the field and the fix ├── WireInvalid         a peer's payload cannot be decoded: count it,
-    dead-letter it, go on ├── SettingsInvalid     the operator's file, environment or flag is wrong:
-    stop with exit code 2 ├── Conflict            a compare-and-set was lost: read again and decide
-    again ├── Unavailable         a peer did not answer: the same call may work later ├── NotFound
-    the object named does not exist (any more) ├── Denied              the peer refused us for good:
-    no permission, or it judged the request invalid └── InvariantBroken     our own bug; carries the
-    story of the object concerned
+    HamiError
+    ├── RequestInvalid    a pod asks for something impossible: show the user the field and the fix
+    ├── WireInvalid       a payload from a peer does not decode: count it, dead-letter it, continue
+    ├── SettingsInvalid   a file, variable or flag of the operator is wrong: exit with code 2
+    ├── Conflict          a compare-and-set failed: re-read and decide again
+    ├── Unauthenticated   a caller has no valid credentials: log in again
+    ├── TooManyRequests   a caller exceeds its limit: retry later
+    ├── Unavailable       a peer did not answer; the outcome is unknown: retry may help
+    ├── NotFound          the named object does not exist
+    ├── Denied            a peer refuses the call permanently: do not retry
+    └── InvariantBroken   a bug of this project: log the history of the object, fall back safely
 
 Refusals (a device does not fit) are values, never exceptions: see ``hami_core.placement.reasons``.
 Library exceptions are translated in the adapter that talks to the library, with ``raise … from``.
-Facts are attributes; the sentence is made in ``__str__``.
+Facts are attributes; ``__str__`` makes the sentence.
 """
 
 from collections.abc import Sequence
@@ -69,28 +72,26 @@ class SettingsInvalid(HamiError):
 
 
 class Conflict(HamiError):
-    """A compare-and-set was lost.
+    """A compare-and-set failed because the stored revision has changed.
 
-    The catcher reads the current value and decides again, a bounded number of times.
+    The catcher re-reads the current value and decides again, a bounded number of times.
     """
 
     def __init__(self, *, what: str, detail: str = "") -> None:
-        """Name ``what`` moved and, when known, in which way."""
+        """Name ``what`` changed and, when known, how."""
         super().__init__(what, detail)
         self.what = what
         self.detail = detail
 
     def __str__(self) -> str:
-        return f"{self.what} was changed by somebody else" + (
-            f": {self.detail}" if self.detail else ""
-        )
+        return f"{self.what} was changed concurrently" + (f": {self.detail}" if self.detail else "")
 
 
 class Unauthenticated(HamiError):
-    """A caller did not say who it is, or its token is not good. The catcher logs in again."""
+    """A caller has no credentials or an invalid token. The catcher logs in again."""
 
     def __init__(self, *, problem: str, fix: str) -> None:
-        """Say what is wrong and the ``fix``; never the token."""
+        """State the ``problem`` and the ``fix``; never the token."""
         super().__init__(problem, fix)
         self.problem = problem
         self.fix = fix
@@ -100,10 +101,10 @@ class Unauthenticated(HamiError):
 
 
 class TooManyRequests(HamiError):
-    """A caller holds or asks for more than its share of a service. Retrying later may help."""
+    """A caller exceeds its limit on a service. Retrying later may help."""
 
     def __init__(self, *, problem: str, fix: str) -> None:
-        """Name what the caller holds and the limit, and the ``fix``."""
+        """Name the current use, the limit and the ``fix``."""
         super().__init__(problem, fix)
         self.problem = problem
         self.fix = fix
@@ -113,13 +114,10 @@ class TooManyRequests(HamiError):
 
 
 class Unavailable(HamiError):
-    """A peer did not answer in time or not at all; the outcome of the call is unknown.
-
-    Retrying may help.
-    """
+    """A peer did not answer in time; the outcome of the call is unknown. Retrying may help."""
 
     def __init__(self, *, peer: str, detail: str) -> None:
-        """Name the ``peer`` and what was seen."""
+        """Name the ``peer`` and the symptom."""
         super().__init__(peer, detail)
         self.peer = peer
         self.detail = detail
@@ -144,10 +142,7 @@ class Denied(HamiError):
     """The peer refused the call and would refuse it again."""
 
     def __init__(self, *, peer: str, detail: str, status: int = 0) -> None:
-        """Name the ``peer``, its ``detail`` text and its numeric ``status``.
-
-        (0 when it has none).
-        """
+        """Name the ``peer``, its ``detail`` text and ``status`` (0 for none)."""
         super().__init__(peer, detail, status)
         self.peer = peer
         self.detail = detail
@@ -158,16 +153,13 @@ class Denied(HamiError):
 
 
 class InvariantBroken(HamiError):
-    """A bug of ours. The catcher logs the story and drops to a safe state; nobody retries."""
+    """A bug of this project. The catcher logs the history and falls back to a safe state."""
 
-    def __init__(self, *, what: str, story: Sequence[str] = ()) -> None:
-        """Say ``what`` cannot be, with the recent history.
-
-        (``story``, oldest first) of the object concerned.
-        """
-        super().__init__(what, tuple(story))
+    def __init__(self, *, what: str, history: Sequence[str] = ()) -> None:
+        """Name the impossible fact (``what``) and the object's recent ``history``, oldest first."""
+        super().__init__(what, tuple(history))
         self.what = what
-        self.story = tuple(story)
+        self.history = tuple(history)
 
     def __str__(self) -> str:
-        return "\n  ".join([self.what, *self.story])
+        return "\n  ".join([self.what, *self.history])

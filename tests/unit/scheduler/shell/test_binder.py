@@ -298,7 +298,7 @@ async def test_append_that_arrives_late_is_refused_by_the_fence() -> None:
 
         inner.append = cut_off
         assert await s.bind(world.kube.pod("a"), "n1") == ""
-        with pytest.raises(Exception, match="changed by somebody else"):
+        with pytest.raises(Exception, match="changed concurrently"):
             await late[0]()
     world.check_settled(NODE, OTHER)
 
