@@ -92,6 +92,11 @@ spell-fix:
 spell:
     git ls-files -z | xargs -0 codespell
 
+# subjects of commits: component, imperative, length
+[group('gate')]
+commits:
+    python -m tools.check_commits
+
 # no hosts, machine paths, oversized files or unfinished code in tracked files
 [group('gate')]
 repo-check:

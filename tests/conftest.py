@@ -38,6 +38,7 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("fresh", settings.get_profile("ci"), derandomize=False)
 settings.load_profile("ci")
 
 
@@ -49,6 +50,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=os.environ.get("HAMI_PLANE") or "sim",
         help="control plane of the end-to-end tests",
     )
+    parser.addoption(
+        "--fresh",
+        action="store_true",
+        help="let Hypothesis draw other examples; --hypothesis-seed repeats a run",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,6 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     It is built only where it is required: that takes minutes.
     """
+    if config.getoption("--fresh"):
+        settings.load_profile("fresh")
     plane = config.getoption("--plane")
     os.environ["HAMI_PLANE"] = plane
     try:

@@ -5,6 +5,7 @@
     ./dev test unit contract       these tiers, no gates
     ./dev test e2e --plane real    the end-to-end tests on a real control plane, built if needed
     ./dev test attack              hostile input and faults against the services
+    ./dev test property --fresh    with new examples; --minutes 60 repeats that for an hour
     ./dev test tests/unit/x.py -k name   anything else goes to pytest as it is
     ./dev check                    the gates alone
 
@@ -25,6 +26,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -105,6 +107,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--gates", action="store_true")
     parser.add_argument("--plane", choices=("sim", "real"))
+    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--minutes", type=float, default=0.0)
     options, rest = parser.parse_known_args(arguments)
     if options.gates:
         outcomes = _run_gates()
@@ -113,7 +117,10 @@ def main(arguments: list[str]) -> int:
     unknown = [argument for argument in rest if argument not in TIERS]
     if unknown:
         plane = ["--plane", options.plane] if options.plane else []
-        return subprocess.run([*_pytest(), *plane, *rest], cwd=ROOT, check=False).returncode
+        fresh = ["--fresh"] if options.fresh else []
+        return subprocess.run([*_pytest(), *plane, *fresh, *rest], cwd=ROOT, check=False).returncode
+    if options.fresh:
+        return _run_fresh(rest or ["property"], minutes=options.minutes)
     problem = _provide_cluster(required=options.plane == "real" or is_required())
     gates = [] if rest else _run_gates()
     _build_native()
@@ -131,6 +138,28 @@ def main(arguments: list[str]) -> int:
     skipped = sum(outcome.skipped for outcome in tiers)
     print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
     return 1 if failed or not passed else 0
+
+
+def _run_fresh(tiers: list[str], *, minutes: float) -> int:
+    """Run ``tiers`` with new seeds of Hypothesis, again until ``minutes`` have passed.
+
+    Stops at the first run that fails and prints the command that repeats it.
+    """
+    folders = [str(TESTS / tier) for tier in tiers]
+    until_s = time.monotonic() + minutes * 60
+    runs = 0
+    while not runs or time.monotonic() < until_s:
+        runs += 1
+        seed = f"--hypothesis-seed={secrets.randbits(32)}"
+        command = [*_pytest(), "--quiet", "--tb=short", "--fresh", seed, *folders]
+        run = subprocess.run(
+            [*command, "--numprocesses", "auto", "--dist", "worksteal"], cwd=ROOT, check=False
+        )
+        if run.returncode:
+            print(f"run {runs} failed; repeat it: ./dev test tests/{tiers[0]} --fresh {seed}")
+            return run.returncode
+    print(f"{runs} runs with new seeds passed", flush=True)
+    return 0
 
 
 def _build_native() -> None:

@@ -149,7 +149,7 @@ def test_a_second_signal_ends_the_process_at_once_even_when_its_loop_is_stuck(
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        ("InvariantBroken(what='impossible', story=['a', 'b'])", 1, "unexpected error"),
+        ("InvariantBroken(what='impossible', history=['a', 'b'])", 1, "unexpected error"),
         ("ZeroDivisionError()", 1, "unexpected error"),
         ("SettingsInvalid(field='f', problem='p', fix='x')", 2, "settings are not valid"),
         ("Unavailable(peer='NATS', detail='away')", 3, "a dependency is missing at start"),

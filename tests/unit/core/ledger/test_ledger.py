@@ -222,7 +222,7 @@ def test_impossible_change_raises_with_the_story_and_is_not_folded(ledger: Ledge
     see_state(ledger, 1, state("running"))
     with pytest.raises(InvariantBroken, match="from running to bound") as caught:
         see_state(ledger, 2, state("bound"))
-    assert any("reserve a1" in line for line in caught.value.story)
+    assert any("reserve a1" in line for line in caught.value.history)
     assert ledger.state_of(NODE, "uid-1") == "running"
 
 
@@ -573,7 +573,7 @@ def test_check_finds_a_booking_without_a_record(table: DeviceTable) -> None:
     table.book(NODE, HALF)
     with pytest.raises(InvariantBroken, match="its records sum to") as caught:
         ledger.check()
-    assert any("reserve a1" in line for line in caught.value.story)
+    assert any("reserve a1" in line for line in caught.value.history)
 
 
 def test_check_finds_a_record_without_a_booking(table: DeviceTable) -> None:

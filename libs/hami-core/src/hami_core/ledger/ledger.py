@@ -406,7 +406,7 @@ class Ledger:
             raise InvariantBroken(
                 what=f"allocation {state.allocation_id} of pod {state.namespace}/{state.pod} on"
                 f" {state.node} cannot go from {before.state} to {state.state}",
-                story=[str(line) for line in held.story],
+                history=[str(line) for line in held.story],
             )
         held.state, held.state_seq = state, seq
         held.tell(
@@ -915,13 +915,13 @@ class Ledger:
                 raise InvariantBroken(
                     what=f"device {uuid} on {node} has {usage} booked, its records sum to"
                     f" {expected}",
-                    story=self._stories(node, uuid),
+                    history=self._stories(node, uuid),
                 )
         if want:
             (node, uuid), expected = next(iter(want.items()))
             raise InvariantBroken(
                 what=f"device {uuid} on {node} is not in the table, its records sum to {expected}",
-                story=self._stories(node, uuid),
+                history=self._stories(node, uuid),
             )
         self.table.check()
 

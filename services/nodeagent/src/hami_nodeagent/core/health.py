@@ -253,7 +253,7 @@ class HealthBook:
             if wrong:
                 raise InvariantBroken(
                     what=f"device {uuid} is {record.state} with streak {record.streak}",
-                    story=tuple(record.story),
+                    history=tuple(record.story),
                 )
 
     def _apply(self, record: _Record, stimulus: Stimulus, now_s: float) -> None:

@@ -101,7 +101,7 @@ def _step(record: AllocationRecord, now: ReportedState | None, step: Step) -> St
     if step.state not in TRANSITIONS[now]:
         raise InvariantBroken(
             what=f"allocation {record.allocation_id} cannot go from {now} to {step.state}",
-            story=(f"pod {record.namespace}/{record.pod}", f"op {record.op}"),
+            history=(f"pod {record.namespace}/{record.pod}", f"op {record.op}"),
         )
     return step
 

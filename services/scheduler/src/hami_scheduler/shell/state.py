@@ -173,7 +173,7 @@ class State:
                     extra={
                         "stimulus": type(stimulus).__name__,
                         "what": error.what,
-                        "story": error.story,
+                        "history": error.history,
                     },
                 )
             if (record := _record_of(stimulus)) is not None:
