@@ -152,13 +152,14 @@ static bool map_region(void)
     return map_private(&want);
 }
 
-/* Who finds no slot is granted nothing: what is counted nowhere would be beyond the share. */
+/* A process without a slot is granted nothing: memory that is counted nowhere would exceed the share. */
 static bool take_slot(void)
 {
     slot = slot_claim(READ(region), &self);
     if (slot != REGION_NO_SLOT) return true;
     char problem[80];
-    snprintf(problem, sizeof problem, "%u processes of its container use the GPU already", READ(region)->slot_count);
+    (void)snprintf(problem, sizeof problem, "%u processes of its container use the GPU already",
+                   READ(region)->slot_count);
     say_unslotted(problem);
     return false;
 }
@@ -192,7 +193,7 @@ static void attach_locked(void)
     publish_limits();
     WRITE(account_view.device_count, count);
     __atomic_store_n(&fork_words->attached, 1, __ATOMIC_RELEASE);
-    if (count && !watch_start()) platform_say(PLATFORM_NOTICE, "no thread to follow changes of the limits");
+    if (count && !watch_start(account_tick)) platform_say(PLATFORM_NOTICE, "no thread to follow changes of the limits");
 }
 
 void account_attach(void)
@@ -220,7 +221,7 @@ void account_detach(void)
     errno = saved;
 }
 
-/* Slack that goes with a raise: little enough that all processes together leave most of the limit to whoever asks. */
+/* Slack that goes with a raise: so little that all processes together leave most of the limit to the next request. */
 static uint64_t chunk_for(uint64_t limit)
 {
     uint64_t chunk = limit == LIMITS_UNLIMITED ? CHUNK_MAX : limit / CHUNKS_OF_LIMIT / (lease_slots(READ(region)) + 1);
@@ -228,7 +229,7 @@ static uint64_t chunk_for(uint64_t limit)
     return chunk / CHUNK_STEP * CHUNK_STEP;
 }
 
-/* What a request that was refused saw, to look after it without the lock. */
+/* The state that a refused request saw, to check it again without the lock. */
 struct refusal {
     const struct region *region;
     union region_total_word seen;
@@ -242,7 +243,7 @@ static bool request(int device, uint64_t bytes, bool anyway, struct refusal *ref
 {
     account_attach();
     if (!__atomic_load_n(&fork_words->watching, __ATOMIC_RELAXED))
-        (void)account_tick(); /* no thread could be started: then whoever asks for memory looks */
+        (void)account_tick(); /* no thread could be started: then each charge follows the limits */
     fork_lock();
     attach_locked(); /* detached since */
     if (slot == REGION_NO_SLOT && limits.device_count && platform_now_ns() >= slot_after_ns) join();
@@ -377,10 +378,10 @@ uint32_t account_priority(void)
     return READ(priority);
 }
 
-enum account_core_policy account_core_policy(void)
+enum limits_core_policy account_core_policy(void)
 {
     account_attach();
-    return (enum account_core_policy)READ(core_policy);
+    return (enum limits_core_policy)READ(core_policy);
 }
 
 uint64_t account_used(int device)
@@ -459,8 +460,8 @@ uint64_t account_errors(void)
     return READ(errors);
 }
 
-/* The first good file after a broken one: everything anew at the next call, on the region of all. */
-static void begin_anew(void)
+/* The first good file after a broken one: attach again at the next call, to the region shared by all processes. */
+static void attach_again(void)
 {
     __atomic_store_n(&fork_words->attached, 0, __ATOMIC_RELEASE);
     if (slot != REGION_NO_SLOT) slot_release(READ(region), slot, &self);
@@ -480,7 +481,7 @@ static bool are_other_cores(const uint32_t *before, uint32_t policy_before)
            memcmp(before, limits.core_pct, limits.device_count * sizeof *before) != 0;
 }
 
-/* Limits that fell take the slack of everybody, so that each further charge is compared with the new one. */
+/* A lowered limit revokes the slack of all processes, so that each further charge is compared with the new limit. */
 static bool follow_limits(bool *other_cores)
 {
     static struct limits fresh;
@@ -494,7 +495,7 @@ static bool follow_limits(bool *other_cores)
     memcpy(cores_before, limits.core_pct, sizeof cores_before);
     bool good = limits_read(LIMITS_PATH, &fresh, &stamp, problem, sizeof problem) == LIMITS_READ;
     if (good && limits.source == LIMITS_REFUSED) {
-        begin_anew();
+        attach_again();
         return false;
     }
     if (!good || !limits_update(&limits, &fresh)) {
@@ -527,8 +528,8 @@ static void mark_over(const struct region *mapped, uint64_t now_ns)
     }
 }
 
-/* Once in a period one process looks for the dead; the word goes on if that one is killed. Who cannot judge all owners
-   does not keep the others from it. */
+/* Once in a period one process reclaims the slots of dead ones; if it is killed, the next period begins all the same. A
+   process that cannot judge all owners does not keep the others from it. */
 static bool is_my_turn(uint64_t now_ns)
 {
     if (now_ns < turn_after_ns) return false;

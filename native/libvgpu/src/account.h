@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "limits.h"
 #include "region.h"
 
 /* Map the region, claim a slot, start the watcher: at the first call that needs it, again in a forked child. Every
@@ -19,8 +20,8 @@
    When no region can be mapped the process is held to its limits on a private one, and said so once. */
 void account_attach(void);
 
-/* Give everything back. A later call attaches anew. Only where the driver holds nothing for this process, so not at its
-   exit: then the driver gives back later than any handler runs, and the reclaim of the dead gives back after it. */
+/* Release the slot and its charges. A later call attaches again. Only while the driver holds nothing for this process, so
+   not at its exit: the driver releases memory after all exit handlers, and the slot is reclaimed after that. */
 void account_detach(void);
 
 /* Devices that have limits; 0: nothing is limited in this container. */
@@ -41,7 +42,7 @@ const char *account_uuid(int device);
 /* Bytes; UINT64_MAX: unlimited. As last read from the file, which is at most one second old. */
 uint64_t account_limit(int device);
 
-/* Whether the limits cannot be read, so that nothing is granted until they can. */
+/* true: the limits cannot be read, so nothing is granted until they can. */
 bool account_is_refused(void);
 
 /* Percent of device time 1..100; 100: unlimited. */
@@ -57,8 +58,7 @@ bool account_is_core_limited(void);
 /* 0 (highest) .. 7; 1 when nothing says otherwise. */
 uint32_t account_priority(void);
 
-enum account_core_policy { ACCOUNT_CORE_DEFAULT = 0, ACCOUNT_CORE_FORCE = 1, ACCOUNT_CORE_DISABLE = 2 };
-enum account_core_policy account_core_policy(void);
+enum limits_core_policy account_core_policy(void);
 
 /* true: charged; false: it does not fit, nothing changed. `device` -1 or unlimited devices are always charged. */
 bool account_charge(int device, uint64_t bytes);
@@ -99,6 +99,10 @@ struct region_slot *account_own_slot(void);
 /* Number of this process image among its ancestors: another one after each fork. One load and no more. Tables of
    pointers, handles and budgets that were filled under another number belong to the parent and must start empty. */
 uint32_t account_incarnation(void);
+
+/* Follow changes of the limits, trim slack and reclaim slots of dead processes; called by the thread of watch.h, or by
+   charges where that could not be started. false: detached, and `watching` of fork.h is 0 again. */
+bool account_tick(void);
 
 /* Refunds of more than was used, in this process. 0 unless a caller is wrong. */
 uint64_t account_errors(void);

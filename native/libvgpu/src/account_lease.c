@@ -14,7 +14,7 @@ static uint64_t version_of(union region_share_word word)
     return (uint64_t)word.version_low | (uint64_t)word.version_high << 15;
 }
 
-/* What a vandal wrote may not make it wrap. */
+/* A value that a vandal wrote must not make it wrap. */
 static uint64_t used_of(union region_share_word word)
 {
     return word.leased >= word.slack ? word.leased - word.slack : 0;
@@ -94,8 +94,8 @@ static bool swap_total(const struct region *region, uint32_t device, union regio
 }
 
 /*
- * Announce and do a raise on top of `seen`, whose operation is complete: the new total is `sum`. false: somebody else
- * was faster, nothing has happened.
+ * Announce and do a raise on top of `seen`, whose operation is complete: the new total is `sum`. false: another
+ * process was faster, nothing has happened.
  */
 static bool raise_to(const struct region *region, uint32_t device, uint32_t slot, union region_total_word seen,
                      uint64_t sum, uint64_t use, uint64_t lease)
@@ -158,11 +158,11 @@ static bool fits(uint64_t sum, uint64_t bytes, uint64_t limit)
 
 /*
  * Three attempts, each dearer than the one before: with the total as it stands; with the total counted again (leases
- * were given back); with the slack of everybody revoked.
+ * were released); with the slack of all processes revoked.
  *
  * Why the last one refuses rightly: its window begins when W is read and its operation completed. As long as W stays the
  * same no lease grows, and a share once tight can only shrink. When all are tight (one instant, t) the use of all is at
- * least what any later sum of leases in the window says. What remains are the dead among them: lease_still_refused.
+ * least any later sum of leases in the window. The dead among them remain: lease_still_refused.
  */
 enum lease_answer lease_request(const struct region *region, uint32_t device, uint32_t slot, uint64_t bytes,
                                 uint64_t limit, uint64_t chunk, union region_total_word *seen_by_refusal)
@@ -217,12 +217,12 @@ bool lease_still_refused(const struct region *region, uint32_t device, uint64_t 
 void lease_empty(const struct region *region, uint32_t device, uint32_t slot, const union region_owner *owner)
 {
     struct region_share *share = lease_share(region, device, slot);
-    /* A raise that the owner has announced is done first; after that nobody can begin another one for it. */
+    /* A raise that the owner has announced is done first; after that no process can begin another one for it. */
     lease_complete(region, device);
     for (;;) {
         union region_share_word seen = {.word = atomic_load16(&share->share)};
         if (seen.slack == 0 && seen.leased == 0) return;
-        /* Read before this look at the owner, so it is the owner's; whoever came since has changed the version. */
+        /* Read before this look at the owner, so it is the owner's; a later owner has changed the version. */
         if (atomic_load16(&region->slots[slot].owner) != owner->word) return;
         union region_share_word next = with_version((union region_share_word){.word = 0}, version_of(seen) + 1);
         if (atomic_swap16(&share->share, seen.word, next.word)) return;

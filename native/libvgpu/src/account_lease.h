@@ -22,8 +22,8 @@ static inline struct region_share *lease_share(const struct region *region, uint
     return &region->shares[(uint64_t)device * region->slot_count + slot];
 }
 
-/* Charge within the lease. false: the lease is too small. What others did to the lease in between does not matter as
-   long as the slack is there. */
+/* Charge within the lease. false: the lease is too small. Concurrent changes of the lease do not matter as long as
+   the slack suffices. */
 static inline bool lease_charge(struct region_share *share, uint64_t bytes)
 {
     for (;;) {
@@ -35,7 +35,7 @@ static inline bool lease_charge(struct region_share *share, uint64_t bytes)
 
 uint64_t lease_refund_slowly(struct region_share *share, uint64_t bytes);
 
-/* Give back `bytes` to the slack. false: the share is tight, or so much is not used; nothing has happened. */
+/* Return `bytes` to the slack. false: the share is tight, or so much is not used; nothing has happened. */
 static inline bool lease_refund_within(struct region_share *share, uint64_t bytes)
 {
     for (;;) {
@@ -47,7 +47,7 @@ static inline bool lease_refund_within(struct region_share *share, uint64_t byte
     }
 }
 
-/* Give back `bytes`, at most what is used; what was given back. */
+/* Refund `bytes`, at most the bytes in use; returns the bytes refunded. */
 static inline uint64_t lease_refund(struct region_share *share, uint64_t bytes)
 {
     return lease_refund_within(share, bytes) ? bytes : lease_refund_slowly(share, bytes);
@@ -67,7 +67,7 @@ enum lease_answer {
 };
 
 /* Charge `bytes`, with up to `chunk` more of lease if there is room, raising the lease of `slot`. `limit` UINT64_MAX
-   grants always. Revokes the slack of everybody before it refuses; `seen` is then the total word that it saw. */
+   grants always. Revokes the slack of all processes before it refuses; `seen` is then the total word that it saw. */
 enum lease_answer lease_request(const struct region *region, uint32_t device, uint32_t slot, uint64_t bytes,
                                 uint64_t limit, uint64_t chunk, union region_total_word *seen);
 
@@ -79,13 +79,13 @@ bool lease_still_refused(const struct region *region, uint32_t device, uint64_t 
 /* Take away all slack of one slot, so that every further charge of it must raise. */
 void lease_revoke(const struct region *region, uint32_t device, uint32_t slot);
 
-/* Give back slack of the own slot above `keep`. */
+/* Release the slack of the own slot above `keep`. */
 void lease_trim(const struct region *region, uint32_t device, uint32_t slot, uint64_t keep);
 
 /* Finish what the last raise of the device has begun. */
 void lease_complete(const struct region *region, uint32_t device);
 
-/* Empty the share of a slot whose owner word is `owner` (a dead one, or 0: nobody). */
+/* Empty the share of a slot whose owner word is `owner` (a dead one, or 0: none). */
 void lease_empty(const struct region *region, uint32_t device, uint32_t slot, const union region_owner *owner);
 
 /* Bytes used by one slot, by all slots. */

@@ -84,7 +84,7 @@ uint64_t budget_owe(struct budget *budget, uint64_t now_ns, const struct budget_
     if (!terms->enforced) return device_ns;
     uint64_t cost = at_pct(device_ns, terms->pct);
     uint64_t age = now_ns > since_ns ? now_ns - since_ns : 0;
-    /* What was queued before may lie one period ahead. */
+    /* Time that was queued before may lie one period ahead. */
     uint64_t latest = now_ns - age + 2 * BUDGET_PERIOD_NS + at_pct(age, terms->pct);
     uint64_t own = rescale(budget->own_until_ns, now_ns, valid_pct(budget->own_pct), terms->pct);
     own = no_older(own, now_ns, terms->burst_ns);

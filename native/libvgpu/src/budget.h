@@ -24,7 +24,7 @@
 #define BUDGET_QUANTUM_MIN_NS UINT64_C(200000)
 #define BUDGET_DEBT_MAX_NS (600000 * BUDGET_NS_PER_MS)
 
-/* What holds at the moment of a draw. */
+/* The terms at the moment of a draw. */
 struct budget_terms {
     uint32_t pct;       /* 1..100 */
     uint32_t siblings;  /* processes of the container that share the budget, this one included */
@@ -52,7 +52,7 @@ struct budget_draw {
 /* Device time of one quantum under these terms. */
 uint64_t budget_quantum(const struct budget_terms *terms);
 
-/* Charge `device_ns` to the word; the place in the queue is taken at once, whoever draws later starts later. */
+/* Charge `device_ns` to the word; the place in the queue is taken at once, so a later draw starts later. */
 void budget_draw(struct budget *budget, uint64_t now_ns, const struct budget_terms *terms, uint64_t device_ns,
                  struct budget_draw *draw);
 

@@ -78,8 +78,8 @@ struct state {
     struct sample samples[SAMPLES_MAX];
 };
 
-/* What a thread has in hand on the device it launched on last, so that a launch writes no memory that others read:
-   a little device time, and the estimates of its last functions. Lost with the thread. */
+/* Device time and estimates of the last functions that a thread keeps for the device it launched on last, so that a launch
+   writes no memory that other threads read. Lost with the thread. */
 struct hand {
     struct state *state;
     uint64_t credit_ns;
@@ -162,7 +162,7 @@ static struct state *first_state(int device)
         __atomic_compare_exchange_n(&states_lock, &held, incarnation << 2, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     acquire(&states_lock, incarnation << 2);
     if (states_incarnation != incarnation) {
-        memset(states, 0, sizeof states);
+        memset((void *)states, 0, sizeof states);
         __atomic_store_n(&states_incarnation, incarnation, __ATOMIC_RELEASE);
     }
     if (the_page == NULL) the_page = priority_open(PRIORITY_PATH);
@@ -189,16 +189,16 @@ static struct core_terms terms_of(struct state *state, uint64_t now)
 {
     struct priority_view view;
     bool told = state->page != NULL && priority_read(state->page, now, &view);
-    enum account_core_policy policy = account_core_policy();
+    enum limits_core_policy policy = account_core_policy();
     struct core_terms terms = {.tenants = told ? view.active_tenants : 0,
                                .launches = __atomic_load_n(&state->slot->launches, __ATOMIC_RELAXED),
                                .present = core_present(&state->core, now)};
-    uint32_t pct = policy == ACCOUNT_CORE_DISABLE ? 100 : account_core_pct(state->device);
-    if (policy == ACCOUNT_CORE_DEFAULT && terms.tenants == 1) pct = 100;
+    uint32_t pct = policy == LIMITS_CORE_DISABLE ? 100 : account_core_pct(state->device);
+    if (policy == LIMITS_CORE_DEFAULT && terms.tenants == 1) pct = 100;
     bool paced = state->page != NULL && state->level > 0;
     bool whole = pct >= 100;
     terms.budget.pct = pct >= 1 && pct <= 100 ? pct : 100;
-    terms.budget.siblings = core_siblings(&state->line->reserved2[0], &state->roster_round, now);
+    terms.budget.siblings = core_siblings(&state->line->roster, &state->roster_round, now);
     terms.budget.enforced = !whole || paced;
     terms.budget.period_ns = paced ? PACED_NS : BUDGET_PERIOD_NS;
     terms.budget.burst_ns = paced ? PACED_NS : BUDGET_BURST_NS;
@@ -324,7 +324,7 @@ static bool have_probe(struct state *state)
     return !state->no_probes;
 }
 
-/* Under lock. Whoever waits while the device works looks now and then who else is there. Returns how long until then. */
+/* Under lock. A thread that waits while the device works probes at times for other processes. Returns the time until then. */
 static uint64_t probe(struct state *state, const struct core_terms *terms)
 {
     struct presence *presence = &state->core.presence;
@@ -481,7 +481,7 @@ static void begin_sample(struct state *state, CUstream stream, struct estimate *
     ticket->sample = sample;
 }
 
-/* The agent enters a device into the page when it first has something to say of it. */
+/* The agent enters a device into the page when it first has a record for it. */
 static __attribute__((noinline)) void look_for_page(struct state *state)
 {
     if (state->page == NULL && the_page != NULL)

@@ -3,7 +3,7 @@
  * Holding launches to the container's share of device time, and to its priority.
  *
  * Decides when a launch may go. Must not know how hooks are found. Called by the launch hooks around the driver's call.
- * Nothing here is done while the stream is captured. Times in nanoseconds of CLOCK_MONOTONIC. What it promises:
+ * Nothing here is done while the stream is captured. Times in nanoseconds of CLOCK_MONOTONIC. Guarantees:
  * docs/limiter-compute.md.
  */
 #ifndef VGPU_COMPUTE_H
@@ -15,7 +15,7 @@
 #include "cuda_abi.h"
 
 /* The driver's own functions. All of them must be there; a limit without them charges estimates that nothing corrects,
-   so compute_use_driver() refuses and says so. */
+   so compute_use_driver() refuses and logs an error. */
 struct compute_driver {
     CUresult (*context_current)(CUcontext *context);                                 /* cuCtxGetCurrent */
     CUresult (*event_create)(CUevent *event, unsigned int flags);                    /* cuEventCreate */
@@ -32,7 +32,7 @@ struct compute_driver {
 /* Before the first launch; `driver` is copied. */
 void compute_use_driver(const struct compute_driver *driver);
 
-/* What is launched, as far as its duration depends on it. */
+/* The launched work, as far as its duration depends on it. */
 struct compute_work {
     const void *function; /* CUfunction, CUkernel or CUgraphExec */
     uint64_t blocks;
@@ -73,7 +73,7 @@ void compute_context_end(CUcontext context);
 /* Look at what has been measured meanwhile; after a call that waited for the device. Never waits. */
 void compute_settle(int device);
 
-/* Limits may have changed: those who wait compute anew. Called by whoever reads the limits again. */
+/* Limits may have changed: waiting threads compute their wait again. Called by the thread that has read the limits. */
 void compute_limits_changed(void);
 
 #endif

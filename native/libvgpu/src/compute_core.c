@@ -30,7 +30,7 @@ void core_init(struct core_device *device, uint64_t *word)
     device->stream = device;
 }
 
-/* What reaches or leaves the hand otherwise than by launches is no part of what the present phase costs. */
+/* Credit that changes otherwise than by launches is no part of the cost of the present phase. */
 static void move_credit(struct core_device *device, int64_t ns)
 {
     __atomic_fetch_add(&device->credit_ns, ns, __ATOMIC_RELAXED);
@@ -63,8 +63,8 @@ uint32_t core_siblings(uint64_t *roster, uint32_t *own_round, uint64_t now_ns)
     return found > 0 ? found : 1;
 }
 
-/* What cannot be owed yet (see budget_owe) is forgiven, as it may be a neighbour's doing; but where many begin together it is what
-   they have launched before they could know, and is owed later. */
+/* Time that cannot be owed yet (see budget_owe) is forgiven, as a neighbor may have caused it; but where many processes
+   begin together, it is work that they launched before they knew of each other, and is owed later. */
 static int64_t settle(struct core_device *device, uint64_t now_ns, const struct core_terms *terms)
 {
     int64_t owed = device->owed_ns;
@@ -80,7 +80,7 @@ static int64_t settle(struct core_device *device, uint64_t now_ns, const struct 
     return __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED);
 }
 
-/* What was charged by far too much goes back to the container. */
+/* Return an excessive charge to the container. */
 static int64_t give_excess_back(struct core_device *device, uint64_t now_ns, const struct core_terms *terms,
                                 int64_t credit)
 {
@@ -111,7 +111,7 @@ uint32_t core_present(const struct core_device *device, uint64_t now_ns)
     return one_stream ? presence_part(&device->presence, now_ns) : 0;
 }
 
-/* Of many siblings each is on the device so seldom that a part of so few probes tells little. */
+/* Of many siblings each is on the device so seldom that so few probes show little. */
 static uint32_t present_part(const struct core_terms *terms)
 {
     return terms->budget.siblings <= SIBLINGS_MOST ? terms->present : 0;
@@ -163,7 +163,7 @@ static bool is_one_stream(const struct core_device *device)
     return __atomic_load_n(&device->several_streams, __ATOMIC_RELAXED) == 0;
 }
 
-/* What was let go and has been launched. */
+/* Device time that was let go and has been launched. */
 static uint64_t launched_ns(const struct core_device *device)
 {
     int64_t credit = __atomic_load_n(&device->credit_ns, __ATOMIC_RELAXED);
@@ -225,7 +225,7 @@ static void let_go(struct core_device *device, uint64_t now_ns, const struct cor
     if (part > device->reserve_ns || !terms->budget.enforced) part = device->reserve_ns;
     uint64_t busy = device->busy_until_ns > now_ns ? device->busy_until_ns : now_ns;
     device->reserve_ns -= part;
-    /* What is lent is not measured out, and prices may be far too high when they begin to matter. */
+    /* Borrowed time is not measured, and prices may be far too high when they begin to matter. */
     device->busy_until_ns = terms->budget.enforced ? busy + (uint64_t)part : now_ns;
     device->let_go_ns += (uint64_t)part;
     move_credit(device, part - cost);

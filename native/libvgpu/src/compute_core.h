@@ -4,9 +4,9 @@
  *
  * Decides what a launch costs, whether it may go, and how measured times correct what was charged. compute.c feeds it from
  * the driver and the clock, the simulation in tests/compute from virtual time. Nanoseconds.
- * A process draws a quantum from the budget and spends it privately. What a completed sample shows to have been charged
- * too little or too much is owed at the next draw, so that the budget is right in the long run, however long a launch was.
- * What counts is the time in which at least one kernel of the process runs (overlapping streams are counted once).
+ * A process draws a quantum from the budget and spends it privately. A charge that a completed sample shows to be too low
+ * or too high is corrected at the next draw, so that the budget is right in the long run, however long a launch was.
+ * The budget counts the time in which at least one kernel of the process runs (overlapping streams are counted once).
  * Locks taken here: none. core_spend() and core_cancel() may be called by any thread; all else under the caller's lock.
  */
 #ifndef VGPU_COMPUTE_CORE_H
@@ -29,12 +29,12 @@
    longer. */
 #define CORE_AHEAD_LAUNCHES 64u
 #define CORE_AHEAD_MIN_NS (4 * BUDGET_NS_PER_MS)
-/* Where nobody else is on the device, so that no slice is lost when nothing is queued, and all work is on one stream, so that
-   it can be told how far the device is, it is far less: parts of this, or of one launch, each after the device was seen to
+/* Where no other process is on the device, so that no slice is lost when nothing is queued, and all work is on one stream,
+   so that the progress of the device is known, it is far less: parts of this, or of one launch, each after the device was seen to
    begin with the last. The longer waiters sleep beyond their time the larger they must be. */
 #define CORE_PART_NS (160 * BUDGET_NS_PER_MS / 1000)
 #define CORE_PART_MAX_NS (CORE_AHEAD_MIN_NS / 2)
-/* What was charged too little is owed for so long; see budget_owe(). */
+/* An insufficient charge is owed for so long; see budget_owe(). */
 #define CORE_OWED_KEPT_NS (2700 * BUDGET_NS_PER_MS)
 #define CORE_HELD_MAX_NS (80 * BUDGET_NS_PER_MS) /* longer no launch waits for what the device has before it */
 
@@ -102,7 +102,7 @@ struct core_admission {
     bool unknown;
     bool waits;
     bool reserved; /* nothing was drawn, the reserve has enough */
-    bool marks;    /* the first launch of a part: it must be sampled, to tell how far the device is */
+    bool marks;    /* the first launch of a part: it must be sampled, to show how far the device is */
     bool blind;    /* nothing was drawn yet, the duration should be known soon */
     uint64_t part_due_ns;
 };
@@ -155,8 +155,8 @@ static inline void core_cancel(struct core_device *device, uint64_t cost_ns)
     __atomic_fetch_add(&device->credit_ns, (int64_t)cost_ns, __ATOMIC_RELAXED);
 }
 
-/* A process that waits while the device works for it looks who else is there (presence.h). Only where all work is on one
-   stream, and where it is not known that nobody is there. */
+/* A process that waits while the device works for it probes for others (presence.h). Only if all work is on one stream,
+   and if it is not known to be alone. */
 bool core_may_probe(const struct core_device *device, const struct core_terms *terms);
 void core_verdict(struct core_device *device, uint64_t now_ns, bool answered);
 
@@ -171,11 +171,11 @@ uint64_t core_begin(struct core_device *device, uint64_t now_ns, const struct co
 uint64_t core_ask(struct core_device *device, uint64_t now_ns, const struct core_terms *terms,
                   struct core_admission *admission);
 
-/* An unknown launch that waited has become known meanwhile: give its draw back; core_begin() starts anew. */
+/* An unknown launch that waited has become known meanwhile: release its draw; core_begin() starts again. */
 void core_withdraw(struct core_device *device, uint64_t now_ns, const struct core_terms *terms,
                    struct core_admission *admission, struct estimate *estimate);
 
-/* What a launch costs of which so much device time is expected. */
+/* Cost of a launch that is expected to take so much device time. */
 static inline uint64_t core_cost(const struct core_device *device, uint64_t estimate_ns)
 {
     uint64_t cost = estimate_ns * __atomic_load_n(&device->overlap, __ATOMIC_RELAXED) / CORE_OVERLAP_ONE;

@@ -2,11 +2,11 @@
 /*
  * See context.h. Hooks: contexts of all kinds, made and ended.
  *
- * Overhead of a context: what a context of the device is known to cost (in the region, from whoever made one first) is
- * charged before the driver is asked, then corrected by measuring: what NVML lists for this process before and after; else,
- * if nothing is known yet, the change of the device's use, at most CONTEXT_MOST because neighbours change it too. What does
- * not fit is destroyed again. A context that nobody was seen to make (graphics interoperation) is known from its first use,
- * unmeasured.
+ * Overhead of a context: the known cost of a context on the device (in the region, from the process that made one first)
+ * is charged before the driver is called, then corrected by measuring: the use that NVML lists for this process before and
+ * after; else, if nothing is known yet, the change of the device's use, at most CONTEXT_MOST because neighbors change it
+ * too. A context that does not fit is destroyed again. A context that no hook saw being made (graphics interoperation) is
+ * known from its first use, unmeasured.
  * Locks taken here: one for the list of contexts, for a few instructions.
  */
 #include "context.h"
@@ -19,8 +19,6 @@
 #include "compute.h"
 #include "device.h"
 #include "hook.h"
-#include "memory.h"
-#include "pool.h"
 
 #define CONTEXTS 254
 #define CONTEXT_MOST (UINT64_C(1) << 30)
@@ -156,7 +154,7 @@ static bool make_room(struct listing *listing, unsigned int room)
     return room <= LISTED_PROCESSES || listing->processes != listing->few;
 }
 
-/* What NVML lists; `unlist` it. False: nothing, because NVML does not say. */
+/* Query the processes that NVML lists; `unlist` releases them. False: NVML does not report any list. */
 static bool list(nvmlDevice_t nvml, struct listing *listing)
 {
     unsigned int last = atomic_load(&listed_last);
@@ -306,7 +304,7 @@ static void measure_drop(struct measure *measure)
     account_refund(measure->device, measure->charged);
 }
 
-/* What the new context takes. */
+/* Bytes that the new context takes. */
 static uint64_t measure_end(struct measure *measure)
 {
     bool certain;
@@ -364,8 +362,7 @@ static void context_ended(CUcontext handle)
     if (at >= 0) ended = contexts[at];
     spin_unlock(&contexts_locked);
     if (at < 0) return;
-    memory_forget_context((uint8_t)at);
-    if (ended.primary) pool_device_reset(ended.device);
+    hook_forget_context(&(struct hook_context){.tag = (uint8_t)at, .device = ended.device, .primary = ended.primary});
     if (ended.overhead) {
         account_refund(ended.device, ended.overhead);
         account_note_context(ended.device, -(int64_t)ended.overhead);

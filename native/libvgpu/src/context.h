@@ -19,7 +19,7 @@ struct context_here {
     CUcontext context;
     CUdevice cuda;
     int device;  /* index in the limits, -1: none */
-    uint8_t tag; /* names the context in tables; CONTEXT_NO_TAG: more contexts than can be told apart */
+    uint8_t tag; /* names the context in tables; CONTEXT_NO_TAG: more contexts than there are tags */
 };
 
 /* False: there is no current context. */
@@ -33,7 +33,7 @@ bool context_of_stream(CUstream stream, bool per_thread, struct context_here *he
    of many processes would be more than any share. */
 bool context_charge(int device, uint64_t bytes);
 
-/* What NVML says that this process uses of the device; false where it cannot be told which entry of its list that is. */
+/* Bytes of the device that NVML reports for this process; false if its entry in the list cannot be identified. */
 bool context_own_use(CUdevice cuda, uint64_t *bytes);
 
 void context_reset(void);

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "account.h"
-#include "resolve.h"
 #include "symbols.h"
 
 #define DEVICES 64
@@ -54,19 +53,19 @@ static bool take_limits(const char *text, void *into)
 
 static bool take_handle(const char *text, void *into)
 {
-    return DRIVER(nvmlDeviceGetHandleByUUID)(text, into) == NVML_SUCCESS;
+    return DRIVER(nvmlDeviceGetHandleByUUID)(text, (nvmlDevice_t *)into) == NVML_SUCCESS;
 }
 
 nvmlDevice_t device_nvml(CUdevice device)
 {
     static _Atomic(bool) ready;
-    if (!resolve_nvml(true)) return NULL;
+    if (!symbol_find_nvml(true)) return NULL;
     if (!atomic_load(&ready)) {
         if (DRIVER(nvmlInit_v2)() != NVML_SUCCESS) return NULL;
         atomic_store(&ready, true); /* never shut down: NVML counts */
     }
     nvmlDevice_t handle = NULL;
-    return each_uuid(device, take_handle, &handle) ? handle : NULL;
+    return each_uuid(device, take_handle, (void *)&handle) ? handle : NULL;
 }
 
 /* Place among the container's devices of one that CUDA_VISIBLE_DEVICES may have moved. */
@@ -136,7 +135,7 @@ int device_limits_nvml(nvmlDevice_t device)
     } else if (DRIVER(nvmlDeviceGetUUID)(device, text, sizeof text) == NVML_SUCCESS) {
         index = account_device_of_uuid(text);
     } else {
-        return -1; /* an invalid handle: the driver says so itself */
+        return -1; /* an invalid handle: the driver reports it itself */
     }
     nvmlDevice_t none = NULL;
     if (i < DEVICES && atomic_compare_exchange_strong(&memory[i].handle, &none, device))

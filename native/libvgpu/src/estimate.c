@@ -187,7 +187,7 @@ static void remember_shortest(struct estimate *estimate, size_t count)
     for (size_t i = 1; i < count; i++)
         low = estimate->elapsed_ns[i] < low ? estimate->elapsed_ns[i] : low;
     if (trim_limit(low) < estimate->low_ns) {
-        /* What was thought of the others was wrong; where that happens again, short and long ones take turns. */
+        /* The assumption about the others was wrong; if that happens again, short and long runs take turns. */
         estimate->worth_ns = 0;
         estimate->watched = 0;
         if (estimate->epoch > 0 && estimate->patience < STRANGE_MOST) estimate->patience *= 2;
@@ -198,7 +198,7 @@ static void remember_shortest(struct estimate *estimate, size_t count)
         estimate->low_ns += (low - estimate->low_ns + LOW_WEIGHT - 1) / LOW_WEIGHT;
 }
 
-/* Elapsed times up to here may be due to neighbours: a slice of each for each slice of ours, and once more before the
+/* Elapsed times up to here may be due to neighbours: a slice of each for each slice of ours, and another before the
    first. */
 static uint64_t explained(uint64_t low, uint32_t contenders)
 {
@@ -291,7 +291,7 @@ static uint64_t stretch(const struct estimate *estimate, uint32_t contenders)
     return seen < (uint64_t)STRETCH_ONE * contenders ? seen : (uint64_t)STRETCH_ONE * contenders;
 }
 
-/* What the mean elapsed time was worth, by how much of the time the device was ours. */
+/* Worth of the mean elapsed time, by the part of the time in which the device was ours. */
 static uint64_t measured_mean(const struct estimate *estimate, uint32_t present)
 {
     return estimate->mean_ns * present / PRESENCE_ONE;
@@ -324,57 +324,91 @@ static uint64_t worth_of(struct estimate *estimate, uint64_t elapsed, uint32_t c
     return possible ? estimate->near_ns : elapsed * STRETCH_ONE / stretch(estimate, contenders);
 }
 
-uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t contenders, uint32_t present,
-                         uint32_t crowd)
+/* Enter the elapsed time among the last samples. */
+static void enter_elapsed(struct estimate *estimate, uint64_t elapsed)
 {
-    uint64_t elapsed = elapsed_ns < ESTIMATE_MAX_NS ? elapsed_ns : ESTIMATE_MAX_NS;
-    bool varied = is_measured(estimate, contenders, present);
-    if (estimate->taken > 0 && contenders > 1 && !varied) notice_change(estimate, elapsed, contenders);
     estimate->elapsed_ns[estimate->taken % ESTIMATE_SAMPLES] = elapsed;
     estimate->taken++;
     if (estimate->taken == UINT32_MAX) estimate->taken = UINT32_MAX / ESTIMATE_SAMPLES * ESTIMATE_SAMPLES;
     remember_shortest(estimate, estimate->taken < ESTIMATE_SAMPLES ? estimate->taken : ESTIMATE_SAMPLES);
+}
+
+/* Add the elapsed time to the means; returns the weight that it has there. */
+static uint32_t update_means(struct estimate *estimate, uint64_t elapsed, uint32_t contenders)
+{
     uint32_t longest = estimate->low_ns > ESTIMATE_SPACING_NS ? ESTIMATE_SAMPLES : MEAN_WEIGHT;
     uint32_t weight = estimate->taken < longest ? estimate->taken : longest;
     add_to_mean(&estimate->mean_ns, elapsed, weight);
     uint64_t limit = contenders == 1 ? UINT64_MAX : trim_limit(estimate->low_ns);
     if (estimate->near_ns == 0 || estimate->near_ns > limit) estimate->near_ns = estimate->low_ns;
     if (elapsed <= limit) add_to_mean(&estimate->near_ns, elapsed, weight);
-    /* What was long and is short now, again and again, owes nothing to its past. */
+    /* Work that was long and is short now, several times in a row, owes nothing for its past. */
     estimate->calm = elapsed <= limit ? estimate->calm + 1 : 0;
     if (estimate->calm >= CALM_IN_A_ROW && estimate->mean_ns / contenders > CALM_RATIO * estimate->near_ns) {
         estimate->mean_ns = estimate->near_ns;
         estimate->worth_ns = estimate->near_ns;
     }
+    return weight;
+}
+
+/* The least that an early sample is charged: processes of a container that begin together see only each other at first. */
+static uint64_t early_least(struct estimate *estimate, uint64_t elapsed, uint32_t contenders, uint32_t crowd)
+{
+    uint64_t shared = 1 + elapsed / SLICE_NS;
+    uint64_t share = elapsed / (shared < contenders ? shared : contenders);
+    if (share > estimate->shared_ns) estimate->shared_ns = share;
+    uint64_t least = crowd > ESTIMATE_CROWD_ONE ? estimate->mean_ns * ESTIMATE_CROWD_ONE / crowd : estimate->mean_ns;
+    if (least < estimate->shared_ns) least = estimate->shared_ns;
+    return least > estimate->low_ns ? estimate->low_ns : least;
+}
+
+static uint64_t least_of(const struct estimate *estimate, uint32_t contenders, uint32_t present)
+{
     uint64_t least = estimate->mean_ns / contenders;
-    if (present > 0 && measured_mean(estimate, present) < least) least = measured_mean(estimate, present);
-    /* Processes of a container that begin together see nothing but each other at first. */
-    bool early = estimate->taken < EARLY && contenders > 2;
-    if (early) {
-        uint64_t shared = 1 + elapsed / SLICE_NS;
-        uint64_t share = elapsed / (shared < contenders ? shared : contenders);
-        if (share > estimate->shared_ns) estimate->shared_ns = share;
-        least = crowd > ESTIMATE_CROWD_ONE ? estimate->mean_ns * ESTIMATE_CROWD_ONE / crowd : estimate->mean_ns;
-        if (least < estimate->shared_ns) least = estimate->shared_ns;
-        if (least > estimate->low_ns) least = estimate->low_ns;
-    }
-    estimate->longest_ns = elapsed > estimate->longest_ns ? elapsed : estimate->longest_ns;
-    uint64_t worth = worth_of(estimate, elapsed, contenders, present);
-    bool measured = is_measured(estimate, contenders, present);
-    if (measured) {
-        worth = elapsed * present / PRESENCE_ONE;
-        estimate->worth_ns = least = measured_mean(estimate, present);
-        early = false;
-    }
+    uint64_t measured = measured_mean(estimate, present);
+    return present > 0 && measured < least ? measured : least;
+}
+
+/* Add what the sample was worth where the presence of others does not measure it. */
+static void update_worth(struct estimate *estimate, uint64_t worth, uint32_t weight, uint32_t contenders,
+                         uint32_t present)
+{
     if (estimate->worth_ns == 0) estimate->worth_ns = worth;
-    if (!measured) add_to_mean(&estimate->worth_ns, worth, weight);
-    if (!measured && (present > 0 || !varies(estimate, contenders)) && estimate->worth_ns < estimate->near_ns)
+    add_to_mean(&estimate->worth_ns, worth, weight);
+    if ((present > 0 || !varies(estimate, contenders)) && estimate->worth_ns < estimate->near_ns)
         estimate->worth_ns = estimate->near_ns;
-    uint64_t charge = estimate->worth_ns > least && !early ? estimate->worth_ns : least;
+}
+
+static void publish(struct estimate *estimate, uint64_t charge)
+{
     __atomic_store_n(&estimate->charge_ns, charge > 0 ? charge : 1, __ATOMIC_RELAXED);
     if (estimate->samples < UINT32_MAX) __atomic_store_n(&estimate->samples, estimate->samples + 1, __ATOMIC_RELAXED);
     plan(estimate);
+}
+
+uint64_t estimate_sample(struct estimate *estimate, uint64_t elapsed_ns, uint32_t contenders, uint32_t present,
+                         uint32_t crowd)
+{
+    uint64_t elapsed = elapsed_ns < ESTIMATE_MAX_NS ? elapsed_ns : ESTIMATE_MAX_NS;
+    bool varied = is_measured(estimate, contenders, present);
+    if (estimate->taken > 0 && contenders > 1 && !varied) notice_change(estimate, elapsed, contenders);
+    enter_elapsed(estimate, elapsed);
+    uint32_t weight = update_means(estimate, elapsed, contenders);
+    bool early = estimate->taken < EARLY && contenders > 2;
+    uint64_t least =
+        early ? early_least(estimate, elapsed, contenders, crowd) : least_of(estimate, contenders, present);
+    estimate->longest_ns = elapsed > estimate->longest_ns ? elapsed : estimate->longest_ns;
+    uint64_t worth = worth_of(estimate, elapsed, contenders, present);
+    if (is_measured(estimate, contenders, present)) {
+        worth = elapsed * present / PRESENCE_ONE;
+        uint64_t mean = measured_mean(estimate, present);
+        estimate->worth_ns = mean > 0 ? mean : worth;
+        publish(estimate, estimate->worth_ns > mean ? estimate->worth_ns : mean);
+        return worth;
+    }
+    update_worth(estimate, worth, weight, contenders, present);
+    uint64_t charge = estimate->worth_ns > least && !early ? estimate->worth_ns : least;
+    publish(estimate, charge);
     if (early) return charge;
-    if (measured) return worth;
     return charge == least && elapsed / contenders > worth ? elapsed / contenders : worth;
 }

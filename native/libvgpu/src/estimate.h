@@ -4,7 +4,7 @@
  *
  * Decides what a launch is charged and which launches are sampled. Pure: no clock, no driver. Nanoseconds of device time.
  * An elapsed time between two events holds the neighbours' time slices too, so of the last samples only those near the
- * shortest count; where the agent says that nobody else is on the device, all count. The other way round a function whose
+ * shortest count; where the agent reports no other process on the device, all count. The other way round a function whose
  * duration varies must not hide behind its shortest run: an estimate never falls below the mean elapsed time divided by
  * the number of contenders.
  * Locks taken here: none. Looking up and reading are free of locks; every change is made by one caller at a time.
@@ -86,7 +86,7 @@ struct estimate *estimate_add(struct estimates *all, const void *function, uint6
 
 void estimate_forget(struct estimates *all, const void *function);
 
-/* What the next launch of unknown work is charged; counts it. */
+/* Charge of the next launch of unknown work; counts it. */
 uint64_t estimate_unknown(struct estimate *estimate);
 
 /* Any number; not for secrets. */
@@ -102,7 +102,7 @@ void estimate_unknown_cancel(struct estimate *estimate, uint64_t charged_ns);
 /* The estimate's next sample is due: plan the one after it. */
 void estimate_plan_next(struct estimates *all, struct estimate *estimate);
 
-/* Whether this launch is one to sample; counts it. Free of locks, inexact when threads race, which does no harm. */
+/* true: this launch is to be sampled. Counts it. Free of locks, inexact when threads race, which does no harm. */
 static inline bool estimate_is_sampled(struct estimates *all, struct estimate *estimate)
 {
     int32_t left = __atomic_load_n(&estimate->until_sample, __ATOMIC_RELAXED) - 1;
@@ -112,7 +112,7 @@ static inline bool estimate_is_sampled(struct estimates *all, struct estimate *e
     return true;
 }
 
-/* This launch is sampled though none was due: it stands for those since the last one, and the next is planned anew. */
+/* This launch is sampled though none was due: it stands for those since the last one, and the next is planned again. */
 static inline void estimate_sample_now(struct estimates *all, struct estimate *estimate)
 {
     int32_t left = __atomic_load_n(&estimate->until_sample, __ATOMIC_RELAXED);

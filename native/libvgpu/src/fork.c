@@ -32,7 +32,7 @@ void fork_prepare(void)
     if (__atomic_load_n(&fork_words, __ATOMIC_ACQUIRE) != &first_words) return;
     uint32_t nobody = 0;
     if (!__atomic_compare_exchange_n(&preparing, &nobody, 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
-        /* Another thread is at it, for some microseconds; its fork would take its half with it, so not for ever. */
+        /* Another thread prepares it, for some microseconds. Wait for it a limited time: it may be a thread that a fork left. */
         for (int i = 0; i < 1000 && __atomic_load_n(&fork_words, __ATOMIC_ACQUIRE) == &first_words; i++)
             syscall(SYS_sched_yield);
         if (__atomic_load_n(&fork_words, __ATOMIC_ACQUIRE) != &first_words) return;

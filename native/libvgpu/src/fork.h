@@ -34,7 +34,7 @@ static inline uint32_t fork_incarnation(void)
     return __builtin_expect(known != 0, 1) ? known : fork_incarnation_slow();
 }
 
-/* A lock between the threads of this process, free in a child whoever held it. Not for shared memory. */
+/* A lock between the threads of this process, free in a child even if the parent held it. Not for shared memory. */
 void fork_lock(void);
 void fork_unlock(void);
 

@@ -1,48 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hook: cuInit, at which a process joins its container; and the fresh start of a forked child.
+ * Hook: cuInit, at which a process joins its container; and the table of modules (hook.h).
  *
- * Before cuInit (or a first NVML question) this library has done nothing in the process at all: no constructor, no file,
- * no thread, no handler. Nothing is done at its end either: the driver gives the memory back only when the process is
- * gone, so until then it stays charged, and whoever looks next finds the charge to be nobody's.
+ * Before cuInit (or a first NVML call) this library does nothing in the process: no constructor, no file, no thread, no
+ * handler. At process exit it does nothing either: the driver releases the memory only when the process has ended, so
+ * until then it stays charged, and another process reclaims the charge.
  * Locks taken here: none.
  */
-#include <sched.h>
-
 #include "compute.h"
 #include "context.h"
 #include "hook.h"
-#include "launch_hooks.h"
-#include "memory.h"
+#include "launch.h"
+#include "memory_array.h"
+#include "memory_graph.h"
+#include "memory_module.h"
+#include "pointer.h"
 #include "pool.h"
-#include "resolve.h"
 #include "vmm.h"
 
-#define NO_INCARNATION UINT32_MAX
-
-_Atomic(uint32_t) hook_incarnation = NO_INCARNATION;
-
-/* A child has the parent's tables, but not its memory: empty them before its first use of them. Who finds the number
-   claimed by another thread waits; a claim inherited over a fork has the parent's number and holds nobody up. */
-void hook_new_image(void)
-{
-    static _Atomic(uint32_t) claimed = NO_INCARNATION;
-    uint32_t now = account_incarnation();
-    uint32_t before = atomic_load(&claimed);
-    if (before != now && atomic_compare_exchange_strong(&claimed, &before, now)) {
-        context_reset();
-        memory_reset();
-        memory_array_reset();
-        memory_module_reset();
-        memory_graph_reset();
-        pool_reset();
-        vmm_reset();
-        launch_reset();
-        atomic_store_explicit(&hook_incarnation, now, memory_order_release);
-    }
-    while (atomic_load_explicit(&hook_incarnation, memory_order_acquire) != now)
-        sched_yield();
-}
+/* In the order in which they are called. */
+static const struct hook_module modules[] HOOK_MODULES = {
+    {.reset = context_reset},
+    {.reset = pointer_reset, .forget_context = pointer_forget_context},
+    {.reset = memory_array_reset, .forget_context = memory_array_forget_context},
+    {.reset = memory_module_reset, .forget_context = memory_module_forget_context},
+    {.reset = pool_reset, .forget_context = pool_forget_context, .settle = pool_settle_device},
+    {.reset = memory_graph_reset, .settle = memory_graph_settle},
+    {.reset = vmm_reset},
+    {.reset = launch_reset},
+};
 
 static void lend_driver(void)
 {

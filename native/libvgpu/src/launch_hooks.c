@@ -6,48 +6,11 @@
  * and a store to the process's own line. A graph counts as one piece of work. The default stream of the forms for
  * per-thread streams is given to the compute side under its own name.
  */
-#include "launch_hooks.h"
-
-#include <stdatomic.h>
-
 #include "compute.h"
 #include "context.h"
 #include "hook.h"
+#include "launch.h"
 #include "memory_graph.h"
-#include "priority.h"
-
-static _Atomic(int) paced = -1; /* -1: not looked yet */
-
-static bool look_for_page(void)
-{
-    bool found = account_priority() > 0 && priority_open(PRIORITY_PATH) != NULL;
-    atomic_store_explicit(&paced, found, memory_order_relaxed);
-    return found;
-}
-
-static inline bool is_limited(void)
-{
-    int known = atomic_load_explicit(&paced, memory_order_relaxed);
-    if (UNLIKELY(known < 0)) known = look_for_page();
-    if (UNLIKELY(!account_is_attached())) return known || account_is_core_limited();
-    return known || __atomic_load_n(&account_view.core_limited, __ATOMIC_RELAXED);
-}
-
-bool launch_is_limited(void)
-{
-    return is_limited();
-}
-
-void launch_reset(void)
-{
-    atomic_store_explicit(&paced, -1, memory_order_relaxed);
-}
-
-void launch_settle(void)
-{
-    struct context_here here;
-    if (is_limited() && context_here(&here) && here.device >= 0) compute_settle(here.device);
-}
 
 static inline void count_launch(void)
 {
@@ -58,7 +21,7 @@ static inline void count_launch(void)
 /* False: nothing limits this launch, the driver is called at once. */
 static inline bool is_held(struct context_here *here)
 {
-    if (LIKELY(!is_limited())) {
+    if (LIKELY(!launch_is_limited())) {
         count_launch();
         return false;
     }
@@ -209,7 +172,7 @@ HOOK_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *la
     struct context_here here;
     struct compute_work work[LAUNCHES_MOST];
     struct compute_ticket tickets[LAUNCHES_MOST];
-    if (!launches || count > LAUNCHES_MOST || !is_limited()) {
+    if (!launches || count > LAUNCHES_MOST || !launch_is_limited()) {
         count_launch();
         return DRIVER(cuLaunchCooperativeKernelMultiDevice)(launches, count, flags);
     }

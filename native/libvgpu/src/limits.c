@@ -10,7 +10,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "account.h"
 #include "platform.h"
 
 #define HEADER "hami-limits/1"
@@ -23,7 +22,7 @@
 
 static bool fail(char *problem, size_t size, const char *key, const char *rest)
 {
-    snprintf(problem, size, "%s: %s", key, rest);
+    (void)snprintf(problem, size, "%s: %s", key, rest);
     return false;
 }
 
@@ -62,7 +61,7 @@ bool limits_parse_bytes(const char *text, uint64_t *bytes)
     return true;
 }
 
-/* What has been found of the file so far. */
+/* The fields of the file found so far. */
 struct draft {
     struct limits *limits;
     bool has_devices;
@@ -84,14 +83,10 @@ static bool once(uint64_t *set, uint64_t index)
     return first;
 }
 
-static bool take_device(struct draft *draft, const char *key, const char *value, size_t length)
+/* `value` of the field `device.<index>.<field>`; false: it is wrong, or the field was given before. */
+static bool take_field(struct draft *draft, uint64_t index, const char *field, const char *value, size_t length)
 {
-    size_t digits = strspn(key, "0123456789");
-    uint64_t index;
     uint64_t number;
-    if (digits == 0 || key[digits] != '.') return true; /* some other key that begins with "device." */
-    if (!parse_number(key, digits, REGION_DEVICES_MAX - 1, &index) || (digits > 1 && *key == '0')) return false;
-    const char *field = key + digits + 1;
     struct limits *limits = draft->limits;
     if (strcmp(field, "vendor") == 0) return once(&draft->has_vendor, index);
     if (strcmp(field, "uuid") == 0) {
@@ -115,15 +110,24 @@ static bool take_device(struct draft *draft, const char *key, const char *value,
     return true;
 }
 
+static bool take_device(struct draft *draft, const char *key, const char *value, size_t length)
+{
+    size_t digits = strspn(key, "0123456789");
+    uint64_t index;
+    if (digits == 0 || key[digits] != '.') return true; /* some other key that begins with "device." */
+    if (!parse_number(key, digits, REGION_DEVICES_MAX - 1, &index) || (digits > 1 && *key == '0')) return false;
+    return take_field(draft, index, key + digits + 1, value, length);
+}
+
 static bool take_policy(struct limits *limits, const char *value)
 {
     if (strcasecmp(value, "force") == 0)
-        limits->core_policy = ACCOUNT_CORE_FORCE;
+        limits->core_policy = LIMITS_CORE_FORCE;
     else if (strcasecmp(value, "disable") == 0)
-        limits->core_policy = ACCOUNT_CORE_DISABLE;
+        limits->core_policy = LIMITS_CORE_DISABLE;
     else
-        limits->core_policy = ACCOUNT_CORE_DEFAULT;
-    return limits->core_policy != ACCOUNT_CORE_DEFAULT || strcasecmp(value, "default") == 0;
+        limits->core_policy = LIMITS_CORE_DEFAULT;
+    return limits->core_policy != LIMITS_CORE_DEFAULT || strcasecmp(value, "default") == 0;
 }
 
 static bool take(struct draft *draft, const char *key, const char *value, size_t length)
@@ -167,7 +171,7 @@ static bool is_complete(const struct draft *draft, char *problem, size_t problem
     uint64_t all = draft->has_vendor & draft->has_uuid & draft->has_memory & draft->has_core & draft->has_exclusive;
     for (uint64_t i = 0; i < draft->device_count; i++) {
         char key[24];
-        snprintf(key, sizeof key, "device.%u", (unsigned)i);
+        (void)snprintf(key, sizeof key, "device.%u", (unsigned)i);
         if (!(all >> i & 1))
             return fail(problem, problem_size, key, "lacks vendor, uuid, memory_mib, core_pct or exclusive");
         for (uint64_t other = 0; other < i; other++)
@@ -191,7 +195,7 @@ bool limits_parse(const char *text, size_t length, struct limits *limits, char *
         char copy[512];
         size_t size = (size_t)(stop - line);
         char where[32];
-        snprintf(where, sizeof where, "line %u", number);
+        (void)snprintf(where, sizeof where, "line %u", number);
         if (size >= sizeof copy) return fail(problem, problem_size, where, "is too long");
         memcpy(copy, line, size);
         copy[size] = '\0';
@@ -253,7 +257,8 @@ static void collect(struct setting *setting, const char *const *environment, con
         if (!limits_parse_bytes(text, &value) || value > most) {
             value = SETTING_UNREADABLE;
             if (*readable)
-                snprintf(problem, problem_size, "%.40s: not understood, so its devices may use nothing", *environment);
+                (void)snprintf(problem, problem_size, "%.40s: not understood, so its devices may use nothing",
+                               *environment);
             *readable = false;
         }
         if (value == 0) continue; /* as if it were not set */
@@ -349,12 +354,12 @@ enum limits_read limits_read(const char *path, struct limits *limits, struct lim
     (void)stamp_path(path, stamp);
     long length = platform_read_file(path, text, sizeof text);
     if (length < 0) {
-        snprintf(problem, problem_size, "%s: %s", path, strerror((int)-length));
+        (void)snprintf(problem, problem_size, "%s: %s", path, strerror((int)-length));
         return LIMITS_BROKEN;
     }
     char detail[160];
     if (limits_parse(text, (size_t)length, limits, detail, sizeof detail)) return LIMITS_READ;
-    snprintf(problem, problem_size, "%s: %s", path, detail);
+    (void)snprintf(problem, problem_size, "%s: %s", path, detail);
     return LIMITS_BROKEN;
 }
 

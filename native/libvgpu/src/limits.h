@@ -33,11 +33,13 @@ enum limits_source {
     LIMITS_REFUSED,     /* there is a file but it cannot be understood: every device has limit 0 */
 };
 
+enum limits_core_policy { LIMITS_CORE_DEFAULT = 0, LIMITS_CORE_FORCE = 1, LIMITS_CORE_DISABLE = 2 };
+
 struct limits {
     enum limits_source source;
     uint32_t device_count;
     uint32_t priority;
-    uint32_t core_policy; /* enum account_core_policy */
+    uint32_t core_policy; /* enum limits_core_policy */
     int log_level;
     uint64_t memory_bytes[REGION_DEVICES_MAX];
     uint32_t core_pct[REGION_DEVICES_MAX];
@@ -54,7 +56,7 @@ bool limits_parse_bytes(const char *text, uint64_t *bytes);
    `problem` then names the first of them and the function is false. */
 bool limits_from_environment(const char *const *environment, struct limits *limits, char *problem, size_t problem_size);
 
-/* Which version of the file was read. */
+/* The version of the file that was read. */
 struct limits_stamp {
     uint64_t device;
     uint64_t inode;

@@ -7,92 +7,17 @@
  */
 #include "memory.h"
 
-#include <stdlib.h>
-#include <string.h>
-
+#include "context.h"
 #include "device.h"
 #include "hook.h"
+#include "pointer.h"
 #include "pool.h"
-
-struct table memory_pointers;
-
-/* --- shared by all hooks that make memory --- */
-
-bool hook_charge_again(int device, uint64_t bytes)
-{
-    bool refunded = pool_settle_device(device);
-    refunded |= memory_graph_settle(device);
-    return refunded && account_charge(device, bytes);
-}
-
-bool hook_remember(struct table *table, uint64_t key, struct held held)
-{
-    struct held gone;
-    enum table_put outcome = table_put(table, key, held, &gone);
-    if (LIKELY(outcome == TABLE_NEW)) return true;
-    if (outcome == TABLE_REPLACED && table == &memory_pointers && gone.kind == MEMORY_POOLED)
-        pool_freed(&gone, false);
-    else if (outcome == TABLE_REPLACED)
-        account_refund((int)gone.device, gone.bytes);
-    return outcome != TABLE_NO_MEMORY;
-}
-
-static bool is_of_context(const struct held *held, const void *what)
-{
-    return held->kind != MEMORY_POOLED && held->tag == *(const uint8_t *)what;
-}
-
-struct forgetting {
-    void (*note)(int device, int64_t delta);
-};
-
-static void refund(uint64_t key, const struct held *held, void *into)
-{
-    const struct forgetting *forgetting = into;
-    (void)key;
-    account_refund((int)held->device, held->bytes);
-    if (forgetting->note) forgetting->note((int)held->device, -(int64_t)held->bytes);
-}
-
-void hook_forget_context(struct table *table, uint8_t tag, void (*note)(int device, int64_t delta))
-{
-    struct forgetting forgetting = {note};
-    table_take_if(table, is_of_context, &tag, refund, &forgetting);
-}
-
-void memory_forget_context(uint8_t tag)
-{
-    hook_forget_context(&memory_pointers, tag, NULL);
-    memory_array_forget_context(tag);
-    memory_module_forget_context(tag);
-}
-
-void memory_reset(void)
-{
-    table_reset(&memory_pointers);
-}
 
 /* --- allocate --- */
 
-/* Where the node sells more memory than the card has. A tenant who sets this gains nothing but slow memory: the limit
-   stays what it is. Asked only when the card is full. */
-bool memory_may_spill(int device)
-{
-    const char *said = getenv("CUDA_OVERSUBSCRIBE");
-    return device >= 0 && said && (strcmp(said, "true") == 0 || strcmp(said, "1") == 0);
-}
-
-CUresult memory_spill(CUdeviceptr *pointer, uint64_t bytes, int device, CUresult result, enum memory_kind *kind)
-{
-    if (result != CUDA_ERROR_OUT_OF_MEMORY || !memory_may_spill(device)) return result;
-    result = DRIVER(cuMemAllocManaged)(pointer, bytes, CU_MEM_ATTACH_GLOBAL);
-    if (result == CUDA_SUCCESS) *kind = MEMORY_MANAGED;
-    return result;
-}
-
 /* After the driver's answer to a request that was charged `bytes` and takes `held`. */
 static inline CUresult settle(CUresult result, CUdeviceptr pointer, const struct context_here *here, uint64_t bytes,
-                              enum memory_kind kind)
+                              enum pointer_kind kind)
 {
     if (UNLIKELY(result != CUDA_SUCCESS)) {
         account_refund(here->device, bytes);
@@ -100,7 +25,7 @@ static inline CUresult settle(CUresult result, CUdeviceptr pointer, const struct
     }
     struct held held = {
         .bytes = bytes & TABLE_BYTES_MAX, .device = (uint64_t)here->device & 0x3f, .kind = kind & 7, .tag = here->tag};
-    if (LIKELY(hook_remember(&memory_pointers, pointer, held))) return CUDA_SUCCESS;
+    if (LIKELY(pool_remember(pointer, held))) return CUDA_SUCCESS;
     DRIVER(cuMemFree_v2)(pointer);
     account_refund(here->device, bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -115,12 +40,12 @@ static bool is_free_of_charge(struct context_here *here, uint64_t bytes)
 HOOK_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
     struct context_here here;
-    enum memory_kind kind = MEMORY_PLAIN;
+    enum pointer_kind kind = POINTER_PLAIN;
     hook_enter();
     if (UNLIKELY(!pointer || is_free_of_charge(&here, bytes))) return DRIVER(cuMemAlloc_v2)(pointer, bytes);
     if (UNLIKELY(!hook_charge(here.device, bytes))) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuMemAlloc_v2)(pointer, bytes);
-    if (UNLIKELY(result != CUDA_SUCCESS)) result = memory_spill(pointer, bytes, here.device, result, &kind);
+    if (UNLIKELY(result != CUDA_SUCCESS)) result = pointer_spill(pointer, bytes, here.device, result, &kind);
     return settle(result, *pointer, &here, bytes, kind);
 }
 
@@ -131,7 +56,7 @@ HOOK_EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes)
     if (!pointer || is_free_of_charge(&here, bytes)) return DRIVER(cuMemAlloc)(pointer, bytes);
     if (!hook_charge(here.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuMemAlloc)(pointer, bytes);
-    return settle(result, *pointer, &here, bytes, MEMORY_PLAIN);
+    return settle(result, *pointer, &here, bytes, POINTER_PLAIN);
 }
 
 HOOK_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
@@ -141,7 +66,7 @@ HOOK_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsig
     if (!pointer || is_free_of_charge(&here, bytes)) return DRIVER(cuMemAllocManaged)(pointer, bytes, flags);
     if (!hook_charge(here.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuMemAllocManaged)(pointer, bytes, flags);
-    return settle(result, *pointer, &here, bytes, MEMORY_MANAGED);
+    return settle(result, *pointer, &here, bytes, POINTER_MANAGED);
 }
 
 /* The driver's pitch is a multiple of this on every device so far; spilled memory is given the same. */
@@ -152,9 +77,9 @@ static bool pitched(uint64_t width, uint64_t height, uint64_t *bytes)
     return width <= TABLE_BYTES_MAX && !__builtin_mul_overflow((width + PITCH - 1) / PITCH * PITCH, height, bytes);
 }
 
-/* The pitch is known only afterwards: what it will be was charged, now the difference; what does not fit is given back. */
+/* The pitch is known only afterwards: the expected one was charged, now the difference; memory that does not fit is freed. */
 static CUresult settle_pitch(CUresult result, CUdeviceptr pointer, const struct context_here *here, uint64_t charged,
-                             uint64_t pitch, uint64_t height, enum memory_kind kind)
+                             uint64_t pitch, uint64_t height, enum pointer_kind kind)
 {
     uint64_t bytes;
     if (result != CUDA_SUCCESS || __builtin_mul_overflow(pitch, height, &bytes)) {
@@ -174,14 +99,14 @@ HOOK_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, siz
 {
     struct context_here here;
     uint64_t bytes;
-    enum memory_kind kind = MEMORY_PLAIN;
+    enum pointer_kind kind = POINTER_PLAIN;
     hook_enter();
     if (!pointer || !pitch || !pitched(width, height, &bytes) || is_free_of_charge(&here, bytes))
         return DRIVER(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
     if (!hook_charge(here.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-        result = memory_spill(pointer, bytes, here.device, result, &kind);
+        result = pointer_spill(pointer, bytes, here.device, result, &kind);
         if (result == CUDA_SUCCESS) *pitch = bytes / height;
     }
     return settle_pitch(result, *pointer, &here, bytes, *pitch, height, kind);
@@ -197,7 +122,7 @@ HOOK_EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitc
         return DRIVER(cuMemAllocPitch)(pointer, pitch, width, height, element);
     if (!hook_charge(here.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuMemAllocPitch)(pointer, pitch, width, height, element);
-    return settle_pitch(result, *pointer, &here, bytes, *pitch, height, MEMORY_PLAIN);
+    return settle_pitch(result, *pointer, &here, bytes, *pitch, height, POINTER_PLAIN);
 }
 
 /* --- free --- */
@@ -206,11 +131,11 @@ HOOK_EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     struct held held;
     hook_enter();
-    if (UNLIKELY(!table_take(&memory_pointers, pointer, &held))) return DRIVER(cuMemFree_v2)(pointer);
+    if (UNLIKELY(!table_take(&pointer_table, pointer, &held))) return DRIVER(cuMemFree_v2)(pointer);
     CUresult result = DRIVER(cuMemFree_v2)(pointer);
     if (UNLIKELY(result != CUDA_SUCCESS)) {
-        hook_remember(&memory_pointers, pointer, held);
-    } else if (UNLIKELY(held.kind == MEMORY_POOLED)) {
+        pool_remember(pointer, held);
+    } else if (UNLIKELY(held.kind == POINTER_POOLED)) {
         pool_freed(&held, true);
     } else {
         hook_refund((int)held.device, held.bytes);
@@ -222,10 +147,10 @@ HOOK_EXPORT CUresult cuMemFree(CUdeviceptr_v1 pointer)
 {
     struct held held;
     hook_enter();
-    if (!table_take(&memory_pointers, pointer, &held)) return DRIVER(cuMemFree)(pointer);
+    if (!table_take(&pointer_table, pointer, &held)) return DRIVER(cuMemFree)(pointer);
     CUresult result = DRIVER(cuMemFree)(pointer);
     if (result != CUDA_SUCCESS)
-        hook_remember(&memory_pointers, pointer, held);
+        pool_remember(pointer, held);
     else
         account_refund((int)held.device, held.bytes);
     return result;

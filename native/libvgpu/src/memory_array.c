@@ -6,10 +6,12 @@
  * blocks of compressed formats, all planes of video formats, all layers, faces and levels.
  * Sparse and deferred arrays hold no memory of their own: theirs is made by cuMemCreate.
  */
+#include "memory_array.h"
+
 #include <stddef.h>
 
+#include "context.h"
 #include "hook.h"
-#include "memory.h"
 
 static struct table arrays;
 
@@ -68,7 +70,7 @@ static uint64_t at_least_one(uint64_t extent)
     return extent ? extent : 1;
 }
 
-uint64_t memory_array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned int levels)
+static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned int levels)
 {
     if (descriptor->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) return 0;
     const struct format *format = format_of(descriptor->Format);
@@ -117,12 +119,12 @@ static CUresult settle(CUresult result, const void *array, uint64_t bytes, const
 
 static uint64_t bytes_of(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned int levels, const void *out)
 {
-    return descriptor && out ? memory_array_bytes(descriptor, levels) : 0;
+    return descriptor && out ? array_bytes(descriptor, levels) : 0;
 }
 
 static uint64_t bytes_of_flat(size_t width, size_t height, CUarray_format format, unsigned int channels)
 {
-    return memory_array_bytes(
+    return array_bytes(
         &(CUDA_ARRAY3D_DESCRIPTOR){.Width = width, .Height = height, .Format = format, .NumChannels = channels}, 1);
 }
 
@@ -151,7 +153,7 @@ HOOK_EXPORT CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v
 HOOK_EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
 {
     struct context_here here;
-    uint64_t bytes = bytes_of(descriptor, 1, array);
+    uint64_t bytes = bytes_of(descriptor, 1, (const void *)array);
     if (charge(bytes, &here) != CUDA_SUCCESS) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuArray3DCreate_v2)(array, descriptor);
     return settle(result, result == CUDA_SUCCESS ? *array : NULL, bytes, &here);
@@ -162,13 +164,13 @@ HOOK_EXPORT CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPT
     struct context_here here;
     uint64_t bytes = 0;
     if (descriptor && array)
-        bytes = memory_array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){.Width = descriptor->Width,
-                                                              .Height = descriptor->Height,
-                                                              .Depth = descriptor->Depth,
-                                                              .Format = descriptor->Format,
-                                                              .NumChannels = descriptor->NumChannels,
-                                                              .Flags = descriptor->Flags},
-                                   1);
+        bytes = array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){.Width = descriptor->Width,
+                                                       .Height = descriptor->Height,
+                                                       .Depth = descriptor->Depth,
+                                                       .Format = descriptor->Format,
+                                                       .NumChannels = descriptor->NumChannels,
+                                                       .Flags = descriptor->Flags},
+                            1);
     if (charge(bytes, &here) != CUDA_SUCCESS) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuArray3DCreate)(array, descriptor);
     return settle(result, result == CUDA_SUCCESS ? *array : NULL, bytes, &here);
@@ -178,7 +180,7 @@ HOOK_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_
                                             unsigned int levels)
 {
     struct context_here here;
-    uint64_t bytes = bytes_of(descriptor, levels, array);
+    uint64_t bytes = bytes_of(descriptor, levels, (const void *)array);
     if (charge(bytes, &here) != CUDA_SUCCESS) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DRIVER(cuMipmappedArrayCreate)(array, descriptor, levels);
     return settle(result, result == CUDA_SUCCESS ? *array : NULL, bytes, &here);
@@ -213,9 +215,9 @@ HOOK_EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
     return result;
 }
 
-void memory_array_forget_context(uint8_t tag)
+void memory_array_forget_context(const struct hook_context *ended)
 {
-    hook_forget_context(&arrays, tag, NULL);
+    hook_forget_tag(&arrays, ended->tag, NULL);
 }
 
 void memory_array_reset(void)

@@ -16,12 +16,10 @@
 #include <string.h>
 
 #include "compute.h"
-#include "context.h"
 #include "device.h"
 #include "hook.h"
-#include "launch_hooks.h"
-#include "memory.h"
-#include "pool.h"
+#include "launch.h"
+#include "piece.h"
 
 #define DEVICES 64   /* CUDA ordinals */
 #define PER_GRAPH 8u /* devices that one graph may allocate on: addresses of graphs are multiples of 8 */
@@ -56,7 +54,7 @@ static bool settle_device(CUdevice cuda)
     if (device < 0 ||
         DRIVER(cuDeviceGetGraphMemAttribute)(cuda, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) != CUDA_SUCCESS)
         return false;
-    pool_learn(device, reserved);
+    piece_learn(device, reserved);
     spin_lock(&devices_locked);
     uint64_t target = reserved + devices[cuda].pending;
     uint64_t charged = devices[cuda].charged;
@@ -88,12 +86,12 @@ static void add_graph(CUgraph graph, struct need *need, int depth)
 {
     size_t count = 0;
     if (depth > DEPTH_MOST || DRIVER(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || !count) return;
-    CUgraphNode *nodes = calloc(count, sizeof *nodes);
+    CUgraphNode *nodes = (CUgraphNode *)calloc(count, sizeof *nodes);
     if (!nodes) return;
     if (DRIVER(cuGraphGetNodes)(graph, nodes, &count) == CUDA_SUCCESS)
         for (size_t i = 0; i < count; i++)
             add_node(nodes[i], need, depth);
-    free(nodes);
+    free((void *)nodes);
 }
 
 static void add_node(CUgraphNode node, struct need *need, int depth)
@@ -118,7 +116,7 @@ static void add_all(CUgraph graph, struct need *need)
 {
     add_graph(graph, need, 0);
     for (CUdevice cuda = 0; cuda < DEVICES; cuda++)
-        if (need->bytes[cuda]) need->bytes[cuda] = pool_round(device_limits(cuda), need->bytes[cuda]);
+        if (need->bytes[cuda]) need->bytes[cuda] = piece_round(device_limits(cuda), need->bytes[cuda]);
 }
 
 static bool charge_need(CUdevice cuda, uint64_t bytes)

@@ -2,21 +2,25 @@
 /*
  * Hooks: modules and libraries of code, whose images take device memory.
  *
- * What the image can take at most is charged before the driver is asked, where its header tells (module_image.h). Where
- * that is not known, what it declares is charged first: what it takes for sure, or it is refused, and of what it is likely
- * to take as much as there is room for, so that nobody else is given that room meanwhile. Then that is corrected to what it
- * has taken. The driver does not say how much: it is the growth of this process in NVML's list around the load, or, where
- * that does not tell, what the header says at most, or, without that, the fall of the driver's free memory, at most
- * MODULE_MOST or what was charged first, because neighbours change that too; less what this process was charged meanwhile.
- * What does not fit is unloaded again. Code that is loaded lazily is found only by the agent's comparison with NVML.
+ * The most that the image can take is charged before the driver is called, if its header gives it (module_image.h). Else
+ * the sizes that it declares are charged first: the bytes that it certainly takes, or it is refused, and of those that it
+ * likely takes as many as fit, so that no other process can charge them meanwhile.
+ *
+ * Then the charge is corrected to the bytes that the image has taken, less those that this process was charged meanwhile.
+ * The driver does not report them. The first of these that is known counts:
+ *   - the growth of this process in NVML's list around the load;
+ *   - the most that the header gives;
+ *   - the fall of the driver's free memory, at most MODULE_MOST or the first charge, because neighbors change it too.
+ * An image that does not fit is unloaded again. Code that is loaded lazily is found only by the agent's comparison with NVML.
  */
+#include "memory_module.h"
+
 #include <stddef.h>
 
 #include "compute.h"
 #include "context.h"
 #include "hook.h"
-#include "launch_hooks.h"
-#include "memory.h"
+#include "launch.h"
 #include "module_image.h"
 
 #define MODULE_MOST (UINT64_C(1) << 30)
@@ -54,7 +58,7 @@ static bool is_lazy(void)
     return DRIVER(cuModuleGetLoadingMode)(&mode) == CUDA_SUCCESS && mode == CU_MODULE_LAZY_LOADING;
 }
 
-/* What is only likely need not fit: the sure part must, and of the rest whatever is left. */
+/* The likely part need not fit: the certain part must, and of the rest as many bytes as fit are charged. */
 static bool charge_part(struct measure *measure, const struct module_size *size)
 {
     int device = measure->here.device;
@@ -87,7 +91,7 @@ static bool begin(struct measure *measure, const struct origin *origin)
     return true;
 }
 
-/* What the load has taken. */
+/* Bytes that the load has taken. */
 static uint64_t taken_by(const struct measure *measure)
 {
     uint64_t used;
@@ -204,9 +208,9 @@ HOOK_EXPORT CUresult cuLibraryUnload(CUlibrary library)
     return result;
 }
 
-void memory_module_forget_context(uint8_t tag)
+void memory_module_forget_context(const struct hook_context *ended)
 {
-    hook_forget_context(&modules, tag, account_note_module);
+    hook_forget_tag(&modules, ended->tag, account_note_module);
 }
 
 void memory_module_reset(void)

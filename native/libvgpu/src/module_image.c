@@ -107,7 +107,7 @@ static bool elf_size(const struct source *source, uint64_t at, struct size *size
     return size->zeros <= SIZE_MOST;
 }
 
-/* Which of its images the driver takes is its own affair: the dearest counts, and the whole for its length. */
+/* The driver chooses one of its images: the dearest counts, and the whole for its length. */
 static bool fat_size(const struct source *source, struct size *size)
 {
     struct fat_header header;
@@ -204,7 +204,7 @@ static uint64_t number_of(const char *word)
     return *word == '\0' ? number : 0;
 }
 
-/* What stands after .global in a declaration, up to its end: `.align 4 .v2 .f32 name[10][20]`. */
+/* The text after .global in a declaration, up to its end: `.align 4 .v2 .f32 name[10][20]`. */
 static uint64_t variable_bytes(struct text *text, int *kept)
 {
     char word[TEXT_WORD];

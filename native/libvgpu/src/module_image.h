@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much device memory an image of code can take, from what it says of itself before the driver is asked.
+ * How much device memory an image of code can take, from its own headers, before the driver is called.
  *
  * A bound is known of ELF images and of fat binaries of uncompressed ELF images: no more than the file and its zero-filled
  * sections. Of what the driver still compiles (PTX) or unpacks there is none, but what the image declares: PTX the sizes of

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define NS_PER_S UINT64_C(1000000000)
-#define STACK_BYTES (256u * 1024u)
+#define STACK_BYTES ((size_t)256 * 1024)
 
 static void *(*resolver)(const char *);
 static int said_level = 1;
@@ -57,15 +57,16 @@ bool platform_thread(void *(*body)(void *), void *argument)
     int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = NULL;
     int (*set_stack_size)(pthread_attr_t *, size_t) = NULL;
     void *found = platform_resolve("pthread_create");
-    memcpy(&create, &found, sizeof create);
+    memcpy((void *)&create, (void *)&found, sizeof create);
     found = platform_resolve("pthread_attr_setstacksize");
-    memcpy(&set_stack_size, &found, sizeof set_stack_size);
+    memcpy((void *)&set_stack_size, (void *)&found, sizeof set_stack_size);
     if (!create) return false;
-    /* libc leaves out of the full set what it needs itself (setuid in a process with threads). */
+    /* libc leaves out of the full set what it needs itself (setuid in a process with threads). On Linux sigprocmask sets
+       the mask of the calling thread; pthread_sigmask is in libpthread before glibc 2.32, which a program may not link. */
     sigset_t all;
     sigset_t before;
     sigfillset(&all);
-    if (sigprocmask(SIG_SETMASK, &all, &before) != 0) return false;
+    if (sigprocmask(SIG_SETMASK, &all, &before) != 0) return false; /* NOLINT(concurrency-mt-unsafe): see above */
     pthread_attr_t attributes;
     pthread_t thread;
     pthread_attr_init(&attributes);
@@ -79,7 +80,7 @@ bool platform_thread(void *(*body)(void *), void *argument)
         failed = create(&thread, &attributes, body, argument);
     }
     pthread_attr_destroy(&attributes);
-    sigprocmask(SIG_SETMASK, &before, NULL);
+    sigprocmask(SIG_SETMASK, &before, NULL); /* NOLINT(concurrency-mt-unsafe): see above */
     return failed == 0;
 }
 
@@ -139,7 +140,7 @@ void platform_say(enum platform_level level, const char *format, ...)
         if (length > sizeof line - 2) length = sizeof line - 2;
         line[length++] = '\n';
         if (syscall(SYS_write, STDERR_FILENO, line, length) < 0) {
-            /* nobody listens */
+            /* stderr is closed */
         }
     }
     errno = saved;

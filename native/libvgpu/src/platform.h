@@ -12,8 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* How to find a function of libc or libpthread by name at run time. Whoever owns symbol resolution sets it once,
-   before the first CUDA call; without it only what is already bound is found. */
+/* How to find a function of libc or libpthread by name at run time. The module that resolves symbols sets
+   it once, before the first CUDA call; without it only functions that are already bound are found. */
 void platform_use_resolver(void *(*resolve)(const char *name));
 void *platform_resolve(const char *name);
 
@@ -33,7 +33,7 @@ enum platform_level { PLATFORM_ERROR = 0, PLATFORM_NOTICE = 2, PLATFORM_INFO = 3
 void platform_set_level(int level);
 __attribute__((format(printf, 2, 3))) void platform_say(enum platform_level level, const char *format, ...);
 
-/* System calls at which a thread cannot be cancelled, so that nothing held here is held for ever. errno as usual. */
+/* System calls at which a thread cannot be cancelled, so that no lock held here stays held. errno as usual. */
 int platform_open(const char *path, int flags, unsigned mode);
 void platform_close(int file);
 

@@ -13,11 +13,12 @@
 #include "context.h"
 #include "device.h"
 #include "hook.h"
-#include "launch_hooks.h"
-#include "memory.h"
+#include "launch.h"
+#include "memory_graph.h"
+#include "piece.h"
+#include "pointer.h"
 
 #define POOLS 255u
-#define PIECE_MOST (UINT64_C(32) << 20)
 
 struct pool {
     _Atomic(CUmemoryPool) handle; /* NULL: free; written last */
@@ -30,24 +31,7 @@ struct pool {
 
 static struct pool pools[POOLS];
 static _Atomic(uint32_t) pools_locked;
-static _Atomic(bool) slack; /* some pool may give back what it keeps, or has: charged > live */
-
-uint64_t pool_round(int device, uint64_t bytes)
-{
-    struct region_device *line = account_region_device(device);
-    uint64_t piece = line ? __atomic_load_n(&line->pool_piece, __ATOMIC_RELAXED) : 0;
-    if (piece <= 1 || piece > PIECE_MOST || bytes > TABLE_BYTES_MAX) return bytes;
-    return (bytes + piece - 1) / piece * piece;
-}
-
-/* The largest power of two that divides all that was seen. */
-void pool_learn(int device, uint64_t reserved)
-{
-    struct region_device *line = account_region_device(device);
-    uint64_t piece = (reserved | PIECE_MOST) & -(reserved | PIECE_MOST);
-    uint64_t known = line ? __atomic_load_n(&line->pool_piece, __ATOMIC_RELAXED) : 0;
-    if (line && reserved && (!known || piece < known)) __atomic_store_n(&line->pool_piece, piece, __ATOMIC_RELAXED);
-}
+static _Atomic(bool) slack; /* some pool may release memory that it keeps, or has: charged > live */
 
 static bool reserved_of(CUmemoryPool handle, uint64_t *bytes)
 {
@@ -86,9 +70,9 @@ static bool pool_settle(uint32_t number, bool strict, bool *refunded)
     struct pool *pool = &pools[number];
     bool fits = true;
     bool known = !pool->destroyed && reserved_of(pool->handle, &reserved);
-    if (known && reserved > pool->live) pool_learn(pool->device, reserved);
+    if (known && reserved > pool->live) piece_learn(pool->device, reserved);
     spin_lock(&pools_locked);
-    uint64_t target = pool->flying ? pool_round(pool->device, pool->live) : pool->live;
+    uint64_t target = pool->flying ? piece_round(pool->device, pool->live) : pool->live;
     if (known && reserved > target) target = reserved;
     if (target > pool->charged) {
         fits = !strict || account_charge(pool->device, target - pool->charged);
@@ -119,7 +103,7 @@ void pool_settle_if_slack(int device)
     pool_settle_device(device);
 }
 
-/* What a pool of another device keeps it still keeps: settling says so again. */
+/* A pool of another device may still keep its memory: settling sets `slack` again. */
 static void settle_after_wait(void)
 {
     launch_settle();
@@ -140,9 +124,17 @@ void pool_freed(const struct held *held, bool done)
     if (done || pool->destroyed) pool_settle(number, false, NULL);
 }
 
+void pool_replaced(const struct held *held)
+{
+    if (held->kind == POINTER_POOLED)
+        pool_freed(held, false);
+    else
+        account_refund((int)held->device, held->bytes);
+}
+
 static bool is_of_pool(const struct held *held, const void *what)
 {
-    return held->kind == MEMORY_POOLED && held->tag == *(const uint8_t *)what;
+    return held->kind == POINTER_POOLED && held->tag == *(const uint8_t *)what;
 }
 
 static void nothing_more(uint64_t key, const struct held *held, void *into)
@@ -152,15 +144,17 @@ static void nothing_more(uint64_t key, const struct held *held, void *into)
     (void)into;
 }
 
-void pool_device_reset(int device)
+void pool_forget_context(const struct hook_context *ended)
 {
+    int device = ended->device;
+    if (!ended->primary) return;
     for (uint32_t i = 0; i < POOLS; i++) {
         cuuint64_t used = 1;
         if (!pools[i].handle || pools[i].device != device) continue;
         CUresult result = DRIVER(cuMemPoolGetAttribute)(pools[i].handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
         if (result == CUDA_SUCCESS && used) continue;
         uint8_t tag = (uint8_t)i;
-        table_take_if(&memory_pointers, is_of_pool, &tag, nothing_more, NULL);
+        table_take_if(&pointer_table, is_of_pool, &tag, nothing_more, NULL);
         spin_lock(&pools_locked);
         pools[i].live = 0;
         spin_unlock(&pools_locked);
@@ -185,13 +179,13 @@ static bool is_capturing(CUstream stream, bool per_thread)
     return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
-/* What a pool lacks for a request, in whole pieces, charged; false: it does not fit. */
+/* Charge the bytes that a pool lacks for a request, in whole pieces; false: they do not fit. */
 static bool pool_charge(uint32_t number, uint64_t bytes)
 {
     struct pool *pool = &pools[number];
     spin_lock(&pools_locked);
     uint64_t live = pool->live + bytes;
-    uint64_t whole = pool_round(pool->device, live);
+    uint64_t whole = piece_round(pool->device, live);
     bool fits = whole <= pool->charged || account_charge(pool->device, whole - pool->charged);
     if (fits) {
         pool->flying++;
@@ -252,7 +246,7 @@ static CUresult allocate(const struct request *request)
 {
     struct context_here here;
     CUmemoryPool pool = request->pool;
-    enum memory_kind kind = MEMORY_POOLED;
+    enum pointer_kind kind = POINTER_POOLED;
     hook_enter();
     if (!request->pointer || request->bytes > TABLE_BYTES_MAX ||
         !context_of_stream(request->stream, request->per_thread, &here))
@@ -265,16 +259,15 @@ static CUresult allocate(const struct request *request)
     uint32_t number = pool_number(pool, here.device);
     if (number == POOLS || pools[number].device < 0) return ask_driver(request);
     int device = pools[number].device;
-    if (!pool_charge(number, request->bytes) &&
-        !((pool_settle_device(device) | memory_graph_settle(device)) && pool_charge(number, request->bytes)))
+    if (!pool_charge(number, request->bytes) && !(hook_settle(device) && pool_charge(number, request->bytes)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = ask_driver(request);
     pool_landed(number);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && memory_may_spill(device)) {
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && pointer_may_spill(device)) {
         /* Managed memory is charged by request, not as part of the pool. */
         pool_uncharge(number, request->bytes);
         if (!hook_charge(device, request->bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-        result = memory_spill(request->pointer, request->bytes, device, result, &kind);
+        result = pointer_spill(request->pointer, request->bytes, device, result, &kind);
         if (result != CUDA_SUCCESS) account_refund(device, request->bytes);
     } else if (result != CUDA_SUCCESS) {
         pool_uncharge(number, request->bytes);
@@ -287,8 +280,8 @@ static CUresult allocate(const struct request *request)
     struct held held = {.bytes = request->bytes & TABLE_BYTES_MAX,
                         .device = (uint64_t)device & 0x3f,
                         .kind = kind & 7,
-                        .tag = kind == MEMORY_POOLED ? (uint8_t)number : here.tag};
-    hook_remember(&memory_pointers, *request->pointer, held);
+                        .tag = kind == POINTER_POOLED ? (uint8_t)number : here.tag};
+    pool_remember(*request->pointer, held);
     return CUDA_SUCCESS;
 }
 
@@ -319,9 +312,9 @@ static CUresult free_async(CUdeviceptr pointer, CUstream stream, bool per_thread
 {
     struct held held;
     hook_enter();
-    bool known = table_take(&memory_pointers, pointer, &held);
+    bool known = table_take(&pointer_table, pointer, &held);
     CUresult result;
-    if (known && held.kind == MEMORY_MANAGED) {
+    if (known && held.kind == POINTER_MANAGED) {
         /* Spilled: the driver does not free managed memory in stream order, so wait for the stream. */
         result = per_thread ? DRIVER(cuStreamSynchronize_ptsz)(stream) : DRIVER(cuStreamSynchronize)(stream);
         if (result == CUDA_SUCCESS) result = DRIVER(cuMemFree_v2)(pointer);
@@ -330,8 +323,8 @@ static CUresult free_async(CUdeviceptr pointer, CUstream stream, bool per_thread
     }
     if (!known) return result;
     if (result != CUDA_SUCCESS)
-        hook_remember(&memory_pointers, pointer, held);
-    else if (held.kind == MEMORY_POOLED)
+        pool_remember(pointer, held);
+    else if (held.kind == POINTER_POOLED)
         pool_freed(&held, false);
     else
         account_refund((int)held.device, held.bytes);
@@ -393,7 +386,7 @@ HOOK_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
     return result;
 }
 
-/* --- where pools give memory back --- */
+/* --- where pools release memory --- */
 
 HOOK_EXPORT CUresult cuCtxSynchronize(void)
 {

@@ -2,7 +2,7 @@
 /*
  * How much of the time in which this process has work on a device the device works for it.
  *
- * Elapsed times cannot tell a neighbour's slices from work that varies. This can: while work is queued, an event is now and
+ * Elapsed times do not distinguish a neighbor's slices from work that varies. Probes do: while work is queued, an event is now and
  * then recorded on a stream of our own that has nothing else to do (a probe). It happens at once while our context is on
  * the device, and only with the context's next slice while another one is. The part of probes that were answered at once is
  * the part of an elapsed time that was ours. Probes come at irregular times, so that they keep no step with the slices.
@@ -16,14 +16,14 @@
 #include <stdint.h>
 
 #define PRESENCE_ONE 1024u
-/* From this part on nobody else is worth speaking of. */
+/* From this part on the device counts as used by this process alone. */
 #define PRESENCE_ALONE 992u
-/* So long after it was posted a probe is looked at, */
+/* The answer of a probe is read so long after it was posted; */
 #define PRESENCE_VERDICT_NS UINT64_C(50000)
-/* and if the host came later than this, it tells nothing. */
+/* if the host was later than this, it is discarded. */
 #define PRESENCE_LATE_NS UINT64_C(400000)
 #define PRESENCE_PERIOD_NS UINT64_C(100000000)
-/* What was seen longer ago than this is forgotten. */
+/* Answers older than this are forgotten. */
 #define PRESENCE_STALE_NS UINT64_C(2000000000)
 
 enum {

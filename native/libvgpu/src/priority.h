@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The page through which the node's agent tells all containers who is active on a device, and at which priority.
+ * The page in which the node's agent publishes, per device, which priorities are active, to all containers.
  *
  * One file for the node, written by the agent alone, in place, and mounted into every container that may not write it.
  * Level 0 is the highest, 7 the lowest. A process of a lower level waits while a higher level is active and the lease
@@ -51,7 +51,7 @@ _Static_assert(offsetof(struct priority_device, sequence) == 64, "sequence");
 _Static_assert(offsetof(struct priority_device, lease_until_ns) == 72, "lease");
 _Static_assert(offsetof(struct priority_page, devices) == 64, "page");
 
-/* What one process reads of it. */
+/* The part that one process reads. */
 struct priority_view {
     uint32_t highest_active;
     uint32_t active_tenants;
@@ -66,7 +66,7 @@ void priority_close(const struct priority_page *page);
 /* NULL: not in the page. */
 const struct priority_device *priority_device(const struct priority_page *page, const char *uuid);
 
-/* What holds now. False: the lease has run out, nothing is known. */
+/* Read the present values. False: the lease has expired, nothing is known. */
 bool priority_read(const struct priority_device *device, uint64_t now_ns, struct priority_view *view);
 
 /* Cheap and without a clock: whether a launch at `level` must look closer. */

@@ -71,7 +71,7 @@ static bool read_stat(uint32_t pid, struct process_stat *stat)
 {
     char path[40];
     char text[1024];
-    snprintf(path, sizeof path, "/proc/%u/stat", pid);
+    (void)snprintf(path, sizeof path, "/proc/%u/stat", pid);
     return platform_read_file(path, text, sizeof text) > 0 && process_parse_stat(text, stat);
 }
 
@@ -88,7 +88,7 @@ static uint64_t namespace_of(const char *path)
     return bracket ? number_of(bracket + 1) : 0;
 }
 
-/* Whether the /proc that is mounted numbers processes as this process does. */
+/* true: the mounted /proc numbers processes as this process does. */
 static bool proc_is_ours(uint32_t pid)
 {
     int saved = errno;
@@ -131,19 +131,19 @@ enum process_life process_life(const union region_owner *self, const union regio
 {
     if (owner->low == self->low) return owner->high == self->high ? PROCESS_ALIVE : PROCESS_DEAD;
     if (self->pid_namespace == 0 || owner->pid_namespace != self->pid_namespace) return PROCESS_UNKNOWN;
-    if (owner->pid == 0 || owner->pid > INT32_MAX) return PROCESS_DEAD; /* nobody writes this but a vandal */
+    if (owner->pid == 0 || owner->pid > INT32_MAX) return PROCESS_DEAD; /* only a vandal writes this */
     int saved = errno;
     bool gone = kill((pid_t)owner->pid, 0) != 0 && errno == ESRCH;
     errno = saved;
     if (gone) return PROCESS_DEAD;
     struct process_stat stat;
     if (!self->start_ticks && !proc_is_ours(self->pid)) return PROCESS_ALIVE;
-    if (!read_stat(owner->pid, &stat)) return PROCESS_ALIVE; /* hidden, or just going: the next look will tell */
+    if (!read_stat(owner->pid, &stat)) return PROCESS_ALIVE; /* hidden, or ending: the next look shows which */
     return life_by_stat(self, owner, &stat);
 }
 
-/* Namespaces in which this process has seen somebody through its own /proc: these are inside of its own. An owner of
-   any other namespace may be outside, where nobody would ever be seen. */
+/* Namespaces in which this process has seen a process through its own /proc: these are inside of its own. An owner of any
+   other namespace may be outside, where no process can be seen. */
 static uint32_t inner_namespaces[NAMESPACES_KNOWN];
 static uint32_t inner_namespace_count;
 
@@ -184,6 +184,53 @@ static uint32_t innermost_pid(const char *status, int *depth)
     return last;
 }
 
+/* One pass over /proc, to find owners that live in inner pid namespaces. */
+struct inner_search {
+    const union region_owner *self;
+    const union region_owner *owners;
+    size_t count;
+    bool *seen;   /* of each owner: a live process is it */
+    char *status; /* STATUS_BYTES */
+    bool blind;   /* some process could not be read: absence proves nothing */
+};
+
+#define STATUS_BYTES 8192u
+
+/* Mark the owners that this process of /proc is. */
+static void see_process(struct inner_search *search, uint32_t pid)
+{
+    char path[40];
+    (void)snprintf(path, sizeof path, "/proc/%u/status", pid);
+    long length = platform_read_file(path, search->status, STATUS_BYTES);
+    int depth = 0;
+    if (length <= 0) {
+        if (length != -ENOENT && length != -ESRCH) search->blind = true; /* else it has ended meanwhile */
+        return;
+    }
+    uint32_t inner = innermost_pid(search->status, &depth);
+    if (depth == 0 && !strstr(search->status, "\nNSpid:")) search->blind = true; /* the kernel does not report it */
+    if (depth < 2) return;
+    (void)snprintf(path, sizeof path, "/proc/%u/ns/pid", pid);
+    uint32_t pid_namespace = (uint32_t)namespace_of(path);
+    for (size_t i = 0; i < search->count; i++)
+        if (search->owners[i].pid_namespace == pid_namespace)
+            know_inner(pid_namespace); /* one of an owner: others are of no interest */
+    struct process_stat stat;
+    if (!read_stat(pid, &stat)) return;
+    for (size_t i = 0; i < search->count; i++) {
+        const union region_owner *owner = &search->owners[i];
+        if (owner->pid == inner && (!pid_namespace || owner->pid_namespace == pid_namespace) &&
+            life_by_stat(search->self, owner, &stat) == PROCESS_ALIVE)
+            search->seen[i] = true;
+    }
+}
+
+static void see_processes(struct inner_search *search, DIR *directory)
+{
+    for (const struct dirent *entry = readdir(directory); entry; entry = readdir(directory))
+        if (entry->d_name[0] >= '0' && entry->d_name[0] <= '9') see_process(search, (uint32_t)number_of(entry->d_name));
+}
+
 void process_life_inner(const union region_owner *self, const union region_owner *owners, bool *alive, size_t count)
 {
     for (size_t i = 0; i < count; i++)
@@ -193,43 +240,17 @@ void process_life_inner(const union region_owner *self, const union region_owner
     DIR *directory = opendir("/proc");
     errno = saved;
     if (!directory) return;
-    /* Where /proc hides the processes of other users, nobody's absence means anything. */
+    /* Where /proc hides the processes of other users, the absence of a process proves nothing. */
     struct process_stat first;
-    bool blind = !read_stat(1, &first);
-    bool *seen = calloc(count ? count : 1, sizeof *seen);
-    char *status = malloc(8192);
-    struct dirent *entry;
-    while (seen && status && (entry = readdir(directory))) {
-        if (entry->d_name[0] < '0' || entry->d_name[0] > '9') continue;
-        uint32_t pid = (uint32_t)number_of(entry->d_name);
-        char path[40];
-        snprintf(path, sizeof path, "/proc/%u/status", pid);
-        long length = platform_read_file(path, status, 8192);
-        int depth = 0;
-        if (length <= 0) {
-            blind = blind || (length != -ENOENT && length != -ESRCH); /* else it has ended meanwhile */
-            continue;
-        }
-        uint32_t inner = innermost_pid(status, &depth);
-        if (depth == 0 && !strstr(status, "\nNSpid:")) blind = true; /* a kernel that does not tell */
-        if (depth < 2) continue;
-        snprintf(path, sizeof path, "/proc/%u/ns/pid", pid);
-        uint32_t pid_namespace = (uint32_t)namespace_of(path);
-        for (size_t i = 0; i < count; i++)
-            if (owners[i].pid_namespace == pid_namespace)
-                know_inner(pid_namespace); /* one of an owner: others are of no interest */
-        struct process_stat stat;
-        if (!read_stat(pid, &stat)) continue;
-        for (size_t i = 0; i < count; i++)
-            if (owners[i].pid == inner && (!pid_namespace || owners[i].pid_namespace == pid_namespace) &&
-                life_by_stat(self, &owners[i], &stat) == PROCESS_ALIVE)
-                seen[i] = true;
-    }
-    if (seen && status && !blind)
-        for (size_t i = 0; i < count; i++)
-            if (owners[i].pid_namespace != self->pid_namespace && !seen[i] && is_inner(owners[i].pid_namespace))
-                alive[i] = false;
-    free(status);
-    free(seen);
+    struct inner_search search = {.self = self, .owners = owners, .count = count, .blind = !read_stat(1, &first)};
+    search.seen = calloc(count ? count : 1, sizeof *search.seen);
+    search.status = malloc(STATUS_BYTES);
+    bool searched = search.seen && search.status;
+    if (searched) see_processes(&search, directory);
+    for (size_t i = 0; searched && !search.blind && i < count; i++)
+        if (owners[i].pid_namespace != self->pid_namespace && !search.seen[i] && is_inner(owners[i].pid_namespace))
+            alive[i] = false;
+    free(search.status);
+    free(search.seen);
     closedir(directory);
 }

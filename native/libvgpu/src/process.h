@@ -2,7 +2,7 @@
 /*
  * Who a process is, and whether another one still lives.
  *
- * Identity: pid, pid namespace, start time, program image. Who cannot be judged counts as alive. Reads /proc; no other
+ * Identity: pid, pid namespace, start time, program image. A process that cannot be judged counts as alive. Reads /proc; no other
  * file. Knows nothing of the region but the owner word.
  */
 #ifndef VGPU_PROCESS_H
@@ -18,14 +18,14 @@ union region_owner process_self(void);
 
 enum process_life { PROCESS_ALIVE, PROCESS_DEAD, PROCESS_UNKNOWN };
 
-/* Whether `owner` lives, seen from `self`. Does not look into other pid namespaces: those are PROCESS_UNKNOWN. */
+/* State of `owner`, seen from `self`. Does not look into other pid namespaces: those are PROCESS_UNKNOWN. */
 enum process_life process_life(const union region_owner *self, const union region_owner *owner);
 
 /* Judge the owners of inner pid namespaces by going once through /proc: alive[i] becomes false for those that are
    certainly gone, true for all others. `owners` may hold any. Costs a read per process of the container. */
 void process_life_inner(const union region_owner *self, const union region_owner *owners, bool *alive, size_t count);
 
-/* What /proc/<pid>/stat says; from the last ')' on, because a program may be called "a (Z". */
+/* Fields of /proc/<pid>/stat; from the last ')' on, because a program may be called "a (Z". */
 struct process_stat {
     char state;
     uint64_t threads;

@@ -67,14 +67,14 @@ static void point_into(struct region *region, const struct region_header *header
 }
 
 /* The zero pages of a new file are a valid state of everything else: no slot taken, nothing used. Version 0 with slot 0
-   names an operation whose intent has version 0, which nobody completes. */
+   names an operation whose intent has version 0, which no process completes. */
 static void fill(struct region *region, const struct region_header *header, const struct region_want *want)
 {
     ATOMIC_STEP(true);
     memcpy(region->base, header, sizeof *header);
     for (uint32_t i = 0; i < want->device_count; i++) {
         ATOMIC_STEP(true);
-        snprintf(region->devices[i].uuid, REGION_UUID, "%s", want->uuids[i]);
+        (void)snprintf(region->devices[i].uuid, REGION_UUID, "%s", want->uuids[i]);
         union region_total_word none = {.slot = REGION_NO_SLOT};
         ATOMIC_STEP(true);
         region->devices[i].total = none;
@@ -83,7 +83,7 @@ static void fill(struct region *region, const struct region_header *header, cons
 
 static int describe(const char *what, int error, char *problem, size_t problem_size)
 {
-    snprintf(problem, problem_size, "%s: %s", what, error ? strerror(error) : "not a region of this version");
+    (void)snprintf(problem, problem_size, "%s: %s", what, error ? strerror(error) : "not a region of this version");
     return error ? error : EINVAL;
 }
 
@@ -133,7 +133,7 @@ static enum found open_existing(const char *path, const struct region_want *want
     if (file < 0) {
         *error = errno;
         if (errno == ENOENT) return FOUND_NOTHING;
-        /* a link, a directory, a socket or device of nobody */
+        /* a link, a directory, a socket or a device without a driver */
         return errno == ELOOP || errno == EISDIR || errno == ENXIO || errno == ENODEV ? FOUND_FOREIGN : FOUND_ERROR;
     }
     enum found found = map_file(file, want, region, error);
@@ -166,12 +166,12 @@ static void directory_of(const char *path, char *directory, size_t size)
 {
     const char *slash = strrchr(path, '/');
     if (slash)
-        snprintf(directory, size, "%.*s", (int)(slash - path + (slash == path)), path);
+        (void)snprintf(directory, size, "%.*s", (int)(slash - path + (slash == path)), path);
     else
-        snprintf(directory, size, ".");
+        (void)snprintf(directory, size, ".");
 }
 
-/* A complete region in `file`, which nobody else can see yet. 0 or errno. */
+/* A complete region in `file`, which no other process can see yet. 0 or errno. */
 static int write_complete(int file, const struct region_want *want)
 {
     struct region_header header = header_for(want->device_count);
@@ -194,7 +194,7 @@ static int create_nameless(const char *path, const struct region_want *want)
     int file = platform_open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, MODE_FOR_ALL);
     if (file < 0) return errno == EROFS || errno == EACCES || errno == ENOENT || errno == ENOSPC ? errno : ENOTSUP;
     int error = write_complete(file, want);
-    snprintf(link_of_file, sizeof link_of_file, "/proc/self/fd/%d", file);
+    (void)snprintf(link_of_file, sizeof link_of_file, "/proc/self/fd/%d", file);
     ATOMIC_STEP(true);
     if (!error && linkat(AT_FDCWD, link_of_file, AT_FDCWD, path, AT_SYMLINK_FOLLOW) != 0)
         error = errno == EEXIST ? EEXIST : ENOTSUP; /* without /proc there is no way to the nameless */
@@ -206,7 +206,8 @@ static int create_nameless(const char *path, const struct region_want *want)
 static int create_named(const char *path, const struct region_want *want)
 {
     char temporary[PATH_MAX_BYTES];
-    snprintf(temporary, sizeof temporary, "%s.%d.%llx", path, (int)getpid(), (unsigned long long)platform_now_ns());
+    (void)snprintf(temporary, sizeof temporary, "%s.%d.%llx", path, (int)getpid(),
+                   (unsigned long long)platform_now_ns());
     int file = platform_open(temporary, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC | O_NOFOLLOW, MODE_FOR_ALL);
     if (file < 0) return errno;
     ATOMIC_STEP(true);
@@ -219,7 +220,7 @@ static int create_named(const char *path, const struct region_want *want)
     return error;
 }
 
-/* 0; EEXIST: somebody else was first; other errno. */
+/* 0; EEXIST: another process was first; other errno. */
 static int create(const char *path, const struct region_want *want)
 {
     int error = create_nameless(path, want);
@@ -233,7 +234,7 @@ static enum found replace_foreign(const char *path, const struct region_want *wa
     char directory[PATH_MAX_BYTES];
     char aside[PATH_MAX_BYTES];
     directory_of(path, directory, sizeof directory);
-    snprintf(aside, sizeof aside, "%s.broken", path);
+    (void)snprintf(aside, sizeof aside, "%s.broken", path);
     int lock = platform_open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
     if (lock < 0) {
         *error = errno;

@@ -3,8 +3,8 @@
  * Layout of the region: the file through which the processes of one container share what they use.
  *
  * Fixed-width fields at asserted offsets, little-endian hosts only, every field naturally aligned.
- * The file is writable by the tenant, so nobody may trust an offset, a count or a pid in it further than the header's
- * checked sizes reach; limits are never read from it. Times are CLOCK_MONOTONIC nanoseconds, sizes bytes.
+ * The file is writable by the tenant, so an offset, a count or a pid in it is trusted only within the header's checked
+ * sizes; limits are never read from it. Times are CLOCK_MONOTONIC nanoseconds, sizes bytes.
  * Protocol and invariants: docs/adr/0008-limiter.md.
  *
  *     header | control | device[device_count] | slot[slot_count] | share[device_count][slot_count]
@@ -46,15 +46,15 @@ struct region_header {
 
 /* Behind the header: what the processes share but for devices. */
 struct region_control {
-    uint64_t reclaim_after_ns; /* whose turn it is to look for dead processes: who moves this on */
-    uint64_t reclaimed;        /* slots taken back from the dead, for metrics */
+    uint64_t reclaim_after_ns; /* the process that advances this looks for dead ones */
+    uint64_t reclaimed;        /* slots reclaimed from dead processes, for metrics */
     uint64_t errors;           /* refunds of more than was used, for metrics */
     uint64_t reserved[5];
 };
 
 /* {slack, leased, version, tight}: see the protocol. Used is `leased - slack`. The lease changes by 16-byte
-   compare-and-swap only; charges and refunds within it swap the low half, which says by itself whether they fit. Who
-   reads both halves reads `low` again: if it is the same, they belong together. */
+   compare-and-swap only; charges and refunds within it swap the low half, which alone decides if they fit. A reader
+   of both halves reads `low` again: if it is the same, they belong together. */
 union region_share_word {
     struct {
         uint64_t slack : 48;
@@ -70,7 +70,7 @@ union region_share_word {
     unsigned __int128 word;
 };
 
-/* What one process uses on one device: one cache line. */
+/* Use of one device by one process: one cache line. */
 struct region_share {
     union region_share_word share;
     /* Intent of a raise: what W.version it makes; 0 while the other three are being written. */
@@ -128,7 +128,7 @@ union region_total_word {
 struct region_device {
     union region_total_word total;
     uint64_t over_since_ns; /* 0, or since when use exceeds the limit after it shrank */
-    /* What the driver was seen to take, so that the next process can charge it first; 0: not seen yet. */
+    /* Bytes that the driver was seen to take, so that the next process can charge them first; 0: not seen yet. */
     uint64_t context_cost;
     uint64_t pool_piece;
     uint64_t reserved0[3];
@@ -137,7 +137,8 @@ struct region_device {
     uint32_t budget_futex;
     uint32_t reserved1;
     uint64_t drawn_ns;
-    uint64_t reserved2[5];
+    uint64_t roster; /* processes that launch in this round and the last one, see core_siblings */
+    uint64_t reserved2[4];
     char uuid[REGION_UUID]; /* text, zero-terminated; empty: known by its CUDA ordinal only */
 };
 
@@ -149,11 +150,12 @@ _Static_assert(offsetof(struct region_share, intent_version) == 16, "intent");
 _Static_assert(offsetof(struct region_share, context_bytes) == 48, "parts");
 _Static_assert(sizeof(struct region_slot) == REGION_LINE, "slot is one line");
 _Static_assert(offsetof(struct region_slot, last_launch_ns) == 16, "owner");
-_Static_assert(sizeof(struct region_device) == 3 * REGION_LINE, "device");
+_Static_assert(sizeof(struct region_device) == (size_t)3 * REGION_LINE, "device");
 _Static_assert(offsetof(struct region_device, paid_until_ns) == REGION_LINE, "compute line");
-_Static_assert(offsetof(struct region_device, uuid) == 2 * REGION_LINE, "uuid line");
+_Static_assert(offsetof(struct region_device, roster) == REGION_LINE + 24, "roster");
+_Static_assert(offsetof(struct region_device, uuid) == (size_t)2 * REGION_LINE, "uuid line");
 
-/* A region mapped into this process. What the header said when it was checked; the header is not read again. */
+/* A region mapped into this process. Values of the header when it was checked; the header is not read again. */
 struct region {
     void *base;
     uint64_t bytes;

@@ -4,12 +4,13 @@
  *
  * Any other name jumps to the real function with registers and return address untouched, so that RTLD_NEXT and
  * RTLD_DEFAULT mean what they mean to the true caller. For the name of a hook the real answer is looked up first and
- * replaced only if it is a function of the driver (NVML); an interceptor of somebody else stays what it is.
+ * replaced only if it is a function of the driver (NVML); a function of another interceptor is returned as it is.
  * Locks taken here: none but the loader's. Called before constructors have run, and inside malloc.
  */
 #include <dlfcn.h>
 #include <stddef.h>
 
+#include "object.h"
 #include "resolve.h"
 
 typedef void *(*dlsym_function)(void *handle, const char *name);
@@ -29,7 +30,7 @@ static void *real(_Atomic(void *) *cache, const char *name)
 {
     void *function = atomic_load_explicit(cache, memory_order_relaxed);
     if (!function) {
-        function = resolve_libc(name);
+        function = object_libc(name);
         if (function) atomic_store_explicit(cache, function, memory_order_relaxed);
     }
     return function ? function : (void *)nothing;
@@ -58,7 +59,7 @@ static void *after_this_library(const char *name)
 static void *replaced(void *answer, int number, const char *name)
 {
     if (!answer) return NULL;
-    /* Found here only because the hooks are exported: nobody has loaded the driver. */
+    /* Found here only because the hooks are exported: the driver is not loaded. */
     if (answer == resolve_hook(number) && !resolve_is_loaded(number)) return after_this_library(name);
     return resolve_is_native(number, answer) ? resolve_hook(number) : answer;
 }
@@ -66,7 +67,7 @@ static void *replaced(void *answer, int number, const char *name)
 static void *hooked_dlsym(void *handle, const char *name)
 {
     int number = resolve_hook_number(name);
-    void *answer = handle == RTLD_NEXT ? resolve_next(__builtin_return_address(0), name) : NULL;
+    void *answer = handle == RTLD_NEXT ? object_next(__builtin_return_address(0), name) : NULL;
     if (!answer) answer = ((dlsym_function)real_dlsym())(handle, name);
     return replaced(answer, number, name);
 }

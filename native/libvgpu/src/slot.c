@@ -23,7 +23,7 @@ static void grow_slots_seen(const struct region *region, uint32_t at_least)
 {
     for (;;) {
         uint32_t seen = atomic_load4(region->slots_seen);
-        /* What nobody of ours wrote is put right, or shares above would be left out of every sum. */
+        /* A value that a vandal lowered is corrected, or shares above would be left out of every sum. */
         if (seen >= at_least || atomic_swap4(region->slots_seen, seen, at_least)) return;
     }
 }
@@ -61,7 +61,7 @@ static bool take(const struct region *region, uint32_t slot, const union region_
     return true;
 }
 
-/* Every slot ever seen is added up in each sum: before their number doubles, those of the dead are taken back. */
+/* Every slot ever seen is added up in each sum: before their number doubles, those of dead processes are reclaimed. */
 static bool is_doubling(uint32_t seen)
 {
     return seen >= DOUBLING_LEAST && (seen & (seen - 1)) == 0;
@@ -69,7 +69,7 @@ static bool is_doubling(uint32_t seen)
 
 uint32_t slot_claim(const struct region *region, const union region_owner *self)
 {
-    /* What this process left here before it executed itself anew, or detached halfway: nobody else may touch it. */
+    /* Slots that this process left before an exec of itself, or a detach that was interrupted: only it may release them. */
     uint32_t seen = lease_slots(region);
     bool is_full = true;
     for (uint32_t i = 0; i < seen; i++) {

@@ -10,7 +10,7 @@
 
 #include "region.h"
 
-/* A slot of one's own with empty shares; REGION_NO_SLOT: all are taken, by the living as far as one can tell. */
+/* Claim a slot with empty shares; REGION_NO_SLOT: all are taken by processes that live, as far as can be judged. */
 uint32_t slot_claim(const struct region *region, const union region_owner *self);
 
 /* Empty the shares and free the slot. Nothing happens if it is not `owner`'s (any more). */

@@ -2,8 +2,8 @@
 /*
  * symbols.def as C: numbers, pointer types, the driver's pointers, and the prototypes of the exported hooks.
  *
- * Decides nothing. DRIVER(name) is the driver's own function, typed, whatever is exported under the same name here;
- * before the driver has been found it is a function that finds it, and where the driver lacks it one that says so.
+ * DRIVER(name) is the driver's own function, typed, although a hook is exported under the same name here. Until the driver
+ * has been found it points to a function that finds it; if the driver lacks it, to one that returns "not supported".
  */
 #ifndef VGPU_SYMBOLS_H
 #define VGPU_SYMBOLS_H
@@ -14,6 +14,9 @@
 
 #include "cuda_abi.h"
 #include "nvml_abi.h"
+
+#define SYMBOL_CUDA_SONAME "libcuda.so.1"
+#define SYMBOL_NVML_SONAME "libnvidia-ml.so.1"
 
 #define HOOK_EXPORT __attribute__((visibility("default")))
 
@@ -45,5 +48,14 @@ enum symbol_id {
 extern _Atomic(void *) symbol_pointers[SYMBOL_COUNT];
 
 #define DRIVER(name) ((type_##name)atomic_load_explicit(&symbol_pointers[SYMBOL_##name], memory_order_relaxed))
+
+/* Fill the driver's pointers if that has not happened, loading the driver if necessary. False: there is none here. */
+bool symbol_find_driver(void);
+
+/* The same for NVML; `load`: load it if the process has not. */
+bool symbol_find_nvml(bool load);
+
+/* Number of the hook whose original this function of the driver or NVML is, -1 if it is not hooked. */
+int symbol_of(const void *function);
 
 #endif

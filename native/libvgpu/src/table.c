@@ -44,7 +44,7 @@ static bool membarrier(int command)
     return syscall(SYS_membarrier, command, 0, 0) == 0;
 }
 
-/* Nobody owns the table yet: this thread, if the kernel can take it away from it again. */
+/* The table has no owner yet: claim it for this thread, if the kernel can revoke that again. */
 static void claim(struct table *table)
 {
     uintptr_t nobody = 0;
@@ -95,7 +95,7 @@ static inline void enter(struct table *table, struct table_shard *shard)
     enter_slowly(table, shard);
 }
 
-/* While the owner is inside nobody holds a shard's lock: they are used only after the table has been taken from it. */
+/* While the owner is inside, the locks of the shards are free: they are used only after its ownership has been revoked. */
 static inline void leave(struct table *table, struct table_shard *shard)
 {
     if (!atomic_load_explicit(&shard->locked, memory_order_relaxed))

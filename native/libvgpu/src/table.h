@@ -5,7 +5,7 @@
  * 64 shards, each with a lock of its own and open addressing that closes gaps when an entry leaves, so that nothing gets
  * slower with age. Memory comes from mmap, not from the application's malloc. Key 0 is no key.
  * Most programs allocate from one thread: the first thread that uses a table enters without an atomic operation, until
- * another one comes, which takes that privilege away for good (membarrier(2); on kernels without it nobody has it).
+ * another one comes, which revokes that privilege for good (membarrier(2); on kernels without it no thread has it).
  * Locks taken here: one shard at a time, for tens of nanoseconds; nothing is called under it.
  */
 #ifndef VGPU_TABLE_H
@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What one entry holds; the meaning of `tag` is the owner's. */
+/* One entry; the owner of the table gives `kind` and `tag` their meaning. */
 struct held {
     uint64_t bytes : 47;
     uint64_t device : 6; /* index in the limits */
@@ -40,7 +40,7 @@ struct table_shard {
 
 struct table {
     struct table_shard shards[TABLE_SHARDS];
-    _Alignas(64) _Atomic(uintptr_t) owner; /* 0: nobody yet; a thread's mark; TABLE_SHARED; TABLE_TAKING */
+    _Alignas(64) _Atomic(uintptr_t) owner; /* 0: none yet; a thread's mark; TABLE_SHARED; TABLE_TAKING */
     _Atomic(uint32_t) owner_inside;
 };
 
@@ -55,7 +55,7 @@ bool table_get(struct table *table, uint64_t key, struct held *held);
 /* Get and remove: of several callers exactly one gets it. */
 bool table_take(struct table *table, uint64_t key, struct held *held);
 
-/* Take all for which `wanted` says so, handing each to `taken`; both under the shard's lock. */
+/* Take all entries for which `wanted` is true, passing each to `taken`; both under the shard's lock. */
 void table_take_if(struct table *table, bool (*wanted)(const struct held *held, const void *what), const void *what,
                    void (*taken)(uint64_t key, const struct held *held, void *into), void *into);
 

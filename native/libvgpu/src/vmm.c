@@ -143,7 +143,7 @@ HOOK_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h
     CUresult result = DRIVER(cuMemRetainAllocationHandle)(handle, address);
     if (result != CUDA_SUCCESS || !handle) return result;
     bool known = table_get(&handles, *handle, &held);
-    /* Released by now, but still mapped: the address tells whose it is, if it is the beginning of the mapping. */
+    /* Released by now, but still mapped: the address gives the owner, if it is the beginning of the mapping. */
     if (!known) known = table_get(&mappings, (uintptr_t)address, &held);
     if (!known) return result;
     count(object_of(&held), +1, 0);

@@ -7,20 +7,20 @@
 #include "fork.h"
 #include "platform.h"
 
-static void *watch(void *unused)
+static void *watch(void *argument)
 {
-    (void)unused;
+    bool (*look)(void) = (bool (*)(void))argument;
     prctl(PR_SET_NAME, "hami-watch", 0L, 0L, 0L);
     do
         platform_sleep_ns(WATCH_PERIOD_NS);
-    while (account_tick());
+    while (look());
     return NULL;
 }
 
-bool watch_start(void)
+bool watch_start(bool (*look)(void))
 {
     if (__atomic_load_n(&fork_words->watching, __ATOMIC_RELAXED)) return true;
-    if (!platform_thread(watch, NULL)) return false;
+    if (!platform_thread(watch, (void *)look)) return false;
     __atomic_store_n(&fork_words->watching, 1, __ATOMIC_RELAXED);
     return true;
 }

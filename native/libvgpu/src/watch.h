@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The one thread of the limiter: in a process that uses CUDA, and in no other.
+ * The limiter's only thread, started in each process that uses CUDA.
  *
- * Looks four times a second whether the limits have changed; one of all processes looks for the dead as often. All
- * signals blocked; ends by itself when the process has detached.
+ * Four times a second it calls the function that follows changes of the limits and reclaims slots of dead processes. All
+ * signals are blocked in it. It ends when that function returns false.
  */
 #ifndef VGPU_WATCH_H
 #define VGPU_WATCH_H
@@ -12,10 +12,8 @@
 
 #define WATCH_PERIOD_NS 250000000ull
 
-/* Start the thread if none runs in this process; with the lock of fork.h held. false: there can be none. */
-bool watch_start(void);
-
-/* In account.c: one look; false: nothing to watch any more, and `watching` is 0 again. */
-bool account_tick(void);
+/* Start the thread if none runs in this process; with the lock of fork.h held. `look` is called once a period; it clears
+   `watching` of fork.h before it returns false. false: the thread could not be started. */
+bool watch_start(bool (*look)(void));
 
 #endif

@@ -9,7 +9,7 @@
  *
  * Words on the command line, each `key=value`, in order; `tenant`, `process`, `thread` and `work` open what follows:
  *     sms seconds slice_us seed, late_us (waiters sleep so much too long on average), probes (0: events on a stream of our own are as late as the work)
- *     tenant  pct, pct2 and at_ms (limit from then on), limited (0: no limiter), page (tenants told by the agent, 0: none),
+ *     tenant  pct, pct2 and at_ms (limit from then on), limited (0: no limiter), page (tenants reported by the agent, 0: none),
  *             force (limited though alone), paced (held back for the sake of a higher priority)
  *     process start_ms, end_ms (killed)
  *     thread  launch_ns (host time of a launch), sync (launches between two waits for the device), pause_us after it
@@ -278,6 +278,60 @@ static void pass_turn(struct process *process)
     }
 }
 
+/* The thread sleeps until `due`, or until it looks again. */
+static void wait_until(struct process *process, struct thread *thread, const struct core_terms *terms, uint64_t due,
+                       bool asking)
+{
+    if (asking && terms->budget.pct == tenants[process->tenant].pct && due > thread->due + LATE_NS) process->late++;
+    uint64_t longest = 500 * MS;
+    if (thread->admission.unknown) {
+        longest = thread->step;
+        thread->step = thread->step < 20 * MS ? 2 * thread->step : thread->step;
+    }
+    if (!asking) thread->due = due;
+    thread->state = WAITS;
+    thread->wake = due - now < longest ? due : now + longest;
+    uint64_t look = probe(process, terms);
+    if (look < thread->wake) thread->wake = look;
+    thread->meant = thread->wake;
+    thread->wake += lateness();
+}
+
+/* Draw for the launch of a thread that has no credit for it. False: it waits for its turn or for device time. */
+static bool admit(struct process *process, uint32_t index, struct estimate *estimate)
+{
+    struct thread *thread = &process->threads[index];
+    struct core_device *core = &process->core;
+    if (process->turn >= 0 && process->turn != (int)index) {
+        thread->state = WANTS_TURN;
+        thread->wake = NEVER;
+        return false;
+    }
+    process->turn = (int)index;
+    struct core_terms terms = terms_of(process);
+    harvest(process, &terms);
+    bool asking = thread->state == WAITS;
+    if (asking) core_woke(core, now - thread->meant);
+    if (asking && thread->admission.unknown && estimate->samples > 0) {
+        core_withdraw(core, now, &terms, &thread->admission, estimate);
+        asking = false;
+    }
+    if (thread->state != WAITS) {
+        thread->step = MS / 2;
+        thread->began = now;
+    }
+    if (!asking) memset(&thread->admission, 0xa5, sizeof thread->admission);
+    uint64_t due = asking ? core_ask(core, now, &terms, &thread->admission)
+                          : core_begin(core, now, &terms, estimate, &thread->admission);
+    if (due != 0) {
+        wait_until(process, thread, &terms, due, asking);
+        return false;
+    }
+    process->waited += now - thread->began;
+    if (now - thread->began > process->longest_wait) process->longest_wait = now - thread->began;
+    return true;
+}
+
 static void launch(struct process *process, uint32_t index)
 {
     struct thread *thread = &process->threads[index];
@@ -301,46 +355,7 @@ static void launch(struct process *process, uint32_t index)
     bool opens_phase = false;
     bool marks = false;
     if (thread->state != READY || estimate->samples == 0 || !core_spend(core, cost)) {
-        if (process->turn >= 0 && process->turn != (int)index) {
-            thread->state = WANTS_TURN;
-            thread->wake = NEVER;
-            return;
-        }
-        process->turn = (int)index;
-        struct core_terms terms = terms_of(process);
-        harvest(process, &terms);
-        bool asking = thread->state == WAITS;
-        if (asking) core_woke(core, now - thread->meant);
-        if (asking && thread->admission.unknown && estimate->samples > 0) {
-            core_withdraw(core, now, &terms, &thread->admission, estimate);
-            asking = false;
-        }
-        if (thread->state != WAITS) {
-            thread->step = MS / 2;
-            thread->began = now;
-        }
-        if (!asking) memset(&thread->admission, 0xa5, sizeof thread->admission);
-        uint64_t due = asking ? core_ask(core, now, &terms, &thread->admission)
-                              : core_begin(core, now, &terms, estimate, &thread->admission);
-        if (due != 0) {
-            if (asking && terms.budget.pct == tenants[process->tenant].pct && due > thread->due + LATE_NS)
-                process->late++;
-            uint64_t longest = 500 * MS;
-            if (thread->admission.unknown) {
-                longest = thread->step;
-                thread->step = thread->step < 20 * MS ? 2 * thread->step : thread->step;
-            }
-            if (!asking) thread->due = due;
-            thread->state = WAITS;
-            thread->wake = due - now < longest ? due : now + longest;
-            uint64_t look = probe(process, &terms);
-            if (look < thread->wake) thread->wake = look;
-            thread->meant = thread->wake;
-            thread->wake += lateness();
-            return;
-        }
-        process->waited += now - thread->began;
-        if (now - thread->began > process->longest_wait) process->longest_wait = now - thread->began;
+        if (!admit(process, index, estimate)) return;
         cost = (uint64_t)thread->admission.cost_ns;
         unknown = thread->admission.unknown;
         marks = thread->admission.marks;
@@ -388,7 +403,7 @@ static void end_kernel(struct process *process, uint32_t stream)
     }
 }
 
-/* Whose turn it is: the present one until its slice ends or it has no work. */
+/* Choose the process that runs: the present one until its slice ends or it has no work. */
 static void schedule(void)
 {
     bool others = false;

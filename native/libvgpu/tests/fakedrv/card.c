@@ -150,7 +150,7 @@ static void wipe(struct card *card, unsigned int slot)
         card->devices[device].busy[slot / 64] &= ~(UINT64_C(1) << (slot % 64U));
         share->served_ns = share->until_ns = share->stretch_count = 0;
         (void)pthread_mutex_unlock(&card->devices[device].clock_lock);
-        lock(&card->devices[device].memory_lock); /* whoever has just found the old owner dead has zeroed it by now */
+        lock(&card->devices[device].memory_lock); /* the process that found the old owner dead has zeroed it by now */
         store(&share->used, 0);
         store(&share->taken, 0);
         (void)pthread_mutex_unlock(&card->devices[device].memory_lock);
@@ -400,7 +400,7 @@ static void serve(struct card *card, unsigned int device, unsigned int slot, uin
     at->clock_ns += length_ns;
 }
 
-/* What the dead have not been served is dropped, as a driver drops the channels of a dead process. */
+/* Drop the pending work of dead processes, as a driver drops the channels of a dead process. */
 static void drop_dead_work(struct card *card, unsigned int device)
 {
     for (unsigned int word = 0; word < CARD_SLOTS / 64; word++) {
@@ -438,7 +438,7 @@ static void advance(struct card *card, unsigned int device, uint64_t now)
         if (others_busy(card, device, slot)) {
             length = smaller(length, at->slice_end_ns - at->clock_ns);
         } else if (at->slice_end_ns < at->clock_ns + length) {
-            at->slice_end_ns = at->clock_ns + length; /* alone: the next comer waits no slice that nobody shared */
+            at->slice_end_ns = at->clock_ns + length; /* alone: the next process does not wait for an unshared slice */
         }
         serve(card, device, slot, length);
     }

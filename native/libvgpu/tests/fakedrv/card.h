@@ -14,9 +14,9 @@
  * exact sum of what all processes use.
  *
  * Time: the clock of a device hands out slices of CARD_SLICE_NS among the processes that have work, in turn; a lone
- * process is served without pause. It is advanced by whoever looks at it, under `clock_lock` (robust). A process
+ * process is served without pause. Every process that reads it advances it, under `clock_lock` (robust). A process
  * places its kernels on its own axis of service ("this kernel ends when I have been served s nanoseconds") and so
- * needs to tell others only how far it has work: `until_ns`. The log of stretches turns service back into time.
+ * needs to publish only how far it has work: `until_ns`. The log of stretches turns service back into time.
  * All times are CLOCK_MONOTONIC nanoseconds, all sizes bytes.
  *
  * Also read by hami_sim.hardware.fake_cuda: the offsets asserted below are its contract.
@@ -38,7 +38,7 @@ enum { CARD_LAYOUT = 2, CARD_DEVICES = 64, CARD_SLOTS = 2048, CARD_STRETCHES = 2
 struct card_header {
     uint64_t magic;
     uint32_t layout;
-    uint32_t serial; /* raised by whoever changes the state file, so that running processes read it again */
+    uint32_t serial; /* raised with each change of the state file, so that running processes read it again */
     uint32_t devices_seen;
     uint32_t slots_seen;
     uint64_t reserved[5];
@@ -114,10 +114,10 @@ int card_claim(struct card *card);
 /* Index of the device with this UUID, entered when new; -1 when there are too many. */
 int card_device_of(struct card *card, const char *uuid);
 
-/* Whether the owner of `slot` lives. */
+/* Returns true if the owner of `slot` lives. */
 bool card_alive(struct card *card, unsigned int slot);
 
-/* The pid by which this process knows the owner of `slot`; 0: nobody lives who owns it. */
+/* The pid by which this process knows the owner of `slot`; 0: it has no live owner. */
 unsigned int card_pid(struct card *card, unsigned int slot);
 
 uint64_t card_now(void);
@@ -145,7 +145,7 @@ unsigned int card_recent_pct(struct card *card, unsigned int slot, unsigned int 
 /* Index of the device with this UUID, -1 when no process has used it yet. */
 int card_device_known(const struct card *card, const char *uuid);
 
-/* Caller holds the clock. Whether this process has work and another one has the device. */
+/* Caller holds the clock. True if this process has work and another one has the device. */
 bool card_is_away(const struct card *card, unsigned int slot, unsigned int device);
 
 /* Caller holds the clock. How many processes have work now. */

@@ -119,7 +119,7 @@ CUDA_API uint64_t fake_cuda_calls(const char *name)
 
 /* ---- devices ---- */
 
-/* Caller holds the lock. What the state says about the devices that this process sees. */
+/* Caller holds the lock. Fill in a device that this process sees from the state. */
 static void describe(struct fake_device *device)
 {
     device->row = -1;
@@ -399,7 +399,7 @@ API(cuDeviceGetUuid, CUuuid *uuid, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-/* Tells MIG instances apart; the first form does not. */
+/* Distinguishes MIG instances; the first form does not. */
 API(cuDeviceGetUuid_v2, CUuuid *uuid, CUdevice device)
 {
     ENTER_DEVICE(uuid, device);
@@ -461,41 +461,48 @@ API(cuDeviceGetByPCIBusId, CUdevice *device, const char *bus_id)
     return CUDA_ERROR_INVALID_DEVICE;
 }
 
+/* Attributes that are the same for every device. */
+static const struct {
+    int number;
+    int value;
+} same_attributes[] = {
+    {1, 1024},                               /* threads per block */
+    {2, 1024},                               /* block dimension x */
+    {3, 1024},   {4, 64},    {5, INT32_MAX}, /* grid dimension x */
+    {6, 65535},  {7, 65535}, {8, 49152},     /* shared memory per block */
+    {10, 32},                                /* warp size */
+    {12, 65536},                             /* registers per block */
+    {15, 1},                                 /* overlaps copies and kernels */
+    {19, 1},                                 /* can map host memory */
+    {31, 1},                                 /* concurrent kernels */
+    {39, 2048},                              /* threads per multiprocessor */
+    {41, 1},                                 /* unified addressing */
+    {83, 1},                                 /* managed memory */
+    {95, 1},                                 /* cooperative launch */
+    {102, 1},                                /* virtual memory management */
+    {103, 1},                                /* file descriptors as handles */
+    {115, 1},                                /* memory pools */
+    {119, 1},                                /* handle types of pools */
+};
+
+static int same_attribute(int number)
+{
+    for (size_t i = 0; i < sizeof same_attributes / sizeof same_attributes[0]; i++) {
+        if (same_attributes[i].number == number) {
+            return same_attributes[i].value;
+        }
+    }
+    return 0;
+}
+
 static int attribute(CUdevice device, int number)
 {
     const struct fake_gpu *gpu = gpu_of(device);
     unsigned int parts[3] = {0};
     (void)bus_parts(gpu, parts);
     switch (number) {
-    case 1: /* threads per block */
-    case 2: /* block dimension x */
-    case 3:
-        return 1024;
-    case 4:
-        return 64;
-    case 5: /* grid dimension x */
-        return INT32_MAX;
-    case 6:
-    case 7:
-        return 65535;
-    case 8: /* shared memory per block */
-        return 49152;
-    case 10: /* warp size */
-        return 32;
-    case 12: /* registers per block */
-        return 65536;
     case 13: /* clock rate, kHz */
         return (int)gpu->clock_sm_mhz * 1000;
-    case 15:  /* overlaps copies and kernels */
-    case 19:  /* can map host memory */
-    case 31:  /* concurrent kernels */
-    case 41:  /* unified addressing */
-    case 83:  /* managed memory */
-    case 95:  /* cooperative launch */
-    case 102: /* virtual memory management */
-    case 103: /* file descriptors as handles */
-    case 115: /* memory pools */
-        return 1;
     case 16: /* multiprocessors */
         return (int)fake.devices[device].sms;
     case 18: /* integrated */
@@ -506,20 +513,16 @@ static int attribute(CUdevice device, int number)
         return (int)parts[1];
     case 34:
         return (int)parts[2];
-    case 39: /* threads per multiprocessor */
-        return 2048;
     case 50:
         return (int)parts[0];
     case 75:
         return gpu->capability_major;
     case 76:
         return gpu->capability_minor;
-    case 119: /* handle types of pools */
-        return 1;
     case 132: /* multicast */
         return gpu->capability_major >= 9 ? 1 : 0;
     default:
-        return 0;
+        return same_attribute(number);
     }
 }
 
@@ -1041,7 +1044,7 @@ API(cuGetExportTable, const void **table, const CUuuid *id)
     if (table != NULL) {
         *table = NULL;
     }
-    return CUDA_ERROR_NOT_FOUND; /* the private tables of the real driver are nobody's interface */
+    return CUDA_ERROR_NOT_FOUND; /* the private tables of the real driver are no interface */
 }
 
 /* ---- errors ---- */

@@ -6,7 +6,7 @@
  * NVML reads). Memory and time are shared by all processes with the same state file (card.h). The library needs nothing
  * else; no context, handle or pointer of it means anything to a real driver.
  *
- * How long a kernel runs is said by its name, on a device of S multiprocessors (one block occupies one of them until
+ * A kernel's name determines how long it runs, on a device of S multiprocessors (one block occupies one of them until
  * the kernel ends; a kernel of more blocks occupies all):
  *     nop, nop_ANYTHING          no time at all; such a launch takes no lock
  *     fixed_NUMBER{ns,us,ms}     this long, whatever the grid
@@ -22,7 +22,7 @@
  * rounded up to 4 KiB, ELF and fat binaries by their header). Every function name is found except those that begin with
  * "missing".
  *
- * What is counted (card.h, share.used), in bytes: linear memory as asked for, pitched memory pitch (512) times height,
+ * Counted memory (card.h, share.used), in bytes: linear memory as asked for, pitched memory pitch (512) times height,
  * arrays by format without padding, pools by what they reserve (in pieces of `pool_granularity`), VMM handles from
  * create until the last of release and unmap, graph memory by what the device's graph pool reserves, a module's image,
  * `context_bytes` per context, managed memory when created. Imported memory is not counted a second time.
@@ -214,7 +214,7 @@ struct fake_pool *fake_pool_new(unsigned int device);
 bool fake_pool_take(struct fake_pool *pool, uint64_t bytes);
 void fake_pool_give(struct fake_pool *pool, uint64_t bytes);
 void fake_pool_trim(struct fake_pool *pool, uint64_t keep);
-/* At a synchronisation pools give back what they hold above their threshold. */
+/* At a synchronization, pools release the memory above their threshold. */
 void fake_pools_settle(unsigned int device);
 /* Pools belong to the device; they and what came from them end with its primary context. */
 void fake_pools_end(unsigned int device);

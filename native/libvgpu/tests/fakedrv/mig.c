@@ -5,12 +5,12 @@
  * The instances of all processes stand in the file PATH.mig beside the state (state.h), which outlives the process that
  * made them, as on a real card. A change is made under a lock file, on a fresh reading, and put in place by rename.
  *
- * What it obeys of the real thing: two instances never share a position; compute slices, media engines and the count of
+ * Rules of real cards that it obeys: no two instances share a position; compute slices, media engines and the count of
  * a profile are limited; an instance with a process, or a GPU instance with a compute instance, is in use; profiles are
  * asked for by kind and meant by id afterwards; a UUID exists once there is a compute instance. Numbers of GPU
- * instances follow from their place. Without MIG mode only profiles and placements are told. The mode changes on a card
- * that nobody uses or watches and, to go off, that has no instance; else a card before Hopper goes on waiting for its
- * reset, a later one refuses. A machine that cannot reset its cards waits for a reboot.
+ * instances follow from their place. Without MIG mode only profiles and placements are listed. The mode changes on a
+ * card that no process uses or watches and, to be disabled, that has no instance; else a card before Hopper goes on
+ * waiting for its reset, a later one refuses. A machine that cannot reset its cards waits for a reboot.
  *
  * Locks taken here: `lock`, around the tables of handles; the lock file, around changes. Called with hooks active: no.
  */
@@ -147,7 +147,7 @@ static unsigned int taken(const struct fake_gpu *gpu)
     return positions;
 }
 
-/* What instances share beside positions. */
+/* Amounts that instances share besides positions. */
 struct amounts {
     unsigned int at[5];
 };
@@ -913,7 +913,7 @@ NVML_API nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t instance)
 
 enum { GPM_VERSION = 1, GPM_GRAPHICS_UTIL = 1, FULL_PCT = 100 };
 
-/* The load of an instance is what its processes do, at most all of it; a sample tells the moment it was taken. */
+/* An instance's load is the sum over its processes, at most 100 %; a sample records when it was taken. */
 struct nvmlGpmSample_st {
     char card[FAKE_TEXT];
     unsigned int gpu_instance;

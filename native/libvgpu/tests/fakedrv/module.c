@@ -2,7 +2,7 @@
 /*
  * Modules, libraries and functions: what an image takes and how long a function runs. Rules: fake.h.
  *
- * A CUkernel is a CUfunction here, and a library a module; callers cannot tell.
+ * A CUkernel is a CUfunction here, and a library a module; callers cannot distinguish them.
  *
  * Locks taken here: fake.lock. Called with hooks active: no.
  */

@@ -2,7 +2,7 @@
 /*
  * A libnvidia-ml.so.1 without hardware: the real symbols, struct layouts and error codes over the state of state.h.
  *
- * What it obeys: the behaviour of NVML that callers depend on. The device list is fixed by the first nvmlInit, and only
+ * It reproduces the behavior of NVML that callers depend on. The device list is fixed by the first nvmlInit, and only
  * a full shutdown and a new init finds other devices; a handle stays valid and answers GPU_IS_LOST once its device is
  * lost; a wait on an event set that holds a lost device fails instead of timing out; functions that this file does not
  * define are absent from the library, as they are in an older driver.
@@ -204,7 +204,7 @@ static nvmlReturn_t begin(const char *function)
     return status;
 }
 
-/* What is asked of an instance is answered with the card's facts, but for these. */
+/* Queries of an instance return the card's facts, except for these. */
 static void become_instance(struct fake_gpu *gpu, const struct fake_mig *mig)
 {
     memcpy(gpu->uuid, mig->uuid, sizeof gpu->uuid);
@@ -372,7 +372,7 @@ NVML_API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int len
 NVML_API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length);
 NVML_API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version);
 
-/* `text` points into the state, which another thread may read anew: copied under the lock. */
+/* `text` points into the state, which another thread may reload: copied under the lock. */
 static nvmlReturn_t system_text(const char *function, const char *text, char *out, unsigned int length)
 {
     nvmlReturn_t status = begin(function);
@@ -705,7 +705,7 @@ static unsigned long long now_us(void)
     return (unsigned long long)now.tv_sec * 1000000ULL + (unsigned long long)now.tv_nsec / 1000ULL;
 }
 
-/* The load is what takes long to tell, and few ask for it. */
+/* Computing the load is slow, and few callers need it. */
 static void add_cuda_processes(struct processes *list, const char *uuid, unsigned int gpu_instance,
                                unsigned int compute_instance, bool with_load)
 {

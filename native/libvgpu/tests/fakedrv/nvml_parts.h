@@ -17,7 +17,7 @@ nvmlDevice_t fake_device_of_uuid(const char *uuid);
 /* How many processes use an instance; NVML_INSTANCE_NONE: any compute instance of that GPU instance. */
 unsigned int fake_processes_of(const struct fake_gpu *gpu, unsigned int gpu_instance, unsigned int compute_instance);
 
-/* Whether an event set of this process watches the card. */
+/* Returns true if an event set of this process watches the card. */
 bool fake_is_watched(const char *uuid);
 
 #endif

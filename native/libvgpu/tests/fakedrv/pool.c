@@ -245,7 +245,7 @@ API(cuMemPoolCreate, CUmemoryPool *out, const CUmemPoolProps *properties)
     return pool == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
-/* What is allocated from it lives on; the pool goes with the last of it. */
+/* Allocations from the pool stay valid; the pool is freed with the last of them. */
 API(cuMemPoolDestroy, CUmemoryPool pool)
 {
     ENTER();

@@ -9,6 +9,7 @@
 #include "nvml_abi.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -229,51 +230,80 @@ static bool set_ecc(const char *value, unsigned int *out, struct fake_gpu *gpu)
     return to_u32(value, out) && *out <= 1;
 }
 
+enum field_kind { FIELD_U32, FIELD_U64, FIELD_FLAG, FIELD_INT };
+
+/* Keys of a GPU whose value is one number or flag. */
+static const struct field {
+    const char *key;
+    enum field_kind kind;
+    size_t offset;
+} gpu_fields[] = {
+    {"minor", FIELD_U32, offsetof(struct fake_gpu, minor)},
+    {"pci_device_id", FIELD_U32, offsetof(struct fake_gpu, pci_device_id)},
+    {"pci_subsystem_id", FIELD_U32, offsetof(struct fake_gpu, pci_subsystem_id)},
+    {"brand", FIELD_U32, offsetof(struct fake_gpu, brand)},
+    {"architecture", FIELD_U32, offsetof(struct fake_gpu, architecture)},
+    {"sm_count", FIELD_U32, offsetof(struct fake_gpu, sm_count)},
+    {"numa", FIELD_INT, offsetof(struct fake_gpu, numa)},
+    {"memory_total", FIELD_U64, offsetof(struct fake_gpu, memory_total)},
+    {"memory_used", FIELD_U64, offsetof(struct fake_gpu, memory_used)},
+    {"memory_reserved", FIELD_U64, offsetof(struct fake_gpu, memory_reserved)},
+    {"unified_memory", FIELD_FLAG, offsetof(struct fake_gpu, unified_memory)},
+    {"gpu_util", FIELD_U32, offsetof(struct fake_gpu, gpu_util)},
+    {"memory_util", FIELD_U32, offsetof(struct fake_gpu, memory_util)},
+    {"temperature_c", FIELD_U32, offsetof(struct fake_gpu, temperature_c)},
+    {"power_mw", FIELD_U32, offsetof(struct fake_gpu, power_mw)},
+    {"power_limit_mw", FIELD_U32, offsetof(struct fake_gpu, power_limit_mw)},
+    {"clock_sm_mhz", FIELD_U32, offsetof(struct fake_gpu, clock_sm_mhz)},
+    {"clock_memory_mhz", FIELD_U32, offsetof(struct fake_gpu, clock_memory_mhz)},
+    {"ecc_corrected", FIELD_U64, offsetof(struct fake_gpu, ecc_corrected)},
+    {"ecc_uncorrected", FIELD_U64, offsetof(struct fake_gpu, ecc_uncorrected)},
+    {"remapped_corrected", FIELD_U32, offsetof(struct fake_gpu, remapped_corrected)},
+    {"remapped_uncorrected", FIELD_U32, offsetof(struct fake_gpu, remapped_uncorrected)},
+    {"remapped_pending", FIELD_U32, offsetof(struct fake_gpu, remapped_pending)},
+    {"remapped_failure", FIELD_U32, offsetof(struct fake_gpu, remapped_failure)},
+    {"retired_pending", FIELD_U32, offsetof(struct fake_gpu, retired_pending)},
+    {"supported_events", FIELD_U64, offsetof(struct fake_gpu, supported_events)},
+    {"lost", FIELD_FLAG, offsetof(struct fake_gpu, lost)},
+    {"mig_capable", FIELD_FLAG, offsetof(struct fake_gpu, mig_capable)},
+    {"mig_current", FIELD_U32, offsetof(struct fake_gpu, mig_current)},
+    {"mig_pending", FIELD_U32, offsetof(struct fake_gpu, mig_pending)},
+    {"mig_clients", FIELD_U32, offsetof(struct fake_gpu, mig_clients)},
+    {"mig_vm", FIELD_FLAG, offsetof(struct fake_gpu, mig_vm)},
+    {"mig_max", FIELD_U32, offsetof(struct fake_gpu, mig_max)},
+    {"context_bytes", FIELD_U64, offsetof(struct fake_gpu, context_bytes)},
+};
+
+static bool set_field(const struct field *field, const char *value, struct fake_gpu *gpu)
+{
+    void *at = (char *)gpu + field->offset;
+    switch (field->kind) {
+    case FIELD_U32:
+        return to_u32(value, at);
+    case FIELD_U64:
+        return to_u64(value, at);
+    case FIELD_FLAG:
+        return to_flag(value, at);
+    case FIELD_INT:
+        return to_int(value, at);
+    }
+    return false;
+}
+
 static bool set_gpu_key(const char *key, char *value, struct fake_gpu *gpu)
 {
 #define KEY(text) (strcmp(key, (text)) == 0)
+    for (size_t i = 0; i < sizeof gpu_fields / sizeof gpu_fields[0]; i++) {
+        if (KEY(gpu_fields[i].key)) return set_field(&gpu_fields[i], value, gpu);
+    }
     if (KEY("uuid")) return set_text(gpu->uuid, value);
     if (KEY("name")) return set_text(gpu->name, value);
     if (KEY("serial")) return set_text(gpu->serial, value);
-    if (KEY("minor")) return to_u32(value, &gpu->minor);
     if (KEY("bus_id")) return set_text(gpu->bus_id, value);
-    if (KEY("pci_device_id")) return to_u32(value, &gpu->pci_device_id);
-    if (KEY("pci_subsystem_id")) return to_u32(value, &gpu->pci_subsystem_id);
-    if (KEY("brand")) return to_u32(value, &gpu->brand);
-    if (KEY("architecture")) return to_u32(value, &gpu->architecture);
     if (KEY("compute_capability")) return to_capability(value, gpu);
-    if (KEY("sm_count")) return to_u32(value, &gpu->sm_count);
-    if (KEY("numa")) return to_int(value, &gpu->numa);
     if (KEY("cpus")) return to_cpus(value, gpu->cpus);
-    if (KEY("memory_total")) return to_u64(value, &gpu->memory_total);
-    if (KEY("memory_used")) return to_u64(value, &gpu->memory_used);
-    if (KEY("memory_reserved")) return to_u64(value, &gpu->memory_reserved);
-    if (KEY("unified_memory")) return to_flag(value, &gpu->unified_memory);
-    if (KEY("gpu_util")) return to_u32(value, &gpu->gpu_util);
-    if (KEY("memory_util")) return to_u32(value, &gpu->memory_util);
-    if (KEY("temperature_c")) return to_u32(value, &gpu->temperature_c);
-    if (KEY("power_mw")) return to_u32(value, &gpu->power_mw);
-    if (KEY("power_limit_mw")) return to_u32(value, &gpu->power_limit_mw);
-    if (KEY("clock_sm_mhz")) return to_u32(value, &gpu->clock_sm_mhz);
-    if (KEY("clock_memory_mhz")) return to_u32(value, &gpu->clock_memory_mhz);
     if (KEY("ecc_current")) return set_ecc(value, &gpu->ecc_current, gpu);
     if (KEY("ecc_pending")) return set_ecc(value, &gpu->ecc_pending, gpu);
-    if (KEY("ecc_corrected")) return to_u64(value, &gpu->ecc_corrected);
-    if (KEY("ecc_uncorrected")) return to_u64(value, &gpu->ecc_uncorrected);
-    if (KEY("remapped_corrected")) return to_u32(value, &gpu->remapped_corrected);
-    if (KEY("remapped_uncorrected")) return to_u32(value, &gpu->remapped_uncorrected);
-    if (KEY("remapped_pending")) return to_u32(value, &gpu->remapped_pending);
-    if (KEY("remapped_failure")) return to_u32(value, &gpu->remapped_failure);
-    if (KEY("retired_pending")) return to_u32(value, &gpu->retired_pending);
-    if (KEY("supported_events")) return to_u64(value, &gpu->supported_events);
-    if (KEY("lost")) return to_flag(value, &gpu->lost);
-    if (KEY("mig_capable")) return to_flag(value, &gpu->mig_capable);
-    if (KEY("mig_current")) return to_u32(value, &gpu->mig_current);
-    if (KEY("mig_pending")) return to_u32(value, &gpu->mig_pending);
-    if (KEY("mig_clients")) return to_u32(value, &gpu->mig_clients);
-    if (KEY("mig_vm")) return to_flag(value, &gpu->mig_vm);
-    if (KEY("mig_max")) return to_u32(value, &gpu->mig_max);
-    if (KEY("context_bytes")) return to_u64(value, &gpu->context_bytes);
     if (KEY("pool_granularity")) return to_u64(value, &gpu->pool_granularity) && gpu->pool_granularity > 0;
     if (KEY("mig")) return add_mig(value, gpu);
     if (KEY("gi_profile")) return add_gi_profile(value, gpu);

@@ -197,7 +197,7 @@ struct fake_state {
     unsigned int event_count;
 };
 
-/* What tells whether the files of a state have changed. */
+/* Stamp by which a change of a state's files is detected. */
 struct fake_stamp {
     struct stat state;
     struct stat instances; /* zero: no instances were made */

@@ -2,7 +2,7 @@
 /*
  * Virtual memory management: physical handles, reserved addresses, mappings between them, multicast objects.
  *
- * A handle's memory is given back with the last of its references: one of cuMemCreate, one of each
+ * A handle's memory is released with the last of its references: one of cuMemCreate, one of each
  * cuMemRetainAllocationHandle, one of each mapping. A handle imported from a descriptor refers to memory that its maker
  * pays for. Reserved addresses cost nothing.
  *
@@ -153,7 +153,7 @@ API(cuMemGetAllocationPropertiesFromHandle, CUmemAllocationProp *out, CUmemHandl
 API(cuMemAddressReserve, CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr wanted, unsigned long long flags)
 {
     ENTER();
-    (void)wanted; /* a wish */
+    (void)wanted; /* only a preference */
     if (out == NULL || bytes == 0 || bytes % 4096 != 0 || flags != 0 || (alignment & (alignment - 1)) != 0) {
         return CUDA_ERROR_INVALID_VALUE;
     }

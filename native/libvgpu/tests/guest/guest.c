@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program that never uses the driver, and tells what it finds in its process.
+ * A program that never uses the driver, and reports what it finds in its process.
  *
  *     guest state          umask, handlers of signals, threads, open files, mappings of a region
  *     guest lookalike FILE what dlsym finds in a library with names like the driver's
- *     guest absent         what dlsym answers for names of a driver that nobody has loaded
+ *     guest absent         what dlsym answers for names of a driver that is not loaded
  *     guest exec FILE …    becomes another program
  *     guest spawn FILE …   vfork and exec, its exit code
  *     guest versions       dlvsym of libc
@@ -59,7 +59,7 @@ static int absent(void)
     dlerror();
     void *function = dlsym(RTLD_DEFAULT, "cuInit");
     const char *problem = dlerror();
-    printf("%s %s\n", function ? "found" : "absent", problem ? "told" : "silent");
+    printf("%s %s\n", function ? "found" : "absent", problem ? "reported" : "silent");
     return 0;
 }
 

@@ -4,7 +4,7 @@
  * the same with a process that is stopped there for a while.
  *
  * Two survivors work all the time, with slack, at the limit and below. Before each kill there is a corpse to be found.
- * After each kill both survivors must get on, the slot and the bytes of victim and corpse must be free for whoever asks,
+ * After each kill both survivors must get on, the slot and the bytes of victim and corpse must be free for any process,
  * and exactly the rest of the limit can be had. Each scenario is done again with the kill one store later, until the
  * victim comes through.
  *
@@ -240,7 +240,7 @@ static void judge(void)
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* Stopped instead of killed: alive, so nothing of it may be taken, but nobody may wait for it; then it goes on. */
+/* Stopped instead of killed: alive, so its memory must stay, but no process may wait for it; then it resumes. */
 static bool stop_one(const struct scenario *scenario, uint64_t stores)
 {
     leave_corpse();
@@ -315,7 +315,7 @@ static void kill_at_random(int kills)
     printf("random: %d kills\n", kills);
 }
 
-/* Nobody else is there: the file itself is made. Whatever is left, the next one starts with a whole region. */
+/* No other process runs: the victim creates the file. After each kill the next process starts with a whole region. */
 static void kill_creators(const char *file)
 {
     uint64_t kills = 0;

@@ -7,11 +7,11 @@
  * Every process makes LIVE allocations of 4 KiB; when all have, the program says "ready". For each line that it then
  * reads every process runs BATCHES batches of calls, all at once, and the program answers "NS LEAST KEPT REFERENCE": the
  * median over the processes of their median batch, the least batch of all, how many batches counted, and how fast the
- * reference (below) was at best; the line may tell the fastest ever. Nanoseconds of
+ * reference (below) was at best; the line may name the fastest ever. Nanoseconds of
  * processor time per call (for alloc: per pair of cuMemAlloc and cuMemFree); processor time, so that processes that take
  * turns on few cores compare with a lone one. A batch does not count if the kernel took the processor away meanwhile (the
  * next process has used the caches), or if the processor itself was slower than it can be, which a loop of
- * additions before and after each batch tells (a neighbour on the other half of the core); unless no batch was left
+ * additions before and after each batch shows (a neighbour on the other half of the core); unless no batch was left
  * alone. At the end of its input it ends.
  *
  * Every process has a second thread, which sleeps: the real driver starts some, and libc's locks are dearer in a process

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fills the table of driver calls. What `calls.h` says.
+ * Fills the table of driver calls that `calls.h` declares.
  */
 #include "calls.h"
 

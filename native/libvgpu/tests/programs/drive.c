@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program that uses the CUDA driver as it is told: one command a line on stdin, one answer a line on stdout.
+ * A program that uses the CUDA driver on command: one command a line on stdin, one answer a line on stdout.
  *
  *     drive [link|dlsym|proc]      how it reaches the driver (calls.h)
  *

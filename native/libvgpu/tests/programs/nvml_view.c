@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Asks NVML through dlopen and dlsym. What nvml_view.h says.
+ * Queries NVML through dlopen and dlsym, as declared in nvml_view.h.
  */
 #include "nvml_view.h"
 

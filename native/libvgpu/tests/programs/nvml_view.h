@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What NVML says about the n-th device that CUDA_VISIBLE_DEVICES names (by UUID) or, without it, about device n.
+ * NVML's view of the n-th device that CUDA_VISIBLE_DEVICES names (by UUID) or, without it, of device n.
  *
  * NVML is loaded at the first call, as nvidia-smi does. Results are nvmlReturn_t; 12: there is no NVML.
  */

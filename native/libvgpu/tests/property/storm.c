@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Holds one container to its law under random use: starts workers, kills them, compares counts.
+ * Checks the invariants of one container under random use: starts workers, kills them, compares counts.
  *
  *     storm SEED WORKERS         commands on stdin, one answer line each:
  *     run MS LIMIT EVERY_MS      let the workers run so long, kill one about every EVERY_MS; then compare:
@@ -8,10 +8,10 @@
  *                                slowest reclaim), or "fail SEED: what"
  *     limit LIMIT                wait until every device of the container shows this limit (bytes)
  *
- * The law, per device. At every moment: what the driver has given to the container's living processes is at most the
- * limit, or not more than it was a moment ago when the limit has shrunk below it. When the workers stand still: what the
- * container is told is used equals what the driver has given, within a second of the last death; an allocation of all
- * that is free succeeds and then not one byte more; no view has more free or used than total.
+ * Invariants per device. At every moment: the memory that the driver has given to the container's living processes is
+ * at most the limit, or not more than it was a moment ago when the limit has shrunk below it. When the workers stand
+ * still: the usage reported to the container equals what the driver has given, within a second of the last death; an
+ * allocation of all that is free succeeds and then not one byte more; no view has more free or used than total.
  *
  * The driver's own count (../fakedrv/card.h) is the oracle. CUDA_VISIBLE_DEVICES names the devices by UUID.
  */
@@ -79,7 +79,7 @@ struct reply {
     struct storm_view views[STORM_DEVICES];
 };
 
-/* The limit may change between two looks: then neither tells about the other. */
+/* The limit may change between two reads: then they cannot be compared. */
 static bool is_steady(uint64_t total)
 {
     size_t free_bytes = 0;
@@ -256,7 +256,7 @@ static bool is_ours(uint32_t pid)
     return false;
 }
 
-/* Sum over the living of one device at one moment: two equal looks in a row, and nobody dead among them. */
+/* Sum over the living of one device at one moment: two equal reads in a row, without a death in between. */
 static bool given(unsigned int device, uint64_t *sum)
 {
     unsigned int ours[STORM_WORKERS + 1];
@@ -374,13 +374,13 @@ static bool agrees(const struct reply *reply, unsigned int device, uint64_t *tol
     return *truth >= view->total ? view->free_bytes == 0 : *told == *truth;
 }
 
-/* On stderr: what NVML tells about each process of the container, and what the driver has given it. */
+/* Prints to stderr NVML's usage of each process of the container, and what the driver has given it. */
 static void explain(int device)
 {
     struct view_process list[256];
     unsigned int count = sizeof list / sizeof list[0];
     int code = view_processes(device, list, &count);
-    (void)fprintf(stderr, "device %d, nvml code %d, told:", device, code);
+    (void)fprintf(stderr, "device %d, nvml code %d, reported:", device, code);
     for (unsigned int i = 0; code == 0 && i < count; i++) {
         (void)fprintf(stderr, " %u:%llu", list[i].pid, list[i].bytes);
     }
@@ -394,7 +394,7 @@ static void explain(int device)
     (void)fprintf(stderr, "\n");
 }
 
-/* Everybody stands still: counts must agree, at once but for the time that finding the dead takes. */
+/* All workers stand still: counts must agree, after at most the time that finding the dead takes. */
 static void compare(void)
 {
     struct reply reply;
@@ -418,7 +418,7 @@ static void compare(void)
             device++;
         } else if (storm_now_ns() - begin > PATIENCE_NS) {
             explain((int)device);
-            storm_fail(shared, "device %u: the container is told %llu, the driver has given %llu (limit %llu)", device,
+            storm_fail(shared, "device %u: the container sees %llu, the driver has given %llu (limit %llu)", device,
                        (unsigned long long)told, (unsigned long long)truth, (unsigned long long)shared->limit);
         } else {
             nap(500000);

@@ -37,7 +37,7 @@ struct storm_view {
     uint64_t total;
 };
 
-/* Says what is wrong, once; everybody stops. */
+/* Reports the first failure, once, and stops all workers. */
 __attribute__((format(printf, 2, 3))) void storm_fail(struct storm_shared *shared, const char *format, ...);
 
 uint64_t storm_now_ns(void);

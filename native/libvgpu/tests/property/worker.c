@@ -362,7 +362,7 @@ static void unmake_one(void)
     }
 }
 
-/* What ends with the context it was made in. */
+/* Returns true for objects that end with their context. */
 static bool dies_with_context(const struct thing *thing)
 {
     return thing->kind == LINEAR || thing->kind == ARRAY || thing->kind == MIPMAP || thing->kind == MODULE;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Many processes, one after the other; each uses a little and is gone, and nobody is left who would look for the dead.
+ * Many processes, one after the other; each uses a little and ends, and no live process is left to find the dead.
  *
  *     churn_account PROCESSES
  */

@@ -234,7 +234,7 @@ static bool charge(uint64_t bytes, uint64_t chunk)
     return charge_at(bytes, world.limit, chunk);
 }
 
-/* As much of it as is held: what was refused is not given back. */
+/* Releases at most the held bytes: refused bytes are not released. */
 static void refund(uint64_t bytes)
 {
     if (bytes > me()->held) bytes = me()->held;
@@ -301,7 +301,7 @@ static void toggling(int actor)
     }
 }
 
-/* One gives back and takes again what two others want a part of. */
+/* One process releases and takes again memory of which two others want a part. */
 static void three(int actor)
 {
     if (actor == 0) {
@@ -542,7 +542,7 @@ static bool can_run(int actor)
     return !world.actors[actor].finished && !world.actors[actor].dead;
 }
 
-/* Everybody who lives gives nothing back: what is charged must be what they hold, and the rest must be there for one. */
+/* Live actors release nothing: the charge must equal what they hold, and one of them must get the rest. */
 static void check_end(void)
 {
     uint64_t held = 0;

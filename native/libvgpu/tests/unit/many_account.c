@@ -57,7 +57,7 @@ int main(int argc, char **argv)
         kill(children[i], SIGKILL);
     for (int i = 0; i < count; i++)
         CHECK(waitpid(children[i], NULL, 0) == children[i]);
-    /* Whoever needs all of it finds all of them dead; one without a slot looks for one again within a second. */
+    /* A process that needs all memory finds all others dead; one without a slot retries within a second. */
     for (int i = 0; i < 200 && !account_charge(0, account_limit(0)); i++)
         platform_sleep_ns(10000000);
     CHECK_EQUAL(account_used(0), account_limit(0));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A process that accounts, told what to do line by line on standard input; one line of answer to each.
+ * A process that accounts and executes commands, one per line of standard input; one line of answer to each.
  *
  * Its limits are in ./etc/hami/limits and its region in ./run/hami, relative to where it was started (built with
  * VGPU_ROOT "."). Unknown words answer "?". Numbers are decimal, bytes.
@@ -84,14 +84,9 @@ static void parse_file(const char *path)
     fflush(stdout);
 }
 
-static void obey(char *line)
+/* Each of these executes one group of commands; false: the word is none of them. */
+static bool obey_limits(const char *word, const char *text, int device)
 {
-    char word[32] = "";
-    char text[512] = "";
-    int device = 0;
-    unsigned long long bytes = 0;
-    sscanf(line, "%31s %d %llu", word, &device, &bytes);
-    sscanf(line, "%*s %511[^\n]", text);
     if (!strcmp(word, "attach"))
         account_attach(), say(0);
     else if (!strcmp(word, "detach"))
@@ -114,7 +109,14 @@ static void obey(char *line)
         say(account_priority());
     else if (!strcmp(word, "policy"))
         say(account_core_policy());
-    else if (!strcmp(word, "charge"))
+    else
+        return false;
+    return true;
+}
+
+static bool obey_account(const char *word, int device, unsigned long long bytes)
+{
+    if (!strcmp(word, "charge"))
         say(account_charge(device, bytes));
     else if (!strcmp(word, "anyway"))
         account_charge_anyway(device, bytes), say(1);
@@ -134,7 +136,14 @@ static void obey(char *line)
         say(account_processes());
     else if (!strcmp(word, "errors"))
         say((long long)account_errors());
-    else if (!strcmp(word, "incarnation"))
+    else
+        return false;
+    return true;
+}
+
+static bool obey_process(const char *word, char *text)
+{
+    if (!strcmp(word, "incarnation"))
         say(account_incarnation());
     else if (!strcmp(word, "pid"))
         say(getpid());
@@ -148,7 +157,19 @@ static void obey(char *line)
         execl("/bin/cat", "cat", (char *)NULL);
     else if (!strcmp(word, "read"))
         parse_file(text);
-    else if (!strcmp(word, "bytes")) {
+    else if (!strcmp(word, "main_ends")) {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, end_main, NULL) == 0);
+        say(0);
+        pthread_exit(NULL);
+    } else
+        return false;
+    return true;
+}
+
+static bool obey_parser(const char *word, const char *text)
+{
+    if (!strcmp(word, "bytes")) {
         uint64_t value = 0;
         say(limits_parse_bytes(text, &value) ? (long long)value : -1);
     } else if (!strcmp(word, "stat")) {
@@ -159,12 +180,21 @@ static void obey(char *line)
         else
             printf("no\n");
         fflush(stdout);
-    } else if (!strcmp(word, "main_ends")) {
-        pthread_t thread;
-        CHECK(pthread_create(&thread, NULL, end_main, NULL) == 0);
-        say(0);
-        pthread_exit(NULL);
     } else
+        return false;
+    return true;
+}
+
+static void obey(char *line)
+{
+    char word[32] = "";
+    char text[512] = "";
+    int device = 0;
+    unsigned long long bytes = 0;
+    sscanf(line, "%31s %d %llu", word, &device, &bytes);
+    sscanf(line, "%*s %511[^\n]", text);
+    if (!obey_limits(word, text, device) && !obey_account(word, device, bytes) && !obey_process(word, text) &&
+        !obey_parser(word, text))
         say_text("?");
 }
 
