@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all HAMi services share; import its modules, nothing lives here."""
+"""Code shared by all HAMi services; import its modules, the package itself is empty."""

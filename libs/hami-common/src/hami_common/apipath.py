@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds paths of the Kubernetes API from names, the one place where names become part of a path.
 
-A name from a pod or a message may hold anything: each part is percent-quoted, so that it stays one
-part, and what is a name of no object is refused before.
+A name from a pod or a message may contain any character. Each part is percent-quoted and stays one
+part; a name that no object can have is rejected before.
 """
 
 import re
@@ -15,7 +15,7 @@ from hami_common.units import shown
 
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NO_PARTS: Final = frozenset({"", ".", ".."})
-_NOBODY: Final = "%25"
+_NO_OBJECT: Final = "%25"
 """Stands for a part that HTTP clients and servers would remove; no object is called ``%``."""
 
 
@@ -29,16 +29,16 @@ def api_path(*parts: str) -> str:
 
 
 def _quoted(part: str) -> str:
-    return _NOBODY if part in _NO_PARTS else quote(part, safe="")
+    return _NO_OBJECT if part in _NO_PARTS else quote(part, safe="")
 
 
 def is_subdomain(name: str) -> bool:
-    """Whether ``name`` is a DNS subdomain (RFC 1123), as names of Kubernetes objects are."""
+    """True when ``name`` is a DNS subdomain (RFC 1123), as names of Kubernetes objects are."""
     return len(name) <= NAME_MOST and _SUBDOMAIN.fullmatch(name) is not None
 
 
 def checked_name(name: str, *, field: str) -> str:
-    """``name``, or ``RequestInvalid`` about ``field`` when it can be the name of no object."""
+    """Return ``name``; raise ``RequestInvalid`` about ``field`` when no object can have it."""
     if not is_subdomain(name):
         raise RequestInvalid(
             field=field,

@@ -3,9 +3,10 @@
 
 The types below are used by the messages on the bus, the annotations and the Kubernetes documents
 that we read; msgspec checks them while it decodes, so that a value out of range never reaches a
-decision. The table "Ranges" of docs/wire.md is made from this module. A limit is far above what any
-cluster needs and below what a column of the scheduler's table (32 and 64 bits) or a file can hold.
-Characters of names are checked where names become subjects or paths: ``subjects``, ``apipath``.
+decision. The table "Ranges" of docs/wire.md is generated from this module. A limit is far above
+what any cluster needs and below what a column of the scheduler's table (32 and 64 bits) or a file
+can hold. Characters of names are checked where names become subjects or paths: ``subjects``,
+``apipath``.
 """
 
 from typing import Annotated, Final
@@ -27,7 +28,7 @@ WEIGHT_MOST: Final = 999_999
 RUNTIME_MOST_S: Final = 1e9
 """Longest protection from eviction that a pod can ask for, seconds: some 30 years."""
 DEVICES_MOST: Final = 256
-"""Devices of one vendor on one node that are used."""
+"""Most devices of one vendor on one node that are used."""
 NODE_DEVICES_MOST: Final = 512
 """Devices of all vendors on one node: the scheduler keeps a matrix of their links."""
 REPORTED_MOST: Final = 1024
@@ -45,7 +46,7 @@ LINKS_MOST: Final = LIST_MOST
 PROFILES_MOST: Final = 256
 """Sizes of partitions of one device, and places of one size."""
 OBJECT_LIST_MOST: Final = 1 << 17
-"""Entries of a list in a Kubernetes object, which its own size limits before."""
+"""Entries of a list in a Kubernetes object; the API server's limit on objects is lower."""
 ATTRIBUTES_MOST: Final = 256
 """Entries of a map of facts."""
 VENDORS_MOST: Final = 64
@@ -73,7 +74,7 @@ MemoryMib = Annotated[int, Meta(ge=0, le=MEMORY_MIB_MOST)]
 CapacityMib = Annotated[int, Meta(ge=0, le=MEMORY_MIB_MOST * SCALING_MOST)]
 """Memory that a device hands out, MiB: physical memory times the largest scaling."""
 Amount = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
-"""What is used now, as drivers and processes report it: exact in every JSON reader."""
+"""Amount in use now, as drivers and processes report it: exact in every JSON reader."""
 CorePct = Annotated[int, Meta(ge=0, le=100)]
 """Compute of one device, percent."""
 CapacityCorePct = Annotated[int, Meta(ge=0, le=100 * SCALING_MOST)]
@@ -87,7 +88,7 @@ Resource = Annotated[int, Meta(ge=0, le=RESOURCE_MOST)]
 GridPosition = Annotated[int, Meta(ge=0, le=1023)]
 """Position or length on a device's grid; grids of more than 16 positions are not divided."""
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
-"""How many of something."""
+"""Number of items."""
 Counter = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 """Counter that only grows."""
 Sequence = Annotated[int, Meta(ge=0, le=INT64_MAX)]

@@ -3,8 +3,8 @@
 
 The parsers behind it recurse and convert numbers without limit: deep nesting exhausts the stack
 (libyaml's then ends the process), a number of thousands of digits raises ``ValueError``, and a few
-aliases stand for millions of values. Here each of them is ``SettingsInvalid`` with the fix. Size in
-bytes, depth in levels of lists and mappings. Reads no files.
+aliases expand to millions of values. This module raises ``SettingsInvalid`` with the fix for each
+of them. Size in bytes, depth in levels of lists and mappings. Reads no files.
 """
 
 import re
@@ -36,7 +36,7 @@ _UNREADABLE: Final = (
     ArithmeticError,
     RecursionError,
 )
-"""What PyYAML raises for text that is no YAML, or has a tag that does not fit its value."""
+"""Exceptions of PyYAML for text that is not YAML, or has a tag that does not fit its value."""
 _LONG_NUMBER: Final = re.compile(rf"[-+]?[0-9.][0-9._:eExXoOa-fA-F+-]{{{DIGITS_MOST},}}")
 _TOML_NUMBER: Final = re.compile(
     rf"(?<![\w.'\"+-])[-+]?[0-9][0-9a-fA-F_xo]{{{DIGITS_MOST},}}(?![\w'\"-]|\s*=)"
@@ -46,11 +46,11 @@ _SHOWN: Final = 300
 
 
 class _Beyond(ValueError):
-    """A document breaks a bound; the text says which."""
+    """A document exceeds a bound; the text names the bound."""
 
 
 def toml(content: bytes | str, *, field: str, fix: str = "write valid TOML (v1.0)") -> Document:
-    """Decode TOML; ``SettingsInvalid`` about ``field`` where it is none or beyond the bounds."""
+    """Decode TOML; ``SettingsInvalid`` about ``field`` when it is invalid or beyond the bounds."""
     try:
         _check_size(content, TOML_SIZE_MOST)
         text = content if isinstance(content, str) else content.decode()
@@ -70,7 +70,7 @@ def yaml_one(
     fix: str = "write valid YAML (v1.1)",
     size_most: int = YAML_SIZE_MOST,
 ) -> Any:  # noqa: ANN401 - YAML may hold anything
-    """Decode the one document of ``content``, ``None`` where there is none; errors as ``toml``."""
+    """Decode the one document of ``content``, ``None`` when there is none; errors as ``toml``."""
     found = yaml_all(content, field=field, fix=fix, size_most=size_most)
     if len(found) > 1:
         raise SettingsInvalid(field=field, problem="holds several documents", fix="write one")
@@ -108,7 +108,7 @@ def _check_size(content: bytes | str, most: int) -> None:
 
 
 def _check_toml_line(line: str) -> None:
-    """Refuse what the parser handles in quadratic time or not at all."""
+    """Refuse lines that the parser handles in quadratic time or not at all."""
     if _TOML_NUMBER.search(line):
         raise _Beyond(f"holds a number of more than {DIGITS_MOST} digits")
     heads = [part.replace(",", "{").rpartition("{")[2] for part in line.split("=")[:-1]]
@@ -119,7 +119,7 @@ def _check_toml_line(line: str) -> None:
 
 
 def _check_depth(tree: object) -> None:
-    """Walk level by level: a recursion would end where the document wants it to."""
+    """Walk level by level; a recursion would overflow the stack on deep documents."""
     level: list[object] = [tree]
     for _ in range(DEPTH_MOST + 1):
         level = [
@@ -140,7 +140,7 @@ def _check_depth(tree: object) -> None:
 
 
 def _check_yaml(content: bytes | str) -> None:
-    """Read the events, which the parser makes without recursion, and build nothing."""
+    """Check the parser's events, which it makes without recursion, and build no values."""
     sizes: dict[str, int] = {}
     open_: list[tuple[str | None, int]] = []
     count = aliased = 0

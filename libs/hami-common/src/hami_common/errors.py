@@ -28,7 +28,7 @@ class HamiError(Exception):
 
 
 class RequestInvalid(HamiError):
-    """A pod's request cannot be honoured as written. The catcher shows the text to the user."""
+    """A pod's request cannot be fulfilled as written. The catcher shows the text to the user."""
 
     def __init__(self, *, field: str, problem: str, fix: str) -> None:
         """Name the ``field`` as the user wrote it, the ``problem`` and the ``fix``."""
@@ -48,7 +48,7 @@ class WireInvalid(HamiError):
     """
 
     def __init__(self, *, what: str, problem: str) -> None:
-        """Name ``what`` was decoded (subject, key or document) and the ``problem``."""
+        """Name the decoded object, ``what`` (subject, key or document), and the ``problem``."""
         super().__init__(what, problem)
         self.what = what
         self.problem = problem
@@ -78,7 +78,7 @@ class Conflict(HamiError):
     """
 
     def __init__(self, *, what: str, detail: str = "") -> None:
-        """Name ``what`` changed and, when known, how."""
+        """Name the changed object, ``what``, and the change when known."""
         super().__init__(what, detail)
         self.what = what
         self.detail = detail
@@ -130,7 +130,7 @@ class NotFound(HamiError):
     """The named object does not exist."""
 
     def __init__(self, *, what: str) -> None:
-        """Name ``what`` was looked for."""
+        """Name the missing object, ``what``."""
         super().__init__(what)
         self.what = what
 

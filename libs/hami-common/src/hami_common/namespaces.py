@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names the namespaces of an installation, as ``deploy/kustomize`` makes them.
+"""Names the namespaces of an installation, as ``deploy/kustomize`` creates them.
 
 The services run in one that enforces the Pod Security level ``restricted``. The agents, which need
-host paths, the host's process ids and root, run in one of their own.
+host paths, the host's process ids and root, run in a namespace of their own.
 """
 
 from typing import Final

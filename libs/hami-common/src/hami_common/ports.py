@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shells need from the outside world, as Protocols.
+"""Protocols of the shells' dependencies: a clock, key-value buckets, a publisher, Kubernetes.
 
-A clock, key-value buckets, a publisher, the Kubernetes API.
-
-Adapters live in ``hami_common.runtime``; tests use the in-memory ones there. The same contract
-suite runs over both.
+The adapters are in ``hami_common.runtime``, doubles in memory in ``tests.support``. One contract
+suite tests both.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -24,7 +22,7 @@ class Clock(Protocol):
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds that never go back."""
+        """Seconds of a monotonic clock."""
         ...
 
     async def sleep(self, delay_s: float) -> None:
@@ -49,11 +47,11 @@ class Expect(Struct, frozen=True, kw_only=True):
     The append is accepted only if the last message on ``subject`` (which may be a filter with
     wildcards, such as a node's fence) has stream sequence ``sequence``; 0 means there is none.
 
-    The leader of a replicated stream weighs a condition against what its followers have stored, and
-    against writes under way that have the same ``subject`` in their conditions; it does not see
-    other writes under way (nats-server 2.15). So writers that exclude each other name one subject.
-    On a stream with three replicas an append under a condition does not see an append without a
-    condition that is still on its way: every writer to ``hami_alloc`` gives one.
+    The leader of a replicated stream checks a condition against the messages that its followers
+    have stored, and against writes in flight whose conditions have the same ``subject``; it does
+    not see other writes in flight (nats-server 2.15). Writers that exclude each other therefore
+    name one subject. On a stream with three replicas an append under a condition does not see an
+    append without a condition that is still in flight, so every writer to ``hami_alloc`` sets one.
     """
 
     subject: str
@@ -76,7 +74,7 @@ class Outgoing(Struct, frozen=True, kw_only=True):
     data: bytes
     headers: Mapping[str, str] = {}
     message_id: str
-    """The server drops a repeated one of the same subject for two minutes."""
+    """Deduplication id: the server drops a repeated one of the same subject for two minutes."""
 
 
 class Bucket(Protocol):
@@ -107,10 +105,10 @@ class Bucket(Protocol):
         ...
 
     async def append_all(self, writes: Sequence[Write]) -> list[int | HamiError]:
-        """``append`` of values that have nothing to do with each other, sent together.
+        """``append`` of values that are independent of each other, sent together.
 
-        The revision of each, or its error, in their order. After a ``Conflict`` reads may for a
-        moment not yet show what the value lost against.
+        Returns the revision of each, or its error, in their order. After a ``Conflict``, reads may
+        briefly not yet return the conflicting value.
         """
         ...
 
@@ -121,21 +119,21 @@ class Bucket(Protocol):
     def watch(
         self, key_filter: str = ">"
     ) -> AbstractAsyncContextManager[AsyncIterator["Entry | Synced | Reset"]]:
-        """The latest value of each matching key, then ``Synced``, then all that follows.
+        """Yield the latest value of each matching key, then ``Synced``, then all later values.
 
         Later values come in stream order, each once, without gap, across reconnects; a value that
-        history dropped while the watcher was away is skipped, the latest of a key never is. When
-        the server lost or replaced what was stored, ``Reset`` comes, then the latest values and
-        ``Synced`` again.
+        history dropped while the watcher was disconnected is skipped, except the latest of a key.
+        If the server lost or replaced its store, ``Reset`` is yielded, then the latest values
+        and ``Synced`` again.
         """
         ...
 
     async def forget(self, key: str) -> None:
-        """Remove all stored values of ``key`` without leaving a marker; watchers are not told.
+        """Remove all stored values of ``key`` without a tombstone; watchers get no event.
 
         ``Conflict`` when the key holds the newest value of its node (first token of the key):
         without it the node's fence would move back (design D3). For compaction long after the
-        fact: a value that was only just stored may not have become an event yet.
+        fact: an event of a value that was just stored may be pending.
         """
         ...
 
@@ -159,7 +157,7 @@ class Synced(Struct, frozen=True, kw_only=True):
 
 
 class Reset(Struct, frozen=True, kw_only=True):
-    """What was stored is gone or was replaced by an older copy: drop all that this watch told.
+    """The store was lost or replaced by an older copy: drop all values of this watch.
 
     The latest values and a new ``Synced`` follow, once the bucket exists again.
     """
@@ -171,7 +169,7 @@ class Publisher(Protocol):
     async def publish(
         self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Fire and forget: no acknowledgement, may be lost while the bus is away."""
+        """Fire and forget: no acknowledgement, may be lost while the bus is unavailable."""
         ...
 
     async def publish_stored(
@@ -184,7 +182,7 @@ class Publisher(Protocol):
     ) -> int:
         """Publish to the stream that stores ``subject``, wait for the acknowledgement.
 
-        Return the sequence. ``Unavailable`` when unknown.
+        Returns the sequence. ``Unavailable`` when the outcome is unknown.
         """
         ...
 
@@ -203,8 +201,11 @@ class WatchEvent(Struct, frozen=True, kw_only=True):
     type: str
     """``ADDED``, ``MODIFIED``, ``DELETED`` or ``SYNCED`` (no object)."""
     raw: bytes = b""
-    """The object as JSON. Of an object that vanished unseen (``DELETED`` found by listing again)
-    only ``metadata`` with name, namespace, uid and the last resourceVersion seen."""
+    """The object as JSON.
+
+    When a list shows that an object was deleted meanwhile (``DELETED``), only ``metadata`` with
+    name, namespace, uid and the last resourceVersion seen.
+    """
     resource_version: str = ""
 
 
@@ -229,7 +230,7 @@ class KubeApi(Protocol):
     ) -> AsyncIterator[bytes]:
         """Pages of a list, one at a time, whose items have ``metadata`` and may have nothing else.
 
-        For lists too large to be held; ``Unavailable`` when the server has forgotten it half way.
+        For lists too large for memory; ``Unavailable`` when the server's continue token expires.
         """
         ...
 
@@ -254,10 +255,10 @@ class KubeApi(Protocol):
     def list_watch(
         self, path: str, *, label_selector: str = "", field_selector: str = ""
     ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
-        """List (as ADDED events), then SYNCED, then watch for ever.
+        """List (as ADDED events), then SYNCED, then watch until cancelled.
 
-        After a 410 or a lost connection it lists again and reports the difference, then SYNCED once
-        more, so the consumer always converges to the true set (vanished objects arrive as DELETED;
-        what came and went in between is never told).
+        After a 410 or a lost connection it lists again and reports the difference, then SYNCED, so
+        the consumer always converges to the true set. Vanished objects arrive as DELETED; objects
+        that were created and deleted in between have no event.
         """
         ...

@@ -41,7 +41,7 @@ _BYTE_SUFFIXES = ("Mi", "Gi", "Ti", "Pi", "Ei")
 _EXPONENT_LIMIT = 30
 _LENGTH_LIMIT = 64
 _PLAIN_DIGITS = 9
-"""So many digits are always below ``INT32_MAX``: too few for a number of bytes."""
+"""Numbers with this many digits are always below ``INT32_MAX``: too few for bytes."""
 _DIGITS_LIMIT = 20
 """No number of 64 bits has more."""
 
@@ -49,9 +49,9 @@ _DIGITS_LIMIT = 20
 def whole(text: str, *, least: int = 0, most: int = INT32_MAX) -> int | None:
     """Return the whole number that all of ``text`` is, within ``least`` to ``most``, else ``None``.
 
-    ``text`` may have blanks around it and a sign where ``least`` is negative. This is the one way
-    to read a whole number from outside: ``int()`` raises for thousands of digits, for odd digits
-    such as ``²`` and takes underscores.
+    ``text`` may have blanks around it and a sign where ``least`` is negative. Use this for every
+    whole number from outside: ``int()`` raises for thousands of digits and for odd digits such as
+    ``²``, and accepts underscores.
     """
     stripped = text.strip()
     digits = stripped.removeprefix("-") if least < 0 else stripped
@@ -105,14 +105,14 @@ def parse_count(
 ) -> int:
     """Whole, non-negative number of ``unit`` asked for in ``field``.
 
-    Anything else is a ``RequestInvalid`` that says the fix. ``unit_mib`` is the size of one unit of
-    memory (0: not memory). A value of memory that looks like bytes (``3Gi``, ``512Mi``) is refused
-    with the number the user most likely meant, because taking it as a count would ask for a million
-    times too much, and taking it as bytes would give the same manifest another meaning than before.
+    Any other value raises ``RequestInvalid`` with the fix. ``unit_mib`` is the size of one unit of
+    memory (0: not memory). A value of memory that looks like bytes (``3Gi``, ``512Mi``) is rejected
+    with the number the user most likely meant: read as a count it would request a million times too
+    much, and read as bytes the same manifest would change its meaning.
     """
     raw = str(text)
     if len(raw) <= _PLAIN_DIGITS and raw.isascii() and raw.isdigit() and int(raw) <= at_most:
-        return int(raw)  # what nearly everybody writes, at a tenth of the cost
+        return int(raw)  # the most common form, at a tenth of the cost
     value = parse_quantity(raw)
     if value is None:
         raise RequestInvalid(
@@ -168,8 +168,3 @@ def parse_percent(text: str | int, *, field: str) -> int:
             fix="write a percentage from 0 to 100",
         )
     return int(percent)
-
-
-def mib_from_bytes(count_bytes: int) -> int:
-    """MiB in ``count_bytes``, rounded down: a device never offers a partial MiB."""
-    return count_bytes // MIB_BYTES

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may say and hear what on the bus, and the server configuration that holds everybody to it.
+"""Permissions of each login on the bus, and the server configuration that enforces them.
 
-Four accounts. ``HAMI`` has the streams; only the scheduler, the registry and the operator are in
-it. ``EDGE`` has everybody else: webhook, agents, integrations. ``AUTH`` has nothing but the service
-that admits users without a key (auth callout). ``SYS`` is the server's own.
+Four accounts:
 
-The accounts carry the weight, not the permissions alone: a permission looks at the subject of a
-message, never at its reply subject, and JetStream answers to whatever reply subject it is given. In
-one account, whoever may store one record could have its acknowledgement, or the record itself, put
-down anywhere, the ledger included. Between accounts an answer comes back to the asker's account and
-goes no further (ADR 0013; tests/integration/registry/test_bus_access.py shows both).
+- ``HAMI`` has the streams; only the scheduler, the registry and the operator are in it.
+- ``EDGE`` has all other logins: webhook, agents, integrations.
+- ``AUTH`` has only the service that admits users without a key (auth callout).
+- ``SYS`` is the server's own.
+
+Permissions alone do not isolate logins: a permission checks the subject of a message, never its
+reply subject, and JetStream answers to whatever reply subject a request has. Within one account, a
+login that may store one record could direct its acknowledgement, or the record itself, to any
+subject, the ledger included. Between accounts an answer reaches only the requester's account (ADR
+0013; tests/integration/registry/test_bus_access.py proves both).
 
 Pure: subjects in, permissions and text out.
 """
@@ -28,7 +31,7 @@ HAMI, EDGE, AUTH, SYSTEM = "HAMI", "EDGE", "AUTH", "SYS"
 INBOX = "_INBOX"
 API = "$JS.API"
 AUTH_REQUESTS = "$SYS.REQ.USER.AUTH"
-"""Where a server asks whether to admit a user."""
+"""Subject on which a server asks for the admission of a user."""
 AUTH_TIMEOUT_S = 5
 """Longest time that a server waits for that answer."""
 
@@ -37,7 +40,7 @@ MESSAGE_MAX_BYTES = 384 << 10
 honest agent sends: 64 devices with their partitions and links report 277 KiB, usage of 640 shares
 is 266 KiB."""
 HEADER_BYTES = 4 << 10
-"""Part of that which is left to headers."""
+"""Part of ``MESSAGE_MAX_BYTES`` that is reserved for headers."""
 REPORT_MAX_BYTES = MESSAGE_MAX_BYTES
 STATE_MAX_BYTES = 64 << 10
 EDGE_CONNECTIONS = 20_000
@@ -47,7 +50,7 @@ USER_SUBSCRIPTIONS = 256
 USER_DATA_BYTES = 1 << 30
 """Bytes of one login of at most an hour; carried in the JWT, not enforced by nats-server 2.15."""
 VENDORS = tuple(sorted(VendorSettings.__struct_fields__))
-"""Vendor words of which agents may report devices."""
+"""Vendor words for which agents may report devices."""
 
 STREAMS = (
     *(subjects.stream_of(bucket) for bucket in subjects.BUCKETS),
@@ -59,17 +62,17 @@ _BUCKET_STREAMS = tuple(subjects.stream_of(bucket) for bucket in subjects.BUCKET
 
 
 class Grant(Struct, frozen=True, kw_only=True):
-    """What one user of one account may do; what is not named is refused."""
+    """Permissions of one user of one account; any subject not listed is denied."""
 
     account: str
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
     answers: bool = False
-    """Whether it may answer the requests that it hears."""
+    """True when the user may answer the requests that it receives."""
 
 
 def inbox(role: str, name: str = "") -> str:
-    """Prefix of the subjects on which a role, or one of its users, hears answers."""
+    """Prefix of the subjects on which a role, or one of its users, receives answers."""
     return f"{INBOX}.{role}.{subjects.escape(name)}" if name else f"{INBOX}.{role}"
 
 
@@ -128,7 +131,7 @@ def operator() -> Grant:
 
 
 def webhook() -> Grant:
-    """Tells what admission did."""
+    """Publishes the outcomes of admission."""
     return Grant(
         account=EDGE,
         publish=(
@@ -140,12 +143,12 @@ def webhook() -> Grant:
 
 
 def authenticator() -> Grant:
-    """Answers the server's question whom to admit."""
+    """Answers the server's auth callout requests."""
     return Grant(account=AUTH, publish=(), subscribe=(AUTH_REQUESTS,), answers=True)
 
 
 def agent(node: str) -> Grant:
-    """Speaks for one node and reads what concerns it."""
+    """Publishes for one node and reads the records of that node."""
     token = subjects.escape(node)
     event = subjects.EVENT_PREFIX
     letters = f"{subjects.DEAD_LETTER_PREFIX}.nodeagent.KV.{subjects.ALLOC_BUCKET}.{token}.*"
@@ -174,7 +177,7 @@ def agent(node: str) -> Grant:
 
 
 def integration(consumer: str) -> Grant:
-    """Reads events through a consumer of its own, which the registry made; tells nothing."""
+    """Reads events through its own consumer, which the registry created; publishes nothing."""
     stream = subjects.EVENTS_STREAM
     return Grant(
         account=EDGE,
@@ -224,13 +227,13 @@ def _last(bucket: str) -> str:
     return f"{API}.DIRECT.GET.{subjects.stream_of(bucket)}.$KV.{bucket}"
 
 
-# --- what passes between the accounts -------------------------------------------------------------
+# --- exports and imports between the accounts -----------------------------------------------------
 
 
 class _Service(Struct, frozen=True):
     subject: str
     many: bool = False
-    """Whether one request has several answers."""
+    """True when one request has several answers."""
 
 
 _TO_HAMI = (
@@ -254,9 +257,9 @@ _HEARD_IN_EDGE = (f"{subjects.ALLOC_FEED_PREFIX}.*.*",)
 
 
 def permissions(grant: Grant) -> dict[str, Any]:
-    """The grant as the server's configuration has it."""
+    """The grant in the notation of the server's configuration."""
     said: dict[str, Any] = {
-        # An empty list of what is allowed would allow everything.
+        # An empty list of allowed subjects would allow every subject.
         "publish": {"allow": list(grant.publish)} if grant.publish else {"deny": [">"]},
         "subscribe": {"allow": list(grant.subscribe)} if grant.subscribe else {"deny": [">"]},
     }
@@ -291,7 +294,7 @@ def claims(grant: Grant, *, name: str, ends_s: int) -> dict[str, Any]:
 def server_config(*, issuer: str, users: Mapping[str, str]) -> str:
     """Configuration of accounts, users and auth callout, to be included in the server's file.
 
-    ``issuer`` is the public account key whose JWTs are believed; ``users`` has the public user key
+    ``issuer`` is the public account key whose JWTs are trusted; ``users`` has the public user key
     of each of ``STATIC_USERS``.
     """
     if missing := [name for name in STATIC_USERS if name not in users]:
@@ -299,7 +302,7 @@ def server_config(*, issuer: str, users: Mapping[str, str]) -> str:
     grants = {name: make() for name, make in _STATIC.items()}
     accounts: dict[str, dict[str, Any]] = {
         HAMI: {
-            # A service that creates a stream states how much storage it reserves.
+            # A service that creates a stream must state how much storage it reserves.
             "jetstream": {"max_bytes_required": True},
             "limits": {"max_connections": 256},
             "exports": [

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys of the bus and the tokens that they sign: NKeys and NATS JWT, version 2.
 
-An nkey is an Ed25519 key as base32 text with a prefix that tells its kind and a CRC-16: public
-``U…`` (user), ``A…`` (account), ``N…`` (server); a seed begins with ``S`` and the kind. A JWT is
-signed over ``header.body`` with the algorithm word ``ed25519-nkey``. Outside documents: the
-specifications of NKeys and of JWT v2 of nats-io, ADR-26 of the NATS architecture (auth callout).
-The Ed25519 is that of ``cryptography``, as for allocations (ADR 0013). Times in Unix seconds; knows
-no file and no clock.
+An nkey is an Ed25519 key as base32 text with a CRC-16 and a prefix for its kind: public ``U…``
+(user), ``A…`` (account), ``N…`` (server); a seed begins with ``S`` and the kind. A JWT is signed
+over ``header.body`` with the algorithm word ``ed25519-nkey``. Sources: the specifications of NKeys
+and of JWT v2 of nats-io, ADR-26 of the NATS architecture (auth callout). Ed25519 comes from
+``cryptography``, as for allocations (ADR 0013). Times in Unix seconds; uses no file and no clock.
 """
 
 import base64
@@ -45,7 +44,7 @@ class NKey:
             serialization.Encoding.Raw, serialization.PublicFormat.Raw
         )
         self.public = _text(bytes([_PREFIX[kind]]) + raw)
-        """The public half, by which the server and others know the key."""
+        """Public half of the key, which identifies it to the server and others."""
 
     @classmethod
     def generate(cls, kind: Kind) -> "NKey":
@@ -54,7 +53,7 @@ class NKey:
 
     @classmethod
     def from_seed(cls, seed: str) -> "NKey":
-        """The key of a seed; ``WireInvalid`` says what is wrong with the text, never the text."""
+        """Key from a seed; ``WireInvalid`` describes the error without quoting the seed."""
         raw = _raw(seed.strip(), size=_SEED_BYTES, what="nkey seed")
         if raw[0] & 0xF8 != _SEED_PREFIX:
             raise WireInvalid(what="nkey seed", problem="does not begin with S: it is no seed")
@@ -89,9 +88,9 @@ class NKey:
 
 
 def verified_claims(jwt: str, *, issuer_kind: Kind) -> dict[str, Any]:
-    """Claims of a JWT whose signature is that of the issuer that it names, of the kind wanted.
+    """Claims of a JWT of the given kind whose signature matches the issuer that it names.
 
-    Whether that issuer is to be believed, and the times, are the caller's to judge.
+    The caller checks that the issuer is trusted, and the times.
     """
     what = "NATS JWT"
     parts = jwt.split(".")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds and parses every subject, stream, bucket and key name on the bus.
 
-Nothing else in the system spells one.
+All other modules take these names from here.
 
 Kubernetes names may contain dots and dots split NATS tokens, so each name is one token with ``.``
 written as ``_`` (never legal in a Kubernetes name; KV keys refuse ``%`` and ``~``). The round trip
@@ -110,10 +110,10 @@ def parse_allocation_key(key: str) -> tuple[str, str]:
 
 
 def named(subject: str) -> dict[str, str]:
-    """Return what the payload on ``subject`` has to name: ``node``, and ``vendor`` or ``pod_uid``.
+    """Return the required fields of the payload: ``node``, and ``vendor`` or ``pod_uid``.
 
-    The bus lets each login speak on the subjects of its own node alone, so the subject says who
-    speaks. ``WireInvalid`` when the subject is not that of a node.
+    The bus lets each login publish on the subjects of its own node only, so the subject identifies
+    the sender. ``WireInvalid`` when the subject is not that of a node.
     """
     tokens = subject.split(".")
     for size in (len(tokens) - 1, len(tokens) - 2):
@@ -176,12 +176,12 @@ def ask(node: str, what: str) -> str:
 
 
 def records(node: str, bucket: str) -> str:
-    """Where an agent asks for the newest values of a bucket that concern its node."""
+    """Subject on which an agent requests the newest values of a bucket that concern its node."""
     return f"{RECORDS_PREFIX}.{escape(node)}.{bucket}"
 
 
 def parse_records(subject: str) -> tuple[str, str]:
-    """(node, bucket) of such a question."""
+    """(node, bucket) of such a request."""
     prefix = f"{RECORDS_PREFIX}."
     node, separator, bucket = subject.removeprefix(prefix).partition(".")
     if not subject.startswith(prefix) or not separator or bucket not in BUCKETS:
@@ -244,5 +244,5 @@ def parse_quarantine_event(subject: str) -> tuple[str, str]:
 
 
 def dead_letter(service: str, subject: str) -> str:
-    """Where ``service`` keeps a message from ``subject`` that does not decode."""
+    """Subject under which ``service`` stores a message from ``subject`` that does not decode."""
     return f"{DEAD_LETTER_PREFIX}.{escape(service)}.{subject.replace('$', '').replace(' ', '_')}"

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides what a pod that HAMi placed holds of the devices of its node, in our terms.
+"""Converts the devices that HAMi gave to a pod into a placement in our terms.
 
-Believed is HAMi's word in the pod's annotations, for pods that an operator has listed on their node
-(``TakenOver``): the annotations themselves prove nothing. It is compared with what the pod asks
-for. Where the two differ the larger amount counts; where a device cannot be told, the share counts
-on every device that it may be; where not even the amount can be told, these count as taken whole.
-So what is counted is never less than what is held, and never outside the pod's own node. Each doubt
-is told, with the pod's field. Memory in MiB, compute in percent of one device. Pure.
+The source is HAMi's own annotation on the pod, accepted only for pods that an operator has listed
+on their node (``TakenOver``): annotations alone prove nothing. The annotation is compared with the
+pod's requests, and doubts are resolved upwards:
+
+- where the two differ, the larger amount counts;
+- where the device is unknown, the share counts on every device that it may be on;
+- where the amount is unknown too, these devices count as taken whole.
+
+The result is never less than what the pod holds, and never outside its own node. Each doubt is
+reported with the pod's field. Memory in MiB, compute in percent of one device. Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +38,7 @@ _SIXTEENTHS: Final = 16
 
 
 class TakenOver(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an operator wrote on a node that came over from HAMi."""
+    """Content of an operator's mark on a node that came over from HAMi."""
 
     pods: tuple[Uid, ...] = ()
     """Pods that HAMi placed there, by uid: only these are adopted."""
@@ -61,15 +65,15 @@ def encode_mark(mark: TakenOver) -> str:
 
 
 class Adopted(Struct, frozen=True, kw_only=True):
-    """What a pod holds."""
+    """Devices that a pod holds."""
 
     containers: tuple[ContainerShares, ...]
     problems: tuple[str, ...] = ()
-    """What could not be told and was read the safe way, one sentence each."""
+    """Facts that could not be determined and were read the safe way, one sentence each."""
 
 
 class NodeView(Struct, frozen=True, kw_only=True):
-    """The pod's node, as far as it matters."""
+    """The fields of the pod's node that adoption needs."""
 
     name: str
     devices: Mapping[str, Sequence[Device]]
@@ -78,12 +82,12 @@ class NodeView(Struct, frozen=True, kw_only=True):
 
 
 def may_hold(pod: PodView, catalog: Catalog) -> bool:
-    """Whether the pod has a node, may run there, and asks for devices."""
+    """True when the pod has a node, may run there, and asks for devices."""
     return bool(pod.spec.node_name) and not pod.is_finished() and catalog.mentions(pod)
 
 
 def read(pod: PodView, node: NodeView, catalog: Catalog) -> Adopted:
-    """What ``pod`` holds on its node."""
+    """Return the devices that ``pod`` holds on its node."""
     return _Reader(pod, node, catalog).read()
 
 
@@ -128,7 +132,7 @@ class _Reader:
         if text not in self._problems:
             self._problems.append(text)
 
-    # --- what the annotations say ----------------------------------------------------------------
+    # --- contents of the annotations -------------------------------------------------------------
 
     def _instances(self) -> dict[int, dict[int, MigInstance]]:
         text = self._pod.annotations().get(hamiformat.MIG, "")
@@ -147,10 +151,10 @@ class _Reader:
     def _given(
         self, containers: Sequence[ContainerView]
     ) -> dict[tuple[int, str], list[tuple[Word, Given]]]:
-        """By (position of the container, vendor): what HAMi gave; absent where nobody can tell.
+        """HAMi's shares by (position of the container, vendor); absent where unknown.
 
-        HAMi's entries stand at the positions of the containers, or, for vendors whose devices have
-        a name of their own, only those that are not empty stand there, in order.
+        HAMi's entries stand at the positions of the containers. For vendors whose devices have a
+        name of their own, only the non-empty entries are there, in order.
         """
         found: dict[tuple[int, str], list[tuple[Word, Given]]] = {}
         unreadable: set[str] = set()
@@ -191,16 +195,16 @@ class _Reader:
         return {at: given for at, given in found.items() if at[1] not in unreadable}
 
     def _request(self, container: ContainerView, vendor: str) -> DeviceRequest | None:
-        """What the container asks for, ``None`` where that cannot be told."""
+        """Request of the container, ``None`` when it cannot be determined."""
         try:
             request = self._catalog.vendor(vendor).parse_request(container, self._pod.annotations())
         except RequestInvalid as error:
             self._doubt(str(error))
             return None
-        # Named, yet nothing asked for: a count of 0.
+        # Resource named with no amount: a count of 0.
         return request or DeviceRequest(vendor=vendor, count=0)
 
-    # --- what that is in our terms ---------------------------------------------------------------
+    # --- the same in our terms -------------------------------------------------------------------
 
     def _shares(
         self,
@@ -286,7 +290,7 @@ class _Reader:
     def _part(
         self, device: Device, memory_mib: int, core_pct: int, instance: MigInstance | None
     ) -> Share:
-        """The hardware partition that carries a share; the whole device where none can be told."""
+        """The hardware partition that carries a share; the whole device when unknown."""
         named = {profile.name: profile for profile in device.partitions if profile.name}
         profile: Profile | None
         start: int | None = None
@@ -319,7 +323,7 @@ class _Reader:
     def _at_least(
         self, container: str, share: Share, device: Device, request: DeviceRequest | None
     ) -> Share:
-        """Not less than what was asked for, where shares have the size that was asked for."""
+        """Raise a share to the requested size, for vendors whose shares have exactly that size."""
         if request is None or share.profile or request.exact or share.exclusive:
             return share
         wanted_mib = request.memory_mib_on(device.memory_mib)
@@ -335,7 +339,7 @@ class _Reader:
         )
 
     def _asked_of(self, device: Device, request: DeviceRequest | None) -> Share:
-        """What the container may hold of a device when only its request is known."""
+        """Largest share of a device that the container may hold when only its request is known."""
         if request is None or request.exact or request.exclusive or device.partitions:
             return _whole(device)
         return Share(
@@ -366,7 +370,7 @@ def _whole(device: Device) -> Share:
 
 
 def _as_given(word: Word, given: Given) -> Share:
-    """A share of a device that nobody has told us of: nothing of it can be given anyway."""
+    """A share of a device that no report contains; the device is not offered to other pods."""
     return Share(
         vendor=word.vendor,
         uuid=given.id,
@@ -386,7 +390,7 @@ def _percent(word: Word, device: Device, cores: int) -> int:
 
 
 def _of_mask(device: Device, mask: int) -> Share:
-    """Cores of a device by mask: those between the first and the last count as held."""
+    """Cores of a device by mask: those between the first and the last count as taken."""
     first = (mask & -mask).bit_length() - 1
     size = mask.bit_length() - first
     for profile in device.partitions:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes what HAMi 2.10 keeps in annotations: devices of nodes, shares of pods.
+"""Reads and writes HAMi 2.10's annotations: devices of nodes, shares of pods.
 
 Formats are those of HAMi (its ``pkg/device/devices.go``)::
 
@@ -8,9 +8,9 @@ Formats are those of HAMi (its ``pkg/device/devices.go``)::
                         ,<mode>]:`` for each device, by vendor
     MIG instances       a JSON list beside the shares
 
-What does not decode is ``WireInvalid`` that names the annotation; nothing else is ever raised for a
-text. Texts are written by others: length and numbers are bounded. A vendor is given by our word for
-it, a *word* is HAMi's. Memory in MiB, compute in the vendor's unit for it. Pure.
+A text that does not decode raises ``WireInvalid`` with the name of the annotation, and no other
+error. Other programs write the texts, so length and numbers are bounded. A vendor is given by our
+word for it, a *word* is HAMi's. Memory in MiB, compute in the vendor's unit for it. Pure.
 """
 
 import re
@@ -33,7 +33,7 @@ MOST_DEVICES: Final = 512
 """Of one container; a node of HAMi's has at most 64 splits of 16 devices."""
 
 NODE: Final = "hami.io/vgpu-node"
-"""Annotation and label of a pod: where it was placed. HAMi counts the pods that carry it."""
+"""Annotation and label of a pod with its node. HAMi counts the pods that have it."""
 TIME: Final = "hami.io/vgpu-time"
 BIND_TIME: Final = "hami.io/bind-time"
 BIND_PHASE: Final = "hami.io/bind-phase"
@@ -54,7 +54,7 @@ ILUVATAR_WORDS: Final = ("MR-V100", "MR-V50", "BI-V150", "BI-V100")
 
 
 class Word(Struct, frozen=True, kw_only=True):
-    """One of HAMi's kinds of devices, and where it keeps what it knows of them."""
+    """One of HAMi's kinds of devices, and the annotations with its data."""
 
     vendor: str
     word: str
@@ -68,7 +68,7 @@ class Word(Struct, frozen=True, kw_only=True):
     numbered: str = ""
     """Devices are called ``<node>-<this>-<number>``."""
     is_whole: bool = False
-    """Devices are given whole, whatever amounts stand beside them."""
+    """Devices are given whole; the amounts beside them have no meaning."""
 
 
 def _chip(vendor: str, word: str, form: Literal["json", "csv"]) -> Word:
@@ -181,7 +181,7 @@ WORDS: Final[tuple[Word, ...]] = (
 )
 
 ALLOCATED: Final = frozenset(word.allocated for word in WORDS)
-"""Annotations of a pod that say what HAMi gave it."""
+"""Annotations of a pod with the devices that HAMi gave it."""
 
 
 class Given(Struct, frozen=True, kw_only=True):
@@ -210,7 +210,7 @@ class Registered(Struct, frozen=True, kw_only=True):
 
     id: str
     index: int | None = None
-    """The vendor's number; ``None`` where the form does not tell."""
+    """The vendor's number; ``None`` when the form does not contain it."""
     count: int = 0
     memory_mib: int = 0
     cores: int = 0
@@ -257,7 +257,7 @@ def _decode_container(text: str, what: str) -> tuple[Given, ...]:
     given = []
     for entry in entries:
         fields = [field.strip() for field in entry.split(",")]
-        # Entry by entry: a type may hold commas in no version of HAMi.
+        # Check entry by entry: in no version of HAMi does a type contain commas.
         if len(fields) < 4:  # noqa: PLR2004 - id, type, memory, cores
             raise WireInvalid(what=what, problem=f"{shown(entry)} is not <id>,<type>,<MiB>,<cores>")
         if not fields[0]:
@@ -274,7 +274,7 @@ def _decode_container(text: str, what: str) -> tuple[Given, ...]:
 
 
 def encode_shares(containers: Iterable[Sequence[Given]]) -> str:
-    """The shares of all containers of a pod, those that have none among them."""
+    """The shares of all containers of a pod, including containers without shares."""
     return "".join(
         "".join(f"{one.id},{one.type},{one.memory_mib},{one.cores}:" for one in given) + ";"
         for given in containers
@@ -412,7 +412,7 @@ def _decode_csv(text: str, what: str) -> tuple[Registered, ...]:
 
 
 def encode_register(devices: Iterable[Registered], word: Word) -> str:
-    """The devices of a node, as HAMi and what reads it expect them."""
+    """The devices of a node, as HAMi and its readers expect them."""
     if word.form == "csv":
         return "".join(
             f"{one.id},{one.count},{one.memory_mib},{one.cores},{one.type},{one.numa},"
@@ -462,7 +462,7 @@ def number_in(device_id: str, word: Word, node: str) -> int | None:
 
 
 def is_placed(annotations: Mapping[str, str]) -> bool:
-    """Whether a pod says that HAMi gave it devices."""
+    """True when a pod's annotations show that HAMi gave it devices."""
     return any(annotations.get(key, "").strip(" ;") for key in ALLOCATED & annotations.keys())
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says in HAMi's annotations what we have given, so that HAMi and what reads it can count it (D21).
+"""Writes our allocations to HAMi's annotations, for HAMi and the programs that read them (D21).
 
-Mirrors are written, never read back as truth. A pod's say that it was bound and what it holds; they
-never offer its devices to HAMi's plugin. HAMi's names of devices are those that the node had there
-(``TakenOver.devices``), else those that HAMi gives them. What has no form there, such as a device
-of a vendor whose names only HAMi's plugin knows, is left out and told. Memory in MiB, compute in
-percent of one device; times are Unix seconds. Pure.
+Mirrors are written, never read back as truth. Those of a pod show that it was bound and what it
+holds; they never offer its devices to HAMi's plugin. HAMi's names of devices are those that the
+node had there (``TakenOver.devices``), else those that HAMi gives them. A device that has no form
+there, for example of a vendor whose names only HAMi's plugin knows, is left out and reported as a
+problem. Memory in MiB, compute in percent of one device; times are Unix seconds. Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,12 +32,12 @@ _encoder = msgspec.json.Encoder()
 
 
 class Mirror(Struct, frozen=True, kw_only=True):
-    """What an object is to carry."""
+    """Annotations and labels to set on an object."""
 
     annotations: dict[str, str]
     labels: dict[str, str] = {}
     problems: tuple[str, ...] = ()
-    """What could not be said."""
+    """Facts that have no form in HAMi's annotations."""
 
 
 def of_pod(
@@ -50,10 +50,10 @@ def of_pod(
     time_s: float,
     carried: Sequence[CarriedShare] = (),
 ) -> Mirror:
-    """What a pod on ``node`` is to carry.
+    """Return the mirror of a pod on ``node``.
 
     ``order``: all its containers, in kubelet's order. ``devices``: those of the node, by UUID.
-    ``carried``: what is known of its MIG instances; nothing before they are made.
+    ``carried``: its known MIG instances; empty before they are created.
     """
     names = {(one.container, one.number): one.names for one in carried}
     shares_by_name = {one.name: one.shares for one in containers}
@@ -96,7 +96,7 @@ def of_pod(
 
 
 def of_node(devices: Mapping[str, Device], *, node: str, mark: TakenOver, time_s: float) -> Mirror:
-    """What a node with these devices, by UUID, is to carry."""
+    """Return the mirror of a node with these devices, by UUID."""
     found: dict[str, list[Registered]] = {}
     word_by_key: dict[str, Word] = {}
     for device in sorted(devices.values(), key=lambda one: (one.vendor, one.index, one.uuid)):
@@ -129,7 +129,7 @@ def of_node(devices: Mapping[str, Device], *, node: str, mark: TakenOver, time_s
 
 
 def _profiles(device: Device) -> tuple[MigProfile, ...]:
-    """The sizes of a device in MIG mode that HAMi knows: those that differ in nothing but size."""
+    """The MIG sizes of a device that HAMi knows: profiles that differ only in size."""
     if device.vendor != "nvidia" or device.mode != "mig":
         return ()
     return tuple(
@@ -147,7 +147,7 @@ def _profiles(device: Device) -> tuple[MigProfile, ...]:
 
 
 def _count(device: Device) -> int:
-    """How many may share the device; HAMi counts a divided one's smallest instances."""
+    """Number of pods that may share the device; if divided, of its smallest instances."""
     counts = [len(one.starts) for one in _profiles(device)]
     return max(counts, default=device.slots)
 
@@ -215,7 +215,7 @@ def _mask(share: Share, device: Device) -> int:
 def _instance(
     container: int, number: int, share: Share, device: Device, names: Mapping[str, str]
 ) -> dict[str, object]:
-    """One line of ``hamiformat.MIG``; HAMi takes what an instance is called whole or not at all."""
+    """One line of ``hamiformat.MIG``; HAMi needs the complete name of an instance."""
     size = next((one.size for one in device.partitions if one.name == share.profile), 0)
     return {
         "containerIndex": container,

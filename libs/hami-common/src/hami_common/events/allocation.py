@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocation messages: the ledger's records and the states that follow them.
 
-State list (design D5): ``reserved → bound → prepared → running → released``; ``failed`` from any
-but released; ``released`` from any. Who writes what: the scheduler alone writes
-``AllocationRecord`` (bucket ``hami_alloc``) and the state ``bound``; the agent of the node writes
-``prepared``, ``running`` and ``failed`` (bucket ``hami_state``). The state of an allocation is the
-join of both, see ``joined_state``.
+States (design D5): ``reserved → bound → prepared → running → released``; ``failed`` from any but
+released; ``released`` from any. The scheduler alone writes ``AllocationRecord`` (bucket
+``hami_alloc``) and the state ``bound``; the agent of the node writes ``prepared``, ``running`` and
+``failed`` (bucket ``hami_state``). The state of an allocation is the join of both, see
+``joined_state``.
 """
 
 from typing import Annotated, Literal
@@ -39,7 +39,7 @@ AllocationState = Literal["reserved", "bound", "prepared", "running", "failed", 
 
 
 class Account(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What quotas look at besides the namespace, as the pod said when it was placed."""
+    """Attributes of the pod that quotas select by, besides the namespace, as of its placement."""
 
     queue: Word = ""
     """Queue that the pod names by label; empty: its namespace decides."""
@@ -65,7 +65,7 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     op: AllocationOp
     allocation_id: Uid
-    """Made once per reservation; tells a lost acknowledgement from a lost race."""
+    """Created once per reservation; distinguishes a lost acknowledgement from a lost race."""
     node: Name
     pod_uid: Uid
     namespace: Label
@@ -73,20 +73,21 @@ class AllocationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     containers: Annotated[tuple[ContainerShares, ...], Meta(max_length=CONTAINERS_MOST)] = ()
     time_s: UnixS = 0.0
     lease_s: Duration = 0.0
-    """How long a reservation may stay unbound before it is examined and released."""
+    """Time that a reservation may stay unbound before it is examined and released."""
     writer: Word = ""
     """Replica that wrote the record."""
     reason: Text = ""
-    """Why a record was released or resized."""
+    """Reason for which a record was released or resized."""
     held_for: Reference = ""
-    """What the share is held for before a node is asked to bind its pod: ``preemption`` or
-    ``gang <namespace>/<name>``; empty for a reservation that a bind made."""
+    """Purpose of a reservation made before the bind: ``preemption`` or ``gang <namespace>/<name>``;
+    empty for a reservation that a bind made.
+    """
     awaits: Annotated[tuple[Uid, ...], Meta(max_length=LIST_MOST)] = ()
-    """Pods on the node, by uid, whose shares these are until they have left."""
+    """Pods on the node, by uid, that own these shares until they have terminated."""
     account: Account | None = None
-    """What quotas count it under, where that is more than the namespace."""
+    """Attributes under which quotas count it, where they are more than the namespace."""
     origin: Word = ""
-    """Who placed the pod: ``hami`` for one that was taken over from HAMi, empty for us."""
+    """Placer of the pod: ``hami`` for one that was taken over from HAMi, empty for us."""
 
 
 class CarriedShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -94,14 +95,15 @@ class CarriedShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     container: Label
     number: Count
-    """Place among the container's shares, over all vendors."""
+    """Position among the container's shares, over all vendors."""
     names: Annotated[dict[MapKey, Word], Meta(max_length=ATTRIBUTES_MOST)]
-    """What the vendor's tools call it; of a MIG instance ``mig_uuid``, ``gpu_instance`` and
-    ``compute_instance``."""
+    """Names in the vendor's tools; of a MIG instance ``mig_uuid``, ``gpu_instance`` and
+    ``compute_instance``.
+    """
 
 
 class StateRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How far an allocation has come.
+    """State of an allocation in its life cycle.
 
     Value of bucket ``hami_state``, key ``<node>.<pod-uid>``, written with compare-and-set on the
     key.
@@ -125,10 +127,11 @@ class StateRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     containers: Annotated[tuple[Label, ...], Meta(max_length=CONTAINERS_MOST)] = ()
     """Containers that have reached this state."""
     carried: Annotated[tuple[CarriedShare, ...], Meta(max_length=LIST_MOST)] = ()
-    """Shares that MIG instances carry, as they were when this state was reached."""
+    """Shares that MIG instances carry, as of when this state was reached."""
     enforcement: Word = ""
-    """Who holds the containers to their memory share: ``libvgpu``, ``partition``, ``hami`` (its own
-    limiter, in pods that it placed) or ``none``."""
+    """Mechanism that enforces the containers' memory limits: ``libvgpu``, ``partition``, ``hami``
+    (its own limiter, in pods that it placed) or ``none``.
+    """
 
 
 def joined_state(allocation: AllocationRecord, state: StateRecord | None) -> AllocationState:

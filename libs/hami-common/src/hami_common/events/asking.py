@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of a node's agent to questions that are asked when somebody wants to know now.
+"""Answers of a node's agent to questions about its current state.
 
 A question is a request on ``hami.v1.ask.<node>.<what>`` without a body; the answer is one message,
 nothing is stored. ``what`` is ``usage`` (answer ``UsageAnswer``) or ``check`` (``CheckAnswer``).
@@ -39,23 +39,23 @@ class ShareNow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     vendor: Vendor
     uuid: DeviceId
     memory_mib: MemoryMib
-    """What the ledger gives."""
+    """Memory that the ledger gives."""
     core_pct: CorePct = 0
     used_mib: Amount = 0
-    """What its processes use, as far as anything counts it."""
+    """Memory that its processes use, as far as it is measured."""
     used_core_pct: Amount = 0
     is_whole: bool = False
     is_held: bool = False
-    """Something keeps the container to its memory: the library, a partition or the vendor."""
+    """The memory limit is enforced: by the library, a partition or the vendor."""
     is_over: bool = False
-    """It uses more than a limit that was lowered."""
+    """Usage exceeds a limit that was lowered."""
     file_mib: Amount | None = None
-    """What the container's limits file says now; ``None``: there is none that can be read."""
+    """Memory limit in the container's limits file; ``None``: no readable file."""
     file_core_pct: Amount | None = None
 
 
 class UsageAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is used on a node now."""
+    """Current use of a node."""
 
     node: Name
     time_s: UnixS
@@ -63,21 +63,21 @@ class UsageAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that was looked at."""
+    """Result of one check."""
 
     check: Word
     """Stable word."""
     verdict: Verdict
     text: Text
-    """What was found."""
+    """Text of the result."""
     fix: Text = ""
-    """What to do; empty when nothing is to be done."""
+    """Action to take; empty when none is needed."""
     node: Name = ""
-    """Empty: not about one node."""
+    """Node concerned; empty: not about one node."""
 
 
 class CheckAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an agent found when it looked at its node."""
+    """Inventory of a node as its agent detected it."""
 
     node: Name
     time_s: UnixS

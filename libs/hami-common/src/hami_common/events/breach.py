@@ -3,7 +3,7 @@
 
 Published by the agent of the node on ``hami.v1.event.breach.<node>.<pod-uid>``, with ``host`` for
 the pod's uid where the process belongs to no pod: once when a breach is certain and again while it
-goes on. Memory in MiB, compute in percent of one device, times in Unix seconds.
+continues. Memory in MiB, compute in percent of one device, times in Unix seconds.
 """
 
 from typing import Annotated, Literal
@@ -32,7 +32,7 @@ BreachAction = Literal["event", "evict"]
 
 
 class BreachProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A process that takes part, as the driver and the host's ``/proc`` show it."""
+    """A process of the breach, as the driver and the host's ``/proc`` report it."""
 
     pid: Count
     """On the host."""
@@ -65,4 +65,4 @@ class BreachRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     core_pct: Amount = 0
     processes: Annotated[tuple[BreachProcess, ...], Meta(max_length=LIST_MOST)] = ()
     action: BreachAction = "event"
-    """What the agent did besides telling."""
+    """Action of the agent besides this message."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What integrations can receive: every family of events, its subjects, types and payload.
+"""Catalog of the events for integrations: every family, its subjects, types and payload.
 
-The one list from which docs/events.md, docs/asyncapi.json and docs/schemas/ are generated, by which
-the dead-letter consumer decodes, and over which the golden payloads are checked. Families: design
-D34. Tokens of a subject are Kubernetes names with ``.`` written as ``_``.
+docs/events.md, docs/asyncapi.json and docs/schemas/ are generated from this list, the dead-letter
+consumer decodes by it, and the golden payloads are checked against it. Families: design D34. Tokens
+of a subject are Kubernetes names with ``.`` written as ``_``.
 """
 
 from collections.abc import Mapping
@@ -31,13 +31,13 @@ class EventFamily(Struct, frozen=True, kw_only=True):
     tokens: tuple[str, ...]
     """Meaning of the subject's tokens after the word, in order."""
     kinds: tuple[str, ...]
-    """Fourth word of the CloudEvents type: what happened."""
+    """Fourth word of the CloudEvents type."""
     producer: str
     """Service that writes it; also the first segment of ``ce-source``."""
     bucket: str = ""
-    """Bucket whose values the server copies; empty: published as it is."""
+    """Bucket whose values the server copies; empty: published directly."""
     tells: str
-    """When one is sent, in a sentence."""
+    """Occasion on which an event is sent, in a sentence."""
 
     @property
     def subject_filter(self) -> str:
@@ -133,8 +133,10 @@ FAMILIES: tuple[EventFamily, ...] = (
         tokens=("node",),
         kinds=("sampled",),
         producer="nodeagent",
-        tells="What the containers of a node use of what they were given, once a minute. Sent"
-        " without guarantee: counters grow, so that the next message holds what a lost one held.",
+        tells=(
+            "Use of devices by the containers of a node, once a minute. Best effort: counters are"
+            " cumulative, so the next message includes a lost one."
+        ),
     ),
     EventFamily(
         word="breach",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encodes and decodes messages; builds the CloudEvents headers of a record.
 
-Encoders and decoders are built once per type. Consumers tolerate unknown fields and refuse anything
-else that does not fit the type with ``WireInvalid``. Headers follow CloudEvents 1.0, NATS protocol
+Encoders and decoders are built once per type. Consumers tolerate unknown fields; ``WireInvalid``
+for any other content that does not fit the type. Headers follow CloudEvents 1.0, NATS protocol
 binding, binary mode (``ce-…``); ``traceparent`` follows W3C Trace Context.
 """
 
@@ -17,7 +17,8 @@ from hami_common.errors import WireInvalid
 T = TypeVar("T")
 
 UNDECODABLE: Final = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""All that a msgspec decoder raises for bytes from outside; callers make a ``HamiError`` of it."""
+"""Exceptions of msgspec decoders for bytes from outside; callers convert them to a ``HamiError``.
+"""
 _SHOWN: Final = 300
 """Characters of an error that are kept: it may quote the value."""
 RANGES_PAGE: Final = "docs/wire.md, ranges"
@@ -60,9 +61,9 @@ def problem_of(error: Exception) -> str:
 
 
 def out_of_range(message: msgspec.Struct) -> str:
-    """Range that a message of ours breaks, as ``problem_of`` states it; empty when it breaks none.
+    """Range that a message of ours violates, as ``problem_of`` states it; empty when it is valid.
 
-    A Struct that was built and not decoded was never checked.
+    msgspec checks ranges when it decodes a Struct, not when code builds one.
     """
     try:
         decode(encode(message), type(message), what=type(message).__name__)
@@ -75,7 +76,7 @@ def decode_on(subject: str, data: bytes, message_type: type[T]) -> T:
     """Decode a message that a node's subject or key carries.
 
     ``WireInvalid`` when it does not decode, or names another node, vendor or pod than the subject:
-    a login may speak on the subjects of its own node only, but writes any payload.
+    a login may publish on the subjects of its own node only, but writes any payload.
     """
     message = decode(data, message_type, what=subject)
     for field, expected in subjects.named(subject).items():

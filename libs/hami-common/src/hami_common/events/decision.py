@@ -5,8 +5,8 @@ Published on ``hami.v1.event.{decision,admission}.<namespace>.<pod>``.
 
 A decision is compact (design D14): refused nodes are grouped into classes with one reason text
 each, and a class lists its nodes only up to ``NODES_LISTED``; the full per-node explanation is
-computed again from the snapshot on request. What an attempt to place a pod decided travels in one
-message: the bind carries the filter and the prioritize before it.
+computed again from the snapshot on request. All decisions of one attempt to place a pod travel in
+one message: the bind carries the filter and the prioritize before it.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ class RefusalClass(Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: Word
     """Stable word from ``hami_core.placement.reasons``."""
     text: Text
-    """What was wanted and the best free value among these nodes: the text kube-scheduler shows."""
+    """Requested amount and best free value among these nodes, as kube-scheduler shows it."""
     count: Count
     nodes: Annotated[tuple[Name, ...], Meta(max_length=NODES_LISTED)] = ()
     """At most ``NODES_LISTED`` of them, sorted."""
@@ -56,7 +56,7 @@ class NodeScore(Struct, frozen=True, kw_only=True, omit_defaults=True, array_lik
 
 
 class Victim(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A pod that was evicted, or was to be, for one with a higher priority."""
+    """A pod that was evicted, or selected for eviction, for one with a higher priority."""
 
     namespace: Label
     pod: Name
@@ -79,7 +79,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     nodes_considered: Count = 0
     nodes_feasible: Count = 0
     nodes_named: Count = 0
-    """Of ``filter``: how many of these kube-scheduler was told; 0 where that is all of them."""
+    """For ``filter``: number of these nodes returned to kube-scheduler; 0 if all were returned."""
     feasible: Annotated[tuple[NodeScore, ...], Meta(max_length=NODES_LISTED)] = ()
     """Best nodes first, at most ``NODES_LISTED``."""
     refusals: Annotated[tuple[RefusalClass, ...], Meta(max_length=LIST_MOST)] = ()
@@ -88,7 +88,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ledger_seq: Sequence = 0
     containers: Annotated[tuple[ContainerShares, ...], Meta(max_length=CONTAINERS_MOST)] = ()
     victims: Annotated[tuple[Victim, ...], Meta(max_length=LIST_MOST)] = ()
-    """Of ``preempt``: who had to go, by uid."""
+    """Pods that ``preempt`` selected for eviction, by uid."""
     error: Text = ""
     duration_ms: Duration = 0.0
     writer: Word = ""
@@ -97,13 +97,13 @@ class DecisionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prioritize before a bind. They have no message of their own."""
 
     def unfolded(self) -> Iterator["DecisionRecord"]:
-        """Every decision that the message tells of, oldest first, each by itself."""
+        """Return every decision in the message, oldest first, each as a record of its own."""
         yield from self.before
         yield replace(self, before=()) if self.before else self
 
 
 class AdmissionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the webhook did with a pod that asks for our resources."""
+    """Outcome of the webhook for a pod that requests resources of HAMi."""
 
     namespace: Label
     pod: Name

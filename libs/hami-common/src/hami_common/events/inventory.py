@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inventory messages.
 
-What agents report, what the registry publishes as canonical, heartbeats and faults.
+Agents publish reports, heartbeats and faults; the registry publishes canonical devices.
 
 Order between messages of one agent is the pair (``boot_id``, ``seq``): ``boot_id`` sorts by the
 agent's start time and ``seq`` grows within one run. Times are Unix seconds of the writer's clock
-and are informative: nothing compares clocks of two machines.
+and are informative: no component compares the clocks of two machines.
 """
 
 from typing import Annotated
@@ -45,7 +45,7 @@ class NodeReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     driver_version: Word = ""
     agent_version: Word = ""
     problem: Text = ""
-    """Why the vendor's devices cannot be listed, empty when they can.
+    """Reason for which the vendor's devices cannot be listed, empty when they can.
 
     For example: driver missing, version mismatch.
     """
@@ -64,7 +64,7 @@ class NodeDevices(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Order of the report this was made from."""
     time_s: UnixS
     config_generation: Sequence
-    """Which device configuration was applied; grows with each accepted change."""
+    """Generation of the applied device configuration; grows with each accepted change."""
     devices: Annotated[tuple[Device, ...], Meta(max_length=DEVICES_MOST)] = ()
     links: Annotated[tuple[Link, ...], Meta(max_length=LINKS_MOST)] = ()
     driver_version: Word = ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partition messages: a hardware partition was made, kept, removed, or could not be (design D24).
+"""Partition messages: a hardware partition was created, kept, removed, or failed (design D24).
 
 Published by the agent of the node on ``hami.v1.event.partition.<node>.<vendor>``, after the
-hardware was read again, so that a message tells what is there and not what was tried. Memory in
+hardware was read again, so a message reports the actual partition and not the attempt. Memory in
 MiB, compute in percent of one device, positions as in ``hami_common.model.device``, times in Unix
 seconds.
 """
@@ -46,7 +46,7 @@ class PartitionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seq: Sequence
     time_s: UnixS
     instance_id: Word = ""
-    """What the vendor calls it on this device; empty where none came to be."""
+    """Instance id of the vendor on this device; empty where none was created."""
     profile: Word = ""
     """Name in ``Device.partitions``; empty: of a size that the table does not have."""
     start: GridPosition | None = None
@@ -63,4 +63,4 @@ class PartitionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Stable code of a failure."""
     reason: Text = ""
     duration_ms: Duration = 0.0
-    """How long the hardware took."""
+    """Time that the hardware operation took."""

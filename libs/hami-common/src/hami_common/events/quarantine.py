@@ -3,8 +3,8 @@
 
 Each replica publishes its own on ``hami.v1.event.quarantine.<service>.<replica>``: at the first
 failure, while the object stays in quarantine at least every ``REPEAT_MOST_S``, and once when it is
-over. A replica that ended sends nothing, so consumers drop what was not repeated for ``STALE_S``.
-Times in Unix seconds.
+over. A replica that ended sends nothing, so consumers drop entries that were not repeated for
+``STALE_S``. Times in Unix seconds.
 """
 
 from typing import Final, Literal
@@ -42,8 +42,8 @@ class QuarantineRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     failures: Counter
     """Attempts that failed, at least 1."""
     first_s: UnixS
-    """When the first attempt failed."""
+    """Time of the first failed attempt."""
     last_s: UnixS
-    """When the last attempt failed."""
+    """Time of the last failed attempt."""
     is_over: bool = False
     """The object was handled, or it is gone: it left quarantine."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Usage messages: what the containers of a node use of what they were given (design D34).
+"""Usage messages: how much of their shares the containers of a node use (design D34).
 
 Published by the agent of the node on ``hami.v1.event.usage.<node>``, one message for the whole node
-at a steady pace, so that the stream grows with nodes and not with containers. Memory in MiB,
+at a fixed interval, so that the stream grows with nodes and not with containers. Memory in MiB,
 compute in percent of one device, times in seconds; counters grow over the life of a container and
 never fall.
 """
@@ -45,13 +45,13 @@ class ShareUsage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     limit_core_pct: CorePct = 0
     """0: no compute limit."""
     core_pct: Amount = 0
-    """What the driver saw last."""
+    """Compute use that the driver reported last."""
     is_whole: bool = False
     """The share is the whole device."""
 
 
 class ContainerUsage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One container as a whole; zeros where nothing inside it counts."""
+    """One container as a whole; zeros where no library inside it counts."""
 
     namespace: Label
     pod: Name
@@ -63,7 +63,7 @@ class ContainerUsage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     waited_s: Duration = 0.0
     """Time that launches waited for the compute limit or for higher priorities."""
     device_time_s: Duration = 0.0
-    """Time on devices that its work took."""
+    """Device time that its work took."""
     refusals: Counter = 0
     """Requests for memory that its limit refused."""
 
@@ -86,7 +86,7 @@ class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seq: Sequence
     time_s: UnixS
     every_s: Duration = 0.0
-    """Pace: the next message is due after this time."""
+    """Interval until the next message."""
     shares: Annotated[tuple[ShareUsage, ...], Meta(max_length=LIST_MOST)] = ()
     containers: Annotated[tuple[ContainerUsage, ...], Meta(max_length=LIST_MOST)] = ()
     devices: Annotated[tuple[DeviceUse, ...], Meta(max_length=LIST_MOST)] = ()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a family of metrics is, which sets of names there are, and how samples are written.
+"""Defines metric families, the sets of names, and the exposition text of samples.
 
 Sets: ``hami`` are the names and labels of HAMi's newer exporters, ``legacy`` those of its older
 ones, ``volcano`` those of Volcano's vGPU plugin. Each exporter shows the sets its settings name.
-HAMi's families carry the constant label ``zone``. The text is Prometheus' exposition format 0.0.4.
+HAMi's families have the constant label ``zone``. The text is Prometheus' exposition format 0.0.4.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,33 +20,33 @@ ZONE: Final = "vGPU"
 
 
 class Family(Struct, frozen=True, kw_only=True):
-    """One metric: its name as it is scraped, and what it says."""
+    """One metric: its name as it is scraped, type and help text."""
 
     name: str
     text: str
     kind: Kind = "gauge"
     replaces: str = ""
-    """HAMi's older name for the same figure."""
+    """HAMi's older name for the same metric."""
 
 
 class Group(Struct, Generic[T], frozen=True, kw_only=True):
-    """Families with the same labels, and how both come from one thing."""
+    """Families with the same labels, and the functions that compute both from one object."""
 
     names: NameSet | None = None
-    """The set that must be switched on for it; ``None``: always shown."""
+    """The set that must be enabled for it; ``None``: always shown."""
     labels: tuple[str, ...]
     values: Callable[[T], tuple[str, ...]]
     """Values of the labels, in their order."""
     families: tuple[tuple[Family, Callable[[T], float | None]], ...]
-    """With the figure; ``None``: no sample."""
+    """With the value; ``None``: no sample."""
 
     def is_shown(self, sets: Collection[str]) -> bool:
-        """Whether an exporter that shows ``sets`` shows this."""
+        """True when an exporter that shows ``sets`` shows this group."""
         return self.names is None or self.names in sets
 
 
 def head(family: Family) -> str:
-    """The lines that come before a family's samples."""
+    """The lines that precede a family's samples."""
     text = family.text.replace("\\", r"\\").replace("\n", r"\n")
     return f"# HELP {family.name} {text}\n# TYPE {family.name} {family.kind}\n"
 

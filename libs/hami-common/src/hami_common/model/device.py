@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device is: the facts an agent reports and the canonical device the registry publishes.
+"""Devices: the facts an agent reports and the canonical device the registry publishes.
 
 Units: memory in MiB, compute in percent of one device. A device is named by its vendor UUID
 everywhere; ``index`` and ``minor`` are the vendor's own numbers and are never used as identity.
@@ -36,7 +36,7 @@ from hami_common.bounds import (
 class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One size in which a device can be divided in hardware, such as a MIG profile.
 
-    A device with profiles gives each share the smallest that holds what was asked, and books the
+    A device with profiles gives each share the smallest one that fits the request, and books the
     profile's size. The profile without a name is the whole device: its share is exclusive.
     """
 
@@ -46,7 +46,9 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     core_pct: CorePct = 0
     """Part of the device's compute, rounded down."""
     resources: Resources = {}
-    """What else it takes, by the names of ``Device.resources``: AI cores, AI CPUs, slices …"""
+    """Other resources that it takes, by the names of ``Device.resources``: AI cores, AI CPUs,
+    slices …
+    """
     size: GridPosition = 0
     """Length on the device's grid of positions; 0 where positions do not matter."""
     starts: Annotated[tuple[GridPosition, ...], Meta(max_length=PROFILES_MOST)] = ()
@@ -54,16 +56,16 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: Word = ""
     """Instances on one device all have the same kind: a size where sizes do not mix; empty: any."""
     limit: Resource = 0
-    """Most instances of it on one device; 0: as many as there is room for."""
+    """Most instances of it on one device; 0: as many as fit."""
     native_id: SignedInt64 | None = None
     """The vendor's number for it."""
     by_name_only: bool = False
-    """Given only to who names it: it has something that a mere size does not ask for."""
+    """Given only to requests that name it: it has something that a mere size does not ask for."""
 
     def need(self, start: int | None = None) -> dict[str, int]:
-        """Everything but memory and compute that an instance at ``start`` takes of its device.
+        """Resources besides memory and compute that an instance at ``start`` takes of its device.
 
-        Positions of the grid count as resources of which there is one each.
+        Each position of the grid counts as a resource with an amount of one.
         """
         taken = dict(self.resources)
         if self.limit:
@@ -94,18 +96,18 @@ class DeviceFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """NUMA node, or ``None`` when the platform reports no affinity."""
     healthy: bool = True
     health_reason: Text = ""
-    """Why the device is not healthy, in words for an operator; empty when healthy."""
+    """Reason for which the device is unhealthy, in words for an operator; empty when healthy."""
     cordoned: bool = False
-    """The node's agent wants no new pods on it, because it is about to change the device."""
+    """The node's agent refuses new pods on it, because it is about to change the device."""
     mode: Word = "soft"
-    """How the device can be shared now.
+    """Way in which the device can be shared now.
 
     ``soft`` (limited by the in-container library), ``mig``, ``whole`` …
     """
     partitions: Annotated[tuple[Profile, ...], Meta(max_length=PROFILES_MOST)] = ()
     """Sizes in which the hardware can be divided now; empty: it is not divided."""
     resources: Resources = {}
-    """Totals of what partitions take beside memory and compute, by name."""
+    """Totals of the resources besides memory and compute that partitions take, by name."""
     max_shares: HardwareShares = 0
     """Most shares that the hardware allows at a time; 0: no limit of its own."""
     attributes: Attributes = {}
@@ -140,7 +142,7 @@ class Device(Struct, frozen=True, kw_only=True, omit_defaults=True):
     capacity_core_pct: CapacityCorePct = 100
     """Compute that may be handed out: 100 times the configured scaling."""
     slots: Slots = 10
-    """How many containers may share the device (split count)."""
+    """Number of containers that may share the device (split count)."""
     minor: Minor | None = None
     bus_id: Word = ""
     numa: Numa | None = None
@@ -152,5 +154,5 @@ class Device(Struct, frozen=True, kw_only=True, omit_defaults=True):
     partitions: Annotated[tuple[Profile, ...], Meta(max_length=PROFILES_MOST)] = ()
     """Sizes in which the hardware divides it; empty: shares have any size."""
     resources: Resources = {}
-    """Totals of what partitions take beside memory and compute, by name."""
+    """Totals of the resources besides memory and compute that partitions take, by name."""
     attributes: Attributes = {}

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod was given.
+"""Placement of a pod.
 
-Shares of concrete devices, by container name, and how much of each device that books.
+Shares of concrete devices, by container name, and how much of each device they book.
 
 Booking rule (Kubernetes semantics of init containers and sidecars, KEP-753): init containers run
 one at a time and before the application containers, sidecars start in order among them and stay. So
 a device is booked for ``max(over init containers i: init_i + sidecars before i, all sidecars + all
-application containers)``, separately for memory, compute and slots. A hardware partition is there
-from the pod's first moment to its last, so one that an init container holds counts as a sidecar's.
+application containers)``, separately for memory, compute and slots. A hardware partition exists for
+the pod's whole life, so one that an init container uses counts as a sidecar's.
 """
 
 from collections.abc import Callable, Iterable
@@ -79,7 +79,7 @@ class Placement(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How much of one device a pod (or a sum of pods) holds at its peak."""
+    """Peak of one device's resources that a pod (or a sum of pods) books."""
 
     memory_mib: int = 0
     core_pct: int = 0
@@ -90,7 +90,7 @@ class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Hardware partitions, by ``Share.part``: how many of each."""
 
     def plus(self, other: "Booked") -> "Booked":
-        """Both held at the same time."""
+        """Sum of two bookings at the same time."""
         return Booked(
             memory_mib=self.memory_mib + other.memory_mib,
             core_pct=self.core_pct + other.core_pct,
@@ -101,7 +101,7 @@ class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def peak(self, other: "Booked") -> "Booked":
-        """Either held, never both."""
+        """Maximum of two bookings that never coincide."""
         return Booked(
             memory_mib=max(self.memory_mib, other.memory_mib),
             core_pct=max(self.core_pct, other.core_pct),
@@ -114,7 +114,7 @@ class Booked(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 NOTHING = Booked()
 MIXED = "*"
-"""The kind of shares that differ in it: nobody else may join them."""
+"""The kind of shares that differ in it: no further share may join them."""
 
 
 def _of_both(
@@ -130,12 +130,12 @@ def _kind_of_both(a: str, b: str) -> str:
 
 
 def stays(kind: ContainerKind, share: Share) -> bool:
-    """Whether containers that start later find the share taken."""
+    """True when the share stays booked for containers that start later."""
     return kind != "init" or bool(share.profile)
 
 
 def booked_by_device(containers: Iterable[ContainerShares]) -> dict[str, Booked]:
-    """What the containers of ONE pod book on each device, by UUID.
+    """Resources that the containers of ONE pod book on each device, by UUID.
 
     After the rule in this module's docstring.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod asks for, after parsing: per container and vendor, with selectors and policy.
+"""Request of a pod, after parsing: per container and vendor, with selectors and policy.
 
 Containers keep the order in which kubelet admits them: init containers (restartable ones,
 "sidecars", among them) in specification order, then application containers. Memory in MiB, compute
@@ -34,18 +34,19 @@ from hami_common.bounds import (
 ContainerKind = Literal["init", "sidecar", "app"]
 NodePolicy = Literal["binpack", "spread"]
 PARTITION_MODES = frozenset({"mig"})
-"""Modes of devices that are divided in hardware: nobody uses the whole of such a device, and a
-process uses one part, however many its container has."""
+"""Modes of devices that are divided in hardware: such a device is never given whole, and a process
+uses one part, however many its container has.
+"""
 WHOLE_MODE = "whole"
-"""The mode of devices that are not divided at all: nobody uses a part of such a device."""
+"""The mode of devices that are not divided: such a device is given whole only."""
 DevicePolicy = Literal["binpack", "spread", "numa", "mutex", "topology-aware"]
 
 
 class DeviceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one container asks of one vendor.
+    """Request of one container for devices of one vendor.
 
     ``count`` different devices, each with this memory and compute; where ``wants_parts``, as many
-    hardware partitions, whichever devices they are of.
+    hardware partitions, on one device or several.
     """
 
     vendor: Vendor
@@ -58,12 +59,12 @@ class DeviceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Then it is 1..100.
     """
     core_pct: CorePct = 0
-    """0.
+    """0: no compute limit.
 
-    No compute limit and nothing booked, yet refused on a device whose compute is all handed out.
+    Nothing is booked then, yet a device without free compute is refused.
     """
     exclusive: bool = False
-    """Nobody else may use the device."""
+    """Excludes all other pods from the device."""
     profile: Word = ""
     """Hardware partition asked for by name; empty: the size decides."""
     exact: Annotated[tuple[tuple[MapKey, Resource], ...], Meta(max_length=ATTRIBUTES_MOST)] = ()
@@ -71,11 +72,12 @@ class DeviceRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: Word = ""
     """Shares of one device all have the same kind; empty: any."""
     types: Annotated[tuple[Word, ...], Meta(max_length=LIST_MOST)] = ()
-    """Device types that the resource's name stands for, exactly; empty: every type."""
+    """Device types that the resource's name selects, exactly; empty: every type."""
     modes: Annotated[tuple[Word, ...], Meta(max_length=LIST_MOST)] = ()
-    """Modes of devices that the resource's name stands for; empty: see ``DeviceSelector``."""
+    """Modes of devices that the resource's name selects; empty: see ``DeviceSelector``."""
     shape: Word = ""
-    """Which sets of devices may serve the request, see ``hami_common.vendors.shapes``."""
+    """Rule for the sets of devices that may serve the request, see ``hami_common.vendors.shapes``.
+    """
 
     def memory_mib_on(self, device_memory_mib: int) -> int:
         """MiB taken from a device with ``device_memory_mib`` of physical memory."""
@@ -89,11 +91,11 @@ class ContainerRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: ContainerKind
     requests: Annotated[tuple[DeviceRequest, ...], Meta(max_length=VENDORS_MOST)]
     priority: TaskPriority | None = None
-    """Task priority 0 (highest) … 7; ``None`` when the user did not say."""
+    """Task priority 0 (highest) … 7; ``None`` when the user set none."""
 
 
 class DeviceSelector(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which devices of one vendor the pod accepts. An empty tuple is no constraint.
+    """Constraints on the devices of one vendor. An empty tuple is no constraint.
 
     Types match as case-insensitive substrings of the device type (users write ``A100``), or with
     ``whole_words`` only the type or one of its words; UUIDs match exactly.
@@ -104,12 +106,12 @@ class DeviceSelector(Struct, frozen=True, kw_only=True, omit_defaults=True):
     allow_uuids: Words = ()
     deny_uuids: Words = ()
     modes: Words = ()
-    """How the device is shared; empty accepts every mode in which one request is one share."""
+    """Accepted modes of sharing; empty accepts every mode in which one request is one share."""
     numa_bind: bool = False
     whole_words: bool = False
 
     def accepts_type(self, device_type: str) -> bool:
-        """Whether a device of ``device_type`` passes the type lists."""
+        """True when a device of ``device_type`` passes the type lists."""
         if self.allow_types and not self._names(self.allow_types, device_type):
             return False
         return not self._names(self.deny_types, device_type)
@@ -121,23 +123,15 @@ class DeviceSelector(Struct, frozen=True, kw_only=True, omit_defaults=True):
         known = {lowered, *lowered.split()}
         return any(word.lower() in known for word in words)
 
-    def accepts_mode(self, mode: str) -> bool:
-        """Whether a device in ``mode`` can serve a pod.
-
-        A device that is divided in hardware serves pods that say so; whose request one of its
-        partitions can hold is up to the device, see ``hami_common.vendors.partitions``.
-        """
-        return mode in self.modes if self.modes else mode not in PARTITION_MODES
-
     def accepts_uuid(self, uuid: str) -> bool:
-        """Whether the device named ``uuid`` passes the UUID lists."""
+        """True when the device named ``uuid`` passes the UUID lists."""
         return (not self.allow_uuids or uuid in self.allow_uuids) and uuid not in self.deny_uuids
 
 
 def wants_parts(request: DeviceRequest, selector: DeviceSelector) -> bool:
-    """Whether nothing but hardware partitions is asked for, each for a process of its own.
+    """True when the request accepts only hardware partitions, each for a process of its own.
 
-    Several of them may then be parts of one device: to a process they are devices anyway.
+    Several of them may then be on one device: to a process each partition is a device.
     """
     named = [words for words in (selector.modes, request.modes) if words]
     return any((mode,) in named for mode in PARTITION_MODES)
@@ -146,11 +140,11 @@ def wants_parts(request: DeviceRequest, selector: DeviceSelector) -> bool:
 def serves_mode(
     request: DeviceRequest, selector: DeviceSelector, mode: str, *, divided: bool
 ) -> bool:
-    """Whether a device in ``mode`` can serve a request; ``divided``: it has a table of partitions.
+    """True when a device in ``mode`` can serve a request; ``divided``: it has partitions.
 
-    Where nobody names a mode, a part may come from any device but one that is given whole only, and
-    a whole device is none that is divided. Several devices for one container are partitions only
-    where ``wants_parts``.
+    A request that names no mode gets a share of any device except one that is given whole only, and
+    a whole device only where it is not divided. Several devices for one container are partitions
+    only where ``wants_parts``.
     """
     is_of_many = divided and request.count > 1 and mode in PARTITION_MODES
     if is_of_many and not wants_parts(request, selector):
@@ -175,7 +169,7 @@ class ScoringWeights(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PlacementPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to choose among nodes and devices that fit."""
+    """Policy for choosing among nodes and devices that fit."""
 
     node: NodePolicy = "binpack"
     device: Annotated[tuple[DevicePolicy, ...], Meta(max_length=WORDS_MOST)] = ("spread",)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that we read from and write to Kubernetes objects.
-
-And the rule which of them users may not write.
+"""Keys that we read from and write to Kubernetes objects, and the keys that users may not write.
 
 User-facing keys are those HAMi's users already have in their manifests (v2.10); ours live under
 ``hami.io/`` and ``*.limits.hami.io/``. The name part of a key (after ``/``) has at most 63
@@ -26,22 +24,22 @@ GANG_SIZE = "hami.io/gang-size"
 MIN_RUNTIME = "hami.io/min-runtime-s"
 """Annotation with the seconds for which a pod that has started is not evicted for another one."""
 NO_MOVE = "hami.io/no-move"
-"""Annotation, ``true``: plans to make room leave the pod where it is."""
+"""Annotation, ``true``: plans to free capacity leave the pod where it is."""
 
 # written by us
 MANAGED_LABEL = "hami.io/managed"
-"""Label on every pod the webhook prepared (value ``true``): what our list-and-watch selects."""
+"""Label on every pod the webhook prepared (value ``true``): the selector of our list-and-watch."""
 ALLOCATION = "hami.io/allocation"
 """Signed placement, written with the Binding only (design D4)."""
 TRACEPARENT = "hami.io/traceparent"
 """W3C trace context of the pod's trace; the caller may set it, else the webhook starts one."""
 FENCE = "hami.io/fence"
-"""Touched to move a pod's resourceVersion so that a late Binding is refused (design D4)."""
+"""Touched to move a pod's resourceVersion, which makes a late Binding fail (design D4)."""
 CAPACITY_RETURNED = "hami.io/capacity-returned"
-"""Touched on a node to wake kube-scheduler's queue when a share was released (design D16)."""
+"""Touched on a node to wake kube-scheduler's queue after a release (design D16)."""
 
 TAKEN_OVER = "hami.io/taken-over"
-"""On a node that came over from HAMi: the pods that HAMi left there, and its names of devices."""
+"""On a node that came over from HAMi: the pods that HAMi placed there, and its names of devices."""
 
 LIMITS_PREFIX_SUFFIX = ".limits.hami.io/"
 LIMITS_VERSION = "v1"
@@ -76,7 +74,7 @@ def limits(container: str) -> str:
 
 
 def is_reserved(key: str) -> bool:
-    """Whether only our scheduler may write ``key`` on a pod."""
+    """True when only our scheduler may write ``key`` on a pod."""
     if key in RESERVED or LIMITS_PREFIX_SUFFIX in key:
         return True
     return key.startswith("hami.io/") and key.endswith(RESERVED_SUFFIXES)

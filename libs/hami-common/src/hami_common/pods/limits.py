@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limits file.
 
-What a container sees at ``/etc/hami/limits``, read by the in-container library and by people.
+A container has it at ``/etc/hami/limits``; the in-container library and people read it.
 
 Format ``hami-limits/1``: a first line with that word, then ``key=value`` lines in a fixed order,
-UTF-8, newline line ends. Unknown keys are to be ignored, so that keys can be added. Devices are
-numbered in the order in which the container sees them. Memory in MiB, compute in percent (0: no
-limit). See docs/wire.md.
+UTF-8, newline line ends. Readers ignore unknown keys, so keys can be added. Devices are numbered in
+the order in which the container sees them. Memory in MiB, compute in percent (0: no limit). See
+docs/wire.md.
 """
 
 from collections.abc import Iterable
@@ -54,11 +54,11 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     allocation_id: Uid
     priority: TaskPriority | None = None
     core_policy: Word = ""
-    """When compute limits hold: ``force``, ``disable``, or nothing for the library's default."""
+    """Policy for compute limits: ``force``, ``disable``, or nothing for the library's default."""
 
 
 def limits_of(shares: ContainerShares, *, allocation_id: str, core_policy: str = "") -> Limits:
-    """Limits that hold one container to its shares."""
+    """Limits of one container, derived from its shares."""
     return Limits(
         core_policy="" if core_policy == "default" else core_policy,
         container=shares.name,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judge the mounts of a container with a share: which are ours, which would hide or unhook ours.
+"""Judges the mounts of a container with a share: our own ones, and those that would hide ours.
 
 The node mounts the limits file, the limiter, its preload file and the page of priorities into the
 container. Kubelet passes the pod's own mounts after those of device plugins, and container runtimes
@@ -9,8 +9,8 @@ container that mounts the same volume can remove our mount point in it, which de
 (Linux 3.18 and later). So a path at, above or below a reserved one is refused, unless the mount is
 our own.
 
-Admission (as words and as CEL) and the node agent use the same judgement. Symbolic links in images
-are not known here.
+Admission (as words and as CEL) and the node agent use the same rules. Symbolic links in images are
+not known here.
 """
 
 import posixpath
@@ -38,8 +38,11 @@ RESERVED: Final[Mapping[str, str]] = {
     "/etc/vdev": "the share as Hygon's driver reads it",
     "/hami-vnpu-shmem": "the memory through which Ascend's soft shares are counted",
 }
-"""Reserved path → what the container finds there. The paths of the library, its preload file and
-the priorities are in the library too (native/libvgpu), the vendors' in ``hami_common.vendors``."""
+"""Reserved path → its content in the container.
+
+The paths of the library, its preload file and the priorities are in the library too
+(native/libvgpu), the vendors' in ``hami_common.vendors``.
+"""
 DEVICE_LIST: Final = "nvidia-container-devices"
 """Directory in ``/var/run``: NVIDIA's runtime gives a container the devices that are mounted there
 by name."""
@@ -74,13 +77,14 @@ PARENTS: Final = tuple(
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """Why a path is no place for a mount of the pod, and what to write instead."""
+    """Reason for which the pod may not mount at a path, and what to write instead."""
 
     problem: str
     fix: str
     is_parent: bool = False
     """The path is above reserved ones: it matters only where ours are mounted, that is, in a
-    container with a share."""
+    container with a share.
+    """
 
     def error(self, field: str) -> RequestInvalid:
         """Return the error about the mount at ``field``."""
@@ -107,7 +111,7 @@ def normalize(path: str) -> str:
 
 
 def fault_of(path: str) -> Fault | None:
-    """Return why the pod may mount nothing of its own at ``path``; ``None`` when it may."""
+    """Return the reason for which the pod may not mount at ``path``; ``None`` when it may."""
     clean = normalize(path)
     if DEVICE_LIST in clean:
         return Fault(
@@ -170,9 +174,9 @@ def region_volume(container: ContainerView, volumes: Mapping[str, VolumeView]) -
 def conflict_of(
     container: ContainerView, volumes: Mapping[str, VolumeView]
 ) -> RequestInvalid | None:
-    """Return the first mount or block device that would hide or unhook ours, as the error to give.
+    """Return the error about the first mount or block device that would hide or detach ours.
 
-    ``volumes``: the pod's, by name. ``None`` when nothing is in the way.
+    ``volumes``: the pod's, by name. ``None`` when there is no conflict.
     """
     for field, path, mount in places_of(container):
         if mount is not None and _is_ours(mount, container, volumes):
@@ -199,7 +203,7 @@ def _volume_at(
 def _is_ours(
     mount: VolumeMountView, container: ContainerView, volumes: Mapping[str, VolumeView]
 ) -> bool:
-    """Whether the mount is one that admission adds to this container."""
+    """True when the mount is one that admission adds to this container."""
     volume = volumes.get(mount.name)
     if volume is None or mount.sub_path or mount.sub_path_expr:
         return False

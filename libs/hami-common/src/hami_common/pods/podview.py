@@ -2,7 +2,7 @@
 """The few fields of a Kubernetes Pod (core/v1) that we read, decoded straight from JSON.
 
 Everything else in the document is skipped. Ranges are Kubernetes' own or wider, so that a pod that
-the API server accepts decodes; what a pod may ask for is checked by ``vendors.catalog``.
+the API server accepts decodes; ``vendors.catalog`` validates a pod's requests.
 
 Field names are the API's own (camelCase renamed to snake_case by msgspec).
 """
@@ -45,7 +45,7 @@ class SecurityContextView(Struct, frozen=True, kw_only=True):
 
 
 class ValueFromView(Struct, frozen=True, kw_only=True):
-    """``valueFrom`` of a variable; that there is one is all we look at."""
+    """``valueFrom`` of a variable; only its presence is read."""
 
 
 class EnvVarView(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -165,7 +165,7 @@ class DownwardApiView(Struct, frozen=True, kw_only=True):
 
 
 class EmptyDirView(Struct, frozen=True, kw_only=True):
-    """An emptyDir volume; that it is one is all we look at."""
+    """An emptyDir volume; only its presence is read."""
 
 
 class VolumeView(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -177,17 +177,17 @@ class VolumeView(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class SchedulingGateView(Struct, frozen=True, kw_only=True):
-    """Something that must be taken away before the pod is scheduled."""
+    """A gate that must be removed before the pod is scheduled."""
 
     name: MapKey = ""
 
 
 class TermView(Struct, frozen=True, kw_only=True):
-    """One preferred term; that it is there is all we look at."""
+    """One preferred term; only its presence is read."""
 
 
 class PreferencesView(Struct, frozen=True, kw_only=True):
-    """What one kind of affinity would rather have."""
+    """Preferences of one kind of affinity."""
 
     preferred: Annotated[list[TermView], Meta(max_length=OBJECT_LIST_MOST)] | None = field(
         default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
@@ -195,7 +195,7 @@ class PreferencesView(Struct, frozen=True, kw_only=True):
 
 
 class AffinityView(Struct, frozen=True, kw_only=True, rename="camel"):
-    """``affinity``, as far as it is a wish."""
+    """``affinity``, only its preferences."""
 
     node_affinity: PreferencesView | None = None
     pod_affinity: PreferencesView | None = None
@@ -234,7 +234,7 @@ class PodSpecView(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ContainerStateView(Struct, frozen=True, kw_only=True):
-    """Which of the three states a container is in."""
+    """The three states of a container, one of which is set."""
 
     waiting: dict[str, object] | None = None
     running: dict[str, object] | None = None
@@ -281,7 +281,7 @@ class PodStatusView(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PodView(Struct, frozen=True, kw_only=True):
-    """A pod as far as we look at it."""
+    """The fields of a pod that we read."""
 
     metadata: MetadataView = MetadataView()
     spec: PodSpecView = PodSpecView()
@@ -308,7 +308,7 @@ class PodView(Struct, frozen=True, kw_only=True):
         return ordered
 
     def is_finished(self) -> bool:
-        """Whether no container of the pod will run again."""
+        """True when no container of the pod will run again."""
         return self.status.phase in ("Succeeded", "Failed")
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signs and verifies the allocation annotation, so that no tenant can forge a placement.
+"""Signs and verifies the allocation annotation, which protects placements from forgery.
 
 (design D4, D6).
 
-Ed25519 (RFC 8032) over a domain word and the exact payload bytes; the annotation carries payload,
-key id and signature in one JSON document, so verification never re-encodes. A key id is the first
-16 hex digits of the SHA-256 of the raw public key. Several public keys may be trusted at once,
-which is how keys rotate. This module holds no file access: keys come in as PEM bytes.
+Ed25519 (RFC 8032) over a domain word and the exact payload bytes; the annotation has payload, key
+id and signature in one JSON document, so verification never re-encodes. A key id is the first 16
+hex digits of the SHA-256 of the raw public key. Several public keys may be trusted at once, which
+allows key rotation. This module has no file access: keys come in as PEM bytes.
 """
 
 import base64
@@ -26,9 +26,9 @@ _DOMAIN = b"hami.io/allocation/v1\n"
 
 
 class SignedPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the signature covers.
+    """Content that the signature covers.
 
-    This pod, on this node, with these shares, by this ledger record.
+    The pod, its node, its shares and the ledger record that reserved them.
     """
 
     pod_uid: Uid
@@ -122,7 +122,7 @@ class Verifier:
     """Verifies allocation annotations against the trusted public keys."""
 
     def __init__(self, keys: Iterable[Ed25519PublicKey]) -> None:
-        """Trust ``keys``; an empty set trusts nobody."""
+        """Trust ``keys``; with an empty set no signature is valid."""
         self._keys = {_key_id(key): key for key in keys}
 
     @classmethod
@@ -146,13 +146,13 @@ class Verifier:
         return cls(keys)
 
     def trusts(self, key_id: str) -> bool:
-        """Whether what the key with this id signed counts."""
+        """True when the key with this id is trusted."""
         return key_id in self._keys
 
     def verify(self, annotation: str, *, pod_uid: str, node: str | None = None) -> SignedPlacement:
         """The placement signed for exactly this pod (and node, when given).
 
-        ``WireInvalid`` says what does not hold.
+        ``WireInvalid`` names the check that failed.
         """
         what = "allocation annotation"
         try:

@@ -2,8 +2,8 @@
 """Variables by which vendors' container runtimes and hooks give devices to any container.
 
 Kubelet puts the variables of a pod behind those of the device plugin, and among a pod's own a
-literal in ``env`` wins over ``envFrom``. So a container that names such a variable, or that takes
-variables from an object under any name, could overrule what the node agent gives it.
+literal in ``env`` wins over ``envFrom``. So a container that sets such a variable, or that takes
+variables from an object under any name, could overrule those of the node agent.
 """
 
 from collections.abc import Iterable, Mapping
@@ -42,7 +42,7 @@ def giving(env: Iterable[EnvVarView]) -> str:
 def from_elsewhere(container: ContainerView) -> frozenset[str]:
     """Return the device variables that ``envFrom`` of the container could bring, by its prefixes.
 
-    Those that ``env`` names too are among them, although the literal wins.
+    The result includes variables that ``env`` sets too, although the literal wins.
     """
     prefixes = tuple(source.prefix or "" for source in container.env_from or [])
     return frozenset(name for name in DEVICE_VARIABLES if name.startswith(prefixes))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets through to HTTP handlers whom the cluster would let read the same with kubectl.
+"""Authorizes callers of HTTP handlers by what the cluster lets them read with kubectl.
 
-A caller shows its Kubernetes token (``Authorization: Bearer``). For each route a rule says what one
-has to be allowed to do with the Kubernetes API: read the pods of the namespace that is asked about,
-read nodes, or both everywhere. A route without a rule needs the most. A stream is judged again
-every ``STREAM_CHECK_S`` and ends when its reader may not read it any more. Without an API server
-nobody is let through.
+A caller presents its Kubernetes token (``Authorization: Bearer``). For each route a rule names the
+required permissions on the Kubernetes API: read the pods of the requested namespace, read nodes, or
+both everywhere. A route without a rule requires all of them. A stream is authorized again every
+``STREAM_CHECK_S`` and ends when its reader loses the permission. Without an API server every caller
+is rejected.
 """
 
 import ipaddress
@@ -33,19 +33,19 @@ _NODES = Access(verb="get", resource="nodes")
 
 
 def nodes(request: Request) -> Sequence[Access]:
-    """What belongs to no namespace: nodes and devices."""
+    """Rule for objects without namespace: nodes and devices."""
     del request
     return (_NODES,)
 
 
 def everything(request: Request) -> Sequence[Access]:
-    """Nodes, and the pods of all namespaces."""
+    """Rule for nodes and the pods of all namespaces."""
     del request
     return (_NODES, Access(verb="get", resource="pods"))
 
 
 def pods(request: Request) -> Sequence[Access]:
-    """Pods of the namespace in the path or query; of all namespaces where it names none."""
+    """Rule for the pods of the namespace in the path or query; without one, of all namespaces."""
     namespace = request.params.get("namespace") or request.query.get("namespace", "")
     return (Access(verb="get", resource="pods", namespace=namespace),)
 
@@ -58,7 +58,7 @@ _of_pod = msgspec.json.Decoder(_OfPod)
 
 
 def resizes_pod(request: Request) -> Sequence[Access]:
-    """Changing the resources of a pod that the body names."""
+    """Rule for changing the resources of a pod that the body names."""
     try:
         namespace = _of_pod.decode(request.body).namespace
     except UNDECODABLE as error:
@@ -71,10 +71,10 @@ def resizes_pod(request: Request) -> Sequence[Access]:
 
 
 class Gate:
-    """Stands before the handlers of one server."""
+    """Guards the handlers of one server."""
 
     def __init__(self, auth: KubeAuth | None) -> None:
-        """Without ``auth`` everybody is let through."""
+        """Without ``auth`` every caller is admitted."""
         self._auth = auth
 
     def guarded(
@@ -120,7 +120,7 @@ async def _judge(auth: KubeAuth, token: str, needed: Sequence[Access]) -> Caller
 
 
 def _counted_as(caller: Caller) -> str:
-    """Who limits per caller count for: a namespace makes any number of ServiceAccounts."""
+    """Key for per-caller limits: a namespace can create any number of ServiceAccounts."""
     account = caller.account
     return caller.username if account is None else f"system:serviceaccounts:{account[0]}"
 

@@ -49,7 +49,7 @@ CODES: tuple[tuple[type[HamiError], int, str], ...] = (
     (TooManyRequests, 429, "too-many-requests"),
     (Unavailable, 503, "unavailable"),
 )
-"""Status and stable code of each error, the first that fits."""
+"""Status and stable code of each error; the first match counts."""
 
 
 class Request:
@@ -92,11 +92,11 @@ class Request:
         self.remote = remote
         """Address of the caller, without port; empty where the transport has none."""
         self.caller = remote
-        """Who limits per caller count for: behind a gate the user, else the peer's address."""
+        """Key for limits per caller: behind a gate the user, else the peer's address."""
 
 
 class Response(Struct, frozen=True, kw_only=True):
-    """A whole answer."""
+    """A complete answer."""
 
     body: bytes | bytearray = b""
     status: int = 200
@@ -108,7 +108,7 @@ class StreamedResponse(Struct, frozen=True, kw_only=True):
     """An answer sent piece by piece until ``chunks`` ends (server-sent events)."""
 
     chunks: AsyncGenerator[bytes, None]
-    """Closed when the answer ends, however it ends."""
+    """Closed when the answer ends, normally or not."""
     content_type: str = "text/event-stream"
     headers: Mapping[str, str] = msgspec.field(
         default_factory=lambda: {"cache-control": "no-store"}
@@ -162,7 +162,7 @@ class HttpApp:
         return Response(body=generate_latest(self._registry), content_type=CONTENT_TYPE_LATEST)
 
     def find(self, method: str, path: str) -> tuple[Handler, Mapping[str, str]] | Response:
-        """Handler and parameters for a request, or the refusal."""
+        """Handler and parameters for a request, or the error response."""
         handler = self._exact.get((method, path))
         if handler is not None:
             return handler, {}
@@ -206,9 +206,10 @@ def _probe(claim: Callable[[], bool]) -> Handler:
 class TlsFiles:
     """Server certificate from files, which may be replaced while the server runs.
 
-    ``context`` is made once and lives as long as the server. It hands each handshake to the context
-    of the newest usable pair, which is made anew by ``reload_if_changed``: open connections go on
-    undisturbed, and an old certificate never survives beside a new one of another key type.
+    ``context`` is created once and lives as long as the server. It hands each handshake to the
+    context of the newest usable pair, which ``reload_if_changed`` re-creates: open connections
+    continue undisturbed, and an old certificate never survives beside a new one of another key
+    type.
     """
 
     def __init__(self, cert_file: str, key_file: str, *, client_ca_file: str = "") -> None:
@@ -255,7 +256,7 @@ class TlsFiles:
         return context
 
     def reload_if_changed(self) -> bool:
-        """Load the files again when one changed; whether it did.
+        """Load the files again when one changed; return True when it did.
 
         ``SettingsInvalid`` when they do not belong together; the old pair stays in use then.
         """
@@ -267,7 +268,7 @@ class TlsFiles:
         return True
 
     async def watch(self, *, interval_s: float = 5.0) -> None:
-        """Look at the files every ``interval_s``, for ever; a failed reload is tried again."""
+        """Check the files every ``interval_s`` until cancelled; a failed reload is retried."""
         while True:
             await anyio.sleep(interval_s)
             try:
@@ -318,11 +319,11 @@ async def serve(
 
 
 class _TooLarge(Exception):
-    """The body passes the limit."""
+    """The body exceeds the limit."""
 
 
 class _Adapter:
-    """Turns aiohttp's requests into ours."""
+    """Converts aiohttp's requests to ours."""
 
     def __init__(self, app: HttpApp) -> None:
         self._app = app

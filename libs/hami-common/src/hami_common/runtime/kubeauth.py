@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the API server who a token belongs to and what its owner may do; remembers it for a moment.
+"""Authenticates tokens and checks permissions at the API server; caches the answers briefly.
 
 TokenReview (authentication.k8s.io/v1) and SubjectAccessReview (authorization.k8s.io/v1). Answers
-are kept for ``ttl_s``, refusals for ``refused_ttl_s``, both bounded in number: what somebody may do
-changes within that time. When the API server does not answer, nobody gets in (``Unavailable``).
-Tokens are kept as digests only and are never logged. Times in seconds.
+are cached for ``ttl_s``, refusals for ``refused_ttl_s``, both bounded in number: a changed
+permission takes effect within that time. When the API server does not answer, every caller is
+rejected (``Unavailable``). Tokens are cached as digests only and are never logged. Times in
+seconds.
 """
 
 import hashlib
@@ -31,24 +32,24 @@ _encoder = msgspec.json.Encoder()
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """Who a token belongs to, in the API server's words."""
+    """Owner of a token, in the API server's words."""
 
     username: str = ""
-    """Empty in the review of a token that is no good."""
+    """Empty in the review of an invalid token."""
     uid: str = ""
     groups: tuple[str, ...] = ()
     extra: Mapping[str, tuple[str, ...]] = {}
 
     @property
     def account(self) -> tuple[str, str] | None:
-        """(namespace, name) of a ServiceAccount; ``None`` for everybody else."""
+        """(namespace, name) of a ServiceAccount; ``None`` for any other user."""
         namespace, separator, name = self.username.removeprefix(_ACCOUNT_PREFIX).partition(":")
         is_account = self.username.startswith(_ACCOUNT_PREFIX) and separator
         return (namespace, name) if is_account else None
 
 
 class Access(Struct, frozen=True, kw_only=True):
-    """Something that one may or may not do with the Kubernetes API."""
+    """An operation on the Kubernetes API that needs permission."""
 
     verb: str
     resource: str
@@ -81,7 +82,7 @@ V = TypeVar("V")
 
 
 class _Memory(Generic[V]):
-    """Answers that still hold; the oldest makes room for a new one."""
+    """Cached answers; the oldest is evicted for a new one."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -102,7 +103,7 @@ class _Memory(Generic[V]):
 
 
 class KubeAuth:
-    """Authenticates tokens and authorises their owners."""
+    """Authenticates tokens and authorizes their owners."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class KubeAuth:
     ) -> None:
         """Accept tokens made for one of ``audiences``, empty: those of the API server itself.
 
-        ``kube`` gives the API server once it was reached.
+        ``kube`` returns the API server once it was reached.
         """
         self._kube = kube
         self._audiences = tuple(audiences)
@@ -125,7 +126,7 @@ class KubeAuth:
         self._access: _Memory[bool] = _Memory(clock)
 
     async def caller(self, token: str) -> Caller | None:
-        """Who the token belongs to; ``None`` when it is not, or no longer, good."""
+        """Return the owner of the token; ``None`` when the token is invalid or expired."""
         if not token or len(token) > _LONGEST_TOKEN:
             return None
         key = hashlib.sha256(token.encode()).digest()
@@ -136,14 +137,15 @@ class KubeAuth:
             spec["audiences"] = self._audiences
         raw = await self._ask(TOKEN_REVIEWS, "authentication.k8s.io/v1", "TokenReview", spec)
         status = _decode(raw, _TokenReview).status
-        # An API server that knows no audiences answers without any: then ours was not checked.
+        # An API server without support for audiences answers without any: then ours was not
+        # checked.
         meant = not self._audiences or bool(set(self._audiences) & set(status.audiences))
         user = status.user
         found = user if status.authenticated and meant and user and user.username else None
         return self._callers.keep(key, found, self._ttl_s if found else self._refused_ttl_s)
 
     async def may(self, caller: Caller, access: Access) -> bool:
-        """Whether the caller may do it, by the rules of the cluster."""
+        """Return True when the cluster's rules allow the caller this access."""
         key = (caller.username, caller.uid, caller.groups, access)
         if (known := self._access.find(key)) is not None:
             return known[0]
@@ -176,7 +178,7 @@ class KubeAuth:
         try:
             return await kube.create(path, body)
         except Denied as error:
-            # Our own rights are missing: nobody gets in, and it is not the caller's fault.
+            # Our own permissions are missing: reject every caller, and report it as our error.
             raise Unavailable(peer="API server", detail=f"{kind} refused to us") from error
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends spans to an OTLP/HTTP collector, from a thread of its own, without ever holding up anybody.
+"""Sends spans to an OTLP/HTTP collector, from a thread of its own, without blocking callers.
 
 Spans wait in a bounded queue. While the collector does not answer they are kept, up to ``QUEUE`` of
-them, and are sent when it answers again; a batch that it does not take for ``HOLD_S`` is lost, so
-that one it will never take cannot stop those behind it. What is lost is counted. Only
+them, and are sent when it answers again. A batch that fails for ``HOLD_S`` is dropped, so a batch
+that the collector rejects permanently does not block later ones. Dropped spans are counted. Only
 ``tracing`` uses this module, and only where a collector is configured. Headers, certificates and
 compression come from the standard environment (``OTEL_EXPORTER_OTLP_HEADERS``, ``…_CERTIFICATE``,
 …). Times in seconds. Obeys OTLP 1 over HTTP with protobuf payload.
@@ -24,12 +24,12 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from prometheus_client import CollectorRegistry, Counter
 
 QUEUE = 8192
-"""Spans kept while the collector is away: about 12 MiB."""
+"""Spans kept while the collector is unavailable: about 12 MiB."""
 BATCH = 512
 DELAY_S = 1.0
-"""How long a span waits for others to go with it."""
+"""Time that a span waits for others in the same batch."""
 HOLD_S = 300.0
-"""How long the same batch is tried."""
+"""Longest time for which the same batch is retried."""
 ATTEMPT_S = 3.0
 """Longest time for one attempt."""
 CLOSE_S = 3.0
@@ -64,7 +64,7 @@ def make_provider(
 
 
 class SpanQueue(SpanProcessor):
-    """Keeps ended spans until the exporter has taken them."""
+    """Stores ended spans until the exporter has sent them."""
 
     def __init__(
         self,
@@ -98,10 +98,10 @@ class SpanQueue(SpanProcessor):
         self._thread.start()
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Nothing: a span counts when it is over."""
+        """Do nothing: a span counts when it has ended."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Take a span; never waits."""
+        """Enqueue a span; never waits."""
         if self._closing.is_set() or not span.context.trace_flags.sampled:
             return
         if len(self._waiting) >= self._queue:
@@ -112,7 +112,7 @@ class SpanQueue(SpanProcessor):
             self._wake.set()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Whether all that waited was taken in time."""
+        """Return True when all waiting spans were sent in time."""
         end_s = monotonic() + timeout_millis / 1000
         self._wake.set()
         while self._waiting and monotonic() < end_s:
@@ -120,11 +120,11 @@ class SpanQueue(SpanProcessor):
         return not self._waiting
 
     def shutdown(self) -> None:
-        """Send what waits, give up after ``CLOSE_S``, end the thread."""
+        """Send waiting spans, stop after ``CLOSE_S``, end the thread."""
         self._closing.set()
         self._wake.set()
         self._thread.join(CLOSE_S)
-        self._exporter.shutdown()  # ends an attempt under way
+        self._exporter.shutdown()  # ends an attempt in progress
         self._thread.join(ATTEMPT_S)
 
     def _run(self) -> None:
@@ -134,7 +134,7 @@ class SpanQueue(SpanProcessor):
             self._wake.clear()
             is_last = self._closing.is_set()
             while self._waiting:
-                # Taken out only once it was sent: what waits counts against the bound.
+                # Removed only after it was sent: waiting spans count against the bound.
                 batch = [self._waiting[i] for i in range(min(BATCH, len(self._waiting)))]
                 if self._deliver(batch):
                     self._sent.inc(len(batch))
@@ -146,7 +146,7 @@ class SpanQueue(SpanProcessor):
                 return
 
     def _deliver(self, batch: list[ReadableSpan]) -> bool:
-        """Try until it is taken, held too long, or the service ends."""
+        """Retry until the batch is sent, expired, or the service ends."""
         pause_s = _PAUSE_FIRST_S
         end_s = monotonic() + (CLOSE_S if self._closing.is_set() else self._hold_s)
         while True:

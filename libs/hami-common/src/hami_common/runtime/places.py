@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds what callers of an HTTP API hold at the same time: all of them, and each of them.
+"""Bounds the requests of an HTTP API in progress at the same time: in total, and per caller.
 
-A place is what a request holds while it lasts, such as an open stream. The last places are reserved
-for callers who may read the whole cluster, so that tenants together cannot lock operators out.
-Knows neither routes nor tokens: see ``hami_common.runtime.gate`` for who a caller is.
+A request such as an open stream occupies a place while it lasts. The last places are reserved for
+callers who may read the whole cluster, so that tenants together cannot lock operators out. Uses
+neither routes nor tokens: ``hami_common.runtime.gate`` identifies callers.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ class Places:
         self._taken: Counter[str] = Counter()
 
     def check(self, caller: str, *, is_operator: bool) -> None:
-        """Raise ``TooManyRequests`` or ``Unavailable`` when the caller gets no place now."""
+        """Raise ``TooManyRequests`` or ``Unavailable`` when no place is free for the caller now."""
         if self._taken[caller] >= self._per_caller:
             raise TooManyRequests(
                 problem=f"{caller or 'the caller'} holds {self._taken[caller]} {self._what}, of "
@@ -57,7 +57,7 @@ class Places:
 
     @contextmanager
     def hold(self, caller: str, *, is_operator: bool) -> Iterator[None]:
-        """Hold a place for the time of the block; errors as of ``check``."""
+        """Occupy a place for the time of the block; errors as of ``check``."""
         self.check(caller, is_operator=is_operator)
         self._taken[caller] += 1
         try:

@@ -5,10 +5,10 @@ Every loop over objects that come from outside (pods, bucket values, reports, ev
 hands each object to its service's ``Quarantine``. An object that raises is counted, logged and kept
 with the attempt that failed; ``retry`` repeats the attempt with exponential backoff until it
 succeeds, a newer version of the object is handled, or the object is gone. The source of a loop is
-not covered: what iterating it raises ends the loop, and its supervisor restarts it.
+not covered: an error raised while iterating it ends the loop, and its supervisor restarts it.
 
-Knows neither what the objects are nor who is informed: see ``Quarantine.entered`` and ``released``.
-Seconds throughout.
+Independent of the type of the objects and of the reporting: see ``Quarantine.entered`` and
+``released``. Seconds throughout.
 """
 
 import inspect
@@ -46,7 +46,7 @@ class Quarantined(Struct, frozen=True, kw_only=True):
     """One object whose last attempt failed."""
 
     kind: str
-    """What the object is, one word of a closed set, such as ``pod`` or ``record``."""
+    """Kind of the object, one word of a closed set, such as ``pod`` or ``record``."""
     key: str
     """Identifies the object among its kind: a uid, a bucket key, a subject."""
     namespace: str = ""
@@ -66,7 +66,7 @@ class Quarantined(Struct, frozen=True, kw_only=True):
 
 
 class _Place(Struct):
-    """An entry and what its retry needs."""
+    """An entry and the data for its retry."""
 
     entry: Quarantined
     attempt: Attempt | None
@@ -103,7 +103,7 @@ class Quarantine:
         self._places: dict[tuple[str, str], _Place] = {}
         self._count: Counted[str] = Counted()
         self._running: dict[tuple[str, str], anyio.Event | None] = {}
-        """Attempts that wait for something, with what wakes those who wait for their end."""
+        """Attempts in progress, with the event that wakes those who wait for their end."""
         self._filled = anyio.Event()
         self.entered: Callable[[Quarantined], None] = lambda _: None
         """Called on each failure; must neither block nor raise."""
@@ -126,11 +126,11 @@ class Quarantine:
             self._failures.labels(kind=kind)
 
     def __len__(self) -> int:
-        """Return how many objects are in quarantine."""
+        """Return the number of objects in quarantine."""
         return len(self._places)
 
     def entries(self) -> list[Quarantined]:
-        """Return what is in quarantine, the oldest first."""
+        """Return the entries, the oldest first."""
         entries = [place.entry for place in self._places.values()]
         return sorted(entries, key=lambda entry: entry.first_s)
 
@@ -190,11 +190,13 @@ class Quarantine:
         size_bytes: int = 0,
         is_retried: bool = True,
     ) -> bool:
-        """Call ``attempt``; return whether it succeeded. A failure puts the object in quarantine.
+        """Call ``attempt``; return whether it succeeded.
+
+        A failure puts the object in quarantine.
 
         ``name``: (namespace, name) of the Kubernetes object concerned. ``size_bytes``: memory that
         keeping ``attempt`` costs. ``is_retried``: whether ``attempt`` is repeated; where not, the
-        caller tries again by itself, see ``is_due``, and an entry without a failure for two of the
+        caller retries by itself, see ``is_due``, and an entry without a failure for two of the
         longest delays is released. Waits while a retry of the same object runs, so that versions
         are handled in their order.
         """
@@ -239,7 +241,7 @@ class Quarantine:
     def failed(
         self, kind: str, key: str, error: Exception, *, name: tuple[str, str] = ("", "")
     ) -> None:
-        """Put an object in quarantine whose attempt the caller made, and tries again, itself."""
+        """Put an object in quarantine whose attempt the caller made, and retries, itself."""
         self._fail((kind, key[:PROBLEM_MOST]), None, error, name, 0)
 
     async def once(
@@ -247,7 +249,7 @@ class Quarantine:
     ) -> bool:
         """Call ``attempt`` for a request that is not repeated; return whether it succeeded.
 
-        A failure is counted and logged and makes no entry: its sender asks again or gives up. For
+        A failure is counted and logged and makes no entry: its sender retries or gives up. For
         ``passes`` see ``each``.
         """
         try:
@@ -312,7 +314,7 @@ class Quarantine:
         if attempt is not None and self._bytes + size_bytes <= self._kept_bytes:
             due_s, kept = monotonic_s + delay_s, attempt
         else:
-            # Only the next version can help, or the caller's own next try.
+            # Only the next version can help, or the caller's own retry.
             due_s = math.inf if attempt is not None else monotonic_s + delay_s + 2 * self._most_s
             kept, size_bytes = None, 0
         self._bytes += size_bytes

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Report what is in quarantine: on the bus, and as Events of the Kubernetes objects concerned.
+"""Report objects in quarantine: on the bus, and as Events of the Kubernetes objects concerned.
 
 One object is reported at its first failure, at most every ``REPEAT_LEAST_S`` while it stays, at
 least every ``REPEAT_MOST_S``, and once when it is over; changes in between are coalesced. At most
-``AT_ONCE`` reports are sent per second. Losing one harms nothing: the next repeats it. Seconds.
+``AT_ONCE`` reports are sent per second. A lost report is covered by the next one. Seconds.
 """
 
 import logging
@@ -34,19 +34,13 @@ PAUSE_S: Final = 1.0
 SEND_S: Final = 5.0
 """Longest time that one report may take."""
 REMEMBERED: Final = 20_000
-"""Objects whose last report is remembered, so that one that comes and goes is not repeated."""
+"""Objects whose last report is remembered, so that a flapping object is not reported each time."""
 
 Refer = Callable[[Quarantined], ObjectRef | None]
 """Returns the object that the Event of an entry is about, ``None`` where there is none."""
 
 _Key = tuple[str, str]
 _log = logging.getLogger(__name__)
-
-
-def no_reference(entry: Quarantined) -> ObjectRef | None:
-    """Return ``None``: entries get no Event."""
-    del entry
-    return None
 
 
 def pod_reference(entry: Quarantined) -> ObjectRef | None:
@@ -112,7 +106,7 @@ class QuarantineReporter:
             await self._clock.sleep(PAUSE_S)
 
     async def send_due(self) -> None:
-        """Send the reports whose time has come, ``AT_ONCE`` at most."""
+        """Send the reports that are due, ``AT_ONCE`` at most."""
         now_s = self._clock.monotonic_s()
         for entry in self._quarantine.entries():
             key = (entry.kind, entry.key)
@@ -126,7 +120,7 @@ class QuarantineReporter:
         for key in due[:AT_ONCE]:
             report = self._pending.pop(key, None)
             if report is None:
-                continue  # released while another report was on its way
+                continue  # released while another report was being sent
             entry, is_over = report
             self._sent_s[key] = now_s
             self._sent_s.move_to_end(key)

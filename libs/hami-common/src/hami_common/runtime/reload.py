@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes a changed settings file over while its service runs, as far as its settings are hot.
+"""Reloads a changed settings file while its service runs, as far as its settings are hot.
 
-The file is read again every ``config_poll_s`` and known by its SHA-256, so that the symlink swap of
-a mounted ConfigMap and an edit in place count alike; one that reads the same twice is not being
-written any more. Flags and environment stay what they were at the start, and still win. A file that
-cannot be used leaves the settings in force as they are; one that changes what is not hot (see
-``ServiceSettings.HOT``) is taken over as far as it is, and names the rest. Times in seconds. Knows
-no single setting but ``log_level`` and ``config_poll_s``.
+The file is read again every ``config_poll_s`` and identified by its SHA-256, so that the symlink
+swap of a mounted ConfigMap and an edit in place are both detected. Two equal reads in a row show
+that the file is complete. Flags and environment keep their values of the start, and still take
+precedence. An invalid file leaves the settings in force unchanged. A file that changes settings
+that are not hot (see ``ServiceSettings.HOT``) is applied for the hot ones, and the rest are named
+as needing a restart. Times in seconds. Uses no settings except ``log_level`` and ``config_poll_s``.
 """
 
 import logging
@@ -28,14 +28,14 @@ S = TypeVar("S", bound=ServiceSettings)
 T = TypeVar("T", bound=Struct)
 
 PAGE = ("GET", "/configz")
-"""Where a service tells what it runs with; beside its probes, for everybody."""
+"""Route with the state of the settings; beside the probes, without authentication."""
 _OUTCOMES = ("ok", "failed")
 
 _log = logging.getLogger(__name__)
 
 
 class Metrics:
-    """What is counted about settings, by every service under the same names."""
+    """Metrics of settings, the same names in every service."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.info = Info(
@@ -69,7 +69,7 @@ class Metrics:
 
 
 class Told(Struct, frozen=True, kw_only=True):
-    """The answer of ``/configz``. It holds no setting's value."""
+    """The answer of ``/configz``. It contains no setting's value."""
 
     service: str
     file: str
@@ -78,13 +78,13 @@ class Told(Struct, frozen=True, kw_only=True):
     """SHA-256 of the file in force, as ``sha256sum`` prints it."""
     observed_generation: int = msgspec.field(name="observedGeneration")
     problem: str
-    """Why the file as it is now is not in use; empty when it is."""
+    """Reason for which the current file is not in use; empty when it is."""
     restart_needed: tuple[str, ...] = msgspec.field(name="restartNeeded")
-    """Settings of the file that wait for a restart."""
+    """Settings in the file that need a restart to take effect."""
 
 
 def merge(old: T, new: T, hot: frozenset[str], *, path: str = "") -> tuple[T, tuple[str, ...]]:
-    """``old`` with what is hot from ``new``; and the full paths of what differs all the same."""
+    """Return ``old`` with the hot settings of ``new``, and the full paths of the other changes."""
     changes: dict[str, object] = {}
     waiting: list[str] = []
     for name in old.__struct_fields__:
@@ -103,7 +103,7 @@ def merge(old: T, new: T, hot: frozenset[str], *, path: str = "") -> tuple[T, tu
 
 
 class SettingsFile(Generic[S]):
-    """The settings in force, the file they came from, and what is wrong with it now."""
+    """The settings in force, the file they came from, and the problem of the current file."""
 
     def __init__(
         self,
@@ -113,14 +113,15 @@ class SettingsFile(Generic[S]):
         service: str,
         registry: CollectorRegistry,
     ) -> None:
-        """Begin with what was ``loaded`` at the start; ``load`` does the same once more."""
+        """Begin with the settings ``loaded`` at the start; ``load`` loads them again."""
         self.settings = loaded.settings
         self.digest = loaded.digest
         self.generation = 1
         self.problem = ""
         self.restart_needed: tuple[str, ...] = ()
-        self.use: Callable[[S], None] = _nothing_else
-        """Hands changed settings to the service; ``SettingsInvalid`` refuses them whole."""
+        self.use: Callable[[S], None] = _no_hot_settings
+        """Passes changed settings to the service; raising ``SettingsInvalid`` rejects all of them.
+        """
         self._path = loaded.config_path
         self._load = load
         self._service = service
@@ -130,13 +131,13 @@ class SettingsFile(Generic[S]):
         self._show()
 
     async def watch(self, clock: Clock) -> None:
-        """Look at the file for ever; at once over when there is none."""
+        """Poll the file until cancelled; returns at once when there is none."""
         while self._path is not None and self.settings.config_poll_s > 0:
             await clock.sleep(self.settings.config_poll_s)
             await self.look()
 
     async def look(self) -> None:
-        """Look once: a file that reads as it did the last time, and is not judged yet, is."""
+        """Read the file once; apply it when two reads are equal and it is new."""
         if self._path is None:
             return
         digest = await anyio.to_thread.run_sync(_digest_now, self._path)
@@ -199,13 +200,13 @@ class SettingsFile(Generic[S]):
         self._metrics.restart_needed.set(len(self.restart_needed))
 
 
-def _nothing_else(settings: ServiceSettings) -> None:
-    """What a service does that has no hot settings of its own."""
+def _no_hot_settings(settings: ServiceSettings) -> None:
+    """Default of ``use``, for a service without hot settings of its own."""
     del settings
 
 
 def _digest_now(path: Path) -> str:
-    """Names what the file says now; empty when it cannot be read."""
+    """Digest of the file's current content; empty when it cannot be read."""
     try:
         return digest_of(path.read_bytes())
     except OSError:

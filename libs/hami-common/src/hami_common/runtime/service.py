@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a service: settings, logs, signals, readiness, orderly shutdown, exit code.
 
-The service's ``main`` opens its adapters and task group, starts its children with
-``await group.start(child)`` in dependency order, sets ``context.ready`` after the last one, then
-waits for ``context.stopping``. On the first SIGTERM or SIGINT readiness goes off and ``stopping``
-is set; ``main`` then ends its children (servers finish what is in flight) and returns; its adapters
-close in reverse order. After ``grace_s`` it is cancelled. A second signal ends the process at once.
+The service's ``main`` opens its adapters and task group, starts its children with ``await
+group.start(child)`` in dependency order, sets ``context.ready`` after the last one, then waits for
+``context.stopping``. On the first SIGTERM or SIGINT readiness is cleared and ``stopping`` is set;
+``main`` then ends its children (servers finish requests in flight) and returns; its adapters close
+in reverse order. After ``grace_s`` it is cancelled. A second signal ends the process at once.
 Meanwhile the settings file is watched (``reload``); a service with hot settings of its own sets
 ``context.settings_file.use``.
 
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class Readiness:
-    """Whether the service can serve. Off at first and again as soon as it is asked to stop."""
+    """Readiness of the service. Not ready at first, and again as soon as it is asked to stop."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
@@ -55,20 +55,20 @@ class Readiness:
 
     @property
     def is_set(self) -> bool:
-        """Whether the service can serve now."""
+        """True when the service is ready now."""
         return self._event.is_set() and not self._over
 
     @property
     def was_set(self) -> bool:
-        """Whether the service could ever serve."""
+        """True when the service has ever been ready."""
         return self._event.is_set()
 
     def set(self) -> None:
-        """All children run: serve from now on."""
+        """Mark the service ready: all children run."""
         self._event.set()
 
     def close(self) -> None:
-        """The service was asked to stop: never ready again."""
+        """Mark the service not ready for good: it was asked to stop."""
         self._over = True
 
     async def wait(self) -> None:
@@ -77,7 +77,7 @@ class Readiness:
 
 
 class ServiceContext(Generic[S]):
-    """What ``run`` hands to a service."""
+    """Context that ``run`` passes to a service."""
 
     def __init__(
         self,
@@ -94,10 +94,10 @@ class ServiceContext(Generic[S]):
         self.clock: Clock = clock or SystemClock()
         self.ready = Readiness()
         self.stopping = anyio.Event()
-        """Set at the first signal: take no new work, finish what runs, return."""
+        """Set at the first signal: accept no new work, finish work in progress, return."""
         self.registry: CollectorRegistry = telemetry.make_registry(service=service)
         self.settings_file = (settings_file or self._no_file)(self.registry)
-        """Set its ``use`` to be told of hot settings that changed."""
+        """Set its ``use`` to receive changed hot settings."""
         self.tracing = telemetry.Tracing(
             service=service,
             endpoint=settings.otlp_endpoint,

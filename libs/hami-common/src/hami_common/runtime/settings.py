@@ -5,8 +5,8 @@ Precedence: defaults of the Struct < file (``--config``) < ``HAMI_<SERVICE>_<FIE
 ``__``) < ``--set a.b=value``. Unknown keys fail and the nearest known key is suggested. Values from
 environment and flags are text and are converted to the type of their field: booleans are ``true``
 or ``false``; lists are comma-separated or a JSON array; mappings and Structs are a JSON object.
-Knows no single setting except those that all services share. What of a changed file is taken over
-by a running service is ``reload``'s.
+Defines only the settings that all services share. ``reload`` applies changes of the file to a
+running service.
 """
 
 import argparse
@@ -36,22 +36,24 @@ _SECRET_WORDS = ("key", "secret", "token", "password", "creds")
 
 
 class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every service needs. Each service's own Struct extends this one."""
+    """Settings of every service. Each service's own Struct extends this one."""
 
     HOT: ClassVar[frozenset[str]] = frozenset({"log_level", "config_poll_s"})
-    """Settings, with their full paths, whose change in the file is taken over without a restart.
-    Those inside of a named one are hot with it."""
+    """Settings, with their full paths, whose change in the file takes effect without a restart.
+
+    Settings nested in a listed one are hot too.
+    """
 
     nats_urls: list[str] = msgspec.field(default_factory=lambda: ["nats://127.0.0.1:4222"])
-    """Servers of one cluster; any of them will do."""
+    """Servers of one cluster; the first that answers is used."""
     nats_creds: str = ""
     """Path of a NATS credentials file (JWT and seed); empty: none."""
     nats_seed_file: str = ""
-    """Path of the seed of a key that the servers' configuration knows; empty: none."""
+    """Path of the seed of a key in the servers' configuration; empty: none."""
     nats_token_file: str = ""
     """Path of a service account token for the bus, as kubelet projects it; empty: none."""
     nats_renew_s: float = 600.0
-    """How often a login by token is made anew: well before the server would end it."""
+    """Interval at which a login by token is renewed, well before the server expires it."""
     nats_ca_file: str = ""
     """PEM bundle of the CA of ``tls://`` servers; empty: the system's."""
     kubeconfig: str = ""
@@ -64,13 +66,13 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     otlp_endpoint: str = ""
     """Base URL of an OTLP/HTTP collector; empty: no export, yet traceparents are passed on."""
     otlp_ratio: float = 1.0
-    """Part of the traces beginning here that are recorded: of the webhook's, part of the pods."""
+    """Ratio of the traces beginning here that are recorded: of the webhook's, part of the pods."""
     grace_s: float = 20.0
-    """How long work in flight may take after SIGTERM; less than the pod's termination period."""
+    """Time for work in flight after SIGTERM; less than the pod's termination period."""
     start_timeout_s: float = 60.0
-    """How long to wait at start for NATS and the Kubernetes API before exit code 3."""
+    """Time to wait at start for NATS and the Kubernetes API before exit code 3."""
     config_poll_s: float = 1.0
-    """How often the settings file is looked at; a change counts once it reads the same twice."""
+    """Interval at which the settings file is polled; a change applies once two reads agree."""
     vendors: VendorSettings = VendorSettings()
 
 
@@ -79,7 +81,7 @@ class Loaded(Struct, Generic[S], frozen=True, kw_only=True):
 
     settings: S
     check_only: bool
-    """``--check`` was given: print and leave."""
+    """``--check`` was given: print and exit."""
     config_path: Path | None
     digest: str = ""
     """SHA-256 of the file, hexadecimal, as ``sha256sum`` prints it; empty without a file."""
@@ -114,7 +116,7 @@ def load(
 
 
 def digest_of(content: bytes) -> str:
-    """Names what a settings file says."""
+    """Digest of a settings file's content."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -137,7 +139,7 @@ def _mask(name: str, value: object) -> object:
 
 
 def without_password(text: str) -> str:
-    """A URL as it may be shown: what stands before the host is a secret, but for a user's name."""
+    """A URL that is safe to print: without the password before the host."""
     try:
         parts = urlsplit(text)
     except ValueError:
@@ -192,7 +194,7 @@ def _from_environment(
 ) -> list[tuple[str, str, str]]:
     known = {field.encode_name for field in _fields(schema)}
     # Kubernetes itself sets HAMI_SCHEDULER_PORT, HAMI_SCHEDULER_SERVICE_HOST and the like in each
-    # pod of a namespace that holds a Service named hami-scheduler.
+    # pod of a namespace that has a Service named hami-scheduler.
     service_link = re.compile(r"(service_host|service_port(_.*)?|port(_\d+_(tcp|udp|sctp)(_.*)?)?)")
     found = []
     for name in sorted(environ):
@@ -287,7 +289,7 @@ def _assign(tree: dict[str, Any], schema: inspect.Type, path: str, text: str, or
 
 
 def _from_text(text: str, schema: inspect.Type, *, path: str, origin: str) -> object:
-    """``text`` as plain data for ``schema``; ``_convert`` refuses what does not fit."""
+    """``text`` as plain data for ``schema``; ``_convert`` refuses values that do not fit."""
     for candidate in _alternatives(schema):
         if isinstance(candidate, inspect.StrType | inspect.LiteralType | inspect.EnumType):
             return text

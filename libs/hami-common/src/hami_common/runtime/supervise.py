@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restart the loops of a service that end, with backoff, so that none ends the service.
+"""Restart the loops of a service that end, with backoff; the service itself keeps running.
 
-The second net: an object that fails belongs to ``Quarantine``, which keeps its loop going. What
-ends a loop is its source, or a defect. Seconds throughout.
+An object that fails belongs to ``Quarantine``, which keeps its loop going. A loop ends only because
+of its source, or a defect. Seconds throughout.
 """
 
 import logging

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small patterns around anyio: background tasks of a block, shielded clean-up, jittered backoff.
 
-Seconds throughout. Cancellation is a level: what must finish after it runs in ``finish_within``.
+Seconds throughout. Cancellation is a level: clean-up that must finish after it runs in
+``finish_within``.
 """
 
 import random
@@ -16,8 +17,8 @@ from anyio.abc import TaskGroup, TaskStatus
 async def background() -> AsyncIterator[TaskGroup]:
     """A task group whose tasks are cancelled when the block ends.
 
-    An error raised by the block itself leaves it as it is, not wrapped in an ``ExceptionGroup``; a
-    task that fails cancels the block and is raised as a group, as always.
+    An error raised by the block itself is raised unchanged, not wrapped in an ``ExceptionGroup``; a
+    task that fails cancels the block and is raised as a group, as usual.
     """
     failure: Exception | None = None
     async with anyio.create_task_group() as group:
@@ -50,7 +51,7 @@ class StartedOnce:
 
 
 class Backoff:
-    """Delays between attempts: doubling from ``first_s`` to ``most_s``, spread by chance."""
+    """Delays between attempts: doubling from ``first_s`` to ``most_s``, with random jitter."""
 
     def __init__(self, *, first_s: float = 0.1, most_s: float = 5.0) -> None:
         self._first_s = first_s
@@ -62,7 +63,7 @@ class Backoff:
         self._next_s = self._first_s
 
     def next_s(self) -> float:
-        """How long to wait before the next attempt."""
+        """Return the delay before the next attempt."""
         delay_s = self._next_s
         self._next_s = min(self._most_s, delay_s * 2)
         return delay_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards no secret

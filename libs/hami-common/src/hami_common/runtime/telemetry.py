@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs as JSON lines, metrics as a Prometheus registry; traces are ``tracing``'s.
+"""Logs as JSON lines, metrics as a Prometheus registry; traces are in ``tracing``.
 
-Log messages are constant; what varies goes into fields (``extra=``) or into ``log_context``, which
-reaches every line written inside its block; a line inside a span carries its ids. Formats: JSON
-lines, Prometheus text.
+Log messages are constant; variable data goes into fields (``extra=``) or into ``log_context``,
+which adds fields to every line written inside its block; a line inside a span has its ids. Formats:
+JSON lines, Prometheus text.
 """
 
 import logging
@@ -87,11 +87,11 @@ def configure_logging(*, service: str, level: str = "INFO", stream: TextIO | Non
 
 
 def make_registry(*, service: str, version: str = "") -> CollectorRegistry:
-    """Fresh metrics registry of one service, with figures of process, collector and platform."""
+    """Fresh metrics registry of one service, with metrics of process, collector and platform."""
     registry = CollectorRegistry(auto_describe=True)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
-    info = Info("hami_build", "Which service and version this process runs", registry=registry)
+    info = Info("hami_build", "Service and version of this process", registry=registry)
     info.info({"service": service, "version": version})
     return registry

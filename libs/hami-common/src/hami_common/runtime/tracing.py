@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans of one service, and the traceparent that they hand on (design D35).
+"""Spans of one service, and the traceparent that they propagate (design D35).
 
-Without a collector no span is made at all: what a caller handed in is carried through the block and
-handed on unchanged, which costs about as much as setting a variable. With one, spans are made by
-the OpenTelemetry SDK, which is loaded only then. Where nobody handed anything in, a new trace
-begins either way, so that events and log lines of one pod can be joined. Times in Unix seconds.
-Obeys W3C Trace Context level 1; ``tracestate`` is not passed on.
+Without a collector no span is created: a traceparent from the caller is kept through the block and
+propagated unchanged, which costs about as much as setting a variable. With one, spans are created
+by the OpenTelemetry SDK, which is loaded only then. When the caller passed no traceparent, a new
+trace begins either way, so that events and log lines of one pod can be joined. Times in Unix
+seconds. Obeys W3C Trace Context level 1; ``tracestate`` is not propagated.
 """
 
 import re
@@ -39,17 +39,17 @@ Attributes = Mapping[str, AttributeValue]
 
 _NS = 1_000_000_000
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-_carried: ContextVar[str] = ContextVar("hami_traceparent", default="")
+_current: ContextVar[str] = ContextVar("hami_traceparent", default="")
 
 
 def current_traceparent() -> str:
-    """W3C traceparent of the span we are in, or that was handed to it; empty outside any span."""
-    return _carried.get()
+    """W3C traceparent of the current span, or of the caller; empty outside any span."""
+    return _current.get()
 
 
 def current_span() -> Span:
-    """The span we are in; one that records nothing outside any span or without a collector."""
-    return trace.get_current_span() if _carried.get() else INVALID_SPAN
+    """The current span; one that records nothing outside any span or without a collector."""
+    return trace.get_current_span() if _current.get() else INVALID_SPAN
 
 
 def extract(traceparent: str) -> Context | None:
@@ -77,7 +77,7 @@ def _new_traceparent() -> str:
 
 
 class _Carry:
-    """A block without a span: what was handed in stays current."""
+    """A block without a span: the caller's traceparent stays current."""
 
     __slots__ = ("_token", "_traceparent")
 
@@ -86,12 +86,12 @@ class _Carry:
         self._token: Token[str] | None = None
 
     def __enter__(self) -> Span:
-        self._token = _carried.set(self._traceparent)
+        self._token = _current.set(self._traceparent)
         return INVALID_SPAN
 
     def __exit__(self, *_: object) -> None:
         if self._token is not None:
-            _carried.reset(self._token)
+            _current.reset(self._token)
 
 
 def carry(traceparent: str) -> AbstractContextManager[Span]:
@@ -100,7 +100,10 @@ def carry(traceparent: str) -> AbstractContextManager[Span]:
 
 
 class Tracing:
-    """Makes the spans of one service. Close it at the end, so that the last spans are exported."""
+    """Creates the spans of one service.
+
+    Close it at the end, so that the last spans are exported.
+    """
 
     def __init__(
         self,
@@ -114,7 +117,7 @@ class Tracing:
     ) -> None:
         """Export to the OTLP/HTTP collector at ``endpoint`` (empty: nowhere) and ``processors``.
 
-        ``ratio`` of the traces that begin here are recorded; others follow who began them.
+        ``ratio`` of the traces that begin here are recorded; others follow the caller's decision.
         """
         self._tracer: trace.Tracer | None = None
         if not endpoint and not processors:
@@ -131,7 +134,7 @@ class Tracing:
 
     @property
     def is_recording(self) -> bool:
-        """Whether spans are made at all."""
+        """True when spans are created."""
         return self._tracer is not None
 
     def start_span(
@@ -148,7 +151,7 @@ class Tracing:
         Where there is neither, a trace begins, or with ``begins`` false there is no span.
         """
         if not traceparent or _TRACEPARENT.fullmatch(traceparent) is None:
-            traceparent = _carried.get()
+            traceparent = _current.get()
             if not traceparent and not begins:
                 return _Carry("")
         if self._tracer is None:
@@ -172,14 +175,14 @@ class Tracing:
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
-            token = _carried.set(_traceparent_of(span))
+            token = _current.set(_traceparent_of(span))
             try:
                 yield span
             except Exception as error:
                 span.set_status(Status(StatusCode.ERROR, str(error)))
                 raise
             finally:
-                _carried.reset(token)
+                _current.reset(token)
 
     def record(
         self,
@@ -192,9 +195,9 @@ class Tracing:
         kind: SpanKind = SpanKind.INTERNAL,
         problem: str = "",
     ) -> str:
-        """A span that is over, as a child of ``traceparent``; its own traceparent to hand on.
+        """Record a finished span as a child of ``traceparent``; return its own traceparent.
 
-        Without a collector, or without a valid ``traceparent``, what is handed on is what came.
+        Without a collector, or without a valid ``traceparent``, returns ``traceparent`` unchanged.
         """
         context = extract(traceparent) if self._tracer is not None else None
         if self._tracer is None or context is None:
@@ -208,6 +211,6 @@ class Tracing:
         return _traceparent_of(span)
 
     def close(self) -> None:
-        """Export what is left and end the exporter's thread; blocks for ``otlp.CLOSE_S`` or so."""
+        """Export the last spans, end the exporter's thread; blocks for about ``otlp.CLOSE_S``."""
         if self._tracer is not None:
             self._provider.shutdown()

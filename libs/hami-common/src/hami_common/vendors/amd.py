@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """AMD Instinct: memory in MiB and compute in percent of one device's compute units.
 
-Without compute the whole device's is meant. Compute needs a mask of units that no other container
-has; a container whose mask is not known sees all units. Memory in MiB.
+A request without compute gets the whole device's. Compute needs a mask of units that no other
+container has; a container whose mask is not known sees all units. Memory in MiB.
 """
 
 from collections.abc import Mapping, Sequence

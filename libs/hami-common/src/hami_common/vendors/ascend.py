@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Huawei Ascend: one set of names per chip, hard vNPUs by template, soft shares, 910C modules.
 
-A part of a chip is rounded up to the smallest template that holds it; what no template holds is the
-whole chip. The request carries what was asked, the chip its templates (``partitions_of``), so one
-name (``huawei.com/Ascend910``) can stand for several chips. With ``huawei.com/vnpu-mode:
-hami-core`` a share has the size that was asked for and only chips that are shared so serve it.
+A part of a chip is rounded up to the smallest template that fits it; without a fitting template it
+is the whole chip. The request has the requested amounts, the chip its templates
+(``partitions_of``), so one name (``huawei.com/Ascend910``) can stand for several chips. With
+``huawei.com/vnpu-mode: hami-core`` a share has exactly the requested size and only chips in that
+mode serve it.
 
-Differences from HAMi v2.10, on purpose: types match exactly; AI CPUs are counted; a part of a 910C
+Deliberate differences from HAMi v2.10: types match exactly; AI CPUs are counted; a part of a 910C
 is a part of one die, while whole ones come in modules of two; the rounded value is not written back
 into the pod. Memory in MiB.
 """
@@ -70,7 +71,7 @@ class Template(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChipSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One chip and the names under which it is asked for."""
+    """One chip and the names under which pods request it."""
 
     word: str
     """Device type, as drivers report it."""
@@ -78,7 +79,7 @@ class ChipSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     resource_memory_name: str
     resource_core_name: str
     memory_allocatable_mib: int
-    """What a container can have of a whole chip."""
+    """Memory that a container can have of a whole chip."""
     memory_capacity_mib: int
     ai_core: int
     ai_cpu: int = 0
@@ -151,7 +152,7 @@ CHIPS = (
         ("vir04", 12288, 4, 4),
     ),
 )
-"""What HAMi's configuration ships; the driver's own list of templates goes before."""
+"""Chips of HAMi's configuration; the driver's own list of templates takes precedence."""
 
 
 class AscendSettings(
@@ -191,7 +192,7 @@ def partitions_of(chip: ChipSettings) -> tuple[Profile, ...]:
 
 
 def resources_of(chip: ChipSettings) -> dict[str, int]:
-    """What vNPUs share beside memory."""
+    """Resources besides memory that vNPUs share."""
     return {"aicore": chip.ai_core, **({"aicpu": chip.ai_cpu} if chip.ai_cpu else {})}
 
 
@@ -305,7 +306,7 @@ class Ascend(ShareVendor):
     def change(
         self, changes: ContainerChanges, container: ContainerView, request: DeviceRequest
     ) -> ContainerChanges:
-        """A module counts as two chips for kubelet too."""
+        """Double the count for modules: a module is two chips for kubelet too."""
         family = self._family(container)
         if family is None or request.shape != "pairs":
             return changes
@@ -324,7 +325,7 @@ class Ascend(ShareVendor):
         return super().parse_selector(annotations)
 
     def plan(self, given: Sequence[Given], context: RenderContext) -> Plan:
-        """The vendor's runtime makes a vNPU from ``ASCEND_VNPU_SPECS`` unless there is one already.
+        """Plan the shares; the vendor's runtime creates missing vNPUs (``ASCEND_VNPU_SPECS``).
 
         ``handles``: ``vnpu_id`` of a vNPU that exists already, ``shared_directory`` of a soft
         share.
@@ -358,7 +359,7 @@ _NO_TEMPLATE = Template(name="", memory_mib=0, ai_core=0)
 
 
 def _soft_env(pair: Given) -> dict[str, str]:
-    """What the vendor's in-container limiter reads; it knows one device."""
+    """Variables of the vendor's in-container limiter; it supports one device."""
     return {
         "NPU_MEM_QUOTA": str(pair.share.memory_mib),
         "NPU_PRIORITY": str(pair.share.core_pct),

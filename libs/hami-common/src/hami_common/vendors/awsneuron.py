@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AWS Neuron: whole devices, and neighbouring NeuronCores of one device.
+"""AWS Neuron: whole devices, and neighboring NeuronCores of one device.
 
 ``neuroncore`` is a total: up to one device's cores, or a multiple of them, which is whole devices.
-Several devices are neighbours; on Trainium 1, 4, 8 or 16 aligned to their number. Differences from
+Several devices are neighbors; on Trainium 1, 4, 8 or 16 aligned to their number. Differences from
 HAMi v2.10: devices with more than two cores are served; the cores of a device are a setting, not
-what the first node said. Memory in MiB.
+the report of the first node. Memory in MiB.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,12 +48,12 @@ class AwsneuronSettings(
     cores_per_device: int = 2
     """Cores beyond which a request is for whole devices."""
     run_types: tuple[str, ...] = ("inferentia", "inferentia1", "inferentia2")
-    """Device types of which any number of neighbours may work together."""
+    """Device types of which any number of neighbors may work together."""
     runtime_class: str = ""
 
 
 def partitions_of(facts: DeviceFacts) -> tuple[Profile, ...]:
-    """Runs of neighbouring cores, from the number that the driver saw; the whole device last."""
+    """Runs of neighboring cores, from the number that the driver saw; the whole device last."""
     cores = whole(facts.attributes.get("cores", "")) or 0
     if not 1 < cores <= _CORES_MOST:
         return ()
@@ -100,12 +100,12 @@ class Awsneuron(ShareVendor):
         )
 
     def _family(self, container: ContainerView) -> Family | None:
-        """Whole devices go before cores."""
+        """Whole devices take precedence over cores."""
         mentioned = self._mentioned(container)
         return mentioned[0] if mentioned else None
 
     def refine(self, asked: Asked, annotations: Mapping[str, str]) -> DeviceRequest:
-        """Cores of one device, or neighbouring devices."""
+        """Cores of one device, or neighboring devices."""
         del annotations
         request, per_device = asked.request, self._settings.cores_per_device
         if asked.family is self._cores_family:

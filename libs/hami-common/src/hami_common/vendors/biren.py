@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Biren: whole cards, or the equal parts into which an administrator cut them.
 
-Each part is a card of its own to everybody.
+Each part counts as a card of its own.
 """
 
 from collections.abc import Sequence

@@ -2,9 +2,9 @@
 """Cambricon MLU: whole cards, and parts as sMLU instances of one card.
 
 Memory is in blocks of 256 MiB as in HAMi, or in percent of the card as the vendor's own plugin
-counts it (``memory_unit``). Without compute the whole card's is meant. Differences from HAMi v2.10:
-a part of several cards is refused (there is one instance per container), and parts come only from
-cards in sMLU mode. Memory in MiB.
+counts it (``memory_unit``). A request without compute gets the whole card's. Differences from HAMi
+v2.10: a part of several cards is refused (there is one instance per container), and parts come only
+from cards in sMLU mode. Memory in MiB.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ class CambriconSettings(
         }
     )
     memory_unit: Literal["256MiB", "percent"] = "256MiB"
-    """What one unit of memory is."""
+    """Unit of memory in requests."""
     runtime_class: str = ""
 
 

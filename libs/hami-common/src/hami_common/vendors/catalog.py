@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All vendors in one explicit tuple, and the parsing of a whole pod through them.
 
-Adding a vendor is one module and one entry here (and one in ``hami_nodeagent.drivers``). Nothing
-registers itself on import.
+Adding a vendor is one module and one entry here (and one in ``hami_nodeagent.drivers.catalog``).
+Nothing registers itself on import.
 """
 
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ class Catalog:
 
     @classmethod
     def from_settings(cls, settings: VendorSettings | None = None) -> "Catalog":
-        """Every vendor this project knows, configured."""
+        """Every vendor of this project, configured."""
         settings = settings or VendorSettings()
         return cls(
             (
@@ -102,14 +102,14 @@ class Catalog:
         return self._all_names
 
     def asked(self, container: ContainerView) -> tuple[Vendor, ...]:
-        """The vendors of which the container names a resource, whatever its value."""
+        """The vendors whose resources the container names, whatever their values."""
         named = self._all_names & (container.limits().keys() | container.requests().keys())
         if not named:
             return ()
         return tuple(vendor for vendor in self.vendors if self._names[vendor.name] & named)
 
     def mentions(self, pod: PodView) -> bool:
-        """Whether any container names one of our resources, whatever its value."""
+        """True when any container names one of our resources, whatever its value."""
         return any(self.asked(container) for _, container in pod.containers_in_order())
 
     def parse_pod(
@@ -166,14 +166,14 @@ class Catalog:
 
 
 def partitions_of(facts: DeviceFacts) -> tuple[Profile, ...]:
-    """Sizes in which a device can be divided: the driver's list, else what the vendor knows."""
+    """Sizes in which a device can be divided: the driver's list, else the vendor's own."""
     if facts.partitions or facts.vendor != awsneuron.NAME:
         return facts.partitions
     return awsneuron.partitions_of(facts)
 
 
 def resources_of(facts: DeviceFacts) -> dict[str, int]:
-    """Totals that partitions share, where the driver does not tell: those of the largest one."""
+    """Totals that partitions share: the driver's, else those of the largest partition."""
     if facts.resources:
         return facts.resources
     totals: dict[str, int] = {}
@@ -186,7 +186,7 @@ def resources_of(facts: DeviceFacts) -> dict[str, int]:
 def parse_policy(annotations: Mapping[str, str], *, defaults: PlacementPolicy) -> PlacementPolicy:
     """Placement policy of a pod: its annotations over the cluster's defaults.
 
-    An unknown word is refused, never guessed.
+    An unknown word raises ``RequestInvalid``.
     """
     node = annotations.get(keys.NODE_POLICY, "").strip() or defaults.node
     if node not in get_args(NodePolicy):

@@ -2,10 +2,10 @@
 """Enflame GCU: whole cards, slices by number, and shares by memory and compute.
 
 ``drs-gcu`` is the size of one slice and must be a size that the card has; ``gcu-memory``,
-``gcu-core`` and the older ``vgcu`` with its percentage get the smallest slice that holds them.
-Memory is in GiB; a number above ``memory_gib_most`` is meant in MiB. Differences from HAMi v2.10:
-that limit is a setting, not twice the largest profile of some node; a container that gives only
-memory or compute gets a count of ``vgcu``, so that kubelet calls us for it. Memory in MiB.
+``gcu-core`` and the older ``vgcu`` with its percentage get the smallest slice that fits them.
+Memory is in GiB; a number above ``memory_gib_most`` is in MiB. Differences from HAMi v2.10: that
+limit is a setting, not twice the largest profile of some node; a container that gives only memory
+or compute gets a count of ``vgcu``, so that kubelet calls us for it. Memory in MiB.
 """
 
 from collections.abc import Mapping, Sequence
@@ -107,13 +107,13 @@ class Enflame(ShareVendor):
         )
 
     def _family(self, container: ContainerView) -> Family | None:
-        """The number of slices goes before memory and compute."""
+        """The number of slices takes precedence over memory and compute."""
         mentioned = self._mentioned(container)
         counted = [f for f in mentioned if self._value(container, f.count) is not None]
         return self._drs if counted == [self._drs] else super()._family(container)
 
     def refine(self, asked: Asked, annotations: Mapping[str, str]) -> DeviceRequest:
-        """Slices by size, or the smallest that holds memory and compute."""
+        """Slices by size, or the smallest that fits memory and compute."""
         del annotations
         request, family, s = asked.request, asked.family, self._settings
         if family is self._drs:

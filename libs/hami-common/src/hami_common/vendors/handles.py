@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which shares are carried by something that the node's driver makes, and by what word it is known.
+"""Handles: the words by which a container gets the driver's object for its share.
 
 Such a share is a hardware partition (MIG, vNPU, sMLU, sGPU, DRS, vXPU) or a description that only
-one share may have (a vDCU's file, a mask of compute units). Who divides devices asks
-``needs_instance``; who renders takes the word from ``handle_of``, which is an error where the node
-makes such things and has not made this one: a container never starts with less than its share's
-bounds by mistake. Memory in MiB, compute in percent of one device.
+one share may have (a vDCU's file, a mask of compute units). Partitioners call ``needs_instance``;
+renderers take the word from ``handle_of``, which raises an error when the node creates such objects
+and this one is missing: a container never starts without its share's limits by mistake. Memory in
+MiB, compute in percent of one device.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ _FULL_PCT: Final = 100
 
 
 def is_part(share: Share, device: Device) -> bool:
-    """Whether the share is less than its device, in memory or in compute."""
+    """True when the share is less than its device, in memory or in compute."""
     return share.memory_mib < device.memory_mib or 0 < share.core_pct < _FULL_PCT
 
 
@@ -58,18 +58,18 @@ _NEEDS: Mapping[str, Callable[[Share, Device], bool]] = {
 
 
 def is_divisible(vendor: str) -> bool:
-    """Whether devices of the vendor can be divided by a driver at all."""
+    """True when a driver can divide devices of the vendor."""
     return vendor in _NEEDS
 
 
 def needs_instance(share: Share, device: Device) -> bool:
-    """Whether a partitioner must make something before the share can be used."""
+    """True when a partitioner must create an object before the share can be used."""
     rule = _NEEDS.get(share.vendor)
     return rule is not None and rule(share, device)
 
 
 def suits_mode(share: Share, device: Device) -> bool:
-    """Whether the share can be one of the device as it is divided now.
+    """True when the share fits the way in which the device is divided now.
 
     An NVIDIA card has either MIG instances or shares in software, and its mode may have changed.
     """
@@ -87,16 +87,16 @@ def handle_key(uuid: str, part: str = "") -> str:
 
 
 def handles_of(share: Share, device: Device, context: RenderContext) -> Mapping[str, str]:
-    """All words of what the driver made for the share."""
+    """All words of the driver's object for the share."""
     own = context.handles.get(handle_key(device.uuid, share.part))
     return context.handles.get(handle_key(device.uuid), {}) if own is None else own
 
 
 def handle_of(share: Share, device: Device, context: RenderContext, key: str) -> str:
-    """The word ``key`` of what the driver made for the share; empty where it makes nothing.
+    """The word ``key`` of the driver's object for the share; empty where the driver creates none.
 
-    ``NotFound`` where the node divides devices (``RenderContext.divides``), the share needs it and
-    it is not there.
+    ``NotFound`` where the node divides devices (``RenderContext.divides``), the share needs an
+    object and it is missing.
     """
     word = handles_of(share, device, context).get(key, "")
     if not word and context.divides and needs_instance(share, device):

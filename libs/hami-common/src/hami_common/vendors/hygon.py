@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hygon DCU: whole cards, and parts as virtual DCUs described by a configuration file.
 
-Without memory or compute the whole card's is meant. Differences from HAMi v2.10: a part of several
-cards is refused, because a container can have one virtual DCU and the limits of several would not
-hold; a memory that is not a number is refused, not ignored. Memory in MiB.
+A request without memory or compute gets the whole card's. Differences from HAMi v2.10: a part of
+several cards is refused, because a container can have one virtual DCU and the limits of several
+could not be enforced; a memory that is not a number is refused, not ignored. Memory in MiB.
 """
 
 from collections.abc import Mapping, Sequence

@@ -29,7 +29,7 @@ NAME = "iluvatar"
 BLOCK_MIB = 256
 CHIPS = ("MR-V100", "MR-V50", "BI-V150", "BI-V100")
 _NAME_ENV = "SOL_CONTINER_NAME"
-"""Spelled so by the vendor's software."""
+"""Spelled this way by the vendor's software."""
 _LIBRARIES = (
     "/usr/local/corex/bin/ixsmi",
     "/usr/local/corex/lib64/libcuda.so.1",
@@ -39,7 +39,7 @@ _LIBRARIES = (
 
 
 class ChipSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One chip and the names under which it is asked for."""
+    """One chip and the names under which pods request it."""
 
     word: str
     """Device type, as drivers report it."""
@@ -114,7 +114,7 @@ class Iluvatar(ShareVendor):
     def change(
         self, changes: ContainerChanges, container: ContainerView, request: DeviceRequest
     ) -> ContainerChanges:
-        """The vendor's share manager knows a container by its name."""
+        """Set the container's name, by which the vendor's share manager identifies it."""
         del request
         return replace(changes, set_env={**changes.set_env, _NAME_ENV: container.name})
 

@@ -2,7 +2,7 @@
 """Kunlunxin: whole XPUs, and vXPUs of a quarter or half a device, one size per device.
 
 Several devices are 1, 2, 4 or 8 that are linked (shape ``wings``). Memory of a vXPU is rounded up
-to the next size; what is above the half is a whole device. Memory in MiB.
+to the next size; more than the half is a whole device. Memory in MiB.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from hami_common.vendors.sharing import (
 NAME = "kunlunxin"
 _ALLOW = ("baidu.com/use-gpuuuid", "hami.io/use-xpu-uuid")
 _DENY = ("baidu.com/nouse-gpuuuid", "hami.io/no-use-xpu-uuid")
-_NOBODY = "-"
+_NO_DEVICE = "-"
 """Names no device."""
 
 
@@ -49,12 +49,12 @@ class KunlunxinSettings(
     device_memory_mib: int = 98304
     """Memory of a device; parts of it are the sizes of vXPUs."""
     parts_per_device: tuple[int, ...] = (4, 2)
-    """Into how many vXPUs a device can be cut."""
+    """Numbers of vXPUs into which a device can be divided."""
     runtime_class: str = ""
 
 
 _PARTS = (4, 2)
-"""Into how many vXPUs the hardware cuts a device."""
+"""Numbers of vXPUs into which the hardware divides a device."""
 
 
 def partitions_of(memory_mib: int) -> tuple[Profile, ...]:
@@ -75,7 +75,7 @@ def partitions_of(memory_mib: int) -> tuple[Profile, ...]:
 
 
 def name_of(parts: int) -> str:
-    """Size of one of ``parts`` vXPUs, as ``Share.kind`` has it; empty where none is so cut."""
+    """Size of one of ``parts`` vXPUs, as in ``Share.kind``; empty when it does not exist."""
     return f"1/{parts}" if parts in _PARTS else ""
 
 
@@ -115,7 +115,7 @@ class Kunlunxin(ShareVendor):
         )
 
     def refine(self, asked: Asked, annotations: Mapping[str, str]) -> DeviceRequest:
-        """The smallest size that holds the memory."""
+        """Take the smallest size that fits the memory."""
         del annotations
         request, s = asked.request, self._settings
         for parts in sorted(s.parts_per_device, reverse=True):
@@ -138,7 +138,7 @@ class Kunlunxin(ShareVendor):
         first, second = (words_of(annotations, (key,)) for key in _ALLOW)
         allowed = first or second
         if first and second:
-            allowed = tuple(word for word in first if word in second) or (_NOBODY,)
+            allowed = tuple(word for word in first if word in second) or (_NO_DEVICE,)
         return replace(super().parse_selector(annotations), allow_uuids=allowed)
 
     def plan(self, given: Sequence[Given], context: RenderContext) -> Plan:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moore Threads: memory in blocks of 512 MiB of fixed sizes, compute in sixteenths of a device.
 
-Several devices are whole ones; a device without memory is a whole one, whatever compute is written.
-Differences from HAMi v2.10: containers of one pod may have different devices, and what they get is
-not written back into the pod. Memory in MiB, compute in percent of one device.
+Several devices are whole ones; a device without memory is a whole one, whatever compute is
+requested. Differences from HAMi v2.10: containers of one pod may have different devices, and their
+devices are not written back into the pod. Memory in MiB, compute in percent of one device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -88,14 +88,14 @@ class Mthreads(ShareVendor):
         )
 
     def refine(self, asked: Asked, annotations: Mapping[str, str]) -> DeviceRequest:
-        """No memory means a whole device."""
+        """Give a whole device to requests without memory."""
         del annotations
         if asked.memory_mib:
             return asked.request
         return replace(asked.request, core_pct=FULL_PCT, exclusive=True)
 
     def plan(self, given: Sequence[Given], context: RenderContext) -> Plan:
-        """The kernel module holds a container with one share to it."""
+        """Plan the shares; the kernel module enforces the limits of a container with one share."""
         env = {"MTHREADS_VISIBLE_DEVICES": numbers(given)}
         if context.is_limited and len(given) == 1 and not given[0].share.exclusive:
             share = given[0].share

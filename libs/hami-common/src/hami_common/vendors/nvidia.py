@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA: resource names, admission, request parsing, selection and rendering of shares.
 
-A device in MIG mode gives a share a MIG instance: the size that was asked for decides its profile,
-or the profile is asked for by name (``nvidia.com/mig-<profile>``, names given in the settings). The
-instance itself bounds the share; nothing is preloaded and no limits are told.
+A device in MIG mode gives a share a MIG instance: the requested size decides its profile, or the
+pod requests the profile by name (``nvidia.com/mig-<profile>``, names listed in the settings). The
+instance itself limits the share; no library is preloaded and no limits are set.
 
-Rules follow HAMi v2.10's pod interface for NVIDIA with these differences, each on purpose: a
-quantity that HAMi would silently treat as "no GPU" (not an integer, negative, too large) is refused
-with the fix; ``nvidia.com/gpucore`` is accepted as another spelling of ``gpucores``; a percentage
-is taken of physical, not of scaled memory; each device has its own compute limit. Memory in MiB,
-compute in percent of one device.
+Rules follow HAMi v2.10's pod interface for NVIDIA with these deliberate differences:
+
+- a quantity that HAMi would silently treat as "no GPU" (not an integer, negative, too large) is
+  refused with the fix;
+- ``nvidia.com/gpucore`` is accepted as another spelling of ``gpucores``;
+- a percentage is taken of physical, not of scaled memory;
+- each device has its own compute limit.
+
+Memory in MiB, compute in percent of one device.
 """
 
 import re
@@ -62,7 +66,7 @@ _PRIORITY_ENV = "CUDA_TASK_PRIORITY"
 _TRUE_WORDS = frozenset({"1", "t", "true"})
 
 _OPTIONAL_NODES = frozenset({"/dev/nvidia-modeset", "/dev/nvidia-uvm-tools"})
-"""Made by modules that a compute node may lack."""
+"""Nodes of kernel modules that a compute node may lack."""
 _CONTROL_NODES = (
     "/dev/nvidiactl",
     "/dev/nvidia-uvm",
@@ -87,7 +91,7 @@ class NvidiaSettings(
     default_count: int = 1
     """Devices for a container that asks only for memory or compute.
 
-    0 leaves such containers alone.
+    0 leaves such containers unchanged.
     """
     default_memory_mib: int = 0
     """Memory where the user gives none; 0 means the whole device."""
@@ -97,10 +101,10 @@ class NvidiaSettings(
     mig_profiles: tuple[str, ...] = ()
     """MIG profiles that pods may ask for by name, as NVML writes them: ``1g.10gb``, ``1g.10gb+me``.
 
-    Each is a resource of its own; sizes that nobody asks for by name need not be listed.
+    Each is a resource of its own; sizes that no pod requests by name need not be listed.
     """
     mig_resource_prefix: str = "nvidia.com/mig-"
-    """Before the name of a profile, in which ``+`` is written ``.``."""
+    """Prefix of the name of a profile, in which ``+`` is written ``.``."""
     core_policy: str = "default"
     """``GPU_CORE_UTILIZATION_POLICY`` for containers that ask for a device.
 
@@ -119,7 +123,7 @@ def _words(value: str) -> tuple[str, ...]:
 def _limits_env(
     shares: ContainerShares, own: Sequence[Share], context: RenderContext
 ) -> dict[str, str]:
-    """What the in-container limiter, and tools that know its names, read."""
+    """Variables for the in-container limiter, and for tools that use its names."""
     env: dict[str, str] = {}
     soft = [(i, share) for i, share in enumerate(own) if not share.profile]
     if not soft:
@@ -178,7 +182,7 @@ class Nvidia:
 
     @property
     def capability(self) -> Capability:
-        """Shares are held by the in-container limiter, or by their MIG instance."""
+        """Limits are enforced by the in-container limiter, or by the MIG instance."""
         return Capability(
             memory_enforced="libvgpu, MIG",
             compute_enforced="libvgpu, MIG",
@@ -207,9 +211,9 @@ class Nvidia:
         return f"container {container.name}: resources.limits[{name}]"
 
     def _count(self, container: ContainerView) -> int | None:
-        """Devices asked for: written, or the default when only memory or compute is written.
+        """Requested devices: the count, or the default when only memory or compute is written.
 
-        ``None`` when nothing is.
+        ``None`` when the container requests none of them.
         """
         r = self._resources
         text = self._value(container, r.count)
@@ -273,7 +277,7 @@ class Nvidia:
         container: ContainerView,
         annotations: Mapping[str, str] = NO_ANNOTATIONS,  # noqa: ARG002 - the request needs none
     ) -> DeviceRequest | None:
-        """What the container asks for; see the table in docs/terms.md for defaults."""
+        """Request of the container; see the table in docs/terms.md for defaults."""
         if named := self._named_profile(container):
             return named
         count = self._count(container)
@@ -302,7 +306,7 @@ class Nvidia:
         )
 
     def _named_profile(self, container: ContainerView) -> DeviceRequest | None:
-        """MIG instances that are asked for by name; they stand alone in a container."""
+        """MIG instances requested by name; a container cannot combine them with shares."""
         named = {
             name: count
             for name in self._profile_by_name
@@ -340,9 +344,9 @@ class Nvidia:
         container: ContainerView,
         annotations: Mapping[str, str] = NO_ANNOTATIONS,
     ) -> ContainerChanges | None:
-        """Defaults, renamed aliases.
+        """Set defaults, rename aliases.
 
-        Environment and warnings for a container that mentions one of our resources.
+        Adds environment and warnings for a container that mentions one of our resources.
         """
         r, s = self._resources, self._settings
         limits, requests = container.limits(), container.requests()
@@ -352,8 +356,8 @@ class Nvidia:
         where = f"container {container.name}"
         warnings: list[str] = []
         if request is None:
-            # Only the priority or zero devices are mentioned: nothing to place, but the user should
-            # know.
+            # Only the priority or zero devices are mentioned: there is no share to place, so warn
+            # the user.
             warnings.append(
                 f"{where} mentions {r.count} resources but asks for no device, so it gets none"
             )
@@ -413,7 +417,7 @@ class Nvidia:
         """Decide on the variable of the task priority, which the limiter reads without a limit.
 
         Returns the variables to set, those to remove, and warnings. The user's variable counts as a
-        request, so that whatever bounds task priorities sees it.
+        request, so bounds on task priorities apply to it.
         """
         name = self._resources.priority
         where = f"container {container.name}: env {_PRIORITY_ENV}"
@@ -431,7 +435,7 @@ class Nvidia:
         return {} if priority is None else {_PRIORITY_ENV: wanted}, removed, warnings
 
     def _limit_of_priority(self, container: ContainerView, env: dict[str, str]) -> dict[str, str]:
-        """The task priority as a limit, where the user gave it as a variable alone."""
+        """The task priority as a limit, when the user gave it as a variable only."""
         name = self._resources.priority
         if not env or self._value(container, name) is not None:
             return {}
@@ -440,7 +444,7 @@ class Nvidia:
     def _warnings_of_count(
         self, request: DeviceRequest, annotations: Mapping[str, str], where: str
     ) -> list[str]:
-        """What who asks for several MIG instances should know."""
+        """Warnings for a container that asks for several MIG instances."""
         is_mig = ("mig",) in (request.modes, self.parse_selector(annotations).modes)
         if request.count == 1 or not is_mig:
             return []
@@ -460,7 +464,7 @@ class Nvidia:
         return names, [f"{where}: env {name} is set by the node and was removed" for name in names]
 
     def _refuse_opt_out(self, container: ContainerView, request: DeviceRequest) -> None:
-        """A capped share without the limiter would be a whole device for the price of a part."""
+        """Refuse a part of a device without the limiter: it could use the whole device."""
         if request.exclusive:
             return
         for variable in container.env or []:
@@ -472,7 +476,7 @@ class Nvidia:
                 )
 
     def parse_selector(self, annotations: Mapping[str, str]) -> DeviceSelector:
-        """Type, UUID, mode and NUMA wishes of the pod."""
+        """Type, UUID, mode and NUMA constraints of the pod."""
         modes: tuple[str, ...] = ()
         if mode_text := annotations.get(MODE, ""):
             modes = tuple(
@@ -545,7 +549,7 @@ def _nodes(pairs: Sequence[tuple[Share, Device]], context: RenderContext) -> tup
         caps = [handles.get(word, "") for word in ("gi_cap", "ci_cap")]
         if not all(caps):
             raise NotFound(
-                what=f"device nodes of {handles['mig_uuid']}: the driver tells none in /proc"
+                what=f"device nodes of {handles['mig_uuid']}: the driver lists none in /proc"
             )
         paths += caps
     return tuple(

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hardware partition serves a request, and whether a device has room for it.
+"""Chooses the hardware partition for a request, and checks the capacity of a device for it.
 
-A ``Division`` is what all devices with one table of sizes have in common. The size is decided by
-the request alone: the smallest profile that holds what was asked; the profile without a name is the
-whole device. Whether there is room depends on what is there already: memory and compute are the
-ledger's sums, everything else is counted here, as amounts of named resources and as positions on
-the device's grid. A grid's state is a bit mask, bit i set when position i is taken.
+A ``Division`` is shared by all devices with the same table of sizes. The request alone decides the
+size: the smallest profile that fits it; the profile without a name is the whole device. Free
+capacity depends on the existing partitions: memory and compute are the ledger's sums, all else is
+counted here, as amounts of named resources and as positions on the device's grid. A grid's state is
+a bit mask, bit i set when position i is taken.
 
 ``choose_start`` is the one rule that decides where on the grid a partition goes. Memory in MiB,
-compute in percent of one device. Knows no devices, no pods and no vendor's words.
+compute in percent of one device. Independent of devices, pods and vendors' words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,10 +34,10 @@ Amounts = NDArray[np.int16]
 
 
 class Grant(NamedTuple):
-    """What a request gets of a device of one division."""
+    """Partition for a request on a device of one division."""
 
     profile: int
-    """Place in ``Division.profiles``."""
+    """Index in ``Division.profiles``."""
     memory_mib: int
     core_pct: int
     exclusive: bool
@@ -50,11 +50,11 @@ def mask_of(profile: Profile, start: int) -> int:
 
 
 def choose_start(profile: Profile, taken: int, profiles: Sequence[Profile]) -> int:
-    """Where an instance goes on a grid in state ``taken``; ``NO_START`` when there is no room.
+    """Return the start for an instance on a grid in state ``taken``; ``NO_START`` when it is full.
 
-    At the place that leaves room for the most instances of the other profiles, counted for each
-    profile by itself and weighed by its size; the highest such place among equals, because large
-    profiles may start at low positions only.
+    Chooses the place that leaves space for the most instances of the other profiles, counted for
+    each profile by itself and weighted by its size; the highest such place among equals, because
+    large profiles may start at low positions only.
     """
     best, chosen = -1, NO_START
     for start in profile.starts:
@@ -67,15 +67,15 @@ def choose_start(profile: Profile, taken: int, profiles: Sequence[Profile]) -> i
 
 
 def _room(profile: Profile, taken: int) -> int:
-    """How many legal places for ``profile`` are free, each looked at by itself."""
+    """Count the free legal places for ``profile``, each one independently."""
     return sum(not mask_of(profile, start) & taken for start in profile.starts)
 
 
 class Division:
-    """A table of sizes, and everything worked out from it."""
+    """A table of sizes, and all data derived from it."""
 
     def __init__(self, profiles: tuple[Profile, ...], totals: Mapping[str, int]) -> None:
-        """``totals`` of the named resources of one device; ``check`` tells what is possible."""
+        """``totals`` of the named resources of one device; ``check`` validates them."""
         self.profiles = profiles
         self.by_name = {profile.name: number for number, profile in enumerate(profiles)}
         self.positions = max((max(p.starts) + p.size for p in profiles if p.starts), default=0)
@@ -95,7 +95,7 @@ class Division:
 
     @staticmethod
     def check(profiles: Sequence[Profile], totals: Mapping[str, int]) -> str:
-        """What makes a table unusable; empty when nothing does."""
+        """Return the error that makes a table unusable; empty when it is valid."""
         positions = max((max(p.starts) + p.size for p in profiles if p.starts), default=0)
         if positions > GRID_LIMIT:
             return f"a grid of {positions} positions, at most {GRID_LIMIT} are possible"
@@ -113,7 +113,7 @@ class Division:
         return ""
 
     def grant(self, request: DeviceRequest) -> Grant | None:
-        """What ``request`` gets; ``None`` where no profile is what it asks for.
+        """Partition for ``request``; ``None`` when no profile fits.
 
         Percentages are of the largest profile's memory.
         """
@@ -142,7 +142,7 @@ class Division:
     def spent(self, parts: Mapping[str, int]) -> tuple[int, Amounts]:
         """(positions taken, amounts taken) by partitions, given by ``Share.part``.
 
-        Of a partition whose name the table does not know nothing is known.
+        A partition whose name is not in the table counts as nothing.
         """
         taken = 0
         sums = np.zeros(AMOUNTS_LIMIT, np.int64)
@@ -155,12 +155,13 @@ class Division:
             place = whole(start, most=GRID_LIMIT)
             if place is not None:
                 taken |= mask_of(self.profiles[number], place)
-        # What is beyond any capacity stays so in 16 bits, with room for one more profile's need.
+        # Amounts beyond any capacity remain so in 16 bits, with headroom for one more profile's
+        # need.
         amounts = np.minimum(sums, RESOURCE_MOST + 1).astype(np.int16)
         return taken & ((1 << self.positions) - 1), amounts
 
     def is_over(self, parts: Mapping[str, int]) -> bool:
-        """Whether partitions take more than there is, or overlap."""
+        """True when partitions exceed the capacity, or overlap."""
         taken, amounts = self.spent(parts)
         sizes = 0
         for part, count in parts.items():
@@ -170,7 +171,7 @@ class Division:
         return bool((amounts > self.capacity).any()) or sizes > taken.bit_count()
 
     def starts(self, profile: int) -> Shorts:
-        """By state of the grid: where an instance of the profile goes, else ``NO_START``."""
+        """By state of the grid: the start of an instance of the profile, else ``NO_START``."""
         known = self._starts.get(profile)
         if known is None:
             known = self._starts[profile] = _start_table(
@@ -210,10 +211,9 @@ def _start_table(profile: Profile, profiles: Sequence[Profile], positions: int) 
 def assign_starts(
     division: Division, taken: int, wanted: Sequence[int]
 ) -> tuple[int | None, ...] | None:
-    """Places for one pod's partitions on one device, given as places in the table of profiles.
+    """Starts for one pod's partitions on one device, given as indexes in the table of profiles.
 
-    The first by ``choose_start`` where that leaves room for those after it. ``None``: no choice
-    does.
+    The first by ``choose_start`` if that leaves space for those after it. ``None``: no choice fits.
     """
     if not wanted:
         return ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the system must know about a vendor without touching hardware.
+"""Interface of a vendor without hardware access.
 
 Capacity arithmetic is common code over columns; a vendor supplies data, parsing and rendering.
 Memory in MiB, compute in percent of one device.
@@ -27,11 +27,11 @@ class ResourceNames(Struct, frozen=True, kw_only=True):
     cores: str = ""
     priority: str = ""
     memory_unit_mib: int = 1
-    """MiB that one unit of ``memory`` stands for; 0: it is a percentage of a device."""
+    """MiB in one unit of ``memory``; 0: it is a percentage of a device."""
     core_units: int = 100
     """Units of ``cores`` in one device."""
     aliases: dict[str, str] = {}
-    """Accepted other name → the name it stands for."""
+    """Accepted other name → the canonical name."""
     others: tuple[str, ...] = ()
     """Further names of the vendor, of its other count resources."""
 
@@ -50,7 +50,7 @@ class ResourceNames(Struct, frozen=True, kw_only=True):
 
 
 class ContainerChanges(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What admission changes in one container."""
+    """Changes of admission in one container."""
 
     set_limits: dict[str, str] = {}
     remove_resources: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class ContainerChanges(Struct, frozen=True, kw_only=True, omit_defaults=True):
     set_env: dict[str, str] = {}
     """Environment to add where the user has not set it."""
     remove_env: tuple[str, ...] = ()
-    """Variables the user set that would override what the node gives: removed, with a warning."""
+    """Variables of the user that would override the node's: removed, with a warning."""
     runtime_class: str = ""
     warnings: tuple[str, ...] = ()
 
@@ -70,7 +70,7 @@ class DeviceNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
     container_path: str
     permissions: str = "rw"
     optional: bool = False
-    """Not every driver makes this node: it is given where the host has it."""
+    """Not every driver creates this node: it is given where the host has it."""
 
 
 class BindMount(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -82,7 +82,7 @@ class BindMount(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ContainerEdits(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How shares become visible inside a container: the one plan of all modes (design D10)."""
+    """Edits that make shares visible inside a container: the one plan of all modes (design D10)."""
 
     env: dict[str, str] = {}
     devices: tuple[DeviceNode, ...] = ()
@@ -97,7 +97,7 @@ class RenderContext(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     mode: InjectionMode = "cdi"
     is_limited: bool = True
-    """False for a container that holds only whole devices: it is told no limits (design D33)."""
+    """False for a container with whole devices only: it gets no limits (design D33)."""
     region_file: str = ""
     """Path of the usage region inside the container, empty when there is none."""
     memory_oversubscribed: bool = False
@@ -107,25 +107,28 @@ class RenderContext(Struct, frozen=True, kw_only=True, omit_defaults=True):
     library_mounts: tuple[BindMount, ...] = ()
     """The in-container limiter and its preload file; empty where none is installed."""
     handles: dict[str, dict[str, str]] = {}
-    """By device UUID: what the driver made for the container's share there.
+    """By device UUID: the objects that the driver created for the container's share there.
 
-    Words that a vendor's rendering names: an instance's id or UUID, a device node, a mask. Of a
-    device that the container has several parts of, by ``handles.handle_key`` of each.
+    Words that a vendor's rendering names: an instance's id or UUID, a device node, a mask. For a
+    device of which the container has several parts, by ``handles.handle_key`` of each.
     """
     divides: bool = False
-    """The node's driver makes what shares need: a share whose words are missing is an error."""
+    """The node's driver creates the objects that shares need: a share without its words is an
+    error.
+    """
 
 
 class Capability(Struct, frozen=True, kw_only=True):
-    """What works for a vendor in this project; what is not said is not so."""
+    """Supported features of a vendor in this project; defaults are unsupported."""
 
     placed: bool = True
     """Requests are admitted, placed and booked."""
     memory_enforced: str = ""
-    """By what a container is held to its memory; empty: by nothing."""
+    """Mechanism that enforces the memory limit; empty: none."""
     compute_enforced: str = ""
     partitioned: str = ""
-    """By whom hardware is divided for a share; empty: by nobody, or it cannot be."""
+    """Component that divides hardware for a share; empty: none, or the hardware cannot be divided.
+    """
     verified: str = ""
     """Hardware and date of the last run on it; empty: never."""
 
@@ -146,12 +149,12 @@ class Vendor(Protocol):
 
     @property
     def families(self) -> tuple[ResourceNames, ...]:
-        """The names by count resource: most vendors have one."""
+        """The names by count resource; most vendors have one count resource."""
         ...
 
     @property
     def capability(self) -> Capability:
-        """What works for this vendor here."""
+        """Supported features of this vendor."""
         ...
 
     def advertised(self, device: Device) -> tuple[str, ...]:
@@ -170,7 +173,7 @@ class Vendor(Protocol):
     def parse_request(
         self, container: ContainerView, annotations: Mapping[str, str] = NO_ANNOTATIONS
     ) -> DeviceRequest | None:
-        """What the container asks for, ``None`` when nothing.
+        """Request of the container, ``None`` when it requests no device.
 
         Equal before and after ``admit`` was applied.
         """
@@ -181,13 +184,13 @@ class Vendor(Protocol):
         ...
 
     def parse_selector(self, annotations: Mapping[str, str]) -> DeviceSelector:
-        """Which devices the pod accepts. ``RequestInvalid`` names the annotation that is wrong."""
+        """Devices that the pod accepts. ``RequestInvalid`` names the annotation that is wrong."""
         ...
 
     def render(
         self, shares: ContainerShares, devices: Sequence[Device], context: RenderContext
     ) -> ContainerEdits:
-        """How the container sees its shares of this vendor.
+        """Edits that show a container its shares of this vendor.
 
         ``devices`` are those of the shares, in the same order.
         """

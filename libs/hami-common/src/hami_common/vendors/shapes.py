@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sets of a node's devices may serve one request together, where a vendor's wiring decides.
+"""Legal sets of a node's devices for one request, for vendors whose wiring matters.
 
 Devices are named by the vendor's own index, so that a device that drops out moves no other. Each
 shape lists legal sets with a tier (lower is better) and the indexes around a set that it would
@@ -7,8 +7,8 @@ break into; among sets of a tier the one is best that leaves fewest free devices
 
 ``pairs``    whole modules of two devices, 2k and 2k+1 (Ascend 910C)
 ``wings``    1, 2, 4 or 8 of eight devices: one wing (0-3 or 4-7), else linked across (Kunlunxin)
-``run``      neighbours in the vendor's enumeration (AWS Inferentia)
-``aligned``  1, 4, 8 or 16 neighbours that begin at a multiple of their number (AWS Trainium)
+``run``      neighbors in the vendor's enumeration (AWS Inferentia)
+``aligned``  1, 4, 8 or 16 neighbors that begin at a multiple of their number (AWS Trainium)
 """
 
 from functools import cache
@@ -29,7 +29,7 @@ _CROSS_QUADS: Final = (
 )
 _ALIGNED: Final = (1, 4, 8, 16)
 COUNTS: Final = {"wings": (1, 2, 4, 8), "aligned": _ALIGNED}
-"""Numbers of devices that a shape knows; a shape that is not listed knows any it has sets for."""
+"""Numbers of devices that a shape allows; a shape that is not listed allows any it has sets for."""
 
 
 class LegalSet(NamedTuple):
@@ -38,12 +38,12 @@ class LegalSet(NamedTuple):
     indexes: tuple[int, ...]
     tier: int
     around: tuple[int, ...]
-    """The devices among which free ones that are left over count against the set."""
+    """Devices around the set; those that are free and left over count against it."""
 
 
 @cache
 def legal_sets(shape: str, count: int) -> tuple[LegalSet, ...]:
-    """All sets of ``count`` devices of a shape, best first where nothing else decides."""
+    """All sets of ``count`` devices of a shape, best first without other criteria."""
     everything = tuple(range(INDEX_LIMIT))
     match shape:
         case "pairs":

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vendors have in common: requests, admission, selection and rendering from a description.
+"""Common code of vendors: requests, admission, selection and rendering from a description.
 
-A vendor is a ``Description``: its count resources (``Family``), each with the names, units and
-defaults that go with it, its selection annotations and what its containers need. A module of a
-vendor adds code only where that vendor differs, in ``refine`` and ``plan``.
+A vendor is a ``Description``: its count resources (``Family``), each with its names, units and
+defaults, its selection annotations and the needs of its containers. A module of a vendor adds code
+only where that vendor differs, in ``refine`` and ``plan``.
 
-One container asks for one family of a vendor. A quantity that cannot be meant is refused with the
-field and the fix, never read as "no device". Memory in MiB, compute in percent of one device.
+One container asks for one family of a vendor. An invalid quantity is refused with the field and the
+fix, never read as "no device". Memory in MiB, compute in percent of one device.
 """
 
 from abc import ABC, abstractmethod
@@ -46,7 +46,7 @@ GIB_MIB: Final = 1024
 
 
 class Family(Struct, frozen=True, kw_only=True):
-    """One count resource and what goes with it."""
+    """One count resource with its names, units and defaults."""
 
     count: str
     memory: str = ""
@@ -55,27 +55,27 @@ class Family(Struct, frozen=True, kw_only=True):
     unit_mib: int = 1
     """MiB in one unit of memory."""
     takes_bytes: bool = False
-    """A quantity with letters (``4Gi``) is an amount of bytes."""
+    """A quantity with letters (``4Gi``) is in bytes."""
     memory_as_percent: bool = False
     """The number given for memory is a percentage of the device."""
     memory_sizes: tuple[int, ...] = ()
-    """The only numbers of units that may be given; empty: any."""
+    """The only numbers of units that are valid; empty: any."""
     core_units: int = FULL_PCT
     """Units of compute in one device."""
     default_core_pct: int = 0
-    """Compute where the user gives none but a part of the memory."""
+    """Compute for a request with only a part of the memory."""
     default_count: int = 0
-    """Devices for a container that gives only memory or compute; 0 leaves it alone."""
+    """Devices for a container that gives only memory or compute; 0 leaves it unchanged."""
     counts: tuple[int, ...] = ()
-    """The only numbers of devices that may be asked for; empty: any."""
+    """The only numbers of devices that are valid; empty: any."""
     types: tuple[str, ...] = ()
-    """Device types that the name stands for, exactly; empty: every type."""
+    """Device types that the name selects, exactly; empty: every type."""
     part_modes: tuple[str, ...] = ()
     """Modes of devices that parts may come from; empty: any in which a part is possible."""
     shape: str = ""
-    """Sets that several devices must form."""
+    """Shape of the sets of several devices."""
     several_are_whole: bool = False
-    """More than one device means whole devices, whatever else is written."""
+    """More than one device means whole devices, whatever else is requested."""
 
     def names(self) -> tuple[str, ...]:
         """Every resource name of the family."""
@@ -106,7 +106,7 @@ class Description(Struct, frozen=True, kw_only=True):
     name: str
     families: tuple[Family, ...]
     aliases: dict[str, str] = {}
-    """Accepted other name → the name it stands for."""
+    """Accepted other name → the canonical name."""
     selectors: SelectorKeys = SelectorKeys()
     runtime_class: str = ""
     node_env: tuple[str, ...] = ()
@@ -126,35 +126,35 @@ class Given(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a container wrote, before the vendor's own rules."""
+    """Quantities of a container, before the vendor's own rules."""
 
     container: ContainerView
     family: Family
     request: DeviceRequest
     memory_mib: int | None
-    """``None`` when nothing was written."""
+    """``None`` when the container sets none."""
     cores: int | None
-    """In the family's units; ``None`` when nothing was written."""
+    """In the family's units; ``None`` when the container sets none."""
 
     def field(self, name: str) -> str:
-        """Where ``name`` stands, for errors."""
+        """Path of the resource ``name``, for errors."""
         return field_of(self.container, name)
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What a container sees of its devices."""
+    """Devices and limits as a container sees them."""
 
     env: dict[str, str] = {}
-    """Names of devices and limits."""
+    """Names of devices, and limits."""
     nodes: tuple[DeviceNode, ...] = ()
     mounts: tuple[BindMount, ...] = ()
     annotations: dict[str, str] = {}
     only_nodes: bool = False
-    """Neither CDI nor the vendor's runtime knows what is given here: they would give more."""
+    """Give device nodes only: CDI and the vendor's runtime would give more than the share."""
 
 
 def field_of(container: ContainerView, name: str) -> str:
-    """Where a resource stands, for errors."""
+    """Path of a resource, for errors."""
     return f"container {container.name}: resources.limits[{name}]"
 
 
@@ -233,7 +233,7 @@ class ShareVendor(ABC):
 
     @property
     def capability(self) -> Capability:
-        """What works for this vendor here."""
+        """Supported features of this vendor."""
         return self.about.capability
 
     def advertised(self, device: Device) -> tuple[str, ...]:
@@ -293,7 +293,7 @@ class ShareVendor(ABC):
         return count
 
     def _memory(self, container: ContainerView, family: Family) -> tuple[int | None, int]:
-        """(MiB, percent) that the user wrote: ``None`` or 0 where there is nothing."""
+        """(MiB, percent) of the request: ``None`` or 0 where it sets none."""
         percent = 0
         if family.memory_percentage:
             text = self._value(container, family.memory_percentage)
@@ -335,7 +335,7 @@ class ShareVendor(ABC):
     def parse_request(
         self, container: ContainerView, annotations: Mapping[str, str] = NO_ANNOTATIONS
     ) -> DeviceRequest | None:
-        """What the container asks for, ``None`` when nothing."""
+        """Request of the container, ``None`` when it requests no device."""
         family = self._family(container)
         if family is None:
             return None
@@ -378,13 +378,13 @@ class ShareVendor(ABC):
         return -(-cores * FULL_PCT // family.core_units)
 
     def parse_priority(self, container: ContainerView) -> int | None:  # noqa: ARG002
-        """None: no name of this vendor asks for one."""
+        """Return ``None``: the vendor has no name for task priorities."""
         return None
 
     def admit(
         self, container: ContainerView, annotations: Mapping[str, str] = NO_ANNOTATIONS
     ) -> ContainerChanges | None:
-        """True names for aliases, a count where there is none, and no variable of the node's."""
+        """Rename aliases, add a missing count, and remove variables that only the node may set."""
         request = self.parse_request(container, annotations)
         family = self._family(container)
         if family is None:
@@ -425,11 +425,11 @@ class ShareVendor(ABC):
         container: ContainerView,  # noqa: ARG002 - for those who override
         request: DeviceRequest,  # noqa: ARG002 - for those who override
     ) -> ContainerChanges:
-        """The vendor's own changes at admission."""
+        """Apply the vendor's own changes at admission."""
         return changes
 
     def parse_selector(self, annotations: Mapping[str, str]) -> DeviceSelector:
-        """Types (whole words) and UUIDs that the pod wants or does not."""
+        """Types (whole words) and UUIDs that the pod accepts or excludes."""
         keys = self.about.selectors
         return DeviceSelector(
             allow_types=words_of(annotations, keys.allow_types),
@@ -443,12 +443,12 @@ class ShareVendor(ABC):
 
     @abstractmethod
     def plan(self, given: Sequence[Given], context: RenderContext) -> Plan:
-        """What the container sees; the same in every injection mode."""
+        """Plan the container's view of its devices; the same in every injection mode."""
 
     def render(
         self, shares: ContainerShares, devices: Sequence[Device], context: RenderContext
     ) -> ContainerEdits:
-        """Device nodes and mounts where they are not left to the vendor's runtime or CDI."""
+        """Device nodes and mounts, unless the vendor's runtime or CDI brings them."""
         device_by_uuid = {device.uuid: device for device in devices}
         own = [share for share in shares.shares if share.vendor == self.name]
         given = [
@@ -494,12 +494,12 @@ def _mib_of_bytes(text: str, where: str) -> int:
 
 
 def is_part(request: DeviceRequest) -> bool:
-    """Whether less than a whole device is asked for."""
+    """True when less than a whole device is requested."""
     return bool(request.memory_mib) or request.memory_pct < FULL_PCT or not request.exclusive
 
 
 def one_part_only(asked: Asked, what: str) -> DeviceRequest:
-    """The request, unless it wants parts of several devices where a container can have one."""
+    """The request; refused when it needs parts of several devices and a container can have one."""
     request = asked.request
     if request.count > 1 and is_part(request):
         raise RequestInvalid(
@@ -511,6 +511,6 @@ def one_part_only(asked: Asked, what: str) -> DeviceRequest:
 
 
 def render_node(device: Device) -> DeviceNode:
-    """``/dev/dri/renderD<M>``: M as the driver saw it, else by the usual rule."""
+    """``/dev/dri/renderD<M>``: M as the driver reported it, else by the usual rule."""
     number = device.attributes.get("render", str(128 + number_of(device)))
     return node(f"/dev/dri/renderD{number}")

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests to the Kubernetes API (port ``KubeApi``) with raw bytes in both directions.
 
-Each request has a deadline. Answers map to errors so: 404 ``NotFound``, 409 ``Conflict``, other 4xx
-``Denied`` with the status, 5xx and all trouble of the network ``Unavailable``; 429 is tried again
-after the server's ``Retry-After``, a few times and never longer than ``RETRY_AFTER_MOST_S``,
-because the server promises not to have acted. 401 logs in anew once: tokens and certificates
-rotate.
-Outside document: Kubernetes API conventions (v1.34). Times in seconds.
+Each request has a deadline. Answers map to errors: 404 ``NotFound``, 409 ``Conflict``, other 4xx
+``Denied`` with the status, 5xx and all network errors ``Unavailable``; 429 is retried after the
+server's ``Retry-After``, a few times and never longer than ``RETRY_AFTER_MOST_S``, because the
+server promises not to have acted. 401 logs in again once: tokens and certificates rotate. Outside
+document: Kubernetes API conventions (v1.34). Times in seconds.
 """
 
 import logging
@@ -39,7 +38,7 @@ from hami_common.units import real
 PEER = "the Kubernetes API"
 JSON_TYPE = "application/json"
 METADATA_TYPE = f"{JSON_TYPE};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,{JSON_TYPE};q=0.9"
-"""Asks for lists without spec and status; a server that cannot gives whole objects."""
+"""Requests lists without spec and status; a server without support returns whole objects."""
 CLOSE_S = 2.0
 """Longest orderly end of the session."""
 RETRY_AFTER_TRIES = 3
@@ -51,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class _StatusView(msgspec.Struct, frozen=True):
-    """``meta/v1`` Status, as far as we read it."""
+    """``meta/v1`` Status, the fields that we read."""
 
     reason: str = ""
     message: str = ""
@@ -91,13 +90,13 @@ class KubeClient:
         self._directory = tempfile.TemporaryDirectory(prefix="hami-login-")
 
     async def log_in(self) -> None:
-        """Read the kubeconfig or the service account, and open a session with what they say."""
+        """Read the kubeconfig or the service account, and open a session with that login."""
         login = await log_in(self._kubeconfig, self._context, Path(self._directory.name))
         self._login = login
         self._login_count += 1
         tls_files = _tls_files(login)
         if self._session is not None and tls_files == self._tls_files:
-            return  # only the token is new: requests and watches in flight go on
+            return  # only the token is new: requests and watches in flight continue
         old = self._session
         self._tls_files = tls_files
         self._session = aiohttp.ClientSession(
@@ -105,7 +104,7 @@ class KubeClient:
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": self._user_agent, "Accept": JSON_TYPE},
             read_bufsize=READ_BUFFER_BYTES,
-            # It has two threads look for a proxy and a .netrc before each request.
+            # It makes two threads look for a proxy and a .netrc before each request.
             trust_env=_is_proxied(login.host),
         )
         if old is not None:
@@ -125,7 +124,7 @@ class KubeClient:
     async def list_pages(
         self, path: str, *, label_selector: str = "", field_selector: str = "", page_size: int = 500
     ) -> Sequence[bytes]:
-        """All pages of a list; begins anew when the server has forgotten the list half way."""
+        """All pages of a list; starts over when the list's continue token expires."""
         selectors = _selectors(label_selector, field_selector)
         while True:
             try:
@@ -179,7 +178,7 @@ class KubeClient:
     async def stream(
         self, path: str, query: Mapping[str, str], *, idle_s: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Body of a GET piece by piece; ``Unavailable`` when nothing comes for ``idle_s``."""
+        """Body of a GET piece by piece; ``Unavailable`` when no data arrives for ``idle_s``."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=idle_s)
         session, url, headers = await self._prepare(path, query)
         try:
@@ -200,7 +199,7 @@ class KubeClient:
         page_size: int = 500,
         accept: str = "",
     ) -> AsyncGenerator[bytes, None]:
-        """Pages of one list, one at a time; ``Denied`` with status 410 when it expires half way."""
+        """Pages of one list, one at a time; ``Denied`` (410) if the continue token expires."""
         query = {"limit": str(page_size), **selectors}
         while True:
             page = await self._call("GET", path, query=query, accept=accept)
@@ -281,7 +280,7 @@ def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
 
 
 def _is_proxied(host: str) -> bool:
-    """Whether the environment names a proxy for the API server."""
+    """True when the environment names a proxy for the API server."""
     url = urlsplit(host)
     return url.scheme in getproxies() and not proxy_bypass(url.hostname or "")
 
@@ -297,7 +296,7 @@ def _tls(login: Login) -> ssl.SSLContext:
 
 
 def _tls_files(login: Login) -> tuple[object, ...]:
-    """What the TLS context was made from: another value needs another session."""
+    """Inputs of the TLS context: another value needs another session."""
     paths = (login.ca_file, login.cert_file, login.key_file)
     contents = (Path(path).read_bytes() if path else b"" for path in paths)
     return login.host, login.verify, *contents
@@ -343,7 +342,8 @@ async def connect(
 ) -> AsyncIterator[KubeClient]:
     """Client for the time of the block, once the server answers (no ``kubeconfig``: in cluster).
 
-    ``SettingsInvalid`` when there is no usable login, ``Unavailable`` when nobody answers in time.
+    ``SettingsInvalid`` when there is no usable login, ``Unavailable`` when the server does not
+    answer in time.
     """
     client = KubeClient(
         kubeconfig=kubeconfig,
@@ -356,7 +356,7 @@ async def connect(
         await _wait_for_answer(client, start_timeout_s)
         yield client
     finally:
-        with finish_within(CLOSE_S):  # also when cancelled: the login's files must go
+        with finish_within(CLOSE_S):  # also when cancelled: the login's files must be removed
             await client.close()
 
 
@@ -371,7 +371,7 @@ async def _wait_for_answer(client: KubeClient, start_timeout_s: float) -> None:
                 problem = error.detail
                 await backoff.wait()
             except HamiError:
-                return  # it answers; what it refuses is for the caller to see
+                return  # it answers; the caller handles refusals
             else:
                 return
     raise Unavailable(peer=PEER, detail=f"{problem} (waited {start_timeout_s:g} s)")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who we are to the API server: kubeconfig or service account, read anew at each login.
+"""Credentials for the API server: kubeconfig or service account, read again at each login.
 
 Plain credentials (token, token file, certificates, the service account of our pod) are read here.
-Anything that needs a program or a protocol (exec plugins, OIDC, passwords) is left to
+Credentials that need a program or a protocol (exec plugins, OIDC, passwords) are left to
 kubernetes_asyncio, which is imported only then: it brings a thousand model classes, 3 s of CPU and
-60 MiB that no service uses (ADR 0007). Certificates that stand inside the kubeconfig are first
-written to files of our own. Outside document: kubeconfig, ``k8s.io/client-go/tools/clientcmd``
-(v1.34). Times in seconds.
+60 MiB that no service uses (ADR 0007). Certificates inside the kubeconfig are first written to
+files of our own. Outside document: kubeconfig, ``k8s.io/client-go/tools/clientcmd`` (v1.34). Times
+in seconds.
 """
 
 import base64
@@ -45,7 +45,7 @@ class Login:
         verify: bool = True,
         authorization: Callable[[], Awaitable[str]],
     ) -> None:
-        """``authorization`` gives the value of the header for each request, empty for none."""
+        """``authorization`` returns the value of the header for each request, empty for none."""
         self.host = host.rstrip("/")
         self.ca_file = ca_file
         self.cert_file = cert_file
@@ -55,7 +55,7 @@ class Login:
 
 
 class _TokenFile:
-    """A bearer token in a file that somebody else replaces."""
+    """A bearer token in a file that another program replaces."""
 
     def __init__(self, path: Path) -> None:
         self._path = anyio.Path(path)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes core/v1 Events about objects, so that ``kubectl describe`` tells what we did and why.
+"""Writes core/v1 Events about objects, so that ``kubectl describe`` shows our actions and reasons.
 
 A repetition (same object, reason and message) within the window raises ``count`` of the Event that
-exists instead of making another. Losing an Event is never an error of the caller: failures are
+exists instead of creating another. A lost Event is never an error of the caller: failures are
 counted and logged. Outside document: Kubernetes API, core/v1 Event.
 """
 
@@ -34,7 +34,7 @@ class ObjectRef(Struct, frozen=True, kw_only=True):
     kind: str
     name: str
     namespace: str = ""
-    """Empty for objects without one, such as nodes; their Events are kept in ``default``."""
+    """Empty for objects without one, such as nodes; their Events are in ``default``."""
     uid: str = ""
     api_version: str = "v1"
     field_path: str = ""
@@ -66,7 +66,7 @@ class EventRecorder:
         message: str,
         kind: Literal["Normal", "Warning"] = "Normal",
     ) -> None:
-        """Write an Event, or count up the one that says the same. Never raises ``HamiError``."""
+        """Write an Event, or raise the count of an equal one. Never raises ``HamiError``."""
         text = message if len(message) <= MESSAGE_LIMIT else f"{message[: MESSAGE_LIMIT - 1]}…"
         key = (regarding, reason, text)
         try:

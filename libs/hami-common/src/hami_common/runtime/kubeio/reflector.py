@@ -2,9 +2,10 @@
 """List-and-watch: turns a collection into a stream of changes that always converges to the truth.
 
 Lists in pages, then watches from the list's resourceVersion with bookmarks; a watch that ends or
-breaks is taken up where it was; after 410 Gone it lists again and reports the difference to what it
-told before. Objects are decoded no further than their metadata. Memory per object: uid, namespace,
-name, resourceVersion. Outside document: Kubernetes API concepts, "efficient detection of changes".
+breaks is resumed where it was; after 410 Gone it lists again and reports the difference to the
+objects reported before. Objects are decoded no further than their metadata. Memory per object: uid,
+namespace, name, resourceVersion. Outside document: Kubernetes API concepts, "efficient detection of
+changes".
 """
 
 import logging
@@ -34,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """What the reflector needs of a client."""
+    """Methods of a client that the reflector uses."""
 
     def pages(
         self, path: str, selectors: Mapping[str, str], *, page_size: int = 500
@@ -83,14 +84,14 @@ _encoder = msgspec.json.Encoder()
 
 
 class _Expired(Exception):
-    """The server no longer knows our resourceVersion."""
+    """The server no longer has our resourceVersion."""
 
 
 @asynccontextmanager
 async def reflect(
     source: Source, path: str, selectors: Mapping[str, str]
 ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
-    """Changes of the collection at ``path``, for ever; see ``KubeApi.list_watch``."""
+    """Changes of the collection at ``path``, until cancelled; see ``KubeApi.list_watch``."""
     events = _Reflector(source, path, selectors).events()
     try:
         yield events
@@ -123,12 +124,12 @@ class _Reflector:
                     is_expired = False
                     yield event
                 if anyio.current_time() - began < SHORT_S:
-                    await backoff.wait()  # a server that ends each watch at once is in trouble
+                    await backoff.wait()  # back off when the server ends each watch at once
             except _Expired:
                 must_list = True
                 _log.info("watch expired, listing again", extra={"path": self._path})
                 if not is_expired:
-                    backoff.reset()  # the server is back, however long it was away
+                    backoff.reset()  # the server has recovered
                 is_expired = True
                 await backoff.wait()
             except HamiError as error:
@@ -141,7 +142,7 @@ class _Reflector:
                 await backoff.wait()
 
     async def _list(self) -> AsyncGenerator[WatchEvent, None]:
-        """The difference between the collection now and what was told before, page by page."""
+        """Yield the difference between the collection and the objects reported before."""
         left = dict(self._known)
         uid_by_name = {(m.namespace, m.name): uid for uid, m in self._known.items()}
         version = ""
@@ -161,7 +162,7 @@ class _Reflector:
                     continue
                 old_uid = uid_by_name.get((metadata.namespace, metadata.name), metadata.uid)
                 if old_uid != metadata.uid and old_uid in left:
-                    yield self._vanished(left.pop(old_uid))  # before its name comes back
+                    yield self._vanished(left.pop(old_uid))  # before its name is used again
                 before = left.pop(metadata.uid, None)
                 if before is None or before.resource_version != metadata.resource_version:
                     self._known[metadata.uid] = metadata
@@ -217,7 +218,7 @@ class _Reflector:
         try:
             metadata = _object_decoder.decode(event.object).metadata
         except UNDECODABLE:
-            # The watch goes on behind it, and the consumer isolates it.
+            # The watch continues behind it, and the consumer isolates it.
             return WatchEvent(
                 type=event.type, raw=bytes(event.object), resource_version=self._version
             )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """NATS and JetStream: connection, declared streams, buckets, watches, the agents' feed, publishers.
 
-Everything that spells a JetStream request or header is in this package. No logic runs in a client
-callback: callbacks hand messages to queues that our own tasks read.
+This package alone builds JetStream requests and headers. No logic runs in a client callback:
+callbacks hand messages to queues that our own tasks read.
 """
 
 from hami_common.runtime.natsio.bucket import NatsBucket

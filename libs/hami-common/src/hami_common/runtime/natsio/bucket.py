@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Key-value bucket over a JetStream stream (port ``Bucket``), with compare-and-set on any filter.
 
-Reads that decide something (``get``, ``last_revision``, the read-back after a lost answer) are
+Reads that a decision depends on (``get``, ``last_revision``, the read-back after a lost answer) are
 answered by the stream's leader, so that they see every append acknowledged before; ``latest`` and
-``watch`` read from any replica, which may lag, but only believe that they have everything once they
-have the leader's newest message. Design D3.
+``watch`` read from any replica, which may be stale, and count as complete only once they have the
+leader's newest message. Design D3.
 """
 
 import base64
@@ -109,7 +109,7 @@ class NatsBucket:
         return await store_all(self._bus, [self._message(write) for write in writes])
 
     def _message(self, write: Write) -> Question:
-        """What a stream stores as this write."""
+        """Message that a stream stores for this write."""
         subject, expect = subjects.kv_subject(self.name, write.key), write.expect
         headers = dict(write.headers)
         if expect is not None:
@@ -119,10 +119,11 @@ class NatsBucket:
         return Question(subject=subject, data=write.value, headers=headers or None)
 
     async def _until_moved(self, expect: Expect) -> None:
-        """Wait until reads show what an append lost against, so that its loser decides on that.
+        """Wait until reads return the value that an append conflicted with, so the caller sees it.
 
-        A leader refuses as soon as the winner is proposed to its followers; readers see the winner
-        once a majority has stored it. One that is never stored ends the wait after a moment.
+        A leader rejects an append as soon as the competing one is proposed to its followers;
+        readers see that one once a majority has stored it. If it is never stored, the wait ends
+        after a moment.
         """
         for _ in range(_PROPOSED_TRIES):
             try:
@@ -149,7 +150,7 @@ class NatsBucket:
                 what=f"{self.name} {key}",
                 detail=f"revision {own} is the newest of its node and carries the fence",
             )
-        # Only up to the revision that was judged: a value stored meanwhile stays.
+        # Only up to the revision that was checked: a value stored meanwhile stays.
         await api(self._bus, f"STREAM.PURGE.{self._stream}", {"filter": subject, "seq": own + 1})
 
     @asynccontextmanager
@@ -164,7 +165,7 @@ class NatsBucket:
             await items.aclose()
 
     async def identity(self) -> str:
-        """Names this incarnation of the stream: another one after it was lost and made again."""
+        """Identity of this incarnation of the stream: re-creating the stream changes it."""
         info = await api(self._bus, f"STREAM.INFO.{self._stream}")
         return str(info["created"])
 
@@ -244,7 +245,7 @@ def _entry_from_api(bucket: str, message: Mapping[str, Any]) -> Entry:
 
 
 def entry_from_direct(bucket: str, message: Message) -> Entry:
-    """The value that a direct get was answered with."""
+    """The value in the answer of a direct get."""
     return Entry(
         key=subjects.key_of(bucket, message.headers["Nats-Subject"]),
         value=message.data,
@@ -255,7 +256,7 @@ def entry_from_direct(bucket: str, message: Message) -> Entry:
 
 
 class _Watch:
-    """One watch: sessions on an ephemeral consumer, each taking up where the last one broke off."""
+    """One watch: sessions on an ephemeral consumer, each resuming where the last one ended."""
 
     def __init__(self, bus: Bus, bucket: NatsBucket, key_filter: str) -> None:
         self._bus = bus
@@ -264,7 +265,7 @@ class _Watch:
         self._filter = subjects.kv_subject(bucket.name, key_filter)
         self._created = ""
         self._position = 0
-        """Highest revision delivered, or known to be nothing for us."""
+        """Highest revision delivered, or known to have no value for us."""
         self._synced = False
         self._last: Entry | None = None
 
@@ -287,14 +288,14 @@ class _Watch:
                 await backoff.wait()
 
     async def _is_other_history(self, info: Mapping[str, Any]) -> bool:
-        """Whether the stream is not the one, or not as far, as the one read before."""
+        """True when the stream was replaced, or is behind the position read before."""
         if not self._created:
             return False
         if info["created"] != self._created or info["state"]["last_seq"] < self._position:
             return True
         if self._last is None:
             return False
-        # A store set back to an older copy and written on: the same revision holds something else.
+        # A store restored from an older copy and written on: the same revision has another value.
         try:
             answer = await api(
                 self._bus, f"STREAM.MSG.GET.{self._stream}", {"seq": self._last.revision}
@@ -320,8 +321,8 @@ class _Watch:
                 self._bus, stream=self._stream, start=start, filter_subject=self._filter
             )
         )
-        # The consumer sits on any replica. That it has nothing more to deliver means nothing: what
-        # the leader had stored may still be on its way to there.
+        # The consumer sits on any replica. An empty backlog proves nothing: messages that the
+        # leader had stored may still be on their way to that replica.
         newest = 0 if self._synced else await self._bucket.last_revision(self._filter)
         if not self._synced and self._position >= newest:
             yield self._sync(stream_last)
@@ -329,7 +330,7 @@ class _Watch:
         async for message in session.messages():
             if isinstance(message, Heartbeat):
                 if not self._synced:
-                    # Forgotten meanwhile, the newest would be waited for in vain.
+                    # If the newest was removed meanwhile, waiting for it would not end.
                     newest = await self._bucket.last_revision(self._filter)
                     if self._position >= newest:
                         yield self._sync(stream_last)
@@ -354,7 +355,7 @@ class _Watch:
                 yield self._sync(stream_last)
 
     def _sync(self, stream_last: int) -> Synced:
-        """Everything is delivered that the stream had when ``stream_last`` was its last."""
+        """Mark the watch synced once it delivered all up to ``stream_last``."""
         self._synced = True
         self._position = max(self._position, stream_last)
         return Synced(revision=self._position)

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One connection to a NATS server: the client library's, with a shorter way for messages.
 
-The library (nats-py 2.16) hands each message through a queue and a task of its subscription, and
+The library (nats-py 2.16) passes each message through a queue and a task of its subscription, and
 each command through a list and a task that writes it. Here a message goes to its reader as it is
 parsed, and a command to the socket as it is made. Logins, TLS, control lines, errors and closing
 are the library's. Readers are called from the loop that reads the socket: they only store.
 
-A connection may rest: while nobody waits for an answer on it, the socket is read again ``rest_s``
-after it was read, so that the hundreds of small messages that come each second from as many senders
-wake the process a few times and not once each. Times in seconds.
-Outside document: NATS client protocol.
+A connection may rest: while no request waits for an answer on it, the socket is read again only
+after ``rest_s``. Hundreds of small messages per second from as many senders then wake the process a
+few times and not once each. Times in seconds. Outside document: NATS client protocol.
 """
 
 import asyncio
@@ -28,13 +27,13 @@ from nats.protocol.parser import Parser
 from hami_common.bus import grants
 
 FULL_BYTES: Final = 16_384
-"""After so much at once there is more to read, and no rest."""
+"""A read of this size means that more data waits: no rest."""
 ASKED_S: Final = 0.2
-"""No rest so soon after a message that names where to answer, though nobody waits in ``ask``."""
+"""No rest for this time after a message with a reply subject, even when ``ask`` does not wait."""
 _END: Final = b"\r\n"
 _MESSAGES: Final = (b"MSG", b"HMSG")
 _FEWEST_WORDS: Final = 4
-"""``MSG <subject> <subscription> <size>``; a reply is a word more, headers bring their size."""
+"""``MSG <subject> <subscription> <size>``; a reply is a word more, headers add their size."""
 _VERSION: Final = len("NATS/1.0")
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _NO_RESPONDERS: Final = "503"
@@ -55,7 +54,7 @@ class Message(Struct, frozen=True, kw_only=True):
 
 
 class Question(Struct, frozen=True, kw_only=True):
-    """A message that somebody answers."""
+    """A message that expects an answer."""
 
     subject: str
     data: bytes
@@ -84,21 +83,21 @@ def parse_headers(block: bytes) -> Mapping[str, str]:
 
 
 class MessageReader(Parser):
-    """Finds messages in what the server sends; every other line is the library's."""
+    """Finds messages in the server's data; every other line goes to the library."""
 
     def __init__(self, client: "DirectClient") -> None:
         super().__init__(client)
         self._client = client
 
     def reset(self) -> None:
-        """Forget what was read by half."""
+        """Discard a partly read message."""
         super().reset()
         self._pieces: list[bytes] = []
         self._size = 0
         self._needed = 0
 
     async def parse(self, data: bytes = b"") -> None:
-        """Deliver every message that is whole by now."""
+        """Deliver every complete message."""
         is_full = len(data) >= FULL_BYTES
         if self._pieces:
             self._pieces.append(data)
@@ -159,10 +158,12 @@ class MessageReader(Parser):
 
 
 class DirectClient(Client):
-    """The library's client with the shorter way."""
+    """The library's client with the shorter way for messages."""
 
     def __init__(self, *, rest_s: float = 0.0, lost: Callable[[], object] = lambda: None) -> None:
-        """Not connected. Rest for ``rest_s`` between readings; 0: never.
+        """Not connected.
+
+        Rest for ``rest_s`` between reads; 0: never.
 
         ``lost`` is called as soon as the library finds the connection broken: its own callbacks
         come after it has closed, and not at all when closing a broken socket fails.
@@ -171,9 +172,9 @@ class DirectClient(Client):
         self._lost = lost
         self.reader = self._ps = MessageReader(self)
         self.message_bytes = 0
-        """Largest message, with headers, that the login may send; 0: what the server allows."""
+        """Largest message, with headers, that the login may send; 0: the server's own limit."""
         self.sinks: dict[int, Sink] = {}
-        """Who reads, by number of the subscription."""
+        """Readers, by number of the subscription."""
         self._rest_s = rest_s
         self._resting: asyncio.TimerHandle | None = None
         self._awake_until_s = 0.0
@@ -181,11 +182,11 @@ class DirectClient(Client):
         self._answers_prefix = ""
         self._numbers = count()
         self._held: list[bytes] | None = None
-        """Commands that go out together, while such are made."""
+        """Commands to be sent together, while a batch is being built."""
 
     @property
     def is_reading(self) -> bool:
-        """Whether what the server sends is still read."""
+        """True while data from the server is still read."""
         return self._reading_task is not None and not self._reading_task.done()
 
     async def _process_connect_init(self) -> None:
@@ -196,7 +197,7 @@ class DirectClient(Client):
     # --- receiving -------------------------------------------------------------------------------
 
     async def attach(self, subject: str, sink: Sink, *, queue: str = "") -> Subscription:
-        """Subscribe; ``unsubscribe`` of what is returned ends it."""
+        """Subscribe; ``unsubscribe`` of the result ends it."""
         if self.is_closed:
             raise nats.errors.ConnectionClosedError
         self._sid += 1
@@ -207,7 +208,7 @@ class DirectClient(Client):
         return subscription
 
     async def quiesce(self, subscription: Subscription) -> None:
-        """Let the server send no more to it; what was sent before has come when this returns."""
+        """Stop delivery; messages sent before have arrived when this returns."""
         await self._send_unsubscribe(subscription._id)  # noqa: SLF001 - as for its own subscriptions
         await self.flush()
 
@@ -220,7 +221,7 @@ class DirectClient(Client):
         self._lost()
 
     def rest(self) -> None:
-        """Read nothing for a while, unless somebody waits for an answer."""
+        """Pause reading, unless a request waits for an answer."""
         if not self._rest_s or self._answers or self._pongs or self._resting is not None:
             return
         loop, socket = asyncio.get_running_loop(), self._socket()
@@ -230,7 +231,7 @@ class DirectClient(Client):
         self._resting = loop.call_later(self._rest_s, self._wake)
 
     def _wake(self) -> None:
-        """Read again."""
+        """Resume reading."""
         resting, self._resting = self._resting, None
         socket = self._socket()
         if resting is not None:
@@ -239,7 +240,7 @@ class DirectClient(Client):
                 socket.resume_reading()
 
     def _socket(self) -> asyncio.ReadTransport | None:
-        """What reads the socket itself, beneath TLS; ``None`` where the library has no such."""
+        """The transport that reads the socket itself, beneath TLS; ``None`` if there is none."""
         writer = getattr(self._transport, "_bare_io_writer", None)
         transport = None if writer is None else writer.transport
         return transport if isinstance(transport, asyncio.ReadTransport) else None
@@ -247,7 +248,7 @@ class DirectClient(Client):
     # --- sending ---------------------------------------------------------------------------------
 
     async def ask(self, subject: str, data: bytes, *, headers: dict[str, str] | None) -> Message:
-        """Send and wait for one answer, as long as the caller lets us."""
+        """Send and wait for one answer; the caller sets the deadline."""
         token, answer = await self._expect()
         try:
             await super().publish(
@@ -263,7 +264,7 @@ class DirectClient(Client):
     async def ask_all(
         self, questions: Sequence[Question], answers: list[Message | nats.errors.Error]
     ) -> None:
-        """``ask`` several at once; ``answers`` grows by what came of each, in their order.
+        """``ask`` several at once; ``answers`` grows by the answer to each, in their order.
 
         They are sent together, and none waits for the answer to another.
         """
@@ -303,11 +304,11 @@ class DirectClient(Client):
                 del self._answers[token]
 
     async def _expect(self) -> tuple[str, asyncio.Future[Message]]:
-        """A token that whoever answers names, and the answer."""
+        """Token for the reply subject, and the future of the answer."""
         if not self._answers_prefix:
             self._answers_prefix = f"{self.new_inbox()}."
             await self.attach(f"{self._answers_prefix}*", self._answered)
-        # Whoever answers one request must not be able to answer another.
+        # The answerer of one request must not be able to guess the reply subject of another.
         token = f"{next(self._numbers):x}{secrets.token_hex(8)}"
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._answers[token] = answer
@@ -326,7 +327,7 @@ class DirectClient(Client):
         reply: str = "",
         headers: dict[str, str] | None = None,
     ) -> None:
-        """Send one message; what it asks to be sent to ``reply`` is read without rest."""
+        """Send one message; data is read without rest while an answer to ``reply`` may come."""
         if reply and self._rest_s:
             self._awake_until_s = asyncio.get_running_loop().time() + ASKED_S
             self._wake()
@@ -353,5 +354,5 @@ class DirectClient(Client):
 
 
 async def _unused(msg: Msg) -> None:
-    """What the library calls from a task that it does not have here."""
+    """Placeholder for a coroutine that the library calls from a task that is not used here."""
     del msg

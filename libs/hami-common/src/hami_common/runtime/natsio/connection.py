@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection to NATS, renewed for ever, with requests and subscriptions that survive renewal.
+"""One connection to NATS, renewed until closed; requests and subscriptions survive renewal.
 
-The client library's own reconnect is switched off, for two reasons: it keeps unsent messages and
-sends them after a reconnect, when their sender has long been told that they failed; and it gives
-up for good on some errors (an expired login, for example). Here each connection is a generation:
-nothing is carried over except the subscriptions, which are made anew. Times in seconds.
+The client library's own reconnect is disabled, for two reasons: it keeps unsent messages and sends
+them after a reconnect, when their sender has long had an error; and it gives up permanently on some
+errors (an expired login, for example). Here each connection is a generation: only the subscriptions
+are carried over, by subscribing again. Times in seconds.
 
 A login may be renewed before the server ends it: then the new connection is made while the old one
-still serves, and what waits for an answer on the old one may finish.
+still serves, and requests on the old one may finish.
 
-Whatever was published by others while we were away is not delivered by core subscriptions. Readers
-that must know compare ``Bus.generation``.
+Core subscriptions do not deliver messages published while the connection was down. Readers that
+must detect this compare ``Bus.generation``.
 """
 
 import logging
@@ -35,7 +35,7 @@ PEER = "NATS"
 DIAL_S = 2.0
 """Longest time for one TCP, TLS and login exchange."""
 PING_S = 5.0
-"""How often the connection is tried: a frozen peer is noticed within two of these."""
+"""Interval of pings: a frozen peer is noticed within two of these."""
 CLOSE_S = 2.0
 """Longest orderly end of a connection."""
 INBOX_CAPACITY = 65_536
@@ -44,7 +44,10 @@ _log = logging.getLogger(__name__)
 
 
 class Subscription:
-    """A core subscription that lives through reconnects. Bounded: what does not fit is counted."""
+    """A core subscription that survives reconnects.
+
+    Bounded: messages beyond the bound are counted.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class Subscription:
     ) -> None:
         self.subject = subject
         self.lost_count = 0
-        """Messages dropped because the reader was too slow, or too many came on one subject."""
+        """Messages dropped because the reader was too slow, or too many arrived on one subject."""
         self._per_subject = per_subject
         self._waiting: Counter[str] = Counter()
         self._group = queue
@@ -70,7 +73,7 @@ class Subscription:
         self._attached: ClientSubscription | None = None
 
     async def receive(self, *, timeout_s: float | None = None) -> list[Message]:
-        """All messages that have come, at least one.
+        """All messages that have arrived, at least one.
 
         None after ``timeout_s``, or when the connection was lost or renewed since the last call.
         """
@@ -85,7 +88,7 @@ class Subscription:
         return received
 
     async def receive_one(self, *, timeout_s: float) -> Message | None:
-        """The next message alone; ``None`` as ``receive`` has none."""
+        """The next message alone; ``None`` when ``receive`` returns none."""
         received = await self.receive(timeout_s=timeout_s)
         if not received:
             return None
@@ -95,7 +98,7 @@ class Subscription:
         return received[0]
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Every message that comes, for ever; at once, or gathered over a while."""
+        """Yield every message until cancelled; immediately, or gathered over a while."""
         while True:
             for message in await self.receive():
                 yield message
@@ -104,7 +107,7 @@ class Subscription:
 
     def _take(self, client: DirectClient, message: Message) -> None:
         if client is not self._client:
-            return  # of a connection that a newer one has taken over from
+            return  # of a connection that a newer one has replaced
         is_flood = 0 < self._per_subject <= self._waiting[message.subject]
         if is_flood or len(self._messages) >= self._capacity:
             self.lost_count += 1
@@ -114,7 +117,7 @@ class Subscription:
         self._wake.set()
 
     async def finish(self) -> list[Message]:
-        """Let nothing more come; what came and was not received."""
+        """Stop delivery; return the messages that arrived and were not received."""
         client, attached = self._client, self._attached
         if client is not None and attached is not None:
             try:
@@ -133,7 +136,7 @@ class Subscription:
         )
 
     def is_attached(self, client: DirectClient) -> bool:
-        """Whether the subscription is made on this connection."""
+        """True when the subscription is made on this connection."""
         return self._client is client
 
     async def detach(self) -> None:
@@ -152,7 +155,7 @@ class Subscription:
 
 
 class Bus:
-    """The connection as the adapters of this package use it; see ``connect``."""
+    """The connection for the adapters of this package; see ``connect``."""
 
     def __init__(
         self,
@@ -175,7 +178,7 @@ class Bus:
         self._renew_s = login.renew_s
         self._renew_at_s = 0.0
         self._retired: DirectClient | None = None
-        """Connection that was taken over from; kept for a moment, for answers under way."""
+        """Connection that was replaced; kept for a moment, for answers in flight."""
         self._client: DirectClient | None = None
         self._closing = False
         self._changed = anyio.Event()
@@ -185,7 +188,7 @@ class Bus:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the connection is up, as far as is known."""
+        """True when the connection is up, as far as is known."""
         return self._client is not None
 
     async def wait_connected(self, *, after: int = 0) -> int:
@@ -202,7 +205,10 @@ class Bus:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Message:
-        """Send and wait for one answer. ``Unavailable`` when none came: the outcome is unknown."""
+        """Send and wait for one answer.
+
+        ``Unavailable`` when none arrives: the outcome is unknown.
+        """
         limit_s = self.request_timeout_s if timeout_s is None else timeout_s
         sent = False
         with anyio.move_on_after(limit_s) as scope:
@@ -226,7 +232,7 @@ class Bus:
         raise Unavailable(peer=PEER, detail=f"no answer on {subject} in {limit_s:g} s")
 
     async def request_all(self, questions: Sequence[Question]) -> list[Message | HamiError]:
-        """``request`` several at once; the answer to each, or why there is none, in their order."""
+        """``request`` several at once; the answer or error of each, in their order."""
         limit_s = self.request_timeout_s
         answers: list[Message | nats.errors.Error] = []
         is_sent, detail = False, f"not connected for {limit_s:g} s, nothing sent"
@@ -259,11 +265,14 @@ class Bus:
         headers: Mapping[str, str] | None = None,
         reply: str = "",
     ) -> bool:
-        """Send, expect no answer. False when the connection is down: the message is dropped."""
+        """Send without waiting for an answer.
+
+        False when the connection is down: the message is dropped.
+        """
         client = self._client
         if client is None:
             return False
-        # A full buffer towards a frozen server makes the client wait, for ever if need be.
+        # A full buffer towards a frozen server makes the client wait without a limit.
         with anyio.move_on_after(self.request_timeout_s) as scope:
             self._requests.add(scope)
             try:
@@ -295,8 +304,8 @@ class Bus:
 
         At most ``capacity`` messages wait for the reader, and at most ``per_subject`` of one
         subject (0: no such limit), so that one sender cannot displace the others; more are dropped.
-        Where many small messages come that are not urgent, ``gather_s`` lets the reader wake once
-        for all that came in that time.
+        For many small messages that are not urgent, ``gather_s`` lets the reader wake once for all
+        that arrived in that time.
         """
         subscription = Subscription(
             subject=subject,
@@ -313,7 +322,7 @@ class Bus:
                     try:
                         await subscription.attach(client)
                     except (nats.errors.Error, OSError):
-                        _log.debug("connection lost while subscribing; the next one makes it anew")
+                        _log.debug("connection lost while subscribing, subscribed again later")
             yield subscription
         finally:
             self._subscriptions.remove(subscription)
@@ -321,7 +330,7 @@ class Bus:
                 await subscription.detach()
 
     def new_inbox(self) -> str:
-        """A subject nobody else knows."""
+        """A new unguessable subject for answers."""
         client = self._client
         if client is None:
             raise Unavailable(peer=PEER, detail="not connected")
@@ -369,13 +378,13 @@ class Bus:
                 try:
                     await self._dial()
                 except (Unavailable, SettingsInvalid) as error:
-                    # Bad credentials too: their file may be half way through a replacement.
+                    # Bad credentials too: their file may be in the middle of a replacement.
                     _log.debug("dial failed", extra={"problem": str(error)})
                     await backoff.wait()
             _log.info("connected to NATS again", extra={"generation": self.generation})
 
     async def _renew(self) -> None:
-        """Log in anew where it is time, and end the connection before the last one."""
+        """Log in again where it is time, and close the connection before the last one."""
         retired, self._retired = self._retired, None
         if retired is not None:
             await _close(retired)
@@ -385,7 +394,7 @@ class Bus:
         try:
             await self._dial()
         except (Unavailable, SettingsInvalid) as error:
-            # The old login still holds; whoever admits us may be back before it ends.
+            # The old login is still valid; the authenticator may recover before it expires.
             _log.warning("login not renewed", extra={"problem": str(error)})
             self._renew_at_s = anyio.current_time() + self._renew_s / 10
         else:
@@ -393,12 +402,12 @@ class Bus:
             _log.info("login renewed", extra={"generation": self.generation})
 
     async def close(self) -> None:
-        """Send what is left and end the connection."""
+        """Send unsent messages and close the connection."""
         self._closing = True
         client = self._client
         if client is None:
             return
-        # Flush is all that draining has to do here: those who read subscriptions have ended.
+        # Flush replaces draining here: the readers of subscriptions have ended.
         try:
             with anyio.move_on_after(CLOSE_S):
                 await client.flush(timeout=int(CLOSE_S) + 1)
@@ -407,9 +416,9 @@ class Bus:
         await self._drop()
 
     async def _is_alive(self) -> bool:
-        """Wait for a sign of loss, for ``PING_S``; then ask the server, still heeding such a sign.
+        """Wait for a sign of loss, for ``PING_S``; then ping, still watching for such a sign.
 
-        Whoever freezes the connection for a while and then breaks it does so under a question.
+        A connection that is first frozen and then broken breaks while the ping waits.
         """
         with anyio.move_on_after(min(PING_S, self._renew_s or PING_S)):
             await self._lost.wait()
@@ -426,7 +435,7 @@ class Bus:
                 except (nats.errors.Error, OSError) as error:
                     _log.debug("server not asked", extra={"problem": str(error)})
                 else:
-                    answered = client.is_reading  # else the library flushes, and asks nothing
+                    answered = client.is_reading  # else the library flushes, and sends no ping
                 scope.cancel()
 
             async with background() as group:
@@ -448,14 +457,14 @@ class Bus:
                 await _close(one)
 
     def _check_encryption(self, client: DirectClient) -> None:
-        """Refuse plain text where TLS was asked for.
+        """Reject plain text where TLS is required.
 
-        The client library goes on without TLS when the server, or somebody between us and it, does
-        not offer it.
+        The client library continues without TLS when the server, or an intermediary, does not offer
+        it.
         """
         if not any(url.startswith("tls://") for url in self._urls):
             return
-        transport: Any = client._transport  # noqa: SLF001 - told nowhere else
+        transport: Any = client._transport  # noqa: SLF001 - no public way
         if transport._io_writer.get_extra_info("ssl_object") is None:  # noqa: SLF001 - as above
             raise Unavailable(peer=PEER, detail="the server does not offer TLS")
 
@@ -471,7 +480,7 @@ class Bus:
             lost.set()
 
         async def on_error(error: Exception) -> None:
-            # What the server forbids is told only here; lost connections are the keeper's matter.
+            # The server reports a denied subject only here; the keeper handles lost connections.
             is_refusal = "permissions violation" in str(error).lower()
             level = logging.WARNING if is_refusal else logging.DEBUG
             _log.log(level, "NATS client reports", extra={"problem": str(error)})
@@ -486,7 +495,7 @@ class Bus:
                     max_reconnect_attempts=1,
                     reconnect_time_wait=0,
                     connect_timeout=int(DIAL_S),
-                    ping_interval=3600,  # the keeper pings
+                    ping_interval=3600,  # the keeper sends pings
                     drain_timeout=int(CLOSE_S),
                     disconnected_cb=on_lost,
                     closed_cb=on_lost,
@@ -525,9 +534,9 @@ async def _ask(
 
 
 def _refusal(subject: str, size: int, error: Exception) -> HamiError:
-    """Why a message of ``size`` bytes has no answer."""
+    """Reason for which a message of ``size`` bytes has no answer."""
     if isinstance(error, nats.errors.NoRespondersError):
-        return Unavailable(peer=PEER, detail=f"nobody answers on {subject}")
+        return Unavailable(peer=PEER, detail=f"no service answers on {subject}")
     if isinstance(error, nats.errors.MaxPayloadError):
         return Denied(peer=PEER, detail=f"{size} bytes are too large for one message")
     return Unavailable(peer=PEER, detail=f"{subject}: {error}")
@@ -555,10 +564,11 @@ async def connect(
 ) -> AsyncIterator[Bus]:
     """Connect for the time of the block, and reconnect whenever the connection is lost.
 
-    ``creds`` is short for a login by credentials file. Where hundreds of small messages come each
-    second, ``rest_s`` lets them be read together: what nobody waits for may come that much later.
-    ``Unavailable`` when the first connection is not made in ``start_timeout_s``. Leaving the block
-    sends what is still unsent and closes, within a deadline, even when the block is cancelled.
+    ``creds`` is short for a login by credentials file. Where hundreds of small messages arrive each
+    second, ``rest_s`` lets them be read together: messages without a waiting request may arrive
+    that much later. ``Unavailable`` when the first connection is not made in ``start_timeout_s``.
+    Leaving the block sends unsent messages and closes, within a deadline, even when the block is
+    cancelled.
     """
     bus = Bus(
         urls,

@@ -27,16 +27,16 @@ NS = 1_000_000_000
 HEARTBEAT_S = 1.0
 EXPIRES_S = 30.0
 MISSED = 2.5
-"""Heartbeats that may be missing before the consumer counts as gone."""
+"""Number of missed heartbeats after which the consumer counts as gone."""
 INACTIVE_S = 30.0
-"""How long the server keeps an ephemeral consumer that nobody reads."""
+"""Time for which the server keeps an ephemeral consumer without a reader."""
 BATCH = 500
 
 _ACK_V1_TOKENS = 9
 
 
 class Sequences(Struct, frozen=True):
-    """What the acknowledgement subject of a delivered message tells."""
+    """Content of the acknowledgement subject of a delivered message."""
 
     stream: int
     consumer: int
@@ -58,11 +58,11 @@ def parse_ack(reply: str) -> Sequences | None:
 
 
 class Heartbeat(Struct, frozen=True):
-    """The server had nothing to deliver for a while."""
+    """The server had no messages to deliver for a while."""
 
 
 class PullSession:
-    """Reads one consumer on one connection until something breaks."""
+    """Reads one consumer on one connection until an error."""
 
     def __init__(self, bus: Bus, subscription: Subscription, *, stream: str, consumer: str) -> None:
         self._bus = bus
@@ -73,7 +73,7 @@ class PullSession:
         self._received: deque[Message] = deque()
 
     async def finish(self) -> list[Message]:
-        """End the session; what the server has delivered and ``messages`` has not yielded."""
+        """End the session; return the messages delivered by the server and not yet yielded."""
         self._received.extend(await self._subscription.finish())
         unread = [message for message in self._received if not message.status]
         self._received.clear()
@@ -98,7 +98,7 @@ class PullSession:
                     elif message.status == "100":
                         yield Heartbeat()
                     elif message.status in ("404", "408"):
-                        remaining = 0  # the pull expired; what it still owed is asked for again
+                        remaining = 0  # the pull expired; request the rest again
                     else:
                         raise self._gone(message.headers.get("Description", message.status))
 
@@ -161,16 +161,16 @@ class Delivery:
         self.data = message.data
         self.headers = user_headers(message)
         self.sequence = sequences.stream
-        """Stream sequence."""
+        """Sequence in the stream."""
         self.delivered_count = sequences.delivered_count
         """1 for the first delivery."""
         self.pending = sequences.pending
         """Messages that wait behind this one."""
         self.time_s = sequences.time_ns / NS
-        """When the server stored it."""
+        """Time at which the server stored it."""
 
     async def ack(self) -> None:
-        """Done."""
+        """Acknowledge the message."""
         await self._end(b"+ACK")
 
     async def nak(self, *, delay_s: float = 0.0) -> None:
@@ -182,7 +182,7 @@ class Delivery:
         await self._end(f"+TERM {reason}".encode())
 
     async def in_progress(self) -> None:
-        """Still being worked on: begin the acknowledgement wait anew."""
+        """Restart the acknowledgement wait; the message is still being processed."""
         await self._bus.publish(self._reply, b"+WPI")
 
     async def _end(self, verb: bytes) -> None:
@@ -202,11 +202,11 @@ async def pull_events(
     ack_wait_s: float = 30.0,
     max_ack_pending: int = 1000,
 ) -> AsyncIterator[AsyncIterator[Delivery]]:
-    """Messages of ``stream`` that wait for acknowledgement, for ever, across reconnects.
+    """Messages of ``stream`` that wait for acknowledgement, until cancelled, across reconnects.
 
     With ``durable`` the position is kept by the server and several replicas share the work; without
     it the consumer is this process's own and begins at ``deliver`` (``all``, ``new``, ``last``,
-    ``last_per_subject``, or an aware time from which on).
+    ``last_per_subject``, or the first time as an aware datetime).
     """
     consumer = durable or f"{bus.name}-{secrets.token_hex(8)}"
     config: dict[str, Any] = {
@@ -231,9 +231,9 @@ async def pull_events(
 
 
 async def ensure_consumer(bus: Bus, stream: str, *, durable: str, filter_subject: str) -> None:
-    """Make a durable consumer exist for somebody who may read it and may not make one.
+    """Create a durable consumer for a client that may read it but not create it.
 
-    It begins with the oldest message stored, and is forgotten when nobody reads it for a week.
+    It begins with the oldest message stored, and expires after a week without a reader.
     """
     config = {
         "durable_name": durable,
@@ -274,8 +274,8 @@ async def _deliveries(
                             backoff.reset()
                             yield Delivery(bus, message, sequences)
                 finally:
-                    # Given back, so that the next reader need not wait for ``ack_wait_s``; once
-                    # nothing more comes here, or the server would send it here again.
+                    # Released, so that the next reader need not wait for ``ack_wait_s``; only after
+                    # delivery here has ended, or the server would send it here again.
                     with finish_within(CLOSE_S):
                         for message in await session.finish():
                             await bus.publish(message.reply, b"-NAK")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a connection proves who it is: the files of a login, read anew at each connection.
+"""Credentials of a connection: the files of a login, read again at each connection.
 
-One of three: a credentials file (JWT and seed, as ``nsc`` makes them), the seed of a key that the
-server's configuration knows, or a token that the server hands to the authenticator (ADR 0013). The
-client library would do this with another cryptography package; Ed25519 of the one we have is
-enough. Outside document: NATS JWT and NKeys v2.
+One of three: a credentials file (JWT and seed, as ``nsc`` creates them), the seed of a key in the
+server's configuration, or a token that the server passes to the authenticator (ADR 0013). The
+client library needs another cryptography package for this; here the Ed25519 of ours is used.
+Outside document: NATS JWT and NKeys v2.
 """
 
 import base64
@@ -28,24 +28,24 @@ _PROJECTED_FIX = "give the path of a service account token that kubelet projects
 
 
 class NatsLogin(Struct, frozen=True, kw_only=True):
-    """Paths of the files of one login, at most one of them given; without any: nobody."""
+    """Paths of the files of one login, at most one of them set; without any: no login."""
 
     creds: str = ""
     seed_file: str = ""
     token_file: str = ""
     inbox: str = ""
-    """Prefix of the subjects on which answers are heard; empty: the library's own."""
+    """Prefix of the subjects for answers; empty: the library's own."""
     renew_s: float = 0.0
-    """How often the login is made anew; 0: only when the connection is lost."""
+    """Interval at which the login is renewed; 0: only when the connection is lost."""
     message_bytes: int = 0
     """Largest message, with headers, that the login may send; 0: the server's own limit.
 
-    The server ends the connection of a user who sends a larger one than its login allows.
+    The server closes the connection of a user who sends a larger one than its login allows.
     """
 
     @classmethod
     def of(cls, settings: ServiceSettings, *, inbox: str) -> "NatsLogin":
-        """The login that a service's settings name; only one by token ends by itself."""
+        """The login that a service's settings name; only one by token expires."""
         is_limited = settings.nats_token_file or inbox == grants.inbox("webhook")
         return cls(
             creds=settings.nats_creds,
@@ -59,7 +59,7 @@ class NatsLogin(Struct, frozen=True, kw_only=True):
     def options(self) -> tuple[dict[str, Any], str]:
         """Options of the client library, and the public key of a login by seed.
 
-        ``SettingsInvalid`` says what is wrong with a file.
+        ``SettingsInvalid`` describes the problem of a file.
         """
         found, public_key = self._proof()
         return ({**found, "inbox_prefix": self.inbox} if self.inbox else found), public_key

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts away messages that a consumer cannot use, so that they stop nobody and are not lost.
+"""Dead-letters messages that a consumer cannot use, so that the consumer continues.
 
 A dead letter is the original, payload and headers unchanged, on
-``hami.v1.deadletter.<consumer>.<subject>``, with headers that say why (docs/events.md). Putting the
-same message away again within two minutes changes nothing.
+``hami.v1.deadletter.<consumer>.<subject>``, with headers for the reason (docs/events.md). Storing
+the same message again within two minutes is idempotent.
 """
 
 import base64
@@ -24,13 +24,13 @@ ADVISORIES = tuple(
     f"$JS.EVENT.ADVISORY.CONSUMER.{what}.{subjects.EVENTS_STREAM}.*"
     for what in ("MAX_DELIVERIES", "MSG_TERMINATED")
 )
-"""What the server tells of messages of the event stream that a consumer will not see again."""
+"""The server's advisories about messages of the event stream that a consumer will not see again."""
 _PROBLEM_MAX = 500
 _NO_TOKEN = re.compile(r"[^-a-zA-Z0-9_]")
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True):
-    """One message and why it was put away."""
+    """One message and the reason for which it was dead-lettered."""
 
     consumer: str
     """Service, or name of the consumer."""
@@ -67,7 +67,7 @@ async def put_away(publisher: Publisher, letter: DeadLetter) -> None:
 
 
 class Stored(Struct, frozen=True, kw_only=True):
-    """A message as its stream has it."""
+    """A message as it is stored in its stream."""
 
     subject: str
     data: bytes

@@ -2,13 +2,16 @@
 """An agent's view of the ledger without a consumer of its own (design D23, port ``Feed``).
 
 The server republishes every accepted ledger record on ``hami.v1.alloc.<node>.<pod-uid>`` with its
-sequence and the sequence of the record that the same key had before. The feed subscribes first,
-then reads the latest record of each key, then merges by sequence. Gaps show in three ways: the
-previous sequence of a key is not the one we know; the connection was renewed or our queue was full;
-or a look at the node's newest sequence, every ``check_s``, finds one that never came (the only way
-to notice a key of which nothing ever arrived). Each leads to reading the latest records again.
-While they cannot be read, because whoever answers that is away, what is published is told all the
-same.
+sequence and the sequence of the previous record of the same key. The feed subscribes first, then
+reads the latest record of each key, then merges by sequence. It detects gaps in three ways:
+
+- the previous sequence of a key is not the last one received;
+- the connection was renewed or the queue was full;
+- a check of the node's newest sequence, every ``check_s``, finds one that never arrived (the only
+  way to notice a key of which no message ever arrived).
+
+Each leads to reading the latest records again. While they cannot be read, because the answering
+replica is unavailable, republished records are still delivered.
 """
 
 import logging
@@ -37,9 +40,9 @@ class RepublishedFeed:
     def __init__(
         self, bus: Bus, node: str, *, bucket: NatsBucket | None = None, check_s: float = 20.0
     ) -> None:
-        """Read the ledger through ``bucket``, where not every reading of it is allowed.
+        """Read the ledger through ``bucket``, which may reject some of the reads.
 
-        ``check_s`` is spread by chance, because thousands of agents do the same.
+        ``check_s`` has random jitter, because thousands of agents check at the same rate.
         """
         self._bus = bus
         self._node = node
@@ -80,7 +83,7 @@ class RepublishedFeed:
 
 
 class _View:
-    """What one watch knows of the node's records."""
+    """State of one watch: the node's records received so far."""
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class _View:
         self._check_at = 0.0
 
     async def read_again(self) -> list[Entry | Synced | Reset]:
-        """The latest record of each key, as far as it is news."""
+        """Read the latest record of each key; return those not yet delivered."""
         self._generation = await self._bus.wait_connected()
         self._lost_count = self._subscription.lost_count
         identity = await self._bucket.identity()
@@ -127,7 +130,7 @@ class _View:
         return items
 
     async def receive(self, *, until: float | None = None) -> list[Entry]:
-        """Records that came since, in order of arrival; none at that time, else that of a look."""
+        """Records that arrived since, in order of arrival; if none, those found by a check."""
         wait_s = max(0.0, (self._check_at if until is None else until) - anyio.current_time())
         news = []
         for message in await self._subscription.receive(timeout_s=wait_s):
@@ -142,7 +145,7 @@ class _View:
         return news
 
     async def has_gap(self) -> bool:
-        """Whether something was, or may have been, missed."""
+        """True when a record was, or may have been, missed."""
         if self._missed or self._subscription.lost_count != self._lost_count:
             return True
         if self._bus.generation != self._generation:
@@ -153,7 +156,7 @@ class _View:
         try:
             newest = await self._bucket.last_revision(subjects.node_fence(self._node))
         except HamiError:
-            return False  # the bus is away; its return is noticed by the connection's generation
+            return False  # the bus is unavailable; its generation shows recovery
         return newest > self._newest
 
     def _is_news(self, entry: Entry) -> bool:
@@ -169,7 +172,7 @@ class _View:
 
 
 def _record(message: Message) -> tuple[Entry, int] | None:
-    """The republished record and the sequence its key had before."""
+    """The republished record and the sequence of the key's previous record."""
     headers = message.headers
     try:
         entry = Entry(

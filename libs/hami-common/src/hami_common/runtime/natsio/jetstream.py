@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JetStream requests and their errors, as thin as can be.
+"""A thin layer over JetStream requests and their errors.
 
 Error codes are the server's (``server/errors.json`` of nats-server 2.15). A request refused with a
 5xx (no leader, not ready, disk full, storage used up) is ``Unavailable`` and may be retried; the
-outcome of a message refused so is unknown. Two kinds differ. The API also uses 500 for changes of a
+outcome of a message refused so is unknown. Two cases differ. The API also uses 500 for changes of a
 stream that it will never grant, such as that of its storage: ``Denied``, unless storage is missing.
-A consumer that is not made is ``Unavailable`` whatever the status: its reader can only retry.
+A consumer that is not created is ``Unavailable`` whatever the status: its reader can only retry.
 """
 
 from collections.abc import Mapping, Sequence
@@ -113,7 +113,7 @@ async def store(
 
 
 async def store_all(bus: Bus, messages: Sequence[Question]) -> list[int | HamiError]:
-    """``store`` several messages at once: the sequence of each, or why it is not known."""
+    """``store`` several messages at once: the sequence of each, or the error."""
     answers = await bus.request_all(messages)
     return [
         answer if isinstance(answer, HamiError) else _stored(message.subject, answer)
@@ -122,7 +122,7 @@ async def store_all(bus: Bus, messages: Sequence[Question]) -> list[int | HamiEr
 
 
 def _stored(subject: str, answer: Message) -> int | HamiError:
-    """What the stream says to a message."""
+    """Parse the stream's answer to a message."""
     try:
         ack = _ack_decoder.decode(answer.data)
     except UNDECODABLE:

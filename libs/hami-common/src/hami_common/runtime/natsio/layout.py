@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declares the streams and buckets, the same from every service, in any order and at any time.
 
-A stream is created only where there is none: the server checks its free storage first, and so
-refuses to create a stream again that exists. Of several services that create one at once, those
-that lose look again. Where the configuration differs, it is updated to ours; what the server will
-not change is reported with the names that differ. Streams and subjects: docs/wire.md, design D3,
-D23, D34. Sizes in bytes, ages in seconds.
+A stream is created only where there is none: the server checks its free storage first, and
+therefore rejects the creation of an existing one. When several services create one at once, those
+that get an error read it again. Where the configuration differs, it is updated to ours; changes
+that the server rejects are reported with the names that differ. Streams and subjects: docs/wire.md,
+design D3, D23, D34. Sizes in bytes, ages in seconds.
 """
 
 import logging
@@ -24,7 +24,7 @@ from hami_common.runtime.natsio.jetstream import ApiRefusal, api
 from hami_common.runtime.tasks import Backoff
 
 HISTORY = {subjects.ALLOC_BUCKET: 64, subjects.STATE_BUCKET: 64, subjects.DEVICES_BUCKET: 16}
-"""Values kept per key. Sources copy what is still stored: too short a history loses events."""
+"""Values kept per key. Sources copy stored values only: too short a history loses events."""
 EVENTS_PER_SUBJECT = 12_000
 """Events kept per subject: a week of a node's usage at one a minute has 10,080."""
 _EVENT_KIND = {
@@ -39,11 +39,11 @@ _log = logging.getLogger(__name__)
 
 
 class BusLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Capacity of each stream, which the server reserves when the stream is made.
+    """Capacity of each stream, which the server reserves when the stream is created.
 
-    No stream can take from another one, so a flood of reports, states or events leaves the ledger
-    its capacity. A bucket and the reports refuse what does not fit, because they hold the truth;
-    events and dead letters drop their oldest.
+    No stream can use another's capacity, so a flood of reports, states or events leaves the ledger
+    its own. A bucket and the reports reject messages beyond their capacity, because they are the
+    source of truth; events and dead letters drop their oldest.
     """
 
     replicas: int = 1
@@ -60,7 +60,7 @@ class BusLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def stream_configs(limits: BusLimits) -> list[dict[str, Any]]:
-    """Configuration of every stream, in the order in which they are made."""
+    """Configuration of every stream, in the order in which they are created."""
     common = {"storage": "file", "num_replicas": limits.replicas, "retention": "limits"}
     max_bytes = {
         subjects.ALLOC_BUCKET: limits.ledger_max_bytes,
@@ -119,12 +119,12 @@ def stream_configs(limits: BusLimits) -> list[dict[str, Any]]:
         "max_age": limits.dead_letters_max_age_s * _NS,
         "max_bytes": limits.dead_letters_max_bytes,
     }
-    # The events stream comes before the buckets: it copies each value from the first one on.
+    # The events stream comes before the buckets, and so copies each value from the first one on.
     return [events, *buckets, reports, dead_letters]
 
 
 def reserved_bytes(limits: BusLimits) -> int:
-    """Sum of what the streams reserve on each server that holds all of them."""
+    """Sum of the streams' reservations on each server that stores all of them."""
     return sum(config["max_bytes"] for config in stream_configs(limits))
 
 
@@ -150,7 +150,7 @@ def _bucket_config(bucket: str, common: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def ensure_bus(bus: Bus, *, limits: BusLimits | None = None, timeout_s: float = 30.0) -> None:
-    """Make every stream exist as declared. ``Unavailable`` when the server is not ready in time."""
+    """Create every stream as declared. ``Unavailable`` when the server is not ready in time."""
     backoff = Backoff(first_s=0.1, most_s=2.0)
     problem: HamiError | None = None
     with anyio.move_on_after(timeout_s):
@@ -159,7 +159,7 @@ async def ensure_bus(bus: Bus, *, limits: BusLimits | None = None, timeout_s: fl
                 for config in stream_configs(limits or BusLimits()):
                     await _ensure_stream(bus, config)
             except (Unavailable, NotFound, ApiRefusal) as error:
-                # Refusals too may pass: servers of a cluster come up one after the other.
+                # Refusals may be temporary too: servers of a cluster start one after the other.
                 problem = error
                 await backoff.wait()
             else:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node's own part of a bucket, for an agent that may read no other (ADR 0013).
 
-Such an agent has no JetStream API. One value it reads by a direct get that names its subject in the
-request's own subject, so that a permission can hold it to its node; any server of a cluster
-answers, so what others wrote may show a moment late. All values of its node it asks of a replica of
-the registry (``serve_records``), which reads them as it reads for itself and answers in pieces.
+Such an agent has no JetStream API. It reads one value by a direct get that names its subject in the
+request's own subject, so that a permission can restrict it to its node; any server of a cluster
+answers, so other writers' values may appear a moment late. It requests all values of its node from
+a replica of the registry (``serve_records``), which reads them as for itself and answers in pieces.
 """
 
 import logging
@@ -27,14 +27,15 @@ from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.tasks import background
 
 PIECE_BYTES = 256 * 1024
-"""Size at which an answer goes on in another message; base64 adds a third, the server's limit is
-1 MiB, and one value is far smaller than either."""
+"""Size at which an answer continues in another message; base64 adds a third, the server's limit is
+1 MiB, and one value is far smaller than either.
+"""
 _NOT_FOUND = "404"
 _IDENTITY_ONLY = b"identity"
 _AT_ONCE = 16
-"""Questions that one registry works on at the same time."""
+"""Requests that one registry processes at the same time."""
 _PER_SUBJECT = 8
-"""Questions about one node and bucket that wait; an agent asks one after the other."""
+"""Waiting requests about one node and bucket; an agent sends one after the other."""
 
 _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
@@ -107,7 +108,7 @@ class OwnBucket(NatsBucket):
 
 
 async def serve_records(bus: Bus, quarantine: Quarantine) -> None:
-    """Answer agents about the records of their nodes, for ever; replicas share the questions."""
+    """Answer agents about the records of their nodes until cancelled; replicas share the load."""
     places = anyio.Semaphore(_AT_ONCE)
     pattern = f"{subjects.RECORDS_PREFIX}.*.*"
     async with (
@@ -115,7 +116,7 @@ async def serve_records(bus: Bus, quarantine: Quarantine) -> None:
         background() as group,
     ):
         async for message in questions:
-            await places.acquire()  # what waits is bounded by the subscription
+            await places.acquire()  # the subscription bounds the queue
             answer = partial(_answer, bus, message, places)
             group.start_soon(quarantine.once, "question", answer)
 
@@ -130,7 +131,7 @@ async def _answer(bus: Bus, message: Message, places: anyio.Semaphore) -> None:
             if message.data != _IDENTITY_ONLY:
                 entries = await bucket.latest(subjects.node_keys(node))
         except HamiError as error:
-            # The agent asks again.
+            # The agent retries.
             _log.info("records not read", extra={"subject": message.subject, "problem": str(error)})
             return
         for piece in _pieces(identity, entries):

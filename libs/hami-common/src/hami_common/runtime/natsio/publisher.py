@@ -16,12 +16,12 @@ class NatsPublisher:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self.dropped_count = 0
-        """Fire-and-forget messages dropped because the bus was away."""
+        """Fire-and-forget messages dropped because the bus was unavailable."""
 
     async def publish(
         self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Fire and forget: dropped and counted while the bus is away, never kept for later."""
+        """Publish without acknowledgement: dropped and counted while the bus is unavailable."""
         if not await self._bus.publish(subject, data, headers=headers):
             self.dropped_count += 1
 
@@ -58,5 +58,5 @@ class NatsPublisher:
 
 
 def _id(subject: str, message_id: str) -> str:
-    """An id that messages of other subjects never have: the server compares those of a stream."""
+    """An id that is unique across subjects: the server compares the ids of a whole stream."""
     return f"{subject}/{message_id}"
