@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Require of a pod that asks for devices what admission leaves on it.
+"""Require the marks of admission on a pod that requests devices.
 
 The webhook labels each such pod, which is how the scheduler watches it, and mounts the limits of
 each container with a share, which is how they are enforced. A pod without them was created past the
-webhook: it would hold an untracked device, without limits. What the volume holds is checked
-on the node, which mounts limits of its own where it must.
+webhook: it would use an untracked device without limits. The contents of the volume are checked on
+the node, which mounts limits of its own where necessary.
 """
 
 from hami_common.errors import RequestInvalid

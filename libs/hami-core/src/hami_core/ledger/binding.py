@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents of a commit, and what a pod's present state says about an attempt to bind it.
+"""Documents of a commit, and the outcome of a bind attempt as the pod's state shows it.
 
 The commit is one Kubernetes write: a Binding whose annotations the API server merges into the pod
 in the transaction that sets ``spec.nodeName`` (design D4; Kubernetes API v1 ``Binding``). ``uid``
@@ -21,16 +21,19 @@ from hami_core.ledger.podfacts import PodFacts, pod_path
 Fate = Literal[
     "free", "ours", "same-node", "unreadable", "elsewhere", "deleting", "finished", "gone"
 ]
-"""``free``: a Binding could still succeed. ``ours``: this very allocation is committed.
-``same-node``: assigned to the node in question with another valid allocation, or with none where
-none is needed. ``unreadable``: assigned to it with an allocation that our keys do not vouch for,
-perhaps this one. All others: this allocation can never be committed."""
+"""``free``: a Binding could still succeed.
+
+``ours``: this very allocation is committed. ``same-node``: assigned to the node in question with
+another valid allocation, or without an allocation where the pod needs none. ``unreadable``:
+assigned to it with an allocation whose signature our keys do not verify, perhaps this one. All
+others: this allocation can never be committed.
+"""
 
 _encoder = msgspec.json.Encoder()
 
 
 def fate_of(pod: PodFacts | None, *, uid: str, node: str, allocation_id: str = "") -> Fate:
-    """What became of the attempt to bind pod ``uid`` to ``node`` as ``allocation_id``.
+    """Return the outcome of the attempt to bind pod ``uid`` to ``node`` as ``allocation_id``.
 
     ``pod`` is the API server's answer for the pod's name, ``None`` when there is no such pod.
     """
@@ -50,7 +53,7 @@ def fate_of(pod: PodFacts | None, *, uid: str, node: str, allocation_id: str = "
 
 
 def binding_path(namespace: str, name: str) -> str:
-    """Path to which a Binding is posted."""
+    """Return the path to which a Binding is posted."""
     return f"{pod_path(namespace, name)}/binding"
 
 
@@ -60,7 +63,7 @@ def binding_document(
     node: str,
     annotations: dict[str, str] | None = None,
 ) -> bytes:
-    """A Binding that takes effect only on exactly this version of the pod."""
+    """Return a Binding that takes effect only on exactly this version of the pod."""
     metadata: dict[str, object] = {
         "name": pod.name,
         "namespace": pod.namespace,
@@ -80,7 +83,7 @@ def binding_document(
 
 
 def signed_placement(record: AllocationRecord, *, ledger_seq: int) -> SignedPlacement:
-    """What is signed of an allocation."""
+    """Return the fields of an allocation that are signed."""
     return SignedPlacement(
         pod_uid=record.pod_uid,
         namespace=record.namespace,
@@ -95,7 +98,10 @@ def signed_placement(record: AllocationRecord, *, ledger_seq: int) -> SignedPlac
 def allocation_annotations(
     record: AllocationRecord, *, ledger_seq: int, signer: Signer, core_policy: str = ""
 ) -> dict[str, str]:
-    """The signed allocation, and each container's limits file unless another limiter holds it."""
+    """Return the annotations with the signed allocation and each container's limits file.
+
+    A container whose share another limiter enforces gets no limits file.
+    """
     annotations = {keys.ALLOCATION: signer.sign(signed_placement(record, ledger_seq=ledger_seq))}
     if record.origin:
         return annotations
@@ -107,9 +113,9 @@ def allocation_annotations(
 
 
 def fence_document(*, uid: str, allocation_id: str, ledger_seq: int) -> bytes:
-    """Merge patch that moves the pod's resourceVersion and nothing else that matters.
+    """Return a merge patch that changes the pod's resourceVersion and has no other effect.
 
-    The value names the ledger record too, so that it changes when the same allocation is fenced
+    The value includes the ledger sequence, so that it changes when the same allocation is fenced
     under a newer record: a patch that changes nothing would leave the resourceVersion as it is.
     """
     return _encoder.encode(
@@ -123,10 +129,10 @@ def fence_document(*, uid: str, allocation_id: str, ledger_seq: int) -> bytes:
 
 
 def label_document(*, uid: str) -> bytes:
-    """Merge patch that puts our label back on a pod, so that our watch sees the pod again."""
+    """Return a merge patch that restores our label on a pod, which returns it to our watch."""
     return _encoder.encode({"metadata": {"uid": uid, "labels": {keys.MANAGED_LABEL: "true"}}})
 
 
 def touch_document(*, stamp: str) -> bytes:
-    """Merge patch of a node that wakes kube-scheduler's queue (design D16)."""
+    """Return a merge patch of a node that wakes kube-scheduler's queue (design D16)."""
     return _encoder.encode({"metadata": {"annotations": {keys.CAPACITY_RETURNED: stamp}}})

@@ -1,54 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger: who holds which share. A pure machine that folds stimuli and answers with effects.
+"""The ledger of shares: a pure state machine that folds stimuli and returns effects.
 
-State list and transitions: ``hami_core.ledger.states`` (design D5). The state of an allocation
-is the join of the newest ``AllocationRecord`` (bucket ``hami_alloc``, written by schedulers) and
-the newest ``StateRecord`` of the same allocation id (bucket ``hami_state``, written by scheduler
-and agent).
+State list and transitions: ``hami_core.ledger.states`` (design D5). The state of an allocation is
+the join of the newest ``AllocationRecord`` (bucket ``hami_alloc``, written by schedulers) and the
+newest ``StateRecord`` of the same allocation id (bucket ``hami_state``, written by scheduler and
+agent).
 
 Order: within one key only a higher sequence replaces a lower one, so duplicates and any reordering
 between keys are harmless. The fence of a node is the highest sequence up to which EVERYTHING of
 that node was folded (design D3): it moves with the feed, with a consistent read of the node, and
-with our own append that was conditional on the fence. It does not move with our own append that
-was conditional on its key only: somebody else's record may lie between.
+with our own append that was conditional on the fence. It does not move with our own append that was
+conditional on its key only: a record of another replica may lie between.
 
 Times are seconds of this replica's clock, given with each stimulus; two machines' clocks are never
 compared: a lease runs from when WE first saw the record.
 
 How the shell uses this
 -----------------------
-* One ``Ledger`` over one ``DeviceTable``, both touched only from the event loop. Nobody but the
-  ledger books on the table.
+* One ``Ledger`` over one ``DeviceTable``, both touched only from the event loop. Only the ledger
+  books on the table.
 * Watch of ``hami_alloc``: ``handle(RecordSeen(...))`` per entry, in stream order. Watch of
   ``hami_state``: ``StateSeen``. When both have delivered what was stored: ``FeedSynced``.
-  ``handle`` returns effects to carry out; an error means that the stimulus was not folded: log
-  the story of an ``InvariantBroken``, withhold the node of a record, go on.
-* ``ready`` is true once the feed is synced and the first full comparison with the pods was carried
-  out (``Repaired``). Do not bind before.
+  ``handle`` returns effects to execute; an error means that the stimulus was not folded: log the
+  history of an ``InvariantBroken``, withhold the node of a record, go on.
+* ``ready`` is true once the feed is synced and the steps of the first full comparison with the pods
+  were executed (``Repaired``). Do not bind before.
 * bind: ``plan_bind(...)`` returns ``Append`` (store it; then ``handle(Accepted(...))``), ``Reuse``
   (this pod already has a fitting reservation here: ``plan_renew`` it, or it may be released while
-  its Binding is under way, then post the Binding for it) or a ``NodeRefusal``.
-  A reservation that no longer suits is never overwritten while its Binding may be under way: the
-  refusal is ``ReservationInDoubt`` then, and the next ``Tick`` asks to examine it.
-  ``Conflict`` on the append: ``handle(NodeRead(...))`` with ONE consistent read of the node's
-  keys; if ``sequence_of(node, uid, allocation_id)`` is above 0 the append arrived after all, else
-  plan again (the same allocation id may be used), at most 3 times.
-* A fenced reservation must never be reused, nor its Binding posted again: give ``plan_bind`` the
+  its Binding is in flight, then post the Binding for it) or a ``NodeRefusal``. A reservation that
+  no longer suits is never overwritten while its Binding may be in flight: the refusal is
+  ``ReservationInDoubt`` then, and the next ``Tick`` asks to examine it. ``Conflict`` on the append:
+  ``handle(NodeRead(...))`` with ONE consistent read of the node's keys; if
+  ``sequence_of(node, uid, allocation_id)`` is above 0 the append was stored after all, else plan
+  again (the same allocation id may be used), at most 3 times.
+* A fenced reservation must never be reused, nor its Binding posted again: pass ``plan_bind`` the
   pod's annotation ``hami.io/fence``.
 * Binding accepted: ``plan_state(node, uid, state="bound", ...)`` gives the ``WriteState``. Known
   failure: ``plan_release(...)`` gives the ``Append``.
 * Repair: ``repair.compare(ledger.holdings(), pods)``. For a ``Restore`` call ``plan_restore(...)``
-  just before acting: it gives ``Append`` (fenced; on ``Conflict`` fold and ask again), ``None``
-  (the ledger holds it already) or a ``NodeRefusal`` (the share is lost: write state ``failed``
+  just before acting: it gives ``Append`` (fenced; on ``Conflict`` fold and plan again), ``None``
+  (the ledger already contains it) or a ``NodeRefusal`` (the share is lost: write state ``failed``
   with ``plan_failed``). Restore pods whose containers exist with ``must=True``: they win over
   arithmetic, and ``Over`` reports it.
-* Lease: ``Tick`` every second gives ``Examine`` for each reservation whose lease ran out, and
-  again after another lease while nothing changed.
+* Lease: ``Tick`` every second gives ``Examine`` for each reservation whose lease expired, and again
+  after another lease while nothing changed.
 * The storage was wiped (revisions below ``feed_seq``): ``handle(Wiped(...))``, fold the new feed,
   ``FeedSynced``, repair, ``Repaired``.
-* Tombstones: ``forgettable(...)`` names keys whose release is old and not its node's newest
-  record, and keys that have a state and no record; ``Bucket.forget`` them, then ``forget`` them
-  here.
+* Tombstones: ``forgettable(...)`` names keys whose release is old and not its node's newest record,
+  and keys that have a state and no record; ``Bucket.forget`` them, then ``forget`` them here.
 """
 
 from collections.abc import Iterable, Iterator
@@ -77,7 +76,7 @@ from hami_common.model.placement import (
 from hami_common.model.request import PodRequest
 from hami_common.pods.signing import SignedPlacement
 from hami_common.ports import Expect
-from hami_core.ledger.repair import Holding
+from hami_core.ledger.holding import Holding
 from hami_core.ledger.states import may_follow
 from hami_core.ledger.stimuli import (
     Accepted,
@@ -102,19 +101,19 @@ from hami_core.placement.reasons import NodeRefusal
 from hami_core.table.table import DeviceTable
 
 KEYS_PER_NODE: Final = 4_096
-"""Pods of a node of which states without a record are kept; kubelet runs 110, at most some 500."""
+"""Pods of a node whose states are kept without a record; kubelet runs 110, at most some 500."""
 STORY_LINES: Final = 24
 SHARE_LOST: Final = "share-lost"
 HAMI: Final = "hami"
 """Origin of records of pods that HAMi placed."""
 RENEWED: Final = "renewed"
-"""Reason of a reservation under which a Binding is, or was, about to be posted."""
+"""Reason of a reservation under which a Binding is about to be posted or was posted."""
 
 _Key = tuple[str, str]
 
 
 class StoryLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that happened to an allocation."""
+    """One change of an allocation."""
 
     time_s: float
     what: str
@@ -125,7 +124,7 @@ class StoryLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HeldLine(Struct, frozen=True, array_like=True):
-    """Everything known under one key, but its story."""
+    """State of one key, except its history."""
 
     seq: int
     record: AllocationRecord | None
@@ -136,7 +135,7 @@ class HeldLine(Struct, frozen=True, array_like=True):
 
 
 class LedgerMemory(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that a ledger knows, for another one to go on with, see ``Ledger.memory``."""
+    """Full state of a ledger, from which another one can resume, see ``Ledger.memory``."""
 
     lease_s: float
     fence_delay_s: float
@@ -149,17 +148,17 @@ class LedgerMemory(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Hold(Struct, frozen=True, kw_only=True):
-    """Why and for how long a share is held before its pod is bound."""
+    """Reason and duration for which a share is reserved before its pod is bound."""
 
     held_for: str
     """``preemption`` or ``gang <namespace>/<name>``."""
     lease_s: float
     awaits: tuple[str, ...] = ()
-    """Pods on the node, by uid, that are about to leave it for this share."""
+    """UIDs of pods on the node whose end frees this share."""
 
 
 class _Held:
-    """Everything known under one key."""
+    """State of one key."""
 
     __slots__ = ("examine_at_s", "record", "seen_s", "seq", "state", "state_seq", "story")
 
@@ -173,16 +172,16 @@ class _Held:
         self.story: tuple[StoryLine, ...] = ()
 
     def joined(self) -> AllocationState | None:
-        """State of the allocation, ``None`` where no record was seen."""
+        """Return the state of the allocation, ``None`` where no record was seen."""
         return None if self.record is None else joined_state(self.record, self.state)
 
     def tell(self, now_s: float, what: str, seq: int = 0) -> None:
-        """Remember one line."""
+        """Append one line to the history."""
         self.story = (*self.story[1 - STORY_LINES :], StoryLine(time_s=now_s, what=what, seq=seq))
 
 
 class Ledger:
-    """All allocations of the cluster, as far as this replica has heard."""
+    """All allocations of the cluster that this replica has received."""
 
     def __init__(
         self,
@@ -214,12 +213,12 @@ class Ledger:
 
     @property
     def ready(self) -> bool:
-        """Whether the ledger is complete: binding before would hand out shares that are taken."""
+        """True when the ledger is complete; binding before would assign shares that are taken."""
         return self._synced and self._repaired
 
     @property
     def synced(self) -> bool:
-        """Whether the feed has delivered what was stored."""
+        """True when the feed has delivered everything that was stored."""
         return self._synced
 
     @property
@@ -228,41 +227,42 @@ class Ledger:
         return f"{self.feed_seq}.{self.table.inventory_revision}"
 
     def fence(self, node: str) -> int:
-        """Sequence that a fenced append for ``node`` must expect."""
+        """Return the sequence that a fenced append for ``node`` must expect."""
         return self._fence_by_node.get(node, 0)
 
     def holding(self, node: str, pod_uid: str) -> Holding | None:
-        """The live allocation of this pod on this node."""
+        """Return the live allocation of this pod on this node."""
         held = self._held.get((node, pod_uid))
         return None if held is None else _live(held)
 
     def holdings(self) -> Iterator[Holding]:
-        """Every live allocation."""
+        """Yield every live allocation."""
         for held in self._held.values():
             if (holding := _live(held)) is not None:
                 yield holding
 
     def holdings_of_pod(self, pod_uid: str) -> list[Holding]:
-        """The pod's live allocations.
+        """Return the pod's live allocations.
 
-        One, or for a moment several while attempts to bind overlap.
+        There is one, or briefly several while bind attempts overlap.
         """
         found = (self.holding(node, pod_uid) for node in self._nodes_by_uid.get(pod_uid, ()))
         return [holding for holding in found if holding is not None]
 
     def holdings_of_node(self, node: str) -> list[Holding]:
-        """The node's live allocations, by pod uid."""
+        """Return the node's live allocations, by pod uid."""
         found = (self.holding(node, uid) for uid in sorted(self._uids_by_node.get(node, ())))
         return [holding for holding in found if holding is not None]
 
     def uids_of_node(self, node: str) -> Iterable[str]:
-        """Pods that hold, or have held, something on the node."""
+        """Return the UIDs of pods that have, or had, an allocation on the node."""
         return self._uids_by_node.get(node, ())
 
     def held_for(self, pod_uid: str, *, fenced: str = "") -> Holding | None:
-        """The share that is held for a pod which nobody has begun to bind; the oldest of several.
+        """Return the share reserved ahead for a pod whose bind has not begun, the oldest first.
 
-        ``fenced``: the pod's annotation ``hami.io/fence``; what it names is being taken back.
+        ``fenced``: the pod's annotation ``hami.io/fence``; the allocation it names is being rolled
+        back.
         """
         held = [
             holding
@@ -274,18 +274,18 @@ class Ledger:
         return min(held, key=lambda holding: holding.revision, default=None)
 
     def awaited(self, holding: Holding) -> list[Holding]:
-        """Who still has to leave the node before the share of ``holding`` is there."""
+        """Return the holdings that must leave the node before the share of ``holding`` is free."""
         record = holding.record
         found = (self.holding(record.node, uid) for uid in record.awaits)
         return [other for other in found if other is not None]
 
     def state_of(self, node: str, pod_uid: str) -> AllocationState | None:
-        """State of the newest allocation under this key."""
+        """Return the state of the newest allocation under this key."""
         held = self._held.get((node, pod_uid))
         return None if held is None else held.joined()
 
     def carried_of(self, node: str, pod_uid: str) -> tuple[CarriedShare, ...]:
-        """What the node's agent told of the partitions that carry the pod's shares."""
+        """Return the partitions that carry the pod's shares, as the node's agent reported them."""
         held = self._held.get((node, pod_uid))
         if held is None or held.record is None or held.state is None:
             return ()
@@ -293,24 +293,24 @@ class Ledger:
         return held.state.carried if is_of_record else ()
 
     def sequence_of(self, node: str, pod_uid: str, allocation_id: str) -> int:
-        """Sequence of the live record with this allocation id, 0 when the ledger holds none."""
+        """Return the sequence of the live record with this allocation id, 0 without one."""
         holding = self.holding(node, pod_uid)
         if holding is None or holding.record.allocation_id != allocation_id:
             return 0
         return holding.revision
 
     def story(self, node: str, pod_uid: str) -> list[StoryLine]:
-        """What happened under this key lately, oldest first."""
+        """Return the recent history of this key, oldest first."""
         held = self._held.get((node, pod_uid))
         return [] if held is None else list(held.story)
 
     # --- folding ---------------------------------------------------------------------------------
 
     def handle(self, stimulus: Stimulus) -> list[Effect]:
-        """Fold ``stimulus``; carry out what is returned, in order.
+        """Fold ``stimulus`` and return the effects to execute, in order.
 
-        Whatever is raised, the record or state at fault was not folded at all, and the table holds
-        what the folded records say; of a ``NodeRead`` those with lower sequences were folded.
+        After an error, the record or state at fault was not folded at all, and the table matches
+        the folded records; of a ``NodeRead`` those with lower sequences were folded.
         """
         match stimulus:
             case RecordSeen(seq=seq, record=record, now_s=now_s):
@@ -379,12 +379,12 @@ class Ledger:
                 effects.append(CapacityReturned(node=record.node))
         if not is_release:
             over = self.table.book(record.node, record.containers)
-            if over and not record.awaits:  # a share that waits for others to leave is over by that
+            if over and not record.awaits:  # a share that awaits pods is over capacity by design
                 effects.append(Over(node=record.node, uuids=over))
         return effects
 
     def _restore(self, node: str) -> None:
-        """Book on a node what the records say that were folded, after one could not be."""
+        """Rebuild a node's bookings from the folded records after one could not be booked."""
         held = [holding.record.containers for holding in self.holdings_of_node(node)]
         self.table.rebook(node, held)
 
@@ -393,7 +393,7 @@ class Ledger:
         held = self._held.get(key)
         if held is None:
             if len(self._uids_by_node.get(state.node, ())) >= KEYS_PER_NODE:
-                return  # an agent may write states of any number of pods that never were
+                return  # an agent may write states of any number of pods without a record
             held = self._adopt(key)
         if seq <= held.state_seq:
             return
@@ -461,16 +461,16 @@ class Ledger:
     # --- leases and tombstones -------------------------------------------------------------------
 
     def reserved(self) -> list[Holding]:
-        """Reservations that nobody has seen bound yet, oldest first.
+        """Return the reservations without an observed Binding, oldest first.
 
-        What a restarted replica examines of its former self.
+        A restarted replica examines these, which its previous run may have left.
         """
         found = [self._held[key] for key in self._reserved]
         found.sort(key=lambda held: held.seq)
         return [holding for held in found if (holding := _live(held)) is not None]
 
     def expired(self, now_s: float) -> list[Holding]:
-        """Reservations whose lease ran out and that were not examined within another lease.
+        """Return reservations with an expired lease that were not examined within another lease.
 
         Oldest first.
         """
@@ -481,9 +481,9 @@ class Ledger:
         ]
 
     def forgettable(self, *, seen_before_s: float) -> list[tuple[str, str]]:
-        """(node, pod uid) of releases, and of states without a record, folded before that time.
+        """Return (node, pod uid) of releases and of states without a record, folded before then.
 
-        Never a node's newest record (design D3: the fence would move back).
+        A node's newest record is never among them (design D3: the fence would move back).
         """
         return [
             key
@@ -497,7 +497,7 @@ class Ledger:
         ]
 
     def forget(self, node: str, pod_uid: str) -> None:
-        """Drop a tombstone, after the bucket forgot it."""
+        """Drop a tombstone, after the bucket deleted it."""
         held = self._held.get((node, pod_uid))
         if held is None or (held.record is not None and held.record.op != "release"):
             return
@@ -517,7 +517,7 @@ class Ledger:
     def plan_bind(
         self, request: PodRequest, node: str, *, allocation_id: str, now_s: float, fenced: str = ""
     ) -> Append | Reuse | NodeRefusal:
-        """How to give the pod its devices on ``node``.
+        """Plan the pod's devices on ``node``.
 
         ``fenced``: the pod's annotation ``hami.io/fence``, empty when it has none.
         """
@@ -533,11 +533,11 @@ class Ledger:
                 self.table, request, node, own.record.containers
             ):
                 return Reuse(holding=own)
-            # A Binding with the old shares may be under way: it must not meet a new record.
+            # A Binding with the old shares may be in flight: it must not meet a new record.
             held.examine_at_s = now_s
             return NodeRefusal(
                 code="ReservationInDoubt",
-                text="ReservationInDoubt: an earlier reservation of the pod is being taken back",
+                text="ReservationInDoubt: an earlier reservation of the pod is being released",
             )
         chosen = pick(
             self.table, request, node, without=() if own is None else own.record.containers
@@ -570,10 +570,11 @@ class Ledger:
         hold: Hold,
         fenced: str = "",
     ) -> Append | Reuse | NodeRefusal:
-        """How to hold devices on ``node`` for a pod that nobody has begun to bind.
+        """Plan a reservation of devices on ``node`` for a pod whose bind has not begun.
 
-        Those who are awaited still hold theirs: the devices are then booked beyond what they have,
-        so that nobody else takes what gets free, and ``plan_bind`` waits until they have left.
+        The awaited pods still use their shares: the devices are then booked beyond their capacity,
+        so that the capacity those pods free stays reserved, and ``plan_bind`` waits until they have
+        left.
         """
         own = self.holding(node, request.uid)
         if own is not None:
@@ -582,7 +583,7 @@ class Ledger:
                 return Reuse(holding=own)
             return NodeRefusal(
                 code="ReservationInDoubt",
-                text="ReservationInDoubt: an earlier reservation of the pod is being taken back",
+                text="ReservationInDoubt: an earlier reservation of the pod is being released",
             )
         awaited = [self.holding(node, uid) for uid in hold.awaits]
         leaving = [other for other in awaited if other is not None]
@@ -616,9 +617,9 @@ class Ledger:
     def plan_restore(
         self, signed: SignedPlacement, *, now_s: float, must: bool
     ) -> Append | NodeRefusal | None:
-        """How to put the placement that a bound pod proves back into the ledger.
+        """Plan to restore the ledger record of a bound pod from its signed placement.
 
-        ``None`` when it is there. ``must``: its containers exist.
+        ``None`` when the ledger contains it. ``must``: its containers exist.
         """
         node, uid = signed.placement.node, signed.pod_uid
         own = self.holding(node, uid)
@@ -664,9 +665,9 @@ class Ledger:
         now_s: float,
         reason: str = "",
     ) -> Append | None:
-        """How to put what HAMi gave to a pod into the ledger; ``None`` when it is there.
+        """Plan a ledger record for devices that HAMi gave to a pod; ``None`` when it exists.
 
-        ``pod``: uid, namespace and name. Nothing is asked of capacity: the containers exist.
+        ``pod``: uid, namespace and name. Capacity is not checked: the containers exist.
         """
         uid, namespace, name = pod
         own = self.holding(node, uid)
@@ -693,7 +694,7 @@ class Ledger:
     def plan_resize(
         self, holding: Holding, placement: Placement, *, now_s: float, reason: str
     ) -> Append | NodeRefusal:
-        """How to change the shares of an allocation, on the same node and under the same id."""
+        """Plan a change of an allocation's shares, on the same node and under the same id."""
         record = holding.record
         lacking = self.table.shortfall(record.node, placement.containers, without=record.containers)
         if placement.node != record.node or lacking:
@@ -720,9 +721,9 @@ class Ledger:
         )
 
     def plan_renew(self, holding: Holding, *, now_s: float) -> Append:
-        """How to make a reservation ours and its lease new, unless its record has changed since.
+        """Plan to take over a reservation and renew its lease, unless its record has changed since.
 
-        Takes nothing more, so it is conditional on its key only.
+        Takes no more capacity, so the append is conditional on its key only.
         """
         return self._append(
             replace(
@@ -738,7 +739,7 @@ class Ledger:
         )
 
     def plan_release(self, holding: Holding, *, now_s: float, reason: str) -> Append:
-        """How to give the share back, unless the record has changed since ``holding`` was read."""
+        """Plan to release the share, unless the record has changed since ``holding`` was read."""
         record = holding.record
         return self._append(
             AllocationRecord(
@@ -777,7 +778,7 @@ class Ledger:
         code: str = "",
         reason: str = "",
     ) -> WriteState | None:
-        """How to report a state of a live allocation; ``None`` when it has come as far already."""
+        """Plan to report a state of a live allocation; ``None`` when it is already that far."""
         record = holding.record
         now = self.state_of(record.node, record.pod_uid)
         if now is None or now == state or not may_follow(now, state):
@@ -789,7 +790,7 @@ class Ledger:
     def plan_failed(
         self, signed: SignedPlacement, refusal: NodeRefusal, *, now_s: float
     ) -> WriteState | None:
-        """How to report that a bound pod's share is lost, so that the agent refuses it.
+        """Plan to report that a bound pod's share is lost, so that the agent refuses it.
 
         ``None`` when that is reported already.
         """
@@ -854,7 +855,7 @@ class Ledger:
     # --- as a document ---------------------------------------------------------------------------
 
     def memory(self) -> LedgerMemory:
-        """Everything that plans and effects depend on; not what the table alone knows."""
+        """Return everything that plans and effects depend on, except the contents of the table."""
         return LedgerMemory(
             lease_s=self._lease_s,
             fence_delay_s=self._fence_delay_s,
@@ -870,7 +871,7 @@ class Ledger:
         )
 
     def resume(self, memory: LedgerMemory) -> None:
-        """Go on, with an empty ledger and the same settings, where ``memory`` was taken."""
+        """Resume from ``memory`` in an empty ledger with the same settings."""
         for line in memory.held:
             about = line.record or line.state
             if about is None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reduces a pod document to the facts that binding, releasing and repairing depend on.
 
-A pod's facts are small enough to be held for every managed pod of a cluster. Knows no ledger, reads
-no clock, and believes an allocation annotation only if its signature holds (design D4, D6).
+A pod's facts are small enough to keep for every managed pod of a cluster. Has no access to the
+ledger, reads no clock, and believes an allocation annotation only if its signature holds (design
+D4, D6).
 """
 
 from collections import OrderedDict
@@ -34,9 +35,9 @@ GROUP_KEYS: Final = (
 )
 """Label or annotation with the name of a pod's gang: scheduler-plugins, Volcano, Kueue, ours."""
 DEFAULT_GRACE_S: Final = 30.0
-"""Kubernetes' own, of pods that say nothing."""
+"""Kubernetes' default, of pods that set no grace period."""
 VOUCHED_MOST: Final = 1024
-"""Own annotations on their way back; those that never come are forgotten, the oldest first."""
+"""Own annotations expected from the watch; beyond this number the oldest are dropped."""
 
 
 _NO_ACCOUNT: Final = Account()
@@ -55,40 +56,43 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     is_finished: bool = False
     """No container of the pod will run again."""
     request: PodRequest | None = None
-    """What the pod asks for; only for pods that still have to be placed."""
+    """The devices the pod requests; only for pods that still have to be placed."""
     problem: str = ""
-    """Why the request cannot be honoured as written: the field and the fix."""
+    """Reason why the request cannot be honored as written: the field and the fix."""
     signed: SignedPlacement | None = None
     """The allocation committed with the binding, if its signature holds for this pod and node."""
     mistrust: str = ""
-    """Why the allocation annotation that is there does not count."""
+    """Reason why the allocation annotation on the pod is ignored."""
     traceparent: str = ""
     is_started: bool = False
     """Containers of the pod exist or existed: it wins in a dispute about a share (design D6)."""
     fence: str = ""
-    """The allocation id in the annotation ``hami.io/fence``: its Binding must not come any more."""
+    """Allocation id in the annotation ``hami.io/fence``.
+
+    Its Binding must not be posted any more.
+    """
     is_labelled: bool = True
-    """Our label is on it, so that our watch sees it."""
+    """Our label is on the pod, so that our watch delivers it."""
     annotation: bytes = b""
-    """Digest of the allocation annotation as it stands, empty where there is none."""
+    """Digest of the present allocation annotation, empty without one."""
     group: str = ""
     """The gang the pod is a member of, see ``group_of``."""
     priority: int = 0
     start_s: float = 0.0
-    """When kubelet took the pod up, Unix seconds; 0 while it has not."""
+    """Time at which kubelet accepted the pod, Unix seconds; 0 before."""
     min_runtime_s: float = 0.0
-    """How long the pod says it must run before it is evicted for another one."""
+    """Minimum run time before the pod is evicted for another one, as the pod requests it."""
     grace_s: float = DEFAULT_GRACE_S
-    """How long the pod may take to end after it was asked to."""
+    """Grace period of the pod after it was asked to end."""
     is_gated: bool = False
-    """Kube-scheduler does not look at the pod yet."""
+    """True while kube-scheduler skips the pod because of a scheduling gate."""
     account: Account | None = None
-    """What quotas count the pod under, see ``account_of``."""
+    """The identity under which quotas count the pod, see ``account_of``."""
     queue_wish: str = ""
     """The queue that the label ``hami.io/queue`` names; only of pods that wait for a node."""
 
     def is_waiting(self) -> bool:
-        """Whether the pod asks for devices and still waits for a node."""
+        """Return whether the pod requests devices and waits for a node."""
         return (
             not self.node
             and not self.is_deleting
@@ -97,14 +101,14 @@ class PodFacts(Struct, frozen=True, kw_only=True):
         )
 
     def path(self) -> str:
-        """Path of the pod in the Kubernetes API."""
+        """Return the path of the pod in the Kubernetes API."""
         return pod_path(self.namespace, self.name)
 
 
 def group_of(pod: PodView) -> str:
-    """``namespace/name`` of the gang that the pod says it is a member of; empty when of none.
+    """Return ``namespace/name`` of the pod's gang; empty when it names no gang.
 
-    A name that no object can have is none; ``gangs.gang_of`` refuses such a pod.
+    A name that no object can have counts as no name; ``gangs.gang_of`` refuses such a pod.
     """
     labels, annotations = pod.labels(), pod.annotations()
     for key in GROUP_KEYS:
@@ -116,7 +120,7 @@ def group_of(pod: PodView) -> str:
 
 
 def account_of(pod: PodView, names: Mapping[str, tuple[str, str]]) -> Account | None:
-    """What quotas count the pod under besides its namespace, ``None`` where nothing is special.
+    """Return the identity under which quotas count the pod besides its namespace, or ``None``.
 
     ``names``: see ``count_resources``.
     """
@@ -140,7 +144,7 @@ def _count_resources(
 
 
 def has_preferences(pod: PodView) -> bool:
-    """Whether the pod itself would rather have some of the nodes on which it can be placed."""
+    """Return whether the pod itself prefers some of the nodes on which it can be placed."""
     affinity = pod.spec.affinity
     if affinity is not None:
         kinds = (affinity.node_affinity, affinity.pod_affinity, affinity.pod_anti_affinity)
@@ -151,7 +155,7 @@ def has_preferences(pod: PodView) -> bool:
 
 
 def pod_path(namespace: str, name: str) -> str:
-    """Path of a pod in the Kubernetes API (core/v1)."""
+    """Return the path of a pod in the Kubernetes API (core/v1)."""
     return api_path("api", "v1", "namespaces", namespace, "pods", name)
 
 
@@ -169,11 +173,11 @@ class PodReader:
         self._vouched: OrderedDict[str, SignedPlacement] = OrderedDict()
 
     def prefer(self, policy: PlacementPolicy) -> None:
-        """Of pods read from now on that name none, this is the policy."""
+        """Set the policy of pods read from now on that name no policy."""
         self._policy = policy
 
     def vouch(self, annotation: str, signed: SignedPlacement, *, key_id: str) -> None:
-        """We signed this annotation ourselves: it need not be verified when it comes back."""
+        """Trust this annotation unverified when the watch delivers it: we signed it ourselves."""
         if not self._verifier.trusts(key_id):
             return
         self._vouched[annotation] = signed
@@ -181,16 +185,16 @@ class PodReader:
             self._vouched.popitem(last=False)
 
     def _verified(self, annotation: str, *, pod_uid: str, node: str) -> SignedPlacement:
-        """What the annotation says; ``WireInvalid`` unless it is signed for this pod and node."""
+        """Parse the annotation; ``WireInvalid`` unless it is signed for this pod and node."""
         signed = self._vouched.pop(annotation, None)
         if signed is not None and (signed.pod_uid, signed.placement.node) == (pod_uid, node):
             return signed
         return self._verifier.verify(annotation, pod_uid=pod_uid, node=node)
 
     def request_of(self, pod: PodView) -> PodRequest | None:
-        """What the pod asks for, ``None`` when it asks for nothing of ours.
+        """Return the devices the pod requests, ``None`` when it requests none of ours.
 
-        ``RequestInvalid``: it cannot be met as written, or admission has not seen the pod.
+        ``RequestInvalid``: the request cannot be met as written, or the pod bypassed admission.
         """
         request = self._catalog.parse_pod(pod, defaults=self._policy)
         if request is not None:
@@ -198,11 +202,14 @@ class PodReader:
         return request
 
     def account_of(self, pod: PodView) -> Account | None:
-        """What quotas count the pod under."""
+        """Return the identity under which quotas count the pod."""
         return account_of(pod, self._count_resources)
 
     def facts_of(self, pod: PodView, *, known: PodFacts | None = None) -> PodFacts:
-        """The facts of this version; ``known`` is an earlier one, so as not to verify twice."""
+        """Return the facts of this version.
+
+        An earlier version ``known`` avoids a second verification.
+        """
         metadata = pod.metadata
         node = pod.spec.node_name
         annotation = pod.annotations().get(keys.ALLOCATION, "")
@@ -256,7 +263,7 @@ class PodReader:
 
 
 def _unix_s(text: str | None) -> float:
-    """Unix seconds of a Kubernetes time, 0 when there is none."""
+    """Return the Unix seconds of a Kubernetes time, 0 when there is none."""
     try:
         return datetime.fromisoformat(text).timestamp() if text else 0.0
     except ValueError:
@@ -264,7 +271,7 @@ def _unix_s(text: str | None) -> float:
 
 
 def _seconds(text: str) -> float:
-    """A length of time that a user wrote; what is not one protects nothing."""
+    """Parse a duration that a user wrote; an invalid one protects nothing and is 0."""
     return real(text, least=0.0, most=RUNTIME_MOST_S) or 0.0
 
 
@@ -274,7 +281,7 @@ def _grace_s(pod: PodView) -> float:
 
 
 def _is_started(pod: PodView) -> bool:
-    """Whether kubelet has said that containers of the pod exist."""
+    """Return whether kubelet has reported containers of the pod."""
     statuses = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
     return pod.status.phase == "Running" or any(
         status.state is not None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the ledger with the pods and says what to do about each difference (design D6).
+"""Compares the ledger with the pods and plans a step for each difference (design D6).
 
-Pods are what really runs, the ledger is who may use what. A committed allocation (assigned pod with
+Pods are what really runs, the ledger assigns the shares. A committed allocation (assigned pod with
 a valid signature) without a live record is restored; a record whose pod can no longer use it is
 released; a record whose pod was not found is doubted, because a label can vanish while the pod
 runs. An unbound reservation is left to its lease. Decides only; revisions are JetStream sequences.
@@ -12,37 +12,20 @@ from typing import Literal
 
 from msgspec import Struct
 
-from hami_common.events.allocation import AllocationRecord, StateRecord
 from hami_common.pods.signing import SignedPlacement
+from hami_core.ledger.holding import Holding
 from hami_core.ledger.podfacts import PodFacts
 
 Judgement = Literal["keep", "confirm", "release", "replace", "undecided", "align"]
-"""``confirm``: committed, but no state says so. ``replace``: another allocation of the same pod on
-the same node is committed. ``undecided``: not bound yet. ``align``: committed, and resized since in
-the ledger only."""
+"""``confirm``: committed, but no state record reports it.
 
-EXISTING_CONTAINERS = frozenset({"prepared", "running"})
-"""States of allocations that win any dispute: their containers exist."""
-
-
-class Holding(Struct, frozen=True, kw_only=True):
-    """A live record of the ledger, with the state that belongs to it."""
-
-    record: AllocationRecord
-    revision: int
-    state: StateRecord | None = None
-
-    def containers_exist(self) -> bool:
-        """Whether the agent has said that the pod's containers were prepared or run."""
-        return (
-            self.state is not None
-            and self.state.allocation_id == self.record.allocation_id
-            and self.state.state in EXISTING_CONTAINERS
-        )
+``replace``: another allocation of the same pod on the same node is committed. ``undecided``: not
+bound yet. ``align``: committed, and resized since in the ledger only.
+"""
 
 
 class Release(Struct, frozen=True, kw_only=True):
-    """Give the share back, unless the record has moved past the holding's revision."""
+    """Release the share, unless the record has moved past the holding's revision."""
 
     holding: Holding
     reason: str
@@ -61,7 +44,7 @@ class Confirm(Struct, frozen=True, kw_only=True):
 
 
 class Restore(Struct, frozen=True, kw_only=True):
-    """Put a committed allocation back into the ledger."""
+    """Restore a committed allocation in the ledger."""
 
     signed: SignedPlacement
     must: bool = False
@@ -70,7 +53,7 @@ class Restore(Struct, frozen=True, kw_only=True):
 
 
 class Align(Struct, frozen=True, kw_only=True):
-    """Write the annotations that belong to the record: a resize was cut off."""
+    """Write the annotations that belong to the record: a resize was interrupted."""
 
     holding: Holding
 
@@ -79,7 +62,7 @@ Step = Release | Doubt | Confirm | Restore | Align
 
 
 def judge(holding: Holding, pod: PodFacts) -> tuple[Judgement, str]:
-    """What ``pod`` (of the holding's uid) says about the holding, with the reason of a release."""
+    """Judge the holding by ``pod`` (of the same uid); includes the reason of a release."""
     if pod.is_finished:
         return "release", "pod-finished"
     if not pod.node:
@@ -88,8 +71,8 @@ def judge(holding: Holding, pod: PodFacts) -> tuple[Judgement, str]:
         return "release", "bound-elsewhere"
     if pod.signed is None:
         if pod.mistrust or holding.containers_exist() or holding.record.origin:
-            # The annotation cannot be read with the keys we have, or a pod of HAMi's has none yet:
-            # the record is all there is.
+            # The annotation cannot be verified with the present keys, or a pod of HAMi's has none
+            # yet: only the record is known.
             return "keep", ""
         return "release", "bound-without-allocation"
     if pod.signed.allocation_id != holding.record.allocation_id:
@@ -106,7 +89,7 @@ def judge(holding: Holding, pod: PodFacts) -> tuple[Judgement, str]:
 
 
 def compare(holdings: Iterable[Holding], pods: Mapping[str, PodFacts]) -> list[Step]:
-    """Steps that bring the ledger in line with ``pods`` (by uid), releases first.
+    """Return the steps that reconcile the ledger with ``pods`` (by uid), releases first.
 
     Restores come in the order of their ledger sequence, pods whose containers exist before others,
     so that the older commitment wins when two claim one share and every replica decides alike.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of an allocation and every change between them, as data (design D5).
+"""States of an allocation and every transition between them, as data (design D5).
 
 Documentation is made from ``TRANSITIONS``.
 
@@ -16,7 +16,7 @@ from hami_common.events.allocation import AllocationState
 
 
 class Transition(Struct, frozen=True, kw_only=True):
-    """Who may cause one change of state, and what it means."""
+    """Writers and meaning of one state transition."""
 
     writer: Literal["scheduler", "agent", "either"]
     meaning: str
@@ -59,9 +59,9 @@ TRANSITIONS: Final[dict[tuple[AllocationState, AllocationState], Transition]] = 
         meaning="repair found the bound pod's share still free and reserved it again",
     ),
 }
-"""Every change of state one writer may cause.
+"""Every transition that one writer may cause.
 
-A pair that is not here, nor a chain of these, is a bug.
+A pair that is neither here nor a chain of these is a bug.
 """
 
 _PROGRESS: Final[dict[AllocationState, int]] = {
@@ -75,9 +75,9 @@ _PROGRESS: Final[dict[AllocationState, int]] = {
 
 
 def may_follow(before: AllocationState, after: AllocationState) -> bool:
-    """Whether ``after`` may be OBSERVED after ``before``.
+    """Return whether ``after`` may be OBSERVED after ``before``.
 
-    One transition, or forward over states whose records were replaced before we read them.
+    True for one transition, or forward over states whose records were replaced before we read them.
     """
     if before == after or (before, after) in TRANSITIONS:
         return True

@@ -1,75 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shell tells the core (stimuli) and what the ledger asks the shell to do (effects).
+"""Inputs of the scheduling core, with the type of each answer, and the ledger's effects.
+
+``hami_core.core.Core.answer`` takes the inputs; the docstring of each names the method that
+answers it. ``hami_core.ledger.ledger`` describes how those of the ledger are used together. The
+names of the classes are the kinds of a stimulus log, see ``hami_core.replay.stimuluslog``.
 
 Times are seconds of this replica's clock; sequences are stream sequences of the bucket concerned.
-How those of the ledger are used together stands in ``hami_core.ledger.ledger``. The others are
-calls of the inventory, the table, filter, prioritize and the plans of the ledger, as they stand in
-a stimulus log: see ``hami_core.replay.stimuluslog``.
 """
+
+from typing import Generic, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common.events.allocation import Account, AllocationRecord, StateRecord
+from hami_common.events.allocation import (
+    Account,
+    AllocationRecord,
+    ReportedState,
+    StateRecord,
+)
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
+from hami_common.model.placement import ContainerShares, Placement
 from hami_common.model.request import PodRequest
 from hami_common.pods.signing import SignedPlacement
 from hami_common.ports import Expect
-from hami_core.ledger.repair import Holding
+from hami_core.ledger import repair
+from hami_core.ledger.holding import Holding
+from hami_core.placement.nodenames import NodeNames
+from hami_core.placement.reasons import NodeRefusal
+from hami_core.placement.verdicts import Filtered, Scored
 from hami_core.quota.documents import WrittenQuota
 from hami_core.quota.queues import QueueConfig
 from hami_core.quota.resourcequota import Asker
+from hami_core.quota.verdicts import Allowed
+
+Answer = TypeVar("Answer")
 
 
-class RecordSeen(Struct, frozen=True, kw_only=True):
-    """The feed of ``hami_alloc`` delivered a record."""
-
-    seq: int
-    record: AllocationRecord
-    now_s: float
+class Input(Struct, Generic[Answer], frozen=True, kw_only=True):
+    """An input of the core; ``Answer`` is the type of what ``Core.answer`` returns for it."""
 
 
-class StateSeen(Struct, frozen=True, kw_only=True):
-    """A state record was delivered by the feed of ``hami_state``, or our own was accepted."""
-
-    seq: int
-    state: StateRecord
-    now_s: float
-
-
-class NodeRead(Struct, frozen=True, kw_only=True):
-    """One consistent read of the newest record of every key of a node.
-
-    All as of one sequence of the stream: else a record could be skipped, and the fence would lie.
-    """
-
-    node: str
-    entries: tuple[tuple[int, AllocationRecord], ...]
-    now_s: float
-
-
-class FeedSynced(Struct, frozen=True, kw_only=True):
-    """What was stored in ``hami_alloc`` and ``hami_state`` before the watches began has arrived."""
-
-    now_s: float
-
-
-class Repaired(Struct, frozen=True, kw_only=True):
-    """Ledger and pods were compared once in full, and the steps were carried out."""
-
-    now_s: float
-
-
-class Tick(Struct, frozen=True, kw_only=True):
-    """Time went on."""
-
-    now_s: float
-
-
-class Wiped(Struct, frozen=True, kw_only=True):
-    """The bus lost its storage: sequences begin anew."""
-
-    now_s: float
+# --- plans and effects ----------------------------------------------------------------------------
 
 
 class Append(Struct, frozen=True, kw_only=True):
@@ -82,19 +54,11 @@ class Append(Struct, frozen=True, kw_only=True):
     key: str
     expect: Expect
     fenced: bool
-    """Whether the condition is the node's fence (else: the key's own sequence)."""
+    """True when the condition is the node's fence, else it is the key's own sequence."""
 
     def under(self, account: Account | None) -> "Append":
-        """The same, with what quotas count the pod under."""
+        """Return a copy with the identity under which quotas count the pod."""
         return replace(self, record=replace(self.record, account=account))
-
-
-class Accepted(Struct, frozen=True, kw_only=True):
-    """The bus accepted an ``Append`` of ours with sequence ``seq``."""
-
-    append: Append
-    seq: int
-    now_s: float
 
 
 class Reuse(Struct, frozen=True, kw_only=True):
@@ -115,9 +79,9 @@ class WriteState(Struct, frozen=True, kw_only=True):
 
 
 class Examine(Struct, frozen=True, kw_only=True):
-    """A lease ran out.
+    """The lease of a reservation expired.
 
-    Find out whether the Binding arrived, and make sure that it cannot arrive any more.
+    Find out whether the Binding arrived, and ensure that it cannot arrive any more.
     """
 
     holding: Holding
@@ -132,21 +96,91 @@ class CapacityReturned(Struct, frozen=True, kw_only=True):
 class Over(Struct, frozen=True, kw_only=True):
     """Devices that are now booked beyond their capacity.
 
-    Because pods that run win over arithmetic (design D6).
+    This happens because running pods win over arithmetic (design D6).
     """
 
     node: str
     uuids: tuple[str, ...]
 
 
-Stimulus = RecordSeen | StateSeen | NodeRead | FeedSynced | Repaired | Tick | Wiped | Accepted
 Effect = Examine | CapacityReturned | Over
+Task = Effect | repair.Step
+"""Work that the shell runs in the background; a comparison of ledger and pods finds it again."""
+BindPlan = Append | Reuse | NodeRefusal
+"""Plan of a pod's devices on a node."""
 
 
-# --- calls, as a log of stimuli has them ----------------------------------------------------------
+# --- inputs that the ledger handles ---------------------------------------------------------------
 
 
-class DevicesPut(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RecordSeen(Input[list[Effect]], frozen=True, kw_only=True):
+    """The feed of ``hami_alloc`` delivered a record."""
+
+    seq: int
+    record: AllocationRecord
+    now_s: float
+
+
+class StateSeen(Input[list[Effect]], frozen=True, kw_only=True):
+    """A state record was delivered by the feed of ``hami_state``, or our own was accepted."""
+
+    seq: int
+    state: StateRecord
+    now_s: float
+
+
+class NodeRead(Input[list[Effect]], frozen=True, kw_only=True):
+    """One consistent read of the newest record of every key of a node.
+
+    All are as of one sequence of the stream: else a record could be skipped, and the fence would be
+    wrong.
+    """
+
+    node: str
+    entries: tuple[tuple[int, AllocationRecord], ...]
+    now_s: float
+
+
+class FeedSynced(Input[list[Effect]], frozen=True, kw_only=True):
+    """The feeds have delivered what ``hami_alloc`` and ``hami_state`` stored before the watches."""
+
+    now_s: float
+
+
+class Repaired(Input[list[Effect]], frozen=True, kw_only=True):
+    """Ledger and pods were compared once in full, and the steps were executed."""
+
+    now_s: float
+
+
+class Tick(Input[list[Effect]], frozen=True, kw_only=True):
+    """Time passed."""
+
+    now_s: float
+
+
+class Wiped(Input[list[Effect]], frozen=True, kw_only=True):
+    """The bus lost its storage: sequences restart."""
+
+    now_s: float
+
+
+class Accepted(Input[list[Effect]], frozen=True, kw_only=True):
+    """The bus accepted an ``Append`` of ours with sequence ``seq``."""
+
+    append: Append
+    seq: int
+    now_s: float
+
+
+Stimulus = RecordSeen | StateSeen | NodeRead | FeedSynced | Repaired | Tick | Wiped | Accepted
+"""Inputs that ``Ledger.handle`` answers."""
+
+
+# --- inputs that each have a method -----------------------------------------------------------
+
+
+class DevicesPut(Input[bool], frozen=True, kw_only=True, omit_defaults=True):
     """``Inventory.put``; cordons are part of the devices."""
 
     devices: NodeDevices
@@ -154,54 +188,54 @@ class DevicesPut(Struct, frozen=True, kw_only=True, omit_defaults=True):
     now_s: float
 
 
-class DevicesRemoved(Struct, frozen=True, kw_only=True):
+class DevicesRemoved(Input[None], frozen=True, kw_only=True):
     """``Inventory.remove``."""
 
     node: str
     vendor: str
 
 
-class DevicesBegin(Struct, frozen=True, kw_only=True):
+class DevicesBegin(Input[None], frozen=True, kw_only=True):
     """``Inventory.begin_again``."""
 
 
-class DevicesEnd(Struct, frozen=True, kw_only=True):
+class DevicesEnd(Input[None], frozen=True, kw_only=True):
     """``Inventory.end_again``."""
 
 
-class HeartbeatHeard(Struct, frozen=True, kw_only=True):
+class HeartbeatHeard(Input[bool], frozen=True, kw_only=True):
     """``Inventory.hear``."""
 
     heartbeat: Heartbeat
     now_s: float
 
 
-class BusUnheard(Struct, frozen=True, kw_only=True):
+class BusUnheard(Input[None], frozen=True, kw_only=True):
     """``Inventory.deaf``."""
 
     now_s: float
 
 
-class SilenceJudged(Struct, frozen=True, kw_only=True):
+class SilenceJudged(Input[list[tuple[str, str]]], frozen=True, kw_only=True):
     """``Inventory.tick``."""
 
     now_s: float
 
 
-class FaultHeard(Struct, frozen=True, kw_only=True):
+class FaultHeard(Input[bool], frozen=True, kw_only=True):
     """``Inventory.take_fault``."""
 
     fault: DeviceFault
 
 
-class NodeStands(Struct, frozen=True, kw_only=True):
+class NodeStands(Input[None], frozen=True, kw_only=True):
     """``DeviceTable.set_domain``."""
 
     node: str
     path: tuple[str, ...]
 
 
-class NodeWithheld(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NodeWithheld(Input[bool], frozen=True, kw_only=True, omit_defaults=True):
     """``DeviceTable.set_withheld``."""
 
     node: str
@@ -209,22 +243,22 @@ class NodeWithheld(Struct, frozen=True, kw_only=True, omit_defaults=True):
     withheld: bool
 
 
-class Forgotten(Struct, frozen=True, kw_only=True):
+class Forgotten(Input[None], frozen=True, kw_only=True):
     """``Ledger.forget``."""
 
     node: str
     pod_uid: str
 
 
-class FilterAsked(Struct, frozen=True, kw_only=True):
+class FilterAsked(Input[Filtered], frozen=True, kw_only=True):
     """``Verdicts.filter``."""
 
     request: PodRequest
     names: int = -1
-    """Which of the log's lists of names."""
+    """Number of the name list in the log."""
 
 
-class PrioritizeAsked(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PrioritizeAsked(Input[Scored], frozen=True, kw_only=True, omit_defaults=True):
     """``Verdicts.prioritize``."""
 
     request: PodRequest
@@ -232,7 +266,15 @@ class PrioritizeAsked(Struct, frozen=True, kw_only=True, omit_defaults=True):
     near: tuple[str, ...] = ()
 
 
-class BindPlanned(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ShortlistAsked(Input[NodeNames], frozen=True, kw_only=True, omit_defaults=True):
+    """``Verdicts.shortlist``, of the nodes that the newest filter or quota answer left."""
+
+    request: PodRequest
+    count: int
+    near: tuple[str, ...] = ()
+
+
+class BindPlanned(Input[BindPlan], frozen=True, kw_only=True, omit_defaults=True):
     """``Ledger.plan_bind``."""
 
     request: PodRequest
@@ -242,7 +284,7 @@ class BindPlanned(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fenced: str = ""
 
 
-class HoldPlanned(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HoldPlanned(Input[BindPlan], frozen=True, kw_only=True, omit_defaults=True):
     """``Ledger.plan_hold``."""
 
     request: PodRequest
@@ -255,7 +297,7 @@ class HoldPlanned(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fenced: str = ""
 
 
-class RestorePlanned(Struct, frozen=True, kw_only=True):
+class RestorePlanned(Input[Append | NodeRefusal | None], frozen=True, kw_only=True):
     """``Ledger.plan_restore``."""
 
     signed: SignedPlacement
@@ -263,62 +305,117 @@ class RestorePlanned(Struct, frozen=True, kw_only=True):
     must: bool
 
 
-class QuotaPut(Struct, frozen=True, kw_only=True):
+class AdoptPlanned(Input[Append | None], frozen=True, kw_only=True, omit_defaults=True):
+    """``Ledger.plan_adopt``."""
+
+    node: str
+    pod_uid: str
+    namespace: str
+    pod: str
+    containers: tuple[ContainerShares, ...]
+    allocation_id: str
+    now_s: float
+    reason: str = ""
+
+
+class ResizePlanned(Input[Append | NodeRefusal], frozen=True, kw_only=True):
+    """``Ledger.plan_resize``."""
+
+    holding: Holding
+    placement: Placement
+    now_s: float
+    reason: str
+
+
+class RenewPlanned(Input[Append], frozen=True, kw_only=True):
+    """``Ledger.plan_renew``."""
+
+    holding: Holding
+    now_s: float
+
+
+class ReleasePlanned(Input[Append], frozen=True, kw_only=True):
+    """``Ledger.plan_release``."""
+
+    holding: Holding
+    now_s: float
+    reason: str
+
+
+class StatePlanned(Input[WriteState | None], frozen=True, kw_only=True, omit_defaults=True):
+    """``Ledger.plan_state``."""
+
+    holding: Holding
+    state: ReportedState
+    now_s: float
+    code: str = ""
+    reason: str = ""
+
+
+class FailurePlanned(Input[WriteState | None], frozen=True, kw_only=True):
+    """``Ledger.plan_failed``."""
+
+    signed: SignedPlacement
+    refusal: NodeRefusal
+    now_s: float
+
+
+class QuotaPut(Input[None], frozen=True, kw_only=True):
     """``QuotaLedger.put_quota``."""
 
     quota: WrittenQuota
 
 
-class QuotaDropped(Struct, frozen=True, kw_only=True):
+class QuotaDropped(Input[bool], frozen=True, kw_only=True):
     """``QuotaLedger.drop_quota``."""
 
     namespace: str
     name: str
 
 
-class QueuesSet(Struct, frozen=True, kw_only=True):
+class QueuesSet(Input[None], frozen=True, kw_only=True):
     """``QuotaLedger.set_tree``."""
 
     queues: tuple[QueueConfig, ...]
 
 
-class QuotaFolded(Struct, frozen=True, kw_only=True):
+class QuotaFolded(Input[None], frozen=True, kw_only=True):
     """``QuotaLedger.fold``."""
 
     seq: int
     record: AllocationRecord
 
 
-class QuotaSynced(Struct, frozen=True, kw_only=True):
+class QuotaSynced(Input[None], frozen=True, kw_only=True):
     """``QuotaLedger.synced``."""
 
 
-class QuotaReset(Struct, frozen=True, kw_only=True):
+class QuotaReset(Input[None], frozen=True, kw_only=True):
     """``QuotaLedger.reset``."""
 
 
-class QuotaExpected(Struct, frozen=True, kw_only=True):
+class QuotaExpected(Input[None], frozen=True, kw_only=True):
     """``QuotaLedger.expect``."""
 
     record: AllocationRecord
 
 
-class QuotaUnexpected(Struct, frozen=True, kw_only=True):
+class QuotaUnexpected(Input[None], frozen=True, kw_only=True):
     """``QuotaLedger.stop_expecting``."""
 
     allocation_id: str
 
 
-class QuotaAsked(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``QuotaVerdicts.allowed``, about the answer of the newest ``FilterAsked``."""
+class QuotaAsked(Input[Filtered | Allowed], frozen=True, kw_only=True, omit_defaults=True):
+    """``QuotaVerdicts.allowed``, for the answer of the newest ``FilterAsked``."""
 
     request: PodRequest
     asker: Asker
     waiting: tuple[str, ...] = ()
 
 
-class QuotaLooked(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``QuotaLedger.first_look``, of what is about to be reserved."""
+class QuotaLooked(Input[NodeRefusal | None], frozen=True, kw_only=True, omit_defaults=True):
+    """``QuotaLedger.first_look``, at a reservation that is about to be stored."""
 
     namespace: str
     wanted: dict[str, int]
@@ -326,7 +423,7 @@ class QuotaLooked(Struct, frozen=True, kw_only=True, omit_defaults=True):
     own: tuple[tuple[str, str], ...] = ()
 
 
-class QuotaJudged(Struct, frozen=True, kw_only=True):
+class QuotaJudged(Input[NodeRefusal | None], frozen=True, kw_only=True):
     """``QuotaLedger.verdict``."""
 
     seq: int

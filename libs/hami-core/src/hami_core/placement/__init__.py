@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes and devices fit a pod, how well they fit, and why others do not."""
+"""Placement of pods: nodes and devices that fit, their scores, and the reasons of refusals."""

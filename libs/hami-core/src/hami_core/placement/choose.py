@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the devices that pass a step takes: as many as it wants, best first, per node.
+"""Chooses devices for a step on each node: as many as it requests, best first.
 
 Order of devices: the words ``binpack``, ``spread`` and ``numa`` of the policy's chain, one after
 the other; then the lower NUMA node, then the vendor's enumeration. ``binpack`` is fullest first,
 ``spread`` emptiest first, with the share on the device; ``numa`` puts NUMA nodes first that can
-serve the whole step, then the lower one. ``topology-aware`` goes before all of these: several
-devices are the best-connected set, see ``links``; a single one is that whose links to the others
-that fit are weakest, so that the best sets stay whole. ``mutex`` is a constraint, see ``fit``.
-Before all that stand devices whose shares are of the step's kind already: to begin a kind on an
-idle device takes it from everybody else. Devices with a ``shape`` are chosen as a set.
+serve the whole step, then the lower one. ``topology-aware`` goes before all of these: for several
+devices it selects the best-connected set, see ``links``; for a single one the device whose links to
+the others that fit are weakest, so that the best sets stay whole. ``mutex`` is a constraint, see
+``fit``. Devices whose shares are of the step's kind already come before all others: to begin a kind
+on an idle device makes it unavailable to all other kinds. Devices with a ``shape`` are chosen as a
+set.
 """
 
 from collections.abc import Sequence
@@ -36,10 +37,10 @@ _NO_SHORT: Final = np.int32(np.iinfo(np.int32).max)
 
 
 def fullness(scene: Scene, added: Floats) -> Floats:
-    """How full each device would be with one more share, which adds that much.
+    """Return the fullness of each device with one more share, which adds ``added``.
 
-    The weighted sum of the used parts of slots, compute and memory: of what others hold, then of
-    each share that the pod runs there already, then of this one.
+    The weighted sum of the used fractions of slots, compute and memory: first of the booked shares,
+    then of each share that the pod runs there already, then of the new one.
     """
     view, plan, running = scene
     block, weights = view.block, plan.policy.weights
@@ -64,7 +65,7 @@ def choose_devices(
     fits: Bools,
     added: Floats,
 ) -> Bools:
-    """The step's devices on every node that ``fits``: as many as wanted, none elsewhere.
+    """Return the step's devices on every node that ``fits``: as many as requested, none elsewhere.
 
     ``added`` is what the step's share adds to each device's fullness.
     """
@@ -87,7 +88,7 @@ def choose_devices(
 def _order(
     scene: Scene, step: Step, keys: Sequence[DevicePolicy], passing: Bools, added: Floats
 ) -> list[Floats | Shorts]:
-    """What devices are ordered by, smaller first; the cell position decides in the end."""
+    """Return the sort keys of devices, smaller first; the cell position decides in the end."""
     order: list[Floats | Shorts] = []
     cut = is_cut(scene, step.request)
     if cut is not None:
@@ -108,7 +109,10 @@ def _order(
 
 
 def _numa_in_order(view: View) -> bool:
-    """Whether every node's devices are enumerated NUMA node by NUMA node, as they mostly are."""
+    """Return whether every node enumerates its devices NUMA node by NUMA node.
+
+    Most nodes do.
+    """
     block = view.block
 
     def make() -> bool:
@@ -119,7 +123,10 @@ def _numa_in_order(view: View) -> bool:
 
 
 def choose_shaped(view: View, step: Step, passing: Bools) -> Bools:
-    """The best set of the step's shape on each node: by tier, then by what it breaks into."""
+    """Choose the best set of the step's shape on each node.
+
+    The lowest tier wins, then the set with the fewest free devices around it.
+    """
     passing = one_per_index(view, passing)
     there = by_index(view, passing)
     index = view.shorts(view.block.index)
@@ -138,9 +145,9 @@ def choose_shaped(view: View, step: Step, passing: Bools) -> Bools:
 
 
 def choose_first(view: View, step: Step, passing: Bools, order: Sequence[Floats | Shorts]) -> Bools:
-    """The first devices in order; with NUMA binding all from the node of the first.
+    """Choose the first devices in order; with NUMA binding all from the node of the first.
 
-    Each node has none passing, or enough.
+    On each node either no device passes, or enough do.
     """
     if step.request.shape:
         return choose_shaped(view, step, passing)
@@ -159,7 +166,7 @@ def choose_first(view: View, step: Step, passing: Bools, order: Sequence[Floats 
 
 
 def _first(left: Bools, order: Sequence[Floats | Shorts]) -> Bools:
-    """One device of each node that has any left: the first by the keys, then by position."""
+    """Return one of the devices left on each node: the first by the keys, then by position."""
     for key in order:
         masked = np.where(left, key, np.inf if key.dtype.kind == "f" else _NO_SHORT)
         left = left & (masked == np.minimum.reduce(masked, axis=0))
@@ -175,7 +182,7 @@ def _first(left: Bools, order: Sequence[Floats | Shorts]) -> Bools:
 
 
 def uneven_nodes(view: View, vendor: str) -> Bools:
-    """Nodes on which it matters for links which of the vendor's devices are taken."""
+    """Return the nodes on which the choice among the vendor's devices changes the links."""
     block, table = view.block, view.table
     number = table.vendors.find(vendor)
 
@@ -199,9 +206,9 @@ def _choose_linked(
     order: Sequence[Floats | Shorts],
     uneven: Bools,
 ) -> Bools:
-    """One device: that with the weakest links to the others that fit. Several: the strongest set.
+    """Choose devices by links, and among equals by ``order``.
 
-    The order decides between equals.
+    One device: that with the weakest links to the others that fit. Several: the strongest set.
     """
     if step.request.count == 1:
         return choose_first(view, step, passing, [_links_of(view, passing, uneven), *order])
@@ -230,7 +237,7 @@ def _choose_linked(
 
 
 def _links_of(view: View, passing: Bools, uneven: Bools) -> Floats:
-    """For each device the strength of its links to the passing ones, on uneven nodes."""
+    """Return the strength of each device's links to the passing ones, on uneven nodes."""
     strength = np.zeros(passing.shape)
     links = view.ids(view.block.links)
     for number in np.unique(links[uneven]):

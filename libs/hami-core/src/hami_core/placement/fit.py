@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices may serve one step of a pod: one mask per constraint, over all nodes of a block.
+"""Masks of the devices that may serve a step: one per constraint, over all nodes of a block.
 
 One step is one container's request to one vendor: ``count`` different devices out of those that
-pass every constraint, on top of what the pod's own running containers hold. A request for several
-hardware partitions is as many steps of one, because they may be parts of one device; with
-``numa_bind`` it is one step, on different devices. Constraints in order: see ``Stage``. A share
-that is exclusive wants an idle device, and then nobody else gets it. A share without compute books
-none, and is refused where other pods hold all compute. With ``numa_bind`` the devices of one step
-come from one NUMA node; devices of unknown affinity count as one node. Percentages are of physical
-memory. On a device with a table of partitions a step takes the size that the table gives it, and
-needs room for one; with a ``shape`` its devices are one of the shape's sets. Memory in MiB, compute
-in percent of one device.
+pass every constraint, in addition to the devices of the pod's own running containers. A request for
+several hardware partitions is as many steps of one, because they may be parts of one device; with
+``numa_bind`` it is one step, on different devices.
 
-Feasibility is the conjunction of the masks, a reason is the first mask that is false: they are the
-same masks, so filter, bind and explain cannot disagree (design D14).
+Constraints in order: see ``Stage``.
+
+- An exclusive share requires an idle device, and blocks the device for all other pods.
+- A share without compute books none, and is refused where other pods use all compute.
+- With ``numa_bind`` the devices of one step come from one NUMA node; devices of unknown affinity
+  count as one node.
+- On a device with a table of partitions a step takes the size that the table gives it, and needs
+  capacity for one; with a ``shape`` its devices are one of the shape's sets.
+
+Percentages are of physical memory. Memory in MiB, compute in percent of one device.
+
+Feasibility is the conjunction of the masks, a reason is the first mask that is false: filter, bind
+and explain use the same masks and cannot disagree (design D14).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +46,7 @@ from hami_core.table.table import DeviceTable
 
 Counts = NDArray[np.signedinteger]
 Stages = NDArray[np.int8]
-"""Numbers of ``Stage``; -1 where a device is not looked at."""
+"""Numbers of ``Stage``; -1 for devices that are not evaluated."""
 
 T = TypeVar("T", bound=np.generic)
 
@@ -51,10 +56,10 @@ NO_CONSTRAINT: Final = DeviceSelector()
 
 
 class Stage(IntEnum):
-    """Constraints on one device, in the order in which they are looked at.
+    """Constraints on one device, in the order of evaluation.
 
-    What the pod wants of the device itself comes first: to a pod that names one device, the state
-    of the others is no reason.
+    Constraints on the device itself come first: to a pod that names one device, the state of the
+    others is no reason.
     """
 
     TYPE = 0
@@ -79,15 +84,15 @@ class Stage(IntEnum):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One container's request to one vendor."""
+    """A container's request to one vendor."""
 
     container: int
-    """Position among the pod's asking containers."""
+    """Position among the containers of the pod that request devices."""
     kind: ContainerKind
     request: DeviceRequest
     selector: DeviceSelector
     is_part: bool = False
-    """One of several hardware partitions that the container asks for: nothing else will do."""
+    """One of several hardware partitions that the container requests; no larger share will do."""
 
 
 class Plan(Struct, frozen=True, kw_only=True, cache_hash=True):
@@ -98,17 +103,17 @@ class Plan(Struct, frozen=True, kw_only=True, cache_hash=True):
 
     @property
     def has_one_choice(self) -> bool:
-        """Whether its steps are all alike, so that it does not matter which is placed first."""
+        """True when its steps are all alike, which makes their order irrelevant."""
         return len({(step.container, step.request.vendor) for step in self.steps}) <= 1
 
     @property
     def mutex(self) -> bool:
-        """Whether only idle devices will do."""
+        """True when the pod requires idle devices."""
         return "mutex" in self.policy.device
 
     @property
     def topology(self) -> bool:
-        """Whether the best-connected devices are wanted."""
+        """True when the pod prefers the best-connected devices."""
         return "topology-aware" in self.policy.device
 
 
@@ -116,7 +121,7 @@ NO_PLAN: Final = Plan(steps=(), policy=PlacementPolicy())
 
 
 def compile_request(request: PodRequest) -> Plan:
-    """The plan of a pod."""
+    """Compile the plan of a pod."""
     return Plan(
         steps=tuple(
             step
@@ -136,7 +141,7 @@ def compile_request(request: PodRequest) -> Plan:
 
 
 def _each(step: Step) -> tuple[Step, ...]:
-    """The step, or one for each hardware partition that it asks for."""
+    """Return the step, or one step for each hardware partition that it requests."""
     request = step.request
     if request.count == 1 or request.shape or step.selector.numa_bind:
         return (step,)
@@ -150,88 +155,88 @@ class View:
     """Some columns of a block, or all of them."""
 
     def __init__(self, table: DeviceTable, block: Block, columns: Columns | None = None) -> None:
-        """Look at ``columns`` of ``block``, ``None`` for all."""
+        """Create a view of ``columns`` of ``block``, ``None`` for all."""
         self.table = table
         self.block = block
         self.columns = columns
         self.count = block.count if columns is None else len(columns)
 
     def part(self, places: Columns) -> "View":
-        """A view of some of these columns."""
+        """Return a view of some of these columns."""
         return View(
             self.table, self.block, places if self.columns is None else self.columns[places]
         )
 
     def column(self, place: int) -> int:
-        """The block's column at ``place`` of the view."""
+        """Return the block's column at ``place`` of the view."""
         return place if self.columns is None else int(self.columns[place])
 
     def names(self) -> list[str]:
-        """Node names of the columns."""
+        """Return the node names of the columns."""
         names = self.block.names
         return names if self.columns is None else [names[column] for column in self.columns]
 
     def name(self, place: int) -> str:
-        """Node name of the column at ``place``."""
+        """Return the node name of the column at ``place``."""
         return self.block.names[self.column(place)]
 
     def bools(self, matrix: Bools) -> Bools:
-        """The columns' part of a matrix."""
+        """Return the columns' part of a matrix."""
         if self.columns is None:
             return matrix[:, : self.count]
         return matrix.take(self.columns, axis=1)
 
     def ints(self, matrix: Ints) -> Ints:
-        """The columns' part of a matrix."""
+        """Return the columns' part of a matrix."""
         if self.columns is None:
             return matrix[:, : self.count]
         return matrix.take(self.columns, axis=1)
 
     def shorts(self, matrix: Shorts) -> Shorts:
-        """The columns' part of a matrix."""
+        """Return the columns' part of a matrix."""
         if self.columns is None:
             return matrix[:, : self.count]
         return matrix.take(self.columns, axis=1)
 
     def floats(self, matrix: Floats) -> Floats:
-        """The columns' part of a matrix."""
+        """Return the columns' part of a matrix."""
         if self.columns is None:
             return matrix[:, : self.count]
         return matrix.take(self.columns, axis=1)
 
     def cells(self, matrix: NDArray[T]) -> NDArray[T]:
-        """The columns' part of a matrix."""
+        """Return the columns' part of a matrix."""
         if self.columns is None:
             return matrix[:, : self.count]
         return matrix.take(self.columns, axis=1)
 
     def ids(self, line: Columns) -> Columns:
-        """The columns' part of a line."""
+        """Return the columns' part of a line."""
         return line[: self.count] if self.columns is None else line[self.columns]
 
     def line(self, line: NDArray[T]) -> NDArray[T]:
-        """The columns' part of a line."""
+        """Return the columns' part of a line."""
         return line[: self.count] if self.columns is None else line.take(self.columns)
 
 
 class Held:
-    """What running containers of the pod that is being placed hold."""
+    """Resources used by the running containers of the pod that is being placed."""
 
     def __init__(self, width: int, count: int) -> None:
-        """Nothing yet."""
+        """Start without any resources."""
         self.mib: Ints = np.zeros((width, count), np.int64)
         self.core: Shorts = np.zeros((width, count), np.int32)
         self.slots: Shorts = np.zeros((width, count), np.int32)
         self.exclusive: Bools = np.zeros((width, count), np.bool_)
         self.fullness: Floats = np.zeros((width, count))
-        """Sum over the shares of what each adds to its device's fullness."""
+        """Used positions of the devices' grids, as bits."""
         self.taken: Shorts = np.zeros((width, count), np.int32)
         """Positions of the devices' grids, as bits."""
         self.spent: Amounts = np.zeros((AMOUNTS_LIMIT, width, count), np.int16)
         self.kind: Shorts = np.zeros((width, count), np.int32)
 
     def part(self, places: Columns) -> "Held":
-        """The same on some of the nodes."""
+        """Return the same on some of the nodes."""
         other = Held(0, 0)
         other.mib, other.core = self.mib[:, places], self.core[:, places]
         other.slots, other.exclusive = self.slots[:, places], self.exclusive[:, places]
@@ -241,7 +246,7 @@ class Held:
         return other
 
     def add(self, view: View, chosen: Bools, step: Step, fuller: Floats) -> None:
-        """One share on each chosen device, which makes it ``fuller``."""
+        """Add one share on each chosen device, which raises its fullness by ``fuller``."""
         at = np.nonzero(chosen)
         mib, core = wanted_mib(view, step.request), wanted_core(view, step.request)
         self.mib[at] += mib if isinstance(mib, int) else mib[at]
@@ -253,7 +258,7 @@ class Held:
         self.add_parts(view, chosen, step.request)
 
     def add_parts(self, view: View, chosen: Bools, request: DeviceRequest) -> None:
-        """The partitions and kinds of the shares on the chosen devices."""
+        """Add the partitions and kinds of the shares on the chosen devices."""
         if request.kind:
             self.kind[chosen] = view.table.kinds.number(request.kind)
         for one in granted(view, request):
@@ -261,7 +266,7 @@ class Held:
                 continue
             here = chosen & one.devices
             if one.grant.exclusive:
-                self.exclusive[here] = True  # the whole device, though only a part was asked for
+                self.exclusive[here] = True  # the whole device, though only a part was requested
             self.spent += one.division.needs[one.grant.profile][:, None, None] * here
             if one.grant.kind:
                 self.kind[here] = view.table.kinds.number(one.grant.kind)
@@ -274,7 +279,7 @@ class Held:
 
 
 class Scene(NamedTuple):
-    """Where a step is placed: on these nodes, for this pod, beside what it runs there already."""
+    """Placement context of a step: nodes, pod, and the pod's running containers."""
 
     view: View
     plan: Plan
@@ -283,7 +288,7 @@ class Scene(NamedTuple):
 
 
 def _static(view: View, step: Step) -> Iterator[tuple[Stage, Bools]]:
-    """Constraints that usage does not touch, over the whole block."""
+    """Yield the constraints that usage does not affect, over the whole block."""
     block, table, selector = view.block, view.table, step.selector
     request = step.request
     if selector.allow_types or selector.deny_types or request.types:
@@ -325,7 +330,7 @@ def _accepted_modes(view: View, step: Step) -> Bools:
 
 
 def _given_in_parts(view: View, request: DeviceRequest) -> Bools:
-    """Devices that would not be given as a whole."""
+    """Return the devices that would not be assigned as a whole."""
     found = np.zeros((view.block.width, view.count), np.bool_)
     for one in granted(view, request):
         if one.grant is None or one.division.profiles[one.grant.profile].name:
@@ -346,7 +351,7 @@ def _accepted_uuids(view: View, selector: DeviceSelector) -> Bools:
 
 
 def devices_of(view: View, vendor: str) -> Bools:
-    """The vendor's registered devices."""
+    """Return the vendor's registered devices."""
     block = view.block
     number = view.table.vendors.find(vendor)
 
@@ -358,21 +363,21 @@ def devices_of(view: View, vendor: str) -> Bools:
 
 
 def known_devices(view: View, vendor: str) -> Ints:
-    """How many registered devices of the vendor each node has."""
+    """Return the number of registered devices of the vendor on each node."""
     number = view.table.vendors.find(vendor)
     totals = None if number is None else view.block.totals.get(number)
     return np.zeros(view.count, np.int64) if totals is None else view.ids(totals[DEVICES])
 
 
 def totals_of(view: View, vendor: str) -> Ints | None:
-    """The vendor's sums per node (rows as in ``block``); ``None`` where it has no device at all."""
+    """Return the vendor's totals per node (rows as in ``block``); ``None`` without any device."""
     number = view.table.vendors.find(vendor)
     totals = None if number is None else view.block.totals.get(number)
     return None if totals is None else view.ints(totals)
 
 
 def selected(view: View, step: Step) -> Bools:
-    """Devices that pass every static constraint."""
+    """Return the devices that pass every static constraint."""
     block = view.block
 
     def make() -> Bools:
@@ -386,16 +391,16 @@ def selected(view: View, step: Step) -> Bools:
 
 
 def _static_key(view: View, step: Step) -> tuple[object, ...]:
-    """All that static constraints depend on."""
+    """Return everything that static constraints depend on."""
     request = step.request
     wishes: object = request.types, request.modes, request.profile, request.exact
-    if divisions_of(view, request.vendor):  # then it depends on the size what is given
+    if divisions_of(view, request.vendor):  # then the assigned size depends on the table
         wishes = request
     return request.vendor, request.exclusive, step.selector, wishes, step.is_part
 
 
 def _judged(view: View, step: Step) -> Stages:
-    """Per device the static constraint that stops it, else as in ``reached``."""
+    """Return the static constraint that stops each device, otherwise as in ``reached``."""
     block = view.block
 
     def make() -> Stages:
@@ -406,7 +411,10 @@ def _judged(view: View, step: Step) -> Stages:
 
 
 def _first_stop(passing: Bools, masks: Iterable[tuple[Stage, Bools]]) -> Stages:
-    """The first constraint that stops each of the ``passing``, ``FITS`` where none; else -1."""
+    """Return the first constraint that stops each of the ``passing``, ``FITS`` or -1 otherwise.
+
+    ``FITS``: passing, and no constraint stops it. -1: not passing.
+    """
     stages: Stages = np.where(passing, np.int8(Stage.FITS), np.int8(-1))
     for stage, mask in masks:
         stopped = passing & ~mask
@@ -417,17 +425,17 @@ def _first_stop(passing: Bools, masks: Iterable[tuple[Stage, Bools]]) -> Stages:
 
 
 class Granted(NamedTuple):
-    """What a request gets of the devices with one table of partitions."""
+    """Grant of a request on the devices with one table of partitions."""
 
     division: Division
     devices: Bools
     """The vendor's devices with this table, in the view."""
     grant: Grant | None
-    """``None`` where the table has nothing that would do."""
+    """``None`` where the table has no suitable partition."""
 
 
 def divisions_of(view: View, vendor: str) -> tuple[int, ...]:
-    """Tables of partitions that the vendor's devices in the block have."""
+    """Return the tables of partitions that the vendor's devices in the block have."""
     block, number = view.block, view.table.vendors.find(vendor)
     if number is None or not view.table.has_divisions:
         return ()
@@ -440,7 +448,7 @@ def divisions_of(view: View, vendor: str) -> tuple[int, ...]:
 
 
 def granted(view: View, request: DeviceRequest) -> Iterator[Granted]:
-    """What the request gets, for each table of partitions that the vendor's devices have."""
+    """Yield the grant of the request for each table of partitions of the vendor's devices."""
     block, table = view.block, view.table
     for number in divisions_of(view, request.vendor):
         division = table.divisions[number]
@@ -455,7 +463,7 @@ def granted(view: View, request: DeviceRequest) -> Iterator[Granted]:
 
 
 def wanted_mib(view: View, request: DeviceRequest) -> Ints | int:
-    """Memory that the request takes of each device; one number where it is the same on all."""
+    """Return the memory that the request takes of each device; one number where all are equal."""
     if not divisions_of(view, request.vendor):
         return _asked_mib(view, request)
     block = view.block
@@ -473,7 +481,7 @@ def wanted_mib(view: View, request: DeviceRequest) -> Ints | int:
 
 
 def wanted_core(view: View, request: DeviceRequest) -> Shorts | int:
-    """Compute that the request takes of each device; one number where it is the same on all."""
+    """Return the compute that the request takes of each device; one number where all are equal."""
     if not divisions_of(view, request.vendor):
         return request.core_pct
     block = view.block
@@ -503,7 +511,7 @@ def _asked_mib(view: View, request: DeviceRequest) -> Ints | int:
 
 
 def added_fullness(scene: Scene, step: Step) -> Floats:
-    """How much fuller the step's share makes each device."""
+    """Return the fullness that the step's share adds to each device."""
     view, weights, request = scene.view, scene.plan.policy.weights, step.request
     block, mib = view.block, wanted_mib(view, request)
     divided = bool(divisions_of(view, request.vendor))
@@ -520,7 +528,7 @@ def added_fullness(scene: Scene, step: Step) -> Floats:
 
 
 def _dynamic(scene: Scene, step: Step) -> Iterator[tuple[Stage, Bools]]:
-    """Constraints on what is free, beside what the pod's own running containers hold."""
+    """Yield the constraints on free capacity, with the pod's own running containers counted."""
     view, plan, running = scene
     block, request = view.block, step.request
     free_mib, free_core = view.ints(block.free_mib), view.shorts(block.free_core)
@@ -560,7 +568,7 @@ def _dynamic(scene: Scene, step: Step) -> Iterator[tuple[Stage, Bools]]:
 
 
 def _wanted_kinds(view: View, request: DeviceRequest) -> Shorts | int | None:
-    """Number of the kind that the share has on each device; ``None`` where it does not matter."""
+    """Return the number of the share's kind on each device; ``None`` where kinds do not matter."""
     kinds = view.table.kinds
     if request.kind:
         return kinds.number(request.kind)
@@ -583,7 +591,7 @@ def _same_kind(scene: Scene, wanted: Shorts | int) -> Bools:
 
 
 def is_cut(scene: Scene, request: DeviceRequest) -> Bools | None:
-    """Devices whose shares are of the request's kind already; ``None``: kinds do not matter."""
+    """Return the devices whose shares are of the request's kind; ``None``: kinds do not matter."""
     view, _, running = scene
     wanted = _wanted_kinds(view, request)
     if wanted is None:
@@ -594,7 +602,10 @@ def is_cut(scene: Scene, request: DeviceRequest) -> Bools | None:
 
 
 def _has_place(scene: Scene, request: DeviceRequest) -> Bools:
-    """Devices with room for the request's partition, besides memory and compute."""
+    """Return the devices with a free place for the request's partition.
+
+    Memory and compute are separate constraints.
+    """
     view, _, running = scene
     block = view.block
     spent = block.spent[:, :, : view.count] if view.columns is None else None
@@ -617,7 +628,7 @@ def _has_place(scene: Scene, request: DeviceRequest) -> Bools:
 
 
 def passes(scene: Scene, step: Step) -> Bools:
-    """Devices that pass every constraint of their own; NUMA binding is about several of them."""
+    """Return the devices that pass every constraint on one device; NUMA binding needs several."""
     passing = selected(scene.view, step)
     if scene.view.columns is None:
         passing = passing.copy()
@@ -627,9 +638,9 @@ def passes(scene: Scene, step: Step) -> Bools:
 
 
 def kept_devices(view: View, step: Step, chosen: Bools) -> Bools | None:
-    """Of the devices a step takes those that later steps find taken; ``None``: none of them.
+    """Return the step's devices that later steps find taken; ``None`` for no device.
 
-    An init container gives back what it holds, but for hardware partitions.
+    An init container releases its shares when it ends, except hardware partitions.
     """
     if step.kind != "init":
         return chosen
@@ -642,12 +653,12 @@ def kept_devices(view: View, step: Step, chosen: Bools) -> Bools | None:
 
 
 def is_plain(view: View, step: Step) -> bool:
-    """Whether usage matters to a step by amounts only, and how devices are combined not at all."""
+    """Return whether usage affects a step by amounts only, with no constraint on combinations."""
     return not step.request.exclusive and is_single(view, step)
 
 
 def is_single(view: View, step: Step) -> bool:
-    """Whether each device answers a step for itself, by what is left of it; or must be idle."""
+    """Return whether a step can be evaluated on each device alone, by free capacity or idleness."""
     request = step.request
     return not (
         step.is_part
@@ -659,16 +670,16 @@ def is_single(view: View, step: Step) -> bool:
 
 
 class Free(NamedTuple):
-    """What is left of each device."""
+    """Free capacity of each device."""
 
     slots: Shorts
-    """Below 0 where somebody holds the device exclusively."""
+    """Below 0 where a pod uses the device exclusively."""
     mib: Ints
     core: Shorts
 
 
 def free_of(view: View) -> Free:
-    """What is left of each device of the view."""
+    """Return the free capacity of each device of the view."""
     block = view.block
     slots: Shorts = view.shorts(block.slots) - view.shorts(block.used_slots)
     np.copyto(slots, np.int32(-1), where=~view.bools(block.unheld))
@@ -678,9 +689,9 @@ def free_of(view: View) -> Free:
 def together(
     steps: Sequence[Step], mib_of: Callable[[DeviceRequest], Ints | int]
 ) -> tuple[int, int, Ints | int]:
-    """(slots, compute, memory) that a device needs to take all ``steps``, all plain.
+    """Return (slots, compute, memory) that a device needs to take all ``steps``, all plain.
 
-    ``mib_of`` is what one of them takes of the device.
+    ``mib_of`` returns the memory that one of them takes of the device.
     """
     running_mib: Ints | int = 0
     mib: Ints | int = 0
@@ -692,7 +703,7 @@ def together(
             mib = max(mib, with_mib)
         else:
             mib = np.maximum(mib, with_mib)
-        # a share without compute books none, but wants some to be left
+        # a share without compute books none, but requires some to be left
         core = max(core, running_core + max(1, request.core_pct))
         slots = max(slots, running_slots + 1)
         if step.kind != "init":
@@ -702,7 +713,7 @@ def together(
 
 
 def has_room(view: View, steps: Sequence[Step], free: Free) -> Bools:
-    """Devices of one vendor that would take all of a pod's ``steps`` for it, all plain."""
+    """Return the devices of one vendor with capacity for all of a pod's ``steps``, all plain."""
     slots, core, mib = together(steps, lambda request: wanted_mib(view, request))
     passing = selected(view, steps[0]) & (free.slots >= slots)
     for step in steps[1:]:
@@ -714,12 +725,15 @@ def has_room(view: View, steps: Sequence[Step], free: Free) -> Bools:
 
 
 def _is_answered_alike(a: DeviceRequest, b: DeviceRequest) -> bool:
-    """Whether two plain requests of a pod to one vendor accept the same devices."""
+    """Return whether two plain requests of a pod to one vendor accept the same devices."""
     return (a.types, a.modes, a.profile, a.exact) == (b.types, b.modes, b.profile, b.exact)
 
 
 def reached(scene: Scene, step: Step) -> Stages:
-    """Per device the constraint that stops it, ``FITS`` where none does; -1 for other vendors."""
+    """Return the constraint that stops each device.
+
+    ``FITS`` where none does; -1 for other vendors.
+    """
     view = scene.view
     stages = _judged(view, step)
     passing = stages == Stage.FITS
@@ -733,14 +747,14 @@ def reached(scene: Scene, step: Step) -> Stages:
 
 
 def count_of(mask: Bools) -> Counts:
-    """How many devices of each node are set."""
+    """Return the number of set devices of each node."""
     small = len(mask) <= np.iinfo(np.int8).max
     counts: Counts = np.add.reduce(mask.view(np.int8), axis=0, dtype=np.int8 if small else np.int32)
     return counts
 
 
 def has_count(mask: Bools, wanted: int) -> Bools:
-    """Nodes with at least so many devices set."""
+    """Return the nodes with at least ``wanted`` devices set."""
     if wanted > 1:
         return count_of(mask) >= wanted
     some: Bools = np.logical_or.reduce(mask, axis=0)
@@ -748,7 +762,7 @@ def has_count(mask: Bools, wanted: int) -> Bools:
 
 
 def has_enough(view: View, step: Step, passing: Bools) -> Bools:
-    """Nodes with as many passing devices as the step wants, on one NUMA node if it says so."""
+    """Return the nodes with enough passing devices, on one NUMA node if the step requires it."""
     wanted = step.request.count
     if step.request.shape:
         return has_count(shaped(view, step, passing), 1)
@@ -758,13 +772,13 @@ def has_enough(view: View, step: Step, passing: Bools) -> Bools:
 
 
 def by_index(view: View, passing: Bools) -> dict[int, Bools]:
-    """By the vendor's index: the nodes on which that device is among the passing ones."""
+    """Return by the vendor's index the nodes on which that device is among the passing ones."""
     index = view.shorts(view.block.index)
     return {n: (passing & (index == n)).any(axis=0) for n in range(INDEX_LIMIT)}
 
 
 def one_per_index(view: View, passing: Bools) -> Bools:
-    """The passing devices, without those that repeat the index of one before them."""
+    """Return the passing devices, without those that repeat the index of an earlier one."""
     index = view.shorts(view.block.index)
     kept = passing.copy()
     for row in range(1, len(kept)):
@@ -773,9 +787,9 @@ def one_per_index(view: View, passing: Bools) -> Bools:
 
 
 def open_sets(view: View, step: Step, passing: Bools) -> Iterator[tuple[LegalSet, Bools]]:
-    """Sets of the step's shape, each with the nodes on which all its devices pass.
+    """Yield the sets of the step's shape, each with the nodes on which all its devices pass.
 
-    With NUMA binding only those nodes count on which the set is of one NUMA node.
+    With NUMA binding only nodes count on which the set is of one NUMA node.
     """
     there = by_index(view, passing)
     index, numa = view.shorts(view.block.index), view.shorts(view.block.numa)
@@ -790,7 +804,7 @@ def open_sets(view: View, step: Step, passing: Bools) -> Iterator[tuple[LegalSet
 
 
 def shaped(view: View, step: Step, passing: Bools) -> Bools:
-    """Passing devices that are in a set of the step's shape which passes as a whole."""
+    """Return the passing devices that are in a set of the step's shape which passes as a whole."""
     index, passing = view.shorts(view.block.index), one_per_index(view, passing)
     found = np.zeros(passing.shape, np.bool_)
     for some, nodes in open_sets(view, step, passing):
@@ -804,7 +818,10 @@ def _numa_nodes(view: View) -> list[int]:
 
 
 def beside_counts(view: View, passing: Bools) -> Shorts:
-    """For each passing device: how many passing ones its NUMA node has, itself included; else 0."""
+    """Return for each passing device the number of passing ones on its NUMA node; else 0.
+
+    The device itself is included.
+    """
     numa = view.shorts(view.block.numa)
     beside = np.zeros(passing.shape, np.int32)
     for number in _numa_nodes(view):

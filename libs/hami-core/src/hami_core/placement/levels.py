@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left of the devices of each node, ranked: most verdicts on a node need no more than that.
+"""Ranks the free capacity of each node's devices, which is enough for most verdicts on a node.
 
-For one vendor and one set of wishes that usage does not touch, ``Levels`` has for each node what is
-left of its devices, in falling order of free memory. Where the ``count`` devices with most memory
-have room for all that a pod asks of the vendor, it fits, whatever devices its steps take. Where
-fewer than ``count`` have room for its first step alone, it does not. Nodes for which neither is
-certain stay open; they are placed device by device, see ``placing``.
+For one vendor and one set of constraints that usage does not affect, ``Levels`` keeps for each node
+the free capacity of its devices, in falling order of free memory. Where the ``count`` devices with
+most memory have capacity for everything that a pod requests of the vendor, it fits, whatever
+devices its steps take. Where fewer than ``count`` have capacity for its first step alone, it does
+not. Nodes for which neither is certain stay open; they are placed device by device, see
+``placing``.
 
 Levels follow their block: only columns that changed are ranked again. They never change an answer,
-only what it costs. Memory in MiB, compute in percent of one device.
+only its cost. Memory in MiB, compute in percent of one device.
 """
 
 from collections.abc import Sequence
@@ -42,22 +43,25 @@ from hami_core.table.block import (
 )
 
 NODES_WORTH_IT: Final = 16
-"""Devices of fewer nodes than this are looked at one by one."""
+"""With fewer nodes than this, devices are evaluated one by one."""
 NODES_ONE_BY_ONE: Final = 4
-"""So few nodes are looked at one after the other."""
+"""With at most this many nodes, nodes are evaluated one after the other."""
 _NO_LINES: Final[Ints] = np.zeros((0, 0), np.int64)
 
 
 class Levels:
-    """What is left of one vendor's devices that suit one kind of step, on each node of a block."""
+    """Free capacity of one vendor's devices that suit one kind of step, on each node of a block."""
 
     def __init__(self) -> None:
-        """Nothing is ranked yet."""
+        """Start without ranked nodes."""
         self._room, self._room_version = _NO_LINES, -1
         self._offered, self._offered_version = _NO_LINES, -1
 
     def room(self, view: View, step: Step) -> Ints:
-        """``Block.room`` of the devices that suit ``step``, by rank and node of the whole block."""
+        """Return ``Block.room`` of the devices that suit ``step``, by rank and node.
+
+        The nodes are those of the whole block.
+        """
         block = view.block
         if self._room_version != block.version:
             changed = block.stale_since(self._room_version)
@@ -72,7 +76,7 @@ class Levels:
         return self._room
 
     def offered_mib(self, view: View, step: Step) -> Ints:
-        """The most that ``Block.offered_mib`` is of these devices, as one line."""
+        """Return the maximum of ``Block.offered_mib`` over these devices, as one line."""
         block = view.block
         if self._offered_version != block.version:
             changed = block.stale_since(self._offered_version)
@@ -85,7 +89,7 @@ class Levels:
 
 
 def settled(view: View, plan: Plan) -> Bools | None:
-    """Nodes on which the pod surely fits; ``None``: look at the devices."""
+    """Return the nodes on which the pod surely fits; ``None``: evaluate the devices."""
     if view.block.count < NODES_WORTH_IT or plan.mutex:
         return None
     fits: Bools | None = None
@@ -103,7 +107,7 @@ def settled(view: View, plan: Plan) -> Bools | None:
 
 
 def _fits_on(view: View, place: int, steps: Sequence[Step]) -> bool:
-    """The same as ``_fit``, of one node: for few nodes that costs less than to rank them."""
+    """Compute ``_fit`` of one node: for few nodes that costs less than to rank them."""
     column = view.column(place)
     total = totals_of(view, steps[0].request.vendor)
     most = 0 if total is None else int(total[MOST_MIB, place])
@@ -129,7 +133,7 @@ def _fits_on(view: View, place: int, steps: Sequence[Step]) -> bool:
 
 
 def _fit(view: View, steps: Sequence[Step], levels: Levels) -> Bools:
-    """Nodes on which as many devices as the largest step wants have room for all steps."""
+    """Return the nodes on which enough devices for the largest step have capacity for all steps."""
     slots, core, mib = together(steps, lambda request: _wanted(view, request, MOST_MIB))
     room = levels.room(view, steps[0])[: max(step.request.count for step in steps)]
     if len(room) == 1:
@@ -138,7 +142,7 @@ def _fit(view: View, steps: Sequence[Step], levels: Levels) -> Bools:
         room = view.cells(room)
         last, worst = room[-1], room
     fits: Bools = last >> MIB_SHIFT >= mib
-    if any(step.request.core_pct for step in steps):  # else devices with room have what is needed
+    if any(step.request.core_pct for step in steps):  # else slots and memory suffice
         has = (worst >> AMOUNT_BITS) & MOST_AMOUNT >= core
         fits &= has if has.ndim == 1 else has.all(axis=0)
     if slots > 1:
@@ -148,7 +152,7 @@ def _fit(view: View, steps: Sequence[Step], levels: Levels) -> Bools:
 
 
 def stopped(view: View, plan: Plan) -> Bools:
-    """Nodes on which even the first step of a pod that ``settled`` knows of does not fit."""
+    """Return the nodes that refuse the first step of a pod for which ``settled`` has an answer."""
     step = plan.steps[0]
     levels, request = _levels(view, plan.steps[:1]), step.request
     if levels is None:
@@ -169,10 +173,10 @@ def stopped(view: View, plan: Plan) -> Bools:
 
 
 def offered_mib(view: View, plan: Plan, number: int) -> Ints | None:
-    """On each node the most free memory of a device that no constraint before it stops.
+    """Return for each node the most free memory of a device that no earlier constraint stops.
 
-    For step ``number``, whatever steps before it take; ``NO_MIB`` where there is no such device.
-    ``None`` when that is not known here.
+    For step ``number``, whatever steps before it take; ``NO_MIB`` without such a device, ``None``
+    when that cannot be derived here.
     """
     step = plan.steps[number]
     is_first = all(other.request.vendor != step.request.vendor for other in plan.steps[:number])
@@ -183,7 +187,7 @@ def offered_mib(view: View, plan: Plan, number: int) -> Ints | None:
 
 
 def _levels(view: View, steps: Sequence[Step]) -> Levels | None:
-    """The levels for a pod's steps of one vendor, if the same devices suit them all."""
+    """Return the levels for a pod's steps of one vendor, if the same devices suit them all."""
     kind = _kind_of(steps[0])
     for number, step in enumerate(steps):
         if step.request.count > view.block.width or not is_single(view, step):
@@ -196,20 +200,23 @@ def _levels(view: View, steps: Sequence[Step]) -> Levels | None:
 
 
 def _kind_of(step: Step) -> tuple[object, ...]:
-    """What a step wants of a device besides amounts."""
+    """Return the step's constraints on a device, except amounts."""
     request = step.request
     wishes = request.types, request.modes, request.profile, request.exact
     return request.vendor, request.exclusive, step.selector, wishes
 
 
 def _wanted(view: View, request: DeviceRequest, row: int) -> Ints | int:
-    """Memory wanted of a device, or of that with most or least memory: ``row`` of the totals."""
+    """Return the memory requested of a device, or of that with most or least memory.
+
+    ``row`` selects the row of the totals.
+    """
     totals = None if request.memory_mib else totals_of(view, request.vendor)
     return request.memory_mib if totals is None else totals[row] * request.memory_pct // 100
 
 
 def _merged(old: Ints, new: Ints, changed: Columns | None, count: int) -> Ints:
-    """The lines of ``count`` nodes, ``new`` where they ``changed``."""
+    """Return the lines of ``count`` nodes, ``new`` where they ``changed``."""
     if changed is None:
         return new
     lines = old[:, :count]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node names of one request: finds thousands at once, and writes them back without making them.
+"""Finds the node names of a request by the thousand and writes them back without decoding them.
 
-kube-scheduler names every node in every call, in any order, as a JSON array. Making strings of them
+kube-scheduler names every node in every call, in any order, as a JSON array. Decoding the strings
 and looking each up costs more than a cheap decision. Names of one cluster mostly have one length;
-then the array's text is a matrix of bytes with one name per row, and that is how it is read: hashed
-where names differ, found in a table and compared with the true names, byte for byte, all rows at
-once. Whatever is not found so is decoded and looked up one by one, so the answer is always that of
-the mapping. Knows nothing but names and numbers.
+then the array's text is a matrix of bytes with one name per row, and is read as such: hashed where
+names differ, found in a table and compared with the true names, byte for byte, all rows at once.
+Names that are not found this way are decoded and looked up one by one, so the answer is always that
+of the mapping. Handles only names and numbers.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ _WRAPPED_KEPT: Final = 4
 """Texts around names with which all of them are kept."""
 _QUOTE: Final = ord('"')
 _MARKS: Final = 3
-"""Two quotes and a comma around each name."""
+"""Bytes around each name: two quotes and a comma."""
 _ODD: Final = np.uint64(0x9E37_79B9_7F4A_7C15)
 _FOLD: Final = np.uint64(29)
 
@@ -55,21 +55,21 @@ class NodeNames:
         """``text`` is the JSON array without its opening bracket; ``names`` the same, decoded."""
         self.text = text
         self.rows: Bytes | None = None
-        """One name with its quotes and what follows them per row, once that is known to be so."""
+        """One name with its quotes and separator per row; ``None`` until known to be so."""
         self.source: tuple[NameIndex, Ints] | None = None
-        """An index that has all of the names, and where."""
+        """An index that contains all of the names, and their rows in it."""
         self._names = names
 
     @classmethod
     def of(cls, names: Iterable[str]) -> "NodeNames":
-        """The names of a list."""
+        """Return the names of a list."""
         return cls(b"", list(names))
 
     def __len__(self) -> int:
         return len(self.strings()) if self.rows is None else len(self.rows)
 
     def strings(self) -> Sequence[str]:
-        """All names; ``WireInvalid`` when the text is no array of strings."""
+        """Return all names; ``WireInvalid`` when the text is no array of strings."""
         if self._names is None:
             try:
                 self._names = _decoder.decode(b"[" + self.text)
@@ -79,21 +79,21 @@ class NodeNames:
         return self._names
 
     def places(self) -> Columns:
-        """The place of every name."""
+        """Return the place of every name."""
         return np.arange(len(self))
 
     def nothing(self) -> Ints:
-        """Number 0 for every name."""
+        """Return the number 0 for every name."""
         return np.zeros(len(self), np.int64)
 
     def string(self, place: int) -> str:
-        """One name."""
+        """Return one name."""
         if self._names is None and self.rows is not None:
             return bytes(self.rows[place, 1 : 1 - _MARKS]).decode()
         return self.strings()[place]
 
     def several(self, places: Columns) -> list[str]:
-        """The names at ``places``."""
+        """Return the names at ``places``."""
         if self._names is None and self.rows is not None:
             text, stride = self.rows.take(places, axis=0).tobytes().decode(), self.rows.shape[1]
             return [text[i + 1 : i - _MARKS + 1 + stride] for i in range(0, len(text), stride)]
@@ -101,11 +101,11 @@ class NodeNames:
         return [names[place] for place in places.tolist()]
 
     def part(self, mask: Bools) -> "NodeNames":
-        """The names where ``mask`` is set; itself where that is everywhere."""
+        """Return the names where ``mask`` is set; itself where that is everywhere."""
         return self if mask.all() else self.at(np.flatnonzero(mask))
 
     def at(self, places: Columns) -> "NodeNames":
-        """The same as ``several``, without making strings where that can be avoided."""
+        """Return the same as ``several``, without making strings where that can be avoided."""
         if self.rows is None:
             return NodeNames.of(self.several(places))
         rows = self.rows.take(places, axis=0)
@@ -121,26 +121,26 @@ class NodeNames:
         return part
 
     def divided(self, name: str) -> tuple["NodeNames", Columns]:
-        """(just this name if it is among them, the places of all others)."""
+        """Return (just this name if it is among them, the places of all others)."""
         is_it = np.array([other == name for other in self.strings()], np.bool_)
         return self.part(is_it), np.flatnonzero(~is_it)
 
     def json(self) -> bytes:
-        """The names as a JSON array."""
+        """Return the names as a JSON array."""
         return b"".join(self.pieces())
 
     def pieces(self) -> tuple[bytes, ...]:
-        """The same as ``json``, to be joined with what stands around it."""
+        """Return the parts of ``json``, to be joined with the surrounding text."""
         return (b"[", self.text) if self.text else (_encoder.encode(self._names),)
 
     def wrapped(self, places: Columns, before: bytes, after: bytes) -> "Lines":
-        """The names at ``places`` as JSON strings, each between ``before`` and ``after``."""
+        """Return the names at ``places`` as JSON strings, each between ``before`` and ``after``."""
         return Lines(self, places, before, after)
 
     def labelled(
         self, places: Columns, before: bytes, numbers: Ints, labels: Sequence[bytes]
     ) -> memoryview:
-        """The names at ``places`` as JSON strings, between ``before`` and the label of a number.
+        """Return the names at ``places`` as JSON strings, between ``before`` and a number's label.
 
         ``numbers`` has one for each place; labels are equally long.
         """
@@ -162,7 +162,7 @@ class Lines:
     """Some of the names as JSON strings between two texts, to be written where they are wanted."""
 
     def __init__(self, names: NodeNames, places: Columns, before: bytes, after: bytes) -> None:
-        """The names at ``places``, each between ``before`` and ``after``."""
+        """Prepare the names at ``places``, each between ``before`` and ``after``."""
         self._names, self._places, self._before, self._after = names, places, before, after
         self._text = b""
         if names.rows is None:
@@ -174,11 +174,11 @@ class Lines:
             self._size = len(places) * width
 
     def __len__(self) -> int:
-        """Bytes."""
+        """Return the size in bytes."""
         return self._size
 
     def write(self, into: Bytes) -> None:
-        """Put the lines into as many bytes."""
+        """Write the lines into ``into``, which has exactly their size."""
         rows, places = self._names.rows, self._places
         if rows is None or not self._size:
             into[:] = np.frombuffer(self._text, np.uint8)
@@ -195,16 +195,16 @@ class Lines:
         lines[:, start:end] = rows.take(places, axis=0)[:, :-1]
 
     def __bytes__(self) -> bytes:
-        """The lines."""
+        """Return the lines."""
         text = np.empty(self._size, np.uint8)
         self.write(text)
         return text.tobytes()
 
 
 def joined(parts: Sequence[bytes | Lines]) -> bytes | bytearray:
-    """All in one; of lines before something else the last comma is left out.
+    """Join all parts; of lines before another part the last comma is left out.
 
-    Lines can be as long as all the rest together: they are written once, where they stay.
+    Lines can be as long as all the rest together, so they are written once, at their final place.
     """
     parts = [part for part in parts if len(part)]
     if not any(isinstance(part, Lines) for part in parts):
@@ -236,7 +236,7 @@ class Found(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Ints) -> "Found":
-        """These numbers."""
+        """Return these numbers with their bounds."""
         if not len(numbers):
             return cls(numbers, ABSENT, ABSENT)
         return cls(numbers, int(numbers.min()), int(numbers.max()))
@@ -246,10 +246,10 @@ class NameIndex:
     """A snapshot of a mapping from names to numbers."""
 
     def __init__(self, codes: Mapping[str, int]) -> None:
-        """Index ``codes``, which the caller does not change as long as it asks."""
+        """Index ``codes``, which the caller does not change while it uses the index."""
         self._codes = codes
         self._wrapped: dict[tuple[bytes, bytes], Bytes | None] = {}
-        """The longest unused first; ``None`` where they were asked for once."""
+        """The least recently used first; ``None`` after the first request."""
         plain = [name for name in codes if _is_plain(name)]
         lengths = Counter(map(len, plain))
         length = max(lengths, key=lambda length: (lengths[length], length), default=0)
@@ -278,7 +278,7 @@ class NameIndex:
         self._keys_beside = self._keys[self._beside]
 
     def find(self, names: NodeNames) -> Found:
-        """The number of each name."""
+        """Return the number of each name."""
         found = self._find_rows(names) if names.text and self._is_even else None
         if found is None:
             strings = names.strings()
@@ -287,7 +287,7 @@ class NameIndex:
         return found
 
     def _find_rows(self, names: NodeNames) -> Found | None:
-        """All at once; ``None`` when the text is no matrix of names."""
+        """Find all names at once; ``None`` when the text is no matrix of names."""
         text = names.text
         count, rest = divmod(len(text), self._stride)
         if rest or count < _LEAST_WORTH_IT:
@@ -300,7 +300,7 @@ class NameIndex:
             at = np.searchsorted(self._keys_beside, keys[strange])
             rows[strange] = self._beside[np.minimum(at, len(self._beside) - 1)]
             strange = strange[self._keys[rows[strange]] != keys[strange]]
-        if len(words) > 1:  # only a single word is its key
+        if len(words) > 1:  # only a single word is its own key
             pairs = zip(self._words, words, strict=True)
             differ = [known.take(rows) != word for known, word in pairs]
             strange = np.flatnonzero(np.logical_or.reduce(differ))
@@ -321,9 +321,9 @@ class NameIndex:
         return Found(rows, self._least, self._most)
 
     def wrapped(self, before: bytes, after: bytes) -> Bytes | None:
-        """All names of the common length between ``before`` and ``after``, one per row.
+        """Return all names of the common length between ``before`` and ``after``, one per row.
 
-        ``None`` at first: most texts are not told twice.
+        ``None`` at the first request: most texts are not requested twice.
         """
         key = before, after
         is_told = key in self._wrapped
@@ -339,11 +339,11 @@ class NameIndex:
         return found
 
     def _read(self, text: bytes, count: int, offset: int) -> _Words:
-        """Eight bytes of each row of a text, from ``offset`` on."""
+        """Return eight bytes of each row of a text, from ``offset`` on."""
         return np.ndarray((count,), np.uint64, text, offset, (self._stride,)).copy()
 
     def _spots(self, keys: _Words) -> NDArray[np.intp]:
-        """Where in the table each name belongs."""
+        """Return the position of each name in the table."""
         spots: _Words = keys * _ODD
         spots >>= self._shift
         return spots.view(np.intp)
@@ -365,7 +365,10 @@ class _Frame:
         self._last_rows = rows.tobytes()
 
     def holds(self, text: bytes, count: int) -> bool:
-        """Whether all rows of a text have them; there are ``_ROWS_AT_ONCE`` at least."""
+        """Return whether all rows of a text have the common bytes.
+
+        There are at least ``_ROWS_AT_ONCE`` rows.
+        """
         words, size = len(self._masks), len(self._rows)
         last = np.frombuffer(text, np.uint64, words, len(text) - size)
         if (last & self._masks).tobytes() != self._last_rows:
@@ -381,14 +384,14 @@ class _Frame:
         return True
 
     def broken(self, asked: Bytes) -> Columns:
-        """The rows of the end of a text that do not have them."""
+        """Return the rows of the end of a text without the common bytes."""
         differ = (asked ^ self._row) & self._mask
         differ[-1, -1] = asked[-1, -1] != ord("]")
         return np.flatnonzero(differ.any(axis=1))
 
 
 def _mixed(words: Sequence[_Words], count: int) -> _Words:
-    """A number for each name, of all bytes in which known names differ."""
+    """Return a number for each name, of all bytes in which known names differ."""
     if not words:
         return np.zeros(count, np.uint64)
     keys = words[0]
@@ -400,9 +403,9 @@ def _mixed(words: Sequence[_Words], count: int) -> _Words:
 
 
 def _windows(rows: Bytes) -> list[int]:
-    """Where to read eight bytes so that together they hold every column in which rows differ.
+    """Return offsets of eight-byte reads that together cover every column in which rows differ.
 
-    What follows the closing quote is never read: it is another byte in the last row of a text.
+    The byte after the closing quote is never read: it differs in the last row of a text.
     """
     last = rows.shape[1] - 1 - _WORD_BYTES
     windows: list[int] = []
@@ -413,12 +416,12 @@ def _windows(rows: Bytes) -> list[int]:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether JSON writes the name as it is, a byte for each letter."""
+    """Return whether JSON writes the name unescaped, with one byte for each letter."""
     return name.isascii() and _encoder.encode(name) == f'"{name}"'.encode()
 
 
 def _name_of(row: Bytes, *, mark: str) -> str | None:
-    """The name that a row of the matrix holds; ``None`` when it is not plainly one."""
+    """Return the name in a row of the matrix; ``None`` when the row is no plain name."""
     text = bytes(row)
     inside = text[1 : 1 - _MARKS]
     if text != b'"%b"%b' % (inside, mark.encode()) or not inside.isascii():

@@ -31,7 +31,10 @@ def pick(
     *,
     without: Iterable[ContainerShares] = (),
 ) -> Placement | NodeRefusal:
-    """Shares for the pod on ``node``, as if the holding ``without`` were not booked; or why not."""
+    """Pick shares for the pod on ``node`` as if the holding ``without`` were not booked.
+
+    ``NodeRefusal`` when the pod does not fit.
+    """
     mine = tuple(without)
     if mine:
         table.unbook(node, mine)
@@ -77,7 +80,7 @@ def _pick(table: DeviceTable, request: PodRequest, node: str) -> Placement | Nod
 
 
 def _in_order(shares: Iterable[Share], found: Place) -> tuple[Share, ...]:
-    """The shares of each of a container's requests by device and place."""
+    """Return the shares of each of a container's requests by device and place."""
     return tuple(
         share
         for _, some in groupby(shares, key=lambda share: share.vendor)
@@ -91,11 +94,11 @@ class _Given(NamedTuple):
     row: int
     share: Share
     profile: int
-    """Place in the table of the device's division; -1 where the share is no partition."""
+    """Place in the table of the device's division; -1 for a share that is no partition."""
 
 
 def _given(view: View, plan: Plan, outcome: Outcome) -> list[list[_Given]]:
-    """By step: the shares of the chosen devices."""
+    """Return the shares of the chosen devices, by step."""
     uuids = view.block.uuids[view.column(0)]
     given: list[list[_Given]] = []
     for number, step in enumerate(plan.steps):
@@ -136,7 +139,7 @@ def _grant(view: View, row: int, request: DeviceRequest) -> Grant | None:
 
 
 def _with_starts(view: View, given: list[list[_Given]]) -> list[list[Share]] | None:
-    """By step: the shares, partitions with their places; ``None`` when there are no such places."""
+    """Return the shares by step, partitions with their places; ``None`` without such places."""
     starts: dict[tuple[int, str], int | None] = {}
     for row in {one.row for some in given for one in some if one.profile >= 0}:
         mine = [
@@ -164,10 +167,7 @@ def _with_starts(view: View, given: list[list[_Given]]) -> list[list[Share]] | N
 def satisfies(
     table: DeviceTable, request: PodRequest, node: str, containers: tuple[ContainerShares, ...]
 ) -> bool:
-    """Whether shares that the pod holds on ``node`` are exactly what it asks for.
-
-    On devices in use.
-    """
+    """Return whether the pod's shares on ``node`` are exactly its request, on devices in use."""
     found = table.place(node)
     if found is None or len(containers) != len(request.containers):
         return False
@@ -198,7 +198,7 @@ def satisfies(
 
 
 def _is_granted(share: Share, asked: DeviceRequest, division: Division, memory_mib: int) -> bool:
-    """Whether the share is what a device with this memory and table would give."""
+    """Return whether the share is the one that a device with this memory and table would grant."""
     expected = (asked.memory_mib_on(memory_mib), asked.core_pct, asked.exclusive, asked.kind, "")
     if division.profiles:
         grant = division.grant(asked)

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether and where a whole pod fits, on all nodes of a view at once.
+"""Places a whole pod on all nodes of a view at once: feasibility and devices.
 
-Containers are placed in kubelet's order, each on top of what runs beside it (booking rule of
-``hami_common.model.placement``): an init container beside the sidecars before it, an application
-container beside all sidecars and the application containers placed before it.
+Containers are placed in kubelet's order, each on top of the containers that run beside it (booking
+rule of ``hami_common.model.placement``): an init container beside the sidecars before it, an
+application container beside all sidecars and the application containers placed before it.
 
 Run on all columns this gives feasibility (filter), on one column the devices (bind). Three ways are
-tried, each on the nodes where the one before failed. First by the policy's preference, step by
-step. Then the largest application container first, each on the fullest device that takes it, so
-that a wish to spread does not make a pod unschedulable that fits. Last every choice there is, see
-``search``: within its bound, no pod is refused that fits.
+tried, each on the nodes where the one before failed:
+
+- First by the policy's preference, step by step.
+- Then the largest application container first, each on the fullest device that takes it, so that a
+  preference to spread does not make a pod unschedulable that fits.
+- Last every possible choice, see ``search``: within its bound, no pod is refused that fits.
 """
 
 from collections.abc import Sequence
@@ -42,16 +44,19 @@ from hami_core.table.block import Bools, Columns, Shorts
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """One way to go about a plan."""
+    """One way to place a plan."""
 
     order: tuple[int, ...]
     """Steps, in the order in which they are placed."""
     keys: tuple[DevicePolicy, ...]
-    """How devices that fit are ordered."""
+    """Sort keys of the devices that fit."""
 
 
 def order_keys(policy: PlacementPolicy) -> tuple[DevicePolicy, ...]:
-    """The words of the chain that order devices; without ``binpack`` it ends in ``spread``."""
+    """Return the words of the chain that order devices.
+
+    Without ``binpack`` it ends in ``spread``.
+    """
     keys: tuple[DevicePolicy, ...] = tuple(
         word for word in policy.device if word in ("binpack", "spread", "numa")
     )
@@ -59,7 +64,7 @@ def order_keys(policy: PlacementPolicy) -> tuple[DevicePolicy, ...]:
 
 
 def attempts(plan: Plan) -> tuple[Attempt, ...]:
-    """The policy's way, then the tightest; one step, or several alike, have no need of that."""
+    """Return the policy's way, then the tightest, which one step or several alike steps omit."""
     numbers = tuple(range(len(plan.steps)))
     first = Attempt(order=numbers, keys=order_keys(plan.policy))
     if plan.has_one_choice:
@@ -85,26 +90,26 @@ def _size(request: DeviceRequest) -> tuple[bool, int, int, int, int]:
 
 
 class Outcome:
-    """What came of placing a plan on the columns of a view."""
+    """Result of placing a plan on the columns of a view."""
 
     def __init__(self, view: View) -> None:
-        """Nothing fits yet."""
+        """Start with no node that fits."""
         self.fits: Bools = np.zeros(view.count, np.bool_)
         self.failed: Shorts = np.full(view.count, -1, np.int32)
         """Step that stops the node, in the first attempt; -1 where the pod fits."""
         self.chosen: dict[int, Bools] = {}
-        """By step: the devices taken. Of all steps only if choices were asked for."""
+        """The devices taken, by step; complete only if choices were requested."""
         self._shape = view.block.width, view.count
 
     def part(self, places: Columns, view: View) -> "Outcome":
-        """The same for some of the nodes."""
+        """Return the same for some of the nodes."""
         other = Outcome(view.part(places))
         other.fits, other.failed = self.fits[places], self.failed[places]
         other.chosen = {step: chosen[:, places] for step, chosen in self.chosen.items()}
         return other
 
     def put(self, part: "Outcome", places: Columns) -> None:
-        """Take over what was found for the nodes at ``places``."""
+        """Copy the results for the nodes at ``places``."""
         if len(places) == len(self.fits):
             self.fits, self.failed, self.chosen = part.fits, part.failed, part.chosen
             return
@@ -117,8 +122,8 @@ class Outcome:
 def place(view: View, plan: Plan, *, choose: bool) -> Outcome:
     """Place ``plan`` on every node of ``view``.
 
-    A node with too few devices for some step is out at once. Without ``choose`` it is left open
-    which devices the last step takes, and what any takes where every choice leads to a placement:
+    A node with too few devices for some step is rejected at once. Without ``choose`` the devices of
+    the last step stay open, and those of any step where every choice leads to a placement:
     feasibility does not depend on them.
     """
     outcome = Outcome(view)
@@ -165,11 +170,11 @@ def place(view: View, plan: Plan, *, choose: bool) -> Outcome:
 
 
 def roomy(view: View, plan: Plan) -> Bools:
-    """Nodes on which the pod fits whatever devices its steps take.
+    """Return nodes on which the pod fits whatever devices its steps take.
 
-    There each vendor has as many devices as its largest step wants, each with room for all of the
-    pod's steps together. Says nothing of other nodes, nor of plans with constraints on how devices
-    are combined.
+    There each vendor has as many devices as its largest step requests, each with capacity for all
+    of the pod's steps together. Decides nothing for other nodes, nor for plans with constraints on
+    combinations of devices.
     """
     everywhere = np.ones(view.count, np.bool_)
     if plan.mutex or not all(is_plain(view, step) for step in plan.steps):
@@ -183,14 +188,14 @@ def roomy(view: View, plan: Plan) -> Bools:
 
 
 def lacking_key(plan: Plan) -> tuple[tuple[str, int], ...]:
-    """By step what it wants to be registered on a node: (vendor, devices)."""
+    """Return for each step the (vendor, devices) that must be registered on a node."""
     return tuple((step.request.vendor, step.request.count) for step in plan.steps)
 
 
 def lacking_step(view: View, plan: Plan) -> Shorts:
-    """The first step for which a node has too few registered devices, -1 where there is none.
+    """Return the first step for which a node has too few registered devices, -1 without one.
 
-    Shared: not to be written to.
+    The result is shared: callers must not write to it.
     """
     block, wanted = view.block, lacking_key(plan)
 
@@ -205,10 +210,10 @@ def lacking_step(view: View, plan: Plan) -> Shorts:
 
 
 class Walk:
-    """The pod's containers one after another: what they hold so far on each node of a view."""
+    """Walk over the pod's containers with the devices used so far on each node of a view."""
 
     def __init__(self, view: View, plan: Plan, keys: Sequence[DevicePolicy]) -> None:
-        """Nothing is held; devices that fit will be ordered by ``keys``."""
+        """Start with no devices used; devices that fit will be ordered by ``keys``."""
         self.scene = Scene(view, plan)
         self._keys = keys
 
@@ -242,6 +247,6 @@ def _place(view: View, plan: Plan, way: Attempt, *, choose: bool) -> Outcome:
             break
         gives_back = step.kind == "init" and not divisions_of(view, step.request.vendor)
         if not choose and (gives_back or position == len(way.order)):
-            continue  # what it takes makes no difference to the steps after it
+            continue  # its devices make no difference to the steps after it
         outcome.chosen[number] = walk.take(step, passing=passing, fits=outcome.fits)
     return outcome

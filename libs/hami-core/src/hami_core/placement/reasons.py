@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a pod does not fit: a closed set of refusal codes, and the texts that people read.
+"""Reasons why a pod does not fit: a closed set of refusal codes, and their texts for people.
 
-Codes are the words HAMi's users know where HAMi has one. A node's reason is its binding constraint:
-how far its best device got, and if some devices fit but too few, what stops the best of the others.
+Codes are HAMi's where HAMi has one. A node's reason is its binding constraint: how far its best
+device got, and if some devices fit but too few, the constraint that stops the best of the others.
 All nodes with one reason form a class and get the same text, because kube-scheduler groups nodes by
-text: what is wanted, and the best free value of the class with the node that has it. One answer has
-at most ``CLASSES_SHOWN`` texts of at most ``TEXT_BYTES``, so a pod's condition stays under 1 KiB.
+text: the requested value, and the best free value of the class with its node. One answer has at
+most ``CLASSES_SHOWN`` texts of at most ``TEXT_BYTES``, so a pod's condition stays under 1 KiB.
 
-Everything is read from the constraints of ``fit``, looked at one by one, on the nodes that failed.
-Memory in MiB, compute in percent of one device.
+Everything is derived from the constraints of ``fit``, evaluated one by one, on the nodes that
+failed. Memory in MiB, compute in percent of one device.
 """
 
 from collections.abc import Iterable, Sequence
@@ -117,7 +117,7 @@ RESOLVABLE: Final[frozenset[RefusalCode]] = frozenset(
         "AllocatedCardsInsufficientRequest",
     }
 )
-"""Refusals that may go away when other pods end."""
+"""Refusals that may end when other pods end."""
 
 CLASSES_SHOWN: Final = 6
 TEXT_BYTES: Final = 140
@@ -126,35 +126,35 @@ _WORDS_SHOWN: Final = 40
 
 
 class NodeRefusal(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why one node does not take the pod."""
+    """Reason why one node refuses the pod."""
 
     code: RefusalCode
     text: str
 
 
 def other_reasons(count: int) -> NodeRefusal:
-    """What is said of nodes whose ``count`` reasons are not told one by one."""
+    """Return the refusal of nodes whose ``count`` reasons are not listed one by one."""
     return NodeRefusal(code="OtherReasons", text=f"OtherReasons: {count} more, see hamictl explain")
 
 
 class DeviceVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one device says to one step."""
+    """Verdict of one device on one step."""
 
     uuid: str
     code: RefusalCode | None = None
     """The first constraint that stops it; ``None`` when it fits."""
     wanted: int = 0
     free: int = 0
-    """Of memory in MiB, compute in percent, slots, or devices of one NUMA node.
+    """Free amount of the resource that the code implies.
 
-    As the code implies.
+    Memory in MiB, compute in percent, slots, or devices of one NUMA node.
     """
     taken: bool = False
     """Chosen for the step."""
 
 
 class StepExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One container's request to one vendor: how the node's devices answered."""
+    """One container's request to one vendor: the verdicts of the node's devices."""
 
     container: str
     vendor: str
@@ -162,12 +162,12 @@ class StepExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     devices: tuple[DeviceVerdict, ...] = ()
 
     def fitting(self) -> int:
-        """Devices that fit."""
+        """Return the devices that fit."""
         return sum(device.code is None for device in self.devices)
 
 
 class NodeExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a node takes a pod or does not. ``steps`` ends with the one that failed."""
+    """Reasons why a node accepts or refuses a pod. ``steps`` ends with the step that failed."""
 
     node: str
     fits: bool
@@ -176,27 +176,27 @@ class NodeExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Reason(NamedTuple):
-    """What makes a class of refused nodes."""
+    """Attributes that define a class of refused nodes."""
 
     step: int
     stage: int
-    """Of the best device that does not fit; -1 where that does not matter."""
+    """Stage of the best device that does not fit; -1 where the stage does not matter."""
     kind: int
     """One of the constants below."""
 
 
 class Measure(NamedTuple):
-    """Best value of a class, and where it is."""
+    """Best value of a class, and its node."""
 
     wanted: int
     free: int
     node: str
     lack: "Lack | None" = None
-    """Of a hardware partition: which one is wanted, and what there is too little of."""
+    """For a hardware partition: the requested one, and the amount that is too small."""
 
 
 class Lack(NamedTuple):
-    """What a device has too little of for one more partition."""
+    """Amount of which a device has too little for one more partition."""
 
     division: int
     """Place in the table's divisions; never 0."""
@@ -204,15 +204,15 @@ class Lack(NamedTuple):
     amount: int
     """Place in ``Division.names``; -1: the grid has no place."""
     left: int
-    """Of that amount, or positions of the grid."""
+    """Free part of that amount, or free positions of the grid."""
 
     def number(self) -> int:
-        """As one number; 0 stands for none."""
+        """Encode as one number; 0 stands for ``None``."""
         return int(_lack_numbers(*self))
 
     @classmethod
     def of(cls, number: int) -> "Lack | None":
-        """What ``number`` stands for."""
+        """Decode ``number``."""
         if not number:
             return None
         rest, left = divmod(number, _LEFT)
@@ -231,62 +231,62 @@ def _lack_numbers(division: int, profile: int, amount: Ints | int, left: Ints | 
 
 
 _NOTHING: Final = Measure(0, 0, "")
-_TELLING: Final = (Stage.MEMORY, Stage.CORE, Stage.PARTITION, Stage.NUMA, Stage.SHAPE)
-"""What a node that stopped here is told has an amount in it."""
+_STAGES_WITH_AMOUNT: Final = (Stage.MEMORY, Stage.CORE, Stage.PARTITION, Stage.NUMA, Stage.SHAPE)
+"""Stages whose refusal text includes an amount."""
 NO_DEVICES, TOO_FEW, NONE_FIT, SOME_FIT = range(4)
 _KINDS: Final = 4
 _STAGES: Final = 32
 
 
 def _word(step: int, stage: int, kind: int) -> int:
-    """A reason as one number."""
+    """Encode a reason as one number."""
     return (step * _STAGES + stage + 1) * _KINDS + kind
 
 
 def _reason(word: int) -> Reason:
-    """The reason that a number stands for."""
+    """Decode a reason from its number."""
     rest, kind = divmod(word, _KINDS)
     step, stage = divmod(rest, _STAGES)
     return Reason(step, stage - 1, kind)
 
 
 class Causes(NamedTuple):
-    """Why each of some nodes does not fit, as lines: a reason's number, and its best value."""
+    """Reasons of nodes that do not fit, as lines: a reason's number, and its best value."""
 
     word: Ints
     wanted: Ints
     free: Ints
-    """The best value: that which is nearest to what is wanted."""
+    """The best value: the one nearest to the requested value."""
     lack: Ints
-    """``Lack`` as a number, where a partition has no room."""
+    """``Lack`` as a number, where a partition does not fit."""
 
     @classmethod
     def none(cls, count: int) -> "Causes":
-        """Lines to be filled."""
+        """Allocate lines to be filled."""
         return cls(*(np.zeros(count, np.int64) for _ in cls._fields))
 
     @classmethod
     def unregistered(cls, count: int) -> "Causes":
-        """Nodes of which no device is known."""
+        """Return lines of nodes without known devices."""
         found = cls.none(count)
         found.word[:] = _word(0, -1, NO_DEVICES)
         return found
 
     def part(self, places: Columns) -> "Causes":
-        """The lines of the nodes at ``places``."""
+        """Return the lines of the nodes at ``places``."""
         return Causes(*(line.take(places) for line in self))
 
     def copy(self) -> "Causes":
-        """The same lines, to be written to."""
+        """Return a copy that may be written to."""
         return Causes(*(line.copy() for line in self))
 
     def put(self, found: "Causes", places: Columns) -> None:
-        """Take over what was found for the nodes at ``places``."""
+        """Copy the causes of the nodes at ``places``."""
         for line, new in zip(self, found, strict=True):
             line[places] = new
 
     def resized(self, count: int) -> "Causes":
-        """Lines for so many nodes."""
+        """Return lines for ``count`` nodes."""
         if len(self.word) >= count:
             return Causes(*(line[:count] for line in self))
         longer = Causes.none(count)
@@ -295,10 +295,10 @@ class Causes(NamedTuple):
 
 
 def causes(view: View, plan: Plan, failed: Shorts) -> Causes:
-    """Why the nodes of ``view`` do not fit; ``failed`` is the step that stops each.
+    """Return the causes why nodes of ``view`` do not fit; ``failed`` is each node's failing step.
 
-    Of nodes where it is -1, which fit, the lines say nothing. Lines may be shared: they are not to
-    be written to.
+    For nodes where it is -1, which fit, the lines have no meaning. Lines may be shared: callers
+    must not write to them.
     """
     found = _lacking_causes(view, plan)
     placed = np.flatnonzero((failed >= 0) & (lacking_step(view, plan) < 0))
@@ -316,7 +316,10 @@ def causes(view: View, plan: Plan, failed: Shorts) -> Causes:
 
 
 def _lacking_causes(view: View, plan: Plan) -> Causes:
-    """Of nodes that have too few devices for some step. Shared: not to be written to."""
+    """Return the causes of nodes that have too few devices for some step.
+
+    The result is shared: callers must not write to it.
+    """
     block, wanted = view.block, lacking_key(plan)
 
     def make() -> Causes:
@@ -335,7 +338,7 @@ def _lacking_causes(view: View, plan: Plan) -> Causes:
 
 
 def _causes_placed(view: View, plan: Plan, number: int) -> Causes:
-    """Of nodes that have enough devices for the step, but not enough that fit."""
+    """Return the causes of nodes with enough devices for the step, but not enough that fit."""
     offered, wanted = offered_mib(view, plan, number), plan.steps[number].request.memory_mib
     if offered is not None and wanted:
         is_short = (offered < wanted) & (offered != NO_MIB)
@@ -351,14 +354,14 @@ def _causes_placed(view: View, plan: Plan, number: int) -> Causes:
 
 
 def _short_of_memory(number: int, wanted: int, offered: Ints) -> Causes:
-    """Of nodes on which all devices that are offered to the step have too little memory."""
+    """Return the causes of nodes where all devices offered to the step have too little memory."""
     words = np.full(len(offered), _word(number, Stage.MEMORY, NONE_FIT), np.int64)
     each = np.full(len(offered), wanted, np.int64)
     return Causes(words, each, offered.copy(), np.zeros(len(offered), np.int64))
 
 
 def _causes_looked_at(view: View, plan: Plan, number: int) -> Causes:
-    """The same, device by device."""
+    """Return the same causes, evaluated device by device."""
     step, scene = plan.steps[number], _scene_before(view, plan, number)
     stages = reached(scene, step)
     fitting = count_of(stages == Stage.FITS)
@@ -378,17 +381,17 @@ def _causes_looked_at(view: View, plan: Plan, number: int) -> Causes:
 
 
 def _counted(count: int, have: Ints | Counts, words: Ints) -> Causes:
-    """What is missing of the number of devices."""
+    """Return the causes of nodes where the number of devices is too small."""
     wanted = np.full(len(have), count, np.int64)
     return Causes(words, wanted, have.astype(np.int64), np.zeros(len(have), np.int64))
 
 
 def _measured(scene: Scene, step: Step, stages: Stages, stage: Stage, word: int) -> Causes:
-    """The best value of each node, of what ``stage`` is about."""
+    """Return the best value of each node for the resource that ``stage`` is about."""
     wanted, free = _amounts(scene, step, stages, stage)
     words, none = np.full(stages.shape[1], word, np.int64), np.zeros(stages.shape[1], np.int64)
     if isinstance(wanted, int) and stage != Stage.PARTITION:
-        # Where all want alike, least is missing where most is free.
+        # Where all devices want the same amount, least is missing where most is free.
         most = np.where(stages == stage, free, np.iinfo(np.int64).min).max(axis=0)
         return Causes(words, np.full(len(words), wanted, np.int64), most, none)
     missing = np.where(stages == stage, wanted - free, np.iinfo(np.int64).max)
@@ -399,7 +402,7 @@ def _measured(scene: Scene, step: Step, stages: Stages, stage: Stage, word: int)
 
 
 def _lacks(scene: Scene, step: Step) -> Ints:
-    """``Lack`` as a number for each device that has a table of sizes; 0 for others."""
+    """Return ``Lack`` as a number for each device that has a table of sizes; 0 for others."""
     view, _, running = scene
     block = view.block
     columns: slice | Columns = slice(view.count) if view.columns is None else view.columns
@@ -429,36 +432,36 @@ class Named(Protocol):
     """Nodes of a request, by their place in it."""
 
     def name(self, place: int) -> str:
-        """The name at a place."""
+        """Return the name at a place."""
         ...
 
     def several(self, places: Columns) -> list[str]:
-        """The names at some places."""
+        """Return the names at some places."""
         ...
 
     def first(self, places: Columns, count: int) -> Columns:
-        """The first ``count`` of ``places`` in the order of names."""
+        """Return the first ``count`` of ``places`` in the order of names."""
         ...
 
 
 class Refusals:
-    """The refused nodes of one decision, by class."""
+    """Refused nodes of one decision, by class."""
 
     def __init__(
         self, request: PodRequest, plan: Plan, named: Named, divisions: Sequence[Division]
     ) -> None:
-        """None yet; ``divisions`` are the table's."""
+        """Start without refusals; ``divisions`` are the table's."""
         self._request = request
         self._divisions = divisions
         self._plan = plan
         self._named = named
         self._found: dict[Reason, list[_Found]] = {}
-        self._told: dict[Reason, NodeRefusal] = {}
+        self._refusal_by_reason: dict[Reason, NodeRefusal] = {}
 
     def add(self, places: Columns, found: Causes, columns: Columns) -> None:
-        """Nodes at ``places`` of the request do not fit; ``found`` has theirs at ``columns``."""
+        """Add the nodes at ``places`` of the request; ``found`` has their causes at ``columns``."""
         words = found.word.take(columns)
-        self._told.clear()
+        self._refusal_by_reason.clear()
         for word in _distinct(words):
             mine = np.flatnonzero(words == word)
             some = _Found(places, found, columns)
@@ -467,7 +470,7 @@ class Refusals:
             self._found.setdefault(_reason(word), []).append(some)
 
     def _by_size(self) -> list[tuple[Reason, Columns]]:
-        """Each class with its nodes, the largest first."""
+        """Return each class with its nodes, the largest first."""
         classes = [
             (reason, _joined([part.places for part in parts]))
             for reason, parts in self._found.items()
@@ -475,7 +478,7 @@ class Refusals:
         return sorted(classes, key=lambda some: (-len(some[1]), some[0]))
 
     def groups(self) -> list[tuple[NodeRefusal, Columns]]:
-        """The refused nodes by text; the smallest classes share one when there are many."""
+        """Return the refused nodes by text; the smallest classes share one when there are many."""
         classes = self._by_size()
         several = len(classes) > CLASSES_SHOWN
         shown = classes[: CLASSES_SHOWN - 1] if several else classes
@@ -486,7 +489,7 @@ class Refusals:
         return groups
 
     def classes(self) -> tuple[RefusalClass, ...]:
-        """The classes, largest first, each exactly as it is: nothing is merged here."""
+        """Return the classes, largest first; small ones are not merged here."""
         found: list[RefusalClass] = []
         for reason, places in self._by_size():
             refusal = self._refusal(reason)
@@ -502,16 +505,16 @@ class Refusals:
         return tuple(found)
 
     def _refusal(self, reason: Reason) -> NodeRefusal:
-        """The text of a class."""
-        told = self._told.get(reason)
-        if told is None:
-            best = self._best(reason) if _tells_best(reason) else _NOTHING
-            told = _refusal(self._request, self._plan, reason, best, self._divisions)
-            self._told[reason] = told
-        return told
+        """Return the text of a class."""
+        cached = self._refusal_by_reason.get(reason)
+        if cached is None:
+            best = self._best(reason) if _has_best(reason) else _NOTHING
+            cached = _refusal(self._request, self._plan, reason, best, self._divisions)
+            self._refusal_by_reason[reason] = cached
+        return cached
 
     def _best(self, reason: Reason) -> Measure:
-        """Of the nodes that come closest: the first by name."""
+        """Return the measure of the closest nodes: the first by name."""
         parts = self._found[reason]
         missing = [part.missing() for part in parts]
         least = min(int(line.min()) for line in missing)
@@ -526,16 +529,16 @@ class Refusals:
 
 
 class _Found(NamedTuple):
-    """Nodes that have one reason."""
+    """Nodes with the same reason."""
 
     places: Columns
-    """In the request."""
+    """Places in the request."""
     found: Causes
     columns: Columns
-    """Where theirs stand in ``found``."""
+    """Columns of these nodes in ``found``."""
 
     def missing(self) -> Ints:
-        """How far the best value of each is from what is wanted."""
+        """Return the distance of each best value from the requested value."""
         return self.found.wanted.take(self.columns) - self.found.free.take(self.columns)
 
 
@@ -544,7 +547,7 @@ def _joined(lines: list[Columns]) -> Columns:
 
 
 def _measure(found: Causes, column: int, name: str) -> Measure:
-    """The best value at a column."""
+    """Return the best value at a column."""
     lack = Lack.of(int(found.lack[column]))
     return Measure(int(found.wanted[column]), int(found.free[column]), name, lack)
 
@@ -556,7 +559,7 @@ def _refusal(
     best: Measure,
     divisions: Sequence[Division] = (),
 ) -> NodeRefusal:
-    """What is said of nodes with one reason."""
+    """Return the refusal of nodes with one reason."""
     code = _code(reason)
     fact = _fact(plan, reason, best, divisions)
     prefix = _prefix(request, plan, reason.step)
@@ -564,7 +567,7 @@ def _refusal(
 
 
 def _distinct(line: Shorts | Ints) -> list[int]:
-    """The different values, in order: small numbers, and most often there is one."""
+    """Return the different values in order; they are small numbers, mostly a single one."""
     least, most = int(line.min()), int(line.max())
     if least == most:
         return [least]
@@ -572,7 +575,7 @@ def _distinct(line: Shorts | Ints) -> list[int]:
 
 
 def _scene_before(view: View, plan: Plan, number: int) -> Scene:
-    """What the pod's containers before step ``number`` hold, as the first attempt places them."""
+    """Return the scene before step ``number``; earlier containers are placed as first tried."""
     walk = Walk(view, plan, attempts(plan)[0].keys)
     everywhere = np.ones(view.count, np.bool_)
     for step in plan.steps[:number]:
@@ -581,7 +584,7 @@ def _scene_before(view: View, plan: Plan, number: int) -> Scene:
 
 
 def _part(scene: Scene, places: Columns) -> Scene:
-    """The scene on some of its nodes."""
+    """Return the scene on some of its nodes."""
     running = scene.running
     return Scene(
         scene.view.part(places), scene.plan, None if running is None else running.part(places)
@@ -599,7 +602,10 @@ def _code(reason: Reason) -> RefusalCode:
 
 
 def _amounts(scene: Scene, step: Step, stages: Stages, stage: Stage) -> tuple[Ints | int, Ints]:
-    """(wanted, free) of what the stage is about, for each device; a number where all want alike."""
+    """Return (requested, free) of the stage's resource for each device.
+
+    A single number where all devices have the same requested amount.
+    """
     view, _, running = scene
     block, request = view.block, step.request
     wanted: Ints | int = 0
@@ -632,15 +638,15 @@ def _amounts(scene: Scene, step: Step, stages: Stages, stage: Stage) -> tuple[In
     return wanted, free.astype(np.int64, copy=False)
 
 
-def _tells_best(reason: Reason) -> bool:
-    """Whether the text of a class names the best value in it."""
+def _has_best(reason: Reason) -> bool:
+    """Return whether the text of a class includes its best value."""
     if reason.kind == NONE_FIT:
-        return reason.stage in _TELLING
+        return reason.stage in _STAGES_WITH_AMOUNT
     return reason.kind != NO_DEVICES
 
 
 def _fact(plan: Plan, reason: Reason, best: Measure, divisions: Sequence[Division]) -> str:
-    """What is wanted and what is there."""
+    """Return the text with the requested and the present value."""
     if reason.kind == NO_DEVICES:
         return "no device of this kind is registered on the node"
     step, where = plan.steps[reason.step], f"({_clip(best.node, _NAME_SHOWN)})"
@@ -676,7 +682,7 @@ def _fact(plan: Plan, reason: Reason, best: Measure, divisions: Sequence[Divisio
 
 
 def _fact_of_amount(step: Step, stage: Stage, best: Measure, where: str) -> str:
-    """How much is wanted of a device, and how much there is."""
+    """Return the text with the amount requested of a device and the free amount."""
     request = step.request
     match stage:
         case Stage.MEMORY:
@@ -694,7 +700,7 @@ def _fact_of_amount(step: Step, stage: Stage, best: Measure, where: str) -> str:
 
 
 def _fact_of_partition(division: Division, lack: Lack, best: Measure) -> str:
-    """Which partition is wanted, what is free, and why that will not do."""
+    """Return the text with the requested partition, the free amount, and why it does not fit."""
     profile = division.profiles[lack.profile]
     wanted = f"{profile.name or 'a whole device'} ({best.wanted} MiB) wanted"
     if lack.amount < 0:
@@ -710,7 +716,7 @@ def _fact_of_partition(division: Division, lack: Lack, best: Measure) -> str:
 
 
 def _fact_of_kind(step: Step, stage: Stage) -> str:
-    """What no device of the node is."""
+    """Return the text of a property that no device of the node has."""
     selector = step.selector
     match stage:
         case Stage.AGENT:
@@ -758,7 +764,7 @@ def _lists(allow: tuple[str, ...], deny: tuple[str, ...]) -> str:
 
 
 def _prefix(request: PodRequest, plan: Plan, number: int) -> str:
-    """Which container and vendor a reason is about, where the pod has several."""
+    """Return the container and vendor that a reason is about, where the pod has several."""
     if not plan.steps:
         return ""
     step = plan.steps[number]
@@ -783,23 +789,23 @@ def _clip(text: str, length: int) -> str:
 
 
 def unregistered(request: PodRequest, node: str) -> NodeRefusal:
-    """The refusal of a node of which no device is known."""
+    """Return the refusal of a node without known devices."""
     reason = Reason(0, -1, NO_DEVICES)
     return _refusal(request, compile_request(request), reason, Measure(0, 0, node))
 
 
 def refusal_of(view: View, request: PodRequest, plan: Plan, outcome: Outcome) -> NodeRefusal:
-    """Why the one node of ``view`` does not take the pod."""
+    """Return the reason why the one node of ``view`` refuses the pod."""
     found = causes(view, plan, outcome.failed)
     best = _measure(found, 0, view.name(0))
     return _refusal(request, plan, _reason(int(found.word[0])), best, view.table.divisions)
 
 
 def explain(table: DeviceTable, request: PodRequest, node: str) -> NodeExplanation:
-    """How each device of ``node`` answers each step, as the decision itself looks at them.
+    """Explain each step's verdict by each device of ``node``, as the decision evaluates them.
 
     Where the pod does not fit, its steps are placed by preference up to the one that fails. Where
-    the node has too few devices for a step, it is that step alone.
+    the node has too few devices for a step, only that step is explained.
     """
     found = table.place(node)
     if found is None:
@@ -814,14 +820,14 @@ def explain(table: DeviceTable, request: PodRequest, node: str) -> NodeExplanati
         node=node,
         fits=fits,
         refusal=None if fits else refusal_of(view, request, plan, outcome),
-        steps=_tell(view, request, plan, numbers, outcome if fits else None),
+        steps=_explain_steps(view, request, plan, numbers, outcome if fits else None),
     )
 
 
-def _tell(
+def _explain_steps(
     view: View, request: PodRequest, plan: Plan, numbers: Iterable[int], placed: Outcome | None
 ) -> tuple[StepExplanation, ...]:
-    """The steps one after another, with the devices that were taken: by preference if none were."""
+    """Explain the steps in order with their devices: by preference if none were placed."""
     walk = Walk(view, plan, attempts(plan)[0].keys)
     everywhere = np.ones(1, np.bool_)
     uuids = view.block.uuids[view.column(0)]

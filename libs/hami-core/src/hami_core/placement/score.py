@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good a node is for a pod: 0..100 after the pod would be placed there.
+"""Scores a node for a pod: 0..100 as if the pod were placed there.
 
-Terms live in separate magnitudes, listed here, so that a lesser wish never outvotes a greater one:
+Terms live in separate magnitudes, listed here, so that a lesser preference never outvotes a greater
+one:
 
 ======  =========  ==========================================================================
 term    magnitude  meaning
 ======  =========  ==========================================================================
 near    above all  of a gang's member: levels that the node shares with the members placed so far
                    (see ``domains``), in the mean; of other pods nothing
-fill    0..100     part of the node's devices that would be in use, of the resources asked for:
+fill    0..100     part of the node's devices that would be in use, of the resources requested:
                    ``binpack`` as it is, ``spread`` 100 minus it
 name    order      equal scores are ordered by node name, see ``priorities``
 ======  =========  ==========================================================================
 
-``fill`` is the mean over the vendors asked and, for each, over slots, memory (if any is asked) and
-compute (if any is asked) of used / capacity of its registered devices, each cut off at 1. The pod
-counts with what its containers hold together at their busiest moment, wherever on the node they are
-placed; a percentage counts as of the node's smallest device. Knows no node names.
+``fill`` is the mean over the requested vendors and, for each, over slots, memory (if requested) and
+compute (if requested) of used / capacity of its registered devices, each cut off at 1. The pod
+counts with the largest amount that its containers use at one time, wherever on the node they are
+placed; a percentage counts as of the node's smallest device. Independent of node names.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,20 +44,20 @@ HIGHEST = 100.0
 
 
 class _Term(NamedTuple):
-    """One of the parts whose mean ``fill`` is."""
+    """One of the parts that ``fill`` averages."""
 
     vendor: str
     totals: Ints
-    """The vendor's, of the nodes looked at."""
+    """The vendor's totals, of the nodes of the view."""
     booked: Ints | int
-    """What the pod takes."""
+    """Amount that the pod takes."""
     used: int
     capacity: int
-    """Rows of ``totals``."""
+    """Row of the capacity in ``totals``."""
 
 
 def _terms(view: View, plan: Plan) -> list[_Term]:
-    """The parts of ``fill``; none where there is no device of some vendor at all."""
+    """Return the parts of ``fill``; empty where some vendor has no device at all."""
     terms: list[_Term] = []
     for vendor in dict.fromkeys(step.request.vendor for step in plan.steps):
         mine = totals_of(view, vendor)
@@ -73,7 +74,7 @@ def _terms(view: View, plan: Plan) -> list[_Term]:
 
 
 def score(view: View, plan: Plan, fits: Bools) -> Floats:
-    """Score of each node of the view; 0 where the pod does not fit."""
+    """Return the score of each node of the view; 0 where the pod does not fit."""
     terms = _terms(view, plan)
     if not terms:
         return np.zeros(view.count)
@@ -86,14 +87,14 @@ def score(view: View, plan: Plan, fits: Bools) -> Floats:
 
 
 class _Filled:
-    """How full the nodes of a block are: the sum over some parts, before a pod. Follows it."""
+    """Fullness of the nodes of a block before a pod: the sum over some parts. Follows the block."""
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
+        """Start without sums."""
         self._line, self._version = np.zeros(0), -1
 
     def line(self, whole: View, terms: Sequence[_Term]) -> Floats:
-        """The present sums."""
+        """Return the present sums."""
         block = whole.block
         if self._version != block.version:
             changed = block.stale_since(self._version)
@@ -114,11 +115,11 @@ class _Filled:
 
 
 def ranking(whole: View, plan: Plan, columns: Columns) -> Floats:
-    """Numbers in whose order some nodes of a block stand by ``score``, the best highest.
+    """Return numbers that rank some nodes of a block by ``score``, the best highest.
 
-    Only where the pod fits, and as if no node were booked beyond what it has: there each part that
-    ``score`` cuts off at 1 counts as it is. Costs less than the scores, because what nodes hold is
-    summed up as it changes, for all pods that ask for the same resources.
+    Only valid where the pod fits, and as if no node were booked beyond its capacity: there each
+    part that ``score`` cuts off at 1 counts as it is. Costs less than the scores, because booked
+    amounts are summed up as they change, for all pods that request the same resources.
     """
     terms = _terms(whole, plan)
     if not terms:
@@ -145,7 +146,7 @@ def ranking(whole: View, plan: Plan, columns: Columns) -> Floats:
 
 
 def _per_unit(whole: View, term: _Term) -> tuple[Floats, bool]:
-    """What one unit is of each node's capacity, and whether it is the same on all nodes."""
+    """Return one unit as a fraction of each node's capacity, and whether it is equal on all."""
 
     def make() -> tuple[Floats, bool]:
         per = 1 / np.maximum(term.totals[term.capacity], 1)
@@ -155,15 +156,15 @@ def _per_unit(whole: View, term: _Term) -> tuple[Floats, bool]:
 
 
 def nearer(fill: Floats, shared: Floats, *, most: int) -> Floats:
-    """Scores that put nodes with more ``shared`` levels first, and among equals those of ``fill``.
+    """Return scores that put nodes with more ``shared`` levels first, then those of ``fill``.
 
-    ``most`` is what a node can share; nodes that score nothing are left so.
+    ``most`` is the maximum that a node can share; nodes that score 0 keep 0.
     """
     return np.where(fill > 0, HIGHEST * (shared + fill / HIGHEST) / (most + 1), 0.0)
 
 
 def _busiest(plan: Plan, vendor: str, totals: Ints) -> tuple[int, int, Ints | int]:
-    """(slots, compute, memory) that the pod holds of the vendor's devices at most, at once."""
+    """Return the pod's peak of (slots, compute, memory) on a vendor's devices."""
     slots = core = most_slots = most_core = 0
     mib: Ints | int = 0
     most_mib: Ints | int = 0
@@ -184,10 +185,10 @@ def _busiest(plan: Plan, vendor: str, totals: Ints) -> tuple[int, int, Ints | in
 
 
 def priorities(scores: Floats, first: Callable[[Columns, int], Columns], *, highest: int) -> Ints:
-    """Whole numbers 0..``highest`` in the order of the scores, as kube-scheduler takes them.
+    """Return integers 0..``highest`` in the order of the scores, as kube-scheduler takes them.
 
     The best node alone gets ``highest`` (``first`` finds the first by name among equals), so that
-    rounding never lets chance choose; the others share what is below, in proportion.
+    rounding never lets chance choose; the others share the values below in proportion.
     """
     if not len(scores):
         return np.zeros(0, np.int64)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tries every choice of devices for a pod's steps, on all nodes of a view at once.
 
-For nodes on which placing by preference failed though each step alone would fit. The first choice
-in the order of the node's devices that leads to a placement is taken, so the answer is exact: no
-node is refused that has one. Steps of different vendors do not meet on a device and are searched
-apart.
+Used for nodes on which placing by preference failed though each step alone would fit. The first
+choice in the order of the node's devices that leads to a placement is taken, so the answer is
+exact: no node is refused that has one. Steps of different vendors never share a device and are
+searched separately.
 
 The bound: a step whose devices matter to a later one multiplies the choices by the number of sets
 of its size on a node; where that passes ``CHOICES_TRIED`` for a vendor, nothing is tried. On nodes
@@ -41,7 +41,7 @@ CHOICES_TRIED: Final = 2048
 
 
 def is_searchable(width: int, plan: Plan) -> bool:
-    """Whether every choice can be tried on nodes with up to ``width`` devices."""
+    """Return whether every choice can be tried on nodes with up to ``width`` devices."""
     for numbers in _by_vendor(plan):
         choices = 1
         for number in numbers[:-1]:
@@ -54,7 +54,7 @@ def is_searchable(width: int, plan: Plan) -> bool:
 
 
 def _by_vendor(plan: Plan) -> list[list[int]]:
-    """The steps of each vendor, in kubelet's order."""
+    """Return the steps of each vendor, in kubelet's order."""
     found: dict[str, list[int]] = {}
     for number, step in enumerate(plan.steps):
         found.setdefault(step.request.vendor, []).append(number)
@@ -62,7 +62,7 @@ def _by_vendor(plan: Plan) -> list[list[int]]:
 
 
 def search(view: View, plan: Plan) -> tuple[Bools, dict[int, Bools]]:
-    """(nodes on which the pod fits, the devices of each step there)."""
+    """Return (nodes on which the pod fits, the devices of each step there)."""
     fits = np.ones(view.count, np.bool_)
     for step in plan.steps:
         fits &= has_enough(view, step, passes(Scene(view, plan), step))
@@ -90,7 +90,7 @@ class _Tree:
         self._scene = Scene(view, plan, self._held)
 
     def grow(self, depth: int, open_: Bools) -> None:
-        """Go on from what is held now, on the nodes that are ``open_``."""
+        """Extend the present choice on the nodes that are ``open_``."""
         number = self._numbers[depth]
         view, plan, _ = self._scene
         step = plan.steps[number]
@@ -125,7 +125,7 @@ class _Tree:
                     return
 
     def _takes(self, step: Step, passing: Bools, rows: Sequence[int]) -> Bools:
-        """Nodes on which the step can take just these devices."""
+        """Return the nodes on which the step can take just these devices."""
         here: Bools = np.logical_and.reduce(passing[list(rows)], axis=0)
         view = self._scene.view
         if step.request.shape:
@@ -141,7 +141,7 @@ class _Tree:
         return here
 
     def _hold(self, step: Step, rows: Sequence[int], nodes: Bools) -> list[Any]:
-        """Take devices on some nodes; returns what was held of them before."""
+        """Take devices on some nodes; returns the previous values for ``_restore``."""
         held, some = self._held, list(rows)
         before = [
             *(line[some] for line in (held.mib, held.core, held.slots, held.exclusive)),
@@ -156,7 +156,7 @@ class _Tree:
         return before
 
     def _restore(self, rows: Sequence[int], before: list[Any]) -> None:
-        """Give devices back."""
+        """Release the devices."""
         held, some = self._held, list(rows)
         lines: tuple[NDArray[Any], ...] = (
             held.mib,
@@ -171,7 +171,7 @@ class _Tree:
         held.spent[:, some] = before[-1]
 
     def _solve(self, nodes: Bools) -> None:
-        """Note what was chosen on the way here."""
+        """Record the choices that led here."""
         for number, devices in self._path.items():
             if isinstance(devices, tuple):
                 for row in devices:

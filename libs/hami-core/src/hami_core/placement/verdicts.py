@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of filter and prioritize: which of the named nodes fit, how well, and why not.
+"""Answers of filter and prioritize: nodes that fit, their scores, and the reasons of the others.
 
-Per plan (pods of one template have equal plans) the answer for every node is kept and brought up to
-date by placing the plan again on just the columns that changed since. The same is done for the
-reasons of nodes that do not fit and for scores. All feasible nodes are returned. Scores are 0..100.
-Reads the table, changes nothing.
+Per plan (pods of one template have equal plans) the answer for every node is cached and updated by
+placing the plan again on just the columns that changed since. The reasons of nodes that do not fit
+and the scores are cached the same way. All feasible nodes are returned. Scores are 0..100. Reads
+the table, changes nothing.
 """
 
 from collections import Counter, OrderedDict
@@ -39,11 +39,11 @@ _SCATTER: Final = 0x9_E377
 _FINEST: Final = 2.0**-20
 PLANS_KEPT: Final = 128
 LISTS_KEPT: Final = 4
-"""A filter's list comes back as the next filter's, its answer as that of prioritize."""
+"""A filter's list returns with the next filter, its answer with prioritize."""
 
 
 class _Kept:
-    """What is known of one plan on one block."""
+    """Cached results of one plan on one block."""
 
     __slots__ = (
         "causes",
@@ -63,7 +63,7 @@ class _Kept:
         self.causes_version = -1
         self.causes = _NO_CAUSES
         self.owns_causes = False
-        """Whether the lines are nobody else's, so that they may be written to."""
+        """True when the lines are not shared, so that they may be written to."""
         self.scores_version = -1
         self.scores = _NO_SCORES
 
@@ -73,12 +73,12 @@ class _Part(NamedTuple):
 
     block: Block
     places: Columns | slice
-    """Which of the names."""
+    """Places of these nodes among the names."""
     columns: Columns
 
 
 class Located:
-    """Named nodes, and where they stand in the table."""
+    """Named nodes and their positions in the table."""
 
     def __init__(self, table: DeviceTable, names: NodeNames, found: Found) -> None:
         """``found`` are codes as in ``DeviceTable.codes``, -1 where a node is not registered."""
@@ -96,7 +96,7 @@ class Located:
         return len(self.codes)
 
     def part(self, mask: Bools) -> "Located":
-        """The nodes where ``mask`` is set; itself where that is everywhere."""
+        """Return the nodes where ``mask`` is set; itself where that is everywhere."""
         if mask.all():
             return self
         places = np.flatnonzero(mask)
@@ -105,7 +105,7 @@ class Located:
         return Located(self._table, names, found if found.least >= 0 else Found.of(found.numbers))
 
     def ranks(self) -> Ints:
-        """Each node's place in the order of names, those that are not registered last."""
+        """Return each node's place in the order of names, unregistered nodes last."""
         if self._ranks is None:
             self._ranks = np.zeros(len(self.codes), np.int64)
             for part in self.parts:
@@ -115,7 +115,7 @@ class Located:
         return self._ranks
 
     def _ranks_at(self, places: Columns) -> Ints:
-        """``ranks`` of some places."""
+        """Return ``ranks`` of some places."""
         if self._ranks is None and len(self.parts) == 1 and not len(self.unregistered):
             (part,) = self.parts
             columns = part.columns if len(places) == len(self) else part.columns.take(places)
@@ -123,12 +123,12 @@ class Located:
         return self.ranks().take(places)
 
     def first(self, places: Columns, count: int) -> Columns:
-        """The first ``count`` of ``places`` in the order of names."""
+        """Return the first ``count`` of ``places`` in the order of names."""
         ranks = self._ranks_at(places)
         if count == 1:
             return places[[ranks.argmin()]]
         if len(places) > _SEVERAL * count:
-            # Ranks are spread evenly, more or less: enough of them are most often below this one.
+            # Ranks are spread about evenly: enough of them are mostly below this one.
             below = _SEVERAL * count * (len(self._table) + 1) // len(places)
             some = np.flatnonzero(ranks < below)
             if len(some) >= count:
@@ -136,18 +136,18 @@ class Located:
         return places.take(np.argsort(ranks, kind="stable")[:count])
 
     def scattered(self) -> Ints:
-        """A number below 2^``_SCATTER_BITS`` for each node, the same in whatever order it is named.
+        """Return a number below 2^``_SCATTER_BITS`` for each node, independent of their order.
 
-        Neighbours in the order of names have numbers far apart.
+        Neighbors in the order of names have numbers far apart.
         """
         return (self._ranks_at(np.arange(len(self))) * _SCATTER) & ((1 << _SCATTER_BITS) - 1)
 
     def several(self, places: Columns) -> list[str]:
-        """The names at some places."""
+        """Return the names at some places."""
         return self.names.several(places)
 
     def name(self, place: int) -> str:
-        """The name at a place."""
+        """Return the name at a place."""
         return self.names.string(place)
 
 
@@ -170,11 +170,11 @@ class Filtered:
 
     @property
     def refused_count(self) -> int:
-        """How many nodes do not fit."""
+        """Number of nodes that do not fit."""
         return len(self.nodes) - len(self.left)
 
     def refused(self) -> dict[str, str]:
-        """Text by refused node: the same for all nodes of a class."""
+        """Return the text by refused node: the same for all nodes of a class."""
         return {
             self.nodes.string(place): refusal.text
             for refusal, places in self.groups()
@@ -182,13 +182,13 @@ class Filtered:
         }
 
     def groups(self) -> list[tuple[NodeRefusal, Columns]]:
-        """The refused nodes by text, as places in the order in which they were named."""
+        """Return the refused nodes by text, as places in the order in which they were named."""
         if self._groups is None:
             self._groups = self._refusals.groups()
         return self._groups
 
     def classes(self) -> tuple[RefusalClass, ...]:
-        """The refused nodes by class, largest first, for the recorded decision."""
+        """Return the refused nodes by class, largest first, for the recorded decision."""
         if self._classes is None:
             self._classes = self._refusals.classes()
         return self._classes
@@ -204,7 +204,7 @@ class Scored:
         self._located = located
 
     def best(self, count: int) -> list[tuple[str, float]]:
-        """The best nodes and their scores, best first, by name among equals."""
+        """Return the best nodes and their scores, best first, by name among equals."""
         places = np.arange(len(self.scores))
         if len(places) > count:
             least = np.partition(self.scores, len(places) - count)[len(places) - count]
@@ -215,7 +215,7 @@ class Scored:
         return sorted(found, key=lambda pair: (-pair[1], pair[0]))
 
     def priorities(self, *, highest: int) -> Ints:
-        """Whole numbers 0..``highest``, see ``score.priorities``."""
+        """Return whole numbers 0..``highest``, see ``score.priorities``."""
         return priorities(self.scores, self._located.first, highest=highest)
 
 
@@ -223,7 +223,7 @@ class Verdicts:
     """Filter and prioritize over one table."""
 
     def __init__(self, table: DeviceTable) -> None:
-        """Nothing is known yet."""
+        """Start without cached results."""
         self._table = table
         self._kept: OrderedDict[Plan, dict[int, _Kept]] = OrderedDict()
         self._index = NameIndex(table.codes)
@@ -232,7 +232,7 @@ class Verdicts:
         self._last: tuple[PodRequest | None, Plan] = (None, NO_PLAN)
 
     def filter(self, request: PodRequest, names: NodeNames | Sequence[str]) -> Filtered:
-        """Which of the nodes fit the whole pod."""
+        """Return the nodes that fit the whole pod, and the refusals of the others."""
         plan = self._compiled(request)
         located = self._locate(names)
         refusals = Refusals(request, plan, located, self._table.divisions)
@@ -258,7 +258,7 @@ class Verdicts:
     def prioritize(
         self, request: PodRequest, names: NodeNames | Sequence[str], *, near: Sequence[str] = ()
     ) -> Scored:
-        """Score of each node, in the order named; 0 where the pod does not fit.
+        """Return the score of each node, in the order named; 0 where the pod does not fit.
 
         ``near`` are nodes of the members of its gang, one entry for each member.
         """
@@ -276,11 +276,11 @@ class Verdicts:
     def shortlist(
         self, request: PodRequest, fitting: NodeNames, count: int, *, near: Sequence[str] = ()
     ) -> NodeNames:
-        """The ``count`` best of the nodes that fit, in the order in which they were named.
+        """Return the ``count`` best of the nodes that fit, in the order in which they were named.
 
-        All, if there are no more. ``near`` as in ``prioritize``. Where not all that are equally
-        good find room, those that do are scattered over the names: neighbours by name often share
-        a zone. Numbers within ``_FINEST`` of each other are equal.
+        All, if there are no more. ``near`` as in ``prioritize``. Where the count ends within
+        equally good nodes, the selected ones are scattered over the names: neighbors by name often
+        share a zone. Numbers within ``_FINEST`` of each other are equal.
         """
         if len(fitting) <= count:
             return fitting
@@ -297,13 +297,13 @@ class Verdicts:
         return located.names.at(np.sort(np.argpartition(order, worse)[worse:]))
 
     def _compiled(self, request: PodRequest) -> Plan:
-        """The plan of a pod; a filter's pod is mostly the next prioritize's."""
+        """Return the plan of a pod; a filter's pod is mostly the next prioritize's."""
         if self._last[0] is not request:
             self._last = (request, compile_request(request))
         return self._last[1]
 
     def _shared(self, located: Located, near: Sequence[str]) -> tuple[Floats, int]:
-        """(levels that each node shares with those of ``near``, the most that one could)."""
+        """Return the levels that each node shares with those of ``near``, and their maximum."""
         domains = self._table.domains
         closeness = domains.closeness(near)
         shared = np.zeros(len(located))
@@ -314,7 +314,7 @@ class Verdicts:
         return shared, (domains.depth + 1) * len(near)
 
     def _locate(self, names: NodeNames | Sequence[str]) -> Located:
-        """Where each named node stands."""
+        """Locate each named node in the table."""
         version = self._table.places_version
         if version != self._places_version:
             self._index = NameIndex(self._table.codes)
@@ -347,7 +347,7 @@ class Verdicts:
         return by_width.setdefault(block.width, _Kept())
 
     def _placed(self, plan: Plan, block: Block) -> _Kept:
-        """``fits`` and ``failed`` of every column, up to date."""
+        """Return ``fits`` and ``failed`` of every column, up to date."""
         kept = self._of(plan, block)
         if kept.version == block.version:
             return kept
@@ -359,7 +359,7 @@ class Verdicts:
         return kept
 
     def _caused(self, plan: Plan, block: Block) -> _Kept:
-        """``causes`` of every column that does not fit, up to date."""
+        """Return ``causes`` of every column that does not fit, up to date."""
         kept = self._placed(plan, block)
         if kept.causes_version == block.version:
             return kept
@@ -379,14 +379,14 @@ class Verdicts:
         return kept
 
     def _scored(self, plan: Plan, block: Block) -> _Kept:
-        """``scores`` of every column, up to date."""
+        """Return ``scores`` of every column, up to date."""
         kept = self._placed(plan, block)
         if kept.scores_version == block.version:
             return kept
         changed = block.stale_since(kept.scores_version)
         fits = kept.fits if changed is None else kept.fits[changed]
         some = np.flatnonzero(fits)
-        if len(some) * _MOSTLY < len(fits):  # the others score nothing
+        if len(some) * _MOSTLY < len(fits):  # the others score 0
             scores = np.zeros(len(fits))
             columns = some if changed is None else changed[some]
             scores[some] = score(View(self._table, block, columns), plan, fits[some])
@@ -415,7 +415,7 @@ def _parts(table: DeviceTable, found: Found) -> list[_Part]:
 
 
 def _merged(line: NDArray[T], new: NDArray[T], block: Block, changed: Columns | None) -> NDArray[T]:
-    """The line for the block's present columns, ``new`` where they ``changed``."""
+    """Return the line for the block's present columns, ``new`` where they ``changed``."""
     if changed is None:
         return new
     if len(line) < block.count:

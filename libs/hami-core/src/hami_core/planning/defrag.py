@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which running pods to move, one after another, so that a pod fits that does not fit now.
+"""Plans moves of running pods, one after another, so that a pod fits that does not fit now.
 
-A move ends a pod where it is and starts it where the plan says: on another node, or on other
-devices of its own. It is made only where the pod fits at that time, with its own share given back,
-by the same placing as the scheduler's: so selectors, modes, mutex, NUMA, cordons, silent agents and
-the places of hardware partitions count for moved pods as for new ones. The plan has the fewest
-moves and, among those plans, the least memory moved; a pod that is moved twice counts twice.
+A move ends a pod on its node and starts it where the plan says: on another node, or on other
+devices of its own. A move is made only where the pod fits at that time, with its own share
+released, by the same placing as the scheduler's: so selectors, modes, mutex, NUMA, cordons, silent
+agents and the places of hardware partitions count for moved pods as for new ones. The plan has the
+fewest moves and, among those plans, the least memory moved; a pod that is moved twice counts twice.
 
-The search deepens: it looks for plans of one move, then of two … A branch is given up where more
-pods have to leave every node than moves are left: that bound is exact, so what is found is the
-best, and a search that ends without a plan has proved that there is none of so many moves. It also
-gives up after a number of trials (placings tried); then nothing is proved beyond the moves that
-were searched in full. Devices that are idle and alike are tried once, nodes likewise.
+The search deepens: it searches for plans of one move, then of two … A branch is cut where more pods
+have to leave every node than moves are left: that bound is exact, so a plan that is found is the
+best, and a search that ends without a plan has proved that no plan has so few moves. It also gives
+up after a number of trials (placings tried); then nothing is proved beyond the moves that were
+searched in full. Equal idle devices are tried once, nodes likewise.
 
-Decides on a table that the caller may spoil; leaves it as it was. Memory in MiB.
+Works on a table that the caller may modify; leaves it as it was. Memory in MiB.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,50 +39,53 @@ class Tenant(Struct, frozen=True, kw_only=True):
     """A running pod that may be moved."""
 
     request: PodRequest
-    """What it asks for; its uid names it."""
+    """The pod's request; its uid identifies the pod."""
     node: str
     containers: tuple[ContainerShares, ...]
-    """What it holds."""
+    """The pod's shares."""
     stays_on_node: bool = False
-    """Only devices of its own node will do."""
+    """The pod may move only to devices of its own node."""
 
 
 class Move(Struct, frozen=True, kw_only=True):
-    """One pod, ended and started elsewhere."""
+    """One pod that is ended and started elsewhere."""
 
     namespace: str
     pod: str
     uid: str
     source: str
-    """Node."""
+    """Node on which it runs."""
     target: str
     gives: tuple[ContainerShares, ...]
     takes: tuple[ContainerShares, ...]
     memory_mib: int
-    """What it gives."""
+    """Memory that it frees."""
 
 
 class DefragPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What came of a search."""
+    """Result of a search."""
 
     outcome: Literal["fits", "found", "none", "not-found"]
-    """``fits``: nothing has to be moved. ``none``: proved, there is no plan of up to
-    ``moves_searched`` moves. ``not-found``: the trials ended first, there may be one."""
+    """``fits``: no move is needed.
+
+    ``none``: proved, no plan of up to ``moves_searched`` moves exists. ``not-found``: the trials
+    ended first, a plan may exist.
+    """
     moves_searched: int
-    """Every plan of up to so many moves was looked at, or was no better than this one."""
+    """Every plan of up to so many moves was searched, or was no better than this one."""
     trials: int
     moves: tuple[Move, ...] = ()
-    """In order: each is possible when the ones before it are made."""
+    """In order: each is possible after the ones before it."""
     memory_mib: int = 0
-    """Moved by all of them."""
+    """Sum over all moves."""
     is_least_memory: bool = True
-    """Of the plans with so few moves; false where the trials ended before all were looked at."""
+    """True when no plan with so few moves moves less; false when the trials ended first."""
     node: str = ""
-    """Where the pod fits then."""
+    """Node on which the pod fits then."""
     containers: tuple[ContainerShares, ...] = ()
-    """What it would be given."""
+    """Shares that it would get."""
     movable: int = 0
-    """Pods that might have been moved."""
+    """Number of pods that could be moved."""
 
 
 def plan_moves(
@@ -93,7 +96,10 @@ def plan_moves(
     most_moves: int = MOST_MOVES,
     most_trials: int = MOST_TRIALS,
 ) -> DefragPlan:
-    """The best plan by which ``wanted`` fits; see the top for what "best" and "none" mean."""
+    """Return the best plan by which ``wanted`` fits.
+
+    The module docstring defines "best" and "none".
+    """
     search = _Search(table, wanted, tenants, most_trials=most_trials)
     try:
         return search.run(most_moves)
@@ -102,11 +108,11 @@ def plan_moves(
 
 
 class _TrialsEndedError(Exception):
-    """The search is over."""
+    """The number of trials is used up."""
 
 
 class _Spot(NamedTuple):
-    """Where a pod is."""
+    """Position of a pod."""
 
     node: str
     containers: tuple[ContainerShares, ...]
@@ -155,7 +161,7 @@ class _Search:
         self._by_index = any(r.shape for q in requests for c in q.containers for r in c.requests)
 
     def run(self, most_moves: int) -> DefragPlan:
-        """Deepen until a plan is found, nothing is left to be found, or the trials end."""
+        """Deepen until a plan is found, the search space is exhausted, or the trials end."""
         searched = -1
         try:
             for limit in range(most_moves + 1):
@@ -189,7 +195,7 @@ class _Search:
         )
 
     def restore(self) -> None:
-        """Put everybody back."""
+        """Restore every pod to its original shares."""
         for uid, spot in self._start.items():
             if self._spots[uid] != spot:
                 self._go(uid, spot)
@@ -208,7 +214,7 @@ class _Search:
     # --- the tree of moves -----------------------------------------------------------------------
 
     def _deepen(self, left: int, moved_mib: int) -> None:
-        """Look at every plan of up to ``left`` more moves."""
+        """Search every plan of up to ``left`` more moves."""
         if self._best is not None and moved_mib >= self._best.memory_mib:
             return
         if self._is_seen(left, moved_mib):
@@ -223,7 +229,7 @@ class _Search:
         leaving = self._leaving_by_node(left)
         if not leaving:
             return
-        # With no move to spare, only those moves help that one of these nodes needs anyhow.
+        # With no move to spare, only moves that one of these nodes needs anyway help.
         helpful = None if min(leaving.values()) < left else frozenset(leaving)
         for option in self._options(helpful):
             source = self._spots[option.uid]
@@ -256,7 +262,7 @@ class _Search:
         )
 
     def _is_seen(self, left: int, moved_mib: int) -> bool:
-        """Whether these spots were looked at with as many moves left and no more memory moved."""
+        """Return whether these spots were searched at no more cost and with as many moves left."""
         key = tuple((uid, spot) for uid, spot in self._spots.items() if spot != self._start[uid])
         before = self._seen.setdefault(key, [])
         if any(old >= left and mib <= moved_mib for old, mib in before):
@@ -267,7 +273,7 @@ class _Search:
     # --- the bound -------------------------------------------------------------------------------
 
     def _leaving_by_node(self, most: int) -> dict[str, int]:
-        """How many pods must leave a node, of nodes where it is no more than ``most``."""
+        """Return the number of pods that must leave each node, where it is at most ``most``."""
         on_node: dict[str, list[str]] = {}
         for uid, spot in self._spots.items():
             on_node.setdefault(spot.node, []).append(uid)
@@ -275,7 +281,10 @@ class _Search:
         return {node: count for node, count in found.items() if count <= most}
 
     def _leaving(self, node: str, uids: Sequence[str], most: int) -> int:
-        """The same of one node, on which ``uids`` can be moved; ``most`` + 1: more than that."""
+        """Return the same for one node on which ``uids`` can be moved.
+
+        ``most`` + 1: more than that.
+        """
         key = (node, tuple((uid, self._spots[uid]) for uid in uids))
         known, looked = self._needs.get(key, (0, 0))
         if known:
@@ -300,7 +309,7 @@ class _Search:
     # --- possible moves --------------------------------------------------------------------------
 
     def _options(self, nodes: frozenset[str] | None) -> list[_Option]:
-        """Moves that are possible now of pods on ``nodes`` (``None``: any), least memory first."""
+        """Return possible moves of pods on ``nodes`` (``None``: any), least memory first."""
         found: list[_Option] = []
         for uid, spot in list(self._spots.items()):
             if nodes is not None and spot.node not in nodes:
@@ -319,7 +328,7 @@ class _Search:
         return found
 
     def _destinations(self, tenant: Tenant) -> Iterator[_Spot]:
-        """Where the pod fits, with its share given back: each choice of devices."""
+        """Yield the spots where the pod fits with its share released: each choice of devices."""
         names = [tenant.node] if tenant.stays_on_node else self._table.nodes()
         alike: set[tuple[object, ...]] = set()
         for node in self._verdicts.filter(tenant.request, names).feasible:
@@ -332,10 +341,10 @@ class _Search:
             yield from self._choices(tenant.request, node, cells)
 
     def _choices(self, request: PodRequest, node: str, cells: Sequence[Cell]) -> Iterator[_Spot]:
-        """Every choice of the node's devices that the pod fits on."""
+        """Yield every choice of the node's devices that the pod fits on."""
         sizes = _sizes(request)
         tried: set[tuple[object, ...]] = set()
-        told: set[tuple[ContainerShares, ...]] = set()
+        seen: set[tuple[ContainerShares, ...]] = set()
         for size in range(max(sizes), min(sum(sizes), len(cells)) + 1):
             for some in combinations(cells, size):
                 kind = tuple(self._kind(cell) for cell in some)
@@ -344,8 +353,8 @@ class _Search:
                 tried.add(kind)
                 self._try()
                 placed = pick(self._table, _only_on(request, [c.uuid for c in some]), node)
-                if isinstance(placed, Placement) and placed.containers not in told:
-                    told.add(placed.containers)
+                if isinstance(placed, Placement) and placed.containers not in seen:
+                    seen.add(placed.containers)
                     yield _Spot(node, placed.containers)
 
     def _cells(self, node: str) -> list[Cell]:
@@ -354,7 +363,7 @@ class _Search:
         return [cell for cell in cells if cell.known]
 
     def _kind(self, cell: Cell) -> tuple[str, ...]:
-        """Equal for devices between which nothing in this search can tell."""
+        """Return a key that is equal for devices that this search need not distinguish."""
         if cell.is_booked() or cell.uuid in self._named:
             return (cell.uuid,)
         static = (
@@ -377,7 +386,7 @@ class _Search:
 
 
 def _named(requests: Iterable[PodRequest]) -> frozenset[str]:
-    """Devices that somebody names."""
+    """Return the devices that any request names."""
     return frozenset(
         uuid
         for request in requests
@@ -387,12 +396,12 @@ def _named(requests: Iterable[PodRequest]) -> frozenset[str]:
 
 
 def _sizes(request: PodRequest) -> list[int]:
-    """How many devices each step wants."""
+    """Return the number of devices that each step requests."""
     return [step.request.count for step in compile_request(request).steps]
 
 
 def _only_on(request: PodRequest, uuids: Sequence[str]) -> PodRequest:
-    """The same, on no other devices than these."""
+    """Return a copy that allows only these devices."""
     vendors = {asked.vendor for container in request.containers for asked in container.requests}
     selectors: Mapping[str, DeviceSelector] = request.selectors
     narrowed: dict[str, DeviceSelector] = {}

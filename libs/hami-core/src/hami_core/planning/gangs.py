@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gangs: which pods belong together, how many of them there are, and where all of them fit at once.
+"""Gangs: membership, size, and placement of all members at once.
 
-A pod says by label or annotation which gang it is a member of. How many members the gang needs
-stands on the pod itself (``hami.io/gang-size``, Kueue's total count) or in an object of its own
-(``spec.minMember`` of a PodGroup of scheduler-plugins or Volcano); a pod whose group has no such
-object is an ordinary pod, as for the schedulers those labels come from.
+A pod names its gang by label or annotation. The number of members the gang needs stands on the pod
+itself (``hami.io/gang-size``, Kueue's total count) or in an object of its own (``spec.minMember``
+of a PodGroup of scheduler-plugins or Volcano); a pod whose group has no such object is an ordinary
+pod, as for the schedulers those labels come from.
 
 Placing tries the domains of the network from the narrowest (a rack) to the whole cluster and takes
-the first that holds all members: first where the gang has members already, then the smallest.
-Within a domain nodes are filled one after another, each with as many members as it takes, the
-largest first; for equal members that finds a placement whenever there is one. For members that
-differ, every assignment is tried beyond that while it takes no more than ``PICKS`` picks. Which
-devices a pod gets on a node is ``pick``'s answer, as at its bind.
-Shares are booked on the table only between two points where others may run.
+the first that fits all members: first where the gang has members already, then the smallest. Within
+a domain nodes are filled one after another, each with as many members as it takes, the largest
+first; for equal members that finds a placement whenever one exists. For members that differ, every
+assignment is tried beyond that while it takes no more than ``PICKS`` picks. ``pick`` chooses the
+devices of a pod on a node, as at its bind. Shares are booked on the table only between two points
+where other tasks may run.
 """
 
 from collections import Counter, defaultdict
@@ -34,9 +34,9 @@ from hami_core.placement.reasons import NodeRefusal
 from hami_core.table.table import DeviceTable
 
 PICKS: Final = 256
-"""Picks of the search through all assignments, for members that differ."""
+"""Maximum picks of the search through all assignments, for members that differ."""
 DOMAIN_PICKS: Final = 4096
-"""Picks spent on domains narrower than the whole cluster."""
+"""Maximum picks spent on domains narrower than the whole cluster."""
 SIZE_MOST: Final = 10_000
 
 KUEUE_COUNT: Final = "kueue.x-k8s.io/pod-group-total-count"
@@ -46,26 +46,26 @@ _VOLCANO_NAME: Final = "scheduling.k8s.io/group-name"
 
 
 _Kind = Literal["pods", "scheduler-plugins", "volcano"]
-_TOLD: Final[tuple[tuple[str, _Kind, str], ...]] = (
+_GROUP_SOURCES: Final[tuple[tuple[str, _Kind, str], ...]] = (
     (_PLUGINS_NAME, "scheduler-plugins", ""),
     (_VOLCANO_NAME, "volcano", ""),
     (_KUEUE_NAME, "pods", KUEUE_COUNT),
     (keys.GANG, "pods", keys.GANG_SIZE),
 )
-"""(label or annotation with the name, who says how large it is, where the pod itself says it)."""
+"""(label or annotation with the name, source of the size, key of the size on the pod itself)."""
 
 
 class GangRef(Struct, frozen=True, kw_only=True):
-    """What a pod says about its gang."""
+    """A pod's reference to its gang."""
 
     key: str
     """``<namespace>/<name>``."""
     size: int = 0
-    """Members it needs; 0: its PodGroup says it."""
+    """Members it needs; 0: its PodGroup defines it."""
     kind: _Kind = "pods"
 
     def path(self) -> str:
-        """Path of the PodGroup in the Kubernetes API; empty when there is none to be asked."""
+        """Return the path of the PodGroup in the Kubernetes API; empty without a PodGroup."""
         namespace, _, name = self.key.partition("/")
         group = {
             "pods": "",
@@ -78,10 +78,10 @@ class GangRef(Struct, frozen=True, kw_only=True):
 
 
 def gang_of(pod: PodView) -> GangRef | None:
-    """The gang of a pod; ``RequestInvalid`` when what it says about it makes no sense."""
+    """Return the gang of a pod; ``RequestInvalid`` when its labels or annotations are invalid."""
     labels, annotations = pod.labels(), pod.annotations()
     namespace = pod.metadata.namespace or "default"
-    for key, kind, size_key in _TOLD:
+    for key, kind, size_key in _GROUP_SOURCES:
         name = labels.get(key) or annotations.get(key)
         if not name:
             continue
@@ -109,11 +109,11 @@ def _size(text: str | None, key: str) -> int:
 
 
 class Member(Struct, frozen=True, kw_only=True):
-    """A pod that is to be placed together with others."""
+    """A pod that must be placed together with others."""
 
     request: PodRequest
     nodes: frozenset[str]
-    """Where kube-scheduler would have it."""
+    """Nodes that kube-scheduler would choose from."""
 
 
 Assignment = dict[str, Placement]
@@ -123,9 +123,9 @@ Assignment = dict[str, Placement]
 def place_together(
     table: DeviceTable, members: Sequence[Member], *, near: Iterable[str] = ()
 ) -> Generator[None, None, Assignment | None]:
-    """A placement of all ``members``, ``None`` when there is none or none was found.
+    """Return a placement of all ``members``, ``None`` when none exists or none was found.
 
-    ``near`` are nodes of members that have a place already, one entry each.
+    ``near`` are nodes of members that are already placed, one entry each.
     """
     ordered = _ordered(members)
     budget = DOMAIN_PICKS
@@ -142,7 +142,7 @@ def place_together(
 
 
 def _ordered(members: Sequence[Member]) -> list[Member]:
-    """The largest first, by uid among equals."""
+    """Return the members, largest first, by uid among equals."""
 
     def size(member: Member) -> tuple[int, int, int]:
         asked = [r for container in member.request.containers for r in container.requests]
@@ -159,7 +159,7 @@ def _ordered(members: Sequence[Member]) -> list[Member]:
 def _domains(
     table: DeviceTable, members: Sequence[Member], near: Counter[str]
 ) -> Iterator[tuple[bool, list[str]]]:
-    """(whether it is the whole cluster, nodes) of each domain worth a try, the narrowest first."""
+    """Yield (is the whole cluster, nodes) of each domain worth a try, the narrowest first."""
     wanted = frozenset[str]().union(*(member.nodes for member in members))
     nodes = sorted(node for node in wanted if node in table)
     domains = table.domains
@@ -187,7 +187,7 @@ def _class_of(member: Member) -> tuple[Plan, frozenset[str]]:
 def _fill(
     table: DeviceTable, members: Sequence[Member], nodes: Sequence[str]
 ) -> Generator[None, None, tuple[Assignment | None, int]]:
-    """(all members placed, node by node, or ``None``; picks that it took)."""
+    """Return (all members placed, node by node, or ``None``; number of picks)."""
     left = list(members)
     assigned: Assignment = {}
     picks = 0
@@ -216,7 +216,7 @@ def _fill(
 
 
 class _Assigning:
-    """Every assignment of members to nodes, until one works or the picks are used up."""
+    """Search of all assignments of members to nodes, until one works or the picks are used up."""
 
     def __init__(self, table: DeviceTable, members: Sequence[Member], nodes: Sequence[str]) -> None:
         self._table = table
@@ -227,7 +227,10 @@ class _Assigning:
         self._chosen: list[tuple[int, Placement]] = []
 
     def run(self) -> Assignment | None:
-        """The first assignment in which every member has a node; the table is as before."""
+        """Return the first assignment in which every member has a node.
+
+        The table stays unchanged.
+        """
         if not self._grow():
             return None
         return {
@@ -240,7 +243,7 @@ class _Assigning:
         if depth == len(self._members):
             return True
         member = self._members[depth]
-        # Members alike are interchangeable: the later one never takes an earlier node.
+        # Equal members are interchangeable: the later one never takes an earlier node.
         is_alike = depth > 0 and self._classes[depth] == self._classes[depth - 1]
         for number in range(self._chosen[-1][0] if is_alike else 0, len(self._nodes)):
             node = self._nodes[number]

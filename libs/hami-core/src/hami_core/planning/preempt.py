@@ -1,54 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may be evicted for whom: turns pods and holdings of a node into units for ``victims``.
+"""Candidates for preemption: turns pods and holdings of a node into units for ``victims``.
 
 A pod may be evicted for another one if it is ours and bound, has a lower priority, has run for its
 minimum runtime and is covered by at most one PodDisruptionBudget (the eviction API refuses others).
-A member of a gang only with all members of the gang. A pod that is on its way out already costs
-nothing: its room is waited for. Times are Unix seconds, lengths of time seconds.
+A member of a gang is evicted only with all members of the gang. A pod that is already terminating
+costs nothing: the plan waits for its capacity. Times are Unix seconds, durations seconds.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Ledger
 from hami_core.ledger.podfacts import PodFacts
-from hami_core.ledger.repair import Holding
 from hami_core.planning.victims import NOTHING, Cost, Pod, Shares, Unit, least_of
 
 NEVER = "Never"
-"""``preemptionPolicy`` of a pod for which nobody is evicted."""
+"""``preemptionPolicy`` of a pod that never preempts others."""
 
 
 class Rules(Struct, frozen=True, kw_only=True):
-    """What protects pods, besides their priority."""
+    """Protection of pods besides their priority."""
 
     now_s: float
     min_runtime_s: float = 0.0
-    """How long every pod may run before it is evicted."""
+    """Minimum run time of every pod before it may be evicted."""
     min_runtime_most_s: float = 0.0
-    """The most that a pod may claim by its annotation."""
+    """The maximum that a pod may claim by its annotation."""
     budgets: Mapping[str, tuple[str, ...]] = {}
     """PodDisruptionBudgets by uid of the pods they cover."""
     spared: frozenset[str] = frozenset()
-    """Pods that could not be evicted lately."""
+    """Pods whose recent eviction failed."""
 
 
 class Site(Struct, frozen=True, kw_only=True):
-    """What one node offers to a pod with a higher priority."""
+    """Candidates that one node offers to a pod with a higher priority."""
 
     units: tuple[Unit, ...] = ()
     leaving: tuple[Holding, ...] = ()
 
     def leaving_shares(self) -> tuple[Shares, ...]:
-        """What those who leave anyway hold."""
+        """Return the shares of pods that leave in any case."""
         return tuple(holding.record.containers for holding in self.leaving)
 
 
 def least_cost(
     ledger: Ledger, node: str, *, priority: int, pod_of: Callable[[str], PodFacts | None]
 ) -> Cost | None:
-    """No victims on ``node`` cost less than this; ``None`` when nobody there may have to leave."""
+    """Return a lower bound of the cost of victims on ``node``.
+
+    ``None`` without candidates there.
+    """
     lowest: int | None = None
     for uid in ledger.uids_of_node(node):
         pod = pod_of(uid)
@@ -56,7 +59,7 @@ def least_cost(
             continue
         if pod.is_finished or pod.is_deleting:
             if ledger.holding(node, uid) is not None:
-                return NOTHING  # its room alone may do
+                return NOTHING  # its capacity alone may suffice
         elif pod.priority < priority and (lowest is None or pod.priority < lowest):
             lowest = pod.priority
     return None if lowest is None else least_of(lowest)
@@ -71,14 +74,14 @@ def site(
     members_of: Callable[[str], Iterable[PodFacts]],
     rules: Rules,
 ) -> Site:
-    """Who could leave ``node`` for a pod of ``priority``."""
+    """Return the candidates that could leave ``node`` for a pod of ``priority``."""
     units: list[Unit] = []
     leaving: list[Holding] = []
     gangs: dict[str, list[Holding]] = {}
     for holding in ledger.holdings_of_node(node):
         pod = pod_of(holding.record.pod_uid)
         if pod is None or pod.node != node:
-            continue  # only reserved, or nothing is known of it
+            continue  # only reserved, or its pod is unknown
         if pod.is_finished or (pod.is_deleting and pod.priority < priority):
             leaving.append(holding)
         elif pod.group:
@@ -95,14 +98,14 @@ def site(
 
 
 def is_evictable(pod: PodFacts, *, priority: int, rules: Rules) -> bool:
-    """Whether the pod may be evicted for one of ``priority``."""
+    """Return whether the pod may be evicted for one of ``priority``."""
     if pod.priority >= priority or pod.uid in rules.spared:
         return False
     if len(rules.budgets.get(pod.uid, ())) > 1:
         return False
     claimed_s = min(pod.min_runtime_s, rules.min_runtime_most_s)
     protected_s = max(rules.min_runtime_s, claimed_s)
-    # A pod that has not started yet has its whole runtime before it.
+    # A pod that has not started yet is protected for its whole minimum run time.
     return not protected_s or (pod.start_s > 0 and pod.start_s + protected_s <= rules.now_s)
 
 
@@ -116,5 +119,5 @@ def _pod(pod: PodFacts, rules: Rules) -> Pod:
 
 
 def wanted_grace_s(pods: Sequence[PodFacts]) -> float:
-    """How long the last of ``pods`` may take to end after it was asked to."""
+    """Return the longest grace period of ``pods``."""
     return max((pod.grace_s for pod in pods), default=0.0)

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says what a running container's shares become when somebody wants them larger or smaller.
+"""Computes the shares of a running container after a resize request.
 
-A resize takes three steps (``hami_scheduler.shell.resize``): the ledger books the larger of old and
-new, the pod's annotations say the new, and once the container's limits file says so too the ledger
-books the new. So the ledger never promises to others what the container may still take, and at any
-moment the ledger is what the annotations are brought back to. Only soft shares whose limit lives in
-a file can change under a running process: a partition is cut in hardware, a whole device has no
-limit, and other vendors set theirs when a container starts. Memory in MiB per device, compute in
-percent of one device (0: no limit). Pure.
+A resize takes three steps (``hami_scheduler.shell.resize``):
+
+1. The ledger books the larger of old and new.
+2. The pod's annotations are set to the new shares.
+3. Once the container's limits file has the new shares too, the ledger books them.
+
+So the ledger never promises capacity to others that the container may still take, and at any moment
+the annotations are reconciled from the ledger. Only soft shares whose limit lives in a file can
+change under a running process: a partition is cut in hardware, a whole device has no limit, and
+other vendors set theirs when a container starts. Memory in MiB per device, compute in percent of
+one device (0: no limit). Pure.
 """
 
 from collections.abc import Iterable
@@ -18,7 +22,7 @@ from msgspec.structs import replace
 from hami_common.bounds import Label, Name, SignedInt32
 from hami_common.errors import RequestInvalid
 from hami_common.model.placement import ContainerShares, Share
-from hami_core.ledger.repair import Holding
+from hami_core.ledger.holding import Holding
 
 RESIZABLE_VENDORS = frozenset({"nvidia"})
 """Vendors whose shares the in-container library enforces from the limits file."""
@@ -26,24 +30,27 @@ WHOLE_PCT = 100
 
 
 class ResizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What somebody wants."""
+    """Requested shares of a running container."""
 
     namespace: Label
     pod: Name
     container: Label = ""
     """Empty: the pod's only container with a share."""
     memory_mib: SignedInt32 | None = None
-    """Of each of the container's devices; ``None``: as it is."""
+    """Memory of each of the container's devices; ``None``: unchanged."""
     core_pct: SignedInt32 | None = None
-    """The same for compute; 0: no limit."""
+    """Compute of each device; ``None``: unchanged; 0: no limit."""
     force: bool = False
-    """Also below what is in use: the container is then over its limit until it gives back."""
+    """Also allow less than is in use: the container is over its limit until it frees memory."""
 
 
 def resized(
     holding: Holding, wish: ResizeRequest, *, state: str
 ) -> tuple[ContainerShares, tuple[ContainerShares, ...]]:
-    """The container as it is to be, and all containers with it; ``RequestInvalid`` says why not."""
+    """Return the resized container, and all containers with it.
+
+    ``RequestInvalid`` names the reason of a refusal.
+    """
     if holding.record.origin:
         raise RequestInvalid(
             field="pod",
@@ -89,7 +96,7 @@ def resized(
 def larger(
     old: Iterable[ContainerShares], new: Iterable[ContainerShares]
 ) -> tuple[ContainerShares, ...]:
-    """The containers with the larger of each amount; both have the same shares otherwise."""
+    """Return the containers with the larger of each amount; the shares are otherwise equal."""
     return tuple(
         replace(
             one,
@@ -107,7 +114,7 @@ def larger(
 
 
 def shrinks(old: Iterable[ContainerShares], new: Iterable[ContainerShares]) -> bool:
-    """Whether any memory gets less."""
+    """Return whether any memory shrinks."""
     return any(
         wanted.memory_mib < share.memory_mib
         for one, other in zip(old, new, strict=True)

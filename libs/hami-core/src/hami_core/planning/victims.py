@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fewest and least pods that have to leave a node so that another pod fits on it.
+"""Finds the fewest and least important pods that must leave a node for another pod to fit.
 
-What is evicted together is a ``Unit``: one pod, or all members of a gang, wherever they are. Sets
-of units are compared as kube-scheduler compares candidates (``pickOneNodeForPreemption``, v1.34):
+A ``Unit`` is evicted as a whole: one pod, or all members of a gang, wherever they are. Sets of
+units are compared as kube-scheduler compares candidates (``pickOneNodeForPreemption``, v1.34):
 fewest disruptions beyond a budget, then the lowest highest priority, the smallest sum of
 priorities, the fewest pods, and the latest start among those of the highest priority.
 
-The search goes through the sets in that order and takes the first that makes room, so its answer is
-exact while it needs no more than ``tests`` trials. Beyond that it evicts everybody and takes pods
-back, the most important first, as long as there is room: then no pod of the answer could stay, but
-another answer might be cheaper, and ``Victims.is_exact`` says so. A trial takes the shares of the
-set off the table and puts them back, so the table is as before whenever the search yields.
-Knows no pods but their priorities; times are Unix seconds.
+The search goes through the sets in that order and takes the first that frees enough capacity, so
+its answer is exact while it needs no more than ``tests`` trials. Beyond that it evicts all units
+and restores units, the most important first, while the pod still fits: then no pod of the answer
+could stay, but another answer might be cheaper, and ``Victims.is_exact`` is false. A trial unbooks
+the shares of the set and books them again, so the table is unchanged whenever the search yields. Of
+pods it uses only their priorities; times are Unix seconds.
 """
 
 import heapq
@@ -33,17 +33,17 @@ from hami_core.table.table import DeviceTable
 TESTS: Final = 512
 """Trials on one node within which the answer is exact: every set of 9 units, or any pair of 31."""
 TESTS_AT_ONCE: Final = 2
-"""Trials between two points where others may run."""
+"""Trials between two points where other tasks may run."""
 NEEDED_OF_MOST: Final = 16
-"""Units among which those that have to leave in any case are looked for first."""
+"""With more units than this, the indispensable ones are searched first."""
 _PRIORITY_OFFSET: Final = 2**31
-"""Makes every priority positive, so that a pod more is never cheaper."""
+"""Makes every priority positive, so that one more pod is never cheaper."""
 
 Shares = tuple[ContainerShares, ...]
 
 
 class Pod(Struct, frozen=True, kw_only=True):
-    """What a pod that may have to leave costs."""
+    """Cost of a pod that may have to leave."""
 
     uid: str
     priority: int = 0
@@ -57,16 +57,16 @@ class Unit(Struct, frozen=True, kw_only=True):
 
     pods: tuple[Pod, ...]
     here: tuple[Shares, ...]
-    """What each of those on the node holds there."""
+    """Shares on the node of each pod of the unit that runs there."""
 
     @property
     def name(self) -> str:
-        """Orders units that cost the same."""
+        """Key that orders units of equal cost."""
         return self.pods[0].uid
 
 
 class Cost(NamedTuple):
-    """What a set of victims costs; less is better."""
+    """Cost of a set of victims; less is better."""
 
     violations: int
     highest: int
@@ -80,12 +80,12 @@ NOTHING: Final = Cost(0, -_PRIORITY_OFFSET, 0, 0, 0.0)
 
 
 def least_of(priority: int) -> Cost:
-    """The least that a set can cost in which nobody has less than this priority."""
+    """Return the minimum cost of a set in which every pod has at least this priority."""
     return Cost(0, priority, priority + _PRIORITY_OFFSET, 1, -inf)
 
 
 class Victims(Struct, frozen=True, kw_only=True):
-    """Who has to leave a node."""
+    """Pods that must leave a node."""
 
     node: str
     units: tuple[Unit, ...]
@@ -93,12 +93,12 @@ class Victims(Struct, frozen=True, kw_only=True):
     is_exact: bool
 
     def uids(self) -> tuple[str, ...]:
-        """The pods to evict, on whatever node they are."""
+        """Return the pods to evict, on any node."""
         return tuple(sorted(pod.uid for unit in self.units for pod in unit.pods))
 
 
 def cost_of(units: Sequence[Unit], allowed: Mapping[str, int]) -> Cost:
-    """What it costs to evict ``units``; ``allowed`` disruptions by budget."""
+    """Return the cost of evicting ``units``; ``allowed`` disruptions by budget."""
     pods = [pod for unit in units for pod in unit.pods]
     if not pods:
         return NOTHING
@@ -124,10 +124,10 @@ def find_victims(
     below: Cost | None = None,
     tests: int = TESTS,
 ) -> Generator[None, None, Victims | None]:
-    """The cheapest of ``units`` without which the pod fits on ``node``; ``None`` when none helps.
+    """Return the cheapest of ``units`` without which the pod fits on ``node``, or ``None``.
 
-    ``leaving`` are shares of pods that go anyway. Only an answer that costs less than ``below`` is
-    looked for. The node, the units and what they hold must not change while the search goes on.
+    ``leaving`` are shares of pods that leave anyway. Only an answer that costs less than ``below``
+    is searched for. The node, the units and their shares must not change during the search.
     """
     trial = _Trial(table, request, node, leaving)
     if not trial.is_known:
@@ -138,7 +138,7 @@ def find_victims(
         key=lambda unit: (cost_of([unit], budgets), unit.name),
     )
     if below is not None and useful and not leaving and cost_of(useful[:1], budgets) >= below:
-        return None  # the cheapest set is too dear already
+        return None  # the cheapest set already costs too much
     if not trial.fits(useful):
         return None
     yield
@@ -153,7 +153,7 @@ def find_victims(
         if done >= tests:
             break
         if len(numbers) > 1 and not is_looked_for:
-            # No single unit was enough so far: begin again with those without whom nothing is.
+            # No single unit was enough so far: restart with the units that are indispensable.
             is_looked_for = True
             needed = yield from _needed(trial, useful)
             done += len(useful)
@@ -169,7 +169,7 @@ def find_victims(
         for number in range(numbers[-1] + 1 if numbers else 0, len(useful)):
             more = cost_of([*chosen, useful[number]], budgets)
             heapq.heappush(sets, (more, (*numbers, number)))
-    found = yield from _taken_back(trial, [*needed, *useful], budgets)
+    found = yield from _without_spared(trial, [*needed, *useful], budgets)
     cost = cost_of(found, budgets)
     if below is not None and cost >= below:
         return None
@@ -177,7 +177,7 @@ def find_victims(
 
 
 def _needed(trial: "_Trial", useful: Sequence[Unit]) -> Generator[None, None, list[Unit]]:
-    """Those without whom all others together are not enough."""
+    """Return the units without which all others together are not enough."""
     needed = []
     for number, unit in enumerate(useful):
         if not trial.fits([other for other in useful if other is not unit]):
@@ -188,7 +188,7 @@ def _needed(trial: "_Trial", useful: Sequence[Unit]) -> Generator[None, None, li
 
 
 def run(search: Generator[None, None, Victims | None]) -> Victims | None:
-    """The answer of a search that nobody interrupts."""
+    """Run a search without interruption and return its answer."""
     while True:
         try:
             next(search)
@@ -197,10 +197,10 @@ def run(search: Generator[None, None, Victims | None]) -> Victims | None:
             return found
 
 
-def _taken_back(
+def _without_spared(
     trial: "_Trial", useful: Sequence[Unit], allowed: Mapping[str, int]
 ) -> Generator[None, None, list[Unit]]:
-    """All of ``useful`` but those that can stay, the dearest asked first."""
+    """Return ``useful`` without the units that can stay, the most expensive tried first."""
     leave = list(useful)
     for number, unit in enumerate(
         sorted(useful, key=lambda u: (cost_of([u], allowed), u.name), reverse=True)
@@ -214,7 +214,7 @@ def _taken_back(
 
 
 class _Trial:
-    """Whether the pod would fit on one node without some of those who are there."""
+    """Test whether the pod would fit on one node without some of the pods there."""
 
     def __init__(
         self, table: DeviceTable, request: PodRequest, node: str, leaving: Sequence[Shares]
@@ -233,7 +233,7 @@ class _Trial:
         return View(self._table, block, columns)
 
     def _wanted_uuids(self) -> frozenset[str]:
-        """Devices that the pod could use if nobody else did."""
+        """Return the devices that the pod could use if they were idle."""
         view = self._view()
         uuids = view.block.uuids[view.column(0)]
         rows: set[int] = set()
@@ -243,7 +243,7 @@ class _Trial:
         return frozenset(uuids[row] for row in rows if row < len(uuids))
 
     def concerns(self, unit: Unit) -> bool:
-        """Whether the unit holds anything of a device that the pod could use."""
+        """Return whether the unit has a share of a device that the pod could use."""
         return any(
             share.uuid in self._uuids
             for shares in unit.here
@@ -252,7 +252,7 @@ class _Trial:
         )
 
     def fits(self, units: Iterable[Unit]) -> bool:
-        """Whether the pod fits without ``units`` and those who leave anyway."""
+        """Return whether the pod fits without ``units`` and the pods that leave anyway."""
         without = [*self._leaving, *(shares for unit in units for shares in unit.here)]
         for shares in without:
             self._table.unbook(self._node, shares)

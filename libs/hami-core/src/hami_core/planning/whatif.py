@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would happen: pods placed one after the other on a copy, and what would let a pod in.
+"""Simulation: places pods one after the other on a copy, and finds changes that let a pod in.
 
 Uses the same filter, quotas, scores and picks as the live scheduler, on ledgers that the caller may
-spoil. Quotas take part where ``Governed`` is given. ``closest_fits`` searches for the smallest
-single change of a request that some node would take and, where none helps, for the smallest change
-of one container's memory and compute together.
-Memory in MiB, compute in percent of one device, shares of a whole as fractions 0..1.
+modify. Quotas apply where ``Governed`` is given. ``closest_fits`` searches for the smallest single
+change of a request that some node would take and, where none helps, for the smallest change of one
+container's memory and compute together. Memory in MiB, compute in percent of one device, shares of
+a whole as fractions 0..1.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,17 +27,17 @@ from hami_core.quota.resourcequota import NOBODY_SPECIAL, Asker, amounts_of
 from hami_core.quota.verdicts import Allowed, QuotaVerdicts
 
 SELECTOR_COST: Final = 0.5
-"""What giving up a wish costs, next to the part of an amount that is given up."""
+"""Cost of dropping a constraint, relative to the fraction of an amount that is given up."""
 _FULL_PCT: Final = 100
 _NodeFor = Callable[[PodRequest], str]
 
 
 class Governed(NamedTuple):
-    """Quotas, and what they look at in pods besides namespaces and requests."""
+    """Quotas, and the pod attributes they use besides namespaces and requests."""
 
     quota: QuotaLedger
     askers: Mapping[str, Asker] = MappingProxyType({})
-    """By the uid of the pod; one that is absent is nobody special."""
+    """By the uid of the pod; an absent pod has no special attributes."""
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
@@ -55,36 +55,37 @@ class Change(Struct, frozen=True, kw_only=True, omit_defaults=True):
     vendor: str
     what: str
     """``memory_mib``, ``memory_pct``, ``core_pct``, ``count``, two of these with `` and ``, a
-    selector's field, or ``mutex``."""
+    selector's field, or ``mutex``.
+    """
     asked: str
     fits: str
     node: str
     """The node that would be chosen."""
     cost: float
-    """0..1: the part of the request that is given up."""
+    """Fraction of the request that is given up, 0..1."""
 
     def __str__(self) -> str:
-        """One sentence for people."""
+        """Return one sentence for people."""
         where = f"container {self.container}: " if self.container else ""
         return f"{where}{self.what} {self.fits} instead of {self.asked} would fit on {self.node}"
 
 
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of one pod."""
+    """Result of one pod."""
 
     namespace: str
     pod: str
     node: str = ""
-    """Empty: no node takes it."""
+    """The chosen node; empty: no node takes it."""
     containers: tuple[ContainerShares, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     """Largest group first."""
     closest: tuple[Change, ...] = ()
-    """Cheapest first; at most one for each amount and wish."""
+    """Cheapest first; at most one for each amount and constraint."""
 
 
 class Standing(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a pod would be told now."""
+    """Verdict that a pod would get now."""
 
     nodes: int
     feasible: int
@@ -94,22 +95,24 @@ class Standing(Struct, frozen=True, kw_only=True, omit_defaults=True):
     closest: tuple[Change, ...] = ()
     """As of ``Outcome``; only where no node fits."""
     explained: NodeExplanation | None = None
-    """Device by device, of the node asked about."""
+    """Device by device, of the requested node."""
 
 
 class Packing(Struct, frozen=True, kw_only=True):
-    """How full the devices are."""
+    """Utilization of the devices."""
 
     devices: int
     devices_used: int
     capacity_mib: int
     booked_mib: int
     used_devices_full: float
-    """Booked memory as a part of the capacity of the devices in use."""
+    """Booked memory as a fraction of the capacity of the devices in use."""
     stranded: float
-    """Part of the free memory that the measured pods cannot use, mean over their requests: it lies
-    on devices whose free memory, compute or slots are too little for one more of them (the measure
-    of fragmentation of Weng et al., USENIX ATC 2023, for memory and one device)."""
+    """Fraction of the free memory that the measured pods cannot use, mean over their requests.
+
+    It lies on devices whose free memory, compute or slots are too little for one more of them (the
+    measure of fragmentation of Weng et al., USENIX ATC 2023, for memory and one device).
+    """
 
 
 def simulate(
@@ -120,10 +123,10 @@ def simulate(
     explain: bool = True,
     governed: Governed | None = None,
 ) -> Iterator[Outcome]:
-    """Place each pod where the scheduler would, booking it before the next one is asked about.
+    """Place each pod where the scheduler would, booking it before the next one is placed.
 
-    A pod that is refused for its queue's turn or for what it may borrow waits for it from then on,
-    as far as pods after it are concerned.
+    A pod that is refused for its queue's turn or for its borrowing limit keeps waiting for it, as
+    seen by the pods after it.
     """
     scene = _Scene(ledger, governed)
     for number, request in enumerate(requests):
@@ -142,7 +145,7 @@ def simulate(
 def standing(
     ledger: Ledger, request: PodRequest, *, node: str = "", governed: Governed | None = None
 ) -> Standing:
-    """How the pod stands now; ``node`` is explained device by device."""
+    """Return the pod's verdict now; ``node`` is explained device by device."""
     scene = _Scene(ledger, governed)
     best, filtered = scene.best(request)
     return Standing(
@@ -156,7 +159,7 @@ def standing(
 
 
 class _Scene:
-    """A scheduler's core on a copy of what one knows."""
+    """A scheduler's core on a copy of a ledger."""
 
     def __init__(self, ledger: Ledger, governed: Governed | None) -> None:
         self._ledger = ledger
@@ -165,9 +168,9 @@ class _Scene:
         self._quotas = QuotaVerdicts(ledger.table, self._quota)
 
     def best(self, request: PodRequest, *, waits: bool = False) -> tuple[str, Filtered | Allowed]:
-        """(the node that would be chosen, empty when none fits; filter's answer).
+        """Return (the node that would be chosen, empty when none fits; filter's answer).
 
-        With ``waits`` it is remembered whether the pod now waits for its queue.
+        With ``waits`` the scene records whether the pod now waits for its queue.
         """
         filtered = self._verdicts.filter(request, self._ledger.table.nodes())
         asker = self._askers.get(request.uid, NOBODY_SPECIAL)
@@ -184,7 +187,7 @@ class _Scene:
     def place(
         self, request: PodRequest, node: str, *, allocation_id: str, now_s: float
     ) -> tuple[ContainerShares, ...] | NodeRefusal:
-        """Book the pod; ``NodeRefusal`` where the devices picked are beyond a quota."""
+        """Book the pod; ``NodeRefusal`` when the picked devices exceed a quota."""
         plan = self._ledger.plan_bind(request, node, allocation_id=allocation_id, now_s=now_s)
         if isinstance(plan, NodeRefusal):
             return plan
@@ -214,7 +217,10 @@ def _refusals(filtered: Filtered | Allowed) -> tuple[Refusal, ...]:
 def closest_fits(
     ledger: Ledger, request: PodRequest, *, governed: Governed | None = None
 ) -> tuple[Change, ...]:
-    """Changes after which some node takes the pod, cheapest first; empty: none was found."""
+    """Return changes after which some node takes the pod, cheapest first.
+
+    Empty: none was found.
+    """
     return _closest(_Scene(ledger, governed), request)
 
 
@@ -241,7 +247,7 @@ def _closest(scene: _Scene, request: PodRequest) -> tuple[Change, ...]:
 
 
 def _smaller(request: PodRequest, index: int, wanted: int, node_for: _NodeFor) -> Iterator[Change]:
-    """The largest amount of each kind, below the one asked for, that fits."""
+    """Yield the largest amount of each kind, below the requested one, that fits."""
     container = request.containers[index]
     asked = container.requests[wanted]
     amounts = {
@@ -271,7 +277,7 @@ def _smaller(request: PodRequest, index: int, wanted: int, node_for: _NodeFor) -
 def _smaller_both(
     request: PodRequest, index: int, wanted: int, node_for: _NodeFor
 ) -> Iterator[Change]:
-    """The pair of memory and compute that fits and gives up least."""
+    """Yield the pair of memory and compute that fits and gives up least."""
     container = request.containers[index]
     asked = container.requests[wanted]
     what = "memory_mib" if asked.memory_mib else "memory_pct"
@@ -303,7 +309,10 @@ def _smaller_both(
 
 
 def _largest(below: int, node_for: Callable[[int], str]) -> tuple[int, str]:
-    """The largest value in 1 … ``below`` - 1 that some node takes, by halving; 0 when none does."""
+    """Return the largest value in 1 … ``below`` - 1 that some node takes, by halving.
+
+    0 when no node takes any.
+    """
     low, found = 0, ""
     high = below
     while high - low > 1:
@@ -317,7 +326,10 @@ def _largest(below: int, node_for: Callable[[int], str]) -> tuple[int, str]:
 
 
 def _with(request: PodRequest, index: int, wanted: int, **amounts: int) -> PodRequest:
-    """The pod with other amounts in one request; who asks for less compute shares the device."""
+    """Return the pod with other amounts in one request.
+
+    A request for less compute shares the device.
+    """
     container = request.containers[index]
     smaller = replace(container.requests[wanted], **amounts)
     if smaller.core_pct < _FULL_PCT:
@@ -330,7 +342,7 @@ def _with(request: PodRequest, index: int, wanted: int, **amounts: int) -> PodRe
 
 
 def _unmixed(request: PodRequest, node_for: _NodeFor) -> Iterator[Change]:
-    """The wish to be alone on its devices."""
+    """Yield the change that drops the constraint to be alone on its devices."""
     if "mutex" not in request.policy.device:
         return
     words = tuple(word for word in request.policy.device if word != "mutex") or ("spread",)
@@ -348,7 +360,7 @@ def _unmixed(request: PodRequest, node_for: _NodeFor) -> Iterator[Change]:
 
 
 def _unselected(request: PodRequest, node_for: _NodeFor) -> Iterator[Change]:
-    """Each wish of the pod that alone keeps it out."""
+    """Yield each constraint of the pod that alone prevents placement."""
     for vendor, selector in request.selectors.items():
         nothing = DeviceSelector()
         for what in selector.__struct_fields__:
@@ -376,7 +388,7 @@ def _unselected(request: PodRequest, node_for: _NodeFor) -> Iterator[Change]:
 def packing(
     ledger: Ledger, devices: Iterable[tuple[str, Device]], measured: Sequence[PodRequest]
 ) -> Packing:
-    """How full the usable ``devices`` (node, device) are, measured with these pods' requests."""
+    """Measure the utilization of the usable ``devices`` (node, device) with these requests."""
     asks = [
         (ask.vendor, ask)
         for request in measured

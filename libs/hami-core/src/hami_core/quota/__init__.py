@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What namespaces and queues may hold, and what they hold."""
+"""Quotas and queues: limits of namespaces, and the amounts in use."""

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds how much under which quota, in the order of the ledger's stream; and who may have more.
+"""Accounts the amounts used under each quota in stream order, and judges requests for more.
 
-Fed with the records of ``hami_alloc`` in stream order, and with nothing else. So what is held just
-before a record is the same for every replica that sees the record, and whether the record itself is
-within quota is judged exactly there: ``verdict``. A reservation is put into force only by a writer
-whose own verdict on it is good; another is taken back by its writer, or after its lease. All live
-records count, those that will be taken back among them. Hence the sum of reservations that were
-judged good is never above a limit, at no position of the stream and with any number of schedulers:
-the newest of them was judged with all the older ones counted (ADR 0010).
+Fed only with the records of ``hami_alloc`` in stream order. So the usage just before a record is
+the same for every replica that sees the record, and whether the record itself is within quota is
+judged exactly there: ``verdict``. Only a writer whose own verdict on a reservation is good commits
+it; a refused reservation is rolled back by its writer, or after its lease. All live records count,
+including those that will be rolled back. Hence the sum of reservations that were judged good is
+never above a limit, at no position of the stream and with any number of schedulers: the newest of
+them was judged with all the older ones counted (ADR 0010).
 
-Namespaces without a quota cost a dictionary entry per record: what their pods hold is added up when
-a quota or a queue first asks. ``first_look`` is asked before anything is written; it also counts
-reservations of this replica that are still on their way. Amounts as in ``quota``.
+Namespaces without a quota cost a dictionary entry per record: the usage of their pods is summed up
+when a quota or a queue first needs it. ``first_look`` runs before a record is written; it also
+counts reservations of this replica that are still in flight. Amounts as in ``quota``.
 """
 
 from collections import OrderedDict
@@ -32,7 +32,7 @@ VERDICTS_KEPT: Final = 8192
 TEXT_BYTES: Final = 170
 _NAME_SHOWN: Final = 45
 _SHORT_NAME: Final = 40
-"""Of two names in one text."""
+"""Maximum length of each of two names in one text."""
 
 _Key = tuple[str, str]
 _UNITS: Final = {"memory_mib": " MiB", "core_pct": "%", "devices": ""}
@@ -45,7 +45,7 @@ _CODES: Final[dict[str, RefusalCode]] = {
 
 
 class _Entry:
-    """What one live record holds; worked out when first asked for."""
+    """Amounts of one live record; computed on first use."""
 
     __slots__ = ("_amounts", "record")
 
@@ -65,14 +65,14 @@ class _Entry:
 
 
 def _plain(account: Account | None) -> Account:
-    """The account without what only tells amounts apart."""
+    """Return the account without the attributes that only classify amounts."""
     if account is None:
         return NO_ACCOUNT
     return replace(account, resources=()) if account.resources else account
 
 
 class QuotaRow(Struct, frozen=True, kw_only=True):
-    """One limit of one ResourceQuota, with what is used under it."""
+    """One limit of one ResourceQuota, with the usage under it."""
 
     namespace: str
     quota: str
@@ -97,18 +97,18 @@ class QueueRow(Struct, frozen=True, kw_only=True):
     borrow_weight: int = 1
     lend: bool = True
     waiting: int = 0
-    """Pods that wait for what the queue may borrow."""
+    """Pods that wait for their queue to borrow."""
 
 
 class QuotaLedger:
-    """Quotas, queues, and what is held under them."""
+    """Quotas, queues, and the usage under them."""
 
     def __init__(self) -> None:
-        """Nothing is limited and nothing is held."""
+        """Start without limits and usage."""
         self.seq = 0
         """Sequence of the newest record folded."""
         self.generation = 0
-        """Grows when what was folded is forgotten."""
+        """Incremented when the folded records are dropped."""
         self._is_exact = False
         self._live: dict[str, dict[_Key, _Entry]] = {}
         self._totals: dict[str, dict[Account, dict[Resource, int]]] = {}
@@ -116,16 +116,16 @@ class QuotaLedger:
         self._tree = QueueTree()
         self._use = QueueUse(self._tree)
         self._refused: OrderedDict[int, NodeRefusal] = OrderedDict()
-        """Records beyond a quota, by sequence."""
+        """Records that exceed a quota, by sequence."""
         self._coming: dict[str, _Entry] = {}
-        """Reservations of this replica that the stream has not shown yet, by allocation id."""
+        """Reservations of this replica that the stream has not delivered yet, by allocation id."""
         self._claims: dict[str, Claim] = {}
 
     # --- what is limited -------------------------------------------------------------------------
 
     @property
     def tree(self) -> QueueTree:
-        """The queues."""
+        """The queue tree."""
         return self._tree
 
     def put_quota(self, quota: Quota) -> None:
@@ -133,7 +133,7 @@ class QuotaLedger:
         self._quotas.setdefault(quota.namespace, {})[quota.name] = quota
 
     def drop_quota(self, namespace: str, name: str) -> bool:
-        """Forget a ResourceQuota; says whether it was known."""
+        """Drop a ResourceQuota; returns whether it was known."""
         known = self._quotas.get(namespace, {})
         found = known.pop(name, None)
         if not known:
@@ -142,13 +142,13 @@ class QuotaLedger:
         return found is not None
 
     def quotas(self) -> Iterator[Quota]:
-        """Every ResourceQuota that limits something of ours."""
+        """Yield every ResourceQuota that limits something of ours."""
         for namespace in sorted(self._quotas):
             for name in sorted(self._quotas[namespace]):
                 yield self._quotas[namespace][name]
 
     def set_tree(self, tree: QueueTree) -> None:
-        """Take a new tree of queues."""
+        """Replace the queue tree."""
         self._tree = tree
         self._use = QueueUse(tree)
         self._claims.clear()
@@ -158,7 +158,7 @@ class QuotaLedger:
                     self._count_in_queue(namespace, entry.account, entry.amounts, 1)
 
     def governs(self, namespace: str, account: Account | None) -> bool:
-        """Whether any quota or queue is about pods of this account."""
+        """Return whether any quota or queue applies to pods of this account."""
         if namespace not in self._quotas and not self._tree:
             return False
         if any(quota.counts(account) for quota in self._quotas.get(namespace, {}).values()):
@@ -171,7 +171,7 @@ class QuotaLedger:
     # --- folding ---------------------------------------------------------------------------------
 
     def fold(self, seq: int, record: AllocationRecord) -> None:
-        """Take the next record of the stream; one that was seen before is passed over."""
+        """Fold the next record of the stream; one that was folded before is skipped."""
         if seq <= self.seq:
             return
         self.seq = seq
@@ -190,11 +190,11 @@ class QuotaLedger:
         self._put(namespace, key, entry)
 
     def synced(self) -> None:
-        """What was stored has been folded: from here on nothing between two records is missed."""
+        """Note that the stored records are folded; from here on the fold misses no record."""
         self._is_exact = True
 
     def reset(self) -> None:
-        """The stream begins anew: forget what is held."""
+        """Drop all usage because the stream restarts."""
         self.seq = 0
         self.generation += 1
         self._is_exact = False
@@ -205,9 +205,10 @@ class QuotaLedger:
         self._use = QueueUse(self._tree)
 
     def verdict(self, seq: int) -> NodeRefusal | None:
-        """Why the record with this sequence is beyond a quota; ``None`` when it is not.
+        """Return why the record with this sequence exceeds a quota; ``None`` when it does not.
 
-        Ask when ``self.seq`` has reached it. A record that no quota was about is within all.
+        Call it when ``self.seq`` has reached the sequence. A record without an applicable quota
+        passes.
         """
         return self._refused.get(seq)
 
@@ -252,11 +253,11 @@ class QuotaLedger:
         own: Iterable[_Key] = (),
         waits: Callable[[str], bool] | None = None,
     ) -> NodeRefusal | None:
-        """Why the pod may not have ``wanted`` now; ``None`` when it may.
+        """Return why the pod may not use ``wanted`` now; ``None`` when it may.
 
-        ``own`` are keys of records that the pod has already, which it would give up. With ``waits``
-        it also has to be the turn of the pod's queue: it says whether the pod of a claim, by uid,
-        still waits.
+        ``own`` are keys of records that the pod already has and would release. With ``waits`` it
+        must also be the turn of the pod's queue: ``waits`` returns whether the pod of a claim, by
+        uid, still waits.
         """
         account = account or NO_ACCOUNT
         mine = [(key, entry) for key in own if (entry := self._take(namespace, key)) is not None]
@@ -271,29 +272,32 @@ class QuotaLedger:
                 self._put(namespace, key, entry)
 
     def expect(self, record: AllocationRecord) -> None:
-        """A reservation is about to be written: count it until the stream shows it."""
+        """Count a reservation that is about to be written until the stream delivers it."""
         self._coming[record.allocation_id] = _Entry(record)
 
     def expects(self, allocation_id: str) -> bool:
-        """Whether the reservation is counted although the stream has not shown it."""
+        """Return whether the reservation is counted although the stream has not delivered it."""
         return allocation_id in self._coming
 
     def stop_expecting(self, allocation_id: str) -> None:
-        """It was not written, or need not be counted twice any more."""
+        """Stop counting a reservation that was not written, or that the stream has delivered."""
         self._coming.pop(allocation_id, None)
 
     def claim(self, pod_uid: str, namespace: str, account: Account | None, wanted: Amounts) -> None:
-        """The pod could be placed and waits for what its queue may borrow."""
+        """Add the claim of a pod that could be placed and waits for its queue to borrow."""
         queue = self._queue_of(namespace, account or NO_ACCOUNT)
         if queue:
             self._claims[pod_uid] = Claim(queue=queue, wanted=dict(wanted))
 
     def unclaim(self, pod_uid: str) -> None:
-        """The pod does not wait for its queue."""
+        """Remove the claim of a pod."""
         self._claims.pop(pod_uid, None)
 
     def claims(self) -> Mapping[str, Claim]:
-        """Pods that wait for what their queues may borrow, by uid; some may have gone since."""
+        """Return the pods that wait for their queues to borrow, by uid.
+
+        Some may have ended since.
+        """
         return self._claims
 
     def _judge(
@@ -323,7 +327,7 @@ class QuotaLedger:
     def _judge_namespace(
         self, namespace: str, account: Account, wanted: Amounts, coming: tuple[_Entry, ...]
     ) -> NodeRefusal | None:
-        """The objection of the quota that leaves the least room."""
+        """Return the objection of the quota with the least headroom."""
         tightest: tuple[int, NodeRefusal] | None = None
         for quota in self._quotas.get(namespace, {}).values():
             if not quota.counts(account):
@@ -346,7 +350,7 @@ class QuotaLedger:
                         if limit.problem
                         else f"{where}: {amount}{unit} wanted, {used} used, limit {limit.most}"
                     )
-                    tightest = room, _told("ResourceQuotaNotFit", text)
+                    tightest = room, _refusal_of("ResourceQuotaNotFit", text)
         return None if tightest is None else tightest[1]
 
     def _refusal(self, queue: str, objection: Objection) -> NodeRefusal:
@@ -365,7 +369,7 @@ class QuotaLedger:
                 tail = f"{objection.most} guaranteed, too little left to borrow"
         if objection.queue != queue:
             tail += f" (for {_clip(queue, 32)})"
-        return _told(_CODES[objection.rule], f"{what}, {tail}")
+        return _refusal_of(_CODES[objection.rule], f"{what}, {tail}")
 
     def _used(self, quota: Quota, resource: Resource) -> int:
         return sum(
@@ -385,7 +389,7 @@ class QuotaLedger:
     # --- going on elsewhere ----------------------------------------------------------------------
 
     def memory(self) -> QuotaMemory:
-        """Everything that answers depend on."""
+        """Return everything that answers depend on."""
         return QuotaMemory(
             seq=self.seq,
             generation=self.generation,
@@ -401,7 +405,7 @@ class QuotaLedger:
         )
 
     def resume(self, memory: QuotaMemory) -> None:
-        """Go on, with an empty ledger, where ``memory`` was taken."""
+        """Resume in an empty ledger from the point where ``memory`` was taken."""
         for document in memory.objects:
             self.put_quota(quota_memory.quota_of(document))
         self.set_tree(quota_memory.tree_of(memory.queues))
@@ -417,7 +421,7 @@ class QuotaLedger:
     # --- showing ---------------------------------------------------------------------------------
 
     def quota_rows(self) -> list[QuotaRow]:
-        """Every limit of every ResourceQuota of ours, by namespace and name."""
+        """Return every limit of every ResourceQuota of ours, by namespace and name."""
         return [
             QuotaRow(
                 namespace=quota.namespace,
@@ -433,7 +437,7 @@ class QuotaLedger:
         ]
 
     def queue_rows(self) -> list[QueueRow]:
-        """Every queue and resource, each queue after the one above it."""
+        """Return every queue and resource, each queue after its parent."""
         waiting: dict[str, int] = {}
         for claim in self._claims.values():
             for name in self._tree.path(claim.queue):
@@ -470,8 +474,8 @@ class QuotaLedger:
 
 
 def unknown_queue(name: str, namespace: str) -> NodeRefusal:
-    """The refusal of a pod that names a queue which its namespace cannot use."""
-    return _told(
+    """Return the refusal of a pod that names a queue which its namespace cannot use."""
+    return _refusal_of(
         "QueueUnknown",
         f'label hami.io/queue: "{_clip(name, _NAME_SHOWN)}" is no queue for pods of namespace'
         f" {_clip(namespace, _NAME_SHOWN)}",
@@ -479,8 +483,8 @@ def unknown_queue(name: str, namespace: str) -> NodeRefusal:
 
 
 def priority_too_high(container: str, asked: int, queue: str, floor: int) -> NodeRefusal:
-    """The refusal of a pod that asks for a higher task priority than its queue allows."""
-    return _told(
+    """Return the refusal of a pod that requests a higher task priority than its queue allows."""
+    return _refusal_of(
         "TaskPriorityTooHigh",
         f"container {_clip(container, _SHORT_NAME)}: priority {asked}; queue "
         f"{_clip(queue, _SHORT_NAME)} allows {floor} to {LOWEST_PRIORITY}: write "
@@ -488,7 +492,7 @@ def priority_too_high(container: str, asked: int, queue: str, floor: int) -> Nod
     )
 
 
-def _told(code: RefusalCode, text: str) -> NodeRefusal:
+def _refusal_of(code: RefusalCode, text: str) -> NodeRefusal:
     return NodeRefusal(code=code, text=_clip(f"{code}: {text}", TEXT_BYTES))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quotas, queues and who waits for them as documents hold them: snapshots and stimulus logs.
+"""Documents of quotas, queues and waiting pods in snapshots and stimulus logs.
 
 A resource is written as its text, ``memory_mib`` or ``nvidia/memory_mib``, because keys of JSON are
-texts. What is read back decides as what was written. ``Quotas`` is for those who ask what would be
-decided (``hami_core.planning.whatif``), ``QuotaMemory`` all that a quota ledger knows, for another
-one to go on with (``hami_core.replay.rerun``). Amounts as in ``quota``.
+texts. A loaded document gives the same decisions as the original. ``Quotas`` serves simulations of
+decisions (``hami_core.planning.whatif``), ``QuotaMemory`` is the full state of a quota ledger, from
+which another one can resume (``hami_core.replay.rerun``). Amounts as in ``quota``.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ class WrittenLimit(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WrittenQuota(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One ResourceQuota, as far as it limits what we hand out."""
+    """One ResourceQuota, as far as it limits our resources."""
 
     namespace: str
     name: str
@@ -37,7 +37,7 @@ class WrittenQuota(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WrittenClaim(Struct, frozen=True, kw_only=True):
-    """A pod that could be placed and waits for what its queue may borrow."""
+    """A pod that could be placed and waits for its queue to borrow."""
 
     pod_uid: str
     queue: str
@@ -45,17 +45,17 @@ class WrittenClaim(Struct, frozen=True, kw_only=True):
 
 
 class Quotas(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What limits pods beside room on devices, and what that looks at in pods that wait."""
+    """Limits of pods besides device capacity, and the attributes of waiting pods they use."""
 
     objects: tuple[WrittenQuota, ...] = ()
     queues: tuple[QueueConfig, ...] = ()
     claims: tuple[WrittenClaim, ...] = ()
     askers: dict[str, Asker] = {}
-    """Pods that wait, by uid; one that is absent counts under its namespace and nothing else."""
+    """Pods that wait, by uid; an absent pod counts only under its namespace."""
 
 
 class QuotaMemory(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that a quota ledger knows, see ``QuotaLedger.memory``."""
+    """Full state of a quota ledger, see ``QuotaLedger.memory``."""
 
     seq: int = 0
     generation: int = 0
@@ -63,15 +63,15 @@ class QuotaMemory(Struct, frozen=True, kw_only=True, omit_defaults=True):
     objects: tuple[WrittenQuota, ...] = ()
     queues: tuple[QueueConfig, ...] = ()
     records: tuple[AllocationRecord, ...] = ()
-    """Live ones."""
+    """Live records."""
     refused: tuple[tuple[int, NodeRefusal], ...] = ()
-    """Records that are beyond a quota, by sequence."""
+    """Records that exceed a quota, by sequence."""
     coming: tuple[AllocationRecord, ...] = ()
     claims: tuple[WrittenClaim, ...] = ()
 
 
 def written(quota: Quota) -> WrittenQuota:
-    """The quota as a document holds it."""
+    """Return the quota as a document."""
     return WrittenQuota(
         namespace=quota.namespace,
         name=quota.name,
@@ -86,7 +86,7 @@ def written(quota: Quota) -> WrittenQuota:
 
 
 def quota_of(document: WrittenQuota) -> Quota:
-    """The quota of a document."""
+    """Return the quota of a document."""
     return Quota(
         namespace=document.namespace,
         name=document.name,
@@ -99,17 +99,17 @@ def quota_of(document: WrittenQuota) -> Quota:
 
 
 def written_amounts(amounts: Amounts) -> dict[str, int]:
-    """Amounts as a document holds them."""
+    """Return the amounts as a document."""
     return {str(resource): amount for resource, amount in amounts.items()}
 
 
 def amounts_of_text(amounts: Mapping[str, int]) -> dict[Resource, int]:
-    """The amounts of a document."""
+    """Return the amounts of a document."""
     return {resource_of(text): amount for text, amount in amounts.items()}
 
 
 def resource_of(text: str) -> Resource:
-    """The resource that ``str`` of it gave; ``WireInvalid`` when it is none."""
+    """Parse the resource from its ``str``; ``WireInvalid`` for any other text."""
     vendor, _, word = text.rpartition("/")
     kind = next((kind for kind in KINDS if kind == word), None)
     if kind is None:
@@ -119,7 +119,7 @@ def resource_of(text: str) -> Resource:
 
 
 def written_claims(claims: Mapping[str, Claim]) -> tuple[WrittenClaim, ...]:
-    """Claims by the uid of their pods, as a document holds them."""
+    """Return the claims by the uid of their pods, as a document."""
     return tuple(
         WrittenClaim(pod_uid=uid, queue=claim.queue, wanted=written_amounts(claim.wanted))
         for uid, claim in claims.items()
@@ -127,14 +127,14 @@ def written_claims(claims: Mapping[str, Claim]) -> tuple[WrittenClaim, ...]:
 
 
 def claims_of(documents: Iterable[WrittenClaim]) -> dict[str, Claim]:
-    """The claims of a document."""
+    """Return the claims of a document."""
     return {
         one.pod_uid: Claim(queue=one.queue, wanted=amounts_of_text(one.wanted)) for one in documents
     }
 
 
 def tree_of(queues: Iterable[QueueConfig]) -> QueueTree:
-    """The tree of queues that were checked where they come from."""
+    """Build the tree of queues that were already validated at their source."""
     queues = tuple(queues)
     words = [word for queue in queues for word in (*queue.guaranteed, *queue.limit)]
     return QueueTree(queues, vendors={word.rpartition("/")[0] for word in words})

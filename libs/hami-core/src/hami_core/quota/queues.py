@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue tree: organisations, departments and queues with guaranteed, limit and borrow weight.
+"""The queue tree: organizations, departments and queues with guarantee, limit and borrow weight.
 
-Every rule is applied to each resource by itself. For a queue ``n``: ``used(n)`` is what the pods
-below it hold, ``g(n)`` its guarantee (of an inner queue that states none: the sum of its
+Every rule is applied to each resource separately. For a queue ``n``: ``used(n)`` is the usage of
+the pods below it, ``g(n)`` its guarantee (of an inner queue that states none: the sum of its
 children's), ``l(n)`` its limit, ``w(n)`` its weight. ``taken(n)`` is ``used(n)`` of a leaf, and the
-sum of ``occupied`` of its children else; ``occupied(n)`` is ``taken(n)``, but at least ``g(n)``
-where the queue does not lend. ``G`` is the sum of the guarantees at the top: all there is to share.
+sum of ``occupied`` of its children otherwise; ``occupied(n)`` is ``taken(n)``, but at least
+``g(n)`` where the queue does not lend. ``G`` is the sum of the guarantees at the top: the total to
+share.
 
-A pod that wants ``a`` in leaf ``q`` passes when, with ``a`` added:
+A pod that requests ``a`` in leaf ``q`` passes when, with ``a`` added:
 
 1. ``occupied(n) <= l(n)`` for ``q`` and each queue above it that the pod makes occupy more; and
 2. going up from ``q``: the first queue with ``taken(n) <= g(n)`` ends the search, the pod is within
@@ -15,14 +16,14 @@ A pod that wants ``a`` in leaf ``q`` passes when, with ``a`` added:
    is at most ``G``; and
 3. no queue on that way borrows with weight 0.
 
-So what is within the guarantee of a leaf always passes rules 2 and 3, whatever others have
-borrowed. Rule 4 is about turns, and is asked only of pods that are to be placed, not of those that
-are: at each queue ``n`` that borrows, no sibling ``c`` with a pod that waits for ``b`` may have
-``(taken(c) + b - g(c)) / w(c)`` below ``(taken(n) - g(n)) / w(n)``. What is lent is thereby shared
-out in proportion to the weights of those who want it, and all of it while nobody else does.
+So requests within the guarantee of a leaf always pass rules 2 and 3, whatever others have borrowed.
+Rule 4 concerns turns, and applies only to pods that are to be placed, not to placed ones: at each
+queue ``n`` that borrows, no sibling ``c`` with a pod that waits for ``b`` may have
+``(taken(c) + b - g(c)) / w(c)`` below ``(taken(n) - g(n)) / w(n)``. Lent capacity is shared in
+proportion to the weights of the queues that request it, and a single borrower may use all of it.
 
-A resource for which no queue states a guarantee is only limited (rule 1). Pure arithmetic; knows no
-pods.
+A resource for which no queue states a guarantee is only limited (rule 1). Pure arithmetic,
+independent of pods.
 """
 
 import difflib
@@ -45,7 +46,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 
 
 class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One queue as the operator writes it."""
+    """One queue of the operator's configuration."""
 
     name: str
     parent: str = ""
@@ -55,14 +56,15 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     limit: dict[str, int] = {}
     borrow_weight: int = 1
     lend: bool = True
-    """Whether others may use what is guaranteed to it while it does not."""
+    """Let other queues use its guarantee while it does not."""
     namespaces: tuple[str, ...] = ()
-    """Namespaces whose pods belong to it unless they say otherwise; ``*``: all that none names."""
+    """Namespaces whose pods belong to it by default; ``*``: all that no queue names."""
     allowed_namespaces: tuple[str, ...] = ()
     """Further namespaces whose pods may name it; ``*``: all."""
     task_priority_floor: int = 0
-    """Smallest number that its pods, and those of queues below it, may write as task priority: 0
-    (the highest) to 7."""
+    """Smallest number that its pods, and those of queues below it, may request as task priority: 0
+    (the highest) to 7.
+    """
 
 
 class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,33 +72,33 @@ class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """A pod that could be placed and waits for what its queue may borrow."""
+    """A pod that could be placed and waits for its queue to borrow."""
 
     queue: str
     wanted: Mapping[Resource, int]
 
 
 class Objection(Struct, frozen=True, kw_only=True):
-    """Why a queue does not take a pod."""
+    """Reason why a queue refuses a pod."""
 
     rule: str
     """``limit``, ``borrow``, ``weight`` or ``turn``."""
     queue: str
-    """Whose rule it is: the pod's queue, or one above it."""
+    """Queue whose rule refuses: the pod's queue, or one above it."""
     resource: Resource
     wanted: int
     used: int
     most: int
-    """The limit; or the guarantee, of one that would have to borrow."""
+    """The limit; for a queue that would have to borrow, the guarantee."""
     other: str = ""
-    """Whose turn it is."""
+    """Queue that is next in turn."""
 
 
 class QueueTree:
-    """A checked tree."""
+    """A validated tree."""
 
     def __init__(self, queues: Iterable[QueueConfig] = (), *, vendors: Iterable[str] = ()) -> None:
-        """Check ``queues``; ``SettingsInvalid`` names the first thing wrong."""
+        """Validate ``queues``; ``SettingsInvalid`` names the first error."""
         self._vendors = sorted(vendors)
         self.queues = {queue.name: queue for queue in _unique(queues)}
         """By name."""
@@ -118,23 +120,23 @@ class QueueTree:
         for name in sorted(self.queues, key=lambda name: -len(self._paths[name])):
             self._check(name)
         self.managed = frozenset(r for amounts in self.guaranteed.values() for r in amounts)
-        """Resources of which somebody is guaranteed something."""
+        """Resources that any queue guarantees."""
         self.resources = self.managed | {r for amounts in self.limits.values() for r in amounts}
-        """Resources that any rule is about."""
+        """Resources of any rule."""
 
     def __bool__(self) -> bool:
         return bool(self.queues)
 
     def is_leaf(self, name: str) -> bool:
-        """Whether pods may belong to the queue."""
+        """Return whether pods may belong to the queue."""
         return not self.children[name]
 
     def path(self, name: str) -> tuple[str, ...]:
-        """The queue and those above it, from below."""
+        """Return the queue and those above it, from below."""
         return self._paths[name]
 
     def task_priority_floor(self, name: str) -> int:
-        """Return the highest floor of the queue and those above it; 0: any priority may be asked.
+        """Return the highest floor of the queue and those above it; 0: any priority is allowed.
 
         0 as well for an empty name, of a pod that belongs to no queue.
         """
@@ -142,18 +144,18 @@ class QueueTree:
         return max((self.queues[one].task_priority_floor for one in path), default=0)
 
     def total(self, resource: Resource) -> int:
-        """All that is guaranteed at the top."""
+        """Return the sum of the guarantees at the top."""
         return sum(self.guaranteed[name].get(resource, 0) for name in self.children[""])
 
     def queue_of(self, namespace: str, wish: str = "") -> str:
-        """The queue of a pod that names ``wish``; empty when it belongs to none.
+        """Return the queue of a pod that names ``wish``; empty when it belongs to none.
 
-        A wish for a queue that does not exist, or that the namespace may not use, is not heard.
+        A name of a queue that does not exist, or that the namespace may not use, is ignored.
         """
         return wish if self.admits(namespace, wish) else self._default(namespace)
 
     def admits(self, namespace: str, wish: str) -> bool:
-        """Whether pods of the namespace may name this queue."""
+        """Return whether pods of the namespace may name this queue."""
         queue = self.queues.get(wish)
         if queue is None or not self.is_leaf(wish):
             return False
@@ -252,7 +254,7 @@ class QueueTree:
 
 
 def parse(document: Mapping[str, Any], *, vendors: Iterable[str]) -> QueueTree:
-    """The tree of a decoded file; ``SettingsInvalid`` names the field and the fix."""
+    """Parse the tree of a decoded file; ``SettingsInvalid`` names the field and the fix."""
     _known_keys(document, ["queue"], where="queues file")
     queues = document.get("queue", [])
     for number, queue in enumerate(queues if isinstance(queues, list) else []):
@@ -300,10 +302,10 @@ def _wrong(field: str, problem: str, fix: str) -> SettingsInvalid:
 
 
 class QueueUse:
-    """What the queues of a tree hold, kept up to date."""
+    """Usage of the queues of a tree, kept up to date."""
 
     def __init__(self, tree: QueueTree) -> None:
-        """Nothing is held."""
+        """Start without usage."""
         self.tree = tree
         self._used: dict[tuple[str, Resource], int] = {}
         self._taken: dict[tuple[str, Resource], int] = {}
@@ -313,15 +315,15 @@ class QueueUse:
                 self._taken[name, resource] = sum(below)
 
     def used(self, queue: str, resource: Resource) -> int:
-        """What the pods below the queue hold."""
+        """Return the usage of the pods below the queue."""
         return self._used.get((queue, resource), 0)
 
     def taken(self, queue: str, resource: Resource) -> int:
-        """See the top of the module."""
+        """Return ``taken`` as the module docstring defines it."""
         return self._taken.get((queue, resource), 0)
 
     def occupied(self, queue: str, resource: Resource) -> int:
-        """See the top of the module."""
+        """Return ``occupied`` as the module docstring defines it."""
         return self._occupied(queue, resource, self.taken(queue, resource))
 
     def _occupied(self, queue: str, resource: Resource, taken: int) -> int:
@@ -330,7 +332,7 @@ class QueueUse:
         return max(taken, self.tree.guaranteed.get(queue, {}).get(resource, 0))
 
     def add(self, queue: str, amounts: Amounts, sign: int = 1) -> None:
-        """The leaf ``queue`` holds so much more (or, with -1, less)."""
+        """Add the amounts to the usage of the leaf ``queue`` (or, with -1, subtract them)."""
         for resource, amount in amounts.items():
             grows = sign * amount
             for name in self.tree.path(queue):
@@ -345,7 +347,10 @@ class QueueUse:
     def object_to(
         self, queue: str, wanted: Amounts, claims: Iterable[Claim] = ()
     ) -> Objection | None:
-        """Why the leaf ``queue`` may not hold so much more; ``None`` when it may."""
+        """Return why the leaf ``queue`` may not use the additional amounts.
+
+        ``None`` when it may.
+        """
         claims = tuple(claims)
         for resource, amount in wanted.items():
             if amount > 0 and resource in self.tree.resources:
@@ -401,7 +406,7 @@ class QueueUse:
     def _whose_turn(
         self, name: str, resource: Resource, borrowed: int, claims: tuple[Claim, ...]
     ) -> str:
-        """A sibling that would borrow less for its weight, empty when there is none."""
+        """Return a sibling that would borrow less for its weight, empty when none does."""
         tree = self.tree
         weight = tree.queues[name].borrow_weight
         for claim in claims:
@@ -419,7 +424,7 @@ class QueueUse:
         return ""
 
     def _is_possible(self, queue: str, resource: Resource, wanted: int) -> bool:
-        """Whether the claim could pass if all others held nothing."""
+        """Return whether the claim could pass if all others used nothing."""
         tree = self.tree
         if self.used(queue, resource) + wanted > tree.total(resource):
             return False

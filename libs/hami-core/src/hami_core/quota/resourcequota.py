@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod counts under quotas, and what a namespace's ResourceQuota objects allow.
+"""Amounts that a pod counts under quotas, and the limits of a namespace's ResourceQuota objects.
 
-Counted is what the ledger books: for each device the peak of ``hami_common.model.placement``, added
-over the devices. So a request of two devices counts twice, and memory asked for by percentage
-counts as the MiB that were booked. Before devices are chosen only the least that a request can
-come to is known: ``least_amounts``.
+Amounts are those that the ledger books: for each device the peak of
+``hami_common.model.placement``, added over the devices. So a request of two devices counts twice,
+and memory requested by percentage counts as the MiB that were booked. Before devices are chosen
+only the minimum of a request is known: ``least_amounts``.
 
 Keys of ResourceQuota that we enforce: ``limits.<name>`` where the name is a vendor's memory,
 compute or count resource, as HAMi's users write them. kube-apiserver stores such keys and enforces
-none of them; all other keys are its own. A value that is no whole number blocks what it limits: a
+none of them; all other keys are its own. A value that is no whole number blocks the resource: a
 limit is never dropped silently. Memory in MiB, compute in percent of one device, devices as shares.
 """
 
@@ -39,7 +39,7 @@ NO_ACCOUNT: Final = Account()
 
 
 class Resource(NamedTuple):
-    """Something that is counted: of one vendor, of one of its count resources, or of all."""
+    """A counted resource: of one vendor, of one of its count resources, or of all."""
 
     vendor: str
     """Vendor word; the name of a count resource, of a vendor that has several; empty: of all."""
@@ -50,24 +50,27 @@ class Resource(NamedTuple):
 
 
 Amounts = Mapping[Resource, int]
-"""How much of each resource; one that is absent is 0."""
+"""Amount of each resource; an absent one is 0."""
 
 
 class Asker(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A pod that is to be placed, as quotas look at it besides its namespace and its request."""
+    """The attributes of a pod that quotas use besides its namespace and its request."""
 
     account: Account | None = None
     wish: str = ""
-    """The queue that its label ``hami.io/queue`` names."""
+    """Queue that its label ``hami.io/queue`` names."""
     own: tuple[str, ...] = ()
-    """Nodes on which it has a share already, which it would give up."""
+    """Nodes on which it already has a share, which it would release."""
 
 
 NOBODY_SPECIAL: Final = Asker()
 
 
 def add_to(total: dict[Resource, int], amounts: Amounts, sign: int = 1) -> None:
-    """Add ``amounts`` to ``total`` (or, with -1, take them away); what becomes 0 is dropped."""
+    """Add ``amounts`` to ``total`` (or, with -1, subtract them).
+
+    Entries that become 0 are dropped.
+    """
     for resource, amount in amounts.items():
         after = total.get(resource, 0) + sign * amount
         if after:
@@ -79,7 +82,7 @@ def add_to(total: dict[Resource, int], amounts: Amounts, sign: int = 1) -> None:
 def amounts_of(
     containers: Iterable[ContainerShares], account: Account | None = None
 ) -> dict[Resource, int]:
-    """What the containers of ONE pod count, as the ledger books them."""
+    """Return the amounts that the containers of ONE pod count, as the ledger books them."""
     containers = tuple(containers)
     vendors = {share.uuid: share.vendor for one in containers for share in one.shares}
     total: dict[Resource, int] = {}
@@ -93,7 +96,7 @@ def amounts_of(
 
 
 def _by_count_resource(account: Account | None) -> dict[str, set[tuple[str, str]]]:
-    """(container, vendor) by count resource, of vendors that have several."""
+    """Return the (container, vendor) pairs by count resource, of vendors that have several."""
     found: dict[str, set[tuple[str, str]]] = {}
     for container, vendor, name in account.resources if account else ():
         found.setdefault(name, set()).add((container, vendor))
@@ -103,7 +106,7 @@ def _by_count_resource(account: Account | None) -> dict[str, set[tuple[str, str]
 def _those(
     containers: Iterable[ContainerShares], wanted: set[tuple[str, str]]
 ) -> list[ContainerShares]:
-    """The containers with just the shares of the vendors wanted."""
+    """Return the containers with only the shares of the given vendors."""
     return [
         replace(
             one, shares=tuple(share for share in one.shares if (one.name, share.vendor) in wanted)
@@ -115,10 +118,10 @@ def _those(
 def least_amounts(
     request: PodRequest, least_mib: Mapping[str, int], account: Account | None = None
 ) -> dict[Resource, int]:
-    """The least that the request counts wherever it is placed.
+    """Return the minimum that the request counts wherever it is placed.
 
-    ``least_mib``: memory of the smallest device, by vendor, of which a percentage is taken; a
-    vendor that is absent counts none then. Exact for a pod with one container on equal devices.
+    ``least_mib``: memory of the smallest device, by vendor, of which a percentage is taken; an
+    absent vendor counts 0 then. Exact for a pod with one container on equal devices.
     """
     names = {(one, vendor): name for one, vendor, name in (account.resources if account else ())}
     running: dict[Resource, int] = {}
@@ -134,7 +137,7 @@ def least_amounts(
 
 
 def vendors_by_percentage(request: PodRequest) -> tuple[str, ...]:
-    """Vendors of whose devices the pod asks for a part of the memory."""
+    """Return the vendors of whose devices the pod requests a percentage of the memory."""
     return tuple(
         sorted(
             {
@@ -190,21 +193,21 @@ class _Spec(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ResourceQuotaView(Struct, frozen=True, kw_only=True):
-    """The few fields of a ResourceQuota (core/v1) that we read."""
+    """The fields of a ResourceQuota (core/v1) that we read."""
 
     metadata: MetadataView = MetadataView()
     spec: _Spec = _Spec()
 
 
 class Scope(Struct, frozen=True, kw_only=True):
-    """One condition on the pods that a quota is about."""
+    """One condition on the pods to which a quota applies."""
 
     name: str
     operator: str = "Exists"
     values: tuple[str, ...] = ()
 
     def holds(self, account: Account) -> bool:
-        """Whether the pod of ``account`` is within the scope."""
+        """Return whether the pod of ``account`` is within the scope."""
         match self.name:
             case "Terminating":
                 return account.is_terminating
@@ -217,7 +220,7 @@ class Scope(Struct, frozen=True, kw_only=True):
             case "PriorityClass":
                 return self._holds_for(account.priority_class)
             case _:
-                # CrossNamespacePodAffinity, VolumeAttributesClass: about things that no share has.
+                # CrossNamespacePodAffinity, VolumeAttributesClass: properties that no share has.
                 return False
 
     def _holds_for(self, value: str) -> bool:
@@ -233,17 +236,17 @@ class Scope(Struct, frozen=True, kw_only=True):
 
 
 class Limit(Struct, frozen=True, kw_only=True):
-    """What a quota says about one resource."""
+    """A quota's limit of one resource."""
 
     key: str
-    """As it stands in ``spec.hard``."""
+    """Key in ``spec.hard``."""
     most: int = 0
     problem: str = ""
-    """Why the value cannot be read; nothing is allowed then."""
+    """Reason why the value cannot be read; the limit is 0 then."""
 
 
 class Quota(Struct, frozen=True, kw_only=True):
-    """One ResourceQuota, as far as it limits what we hand out."""
+    """One ResourceQuota, as far as it limits our resources."""
 
     namespace: str
     name: str
@@ -251,12 +254,15 @@ class Quota(Struct, frozen=True, kw_only=True):
     scopes: tuple[Scope, ...] = ()
 
     def counts(self, account: Account | None) -> bool:
-        """Whether a pod of ``account`` in the namespace counts under this quota."""
+        """Return whether a pod of ``account`` in the namespace counts under this quota."""
         return all(scope.holds(account or NO_ACCOUNT) for scope in self.scopes)
 
 
 def count_resources(catalog: Catalog) -> dict[str, tuple[str, str]]:
-    """(vendor, count resource) by resource name, for vendors that have several count resources."""
+    """Return (vendor, count resource) by resource name.
+
+    Only of vendors that have several count resources.
+    """
     return {
         name: (vendor.name, family.count)
         for vendor in catalog.vendors
@@ -267,10 +273,10 @@ def count_resources(catalog: Catalog) -> dict[str, tuple[str, str]]:
 
 
 class QuotaReader:
-    """Makes quotas from documents, for one set of vendors."""
+    """Creates quotas from documents, for one set of vendors."""
 
     def __init__(self, catalog: Catalog) -> None:
-        """Look for the resource names of ``catalog``."""
+        """Read the resource names of ``catalog``."""
         self._resources: dict[str, tuple[Resource, ResourceNames]] = {}
         for vendor in catalog.vendors:
             for family in vendor.families:
@@ -290,7 +296,7 @@ class QuotaReader:
         )
 
     def read(self, raw: bytes) -> Quota | None:
-        """The quota of a document, ``None`` when it limits nothing of ours.
+        """Read the quota of a document, ``None`` when it limits none of our resources.
 
         ``msgspec.DecodeError`` when it is no ResourceQuota.
         """
@@ -328,7 +334,7 @@ _decoder = msgspec.json.Decoder(ResourceQuotaView)
 
 
 def _kinds(names: ResourceNames, aliases: Mapping[str, str]) -> dict[str, Kind]:
-    """What the resource names of one count resource count as."""
+    """Return the kind that each resource name of one count resource counts as."""
     kinds: dict[str, Kind] = {
         names.count: "devices",
         names.memory: "memory_mib",

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filter's answer after quotas were asked: of the nodes that fit, which the sums allow.
+"""Applies quotas to filter's answer: the fitting nodes that the limits allow.
 
-Whether a placement exists is asked first, so a pod that fits nowhere is told why it does not fit. A
-pod that fits somewhere and would exceed a quota is refused everywhere with one text. Only where a
-part of a device's memory is asked for may nodes differ: it counts as the MiB that the node's
-smallest device would give, so nodes are looked at by that size. The live scheduler, simulations and
-replays all ask ``QuotaVerdicts``.
+Placement is evaluated first, so a pod that fits nowhere gets the reason why it does not fit. A pod
+that fits somewhere and would exceed a quota is refused everywhere with one text. Nodes may differ
+only where a percentage of a device's memory is requested: it counts as the MiB that the node's
+smallest device would give, so nodes are evaluated by that size. The live scheduler, simulations and
+replays all use ``QuotaVerdicts``.
 """
 
 from collections.abc import Callable, Collection
@@ -28,16 +28,18 @@ from hami_core.table.block import LEAST_MIB, Columns
 from hami_core.table.table import COLUMN_BITS, COLUMN_MASK, DeviceTable
 
 Ask = Callable[[Amounts], NodeRefusal | None]
-"""Why the pod may not have so much, ``None`` when it may."""
+"""Returns why the pod may not use the amounts, ``None`` when it may."""
 WAITING_CODES: Final = frozenset({"QueueCannotBorrow", "QueueWaitsItsTurn"})
-"""Refusals after which a pod waits for what its queue may borrow."""
+"""Refusals after which a pod waits for its queue to borrow."""
 TOLD_BYTES: Final = (CLASSES_SHOWN - 1) * TEXT_BYTES
-"""Most that all texts of one answer have together, without the one that stands for the rest: with
-what kube-scheduler adds, a pod's condition stays under 1 KiB."""
+"""Maximum of all texts of one answer together, without the text that stands for the rest.
+
+With kube-scheduler's additions, a pod's condition stays under 1 KiB.
+"""
 
 
 class Allowed:
-    """``Filtered``, less the nodes that quotas do not allow."""
+    """``Filtered`` without the nodes that quotas refuse."""
 
     def __init__(
         self, filtered: Filtered, left: NodeNames, refused: list[tuple[NodeRefusal, Columns]]
@@ -50,31 +52,31 @@ class Allowed:
         self._filtered = filtered
 
     def groups(self) -> list[tuple[NodeRefusal, Columns]]:
-        """The refused nodes by text, as places in the order in which they were named.
+        """Return the refused nodes by text, as places in the order in which they were named.
 
         As many texts as fit in ``TOLD_BYTES``, those of quotas first, then those of most nodes; the
         nodes of the others share one.
         """
         if not self.refused:
             return self._filtered.groups()
-        told: list[tuple[NodeRefusal, Columns]] = []
+        shown: list[tuple[NodeRefusal, Columns]] = []
         rest: list[Columns] = []
         left = TOLD_BYTES
         quotas = sorted(self.refused, key=lambda group: (-len(group[1]), group[0].text))
         for refusal, places in (*quotas, *self._filtered.groups()):
             left -= len(refusal.text.encode())
             if left >= 0 and refusal.code != "OtherReasons":
-                told.append((refusal, places))
+                shown.append((refusal, places))
             else:
-                left = -1  # what comes after is of fewer nodes
+                left = -1  # the remaining groups have fewer nodes
                 rest.append(places)
         if rest:
-            hidden = len(self._filtered.classes()) + len(self.refused) - len(told)
-            told.append((other_reasons(hidden), np.concatenate(rest)))
-        return told
+            hidden = len(self._filtered.classes()) + len(self.refused) - len(shown)
+            shown.append((other_reasons(hidden), np.concatenate(rest)))
+        return shown
 
     def classes(self) -> tuple[RefusalClass, ...]:
-        """The refused nodes by class, for the recorded decision."""
+        """Return the refused nodes by class, for the recorded decision."""
         return (*self._filtered.classes(), *map(self._class, self.refused))
 
     def _class(self, refused: tuple[NodeRefusal, Columns]) -> RefusalClass:
@@ -92,21 +94,21 @@ class QuotaVerdicts:
     """Answers over one table and one ledger of quotas."""
 
     def __init__(self, table: DeviceTable, ledger: QuotaLedger) -> None:
-        """Ask ``ledger``; tell it who waits for its queue."""
+        """Query ``ledger``, and add claims of pods that wait for their queue to it."""
         self._table = table
         self._ledger = ledger
 
     def governs(self, namespace: str, asker: Asker) -> bool:
-        """Whether any quota or queue has a say in what becomes of the pod."""
+        """Return whether any quota or queue can refuse the pod."""
         return self._is_astray(namespace, asker) or self._ledger.governs(namespace, asker.account)
 
     def _is_astray(self, namespace: str, asker: Asker) -> bool:
-        """Whether the pod names a queue that is none for it."""
+        """Return whether the pod names a queue that it cannot use."""
         tree = self._ledger.tree
         return bool(asker.wish and tree) and not tree.admits(namespace, asker.wish)
 
     def _too_high(self, request: PodRequest, account: Account | None) -> NodeRefusal | None:
-        """Why the pod's queue does not allow its task priority, ``None`` when it does."""
+        """Return why the pod's queue refuses its task priority, ``None`` when it does not."""
         tree = self._ledger.tree
         queue = tree.queue_of(request.namespace, account.queue if account else "")
         floor = tree.task_priority_floor(queue)
@@ -126,7 +128,7 @@ class QuotaVerdicts:
         *,
         waiting: Collection[str],
     ) -> Filtered | Allowed:
-        """Filter's answer less what quotas refuse; from now on the pod waits for its queue, or not.
+        """Return filter's answer without the nodes that quotas refuse, and update the pod's claim.
 
         ``waiting``: pods that waited for their queues and still do, by uid.
         """
@@ -145,7 +147,7 @@ class QuotaVerdicts:
         *,
         waiting: Collection[str],
     ) -> tuple[Filtered | Allowed, Amounts | None]:
-        """The same answer, and what the pod waits for its queue to have; notes nothing of it."""
+        """Return the same answer and the amounts the pod waits for; changes no claim."""
         namespace, account = request.namespace, asker.account
         if self._is_astray(namespace, asker):
             refusal = unknown_queue(asker.wish, namespace)
@@ -177,7 +179,7 @@ def allowed(
     filtered: Filtered,
     ask: Ask,
 ) -> Allowed:
-    """Ask for each amount that the request may come to on the nodes that fit."""
+    """Evaluate quotas for each amount that the request may have on the nodes that fit."""
     if not len(filtered.left):
         return Allowed(filtered, filtered.left, [])
     vendors = vendors_by_percentage(request)
@@ -202,7 +204,7 @@ def allowed(
 
 
 def _fitting(filtered: Filtered) -> Columns:
-    """Places of the nodes that fit."""
+    """Return the places of the nodes that fit."""
     fits = np.ones(len(filtered.nodes), np.bool_)
     fits[list(chain.from_iterable(places.tolist() for _, places in filtered.groups()))] = False
     return np.flatnonzero(fits)
@@ -211,7 +213,7 @@ def _fitting(filtered: Filtered) -> Columns:
 def _by_least_mib(
     table: DeviceTable, names: list[str], vendors: tuple[str, ...]
 ) -> list[tuple[dict[str, int], Columns]]:
-    """Places in ``names`` by the memory of the smallest device of each vendor."""
+    """Group places in ``names`` by the memory of the smallest device of each vendor."""
     codes = np.array([table.codes[name] for name in names], np.int64)
     blocks, columns = codes >> COLUMN_BITS, codes & COLUMN_MASK
     least = np.zeros((len(names), len(vendors)), np.int64)

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything a decision depends on, as one document: written by a running scheduler, read by tools.
+"""Everything a decision depends on as one document, written by a scheduler and read by tools.
 
 A table built from a snapshot answers filter, prioritize and bind exactly as the scheduler did when
 it took it (design D15). Sequences are kept, so that records can be compared. Times are the writer's
 and informative.
 
-A stimulus log begins with a snapshot that has ``exact``: with it a replay goes on where the writer
-was, with the same leases, fences, signs of life and network (see ``resume``).
+A stimulus log begins with a snapshot that has ``exact``: with it a replay resumes at the writer's
+state, with the same leases, fences, heartbeats and network (see ``resume``).
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from msgspec import Struct
 
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.request import PlacementPolicy, PodRequest
+from hami_core.core import Core
+from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Ledger, LedgerMemory
-from hami_core.ledger.repair import Holding
 from hami_core.ledger.stimuli import FeedSynced, RecordSeen, Repaired, StateSeen
 from hami_core.quota.accounts import QuotaLedger
 from hami_core.quota.documents import QuotaMemory, Quotas
@@ -26,7 +26,7 @@ from hami_core.table.table import DeviceTable
 
 
 class Unusable(Struct, frozen=True, kw_only=True, array_like=True):
-    """One device whose health is not what its canonical record says."""
+    """One device whose health differs from its canonical record."""
 
     node: str
     uuid: str
@@ -34,25 +34,25 @@ class Unusable(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Silent(Struct, frozen=True, kw_only=True, array_like=True):
-    """A vendor on a node whose agent is not heard."""
+    """A vendor on a node whose agent is silent."""
 
     node: str
     vendor: str
 
 
 class Exact(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What decides later answers and a table does not show."""
+    """State that affects later answers and that a table does not show."""
 
     inventory_revision: int
     heartbeat_timeout_s: float
     inventory: Memory
     ledger: LedgerMemory
     domains: dict[str, tuple[str, ...]] = {}
-    """Where nodes stand in the network."""
+    """Positions of nodes in the network."""
     depth: int = 0
     """Levels of the longest path ever seen."""
     withheld: tuple[tuple[str, str], ...] = ()
-    """(node, vendor) pairs of which nothing new is given, see ``DeviceTable.set_withheld``."""
+    """(node, vendor) pairs without new allocations, see ``DeviceTable.set_withheld``."""
     quota: QuotaMemory | None = None
     """Absent in logs of schedulers that did not record quotas."""
 
@@ -68,51 +68,41 @@ class Snapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
     devices: tuple[NodeDevices, ...] = ()
     silent: tuple[Silent, ...] = ()
     withheld: tuple[Silent, ...] = ()
-    """Nodes, or vendors on them, of which nothing new is given; an empty vendor: all."""
+    """Nodes, or vendors on them, without new allocations; an empty vendor: all."""
     faults: tuple[Unusable, ...] = ()
     holdings: tuple[Holding, ...] = ()
     domains: dict[str, tuple[str, ...]] = {}
-    """Where nodes stand in the network, by node, widest domain first."""
+    """Positions of nodes in the network, by node, widest domain first."""
     waiting: tuple[PodRequest, ...] = ()
-    """What pods ask for that have no node yet."""
+    """Requests of the pods that have no node yet."""
     quotas: Quotas = Quotas()
-    """What limits pods beside room on devices."""
+    """Limits of pods besides the capacity of devices."""
     exact: Exact | None = None
 
 
-class Parts(NamedTuple):
-    """What decides."""
-
-    ledger: Ledger
-    inventory: Inventory
-    quota: QuotaLedger
-
-
-def take_exact(parts: Parts, *, policy: PlacementPolicy, now_s: float) -> Snapshot:
-    """The present state in full; cheap, because it refers to what is frozen and copies little."""
-    ledger, inventory, quota = parts
-    memory, known = ledger.memory(), inventory.memory()
-    table = ledger.table
+def take_exact(core: Core, *, policy: PlacementPolicy, now_s: float) -> Snapshot:
+    """Return the full present state; cheap, because it refers to frozen parts and copies little."""
+    memory, known, table = core.ledger.memory(), core.inventory.memory(), core.table
     return Snapshot(
-        snapshot_id=ledger.snapshot_id,
+        snapshot_id=core.ledger.snapshot_id,
         time_s=now_s,
         writer=memory.writer,
         policy=policy,
         exact=Exact(
             inventory_revision=table.inventory_revision,
-            heartbeat_timeout_s=inventory.timeout_s,
+            heartbeat_timeout_s=core.inventory.timeout_s,
             inventory=known,
             ledger=memory,
             domains=table.domains.known(),
             depth=table.domains.depth,
             withheld=tuple(table.withheld()),
-            quota=quota.memory(),
+            quota=core.quota.memory(),
         ),
     )
 
 
-def resume(exact: Exact) -> Parts:
-    """The parts as they were when ``exact`` was taken."""
+def resume(exact: Exact) -> Core:
+    """Restore the core as it was when ``exact`` was taken."""
     table = DeviceTable()
     inventory = Inventory(table, heartbeat_timeout_s=exact.heartbeat_timeout_s)
     inventory.resume(exact.inventory)
@@ -133,7 +123,7 @@ def resume(exact: Exact) -> Parts:
     quota = QuotaLedger()
     if exact.quota is not None:
         quota.resume(exact.quota)
-    return Parts(ledger, inventory, quota)
+    return Core(ledger=ledger, inventory=inventory, quota=quota)
 
 
 def take(  # noqa: PLR0913 - the parts of one document, by name
@@ -148,7 +138,7 @@ def take(  # noqa: PLR0913 - the parts of one document, by name
     waiting: Iterable[PodRequest] = (),
     quotas: Quotas | None = None,
 ) -> Snapshot:
-    """The present state as a document."""
+    """Return the present state as a document."""
     return Snapshot(
         snapshot_id=ledger.snapshot_id,
         time_s=now_s,
@@ -170,7 +160,7 @@ def take(  # noqa: PLR0913 - the parts of one document, by name
 
 
 def load(snapshot: Snapshot) -> Ledger:
-    """A ledger, with its table, that decides as the one did which was written down."""
+    """Load a ledger, with its table, that gives the same decisions as the original."""
     if snapshot.exact is not None:
         return resume(snapshot.exact).ledger
     table = DeviceTable()
@@ -196,7 +186,7 @@ def load(snapshot: Snapshot) -> Ledger:
 
 
 def load_quotas(snapshot: Snapshot) -> QuotaLedger:
-    """Quotas and queues, and what is held under them, as they were written down."""
+    """Load quotas and queues, and the usage under them, as they were written."""
     if snapshot.exact is not None:
         return resume(snapshot.exact).quota
     quota = QuotaLedger()

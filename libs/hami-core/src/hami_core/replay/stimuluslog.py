@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a log of stimuli looks like: kinds with versions, numbered lines, answers (design D15).
+"""Format of a stimulus log: kinds with versions, numbered lines, answers (design D15).
 
 A log is a row of segments. A segment is JSON lines, compressed by gzip. Its first line is ``head``
 with the run and the segment's number, its second ``snapshot``, exact, so that each segment can be
-replayed by itself; then stimuli in the order in which the core took them, each with what the core
-answered. Stimuli are numbered from 1 within a run, so what is missing shows. ``names`` lines hold
-lists of node names, which repeat; a stimulus refers to the newest list of a number. ``gap`` says
-how many stimuli were not written, because the queue to the disk was full.
+replayed by itself; then stimuli in the order in which the core took them, each with the core's
+answer. Stimuli are numbered from 1 within a run, so that gaps are visible. ``names`` lines contain
+lists of node names, which repeat; a stimulus refers to the newest list of a number. ``gap``
+contains the number of stimuli that were not written because the queue to the disk was full.
 
-A kind is one stimulus type. New ledger stimuli (members of ``stimuli.Stimulus``) become kinds by
-themselves; a new call gets one entry in ``CALLS`` and one branch in ``rerun.Machine``. Whoever
-changes a type so that older logs mean something else raises its version in ``VERSIONS`` and gives
-``OLDER`` a function that makes today's type of the older text. A line of a kind or version that
-this program does not know is ``WireInvalid``: nothing is skipped.
+Each subclass of ``stimuli.Input`` is a kind. A change of a type that gives older logs another
+meaning raises its version in ``VERSIONS``, and adds to ``OLDER`` a function that converts the older
+text. A line of an unknown kind or version is ``WireInvalid``: no line is skipped.
 
-Answers of filter and prioritize are shortened: counts, classes, the best nodes, and a digest of
-everything, so that equal answers are equal to the bit.
+Answers that name nodes are shortened: counts, classes, the best nodes, and a digest of everything,
+so that equal answers are equal to the bit.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Final, NamedTuple, get_args
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -42,47 +40,17 @@ FORMAT: Final = 1
 DIGEST_BYTES: Final = 16
 BEST_TOLD: Final = 4
 
-CALLS: Final[tuple[type[Struct], ...]] = (
-    stimuli.DevicesPut,
-    stimuli.DevicesRemoved,
-    stimuli.DevicesBegin,
-    stimuli.DevicesEnd,
-    stimuli.HeartbeatHeard,
-    stimuli.BusUnheard,
-    stimuli.SilenceJudged,
-    stimuli.FaultHeard,
-    stimuli.NodeStands,
-    stimuli.Forgotten,
-    stimuli.FilterAsked,
-    stimuli.PrioritizeAsked,
-    stimuli.BindPlanned,
-    stimuli.HoldPlanned,
-    stimuli.RestorePlanned,
-    stimuli.NodeWithheld,
-    stimuli.QuotaPut,
-    stimuli.QuotaDropped,
-    stimuli.QueuesSet,
-    stimuli.QuotaFolded,
-    stimuli.QuotaSynced,
-    stimuli.QuotaReset,
-    stimuli.QuotaExpected,
-    stimuli.QuotaUnexpected,
-    stimuli.QuotaAsked,
-    stimuli.QuotaLooked,
-    stimuli.QuotaJudged,
-)
-"""Stimuli of the core beside those of the ledger."""
-
 VERSIONS: Final[Mapping[str, int]] = MappingProxyType({})
-"""Present version of a kind, where that is not 1."""
+"""Present version of a kind where it is not 1."""
 
 OLDER: Final[Mapping[tuple[str, int], Callable[[Raw], Struct]]] = MappingProxyType({})
-"""Makes today's stimulus of an older version's text."""
+"""Converts the text of an older version into the present stimulus."""
 
 Named = stimuli.FilterAsked | stimuli.PrioritizeAsked
 DECISIONS: Final = (
     stimuli.FilterAsked,
     stimuli.PrioritizeAsked,
+    stimuli.ShortlistAsked,
     stimuli.BindPlanned,
     stimuli.HoldPlanned,
     stimuli.RestorePlanned,
@@ -104,7 +72,7 @@ class Kind(NamedTuple):
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         type_.__name__: Kind(type_.__name__, VERSIONS.get(type_.__name__, 1), type_)
-        for type_ in (*get_args(stimuli.Stimulus), *CALLS)
+        for type_ in stimuli.Input.__subclasses__()
     }
 )
 
@@ -114,31 +82,31 @@ class Head(Struct, frozen=True, kw_only=True):
 
     format: int
     run: str
-    """Name of one run of a scheduler, which nothing else has."""
+    """Unique name of one run of a scheduler."""
     segment: int
     """From 1 within the run."""
     next_number: int
     """Number of the first stimulus."""
     program: str = ""
-    """Version of what wrote it."""
+    """Version of the writer."""
 
 
 class Gap(Struct, frozen=True, kw_only=True):
     """Stimuli were not written."""
 
     dropped: int
-    """At least so many."""
+    """Lower bound of their number."""
 
 
 class Names(Struct, frozen=True, kw_only=True):
-    """A list of node names, from here on known by its number."""
+    """A list of node names, known by its number from here on."""
 
     slot: int
     names: Raw
 
 
 class Stimulated(NamedTuple):
-    """One stimulus and what was answered."""
+    """One stimulus and its answer."""
 
     number: int
     stimulus: Struct
@@ -159,9 +127,9 @@ class _Line(Struct, frozen=True, kw_only=True, omit_defaults=True):
     n: int = 0
     """Number, of a stimulus."""
     p: Raw
-    """What it says."""
+    """Content of the line."""
     a: Raw = Raw(b"null")
-    """What was answered."""
+    """The answer."""
 
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -172,7 +140,7 @@ _lines = msgspec.json.Decoder(_Line)
 
 
 class FilterAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A filter's verdict in short."""
+    """A filter's verdict, shortened."""
 
     feasible: int
     refused: dict[str, int] = {}
@@ -181,9 +149,16 @@ class FilterAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PrioritizeAnswer(Struct, frozen=True, kw_only=True):
-    """A prioritize's verdict in short."""
+    """A prioritize's verdict, shortened."""
 
     best: tuple[NodeScore, ...]
+    digest: str
+
+
+class ShortlistAnswer(Struct, frozen=True, kw_only=True):
+    """A shortlist, shortened."""
+
+    nodes: int
     digest: str
 
 
@@ -194,22 +169,25 @@ class Broken(Struct, frozen=True, kw_only=True):
 
 
 class Told(Struct, frozen=True, kw_only=True):
-    """A Struct or several, with their kinds."""
+    """One Struct or several, with their kinds."""
 
     kinds: tuple[str, ...]
     values: tuple[Struct, ...]
 
 
 def answer_text(answer: object) -> bytes:
-    """The answer of a call as it stands in the log: equal answers give equal bytes."""
+    """Return the answer of a call as the log contains it: equal answers give equal bytes."""
     if isinstance(answer, Filtered | Allowed):
         answer = _filter_answer(answer)
     elif isinstance(answer, Scored):
         answer = _prioritize_answer(answer)
+    elif isinstance(answer, NodeNames):
+        digest = blake2b(answer.json(), digest_size=DIGEST_BYTES).hexdigest()
+        answer = ShortlistAnswer(nodes=len(answer), digest=digest)
     elif isinstance(answer, InvariantBroken):
         answer = Broken(broken=answer.what)
     elif isinstance(answer, Exception):
-        # Texts of Python's own errors may name what differs between two runs.
+        # Texts of Python's own errors may contain values that differ between two runs.
         answer = Broken(broken=type(answer).__name__)
     elif isinstance(answer, Struct):
         answer = Told(kinds=(type(answer).__name__,), values=(answer,))
@@ -232,9 +210,9 @@ def _filter_answer(filtered: Filtered | Allowed) -> FilterAnswer:
 def _prioritize_answer(scored: Scored) -> PrioritizeAnswer:
     scores = np.ascontiguousarray(scored.scores, np.float64)
     best = np.argsort(-scores, kind="stable")[:BEST_TOLD]
-    told = zip(scored.nodes.several(best), scores[best].tolist(), strict=True)
+    ranked = zip(scored.nodes.several(best), scores[best].tolist(), strict=True)
     return PrioritizeAnswer(
-        best=tuple(NodeScore(node=node, score=score) for node, score in told),
+        best=tuple(NodeScore(node=node, score=score) for node, score in ranked),
         digest=blake2b(scores.tobytes(), digest_size=DIGEST_BYTES).hexdigest(),
     )
 
@@ -243,28 +221,28 @@ def _prioritize_answer(scored: Scored) -> PrioritizeAnswer:
 
 
 class Writer:
-    """Makes the lines of one segment."""
+    """Writes the lines of one segment."""
 
     SLOTS: Final = 64
     """Lists of names that are known at a time."""
 
     def __init__(self) -> None:
-        """No list of names is known."""
+        """Start without name lists."""
         self._slots: dict[bytes, int] = {}
 
     def begin(self, head: Head, snapshot: Snapshot) -> Iterator[bytes]:
-        """The first lines."""
+        """Yield the first lines."""
         yield _line("head", head)
         yield _line("snapshot", snapshot)
 
     def gap(self, dropped: int) -> bytes:
-        """The line that says what is missing."""
+        """Return the line that reports a gap."""
         return _line("gap", Gap(dropped=dropped))
 
     def stimulus(
         self, number: int, stimulus: Struct, names: NodeNames | None, answer: object
     ) -> Iterator[bytes]:
-        """The lines of one stimulus."""
+        """Yield the lines of one stimulus."""
         if names is not None:
             text = names.json()
             slot = self._slots.get(text)
@@ -289,9 +267,9 @@ class Writer:
 def _line(
     kind: str, payload: Struct, *, version: int = 1, number: int = 0, answer: bytes = b"null"
 ) -> bytes:
-    said = Raw(_encoder.encode(payload))
-    text = _encoder.encode(_Line(k=kind, v=version, n=number, p=said, a=Raw(answer)))
-    if b"\n" in text:  # white space in names that somebody else encoded
+    content = Raw(_encoder.encode(payload))
+    text = _encoder.encode(_Line(k=kind, v=version, n=number, p=content, a=Raw(answer)))
+    if b"\n" in text:  # white space in names that another encoder wrote
         text = text.replace(b"\n", b" ")
     return text + b"\n"
 
@@ -308,9 +286,9 @@ class Reader:
         self._names: dict[int, NodeNames] = {}
 
     def items(self, lines: Iterable[bytes]) -> Iterator[Item]:
-        """What the lines say; ``WireInvalid`` names the first line that this program cannot read.
+        """Decode the lines; ``WireInvalid`` names the first line that this program cannot read.
 
-        A last line without its end is what a writer left that was stopped: it is passed over.
+        An incomplete last line is the rest of a stopped writer: it is skipped.
         """
         for number, text in enumerate(lines, start=1):
             if not text.endswith(b"\n"):

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of all nodes that have room for the same number of devices.
+"""Columns of all nodes with space for the same number of devices.
 
 Every column is a matrix ``[width, nodes]``: cell ``[d, n]`` is device ``d`` of node ``n``, so a
-question about one node is a reduction over the first axis, which numpy answers for all nodes with
+query of one node is a reduction over the first axis, which numpy answers for all nodes with
 ``width`` passes over contiguous memory. Columns are dense: the last node moves into the hole that a
-removed one leaves. Devices of a node stand in the order (vendor, vendor's index, UUID), registered
+removed one leaves. Devices of a node are in the order (vendor, vendor's index, UUID), registered
 ones before ghosts of the same index; unused cells have ``vendor`` -1 and are all zero otherwise.
 
-Memory in MiB, compute in percent of one device. Knows no requests and no names of vendors.
+Memory in MiB, compute in percent of one device. Independent of requests and names of vendors.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -39,12 +39,12 @@ _MOST_FOLLOWED: Final = 16
 NO_MIB: Final = int(np.iinfo(np.int64).min)
 NO_ROOM: Final = -1
 AMOUNT_BITS: Final = 15
-"""In ``Block.room`` compute and slots have so many bits each, and memory those above."""
+"""Bits of compute and of slots in ``Block.room``; memory has the bits above those."""
 MOST_AMOUNT: Final = (1 << AMOUNT_BITS) - 1
 MIB_SHIFT: Final = 2 * AMOUNT_BITS
 MOST_ROOM_MIB: Final = (1 << (63 - MIB_SHIFT)) - 1
 PART_WORTH_IT: Final = 4
-"""Columns are looked at one by one while fewer than one in this many changed."""
+"""Columns are evaluated one by one while fewer than one in this many changed."""
 
 _MATRICES: Final[dict[str, Any]] = {
     "memory_mib": np.int64,
@@ -83,9 +83,9 @@ _MATRICES: Final[dict[str, Any]] = {
 
 
 MOST_SMALL: Final = (1 << 31) - 1
-"""Highest number of the columns of 32 bits."""
+"""Largest number of a 32-bit column."""
 MOST_MEMORY_MIB: Final = (1 << 47) - 1
-"""Highest memory of a device; sums over a node stay within 64 bits."""
+"""Largest memory of a device; sums over a node stay within 64 bits."""
 _SMALL: Final = (
     "index",
     "type",
@@ -126,7 +126,7 @@ class Cell(Struct, kw_only=True):
     withheld: bool = False
 
     def is_booked(self) -> bool:
-        """Whether anybody holds a share of it."""
+        """Return whether any pod has a share of it."""
         return bool(self.used_mib or self.used_core or self.used_slots or self.exclusive_holders)
 
 
@@ -149,7 +149,7 @@ class Block:
     capacity_mib: Ints
     used_mib: Ints
     free_mib: Ints
-    """``capacity_mib - used_mib``; negative on a device that is over."""
+    """``capacity_mib - used_mib``; negative on a device that is over capacity."""
     capacity_core: Shorts
     used_core: Shorts
     free_core: Shorts
@@ -163,42 +163,42 @@ class Block:
     index: Shorts
     """The vendor's own enumeration."""
     division: Shorts
-    """Which table of partitions a device has, see ``table``; 0: its shares have any size."""
+    """Number of the device's table of partitions, see ``table``; 0: its shares have any size."""
     taken: Shorts
-    """Positions of the device's grid that partitions take, as bits."""
+    """Positions of the device's grid that partitions occupy, as bits."""
     kind: Shorts
-    """Kind of the shares on the device; 0: of none in particular."""
+    """Kind of the shares on the device; 0: no particular kind."""
     spent: Amounts
-    """``[resource, device, node]``: what partitions take of the division's named resources."""
+    """``[resource, device, node]``: use of the division's named resources by partitions."""
     known: Bools
     healthy: Bools
     cordoned: Bools
     alive: Bools
-    """The node's agent is heard for this vendor."""
+    """The node's agent sends heartbeats for this vendor."""
     withheld: Bools
-    """What is booked on the node, or what it has, is not known for certain: see ``table``."""
+    """The node's bookings or devices are not known for certain: see ``table``."""
     per_slot: Floats
-    """1 / slots, 0 where there are none."""
+    """1 / slots, 0 without slots."""
     per_core: Floats
     per_mib: Floats
     fullness: Floats
-    """Sum of the used parts of slots, compute and memory, in this order."""
+    """Sum of the used fractions of slots, compute and memory, in this order."""
     has_slot: Bools
     """One more container may share the device."""
     unheld: Bools
-    """Nobody holds the device exclusively."""
+    """No pod uses the device exclusively."""
     idle: Bools
-    """Nobody holds a share."""
+    """No pod has a share."""
     offered_mib: Ints
     """``free_mib`` where one more container may share the device, else ``NO_MIB``."""
     room: Ints
-    """What is left of a device that may serve one more share, else ``NO_ROOM``.
+    """Free capacity of a device that may serve one more share, else ``NO_ROOM``.
 
     Memory, compute and slots as one number, ordered as they are listed.
     """
 
     def __init__(self, width: int) -> None:
-        """Room for nodes with at most ``width`` devices."""
+        """Create an empty block for nodes with at most ``width`` devices."""
         self.width = width
         self.count = 0
         self.names: list[str] = []
@@ -206,18 +206,18 @@ class Block:
         self.uuids: list[tuple[str, ...]] = []
         """UUIDs of a node's devices, in cell order."""
         self.links: Columns = np.zeros(0, np.intp)
-        """Which link matrix a node has, see ``links.LinkClass``."""
+        """Number of each node's link matrix, see ``links.LinkClass``."""
         self.domains: Columns = np.zeros(0, np.intp)
-        """Where a node stands in the network, see ``domains.Domains``."""
+        """Position of each node in the network, see ``domains.Domains``."""
         self.totals: dict[int, Ints] = {}
         """By vendor: sums over its known devices, one row per constant above."""
         self.inventory_version = 0
-        """Grows when anything but usage changes."""
+        """Grows when anything except usage changes."""
         self._room = 0
         self._derived: dict[Hashable, object] = {}
         self._derived_version = 0
         self._followed: dict[Hashable, object] = {}
-        """The longest unused first."""
+        """The least recently used first."""
         self._changes: list[int] = []
         self._changes_before = 0
         self._grow(16)
@@ -228,14 +228,17 @@ class Block:
         return self._changes_before + len(self._changes)
 
     def changed_since(self, version: int) -> Columns | None:
-        """Columns that changed after ``version``; ``None`` when that is too long ago to tell."""
+        """Return columns that changed after ``version``.
+
+        ``None`` when it is too old to determine them.
+        """
         skip = version - self._changes_before
         if skip < 0:
             return None
         return np.fromiter(set(self._changes[skip:]), np.intp)
 
     def stale_since(self, version: int) -> Columns | None:
-        """Columns to work out again after ``version``; ``None`` for all."""
+        """Return columns to recompute after ``version``; ``None`` for all."""
         if version < 0:
             return None
         changed = self.changed_since(version)
@@ -244,7 +247,7 @@ class Block:
         return changed[changed < self.count]
 
     def touch(self, column: int) -> None:
-        """Note that ``column`` changed."""
+        """Record that ``column`` changed."""
         self._changes.append(column)
         if len(self._changes) > 2 * self._room + 1024:
             half = len(self._changes) // 2
@@ -252,7 +255,10 @@ class Block:
             self._changes_before += half
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make`` gives, kept until the inventory changes. ``key`` determines the value."""
+        """Return the result of ``make``, cached until the inventory changes.
+
+        ``key`` determines the value.
+        """
         if self._derived_version != self.inventory_version or len(self._derived) > _MOST_DERIVED:
             self._derived.clear()
             self._derived_version = self.inventory_version
@@ -261,7 +267,10 @@ class Block:
         return cast("T", self._derived[key])
 
     def followed(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make`` gave, kept for long: it follows the block's versions by itself."""
+        """Return the result of ``make``, cached for long.
+
+        It follows the block's versions by itself.
+        """
         found = self._followed.pop(key, None)
         if found is None:
             found = make()
@@ -293,7 +302,7 @@ class Block:
         self._room = room
 
     def add(self, name: str, *, domain: int = 0) -> int:
-        """A new, empty column for node ``name``, which stands in ``domain``."""
+        """Add an empty column for node ``name`` at position ``domain``; returns its number."""
         if self.count == self._room:
             self._grow(self._room + self._room // 2)
         column = self.count
@@ -382,12 +391,12 @@ class Block:
         self.offered_mib[at], self.room[at] = self.offer_of(row, column)
 
     def offer_of(self, row: int, column: int) -> tuple[int, int]:
-        """A cell of ``offered_mib`` and ``room``, worked out afresh."""
+        """Return a cell of ``offered_mib`` and ``room``, recomputed."""
         at = row, column
         if not self.has_slot[at] or not self.unheld[at]:
             return NO_MIB, NO_ROOM
         free_mib, free_core = int(self.free_mib[at]), int(self.free_core[at])
-        # Without compute left, a device serves no share of any kind, unless it has none at all.
+        # Without free compute a device serves no share, unless the device has no compute at all.
         if free_mib < 0 or (free_core <= 0 and self.capacity_core[at]):
             return free_mib, NO_ROOM
         core, slots = max(free_core, 0), int(self.slots[at] - self.used_slots[at])
@@ -404,7 +413,7 @@ class Block:
             totals[:, column] = self.totals_of(column, known & (vendors == vendor))
 
     def totals_of(self, column: int, mask: Bools) -> Ints:
-        """The rows of ``totals`` for the masked devices of one node, computed afresh."""
+        """Return the rows of ``totals`` for the masked devices of one node, recomputed."""
         memory = self.memory_mib[:, column][mask]
         sums = [
             matrix[:, column][mask].sum()
@@ -423,7 +432,7 @@ class Block:
     def book(
         self, row: int, column: int, *, mib: int, core: int, slots: int, exclusive: int
     ) -> None:
-        """Add (or, negative, take away) what is held of one device."""
+        """Add to (or, negative, subtract from) the usage of one device."""
         at = row, column
         used_mib, used_core = int(self.used_mib[at]) + mib, int(self.used_core[at]) + core
         used_slots = int(self.used_slots[at]) + slots
@@ -443,14 +452,14 @@ class Block:
         self.touch(column)
 
     def divide(self, row: int, column: int, *, taken: int, spent: Amounts, kind: int) -> None:
-        """Note what the partitions on one device take, and of which kind its shares are."""
+        """Set the usage of the partitions on one device, and the kind of its shares."""
         self.taken[row, column] = taken
         self.spent[:, row, column] = spent
         self.kind[row, column] = kind
         self.touch(column)
 
     def read(self, column: int) -> list[Cell]:
-        """The devices of one node, in cell order."""
+        """Return the devices of one node, in cell order."""
         return [
             Cell(
                 uuid=uuid,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where nodes stand in the network, and how close each is to the members of a gang.
+"""Positions of nodes in the network, and the closeness of each to the members of a gang.
 
-A node's place is a path of label values, widest domain first (zone, spine, rack …); an empty value
-is unknown, and what stands below it tells nothing. Two nodes are as close as their paths are alike
-from the beginning: 0 when not even the widest domain is known to be the same, one more for each
-level, and one more for the same node. Knows no pods and reads no labels.
+A node's position is a path of label values, widest domain first (zone, spine, rack …); an empty
+value is unknown, and the values below it carry no information. Two nodes are as close as their
+paths are equal from the beginning: 0 when not even the widest domain is known to be the same, one
+more for each level, and one more for the same node. Independent of pods and labels.
 """
 
 from collections import Counter
@@ -21,16 +21,16 @@ class Domains:
     """The paths of nodes, numbered."""
 
     def __init__(self) -> None:
-        """No node's path is known."""
+        """Start without paths."""
         self.paths: list[Path] = [()]
-        """By number; 0 is that of nodes whose path is not known."""
+        """Paths by number; 0 is the path of nodes whose path is not known."""
         self.depth = 0
         """Levels of the longest path."""
         self._numbers: dict[Path, int] = {(): 0}
         self._by_node: dict[str, int] = {}
 
     def put(self, node: str, path: Iterable[str]) -> int:
-        """Note where a node stands; returns the number of its path."""
+        """Set a node's path; returns the number of the path."""
         known = tuple(path)
         if "" in known:
             known = known[: known.index("")]
@@ -46,15 +46,15 @@ class Domains:
         return number
 
     def of(self, node: str) -> int:
-        """The number of a node's path."""
+        """Return the number of a node's path."""
         return self._by_node.get(node, 0)
 
     def known(self) -> dict[str, Path]:
-        """Path by node, of nodes whose path is known."""
+        """Return the path by node, of nodes whose path is known."""
         return {node: self.paths[number] for node, number in self._by_node.items()}
 
     def closeness(self, nodes: Iterable[str]) -> Floats:
-        """By number of a path: levels shared with ``nodes``, summed over them."""
+        """Return by number of a path the levels shared with ``nodes``, summed over them."""
         total = np.zeros(len(self.paths))
         for number, count in Counter(map(self.of, nodes)).items():
             other = self.paths[number]

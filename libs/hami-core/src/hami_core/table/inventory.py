@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the table's devices up to date: canonical devices, heartbeats, faults (design D19).
 
-A vendor's devices on a node are usable while the node's agent is heard for that vendor. Whoever
-starts, or sees a vendor for the first time, gives the agent one full timeout to be heard. A fault
-counts until the canonical record is made from a report that is newer than the fault; newer is the
-pair (``boot_id``, ``seq``) of the agent. The agent chooses both, so they count only where they can
-be true: a fault of another run than the record's, or far ahead of it, ends with the next report.
-Times are seconds of one monotonic clock, given by the caller; times inside messages are never read.
+A vendor's devices on a node are usable while the node's agent sends heartbeats for that vendor.
+After a start, or when a vendor is first seen, the agent has one full timeout to send the first. A
+fault counts until the canonical record is made from a report that is newer than the fault; newer is
+the pair (``boot_id``, ``seq``) of the agent. The agent chooses both, so they count only where they
+can be true: a fault of another run than the record's, or far ahead of it, ends with the next
+report. Times are seconds of one monotonic clock, given by the caller; times inside messages are
+never read.
 """
 
 from collections.abc import Iterator
@@ -20,10 +21,12 @@ from hami_common.model.device import Device
 from hami_core.table.table import DeviceTable
 
 AHEAD = 1_000
-"""Numbers by which a fault may be ahead of a report that reached us after it: the agent reports
-right after a fault, and numbers one heartbeat in 5 s."""
+"""Numbers by which a fault may be ahead of a report that reached us after it.
+
+The agent reports right after a fault, and numbers one heartbeat in 5 s.
+"""
 UNKNOWN_MOST = 4_096
-"""Faults, and vendors that are not served, kept of devices that are not known yet."""
+"""Maximum number of faults, and of unserved vendors, kept for devices that are not known yet."""
 
 _Served = tuple[str, str]
 """(node, vendor)."""
@@ -32,7 +35,7 @@ _Order = tuple[str, int]
 
 
 class Memory(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that an inventory knows, for another one to go on with, see ``Inventory.memory``."""
+    """Full state of an inventory, from which another one can resume, see ``Inventory.memory``."""
 
     devices: tuple[NodeDevices, ...] = ()
     alive_until_s: tuple[tuple[str, str, float], ...] = ()
@@ -42,14 +45,17 @@ class Memory(Struct, frozen=True, kw_only=True, omit_defaults=True):
     faults: tuple[DeviceFault, ...] = ()
     stale: tuple[_Served, ...] = ()
     emptied: tuple[_Served, ...] = ()
-    """Vendors without a device on nodes that once had one, and so are in the table still."""
+    """Vendors without a device on nodes that once had one, and so are still in the table."""
 
 
 class Inventory:
-    """What is known of the cluster's devices, beside what is booked on them."""
+    """Known state of the cluster's devices, except their bookings."""
 
     def __init__(self, table: DeviceTable, *, heartbeat_timeout_s: float) -> None:
-        """Write to ``table``; devices are unusable ``heartbeat_timeout_s`` after the last sign."""
+        """Write to ``table``.
+
+        Devices are unusable ``heartbeat_timeout_s`` after the last heartbeat.
+        """
         self._table = table
         self.timeout_s = heartbeat_timeout_s
         self._devices: dict[_Served, NodeDevices] = {}
@@ -57,18 +63,21 @@ class Inventory:
         self._alive_until_s: dict[_Served, float] = {}
         self._dead: set[_Served] = set()
         self._unserved: set[_Served] = set()
-        """What agents said they cannot serve, also of devices that are not known yet."""
+        """Vendors that agents reported as unserved, also of devices that are not known yet."""
         self._faults: dict[_Served, dict[str, DeviceFault]] = {}
         self._stale: set[_Served] = set()
 
     # --- canonical devices -----------------------------------------------------------------------
 
     def put(self, devices: NodeDevices, *, revision: int, now_s: float) -> bool:
-        """Take the newest canonical devices of one vendor on one node; whether they changed."""
+        """Set the newest canonical devices of one vendor on one node.
+
+        Returns whether they changed.
+        """
         served = (devices.node, devices.vendor)
         known = self._devices.get(served)
         is_new_report = known is not None and _order(known) != _order(devices)
-        self._table.upsert_node(devices, revision=revision)  # before anything else is noted
+        self._table.upsert_node(devices, revision=revision)  # before any other change
         self._stale.discard(served)
         self._devices[served] = devices
         self._order[served] = (devices.boot_id, devices.seq)
@@ -87,9 +96,9 @@ class Inventory:
         return known is None or known.devices != devices.devices
 
     def excess(self, devices: NodeDevices) -> str:
-        """Bound that the node would break with these devices, empty when none.
+        """Return the bound that the node would break with these devices, empty when none.
 
-        The count is over all vendors, so that no type of message can state it.
+        The count is over all vendors, which no message type can express.
         """
         others = self.of_node(devices.node)
         count = sum(len(other.devices) for other in others if other.vendor != devices.vendor)
@@ -99,7 +108,7 @@ class Inventory:
         return f"{count} devices on node {devices.node}, at most {NODE_DEVICES_MOST} are used"
 
     def remove(self, node: str, vendor: str) -> None:
-        """The canonical record is gone: so are the devices, except for what is booked on them."""
+        """Remove the devices of a deleted canonical record, except for what is booked on them."""
         served = (node, vendor)
         for known in (self._devices, self._order, self._alive_until_s, self._faults):
             known.pop(served, None)
@@ -108,31 +117,31 @@ class Inventory:
         self._table.remove_node(node, vendor)
 
     def begin_again(self) -> None:
-        """Everything will be delivered anew; see ``end_again``."""
+        """Begin a new delivery of all records; see ``end_again``."""
         self._stale = set(self._devices)
 
     def end_again(self) -> None:
-        """Drop what was not delivered since ``begin_again``."""
+        """Drop the records that were not delivered since ``begin_again``."""
         for node, vendor in sorted(self._stale):
             self.remove(node, vendor)
 
     def devices(self) -> Iterator[NodeDevices]:
-        """Canonical devices as they were put."""
+        """Yield the canonical devices as they were put."""
         return iter(self._devices.values())
 
     def of_node(self, node: str) -> list[NodeDevices]:
-        """Canonical devices of one node, by vendor."""
+        """Return the canonical devices of one node, by vendor."""
         place = self._table.place(node)
         words = [] if place is None else [self._table.vendors.words[one] for one in place.alive]
         found = (self._devices.get((node, word)) for word in sorted(words))
         return [devices for devices in found if devices is not None]
 
     def silent(self) -> list[_Served]:
-        """(node, vendor) pairs whose agent is not heard."""
+        """Return the (node, vendor) pairs whose agent is silent."""
         return sorted(self._dead)
 
     def faults(self) -> list[tuple[str, str, bool]]:
-        """(node, UUID, healthy) of devices whose health was told after their canonical record."""
+        """Return (node, UUID, healthy) of devices whose health changed after their record."""
         return [
             (fault.node, uuid, fault.healthy)
             for faults in self._faults.values()
@@ -142,10 +151,10 @@ class Inventory:
     # --- signs of life ---------------------------------------------------------------------------
 
     def hear(self, heartbeat: Heartbeat, *, now_s: float) -> bool:
-        """The agent of a node is alive and serves the vendors that it names.
+        """Record a heartbeat: the agent of a node is alive and serves the vendors that it names.
 
         Vendors that it names as unserved are unusable at once: kubelet would reject their pods.
-        Whether one could not be used before, so that its devices can be used again.
+        Returns whether any vendor was unusable before, so that its devices are usable again.
         """
         returned = False
         for vendor in heartbeat.vendors:
@@ -165,12 +174,12 @@ class Inventory:
         return returned
 
     def deaf(self, *, now_s: float) -> None:
-        """We could hear nobody until now: give each agent that was alive a full timeout again."""
+        """Restart the timeout of each live agent after we could not receive heartbeats."""
         for served in self._alive_until_s.keys() - self._dead:
             self._alive_until_s[served] = now_s + self.timeout_s
 
     def tick(self, *, now_s: float) -> list[_Served]:
-        """Stop using devices whose agent fell silent; returns those that this changes."""
+        """Stop using devices whose agent fell silent; returns the pairs that this changes."""
         silent = [
             served
             for served, until_s in self._alive_until_s.items()
@@ -181,11 +190,11 @@ class Inventory:
         return silent
 
     def alive_count(self) -> int:
-        """How many (node, vendor) pairs are served by an agent that is heard."""
+        """Return the number of (node, vendor) pairs with a live agent."""
         return len(self._alive_until_s) - len(self._dead)
 
     def silent_count(self) -> int:
-        """How many (node, vendor) pairs are not."""
+        """Return the number of (node, vendor) pairs without a live agent."""
         return len(self._dead)
 
     def _set_alive(self, served: _Served, *, alive: bool) -> None:
@@ -205,7 +214,7 @@ class Inventory:
         if known is not None and order <= known:
             return False
         if before is not None and order <= _order(before):
-            # One of the run that the record is of is believed against one of another run.
+            # A fault of the record's run is believed over a fault of another run.
             is_proven = known is not None and fault.boot_id == known[0] != before.boot_id
             if not is_proven:
                 return False
@@ -216,7 +225,7 @@ class Inventory:
         return True
 
     def _has_capacity(self, fault: DeviceFault) -> bool:
-        """Whether a fault of one more device is kept."""
+        """Return whether a fault of one more device is kept."""
         devices = self._devices.get((fault.node, fault.vendor))
         if devices is not None:
             return any(device.uuid == fault.uuid for device in devices.devices)
@@ -229,7 +238,7 @@ class Inventory:
     # --- as a document ---------------------------------------------------------------------------
 
     def memory(self) -> Memory:
-        """Everything that answers depend on, by node and vendor."""
+        """Return everything that answers depend on, by node and vendor."""
         return Memory(
             devices=tuple(self._devices[served] for served in sorted(self._devices)),
             alive_until_s=tuple(
@@ -255,7 +264,7 @@ class Inventory:
         return place is not None and self._table.vendors.find(vendor) in place.alive
 
     def resume(self, memory: Memory) -> None:
-        """Go on, with an empty table and inventory, where ``memory`` was taken."""
+        """Resume in an empty table and inventory from the point where ``memory`` was taken."""
         for devices in memory.devices:
             served = (devices.node, devices.vendor)
             if served in memory.emptied:
@@ -289,7 +298,10 @@ def _order(message: NodeDevices | DeviceFault) -> _Order:
 
 
 def _is_over(fault: DeviceFault, devices: NodeDevices, *, is_new_report: bool) -> bool:
-    """Whether a fault ends with this record; ``is_new_report``: it is of another than before."""
+    """Return whether a fault ends with this record.
+
+    ``is_new_report``: it is of another report than before.
+    """
     if not is_new_report:
         return _order(fault) <= _order(devices)
     return fault.boot_id != devices.boot_id or not 0 < fault.seq - devices.seq <= AHEAD

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the best-connected set among devices of one node, from the strengths of their links.
 
-A set's strength is the sum over its pairs; larger is closer. Among equally strong sets that one is
-best whose links to the other devices that fit are weakest: it leaves the strongest links whole. Up
-to ``EXACT_WIDTH`` devices the choice is exact: all sets of a size are listed once per link matrix,
-strongest first. Wider nodes grow a set from every start and keep the best. Nodes with equal
-matrices share one ``LinkClass``. Devices are named by their cell position; knows nothing of
-capacity, nor of what a link is made of: vendors put theirs (NVLink, PCIe, HCCS …) on one scale.
+A set's strength is the sum over its pairs; larger is closer. Among equally strong sets the best is
+the one whose links to the other devices that fit are weakest: it leaves the strongest links whole.
+Up to ``EXACT_WIDTH`` devices the choice is exact: all sets of a size are listed once per link
+matrix, strongest first. Wider nodes grow a set from every start and keep the best. Nodes with equal
+matrices share one ``LinkClass``. Devices are named by their cell position; independent of capacity
+and of the kind of link: vendors map theirs (NVLink, PCIe, HCCS …) to one scale.
 """
 
 from itertools import combinations
@@ -25,7 +25,7 @@ Merit = tuple[int, int, int]
 
 
 class LinkClass:
-    """One link matrix, and everything worked out from it."""
+    """One link matrix, and the values derived from it."""
 
     def __init__(self, vendors: tuple[int, ...], matrix: Ints) -> None:
         """``vendors`` by cell; ``matrix[a, b]`` is the strength between cells a and b."""
@@ -36,7 +36,7 @@ class LinkClass:
         self._sets: dict[tuple[int, int], tuple[Bools, Ints]] = {}
 
     def is_even(self, vendor: int) -> bool:
-        """Whether all pairs of the vendor's devices are linked alike, so that any set will do."""
+        """Return whether all pairs of the vendor's devices have equal links."""
         even = self._even.get(vendor)
         if even is None:
             cells = [i for i, v in enumerate(self.vendors) if v == vendor]
@@ -45,7 +45,7 @@ class LinkClass:
         return even
 
     def sets(self, vendor: int, size: int) -> tuple[Bools, Ints] | None:
-        """All sets of ``size`` devices of the vendor, strongest first; ``None`` when too many.
+        """Return all sets of ``size`` devices of the vendor, strongest first; ``None``: too many.
 
         Given as rows of a membership matrix, with their strengths.
         """
@@ -65,10 +65,10 @@ class LinkClass:
         return self._sets[key]
 
     def best_set(self, fits: Bools, rank: Ints, vendor: int, size: int) -> tuple[Merit, Bools]:
-        """The best set of ``size`` fitting devices, and how good it is.
+        """Return the best set of ``size`` fitting devices, and its merit.
 
         ``rank[d]`` is the device's place in the order that the policy prefers (0 first). Among sets
-        that are equal otherwise the one wins whose last-ranked members come earliest. At least
+        that are otherwise equal, the one whose last-ranked members come earliest wins. At least
         ``size`` devices must fit.
         """
         to_fitting = self.matrix @ fits
@@ -90,7 +90,7 @@ class LinkClass:
         return strength, -cut, -sum(1 << int(place) for place in rank[inside])
 
     def _grown_sets(self, fits: Bools, rank: Ints, size: int) -> Bools:
-        """Sets that grow from each fitting device by the best next one."""
+        """Return the sets that grow from each fitting device by the best next one."""
         order = [int(i) for i in np.argsort(rank, kind="stable") if fits[i]]
         found = np.zeros((len(order), self.width), np.bool_)
         for members, start in zip(found, order, strict=True):

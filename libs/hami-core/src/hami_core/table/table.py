@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The DeviceTable: all devices of the cluster as columns, and what is booked on them.
+"""The DeviceTable: all devices of the cluster as columns, with their bookings.
 
-Nodes with room for equally many devices (1, 2, 4, 8 …) form one ``Block``; a node's place is
+Nodes with space for equally many devices (1, 2, 4, 8 …) form one ``Block``; a node's place is
 (block, column). Every change is incremental: one node's column is rewritten when its inventory
-changes, a few cells when a pod is booked. Nothing here is rebuilt per decision.
+changes, a few cells when a pod is booked. No decision rebuilds anything here.
 
 The table is its own snapshot: it is read and written from one event loop only, and a decision never
 yields while it reads, so it sees one state. ``version`` names that state; a block's
-``changed_since`` tells which columns differ from an earlier one.
+``changed_since`` returns the columns that differ from an earlier one.
 
-Devices that vanish from the inventory while somebody holds a share stay as ghosts: booked, counted
-in ``usages``, never offered. They become real again when they are registered again, and go when the
-last share does. A node, or one vendor's devices on it, is withheld while something about it could
-not be taken in: nothing new is given there. Memory in MiB, compute in percent of one device. Knows
-no pods and no policies.
+Devices that vanish from the inventory while a pod has a share of them stay as ghosts: booked,
+counted in ``usages``, never offered. They become real again when they are registered again, and are
+removed with the last share. A node, or one vendor's devices on it, is withheld while something
+about it could not be ingested: it gets no new allocations. Memory in MiB, compute in percent of one
+device. Independent of pods and policies.
 """
 
 from collections.abc import Iterable, Iterator
@@ -46,13 +46,13 @@ COLUMN_MASK: Final = (1 << COLUMN_BITS) - 1
 _LAST: Final = 2**31 - 1
 _LINKS_PER_NODE: Final = 2
 _LINKS_SPARE: Final = 64
-"""Unused matrices of links are dropped when there are more than this beside two for each node."""
+"""Unused link matrices are dropped when there are more than this plus two for each node."""
 _encoder: Final = msgspec.json.Encoder(order="deterministic")
 _ALLOCATOR_HINT_BYTES: Final = 16 << 20
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """What is booked on one device."""
+    """Booked amounts of one device."""
 
     memory_mib: int
     core_pct: int
@@ -64,12 +64,12 @@ class Words:
     """Numbers for words that repeat in a column."""
 
     def __init__(self, *words: str) -> None:
-        """Know ``words``, numbered from 0."""
+        """Number ``words`` from 0."""
         self.words = list(words)
         self._numbers = {word: number for number, word in enumerate(words)}
 
     def number(self, word: str) -> int:
-        """The word's number; a new word gets the next."""
+        """Return the word's number; a new word gets the next."""
         number = self._numbers.get(word)
         if number is None:
             number = self._numbers[word] = len(self.words)
@@ -77,42 +77,42 @@ class Words:
         return number
 
     def find(self, word: str) -> int | None:
-        """The word's number, ``None`` when it was never seen."""
+        """Return the word's number, ``None`` when it was never seen."""
         return self._numbers.get(word)
 
 
 class Place(Struct, kw_only=True):
-    """Where a node stands, and what of it is not in columns."""
+    """Position of a node, and its attributes that are not in columns."""
 
     block: Block
     column: int
     rows: dict[str, int] = {}
     """Cell by UUID."""
     alive: dict[int, bool] = {}
-    """Whether the agent is heard, by vendor."""
+    """By vendor: the agent is alive."""
     links: dict[int, tuple[Link, ...]] = {}
     """By vendor."""
     parts: dict[str, dict[str, int]] = {}
     """By UUID: partitions that are booked, by ``Share.part``."""
     kinds: dict[str, dict[str, int]] = {}
-    """By UUID: how many pods hold shares of each kind."""
+    """By UUID: number of pods with shares of each kind."""
 
 
 class DeviceTable:
-    """All devices, their capacity and what is booked on them."""
+    """All devices with their capacity and bookings."""
 
     def __init__(self) -> None:
         """An empty table."""
-        # Columns and what is computed of them are some 100 KiB each. glibc gives such memory back
-        # to the system at each free, until a larger piece was freed once: pages would be cleared
-        # anew in each decision, which is a third of its time.
+        # Columns and the arrays computed from them are some 100 KiB each. glibc returns such memory
+        # to the system at each free, until a larger piece was freed once: without this, pages would
+        # be cleared again in each decision, which is a third of its time.
         np.empty(_ALLOCATOR_HINT_BYTES, np.uint8)
         self.version = 0
         """Grows with every change."""
         self.places_version = 0
-        """Grows when a node comes, goes or moves."""
+        """Grows when a node is added, removed or moved."""
         self.inventory_revision = 0
-        """Highest revision of the canonical inventory that was put in."""
+        """Highest revision of the canonical inventory that was put."""
         self.vendors = Words()
         self.types = Words("")
         self.modes = Words("")
@@ -121,12 +121,12 @@ class DeviceTable:
         """Tables of partitions, by number; the first is that of devices without any."""
         self.blocks: list[Block] = []
         self.codes: dict[str, int] = {}
-        """Where a node stands: block number and, in the low ``COLUMN_BITS``, column."""
+        """Location of each node: block number and, in the low ``COLUMN_BITS``, column."""
         self.link_classes: dict[int, LinkClass] = {}
-        """By number, as in ``Block.links``; those that no node has are dropped at times."""
+        """By number, as in ``Block.links``; unused ones are dropped at times."""
         self._links_made = 0
         self.domains = Domains()
-        """Where nodes stand in the network; also of nodes that have no device."""
+        """Positions of nodes in the network; also of nodes without devices."""
         self._division_numbers: dict[bytes, int] = {}
         self._link_numbers: dict[tuple[tuple[int, ...], bytes], int] = {}
         self._places: dict[str, Place] = {}
@@ -134,11 +134,11 @@ class DeviceTable:
         self._nodes_by_uuid: dict[str, tuple[str, ...]] = {}
         self._block_by_width: dict[int, Block] = {}
         self._withheld: dict[str, set[str]] = {}
-        """By node: vendors, empty for all; also of nodes that have no device."""
+        """By node: vendors, empty for all; also of nodes without devices."""
 
     @property
     def has_divisions(self) -> bool:
-        """Whether any device ever had a table of partitions."""
+        """True once any device had a table of partitions."""
         return len(self.divisions) > 1
 
     # --- reading ---------------------------------------------------------------------------------
@@ -150,15 +150,15 @@ class DeviceTable:
         return len(self._places)
 
     def nodes(self) -> list[str]:
-        """Names of all nodes, sorted."""
+        """Return the names of all nodes, sorted."""
         return sorted(self._places)
 
     def place(self, node: str) -> Place | None:
-        """Where ``node`` stands."""
+        """Return the place of ``node``."""
         return self._places.get(node)
 
     def name_ranks(self, block: Block) -> Ints:
-        """By column of ``block``: the node's place in the order of all names."""
+        """Return the node's place in the order of all names, by column of ``block``."""
         version, ranks = self._ranks
         if version != self.places_version:
             ranks = [np.zeros(some.count, np.int64) for some in self.blocks]
@@ -169,17 +169,20 @@ class DeviceTable:
         return ranks[self.blocks.index(block)]
 
     def nodes_with(self, uuid: str) -> tuple[str, ...]:
-        """Nodes that have a device with this UUID: one, unless a vendor repeats itself."""
+        """Return the nodes that have a device with this UUID.
+
+        There is one, unless a vendor assigns a UUID twice.
+        """
         return self._nodes_by_uuid.get(uuid, ())
 
     def usages(self) -> Iterator[tuple[str, str, Usage]]:
-        """(node, UUID, what is booked) of every device."""
+        """Yield (node, UUID, booked amounts) of every device."""
         for node, place in self._places.items():
             for uuid in place.rows:
                 yield node, uuid, self._usage(place, uuid)
 
     def usage(self, node: str, uuid: str) -> Usage | None:
-        """What is booked on one device, ``None`` when there is no such device."""
+        """Return the booked amounts of one device, ``None`` when it does not exist."""
         place = self._places.get(node)
         if place is None or uuid not in place.rows:
             return None
@@ -199,7 +202,7 @@ class DeviceTable:
     def upsert_node(self, devices: NodeDevices, *, revision: int = 0) -> None:
         """Replace one vendor's devices on one node.
 
-        A vendor that is new on the node counts as alive until ``set_node_alive`` says otherwise.
+        A vendor that is new on the node counts as alive until ``set_node_alive`` marks it as not.
         """
         vendor = self.vendors.number(devices.vendor)
         place = self._places.get(devices.node)
@@ -226,15 +229,16 @@ class DeviceTable:
         try:
             self._rewrite(devices.node, place, cells)
         except Exception:
-            # As it was: the caller isolates the record, and the node's other devices go on.
-            _put_back(place.alive, vendor, was_alive)
-            _put_back(place.links, vendor, links)
+            # Restore the former state: the caller isolates the record, and the node's other devices
+            # stay usable.
+            _restore(place.alive, vendor, was_alive)
+            _restore(place.links, vendor, links)
             self._rewrite(devices.node, place, [] if is_new else before)
             raise
         self.inventory_revision = max(self.inventory_revision, revision)
 
     def remove_node(self, node: str, vendor: str | None = None) -> None:
-        """Forget a node's devices, of one vendor or all. What is booked stays as ghosts."""
+        """Remove a node's devices, of one vendor or all; booked devices stay as ghosts."""
         place = self._places.get(node)
         if place is None:
             return
@@ -252,7 +256,7 @@ class DeviceTable:
         self._rewrite(node, place, cells)
 
     def set_health(self, node: str, uuid: str, *, healthy: bool) -> bool:
-        """Take a device out of use, or back, until the next ``upsert_node``.
+        """Disable or enable a device until the next ``upsert_node``.
 
         Returns whether that changed anything.
         """
@@ -268,7 +272,7 @@ class DeviceTable:
         return True
 
     def set_node_alive(self, node: str, vendor: str, *, alive: bool) -> bool:
-        """Note whether the node's agent is heard for this vendor.
+        """Set whether the node's agent is alive for this vendor.
 
         Returns whether that changed anything.
         """
@@ -287,9 +291,9 @@ class DeviceTable:
         return True
 
     def set_withheld(self, node: str, vendor: str = "", *, withheld: bool) -> bool:
-        """Give nothing new on a node, or of one vendor there, or end that.
+        """Start or stop refusing new allocations on a node, or of one vendor there.
 
-        Returns whether that changed anything. Shares that are booked stay.
+        Returns whether that changed anything. Booked shares stay.
         """
         vendors = self._withheld.get(node, set())
         if withheld == (vendor in vendors):
@@ -309,18 +313,18 @@ class DeviceTable:
         return True
 
     def is_withheld(self, node: str, vendor: str = "") -> bool:
-        """Whether nothing new is given on a node, of a vendor or of any."""
+        """Return whether a node refuses new allocations of a vendor or of any."""
         vendors = self._withheld.get(node)
         return vendors is not None and ("" in vendors or vendor in vendors)
 
     def withheld(self) -> list[tuple[str, str]]:
-        """(node, vendor) pairs of which nothing new is given, an empty vendor for all of a node."""
+        """Return the (node, vendor) pairs without new allocations; empty vendor: the whole node."""
         return sorted((node, vendor) for node, some in self._withheld.items() for vendor in some)
 
     def set_domain(self, node: str, path: Iterable[str]) -> None:
-        """Note where a node stands in the network, see ``domains``; placing does not depend on it.
+        """Set a node's position in the network, see ``domains``; placing does not depend on it.
 
-        An empty path is that of a node of which nothing is known (any more).
+        An empty path is that of a node with an unknown position.
         """
         number = self.domains.put(node, path)
         place = self._places.get(node)
@@ -357,7 +361,7 @@ class DeviceTable:
         )
 
     def _division(self, device: Device) -> int:
-        """Number of the device's table of partitions. A table that cannot be used has no sizes."""
+        """Return the number of the device's table of partitions. An unusable table has no sizes."""
         if not device.partitions:
             return 0
         key = _encoder.encode((device.partitions, device.resources))
@@ -390,9 +394,9 @@ class DeviceTable:
         self.places_version += 1
 
     def _rewrite(self, node: str, place: Place, cells: Iterable[Cell]) -> None:
-        """Give a node exactly these devices, less the ghosts that hold nothing.
+        """Replace a node's devices with exactly these, less the ghosts without bookings.
 
-        A node that is left without a device and without a vendor goes.
+        A node that is left without a device and without a vendor is removed.
         """
         kept = [cell for cell in cells if cell.known or cell.is_booked()]
         kept.sort(key=lambda cell: (cell.vendor, cell.index, not cell.known, cell.uuid))
@@ -452,9 +456,9 @@ class DeviceTable:
         return number
 
     def _drop_unused_links(self) -> None:
-        """Forget matrices of nodes that have newer ones: an agent may report new ones at any time.
+        """Drop matrices of nodes that have newer ones: an agent may report new ones at any time.
 
-        Numbers are never used again, so that nothing that was derived from one can be mistaken.
+        Numbers are never used again, so that values derived from one cannot be mistaken.
         """
         used: set[int] = set()
         for block in self.blocks:
@@ -465,9 +469,9 @@ class DeviceTable:
     # --- booking ---------------------------------------------------------------------------------
 
     def book(self, node: str, containers: Iterable[ContainerShares]) -> tuple[str, ...]:
-        """Book what a pod's containers hold at their peak. Returns the devices that are now over.
+        """Book the peak of a pod's containers. Returns the devices that are now over capacity.
 
-        Never refuses: the ledger decides, and it may have to record what runs. A device or node
+        Never refuses: the ledger decides, and it may have to record running pods. A device or node
         that is not registered is added as a ghost.
         """
         containers = tuple(containers)
@@ -509,17 +513,17 @@ class DeviceTable:
         return tuple(over)
 
     def unbook(self, node: str, containers: Iterable[ContainerShares]) -> None:
-        """Take back what ``book`` added for the same containers."""
+        """Subtract the amounts that ``book`` added for the same containers."""
         place = self._places.get(node)
         if place is None:
-            raise InvariantBroken(what=f"node {node} has nothing booked that could be given back")
+            raise InvariantBroken(what=f"node {node} has nothing booked that could be released")
         block = place.block
         emptied = False
         for uuid, held in booked_by_device(containers).items():
             row = place.rows.get(uuid)
             if row is None:
                 raise InvariantBroken(
-                    what=f"device {uuid} on {node} has nothing booked that could be given back"
+                    what=f"device {uuid} on {node} has nothing booked that could be released"
                 )
             self._book(place, row, held, sign=-1)
             at = row, place.column
@@ -529,7 +533,10 @@ class DeviceTable:
             self._rewrite(node, place, block.read(place.column))
 
     def rebook(self, node: str, holdings: Iterable[Iterable[ContainerShares]]) -> None:
-        """Book exactly these shares on a node, whatever is booked there: undoes half a change."""
+        """Book exactly these shares on a node, whatever was booked there.
+
+        Rolls back a partial change.
+        """
         place = self._places.get(node)
         if place is not None:
             place.parts.clear()
@@ -560,7 +567,7 @@ class DeviceTable:
             self._divide(place, uuid)
 
     def _divide(self, place: Place, uuid: str) -> None:
-        """Work out what partitions and kinds mean for the columns."""
+        """Compute the columns that depend on partitions and kinds."""
         row = place.rows[uuid]
         division = self.divisions[place.block.division[row, place.column]]
         taken, spent = division.spent(place.parts.get(uuid, {}))
@@ -577,11 +584,11 @@ class DeviceTable:
         without: Iterable[ContainerShares] = (),
         believe: bool = False,
     ) -> tuple[str, ...]:
-        """Devices on which these shares are not free, leaving the holding ``without`` aside.
+        """Return the devices on which these shares are not free once ``without`` is released.
 
-        Asks for arithmetic only: health, cordon and selectors do not matter for what a pod already
-        has. Of a device that is not registered nothing is known: it lacks, unless the caller has
-        reason to ``believe`` that the shares were free when they were given.
+        Checks arithmetic only: health, cordon and selectors do not matter for shares that a pod
+        already has. A device that is not registered counts as lacking, unless the caller has reason
+        to ``believe`` that the shares were free when they were assigned.
         """
         place = self._places.get(node)
         mine = booked_by_device(without)
@@ -608,7 +615,7 @@ class DeviceTable:
         return tuple(lacking)
 
     def _is_divided_otherwise(self, place: Place, uuid: str, need: Booked, have: Booked) -> bool:
-        """Whether partitions or kinds of others leave no room for what is needed."""
+        """Return whether partitions or kinds of others conflict with the needed ones."""
         if need.kind:
             mine = {have.kind: 1} if have.kind else {}
             others = _one_kind(_summed(place.kinds.get(uuid, {}), mine, sign=-1))
@@ -623,7 +630,7 @@ class DeviceTable:
     # --- checking --------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Recompute everything that is derived; ``InvariantBroken`` names the first difference."""
+        """Recompute all derived values; ``InvariantBroken`` names the first difference."""
         placed = 0
         for number, block in enumerate(self.blocks):
             placed += block.count
@@ -689,7 +696,7 @@ def _require_links(links: Iterable[Link]) -> None:
             )
 
 
-def _put_back(known: dict[int, T], key: int, value: T | None) -> None:
+def _restore(known: dict[int, T], key: int, value: T | None) -> None:
     if value is None:
         known.pop(key, None)
     else:
@@ -697,7 +704,7 @@ def _put_back(known: dict[int, T], key: int, value: T | None) -> None:
 
 
 def _summed(counts: dict[str, int], amounts: dict[str, int], *, sign: int) -> dict[str, int]:
-    """``counts`` with ``amounts`` added or taken away, without those that are left with nothing."""
+    """Return ``counts`` with ``amounts`` added or subtracted, without entries that become 0."""
     summed = {key: counts.get(key, 0) + sign * amounts.get(key, 0) for key in {**counts, **amounts}}
     return {key: count for key, count in summed.items() if count > 0}
 
@@ -707,5 +714,5 @@ def _one_kind(kinds: dict[str, int]) -> str:
 
 
 def _ghost(cell: Cell) -> Cell:
-    """A device that is not registered (any more)."""
+    """Return the cell of a device that is not registered (any more)."""
     return replace(cell, known=False, healthy=False, alive=False)
