@@ -4,7 +4,7 @@
  *
  *     simrun SPEC STATUS_FD
  *
- * Three processes: the shim (this one, outside, a session of its own: it outlives whoever started it, waits, and writes
+ * Three processes: the shim (this one, outside, a session of its own: it outlives its starter, waits, and writes
  * the exit file), init (pid 1 inside, reaps orphans, forwards nothing) and the workload (pid 2 inside). The shim takes
  *   SIGTERM  passes it to the workload          SIGUSR2  ends the container at once (SIGKILL to init)
  * and ends the container too when the process named by `owner` has ended. If the shim is killed, the kernel kills init.
@@ -106,7 +106,7 @@ static struct {
 } spec = {.cwd = "/", .log = "/dev/null"};
 
 static int status_fd = -1;
-static int hello = -1; /* inside: tells the shim that the workload is about to run, or why not */
+static int hello = -1; /* inside: reports to the shim that the workload is about to run, or why it cannot */
 
 static void fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
@@ -189,6 +189,25 @@ static void read_file(const char *path)
     }
 }
 
+/* Place of the value of a key with one text; NULL: the key is another one. */
+static const char **text_of(const char *key)
+{
+    const struct {
+        const char *key;
+        const char **text;
+    } texts[] = {
+        {"root", &spec.root},         {"join", &spec.join}, /* mount namespace to start from, as a path below /proc */
+        {"log", &spec.log},           {"exit", &spec.exit_path}, {"state", &spec.state_path},
+        {"hostname", &spec.hostname}, {"cwd", &spec.cwd},
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        if (strcmp(texts[i].key, key) == 0) {
+            return texts[i].text;
+        }
+    }
+    return NULL;
+}
+
 static void parse(const char *path)
 {
     read_file(path);
@@ -229,20 +248,8 @@ static void parse(const char *path)
             struct step *step = add_step(STEP_LINK);
             step->source = next_word(&at);
             step->target = next_word(&at);
-        } else if (strcmp(key, "root") == 0) {
-            spec.root = next_word(&at);
-        } else if (strcmp(key, "join") == 0) { /* mount namespace to start from, as a path below /proc */
-            spec.join = next_word(&at);
-        } else if (strcmp(key, "log") == 0) {
-            spec.log = next_word(&at);
-        } else if (strcmp(key, "exit") == 0) {
-            spec.exit_path = next_word(&at);
-        } else if (strcmp(key, "state") == 0) {
-            spec.state_path = next_word(&at);
-        } else if (strcmp(key, "hostname") == 0) {
-            spec.hostname = next_word(&at);
-        } else if (strcmp(key, "cwd") == 0) {
-            spec.cwd = next_word(&at);
+        } else if (text_of(key) != NULL) {
+            *text_of(key) = next_word(&at);
         } else if (strcmp(key, "owner") == 0) {
             spec.owner = (pid_t)number(next_word(&at));
         } else if (strcmp(key, "user") == 0) { /* uid gid */
@@ -453,7 +460,7 @@ static void enter_root(void)
 
 /* ---- init and workload, inside ---- */
 
-/* What container runtimes leave to an unprivileged container. */
+/* The capabilities that container runtimes leave to an unprivileged container. */
 static const int KEPT_CAPS[] = {CAP_CHOWN,   CAP_DAC_OVERRIDE, CAP_FSETID,      CAP_FOWNER,          CAP_MKNOD,
                                 CAP_NET_RAW, CAP_SETGID,       CAP_SETUID,      CAP_SETFCAP,         CAP_SETPCAP,
                                 CAP_KILL,    CAP_SYS_CHROOT,   CAP_AUDIT_WRITE, CAP_NET_BIND_SERVICE};
@@ -507,7 +514,7 @@ static void run_workload(void)
     if (write(hello, "+", 1) != 1) {
         _exit(126);
     }
-    /* The search goes along the PATH of the container, not of whoever started us. */
+    /* The search goes along the PATH of the container, not of the starter. */
     const char *path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
     for (size_t i = 0; i < spec.envc; i++) {
         if (strncmp(spec.envp[i], "PATH=", 5) == 0) {
@@ -603,7 +610,7 @@ static void end_container(void)
     }
 }
 
-/* Without a pid namespace nobody else collects what the workload left behind. */
+/* Without a pid namespace only this process reaps the orphans of the workload. */
 static void end_orphans(void)
 {
     char path[64];
@@ -763,7 +770,7 @@ int main(int argc, char **argv)
     }
     status_fd = (int)number(argv[2]);
     (void)fcntl(status_fd, F_SETFD, FD_CLOEXEC);
-    /* What the starter forgot to close must not live on in containers. */
+    /* Files that the starter forgot to close must not stay open in containers. */
     (void)syscall(NR_CLOSE_RANGE, (unsigned)status_fd + 1, ~0U, 0);
     parse(argv[1]);
     (void)setsid();

@@ -8,8 +8,7 @@ The demo and the end-to-end tests use it. Every part is a process of its own, so
 kill, freeze and restart it: ``nats``, ``apiserver``, ``kube-scheduler``, ``kubelet``, ``webhook``,
 ``scheduler``, ``registry`` and one ``agent-<node>`` per node. With ``taps`` a proxy stands before
 each service's NATS and API connection and before the scheduler, so that a failure can hit one exact
-point of an exchange. What it reports is read back from NATS, the API and the processes. Times in
-seconds.
+point of an exchange. Reports are read from NATS, the API and the processes. Times in seconds.
 """
 
 import json
@@ -90,14 +89,14 @@ DEFAULT_NODES = (
 
 
 class ClusterSpec(Struct, frozen=True, kw_only=True):
-    """What to build."""
+    """Specification of the cluster to build."""
 
     nodes: tuple[NodeSpec, ...] = DEFAULT_NODES
-    """Empty: the control plane and our central services only, and whoever uses them adds nodes."""
+    """Empty: the control plane and our central services only; the caller adds nodes."""
     slots: int = 10
-    """How many containers may share a device."""
+    """Maximum number of containers that share a device."""
     injection: str = "env"
-    """How agents inject devices: ``env``, ``devices`` or ``cdi``."""
+    """Injection method of agents: ``env``, ``devices`` or ``cdi``."""
     nvml_library: str = ""
     """A fake ``libnvidia-ml.so.1``: agents then find their devices through NVML, through the real
     binding, instead of reading the hardware profile. Containers get the fake driver beside it."""
@@ -110,7 +109,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
     (``scheduler``, ``webhook``, ``registry``, ``nodeagent``).
     """
     pretended_paths: tuple[str, ...] = ()
-    """Where vendors' drivers would be on a node: what agents mount from there is pretended."""
+    """Directories of vendors' drivers on a node: mounts from these directories are simulated."""
     node_cpu: str = "64"
     backoff_s: float = 1.0
     """First pause of kube-scheduler before it tries a pod again."""
@@ -118,15 +117,6 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
     """Scheduler replicas, all active; kube-scheduler calls the first, ``scheduler``."""
     plane: PlaneName | None = None
     """Control plane; ``None`` leaves the choice to ``HAMI_PLANE``, else it is the simulated one."""
-
-
-class ContainerSeen(Struct, frozen=True, kw_only=True):
-    """One container as its process and its allocation show it."""
-
-    name: str
-    pid: int | None
-    stdout: str
-    devices: tuple[Mapping[str, Any], ...]
 
 
 class Cluster:
@@ -148,7 +138,7 @@ class Cluster:
             node.name: SimulatedControl(directory / f"{node.name}.control.json")
             for node in spec.nodes
         }
-        """What befalls each node's devices, by node."""
+        """Controls that inject faults into devices, by node."""
         self.nvml = {
             node.name: FakeNvml(self._machine(node.name), hardware.load(node.profile), node.name)
             for node in spec.nodes
@@ -259,7 +249,8 @@ class Cluster:
     async def start(self) -> None:
         """Bring everything up.
 
-        Returns when each part is ready, the nodes offer their devices, and schedulers hear agents.
+        Returns when each part is ready, nodes offer their devices, and schedulers receive reports
+        of the agents.
         """
         begun = anyio.current_time()
         try:
@@ -372,7 +363,7 @@ class Cluster:
             )
 
     def _driver_arguments(self) -> list[str]:
-        """What tells kubelet of the driver that containers get."""
+        """Arguments that pass the driver for containers to kubelet."""
         if not self.spec.nvml_library:
             return []
         return [
@@ -435,7 +426,7 @@ class Cluster:
                 )
 
     async def nodes_offer_devices(self) -> bool:
-        """Whether kubelet of every node announces devices of each vendor to give."""
+        """Return true if every node's kubelet announces allocatable devices of each vendor."""
         nodes = (await self.request("GET", "/api/v1/nodes"))["items"]
         counts = {vendor.name: vendor.resources.all() for vendor in Catalog.from_settings().vendors}
         offered = {
@@ -453,7 +444,7 @@ class Cluster:
         )
 
     async def _hears_agents(self, scheduler: str) -> bool:
-        """Whether it would give devices of each vendor on each node."""
+        """Return true if the scheduler could allocate devices of each vendor on each node."""
         async with self.session.get(f"{self.url(scheduler)}/v1/snapshot") as response:
             if response.status != HTTPStatus.OK:
                 return False
@@ -508,7 +499,7 @@ class Cluster:
         await self._wait_for(partial(self._answers, f"{self.url(name)}/readyz"), name)
 
     async def api_answers(self) -> bool:
-        """Whether the API server says that it is ready."""
+        """Return true if the API server reports that it is ready."""
         return await self._answers(f"{self.api_url}/readyz")
 
     async def until(
@@ -583,14 +574,14 @@ class Cluster:
         await self.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}")
 
     async def pod_is(self, name: str, phase: str, *, namespace: str = "default") -> bool:
-        """Whether the pod exists and is in this phase."""
+        """Return true if the pod exists and is in this phase."""
         try:
             return (await self.pod(name, namespace=namespace)).status.phase == phase
         except NotFound:
             return False
 
     async def pod_is_gone(self, name: str, *, namespace: str = "default") -> bool:
-        """Whether no such pod exists."""
+        """Return true if the pod does not exist."""
         try:
             await self.pod(name, namespace=namespace)
         except NotFound:
@@ -598,7 +589,7 @@ class Cluster:
         return False
 
     async def container_log(self, pod: str, container: str, *, namespace: str = "default") -> str:
-        """What a container has printed, from its node's kubelet; empty before it ran."""
+        """Return a container's log from its node's kubelet; empty before it ran."""
         view = await self.pod(pod, namespace=namespace)
         if not view.spec.node_name:
             return ""

@@ -51,9 +51,9 @@ WAITING = "waits-for-room"
 DELETED = "whole-node"
 RUN_S = 60.0
 CAPPED_S, UNCAPPED_S = 2.0, 0.2
-"""How long containers with and without a compute limit compute."""
+"""Durations for which containers with and without a compute limit compute."""
 OUT_OF_MEMORY = 2
-"""What the CUDA driver answers when memory runs out."""
+"""Error code of the CUDA driver when memory runs out."""
 CONTEXT_MIB = 640
 """At most this much of a share goes to contexts of the driver."""
 CORE_NOISE_PCT = 10
@@ -90,7 +90,7 @@ def computing(document: Document) -> Document:
 
 
 def reported(stdout: str) -> Document:
-    """What ``gpu-demo`` printed: ``intercepted``, ``error`` and the devices."""
+    """Parse the output of ``gpu-demo``: ``intercepted``, ``error`` and the devices."""
     pairs = [line.partition("=") for line in stdout.splitlines() if line.startswith("gpu.")]
     values = {key.removeprefix("gpu."): value for key, _, value in pairs}
     devices = [
@@ -178,7 +178,7 @@ async def play(cluster: Cluster) -> tuple[list[Document], list[str]]:
 
 
 def problems_of(story: Document, *, pending: bool) -> list[str]:
-    """What does not hold in a pod's story."""
+    """Return the violated expectations in a pod's history."""
     if pending:
         return (
             []
@@ -212,7 +212,7 @@ def problems_of(story: Document, *, pending: bool) -> list[str]:
 
 
 def problems_inside(container: Document) -> list[str]:
-    """What does not hold between a container's shares and what its program got."""
+    """Return mismatches between a container's shares and the memory and compute its program got."""
     gpu, given = container["gpu"], {d["uuid"]: d for d in container["devices"]}
     is_whole = all(device["exclusive"] for device in given.values())
     if gpu["error"] or {device["uuid"] for device in gpu["devices"]} != set(given):
@@ -224,7 +224,7 @@ def problems_inside(container: Document) -> list[str]:
         limit_mib = given[device["uuid"]]["memory_mib"]
         core_pct = given[device["uuid"]]["core_pct"] or 100
         if device["total_mib"] != limit_mib and not is_whole:
-            problems.append(f"is told of {device['total_mib']} MiB, its limit is {limit_mib} MiB")
+            problems.append(f"total is {device['total_mib']} MiB, its limit is {limit_mib} MiB")
         got_mib = device["allocated_mib"]
         if not limit_mib - CONTEXT_MIB <= got_mib <= limit_mib:
             problems.append(f"got {got_mib} MiB of {limit_mib} MiB")
@@ -268,7 +268,7 @@ def table(stories: list[Document]) -> str:
 
 
 async def built(tool: str) -> Path:
-    """What a tool of the repository builds, or built before: the last line that it prints."""
+    """Return the path that a tool of the repository builds or has built: its last printed line."""
     program = examples_directory().parent / "tools" / tool
     done = await anyio.run_process([sys.executable, str(program)], check=False)
     if done.returncode != 0:
@@ -277,7 +277,7 @@ async def built(tool: str) -> Path:
 
 
 def exports(cluster: Cluster) -> str:
-    """What tells kubectl and hamictl where the cluster is, as a shell reads it."""
+    """Return shell exports that point kubectl and hamictl at the cluster."""
     variables = {
         "KUBECONFIG": cluster.kubeconfig,
         "HAMICTL_REGISTRY": cluster.url("registry"),

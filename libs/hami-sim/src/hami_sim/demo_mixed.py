@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo's profile ``mixed``: one small cluster with devices of every vendor, and its pods.
 
-Nodes hold several vendors at once, as no data centre does, so that whoever mixes them up is found
-out. Every manifest of ``examples/<vendor>/`` is created; where devices can be shared, the
-two sharers must end up on one device. A pod whose name ends in ``-refused`` must stay Pending and
-say why. All others run, print their limits, are deleted at the end, and everything must be free.
+Each node has devices of several vendors, unlike in a data center, so that code that confuses
+vendors fails. Every manifest of ``examples/<vendor>/`` is created; where devices can be shared, the
+two sharers must be placed on one device. A pod whose name ends in ``-refused`` must stay Pending
+and report the reason. All other pods run, print their limits and are deleted at the end; afterwards
+every device must be free.
 """
 
 from functools import partial
@@ -34,7 +35,7 @@ NODES = (
 """Every vendor, and every kind of Ascend chip that has a profile, once; NVIDIA in two modes."""
 
 PRETENDED = ("/opt", "/usr/bin", "/usr/lib64", "/usr/local", "/etc")
-"""Where the vendors' drivers and tools are installed on real nodes."""
+"""Directories with the vendors' drivers and tools on real nodes."""
 
 Document = dict[str, Any]
 
@@ -146,7 +147,7 @@ def _problems_of_sharers(stories: dict[str, Document]) -> list[str]:
 
 
 async def _end(cluster: Cluster, stories: dict[str, Document]) -> None:
-    """Delete every pod; each share must be given back."""
+    """Delete every pod and wait until each share is released."""
     for name in stories:
         await cluster.delete_pod(name, namespace=NAMESPACE)
     for name, story in stories.items():
@@ -157,7 +158,7 @@ async def _end(cluster: Cluster, stories: dict[str, Document]) -> None:
             ledger = await cluster.ledger_of(story["node"], story["uid"])
             return bool(ledger) and ledger[-1][1].op == "release"
 
-        await cluster.until(f"share of {name} is given back", is_released, limit_s=RUN_S)
+        await cluster.until(f"share of {name} is released", is_released, limit_s=RUN_S)
         ledger = await cluster.ledger_of(story["node"], story["uid"])
         story["states"].append("released")
         story["ledger_seq"] = ledger[-1][0]

@@ -86,7 +86,7 @@ class NatsServer:
             return
         with anyio.move_on_after(START_S):
             while not await self._try_start():
-                # Somebody holds our port for a moment, mostly a client that is dialling it.
+                # Another process holds the port briefly, usually a client that is dialing it.
                 await anyio.sleep(_POLL_S * 10)
             return
         await self.kill()
@@ -130,7 +130,7 @@ class NatsServer:
         return self._process
 
     async def _try_start(self) -> bool:
-        """Whether a new process became ready; false when its port was taken."""
+        """Start a process and return true if it became ready; false if its port was taken."""
         log_start = self.log.stat().st_size if self.log.exists() else 0
         process = self._process = self._spawn()
         while process.poll() is None:
@@ -286,7 +286,7 @@ def find_nats_server() -> Path:
 
 
 async def _answers(port: int) -> bool:
-    """Whether a client could talk now: INFO came, and PING brought PONG or an auth error."""
+    """Return true if the server sends INFO and answers PING with PONG or an auth error."""
     try:
         async with await anyio.connect_tcp(HOST, port) as stream:
             told = b""

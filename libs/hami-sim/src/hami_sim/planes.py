@@ -20,7 +20,7 @@ import msgspec
 import yaml
 
 from hami_common.errors import Unavailable
-from hami_sim.apiserver.client import Access, KubeClient
+from hami_sim.kube import Access, Objects
 from hami_sim.kubernetes import ControlPlane, Programs, programs
 from hami_sim.kubernetes.pki import HOST
 from hami_sim.ports import free_port
@@ -28,7 +28,7 @@ from hami_sim.process import Process
 
 PlaneName = Literal["sim", "real"]
 VARIABLE: Final = "HAMI_PLANE"
-"""Names the plane where nobody chose one."""
+"""Variable that names the default plane."""
 APISERVER: Final = "apiserver"
 SCHEDULER: Final = "kube-scheduler"
 START_S: Final = 60.0
@@ -39,7 +39,7 @@ WRITES: Final = frozenset({"create", "update", "patch", "delete"})
 
 
 class Plane(Protocol):
-    """What a cluster needs of Kubernetes."""
+    """Control plane of Kubernetes that a cluster uses."""
 
     name: PlaneName
     processes: dict[str, Process]
@@ -71,11 +71,11 @@ class Plane(Protocol):
         ...
 
     def access(self) -> Access:
-        """How the administrator reaches the API server."""
+        """Return the administrator's access to the API server."""
         ...
 
     def tls(self) -> ssl.SSLContext | None:
-        """What a proxy needs to talk to the API server; nothing for plain text."""
+        """Return a proxy's TLS context for the API server; ``None`` for plain text."""
         ...
 
     async def start(self) -> None:
@@ -95,7 +95,7 @@ class Plane(Protocol):
         ...
 
     async def is_scheduler_ready(self) -> bool:
-        """Whether kube-scheduler works."""
+        """Return true if kube-scheduler is ready."""
         ...
 
     async def write_agents(self) -> list[str]:
@@ -104,7 +104,7 @@ class Plane(Protocol):
 
 
 class SimulatedPlane:
-    """The simulated API server and scheduler; everybody is the administrator."""
+    """The simulated API server and scheduler; every client is the administrator."""
 
     name: PlaneName = "sim"
 
@@ -128,7 +128,7 @@ class SimulatedPlane:
         return f"http://{HOST}:{self.port}"
 
     def access(self) -> Access:
-        """How the administrator reaches the API server."""
+        """Return the administrator's access to the API server."""
         return Access.from_kubeconfig(self.kubeconfig)
 
     def tls(self) -> None:
@@ -180,13 +180,13 @@ class SimulatedPlane:
         self._add(SCHEDULER, "hami_sim.kubescheduler", arguments)
 
     async def is_scheduler_ready(self) -> bool:
-        """Nobody waits for it: pods do."""
+        """Return true always: pods wait until the scheduler runs."""
         return True
 
     async def write_agents(self) -> list[str]:
         """Read the audit, which the simulated server keeps in memory."""
-        async with KubeClient(self.access()) as client:
-            entries = (await client.call("GET", "/hami-sim/audit"))["items"]
+        async with Objects(self.access()) as client:
+            entries = (await client.at("/hami-sim/audit"))["items"]
         return [
             str(entry.get("user_agent", ""))
             for entry in entries
@@ -222,7 +222,7 @@ class RealPlane:
         return self._control.ports[programs.APISERVER]
 
     def access(self) -> Access:
-        """How the administrator reaches the API server."""
+        """Return the administrator's access to the API server."""
         return self._control.access()
 
     def tls(self) -> ssl.SSLContext | None:
@@ -261,11 +261,11 @@ class RealPlane:
         self._take_processes()
 
     async def is_scheduler_ready(self) -> bool:
-        """Whether kube-scheduler has its caches."""
+        """Return true if kube-scheduler has synced its caches."""
         return await self._control.is_scheduler_ready()
 
     async def scheduler_metrics(self) -> str:
-        """What kube-scheduler measures, as Prometheus reads it."""
+        """Return kube-scheduler's metrics in Prometheus' text format."""
         return await self._control.scheduler_metrics()
 
     @property
@@ -301,7 +301,7 @@ def make_plane(name: PlaneName | None, directory: Path) -> Plane:
 
 
 async def answers(session: aiohttp.ClientSession, url: str) -> bool:
-    """Whether a server answers a GET with OK."""
+    """Return true if a server answers a GET with OK."""
     try:
         async with session.get(url) as response:
             return response.status == _OK

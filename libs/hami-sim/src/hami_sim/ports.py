@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Picks TCP ports on loopback for programs that must be told theirs before they start.
+"""Picks TCP ports on loopback for programs that must know their port before they start.
 
-A port that the kernel just gave and took back may be given to the next outgoing connection before
-its program listens. So ports are taken from below those that the kernel gives to connections, by
-chance, so that two processes that pick at once seldom pick the same.
+The kernel may assign a port that it has just allocated and released to the next outgoing
+connection before the program listens. Ports are therefore picked at random below the ephemeral
+range; random picks of concurrent processes seldom collide.
 """
 
 import random
@@ -22,7 +22,7 @@ _random = random.SystemRandom()
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on now, and that this process did not pick before."""
+    """Return an unused port on loopback that this process did not pick before."""
     first_given = _first_given()
     if first_given - FIRST >= _FEWEST:
         for _ in range(_TRIES):
@@ -45,7 +45,7 @@ def _first_given() -> int:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on this port of loopback."""
+    """Return true if this port of loopback is unused."""
     with socket.socket() as probe:
         try:
             probe.bind((HOST, port))

@@ -79,7 +79,7 @@ class Process:
         return self._child.pid if self._child is not None and self.is_running() else None
 
     def is_running(self) -> bool:
-        """Whether the program has been started and has not ended."""
+        """Return true if the program has been started and has not ended."""
         return self._child is not None and self._child.poll() is None
 
     def start(self) -> None:

@@ -18,11 +18,12 @@ it prints one JSON line ``{"url": ..., "pid": ...}`` when it listens. With the a
 faults can be set over HTTP: POST or DELETE /hami-sim/faults, POST /hami-sim/drop-watches,
 POST /hami-sim/forget-history, GET /hami-sim/audit.
 
-:class:`hami_sim.apiserver.client.KubeClient` is a small client for tests and simulated components.
+:class:`hami_sim.kube.Objects` is the client of the simulated components.
 :mod:`hami_sim.certs` makes throw-away authorities and certificates (webhooks in tests).
 
-A resource type is one row in :mod:`hami_sim.apiserver.resources`. What is faithful is what
-``tests/contract/kubeapi`` checks; that suite also runs against a real kube-apiserver.
+A resource type is one row in :mod:`hami_sim.apiserver.resources`. The suite
+``tests/contract/kubeapi`` defines which behavior is faithful; it also runs against a real
+kube-apiserver.
 """
 
 from hami_sim.apiserver.auth import AuditEntry, RequestInfo, User

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 
 from hami_sim.apiserver import ApiServer, Settings
-from hami_sim.apiserver.client import Access
+from hami_sim.kube import Access
 
 
 def _arguments() -> argparse.Namespace:
@@ -45,7 +45,7 @@ def _services(texts: list[str]) -> dict[tuple[str, str], str]:
 
 
 def _token(arguments: argparse.Namespace) -> str:
-    """Keep the token of an existing kubeconfig, so that a restart locks nobody out."""
+    """Return the token of an existing kubeconfig, so that clients keep access after a restart."""
     if arguments.token or not arguments.kubeconfig.exists():
         return str(arguments.token)
     return Access.from_kubeconfig(arguments.kubeconfig).token

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission webhooks: which ones a request meets, calling them, and applying their answers.
+"""Admission webhooks: selects those that match a request, calls them, applies their responses.
 
-Mutating configurations run in name order, a webhook at a time, and once more where
-`reinvocationPolicy: IfNeeded` asks for it; validating ones run together. Matching goes rule →
-namespaceSelector → objectSelector → matchConditions, as in
+Mutating webhooks run one at a time, in the order of their configurations' names, and a second time
+if `reinvocationPolicy: IfNeeded` requires it; validating webhooks run concurrently. Matching
+checks rule, namespaceSelector, objectSelector and matchConditions in this order, as in
 ``staging/src/k8s.io/apiserver/pkg/admission/plugin/webhook`` (Kubernetes 1.34). A webhook is called
 over HTTPS and trusted through its `caBundle` only.
 
@@ -46,7 +46,7 @@ _BAD_REQUEST: Final = 400
 
 
 class Attributes(msgspec.Struct, kw_only=True):
-    """What admission knows of one request; `obj` moves as webhooks change it."""
+    """Attributes of one request under admission; `obj` changes as webhooks mutate it."""
 
     resource: Resource
     subresource: str = ""

@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Final
 
 from hami_sim.apiserver import errors
+from hami_sim.apiserver.calls import Call
 from hami_sim.apiserver.errors import Cause, Obj, clone
-from hami_sim.apiserver.operations import Call, Operations
+from hami_sim.apiserver.operations import Operations
 from hami_sim.apiserver.patches import apply_merge, differing, drop_fields, field_set, subtract
 from hami_sim.apiserver.store import Stored
 
@@ -20,7 +21,7 @@ _APPLY: Final = "Apply"
 
 
 async def apply(operations: Operations, call: Call, body: object) -> tuple[Stored, bool]:
-    """Apply a configuration; the second value tells whether the object was created."""
+    """Apply a configuration; the second value is true if the object was created."""
     if not call.field_manager:
         raise errors.bad_request(
             'PatchOptions.meta.k8s.io "" is invalid: fieldManager: Required value: is required '

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who asks, whether they may, and the record of it.
+"""Authentication, authorization and the audit log.
 
 Identity comes from a static map of bearer tokens (and tokens issued by the server itself);
-authorization is a function of attributes, by default "members of system:masters and everybody
-else alike may do everything". The audit log keeps one entry per finished request, newest last.
+authorization is a function of attributes, by default every user is allowed
+everything. The audit log keeps one entry per finished request, newest last.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def service_account(namespace: str, name: str, uid: str = "") -> User:
 
 
 class RequestInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request is about, as authorization, audit and faults see it."""
+    """Attributes of a request, for authorization, the audit log and faults."""
 
     verb: str
     """A verb of the API (get, list, watch, create …), or the method in lower case."""

@@ -10,6 +10,10 @@ Anything else is a :class:`CelError` when the expression is compiled, never a si
 
 Errors during evaluation (no such key, no such overload) are values to `&&`, `||`, `all` and
 `exists`, which absorb them as the language asks. Obeys https://github.com/google/cel-spec (v0.20).
+
+Kept libraries do not replace this module: in common-expression-language 0.10 an error in one
+element fails `exists` and `all` although another element decides them, and neither it nor
+cel-python 0.5 parses optional access; the real API server does both.
 """
 
 from __future__ import annotations

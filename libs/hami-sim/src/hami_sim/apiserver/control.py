@@ -6,7 +6,7 @@ They do over HTTP what tests in the same process do through `ApiServer`; only th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -15,9 +15,8 @@ from hami_sim.apiserver import errors
 from hami_sim.apiserver.auth import ADMIN_GROUP, User
 from hami_sim.apiserver.faults import Action, Fault, Match
 from hami_sim.apiserver.forms import json_response, read_body
-
-if TYPE_CHECKING:
-    from hami_sim.apiserver.server import ApiServer
+from hami_sim.apiserver.state import State
+from hami_sim.apiserver.watches import Watches
 
 PREFIX: Final = "/hami-sim/"
 
@@ -35,41 +34,41 @@ class _WireFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class _WireDrop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which watches another process wants ended."""
+    """The watches that another process wants ended."""
 
     match: Match = Match()
     cut: bool = False
 
 
-async def serve(server: ApiServer, request: web.Request, user: User) -> web.Response:
+async def serve(state: State, watches: Watches, request: web.Request, user: User) -> web.Response:
     """Serve one request on a path of the simulation."""
     if ADMIN_GROUP not in user.groups:
         raise errors.forbidden(request.path, "", "only the admin controls the simulation")
     word = request.path.removeprefix(PREFIX)
     match request.method, word:
         case "GET", "audit":
-            entries = [msgspec.to_builtins(entry) for entry in server.audit]
+            entries = [msgspec.to_builtins(entry) for entry in state.audit]
             return json_response({"items": entries})
         case "DELETE", "faults":
-            server.faults.clear()
+            state.faults.clear()
             return json_response(errors.success_status())
         case "POST", "forget-history":
-            server.store.forget_history()
+            state.store.forget_history()
             return json_response(errors.success_status())
         case "POST", ("faults" | "drop-watches"):
-            body = await read_body(request, max_bytes=server.settings.max_body_bytes, optional=True)
-            return _change(server, word, body or {})
+            body = await read_body(request, max_bytes=state.settings.max_body_bytes, optional=True)
+            return _change(state, watches, word, body or {})
         case _:
             raise errors.path_not_found()
 
 
-def _change(server: ApiServer, word: str, body: object) -> web.Response:
+def _change(state: State, watches: Watches, word: str, body: object) -> web.Response:
     try:
         if word == "faults":
             wire = msgspec.convert(body, _WireFault)
-            server.faults.add(Fault(**msgspec.structs.asdict(wire)))
+            state.faults.add(Fault(**msgspec.structs.asdict(wire)))
             return json_response(errors.success_status(), code=201)
         wish = msgspec.convert(body, _WireDrop)
     except msgspec.ValidationError as error:
         raise errors.bad_request(str(error)) from error
-    return json_response({"dropped": server.drop_watches(wish.match, cut=wish.cut)})
+    return json_response({"dropped": watches.drop(wish.match, cut=wish.cut)})

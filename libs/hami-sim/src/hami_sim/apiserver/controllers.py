@@ -18,8 +18,9 @@ import anyio.lowlevel
 
 from hami_sim.apiserver import disruption, quota
 from hami_sim.apiserver.auth import User
+from hami_sim.apiserver.calls import Call, DeleteOptions
 from hami_sim.apiserver.errors import ApiError, Obj, clone
-from hami_sim.apiserver.operations import Call, DeleteOptions, Operations
+from hami_sim.apiserver.operations import Operations
 from hami_sim.apiserver.store import Change, Stored
 
 _LOG: Final = logging.getLogger(__name__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API server refuses, as the Status objects a client reads.
+"""Refusals of the API server, as the Status objects that clients receive.
 
 Every refusal is an :class:`ApiError`; the HTTP layer renders it. Texts, reasons and codes follow
 ``k8s.io/apimachinery/pkg/api/errors`` of Kubernetes 1.34, because clients match on them.

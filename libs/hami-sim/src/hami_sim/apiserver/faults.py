@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults that tests put between a client and the server.
 
-A :class:`Fault` names which requests it meets and what happens to them. `times` counts down per
-meeting; 0 means for ever. Durations are seconds.
+A :class:`Fault` states which requests it matches and what happens to them. `times` is decremented
+per match; 0 means indefinitely. Durations are seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Action: TypeAlias = Literal["delay", "deny", "cut", "lose-response"]
 
 
 class Match(msgspec.Struct, frozen=True, kw_only=True):
-    """Which requests; an empty field matches any, and `subresource` "-" matches none."""
+    """Selector of requests; an empty field matches any, and `subresource` "-" matches none."""
 
     verb: str = ""
     resource: str = ""
@@ -69,7 +69,7 @@ class Faults:
     def __init__(self) -> None:
         self._armed: list[tuple[Fault, int]] = []
         self.met: list[tuple[Fault, RequestInfo]] = []
-        """What was applied to what, in order."""
+        """Faults that were applied, with their requests, in order."""
 
     def add(self, fault: Fault) -> Fault:
         """Put a fault in force."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forms on the wire: reading bodies, choosing the form of an answer, and writing it.
 
-Bodies are JSON or YAML, and protobuf for a few kinds (see `protobuf`). Answers are JSON: an object,
-a list, a Table or bare metadata, as the Accept header asks.
+Bodies are JSON or YAML. Answers are JSON: an object, a list, a Table or bare metadata, as the
+Accept header asks.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import msgspec
 import yaml
 from aiohttp import web
 
-from hami_sim.apiserver import errors, protobuf, tables
+from hami_sim.apiserver import errors, tables
+from hami_sim.apiserver.calls import Call
 from hami_sim.apiserver.errors import ApiError, Obj
-from hami_sim.apiserver.operations import Call, Operations
+from hami_sim.apiserver.operations import Operations
 from hami_sim.apiserver.resources import Resource
 from hami_sim.apiserver.store import Stored, encode
 
@@ -31,8 +32,7 @@ PATCH_TYPES: Final = (
     "application/strategic-merge-patch+json",
     "application/apply-patch+yaml",
 )
-_PROTOBUF: Final = "application/vnd.kubernetes.protobuf"
-_CBOR: Final = "application/cbor"
+_UNREADABLE: Final = frozenset({"application/cbor", "application/vnd.kubernetes.protobuf"})
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 
 
@@ -63,7 +63,7 @@ def abort(request: web.Request) -> None:
 async def read_body(request: web.Request, *, max_bytes: int, optional: bool = False) -> object:
     """Decode the body of a request; None where it is optional and absent."""
     kind = request.content_type
-    if kind == _CBOR:
+    if kind in _UNREADABLE:
         raise errors.unsupported_media_type((JSON, YAML, *PATCH_TYPES))
     try:
         raw = await request.read()
@@ -73,24 +73,12 @@ async def read_body(request: web.Request, *, max_bytes: int, optional: bool = Fa
         if optional:
             return None
         raise errors.bad_request("the request has no body")
-    if kind == _PROTOBUF:
-        return _from_protobuf(raw)
     try:
         if kind.endswith("yaml"):
             return msgspec.yaml.decode(raw)
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, yaml.YAMLError) as error:
         raise errors.bad_request(f"couldn't get version/kind; json parse error: {error}") from error
-
-
-def _from_protobuf(raw: bytes) -> object:
-    try:
-        found = protobuf.decode(raw)
-    except ValueError as error:
-        raise errors.bad_request(f"couldn't decode the protobuf body: {error}") from error
-    if found is None:
-        raise errors.unsupported_media_type((JSON, YAML, *PATCH_TYPES))
-    return found
 
 
 def accepted(request: web.Request) -> Form:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A journal of changes, so that the state survives a restart of the process.
 
-One JSON line per change, written without buffering before the client hears of it; a torn last line
-(the process was killed while writing) is dropped. Opening compacts the file to the live objects.
+One JSON line per change, written without buffering before the client gets its response; a torn last
+line (the process was killed while writing) is dropped. Opening compacts the file to live objects.
 History does not survive, so watches from before a restart get 410, as with a real server.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server does by itself to objects of each kind: defaults, resets and validation.
+"""Defaulting, field resets and validation that the server applies to objects of each kind.
 
 One :class:`Rules` row per kind that needs more than storing; all others use the plain row. The
 functions work on private copies without kind and apiVersion, and read neither store nor clock.

@@ -16,9 +16,9 @@ import msgspec
 from aiohttp import web
 
 from hami_sim.apiserver import errors
+from hami_sim.apiserver.calls import Call
 from hami_sim.apiserver.errors import Obj
 from hami_sim.apiserver.forms import is_true
-from hami_sim.apiserver.operations import Call
 from hami_sim.apiserver.selectors import (
     FieldSelector,
     FieldTerm,
@@ -37,7 +37,7 @@ class ListOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     wanted: Filter
     selects: bool = False
-    """Whether a selector narrows the list."""
+    """True if a selector narrows the list."""
     limit: int = 0
     continue_: str = ""
     resource_version: str = ""

@@ -15,14 +15,11 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
-
-import msgspec
 
 from hami_sim.apiserver import errors, pod_admission, pods, quota
 from hami_sim.apiserver.admission import Attributes, Webhooks
-from hami_sim.apiserver.auth import User
+from hami_sim.apiserver.calls import Call, DeleteOptions, parse_rfc3339, rfc3339
 from hami_sim.apiserver.errors import Cause, Obj, clone
 from hami_sim.apiserver.kinds import rules_for
 from hami_sim.apiserver.names import check_metadata, check_string_maps
@@ -38,53 +35,6 @@ _NAME_ATTEMPTS: Final = 8
 _NAME_ALPHABET: Final = "bcdfghjklmnpqrstvwxz2456789"
 _NAME_BASE_MAX: Final = 58
 _EPHEMERAL: Final = "ephemeralcontainers"
-
-
-class Call(msgspec.Struct, kw_only=True):
-    """One request on a resource, already authenticated and authorized."""
-
-    resource: Resource
-    subresource: str = ""
-    namespace: str = ""
-    name: str = ""
-    user: User
-    dry_run: bool = False
-    field_manager: str = ""
-    force: bool = False
-    warnings: list[str] = msgspec.field(default_factory=list)
-
-    @property
-    def key(self) -> str:
-        """Name the table that holds the objects."""
-        return self.resource.storage_key
-
-
-class DeleteOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to delete; None leaves the choice to the kind."""
-
-    grace_s: int | None = None
-    propagation: str | None = None
-    uid: str | None = None
-    resource_version: str | None = None
-
-    def to_json(self) -> Obj:
-        """Render for webhooks."""
-        options: Obj = {"kind": "DeleteOptions", "apiVersion": "meta.k8s.io/v1"}
-        if self.grace_s is not None:
-            options["gracePeriodSeconds"] = self.grace_s
-        if self.propagation:
-            options["propagationPolicy"] = self.propagation
-        return options
-
-
-def rfc3339(seconds: float) -> str:
-    """Write a time the way metav1.Time does."""
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def parse_rfc3339(text: str) -> float:
-    """Read a time written by a client or by `rfc3339`."""
-    return datetime.fromisoformat(text).timestamp()
 
 
 def without_nulls(value: Any) -> Any:  # noqa: ANN401 - any JSON
@@ -198,7 +148,7 @@ class Operations:
         rules = rules_for(call.key)
         rules.default(obj)
         if call.key == "pods":
-            pod_admission.admit(self, call, obj)
+            pod_admission.admit(self.store, self.settings, call, obj)
         attributes = self._attributes(call, "CREATE", obj=obj, name=metadata.get("name", ""))
         obj = await self._mutate(call, attributes)
         metadata = obj["metadata"]
@@ -304,7 +254,7 @@ class Operations:
     # -- update
 
     async def replace(self, call: Call, body: object) -> tuple[Stored, bool]:
-        """Serve PUT; the second value tells whether the object was created."""
+        """Serve PUT; the second value is true if the object was created."""
         wanted = self.decode(call, body)
         if wanted["metadata"].setdefault("name", call.name) != call.name:
             raise self._name_mismatch(wanted["metadata"]["name"], call.name)
@@ -430,7 +380,7 @@ class Operations:
     # -- delete
 
     async def delete(self, call: Call, options: DeleteOptions) -> tuple[Stored, bool]:
-        """Delete or begin to; the second value tells whether the object is gone."""
+        """Delete or begin to; the second value is true if the object is removed."""
         for _ in range(_ATTEMPTS):
             current = self.get(call)
             self._check_delete(call, options, current)

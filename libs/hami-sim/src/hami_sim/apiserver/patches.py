@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import jsonpatch
+
 from hami_sim.apiserver.errors import ApiError, Obj, bad_request, clone
 
 MERGE_KEYS: Final = {
@@ -46,125 +48,17 @@ _RETAIN: Final = "$retainKeys"
 # ------------------------------------------------------------------------------- JSON patch
 
 
-def _tokens(pointer: object) -> list[str]:
-    if not isinstance(pointer, str) or (pointer and not pointer.startswith("/")):
-        msg = f"json: invalid JSON pointer {pointer!r}"
-        raise bad_request(msg)
-    return [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
-
-
-def _unprocessable(message: str) -> ApiError:
-    return ApiError(
-        422, f"the server rejected our request due to an error in our request: {message}"
-    )
-
-
-def _index(token: str, length: int, pointer: str) -> int:
-    if not token.isdigit() or (len(token) > 1 and token[0] == "0") or int(token) >= length:
-        msg = f"Unable to access invalid index: {pointer}: invalid index referenced"
-        raise _unprocessable(msg)
-    return int(token)
-
-
-def _child(node: Any, token: str, pointer: str) -> Any:  # noqa: ANN401 - any JSON
-    if isinstance(node, dict) and token in node:
-        return node[token]
-    if isinstance(node, list):
-        return node[_index(token, len(node), pointer)]
-    msg = f"doc is missing path: {pointer}: missing value"
-    raise _unprocessable(msg)
-
-
-def _find(document: Any, pointer: str) -> Any:  # noqa: ANN401 - any JSON
-    for token in _tokens(pointer):
-        document = _child(document, token, pointer)
-    return document
-
-
-def _add(document: Any, pointer: str, value: Any) -> Any:  # noqa: ANN401 - any JSON
-    tokens = _tokens(pointer)
-    if not tokens:
-        return value
-    parent = document
-    for token in tokens[:-1]:
-        parent = _child(parent, token, pointer)
-    last = tokens[-1]
-    if isinstance(parent, dict):
-        parent[last] = value
-    elif isinstance(parent, list):
-        parent.insert(len(parent) if last == "-" else _index(last, len(parent) + 1, pointer), value)
-    else:
-        msg = f"add operation does not apply: doc is missing path: {pointer}: missing value"
-        raise _unprocessable(msg)
-    return document
-
-
-def _remove(document: Any, pointer: str) -> Any:  # noqa: ANN401 - any JSON
-    tokens = _tokens(pointer)
-    if not tokens:
-        return None
-    parent = document
-    for token in tokens[:-1]:
-        parent = _child(parent, token, pointer)
-    _child(parent, tokens[-1], pointer)
-    if isinstance(parent, dict):
-        del parent[tokens[-1]]
-    else:
-        del parent[int(tokens[-1])]
-    return document
-
-
 def json_patch(document: Any, operations: object) -> Any:  # noqa: ANN401 - any JSON
     """Apply an RFC 6902 patch, all operations or none."""
     if not isinstance(operations, list):
-        msg = "error decoding patch: a JSON patch is a list of operations"
-        raise bad_request(msg)
-    result = clone(document)
-    for operation in operations:
-        if not isinstance(operation, dict) or "path" not in operation:
-            msg = "error decoding patch: an operation needs op and path"
-            raise bad_request(msg)
-        result = _apply_operation(result, operation)
-    return result
-
-
-def _apply_operation(document: Any, operation: Obj) -> Any:  # noqa: ANN401 - any JSON
-    path = operation["path"]
-    match operation.get("op"):
-        case "add":
-            return _add(document, path, clone(operation.get("value")))
-        case "remove":
-            return _remove(document, path)
-        case "replace":
-            _find(document, path)
-            tokens = _tokens(path)
-            if not tokens:
-                return clone(operation.get("value"))
-            parent = _find(document, path.rsplit("/", 1)[0])
-            if isinstance(parent, dict):
-                parent[tokens[-1]] = clone(operation.get("value"))
-            else:
-                parent[int(tokens[-1])] = clone(operation.get("value"))
-            return document
-        case "move":
-            value = _find(document, operation.get("from", ""))
-            return _add(_remove(document, operation["from"]), path, value)
-        case "copy":
-            return _add(document, path, clone(_find(document, operation.get("from", ""))))
-        case "test":
-            try:
-                found = _find(document, path)
-            except ApiError:
-                found = None
-            if found != operation.get("value") or isinstance(found, bool) != isinstance(
-                operation.get("value"), bool
-            ):
-                msg = f"testing value {path} failed: test failed"
-                raise _unprocessable(msg)
-            return document
-        case other:
-            msg = f"Unexpected kind: {other}"
-            raise _unprocessable(msg)
+        raise bad_request("error decoding patch: a JSON patch is a list of operations")
+    try:
+        return jsonpatch.JsonPatch(operations).apply(document)
+    except jsonpatch.InvalidJsonPatch as error:
+        raise bad_request(f"error decoding patch: {error}") from error
+    except (jsonpatch.JsonPatchException, jsonpatch.JsonPointerException) as error:
+        why = f"the server rejected our request due to an error in our request: {error}"
+        raise ApiError(422, why) from error
 
 
 # ------------------------------------------------------------------------------ merge patch

@@ -8,24 +8,24 @@ server runs them before any webhook (``pkg/kubeapiserver/options/plugins.go``, K
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hami_sim.apiserver.calls import Call
 from hami_sim.apiserver.errors import Obj, clone, forbidden
-
-if TYPE_CHECKING:
-    from hami_sim.apiserver.operations import Call, Operations
+from hami_sim.apiserver.settings import Settings
+from hami_sim.apiserver.store import Store
 
 _SECONDS: Final = 300
 _TOKEN_PATH: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a path
 _SUFFIX: Final = "bcdfghjklmnpqrstvwxz2456789"
 
 
-def admit(operations: Operations, call: Call, pod: Obj) -> None:
+def admit(store: Store, settings: Settings, call: Call, pod: Obj) -> None:
     """Run all of them on a new pod, in place."""
-    _service_account(operations, call, pod)
-    _priority(operations, call, pod)
-    _runtime_class(operations, call, pod)
-    if operations.settings.default_tolerations:
+    _service_account(store, settings, call, pod)
+    _priority(store, pod)
+    _runtime_class(store, pod)
+    if settings.default_tolerations:
         _tolerations(pod)
 
 
@@ -34,11 +34,11 @@ def _name(pod: Obj) -> str:
     return str(metadata.get("name") or metadata.get("generateName") or "")
 
 
-def _service_account(operations: Operations, call: Call, pod: Obj) -> None:
+def _service_account(store: Store, settings: Settings, call: Call, pod: Obj) -> None:
     spec = pod["spec"]
     name = spec.setdefault("serviceAccountName", "default")
     spec["serviceAccount"] = name
-    account = operations.store.get("serviceaccounts", call.namespace, name)
+    account = store.get("serviceaccounts", call.namespace, name)
     if account is None:
         why = (
             f"error looking up service account {call.namespace}/{name}: serviceaccount "
@@ -48,7 +48,7 @@ def _service_account(operations: Operations, call: Call, pod: Obj) -> None:
     automount = spec.get(
         "automountServiceAccountToken", account.obj.get("automountServiceAccountToken", True)
     )
-    if operations.settings.service_account_volume and automount:
+    if settings.service_account_volume and automount:
         _mount_token(pod)
 
 
@@ -84,10 +84,9 @@ def _mount_token(pod: Obj) -> None:
         )
 
 
-def _priority(operations: Operations, call: Call, pod: Obj) -> None:
-    del call
+def _priority(store: Store, pod: Obj) -> None:
     spec = pod["spec"]
-    rows = operations.store.tables["priorityclasses.scheduling.k8s.io"].rows
+    rows = store.tables["priorityclasses.scheduling.k8s.io"].rows
     name = spec.get("priorityClassName")
     chosen: Obj | None = None
     if name:
@@ -113,13 +112,12 @@ def _priority(operations: Operations, call: Call, pod: Obj) -> None:
     spec.setdefault("preemptionPolicy", policy)
 
 
-def _runtime_class(operations: Operations, call: Call, pod: Obj) -> None:
-    del call
+def _runtime_class(store: Store, pod: Obj) -> None:
     spec = pod["spec"]
     name = spec.get("runtimeClassName")
     if not name:
         return
-    stored = operations.store.get("runtimeclasses.node.k8s.io", "", name)
+    stored = store.get("runtimeclasses.node.k8s.io", "", name)
     if stored is None:
         why = f'pod rejected: RuntimeClass "{name}" not found'
         raise forbidden("pods", _name(pod), why)

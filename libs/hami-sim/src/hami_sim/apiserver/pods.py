@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server does to a pod by itself: defaults, validation, and which fields may change.
+"""Defaults and validation that the server applies to a pod, and which fields may change.
 
 Functions take and change a private copy of a pod's JSON; none of them reads the store or a clock.
 Resource amounts come out in canonical notation (see `quantity`). Field paths and texts follow

@@ -1,41 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kubernetes quantities: parsing to exact numbers and the canonical text the server stores.
+"""Kubernetes quantities with their notation, and the canonical text the server stores.
 
-`3000` is stored as `3k`, `1024Mi` as `1Gi`, `0.5` as `500m`; whoever reads a pod back must cope
-with that, so the simulated server rewrites quantities exactly as the real one does.
+`3000` is stored as `3k`, `1024Mi` as `1Gi`, `0.5` as `500m`; a client that reads a pod
+back must accept that, so the simulated server rewrites quantities exactly as the real one does.
 Rules: ``k8s.io/apimachinery/pkg/api/resource`` (Kubernetes 1.34). Precision is one nano-unit,
 rounded away from zero; magnitudes are capped at 2^63-1.
 """
 
 from __future__ import annotations
 
-import re
-from decimal import ROUND_UP, Decimal
+from decimal import Decimal
 from functools import lru_cache
+from math import ceil
 from typing import Final
 
 import msgspec
 
-_BINARY: Final = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
-_DECIMAL: Final = {
-    "n": -9,
-    "u": -6,
-    "m": -3,
-    "": 0,
-    "k": 3,
-    "M": 6,
-    "G": 9,
-    "T": 12,
-    "P": 15,
-    "E": 18,
-}
-_DECIMAL_SUFFIX: Final = {power: suffix for suffix, power in _DECIMAL.items()}
-_BINARY_SUFFIX: Final = {power: suffix for suffix, power in _BINARY.items()}
-_PATTERN: Final = re.compile(
-    r"([+-]?)([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([KMGTPE]i)|([eE][+-]?[0-9]+)|([numkMGTPE]))?"
-)
-_NANO: Final = Decimal(1).scaleb(-9)
-_MAX: Final = Decimal(2**63 - 1)
+from hami_common import units
+
+_BINARY_SUFFIXES: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_DECIMAL_SUFFIXES: Final = ("n", "u", "m", "", "k", "M", "G", "T", "P", "E")
+"""Of 10^-9, 10^-6, and so on."""
+_MOST_POWER: Final = 18
+_NANOS: Final = 10**9
+_MOST_NANOS: Final = (2**63 - 1) * _NANOS
 
 DECIMAL_SI: Final = "DecimalSI"
 DECIMAL_EXPONENT: Final = "DecimalExponent"
@@ -50,7 +38,7 @@ class Quantity(msgspec.Struct, frozen=True):
 
     @property
     def is_integer(self) -> bool:
-        """Whether the amount is a whole number."""
+        """Return true if the amount is a whole number."""
         return self.amount == self.amount.to_integral_value()
 
     def __str__(self) -> str:
@@ -62,17 +50,17 @@ class Quantity(msgspec.Struct, frozen=True):
             notation = DECIMAL_SI
         if notation == BINARY_SI:
             number, power = int(self.amount), 0
-            while number % 1024 == 0 and power < max(_BINARY.values()):
+            while number % 1024 == 0 and power < len(_BINARY_SUFFIXES) - 1:
                 number //= 1024
                 power += 1
-            return f"{number}{_BINARY_SUFFIX.get(power, '')}"
+            return f"{number}{_BINARY_SUFFIXES[power]}"
         number, power = int(self.amount.scaleb(9)), -9
-        while number % 1000 == 0 and power < max(_DECIMAL.values()):
+        while number % 1000 == 0 and power < _MOST_POWER:
             number //= 1000
             power += 3
         if notation == DECIMAL_EXPONENT:
             return f"{number}e{power}" if power else str(number)
-        return f"{number}{_DECIMAL_SUFFIX[power]}"
+        return f"{number}{_DECIMAL_SUFFIXES[power // 3 + 3]}"
 
 
 def parse_quantity(text: object) -> Quantity:
@@ -85,26 +73,20 @@ def parse_quantity(text: object) -> Quantity:
 
 @lru_cache(maxsize=65_536, typed=True)
 def _parse(text: str | float) -> Quantity:
-    match = _PATTERN.fullmatch(text.strip() if isinstance(text, str) else repr(text))
-    if match is None:
+    written = text.strip() if isinstance(text, str) else repr(text)
+    value = units.parse_quantity(written)
+    if value is None:
         msg = (
             "quantities must match the regular expression "
             "'^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
         )
         raise ValueError(msg)
-    sign, digits, binary, exponent, suffix = match.groups()
-    amount = Decimal(digits)
-    notation = DECIMAL_SI
-    if binary:
-        amount *= 1024 ** _BINARY[binary]
-        notation = BINARY_SI
-    elif exponent:
-        amount = amount.scaleb(int(exponent[1:]))
-        notation = DECIMAL_EXPONENT
-    elif suffix:
-        amount = amount.scaleb(_DECIMAL[suffix])
-    amount = min(amount.quantize(_NANO, rounding=ROUND_UP) if amount < _MAX else _MAX, _MAX)
-    return Quantity(-amount if sign == "-" else amount, notation)
+    nanos = min(ceil(abs(value) * _NANOS), _MOST_NANOS)
+    amount = Decimal(nanos if value >= 0 else -nanos).scaleb(-9)
+    if written.endswith("i"):
+        return Quantity(amount, BINARY_SI)
+    has_exponent = "e" in written or "E" in written[:-1]
+    return Quantity(amount, DECIMAL_EXPONENT if has_exponent else DECIMAL_SI)
 
 
 def canonical(text: object) -> str:

@@ -46,11 +46,11 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     index_field: str = ""
     """A selectable field by which watches are indexed, so that a change wakes few of them."""
     tracks_generation: bool = False
-    """Whether metadata.generation counts changes outside metadata and status."""
+    """True if metadata.generation counts changes outside metadata and status."""
     creates_on_update: bool = False
-    """Whether PUT to an absent name creates."""
+    """True if PUT to an absent name creates the object."""
     unconditional_update: bool = True
-    """Whether PUT without resourceVersion is accepted."""
+    """True if PUT without resourceVersion is accepted."""
     stored_as: str = ""
     """Key of the row that stores these objects, when this row is another view of them."""
     renames: Mapping[str, str] = {}
@@ -75,11 +75,6 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     def singular(self) -> str:
         """Name one object, as discovery does."""
         return self.kind.lower()
-
-    @property
-    def has_status(self) -> bool:
-        """Whether status is written through its own path only."""
-        return any(sub.name == "status" for sub in self.subresources)
 
     def subresource(self, name: str) -> Subresource | None:
         """Find a subresource by name."""

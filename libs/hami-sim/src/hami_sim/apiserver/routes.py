@@ -10,13 +10,14 @@ Obeys https://kubernetes.io/docs/reference/using-api/api-concepts/ (1.34).
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 from aiohttp import web
 
 from hami_sim.apiserver import apply, control, errors, subresources
 from hami_sim.apiserver.auth import ANONYMOUS, AuditEntry, RequestInfo, User, admin
+from hami_sim.apiserver.calls import Call, DeleteOptions
 from hami_sim.apiserver.discovery import AGGREGATED, Discovery
 from hami_sim.apiserver.errors import ApiError, Obj
 from hami_sim.apiserver.faults import Fault
@@ -32,14 +33,11 @@ from hami_sim.apiserver.forms import (
     status_response,
 )
 from hami_sim.apiserver.lists import page, read_options
-from hami_sim.apiserver.operations import Call, DeleteOptions, Operations
 from hami_sim.apiserver.patches import json_patch, merge_patch, strategic_merge
 from hami_sim.apiserver.resources import Resource, Subresource
+from hami_sim.apiserver.state import State
 from hami_sim.apiserver.store import encode
 from hami_sim.apiserver.watches import Watches
-
-if TYPE_CHECKING:
-    from hami_sim.apiserver.server import ApiServer
 
 _LOG: Final = logging.getLogger(__name__)
 _OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/livez", "/version"})
@@ -48,13 +46,12 @@ _OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/livez", "/version"})
 class Routes:
     """The one HTTP handler of a server."""
 
-    def __init__(self, server: ApiServer, operations: Operations, discovery: Discovery) -> None:
-        self._server = server
-        self._operations = operations
+    def __init__(self, state: State, discovery: Discovery) -> None:
+        self._state = state
+        self._operations = state.operations
         self._discovery = discovery
-        settings = server.settings
-        self._writer = Writer(operations, settings.clock)
-        self.watches = Watches(server.store, self._writer, settings)
+        self._writer = Writer(state.operations, state.settings.clock)
+        self.watches = Watches(state.store, self._writer, state.settings)
 
     # -- one request
 
@@ -65,7 +62,7 @@ class Routes:
         try:
             user = self._authenticate(request)
             info, resource = self._parse(request, user)
-            fault = self._server.faults.take(info)
+            fault = self._state.faults.take(info)
             if fault is not None:
                 refused = await _before(fault, request)
                 if refused is not None:
@@ -89,7 +86,7 @@ class Routes:
         return response
 
     def _audit(self, info: RequestInfo, request: web.Request, code: int) -> None:
-        self._server.audit.append(
+        self._state.audit.append(
             AuditEntry(
                 user=info.user,
                 verb=info.verb,
@@ -106,11 +103,11 @@ class Routes:
     def _authenticate(self, request: web.Request) -> User:
         header = request.headers.get("Authorization", "")
         if header.startswith("Bearer "):
-            user = self._server.tokens.user(header[len("Bearer ") :].strip())
+            user = self._state.tokens.user(header[len("Bearer ") :].strip())
             if user is None:
                 raise errors.unauthorized()
             return user
-        settings = self._server.settings
+        settings = self._state.settings
         if settings.anonymous or request.path in _OPEN_PATHS:
             return ANONYMOUS
         if settings.open_http and not settings.tls:
@@ -120,7 +117,7 @@ class Routes:
     def _authorize(self, user: User, info: RequestInfo) -> None:
         if info.path in _OPEN_PATHS:
             return
-        verdict = self._server.settings.authorize(user, info)
+        verdict = self._state.settings.authorize(user, info)
         if verdict is True:
             return
         sub = f"/{info.subresource}" if info.subresource else ""
@@ -151,7 +148,7 @@ class Routes:
         namespace = ""
         if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in ("status", "finalize"):  # noqa: PLR2004 - namespaces/NAME/...
             namespace, rest = rest[1], rest[2:]
-        resource = self._server.table.at_path(group, version, rest[0])
+        resource = self._state.table.at_path(group, version, rest[0])
         if resource is None or len(rest) > 3:  # noqa: PLR2004 - plural/name/subresource
             raise errors.path_not_found()
         if namespace and not resource.namespaced:
@@ -261,7 +258,7 @@ class Routes:
         elif sub.name == "eviction":
             answer = await subresources.evict(self._operations, call, sub, body)
         else:
-            answer = self._server.tokens.issue(self._operations, call, body)
+            answer = self._state.tokens.issue(self._operations, call, body)
         return json_response(answer, code=201)
 
     async def _create(self, request: web.Request, call: Call, form: Form) -> web.StreamResponse:
@@ -270,14 +267,14 @@ class Routes:
             return await self._old_binding(call, body)
         if call.resource.verbs == ("create",):
             answer = subresources.review(
-                call, body, self._server.tokens, self._server.settings.authorize
+                call, body, self._state.tokens, self._state.settings.authorize
             )
             return json_response(answer, code=201)
         stored = await self._operations.create(call, body)
         return self._writer.one(request, call, stored, form, code=201)
 
     async def _old_binding(self, call: Call, body: object) -> web.Response:
-        pods = self._server.table.by_key("pods")
+        pods = self._state.table.by_key("pods")
         sub = pods.subresource("binding")
         name = (body.get("metadata") or {}).get("name", "") if isinstance(body, dict) else ""
         if sub is None or not name:
@@ -345,15 +342,15 @@ class Routes:
         options = read_options(request, call)
         delete_options = await self._delete_options(request, call)
         gone = await self._operations.delete_collection(call, options.wanted, delete_options)
-        metadata = {"resourceVersion": str(self._server.store.revision)}
+        metadata = {"resourceVersion": str(self._state.store.revision)}
         return self._writer.many(request, call, gone, metadata, "")
 
     def _list(self, request: web.Request, call: Call, form: Form) -> web.Response:
-        found, metadata = page(self._server.store, call, read_options(request, call))
+        found, metadata = page(self._state.store, call, read_options(request, call))
         return self._writer.many(request, call, found, metadata, form)
 
     async def _body(self, request: web.Request, *, optional: bool = False) -> object:
-        limit = self._server.settings.max_body_bytes
+        limit = self._state.settings.max_body_bytes
         return await read_body(request, max_bytes=limit, optional=optional)
 
     # -- paths that are not resources
@@ -363,7 +360,7 @@ class Routes:
         if path in ("/healthz", "/readyz", "/livez"):
             return web.Response(text="ok")
         if path.startswith(control.PREFIX):
-            return await control.serve(self._server, request, user)
+            return await control.serve(self._state, self.watches, request, user)
         if request.method != "GET":
             raise errors.method_not_allowed()
         if path == "/":

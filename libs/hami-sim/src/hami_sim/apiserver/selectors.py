@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Label and field selectors: parsing of their text and object forms, and matching.
 
-Grammar: ``k8s.io/apimachinery/pkg/labels`` and ``pkg/fields`` (Kubernetes 1.34). Which fields a
-resource offers for selection comes with the resource table; a selector here is only syntax.
+Grammar: ``k8s.io/apimachinery/pkg/labels`` and ``pkg/fields`` (Kubernetes 1.34). The
+resource table states which fields a resource offers for selection; this module covers only syntax.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class FieldSelector(msgspec.Struct, frozen=True):
         )
 
     def exact(self, path: str) -> str | None:
-        """Return the value that `path` must equal, if a term says so."""
+        """Return the value that a term requires `path` to equal, if there is such a term."""
         for term in self.terms:
             if term.path == path and not term.negated:
                 return term.value

@@ -29,6 +29,7 @@ from hami_sim.apiserver.operations import Operations
 from hami_sim.apiserver.resources import Resource, ResourceTable
 from hami_sim.apiserver.routes import Routes
 from hami_sim.apiserver.settings import Settings
+from hami_sim.apiserver.state import State
 from hami_sim.apiserver.store import Store
 from hami_sim.apiserver.subresources import Tokens
 from hami_sim.certs import CertificateAuthority
@@ -122,7 +123,18 @@ class ApiServer:
         port = self._runner.addresses[0][1]
         self.url = f"{scheme}://{self.settings.host}:{port}"
         discovery = Discovery(self.table, f"{self.settings.host}:{port}")
-        self._routes = Routes(self, self.operations, discovery)
+        self._routes = Routes(self._state(), discovery)
+
+    def _state(self) -> State:
+        return State(
+            settings=self.settings,
+            table=self.table,
+            store=self.store,
+            operations=self.operations,
+            tokens=self.tokens,
+            faults=self.faults,
+            audit=self.audit,
+        )
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         if self._routes is None:

@@ -15,11 +15,11 @@ from hami_sim.apiserver.resources import RESOURCES, Resource
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How the server listens, whom it knows, and how much it remembers."""
+    """Settings of the server: listening address, users, and length of its history."""
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0 lets the kernel choose; `ApiServer.url` tells."""
+    """0 lets the kernel choose; `ApiServer.url` contains the port."""
     tls: bool = False
     """Serve HTTPS with a certificate from an own CA, which goes into the kubeconfig."""
     tokens: Mapping[str, User] = {}
@@ -27,9 +27,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     admin_token: str = ""
     """The admin's token; empty generates one. Set it where it must survive a restart."""
     anonymous: bool = False
-    """Whether requests without a token act as system:anonymous instead of getting 401."""
+    """Accept requests without a token as system:anonymous instead of answering 401."""
     open_http: bool = True
-    """Whether plain HTTP without a token acts as admin: kubectl sends no token without TLS."""
+    """Treat plain HTTP without a token as admin: kubectl sends no token without TLS."""
     authorize: Authorizer = allow_all
     services: Mapping[tuple[str, str], str] = {}
     """(namespace, service name) → `host:port`, for webhooks registered by service."""
@@ -44,13 +44,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     data: Path | None = None
     """Journal file; with it, state survives a restart of the process."""
     controllers: bool = True
-    """Whether to run garbage, namespace, disruption and quota controllers."""
+    """Run the garbage, namespace, disruption and quota controllers."""
     service_account_volume: bool = False
-    """Whether pods get the projected kube-api-access volume, as on a real server."""
+    """Add the projected kube-api-access volume to pods, as a real server does."""
     default_tolerations: bool = True
-    """Whether pods get the not-ready and unreachable tolerations of 300 s."""
+    """Add the not-ready and unreachable tolerations of 300 s to pods."""
     binding_labels: bool = False
-    """Whether a Binding's labels reach the pod (PodTopologyLabelsAdmission, off in 1.34)."""
+    """Copy a Binding's labels to the pod (PodTopologyLabelsAdmission, off in 1.34)."""
     history_window: int = 20_000
     """Changes kept per resource; older watches get 410 Gone."""
     watch_limit: int = 50_000

@@ -86,7 +86,7 @@ class Change:
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """What one watch sees of a change: the event type may differ by its selectors."""
+    """Change as one watch receives it: the event type may differ by the watch's selectors."""
 
     type: ChangeType
     stored: Stored
@@ -99,7 +99,7 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """Which objects a list or watch is about."""
+    """Selector of the objects of a list or watch."""
 
     namespace: str = ""
     labels: LabelSelector = LabelSelector()

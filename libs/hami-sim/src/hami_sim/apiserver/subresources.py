@@ -13,8 +13,9 @@ from typing import Final
 from hami_sim.apiserver import disruption, errors, pods
 from hami_sim.apiserver.admission import Attributes
 from hami_sim.apiserver.auth import Authorizer, RequestInfo, User, service_account
+from hami_sim.apiserver.calls import Call, DeleteOptions, rfc3339
 from hami_sim.apiserver.errors import Obj, clone
-from hami_sim.apiserver.operations import Call, DeleteOptions, Operations, rfc3339
+from hami_sim.apiserver.operations import Operations
 from hami_sim.apiserver.resources import Subresource
 
 _TOKEN_S: Final = 3600

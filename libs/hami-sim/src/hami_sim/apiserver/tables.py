@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """meta.k8s.io/v1 Tables: the columns that `kubectl get` prints.
 
-Each kind with columns of its own has a row maker; all others show name and age, as the generic
-printer does. Ages are rendered as the server does it: relative to now, in two units.
+Pods, nodes and events have columns of their own; all other kinds show name and creation time. Ages
+are relative to now, in two units, as the real server renders them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from hami_sim.apiserver.calls import parse_rfc3339
 from hami_sim.apiserver.errors import Obj
-from hami_sim.apiserver.operations import parse_rfc3339
 
 Cells: TypeAlias = Callable[[Obj, float], list[Any]]
 
@@ -165,70 +165,11 @@ def _event(event: Obj, now: float) -> list[Any]:
     ]
 
 
-def _namespace(namespace: Obj, now: float) -> list[Any]:
-    status = namespace.get("status") or {}
-    return [namespace["metadata"]["name"], status.get("phase", ""), _age(namespace, now)]
-
-
-def _data(obj: Obj, now: float) -> list[Any]:
-    count = len(obj.get("data") or {}) + len(obj.get("binaryData") or {})
-    return [obj["metadata"]["name"], count, _age(obj, now)]
-
-
-def _secret(secret: Obj, now: float) -> list[Any]:
-    count = len(secret.get("data") or {})
-    return [secret["metadata"]["name"], secret.get("type", ""), count, _age(secret, now)]
-
-
-def _lease(lease: Obj, now: float) -> list[Any]:
-    holder = (lease.get("spec") or {}).get("holderIdentity", "")
-    return [lease["metadata"]["name"], holder, _age(lease, now)]
-
-
-def _quota(quota: Obj, now: float) -> list[Any]:
-    status = quota.get("status") or {}
-    hard, used = status.get("hard") or {}, status.get("used") or {}
-    shown = {name: f"{name}: {used.get(name, 0)}/{value}" for name, value in sorted(hard.items())}
-    limits = [text for name, text in shown.items() if name.startswith("limits.")]
-    requests = [text for name, text in shown.items() if not name.startswith("limits.")]
-    return [quota["metadata"]["name"], ", ".join(requests), ", ".join(limits), _age(quota, now)]
-
-
-def _budget(budget: Obj, now: float) -> list[Any]:
-    spec, status = budget.get("spec") or {}, budget.get("status") or {}
-    return [
-        budget["metadata"]["name"],
-        str(spec.get("minAvailable", "N/A")),
-        str(spec.get("maxUnavailable", "N/A")),
-        status.get("disruptionsAllowed", 0),
-        _age(budget, now),
-    ]
-
-
-def _webhooks(config: Obj, now: float) -> list[Any]:
-    return [config["metadata"]["name"], len(config.get("webhooks") or ()), _age(config, now)]
-
-
-def _priority(priority: Obj, now: float) -> list[Any]:
-    return [
-        priority["metadata"]["name"],
-        priority.get("value", 0),
-        bool(priority.get("globalDefault")),
-        _age(priority, now),
-        priority.get("preemptionPolicy", ""),
-    ]
-
-
-def _runtime(runtime: Obj, now: float) -> list[Any]:
-    return [runtime["metadata"]["name"], runtime.get("handler", ""), _age(runtime, now)]
-
-
 def _generic(obj: Obj, now: float) -> list[Any]:
     del now
     return [obj["metadata"]["name"], obj["metadata"].get("creationTimestamp", "")]
 
 
-_WEBHOOK_COLUMNS: Final = (_NAME, Column("Webhooks", "integer"), _AGE)
 _GENERIC: Final[tuple[tuple[Column, ...], Cells]] = (
     (_NAME, Column("Created At", "date")),
     _generic,
@@ -278,34 +219,6 @@ _PRINTERS: Final[Mapping[str, tuple[tuple[Column, ...], Cells]]] = {
         ),
         _event,
     ),
-    "namespaces": ((_NAME, Column("Status"), _AGE), _namespace),
-    "configmaps": ((_NAME, Column("Data", "integer"), _AGE), _data),
-    "secrets": ((_NAME, Column("Type"), Column("Data", "integer"), _AGE), _secret),
-    "leases.coordination.k8s.io": ((_NAME, Column("Holder"), _AGE), _lease),
-    "resourcequotas": ((_NAME, Column("Request"), Column("Limit"), _AGE), _quota),
-    "poddisruptionbudgets.policy": (
-        (
-            _NAME,
-            Column("Min Available"),
-            Column("Max Unavailable"),
-            Column("Allowed Disruptions", "integer"),
-            _AGE,
-        ),
-        _budget,
-    ),
-    "mutatingwebhookconfigurations.admissionregistration.k8s.io": (_WEBHOOK_COLUMNS, _webhooks),
-    "validatingwebhookconfigurations.admissionregistration.k8s.io": (_WEBHOOK_COLUMNS, _webhooks),
-    "priorityclasses.scheduling.k8s.io": (
-        (
-            _NAME,
-            Column("Value", "integer"),
-            Column("Global-Default", "boolean"),
-            _AGE,
-            Column("PreemptionPolicy"),
-        ),
-        _priority,
-    ),
-    "runtimeclasses.node.k8s.io": ((_NAME, Column("Handler"), _AGE), _runtime),
 }
 
 

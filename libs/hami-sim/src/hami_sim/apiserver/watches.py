@@ -17,11 +17,11 @@ from aiohttp import web
 
 from hami_sim.apiserver import errors
 from hami_sim.apiserver.auth import RequestInfo
+from hami_sim.apiserver.calls import Call
 from hami_sim.apiserver.errors import ApiError, Obj
 from hami_sim.apiserver.faults import Match
 from hami_sim.apiserver.forms import JSON, Form, Writer, abort
 from hami_sim.apiserver.lists import ListOptions, read_options, read_revision
-from hami_sim.apiserver.operations import Call
 from hami_sim.apiserver.settings import Settings
 from hami_sim.apiserver.store import Delivery, Store, Subscription, encode
 
@@ -180,7 +180,7 @@ class _Stream:
         return line
 
     async def bookmark(self, revision: int, annotations: Obj | None) -> None:
-        """Tell the client how far it has seen everything."""
+        """Send the revision up to which the client has received every event."""
         resource = self._call.resource
         metadata: Obj = {"resourceVersion": str(revision)}
         if annotations:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the control file of the agent's simulated driver: what befalls the devices of a profile.
 
-The format is ``Control`` in hami_nodeagent/drivers/simulated.py, met as JSON only. Each change
-writes a whole file and renames it into place. Devices are named by index. Memory in MiB, compute
-in percent.
+The format is ``Control`` in hami_nodeagent/drivers/simulated/driver.py, met as JSON only. Each
+change writes a whole file and renames it into place. Devices are named by index. Memory in MiB,
+compute in percent.
 """
 
 import os

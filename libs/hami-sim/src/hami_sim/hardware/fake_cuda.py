@@ -37,7 +37,7 @@ _FLOCK = struct.Struct("<hh4xqqi4x")
 
 
 class Use(Struct, frozen=True, kw_only=True):
-    """What one live process has of one device."""
+    """Usage of one device by one live process."""
 
     pid: int
     used_bytes: int
@@ -86,7 +86,7 @@ class FakeCard:
             self._live = -1
 
     def uses(self, uuid: str) -> tuple[Use, ...]:
-        """What each live process has of the device; empty when nobody has used it."""
+        """Return the usage of the device by each live process; empty if no process has used it."""
         device = self._device_of(uuid)
         if device is None:
             return ()
@@ -120,11 +120,6 @@ class FakeCard:
             return 0
         at = _DEVICES_AT + device * _DEVICE_BYTES + _DEVICE_SERVED_AT
         return int(struct.unpack_from("<Q", self._map, at)[0])
-
-    def live_pids(self) -> tuple[int, ...]:
-        """Every live process that has initialised the driver."""
-        pids = (self._live_pid(slot) for slot in range(self._header()[4]))
-        return tuple(pid for pid in pids if pid)
 
     def _header(self) -> tuple[int, ...]:
         return _HEADER.unpack_from(self._map)

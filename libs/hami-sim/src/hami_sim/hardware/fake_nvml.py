@@ -158,7 +158,7 @@ class FakeNvml:
         self._change(index, migs=tuple(migs), keys=keys)
 
     def set_mig_mode(self, index: int, *, is_on: bool) -> None:
-        """Whether the device can be divided through the library; its instances stay."""
+        """Set whether the library can partition the device; existing instances stay."""
         mode = str(int(is_on))
         keys = {**self._gpu(index).keys, "mig_current": mode, "mig_pending": mode}
         self._change(index, keys=keys)
@@ -166,7 +166,7 @@ class FakeNvml:
     def switched_mode(self, index: int) -> tuple[bool, bool, int] | None:
         """(MIG mode now, after the next reset, how often it changed) once a caller asked for one.
 
-        ``None``: nobody has called the library for that.
+        ``None``: no caller has requested a mode from the library.
         """
         for line in self._instances_text().splitlines():
             words = line.split()
@@ -175,7 +175,7 @@ class FakeNvml:
         return None
 
     def made_instances(self, index: int) -> tuple[MadeInstance, ...]:
-        """What the library's callers have made on the device, in order of place."""
+        """Return the instances that callers of the library created on the device, by placement."""
         gpu = self._gpu(index)
         name_by_id = {str(size.native_id): size.name for size in gpu.sizes}
         lines = [line.split() for line in self._instances_text().splitlines()]
@@ -193,7 +193,7 @@ class FakeNvml:
         return tuple(sorted(made, key=lambda instance: instance.start))
 
     def reset_instances(self) -> None:
-        """What a restart of the machine does: MIG instances are gone."""
+        """Remove all MIG instances, as a restart of the machine does."""
         self._instances_path().unlink(missing_ok=True)
 
     def _instances_path(self) -> Path:
@@ -223,7 +223,7 @@ class FakeNvml:
         self._change(index, present=False)
 
     def plug(self, index: int) -> None:
-        """The device is there; who opened NVML before must open it anew to see it."""
+        """Make the device present; processes that opened NVML before must reopen it to see it."""
         self._change(index, present=True)
 
     def fault(self, function: str, index: int | None, code: int, *, hang_ms: int = 0) -> None:
@@ -238,7 +238,7 @@ class FakeNvml:
         self.write()
 
     def init_error(self, code: int) -> None:
-        """What nvmlInit answers from now on; 0 lets it succeed."""
+        """Set the result of later nvmlInit calls; 0 lets them succeed."""
         self._system["init_error"] = str(code)
         self.write()
 
@@ -304,10 +304,10 @@ class FakeNvml:
 
 
 def write_capabilities(proc_root: Path, profile: Profile) -> None:
-    """The table by which the driver tells device nodes of MIG instances, below ``proc_root``.
+    """Write the driver's table of device nodes of MIG instances below ``proc_root``.
 
-    Minors count through all instances that could be: fifteen GPU instances of eight compute
-    instances on each device.
+    Minor numbers count through all possible instances: fifteen GPU instances with eight compute
+    instances each per device.
     """
     lines = ["config 1", "monitor 2"]
     minor = 3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Into what NVIDIA cards can be divided in MIG mode: what the fake NVML library tells and enforces.
+"""MIG profiles of NVIDIA cards, as the fake NVML library reports and enforces them.
 
 Facts of names, counts, shares and engines:
 https://docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html. Ids, placements

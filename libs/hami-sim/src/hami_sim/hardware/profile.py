@@ -54,7 +54,7 @@ class DriverPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ModelPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all devices of the profile have in common."""
+    """Properties that all devices of the profile share."""
 
     name: str
     memory_mib: int
@@ -66,7 +66,7 @@ class ModelPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unified_memory: bool = False
     """The device shares the host's memory and its driver reports none of its own."""
     mode: str = "soft"
-    """How the devices can be shared, as drivers report it."""
+    """Sharing mode of the devices, as drivers report it."""
     max_shares: int = 0
     """Most shares that the hardware allows at a time; 0: no limit of its own."""
     resources: dict[str, int] = {}
@@ -107,7 +107,7 @@ class Join(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Fabric(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How devices reach each other past the PCI bus."""
+    """Interconnect between devices besides the PCI bus."""
 
     kind: str
     links_per_device: int = 0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import anyio
 
-from hami_sim.apiserver.client import Access
+from hami_sim.kube import Access
 from hami_sim.kubelet.kubelet import SimKubelet, clean_up
 from hami_sim.kubelet.settings import KubeletSettings
 from hami_sim.kubelet.toolkit import DriverFiles

@@ -20,7 +20,7 @@ UNEXPECTED = "UnexpectedAdmissionError"
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """Why a pod is not taken: becomes reason and message of its Failed status."""
+    """Reason and message of the Failed status of a pod that kubelet rejects."""
 
     reason: str
     message: str

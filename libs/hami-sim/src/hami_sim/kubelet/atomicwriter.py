@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a set of files of which a reader sees all old or all new ones; kubelet's layout.
+"""Replaces a set of files atomically, in kubelet's layout.
 
 ``name -> ..data/name``, ``..data -> ..<time>.<random>/``: the payload is written to a fresh
 directory and the link `..data` is renamed over the old one. Rules:
-``pkg/volume/util/atomic_writer.go`` of Kubernetes 1.34. Unchanged payload writes nothing. Whoever
-opened the file by way of the link has to open it again to see the change.
+``pkg/volume/util/atomic_writer.go`` of Kubernetes 1.34. Unchanged payload writes nothing. A
+reader that opened a file through the link must reopen it to see the change.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class CdiError(Exception):
 
 
 class Edits(Struct, frozen=True, kw_only=True):
-    """What devices bring into a container."""
+    """Edits that devices apply to a container."""
 
     envs: Mapping[str, str] = {}
     devices: tuple[tuple[str, str, str], ...] = ()

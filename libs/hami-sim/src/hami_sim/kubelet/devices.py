@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Knows which device ids exist, which are healthy, who holds them: kubelet's device manager.
+"""Tracks device ids, their health and their owners, as kubelet's device manager does.
 
-Rules: ``pkg/kubelet/cm/devicemanager`` of kubelet 1.34, also where they surprise:
+Rules: ``pkg/kubelet/cm/devicemanager`` of kubelet 1.34, including the surprising ones:
 
-- ids are handed out before anything else of the pod is checked, init containers first; what an
-ordinary init
-  container held is reused by the containers after it, what a sidecar held is not;
-- one Allocate call per container and resource; while it runs nothing is locked, so PodResources
-answers;
-- ids of pods that are no longer active are freed when somebody looks: at the next allocation or
-List;
-- after a restart ids come from the checkpoint; capacity is zero until the plugin registers again,
-and a pod whose
-  containers do not run any more is refused until then.
+- ids are allocated before any other check of the pod, init containers first; later containers reuse
+  the ids of an ordinary init container, but not those of a sidecar;
+- each container and resource gets one Allocate call; no lock is held during the call, so
+  PodResources keeps answering;
+- ids of inactive pods are freed lazily, at the next allocation or List;
+- after a restart, ids come from the checkpoint; until the plugin registers again, capacity is zero
+  and a pod whose containers have ended is rejected.
 
 NUMA nodes that a plugin reports are passed on to PodResources; no topology policy is applied
 (policy "none"). Times are monotonic seconds, given by the caller's clock. Device ids are taken in
@@ -46,7 +43,7 @@ NO_NUMA = -1
 
 
 class DeviceError(Exception):
-    """Why devices cannot be had; the text is what kubelet says."""
+    """Failure to allocate devices; the text is kubelet's."""
 
 
 class Plugin(Protocol):
@@ -59,11 +56,11 @@ class Plugin(Protocol):
         ...
 
     async def allocate(self, ids: Sequence[str]) -> Sequence[api.ContainerAllocateResponse]:
-        """Tell the plugin which ids a container gets."""
+        """Call Allocate with the ids that a container gets."""
         ...
 
     async def pre_start(self, ids: Sequence[str]) -> None:
-        """Tell the plugin that the container is about to start."""
+        """Notify the plugin that the container is about to start."""
         ...
 
 
@@ -102,7 +99,7 @@ class Held(Struct, frozen=True, kw_only=True):
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
-    """What all of a container's devices bring into it, first answer wins where two differ."""
+    """Edits that a container's devices apply to it; on a conflict the first answer wins."""
 
     envs: Mapping[str, str] = {}
     mounts: tuple[tuple[str, str, bool], ...] = ()
@@ -221,7 +218,7 @@ class DeviceManager:
     # -- allocation
 
     def is_plugin_resource(self, resource: str) -> bool:
-        """Whether a resource is, or was, offered by a plugin."""
+        """Return true if a plugin offers or has offered the resource."""
         return resource in self._healthy or resource in self._allocated
 
     async def allocate_pod(self, pod: Obj) -> None:
@@ -463,7 +460,7 @@ class DeviceManager:
     # -- answers
 
     def devices_of(self, uid: str, container: str) -> dict[str, dict[str, tuple[int, ...]]]:
-        """Tell what a container holds: resource → id → NUMA nodes."""
+        """Return the devices of a container: resource → id → NUMA nodes."""
         found: dict[str, dict[str, tuple[int, ...]]] = {}
         for resource, held in self._held.get(uid, {}).get(container, {}).items():
             ids = found.setdefault(resource, {})
@@ -473,7 +470,7 @@ class DeviceManager:
         return found
 
     def allocatable_devices(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """Tell all healthy devices: resource → id → NUMA nodes."""
+        """Return all healthy devices: resource → id → NUMA nodes."""
         return {
             resource: {
                 id_: tuple(node.ID for node in self._devices[resource][id_].topology.nodes)
@@ -488,7 +485,7 @@ class DeviceManager:
         return {resource: len(ids) for resource, ids in self._allocated.items()}
 
     def has_pod(self, uid: str) -> bool:
-        """Whether a pod holds devices."""
+        """Return true if the pod holds devices."""
         return uid in self._held
 
     # -- checkpoint

@@ -22,11 +22,11 @@ PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class FieldError(ValueError):
-    """What a variable or volume names cannot be had; the text is kubelet's."""
+    """Failure to resolve the reference of a variable or volume; the text is kubelet's."""
 
 
 class NodeFacts(Struct, frozen=True, kw_only=True):
-    """What downward-API fields can tell of the node."""
+    """Facts of the node that downward-API fields can expose."""
 
     host_ip: str
     allocatable: Amounts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test may do to a kubelet: hold, delay and shuffle admissions, refuse pods, lose a plugin.
+"""Faults of a kubelet: hold, delay and shuffle admissions, reject pods, disconnect a plugin.
 
 A refusal "after" comes where kubelet checks CPU and memory: the pod's devices have been allocated
 by then.

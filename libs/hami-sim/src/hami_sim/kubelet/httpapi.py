@@ -25,7 +25,7 @@ _FOLLOW_S = 0.1
 
 
 class Source(Protocol):
-    """What is shown."""
+    """Source of the data that the API serves."""
 
     workers: dict[str, PodWorker]
     faults: Faults

@@ -28,13 +28,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Final, Literal
 
-import aiohttp
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 from msgspec.structs import replace
 
+from hami_common.errors import HamiError, NotFound
 from hami_common.runtime.clock import SystemClock
-from hami_sim.apiserver.client import Access, KubeClient, StatusError
+from hami_sim.kube import Access, Objects
 from hami_sim.kubelet.admission import Refusal, allocate_failed, check_fit
 from hami_sim.kubelet.devices import DeviceError, DeviceManager
 from hami_sim.kubelet.environ import FieldError, NodeFacts
@@ -64,10 +64,8 @@ from hami_sim.kubelet.volumes import decode_data, unmount_below
 
 _LOG = logging.getLogger(__name__)
 _CLOCK = SystemClock()
-_RETRY_S: Final = 0.5
 _END_S: Final = 5.0
 _POLL_S: Final = 0.01
-_NOT_FOUND: Final = 404
 _RESOURCES: Final = {"configMap": "configmaps", "secret": "secrets"}
 
 Operation = Literal["ADD", "UPDATE", "REMOVE", "SYNCED"]
@@ -112,7 +110,7 @@ class SimKubelet:
         """Be a kubelet until cancelled; reports started when the node is registered and listens."""
         while True:
             life = _Life(self.name, self.directory, self._access, self.settings, self.faults)
-            async with KubeClient(self._access, user_agent="kubelet") as client:
+            async with Objects(self._access, user_agent="kubelet") as client:
                 with anyio.CancelScope() as self._scope:
                     async with anyio.create_task_group() as tasks:
                         await tasks.start(life.run, client)
@@ -126,7 +124,7 @@ class SimKubelet:
                 return
 
     async def restart(self) -> None:
-        """End this kubelet, not its containers, and start anew; returns when that one listens."""
+        """Restart this kubelet, not its containers; return when the new one listens."""
         if self._scope is None:
             msg = "the kubelet does not run"
             raise RuntimeError(msg)
@@ -136,7 +134,7 @@ class SimKubelet:
         await self._started.wait()
 
     async def stop(self) -> None:
-        """End every container of this node, whoever started it, and remove its directory."""
+        """End all containers of this node, also of earlier kubelets, and remove its directory."""
         await clean_up(self.directory)
 
     # -- looking inside
@@ -198,7 +196,7 @@ async def run_kubelet(
 
 
 async def clean_up(directory: Path) -> None:
-    """End every container below a directory, whoever started it, and remove the directory."""
+    """End all containers below a directory, regardless of owner, and remove the directory."""
     shims = shims_below(directory)
     for pid in shims:
         with suppress(ProcessLookupError):
@@ -247,7 +245,7 @@ class _Life:
         self._address_count = 0
 
     async def run(
-        self, client: KubeClient, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+        self, client: Objects, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
         """Start everything in kubelet's order and go on until cancelled."""
         settings = self.settings
@@ -328,7 +326,7 @@ class _Life:
     # -- what others ask
 
     def facts(self) -> NodeFacts:
-        """Tell what downward-API fields can show of the node."""
+        """Return the facts of the node that downward-API fields can expose."""
         return self.keeper.facts()
 
     def all_pods(self) -> Collection[Obj]:
@@ -360,11 +358,9 @@ class _Life:
         """Read a ConfigMap or Secret."""
         try:
             obj = await self.client.get(_RESOURCES[kind], name, namespace)
-        except StatusError as error:
-            if error.code == _NOT_FOUND:
-                return None
-            raise FieldError(str(error)) from error
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except NotFound:
+            return None
+        except HamiError as error:
             raise FieldError(f"failed to read {kind.lower()} {name}: {error}") from error
         return decode_data(obj, is_secret=kind == "secret")
 
@@ -384,52 +380,36 @@ class _Life:
         }
         try:
             answer = await self.client.act("serviceaccounts", account, "token", request, namespace)
-        except (StatusError, aiohttp.ClientError, TimeoutError) as error:
+        except HamiError as error:
             raise FieldError(f"failed to fetch token: {error}") from error
         return str(answer["status"]["token"]).encode()
 
     # -- the pods of this node, from the API server
 
     async def _watch_pods(self) -> None:
-        selector = f"spec.nodeName={self.name}"
-        while True:
-            try:
-                listed = await self.client.list("pods", fieldSelector=selector)
-                self._take_list(listed.get("items") or [])
-                revision = listed["metadata"]["resourceVersion"]
-                while True:
-                    revision = await self._watch_from(selector, revision)
-            except (StatusError, aiohttp.ClientError, TimeoutError) as error:
-                _LOG.info("pods are listed again", extra={"node": self.name, "error": str(error)})
-                await anyio.sleep(_RETRY_S)
+        first: dict[str, Obj] | None = {}
 
-    async def _watch_from(self, selector: str, revision: str) -> str:
-        query = {
-            "fieldSelector": selector,
-            "resourceVersion": revision,
-            "allowWatchBookmarks": "true",
-        }
-        async with self.client.watch("pods", query=query) as watch:
-            async for kind, obj in watch:
-                if kind == "ERROR":
-                    raise StatusError(int(obj.get("code", 0)), obj, {})
-                revision = obj["metadata"]["resourceVersion"]
-                if kind == "DELETED":
-                    self._take_gone(obj)
-                elif kind != "BOOKMARK":
-                    self._take(obj)
-        return revision
+        def seen(old: Obj | None, new: Obj | None) -> None:
+            if first is not None and old is not None:
+                first.pop(uid_of(old), None)
+            if first is not None and new is not None:
+                first[uid_of(new)] = new
+            elif new is not None:
+                self._take(new)
+            elif old is not None:
+                self._take_gone(old)
 
-    def _take_list(self, pods: list[Obj]) -> None:
-        is_first = not self.devices.is_synced
-        for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
-            self._take(pod)
-        present = {uid_of(pod) for pod in pods}
-        for uid, pod in list(self._seen.items()):
-            if uid not in present:
-                self._take_gone(pod)
-        if is_first:
+        def synced() -> None:
+            nonlocal first
+            if first is None:
+                return
+            pods, first = first.values(), None
+            for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
+                self._take(pod)
             self._push("SYNCED", {})
+
+        selector = f"spec.nodeName={self.name}"
+        await self.client.follow("pods", seen, field_selector=selector, synced=synced)
 
     def _take(self, pod: Obj) -> None:
         is_new = uid_of(pod) not in self._seen

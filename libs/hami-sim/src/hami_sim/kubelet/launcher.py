@@ -70,13 +70,13 @@ def _built(name: str, directory: Path, *, keeps_name: bool) -> Path:
 
 
 def maps_user() -> bool:
-    """Whether containers need a user namespace to be built at all: everybody but root."""
+    """Return true if creating containers requires a user namespace, as for every user but root."""
     return os.geteuid() != 0
 
 
 @cache
 def permits_namespaces() -> bool:
-    """Whether this process may give containers namespaces of their own; tried, not guessed."""
+    """Return true if this process may create namespaces for containers, as found by a trial."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch) / "root"
         root.mkdir()

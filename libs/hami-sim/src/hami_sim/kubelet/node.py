@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the node's object and lease: registration, capacity with plugins, Ready, heartbeats.
 
-Times in Unix seconds. A resource whose plugin stayed away is shown as 0, not removed: that tells it
-apart from resources that no plugin ever offered.
+Times in Unix seconds. A resource whose plugin stayed disconnected is shown as 0, not removed: this
+distinguishes it from resources that no plugin ever offered.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 
-import aiohttp
 import anyio
 
-from hami_sim.apiserver.client import STRATEGIC, KubeClient, StatusError
+from hami_common.errors import Conflict, HamiError, NotFound
 from hami_sim.apiserver.quantity import canonical, parse_quantity
+from hami_sim.kube import STRATEGIC, Objects
 from hami_sim.kubelet.devices import DeviceManager
 from hami_sim.kubelet.environ import NodeFacts
 from hami_sim.kubelet.objects import Obj
@@ -26,7 +27,6 @@ from hami_sim.kubelet.settings import KubeletSettings
 
 _LOG = logging.getLogger(__name__)
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-_CONFLICT = 409
 _RETRY_S = 0.5
 _LEASES = "kube-node-lease"
 VERSION = "v1.34.2+sim"
@@ -37,7 +37,7 @@ class NodeKeeper:
 
     def __init__(
         self,
-        client: KubeClient,
+        client: Objects,
         settings: KubeletSettings,
         devices: DeviceManager,
         *,
@@ -57,7 +57,7 @@ class NodeKeeper:
         self._lease: Obj | None = None
 
     def facts(self) -> NodeFacts:
-        """Tell what downward-API fields can show."""
+        """Return the facts that downward-API fields can expose."""
         return NodeFacts(host_ip=self._settings.host, allocatable=self.allocatable())
 
     def allocatable(self) -> dict[str, Decimal]:
@@ -89,7 +89,7 @@ class NodeKeeper:
         while True:
             try:
                 self.node = await self._create(node)
-            except (StatusError, aiohttp.ClientError, TimeoutError) as error:
+            except HamiError as error:
                 _LOG.info("node not registered yet", extra={"node": self.name, "error": str(error)})
                 await anyio.sleep(_RETRY_S)
             else:
@@ -98,11 +98,9 @@ class NodeKeeper:
     async def _create(self, node: Obj) -> Obj:
         try:
             return await self._client.create("nodes", node)
-        except StatusError as error:
-            if error.code != _CONFLICT:
-                raise
-        labels = {"metadata": {"labels": node["metadata"]["labels"]}}
-        return await self._client.patch("nodes", self.name, labels)
+        except Conflict:
+            labels = {"metadata": {"labels": node["metadata"]["labels"]}}
+            return await self._client.patch("nodes", self.name, labels)
 
     async def report(self) -> None:
         """Send the node's status once."""
@@ -118,7 +116,7 @@ class NodeKeeper:
             self._changed = anyio.Event()
             try:
                 await self.report()
-            except (StatusError, aiohttp.ClientError, TimeoutError) as error:
+            except HamiError as error:
                 _LOG.info("node status not sent", extra={"node": self.name, "error": str(error)})
                 await anyio.sleep(_RETRY_S)
                 continue
@@ -194,7 +192,7 @@ class NodeKeeper:
         while True:
             try:
                 await self._renew()
-            except (StatusError, aiohttp.ClientError, TimeoutError) as error:
+            except HamiError as error:
                 _LOG.info("lease not renewed", extra={"node": self.name, "error": str(error)})
                 self._lease = None
             await anyio.sleep(self._settings.lease_s)
@@ -206,7 +204,7 @@ class NodeKeeper:
                 self._lease = await self._client.get(
                     "leases.coordination.k8s.io", self.name, _LEASES
                 )
-            except StatusError:
+            except NotFound:
                 self._lease = await self._create_lease(moment)
                 return
         self._lease["spec"]["renewTime"] = moment
@@ -224,15 +222,9 @@ class NodeKeeper:
                 "renewTime": moment,
             },
         }
-        try:
+        with suppress(NotFound):
             return await self._client.create("leases.coordination.k8s.io", lease)
-        except StatusError as error:
-            if error.reason != "NotFound":
-                raise
         namespace: Obj = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _LEASES}}
-        try:
+        with suppress(Conflict):
             await self._client.create("namespaces", namespace)
-        except StatusError as error:
-            if error.code != _CONFLICT:
-                raise
         return await self._client.create("leases.coordination.k8s.io", lease)

@@ -7,7 +7,6 @@ pod's request counts sidecars and overhead as ``k8s.io/component-helpers/resourc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, Final
 
@@ -31,7 +30,7 @@ def key_of(pod: Obj) -> tuple[str, str]:
 
 
 def is_deleting(pod: Obj) -> bool:
-    """Whether deletion was asked for."""
+    """Return true if deletion was requested."""
     return "deletionTimestamp" in pod["metadata"]
 
 
@@ -56,7 +55,7 @@ def all_containers(pod: Obj) -> list[Obj]:
 
 
 def is_sidecar(container: Obj) -> bool:
-    """Whether an init container is restartable."""
+    """Return true if an init container is restartable."""
     return container.get("restartPolicy") == "Always"
 
 
@@ -66,7 +65,7 @@ def restart_policy(pod: Obj) -> str:
 
 
 def is_extended(resource: str) -> bool:
-    """Whether a resource is outside Kubernetes' own names."""
+    """Return true if a resource name is outside Kubernetes' own names."""
     return (
         "/" in resource
         and "kubernetes.io/" not in resource
@@ -120,7 +119,7 @@ def _raise(total: Amounts, least: Amounts) -> None:
 
 
 def qos_class(pod: Obj) -> str:
-    """Tell Guaranteed, Burstable or BestEffort."""
+    """Return the QoS class: Guaranteed, Burstable or BestEffort."""
     asked = [(requests_of(container), limits_of(container)) for container in all_containers(pod)]
     names = ("cpu", "memory")
     if not any(amounts.get(name) for pair in asked for amounts in pair for name in names):
@@ -136,8 +135,3 @@ def qos_class(pod: Obj) -> str:
 def find_container(pod: Obj, name: str) -> Obj | None:
     """Find a container of any kind by name."""
     return next((c for c in all_containers(pod) if c["name"] == name), None)
-
-
-def names_of(containers: Iterable[Obj]) -> list[str]:
-    """List names."""
-    return [str(container["name"]) for container in containers]

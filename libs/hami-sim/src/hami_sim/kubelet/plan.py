@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container is started with. Paths of the host are Paths, paths inside are text."""
+"""Parameters with which a container starts. Paths of the host are Paths, paths inside are text."""
 
 from __future__ import annotations
 

@@ -71,9 +71,9 @@ def check_socket_path(path: Path) -> None:
 
 
 async def _answer(call: Awaitable[T]) -> T:
-    """The plugin's answer; ``DeviceError`` when it refuses, or when its connection is closed.
+    """Return the plugin's answer; ``DeviceError`` if it refuses or its connection is closed.
 
-    gRPC cancels the waiting task when the channel is closed under a call. Nobody asked for that
+    gRPC cancels the waiting task when the channel is closed under a call. No caller requested that
     cancellation, so it must not reach the loop that admits pods.
     """
     try:

@@ -43,7 +43,7 @@ class TokenBucket:
         self._at_s = now_s()
 
     def allow(self) -> bool:
-        """Whether one more request may pass now."""
+        """Return true if one more request may pass now."""
         if self._rate_per_s <= 0:
             return True
         now_s = self._now_s()
@@ -116,7 +116,7 @@ class PodResources(podresources_grpc.PodResourcesListerServicer):
         request: api.GetPodResourcesRequest,
         context: grpc.aio.ServicerContext[api.GetPodResourcesRequest, api.GetPodResourcesResponse],
     ) -> api.GetPodResourcesResponse:
-        """Tell one pod by name, active or not."""
+        """Return one pod by name, active or not."""
         await self._admit(context)
         wanted = (request.pod_namespace, request.pod_name)
         pod = next((pod for pod in self._all_pods() if key_of(pod) == wanted), None)

@@ -46,7 +46,7 @@ class Running(Struct, frozen=True, kw_only=True):
 
 
 class ContainerFacts(Struct, frozen=True, kw_only=True):
-    """What is known of one container; with neither `running` nor `ended` it waits."""
+    """The known state of one container; with neither `running` nor `ended` it waits."""
 
     running: Running | None = None
     ended: Ended | None = None
@@ -56,9 +56,19 @@ class ContainerFacts(Struct, frozen=True, kw_only=True):
     waiting_reason: str = ""
     waiting_message: str = ""
 
+    @property
+    def last(self) -> Ended | None:
+        """Return the newest finished run."""
+        return self.ended or self.previous
+
+    @property
+    def has_begun(self) -> bool:
+        """Return True when the container runs or has run."""
+        return self.running is not None or self.last is not None
+
 
 class PodFacts(Struct, frozen=True, kw_only=True):
-    """What is known of a pod on its node."""
+    """The known state of a pod on its node."""
 
     containers: Mapping[str, ContainerFacts]
     has_sandbox: bool
@@ -134,35 +144,42 @@ def _facts_of(facts: PodFacts, container: Obj) -> ContainerFacts:
 
 
 def should_restart(policy: str, exit_code: int) -> bool:
-    """Whether an ended application container runs again under a restart policy."""
+    """Return true if an ended application container runs again under a restart policy."""
     return policy == "Always" or (policy == "OnFailure" and exit_code != 0)
 
 
 def _phase(pod: Obj, facts: PodFacts) -> str:
     policy = restart_policy(pod)
-    inits = [(c, _facts_of(facts, c)) for c in init_containers(pod)]
+    inits = [_facts_of(facts, c) for c in init_containers(pod) if not is_sidecar(c)]
+    sidecars = [_facts_of(facts, c) for c in init_containers(pod) if is_sidecar(c)]
     apps = [_facts_of(facts, c) for c in app_containers(pod)]
-    ordinary = [f for c, f in inits if not is_sidecar(c)]
-    sidecars = [f for c, f in inits if is_sidecar(c)]
-    failed = sum(1 for f in ordinary if (last := f.ended or f.previous) and last.exit_code != 0)
-    if failed and (policy == "Never" or facts.is_terminal):
+    long_lived = [*apps, *sidecars]
+    is_final = facts.is_terminal or policy == "Never"
+    if is_final and any(_has_failed(init) for init in inits):
         return "Failed"
-    pending = sum(1 for f in ordinary if f.running or not (f.ended or f.previous))
-    has_begun = any(f.running or f.ended or f.previous for f in apps)
-    unborn = sum(1 for f in sidecars if not (f.running or f.ended or f.previous))
-    running = sum(1 for f in [*apps, *sidecars] if f.running)
-    waiting = sum(1 for f in apps if not (f.running or f.ended or f.previous)) + unborn
-    ended = [last for f in apps if not f.running and (last := f.ended or f.previous)]
-    if pending or (unborn and not has_begun) or waiting:
+    if _is_initializing(inits) or not all(known.has_begun for known in long_lived):
         return "Failed" if facts.is_terminal else "Pending"
-    if running:
+    if any(known.running for known in long_lived):
         return "Running"
+    ended = [known.last for known in apps if known.last is not None]
+    return _phase_of_ended(ended, policy, is_terminal=facts.is_terminal)
+
+
+def _has_failed(known: ContainerFacts) -> bool:
+    return known.last is not None and known.last.exit_code != 0
+
+
+def _is_initializing(inits: Sequence[ContainerFacts]) -> bool:
+    return any(known.running or known.last is None for known in inits)
+
+
+def _phase_of_ended(ended: Sequence[Ended], policy: str, *, is_terminal: bool) -> str:
+    """Return the phase of a pod of which no container runs and none waits for its first run."""
     if not ended:
         return "Pending"
-    succeeded = all(last.exit_code == 0 for last in ended)
-    if not facts.is_terminal and any(should_restart(policy, last.exit_code) for last in ended):
+    if not is_terminal and any(should_restart(policy, run.exit_code) for run in ended):
         return "Running"
-    return "Succeeded" if succeeded else "Failed"
+    return "Failed" if any(run.exit_code for run in ended) else "Succeeded"
 
 
 def _is_ready(container: Obj, facts: PodFacts, *, is_init: bool) -> bool:
@@ -175,10 +192,7 @@ def _is_ready(container: Obj, facts: PodFacts, *, is_init: bool) -> bool:
 def _conditions(pod: Obj, facts: PodFacts, phase: str) -> list[Obj]:
     inits, apps = init_containers(pod), app_containers(pod)
     incomplete = [c["name"] for c in inits if not _is_ready(c, facts, is_init=True)]
-    begun = any(
-        known.running or known.ended or known.previous
-        for known in (_facts_of(facts, c) for c in apps)
-    )
+    begun = any(_facts_of(facts, c).has_begun for c in apps)
     long_lived = [c for c in inits if is_sidecar(c)] + apps
     unready = [c["name"] for c in long_lived if not _is_ready(c, facts, is_init=False)]
     if phase == "Succeeded":
@@ -248,7 +262,7 @@ def _container_status(container: Obj, pod: Obj, facts: PodFacts) -> Obj:
     status: Obj = {
         "name": container["name"],
         "image": image,
-        "imageID": f"sim://{image}" if known.running or known.ended or known.previous else "",
+        "imageID": f"sim://{image}" if known.has_begun else "",
         "restartCount": known.restart_count,
         "ready": _is_ready(container, facts, is_init=is_init),
         "started": known.running is not None,
@@ -270,8 +284,3 @@ def _container_status(container: Obj, pod: Obj, facts: PodFacts) -> Obj:
             status["containerID"] = known.previous.container_id
         status["state"] = {"waiting": waiting}
     return status
-
-
-def owned_conditions(conditions: Sequence[Obj]) -> list[Obj]:
-    """Keep only the conditions that kubelet writes."""
-    return [condition for condition in conditions if condition["type"] in OWNED]

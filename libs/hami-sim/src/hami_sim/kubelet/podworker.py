@@ -67,7 +67,7 @@ _HOST_NAME_MAX = 63
 
 
 class Node(Protocol):
-    """What a worker needs of its kubelet."""
+    """Interface of the kubelet that a worker uses."""
 
     name: str
     settings: KubeletSettings
@@ -86,7 +86,7 @@ class Node(Protocol):
         ...
 
     def facts(self) -> NodeFacts:
-        """What downward-API fields can tell of the node."""
+        """Return the facts of the node that downward-API fields can expose."""
         ...
 
 
@@ -251,7 +251,7 @@ class PodWorker:
         return self._is_done() or self._status()["phase"] in TERMINAL
 
     def _is_done(self) -> bool:
-        """Whether every application container has ended for good: then the sidecars end too."""
+        """Return true if all application containers have ended for good; sidecars then end too."""
         apps = [self._slots[container["name"]] for container in app_containers(self.pod)]
         policy = restart_policy(self.pod)
         return all(
@@ -395,7 +395,7 @@ class PodWorker:
     # -- what a container is started with
 
     def _host_path(self, source: str) -> Path:
-        """What a plugin mounts: as it is, or a stand-in where the settings pretend it."""
+        """Return the path that a plugin mounts, or a stand-in if the settings simulate it."""
         path = Path(source)
         pretended = self._node.settings.pretended_paths
         if not path.exists() and any(path.is_relative_to(prefix) for prefix in pretended):
@@ -568,7 +568,7 @@ class PodWorker:
         return status
 
     def _report(self) -> None:
-        """Tell the API; a final phase only once nothing runs any more."""
+        """Report to the API; a final phase only after all containers have ended."""
         status = self._status()
         if status["phase"] in TERMINAL and any(slot.is_running for slot in self._slots.values()):
             last = self._node.statuses.get(self.uid)

@@ -108,7 +108,7 @@ class Runtime:
 
     @property
     def uses_namespaces(self) -> bool:
-        """Whether containers have namespaces of their own."""
+        """True if containers have namespaces of their own."""
         return self._uses_namespaces
 
     def pod_directory(self, uid: str) -> Path:
@@ -327,7 +327,7 @@ class Runtime:
 
 
 def _named_in_env(mounts: Sequence[Mount]) -> dict[str, str]:
-    """What a container without a view of its own is told instead of being shown it."""
+    """Return variables that name the mounts to a container without a mount namespace."""
     sources = {mount.target: str(mount.source) for mount in mounts}
     env = {}
     if "/etc/hami" in sources:

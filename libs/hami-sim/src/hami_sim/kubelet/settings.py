@@ -2,7 +2,7 @@
 """Settings of one simulated kubelet. Times in seconds; quantities as Kubernetes writes them.
 
 Defaults are kubelet 1.34's, except where a shorter wait makes a simulation usable; each such field
-says so.
+states kubelet's default.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from msgspec import Struct
 from hami_sim.kubelet.toolkit import DriverFiles
 
 LIMITS_COMMAND = ("sh", "-c", "cat /etc/hami/limits 2>/dev/null; exec sleep 1000000")
-"""What a container without a command runs: it prints its limits and stays."""
+"""Command of a container without one: it prints its limits and keeps running."""
 
 
 class KubeletSettings(Struct, frozen=True, kw_only=True):
-    """What the node offers and how often kubelet looks."""
+    """Resources of the node, and intervals of kubelet's loops."""
 
     cpu: str = "64"
     memory: str = "512Gi"
@@ -32,14 +32,14 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     lease_s: float = 10.0
     """Period of lease renewals; the lease itself lasts four times as long."""
     sync_s: float = 1.0
-    """How often volumes follow changed annotations (kubelet: 60 to 90)."""
+    """Interval at which volumes follow changed annotations (kubelet: 60 to 90)."""
     retry_s: float = 1.0
     """Wait after a container could not be created (kubelet: 10)."""
     backoff_s: float = 10.0
     """First wait before an ended container runs again; doubles each time."""
     backoff_max_s: float = 300.0
     plugin_grace_s: float = 300.0
-    """How long the devices of a vanished plugin count in the capacity."""
+    """Time for which the devices of a disconnected plugin count in the capacity."""
     prestart_timeout_s: float = 30.0
     pod_resources_per_s: float = 100.0
     """Requests per second that PodResources answers, others get RESOURCE_EXHAUSTED; 0: all."""
@@ -49,7 +49,7 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     namespaces: bool | None = None
     """Containers in namespaces of their own: True, False, or what the machine permits."""
     owner_pid: int = 0
-    """Process with which all containers end; 0: they outlive everybody, as real ones do."""
+    """Process with which all containers end; 0: they outlive every process, as real ones do."""
     host_paths: tuple[str, ...] = ()
     """Directories of the host that containers see read-only, besides the system's programs."""
     pretended_paths: tuple[str, ...] = ()
@@ -58,15 +58,15 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     driver: DriverFiles | None = None
     """Driver of the machine, given to containers that ask for devices; None: there is none."""
     cdi_directories: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
-    """Where CDI specs are looked for, later ones first."""
+    """Directories that are searched for CDI specs, later ones first."""
     mounts_tmpfs: bool = False
-    """Whether emptyDirs of medium Memory are mounts of the host, as on a real node.
+    """Mount emptyDirs of medium Memory on the host, as on a real node.
 
     Off, they are directories, and a full one shows as eviction instead of ENOSPC. On, a killed
     simulation leaves mounts until the next start or clean-up."""
     eviction_s: float = 10.0
-    """How often emptyDirs are compared with their sizeLimit."""
+    """Interval at which emptyDirs are compared with their sizeLimit."""
     commands: Mapping[str, tuple[str, ...]] = {}
     """Image name (without tag) to command, for containers that name none."""
     events: bool = True
-    """Whether to write Kubernetes events."""
+    """Write Kubernetes events."""

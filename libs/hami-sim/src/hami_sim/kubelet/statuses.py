@@ -13,12 +13,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-import aiohttp
 import anyio
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 
-from hami_sim.apiserver.client import STRATEGIC, KubeClient, StatusError
+from hami_common.errors import Conflict, HamiError, NotFound
+from hami_sim.kube import STRATEGIC, Objects, is_invalid
 from hami_sim.kubelet.objects import TERMINAL, Obj, key_of, uid_of
 from hami_sim.kubelet.podstatus import timestamp
 
@@ -26,14 +26,13 @@ _LOG = logging.getLogger(__name__)
 _SENDERS: Final = 4
 _RETRY_S: Final = 1.0
 _EVENTS_KEPT: Final = 1000
-_GONE: Final = (404, 409, 422)
 """The pod is no more, or another one has its name."""
 
 
 class StatusManager:
     """Newest status per pod, and the tasks that bring it to the API server."""
 
-    def __init__(self, client: KubeClient, *, node: str, now_s: Callable[[], float]) -> None:
+    def __init__(self, client: Objects, *, node: str, now_s: Callable[[], float]) -> None:
         self._client = client
         self._node = node
         self._now_s = now_s
@@ -65,7 +64,7 @@ class StatusManager:
         return self._status.get(uid)
 
     def is_terminal(self, uid: str) -> bool:
-        """Whether this kubelet has given the pod a final phase."""
+        """Return true if this kubelet has set a final phase for the pod."""
         status = self._status.get(uid)
         return status is not None and status["phase"] in TERMINAL
 
@@ -103,7 +102,7 @@ class StatusManager:
             status = self._status[uid]
             try:
                 await self._send(self._pods[uid], status)
-            except (StatusError, aiohttp.ClientError, TimeoutError) as error:
+            except HamiError as error:
                 _LOG.info("status not sent", extra={"pod_uid": uid, "error": str(error)})
                 await anyio.sleep(_RETRY_S)
                 if uid in self._status:
@@ -122,8 +121,8 @@ class StatusManager:
             await self._client.patch(
                 "pods", name, patch, namespace=namespace, kind=STRATEGIC, subresource="status"
             )
-        except StatusError as error:
-            if error.code not in _GONE:
+        except HamiError as error:
+            if not _is_gone(error):
                 raise
             _LOG.info("status is for a pod that is gone", extra={"pod": name, "error": str(error)})
 
@@ -140,11 +139,9 @@ class StatusManager:
         while True:
             try:
                 await self._client.delete("pods", name, namespace, body=options)
-            except StatusError as error:
-                if error.code in _GONE:
+            except HamiError as error:
+                if _is_gone(error):
                     return
-                _LOG.info("pod not deleted", extra={"pod": name, "error": str(error)})
-            except (aiohttp.ClientError, TimeoutError) as error:
                 _LOG.info("pod not deleted", extra={"pod": name, "error": str(error)})
             else:
                 return
@@ -190,5 +187,10 @@ class StatusManager:
             async for event in stream:
                 try:
                     await self._client.create("events", event)
-                except (StatusError, aiohttp.ClientError, TimeoutError) as error:
+                except HamiError as error:
                     _LOG.debug("event not sent", extra={"error": str(error)})
+
+
+def _is_gone(error: HamiError) -> bool:
+    """Return true if the pod no longer exists or another pod has its name."""
+    return isinstance(error, (NotFound, Conflict)) or is_invalid(error)

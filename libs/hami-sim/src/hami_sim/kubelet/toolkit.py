@@ -32,7 +32,7 @@ _OPEN = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).cuInit(0))"
 
 
 class DriverFiles(Struct, frozen=True, kw_only=True):
-    """Where the fake driver is on the host."""
+    """Paths of the fake driver on the host."""
 
     libraries: str
     """Directory with ``libcuda.so.1`` and ``libnvidia-ml.so.1``."""
@@ -127,7 +127,7 @@ def instances_of(text: str, uuids: Collection[str] | None) -> str:
 
 
 def view_of(state: str, uuids: Collection[str] | None) -> str:
-    """The state of a machine that has only these devices (``None``: all), counted anew."""
+    """Return the state of a machine with only these devices (``None``: all), renumbered from 0."""
     head, *blocks = state.split("\n[gpu ")
     if uuids is None:
         return state

@@ -42,7 +42,7 @@ IssueToken = Callable[[Obj, str, str, int], Awaitable[bytes]]
 
 
 class VolumeError(Exception):
-    """Why a pod's volumes cannot be provided; the text goes into the FailedMount event."""
+    """Failure to provide a pod's volumes; the text goes into the FailedMount event."""
 
 
 class Volumes:
@@ -92,7 +92,7 @@ class Volumes:
                 await self._provide(pod, volume)
 
     def overfull(self, pod: Obj) -> str | None:
-        """Tell, in kubelet's words, which emptyDir holds more than it may."""
+        """Return kubelet's message about an emptyDir above its limit, or ``None``."""
         for volume in pod["spec"].get("volumes") or []:
             limit = (volume.get("emptyDir") or {}).get("sizeLimit")
             if limit is None:

@@ -59,9 +59,9 @@ def shipped(name: str) -> list[Document]:
 def scheduler_configuration(
     kubeconfig: Path, *, extender_url: str = "", backoff_s: float = 1.0
 ) -> Document:
-    """The shipped configuration, for one process that nobody else shares the work with.
+    """Return the shipped configuration, adapted to a single kube-scheduler.
 
-    Pods that are not ours are its work too, for there is no other kube-scheduler. Without
+    It schedules pods of other scheduler names too, because it is the only kube-scheduler. Without
     ``extender_url`` it has no extender. Kubernetes takes whole seconds from 1 for ``backoff_s``.
     """
     (document,) = shipped("kube-scheduler.yaml")

@@ -10,7 +10,7 @@ not wait for the disk, and no kube-proxy, so webhooks are reached by URL.
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +19,8 @@ import anyio
 import yaml
 
 from hami_common import namespaces
-from hami_common.errors import Unavailable
-from hami_sim.apiserver.client import Access, KubeClient, StatusError
+from hami_common.errors import Conflict, HamiError, Unavailable
+from hami_sim.kube import Access, Objects
 from hami_sim.kubernetes import configuration, programs
 from hami_sim.kubernetes.pki import HOST, SERVICE_HOST, Pki, write_kubeconfig
 from hami_sim.kubernetes.programs import Programs
@@ -31,10 +31,9 @@ START_S: Final = 180.0
 """Longest start; 8 s on two idle cores, many times that beside a running test suite."""
 _POLL_S: Final = 0.1
 _OK: Final = 200
-_CONFLICT: Final = 409
 ADMIN: Final = "kubernetes-admin"
 ACCOUNT_NAMESPACES: Final = {"hami-nodeagent": namespaces.AGENTS}
-"""Where a service's account is, if not beside the others."""
+"""Namespaces of service accounts that are not in the common namespace."""
 TOKEN_LASTS_S: Final = 86_400
 _COLLECTIONS: Final = {
     "Namespace": "namespaces",
@@ -88,7 +87,7 @@ class ControlPlane:
         return self.directory / "logs" / "audit.log"
 
     def access(self) -> Access:
-        """How the administrator reaches the API server."""
+        """Return the administrator's access to the API server."""
         return Access.from_kubeconfig(self.kubeconfig)
 
     def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
@@ -113,7 +112,7 @@ class ControlPlane:
             "kind": "TokenRequest",
             "spec": {"expirationSeconds": TOKEN_LASTS_S},
         }
-        async with KubeClient(self.access()) as client:
+        async with Objects(self.access()) as client:
             answer = await client.act("serviceaccounts", account, "token", request, namespace)
         return str(answer["status"]["token"])
 
@@ -278,7 +277,7 @@ class ControlPlane:
     async def install_accounts(self) -> None:
         """Make namespaces, accounts and roles of our services, from the shipped manifests."""
         files = ("namespace.yaml", "rbac.yaml")
-        async with KubeClient(self.access()) as client:
+        async with Objects(self.access()) as client:
             for document in (one for file in files for one in configuration.shipped(file)):
                 await _create(client, _COLLECTIONS[document["kind"]], document)
 
@@ -298,22 +297,22 @@ class ControlPlane:
         raise Unavailable(peer=name, detail=detail)
 
     async def is_api_ready(self) -> bool:
-        """Whether the API server says that it is ready."""
+        """Return true if the API server reports that it is ready."""
         return await self._answers(f"{self.url}/readyz")
 
     async def is_healthy(self, name: str) -> bool:
-        """Whether one of the components says that it is well."""
+        """Return true if the component reports that it is healthy."""
         if name == programs.ETCD:
             return await self._answers(f"{self.url}/readyz/etcd")
         path = "readyz" if name == programs.APISERVER else "healthz"
         return await self._answers(f"https://{HOST}:{self.ports[name]}/{path}")
 
     async def is_scheduler_ready(self) -> bool:
-        """Whether kube-scheduler has its caches."""
+        """Return true if kube-scheduler has synced its caches."""
         return await self._answers(f"https://{HOST}:{self.ports[programs.SCHEDULER]}/readyz")
 
     async def scheduler_metrics(self) -> str:
-        """What kube-scheduler measures, as Prometheus reads it."""
+        """Return kube-scheduler's metrics in Prometheus' text format."""
         url = f"https://{HOST}:{self.ports[programs.SCHEDULER]}/metrics"
         async with aiohttp.ClientSession() as session, session.get(url, ssl=False) as response:
             response.raise_for_status()
@@ -333,20 +332,17 @@ class ControlPlane:
 
     async def _takes_pods(self) -> bool:
         try:
-            async with KubeClient(self.access()) as client:
+            async with Objects(self.access()) as client:
                 await client.get("serviceaccounts", "default", "default")
                 await client.get("configmaps", "kube-root-ca.crt", "default")
-        except (StatusError, aiohttp.ClientError, OSError):
+        except HamiError:
             return False
         return True
 
 
-async def _create(client: KubeClient, collection: str, document: dict[str, Any]) -> None:
-    try:
+async def _create(client: Objects, collection: str, document: dict[str, Any]) -> None:
+    with suppress(Conflict):
         await client.create(collection, document)
-    except StatusError as error:
-        if error.code != _CONFLICT:
-            raise
 
 
 @asynccontextmanager

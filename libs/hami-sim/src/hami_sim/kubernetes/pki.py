@@ -14,7 +14,8 @@ from typing import Final
 import yaml
 from cryptography.hazmat.primitives import serialization
 
-from hami_sim.certs import CertificateAuthority, new_key, pem_of, write_secret
+from hami_common.certificates import key_pem, new_key
+from hami_sim.certs import CertificateAuthority, write_secret
 
 HOST: Final = "127.0.0.1"
 LASTS: Final = timedelta(days=365)
@@ -70,7 +71,7 @@ class Pki:
         self._pair(etcd, "etcd-server", (HOST, "localhost"), "etcd")
         self._pair(etcd, "apiserver-etcd-client", (), "kube-apiserver-etcd-client")
         accounts = new_key()
-        write_secret(self.directory / "sa.key", pem_of(accounts))
+        write_secret(self.directory / "sa.key", key_pem(accounts))
         (self.directory / "sa.pub").write_bytes(
             accounts.public_key().public_bytes(
                 serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the programs of Kubernetes and etcd in one directory and tells their versions.
+"""Finds the programs of Kubernetes and etcd in one directory and reads their versions.
 
 The directory is named by ``KUBEBUILDER_ASSETS``, as for other tools that test on a control plane.
-Who makes it is no matter of this module.
+This module does not create it.
 """
 
 import os
@@ -55,7 +55,7 @@ class Programs:
         return programs
 
     def missing(self, names: tuple[str, ...] = ALL) -> list[str]:
-        """Which of the programs are not there."""
+        """Return the names of the missing programs."""
         return [name for name in names if not os.access(self.directory / name, os.X_OK)]
 
     def path(self, name: str) -> str:
@@ -65,7 +65,7 @@ class Programs:
         return str(self.directory / name)
 
     def version(self, name: str) -> str:
-        """What a program says its version is; empty when it says none."""
+        """Return the version that a program reports; empty if it reports none."""
         arguments = ["version", "--client"] if name == KUBECTL else ["--version"]
         told = subprocess.run(
             [self.path(name), *arguments],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 
-from hami_sim.apiserver.client import Access
+from hami_sim.kube import Access
 from hami_sim.kubescheduler import SchedulerSettings, SimScheduler, load
 from hami_sim.kubescheduler.settings import OUR_RESOURCES
 

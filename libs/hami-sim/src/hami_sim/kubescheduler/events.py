@@ -12,11 +12,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
-import aiohttp
 import anyio
 
-from hami_sim.apiserver.client import KubeClient, StatusError
+from hami_common.errors import HamiError
 from hami_sim.apiserver.errors import Obj
+from hami_sim.kube import Objects
 
 _LOG: Final = logging.getLogger(__name__)
 _RESOURCE: Final = "events.events.k8s.io"
@@ -31,7 +31,7 @@ def _micro(seconds: float) -> str:
 class EventWriter:
     """Writes events one after another from a bounded queue; a full queue drops the newest."""
 
-    def __init__(self, client: KubeClient, clock: Callable[[], float]) -> None:
+    def __init__(self, client: Objects, clock: Callable[[], float]) -> None:
         self._client = client
         self._clock = clock
         self._send, self._receive = anyio.create_memory_object_stream[
@@ -47,11 +47,11 @@ class EventWriter:
             _LOG.warning("event dropped", extra={"reason": reason})
 
     async def run(self) -> None:
-        """Write events for ever."""
+        """Write events until cancelled."""
         async for pod, kind, reason, action, note in self._receive:
             try:
                 await self._one(pod, kind, reason, action, note)
-            except (StatusError, aiohttp.ClientError, OSError, TimeoutError) as error:
+            except HamiError as error:
                 _LOG.info("event lost", extra={"reason": reason, "why": repr(error)})
 
     def close(self) -> None:

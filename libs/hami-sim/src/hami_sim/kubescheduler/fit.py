@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes a pod fits, and how well: the in-tree filters and scores that this system meets.
+"""Filters and scores nodes for a pod, like the in-tree plugins that this system meets.
 
-Filters run in the order of the real default profile and a node is refused by the first that says
-no: unschedulable, node name, taints, node affinity and selector, host ports, resources. Reason
+Filters run in the order of the real default profile and the first that fails rejects the
+node: unschedulable, node name, taints, node affinity and selector, host ports, resources. Reason
 texts are those of ``pkg/scheduler/framework/plugins`` (Kubernetes 1.34), because they are counted
 into the pod's condition. Pure; amounts are Decimals in base units (cores, bytes, pieces).
 """
@@ -23,10 +23,10 @@ Amounts: TypeAlias = dict[str, Decimal]
 
 MAX_NODE_SCORE: Final = 100
 _NO_CLAIMS: Final = "no new claims to deallocate"
-"""What the plugin of dynamic resources says of every pod that fits nowhere."""
+"""Message of the DynamicResources plugin for every pod that fits no node."""
 _ZERO: Final = Decimal(0)
 _NON_ZERO: Final = {"cpu": Decimal("0.1"), "memory": Decimal(200 * 1024 * 1024)}
-"""What a container without requests counts for in scores."""
+"""Amounts that scores assume for a container without requests."""
 _NOT_READY: Final = "node.kubernetes.io/not-ready"
 _UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 _OPERATORS: Final = {
@@ -40,7 +40,7 @@ _OPERATORS: Final = {
 
 
 class NodeRefusal(msgspec.Struct, frozen=True):
-    """Why a node does not take a pod; `resolvable` says whether evicting pods could help."""
+    """Rejection of a pod by a node; `resolvable` is true if evicting pods could help."""
 
     reasons: tuple[str, ...]
     resolvable: bool = True

@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
 import aiohttp
 import anyio
 import msgspec
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 
+from hami_common.errors import HamiError
 from hami_common.runtime.clock import SystemClock
-from hami_sim.apiserver.client import STRATEGIC, Access, KubeClient, StatusError
+from hami_sim.apiserver.calls import rfc3339
 from hami_sim.apiserver.errors import Obj
-from hami_sim.apiserver.informer import Informer
-from hami_sim.apiserver.operations import rfc3339
 from hami_sim.apiserver.server import leave
+from hami_sim.kube import STRATEGIC, Access, Objects
 from hami_sim.kubescheduler import fit
 from hami_sim.kubescheduler.events import EventWriter
 from hami_sim.kubescheduler.extender import Extender, ExtenderFailed
@@ -63,7 +64,7 @@ class SimScheduler:
         self.attempts: list[Attempt] = []
         self._access = access
         self._clock = SystemClock()
-        self._client = KubeClient(access, user_agent="kube-scheduler (hami-sim)")
+        self._client = Objects(access, user_agent="kube-scheduler (hami-sim)")
         self.queue = SchedulingQueue(
             initial_s=self.settings.initial_backoff_s,
             max_s=self.settings.max_backoff_s,
@@ -88,10 +89,8 @@ class SimScheduler:
         self._extenders = [Extender(item, self._session) for item in self.settings.extenders]
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
-        nodes = Informer(self._client, "nodes", self._node_seen)
-        pods = Informer(self._client, "pods", self._pod_seen)
-        await self._tasks.start(nodes.run)
-        await self._tasks.start(pods.run)
+        await self._tasks.start(self._follow, "nodes", self._node_seen)
+        await self._tasks.start(self._follow, "pods", self._pod_seen)
         self._tasks.start_soon(self._events.run)
         self._tasks.start_soon(self._run)
         return self
@@ -117,7 +116,23 @@ class SimScheduler:
         state = self._nodes.get(name)
         return "" if state is None else str(state.node["metadata"]["resourceVersion"])
 
-    # -- what the cluster tells
+    # -- changes in the cluster
+
+    async def _follow(
+        self,
+        resource: str,
+        seen: Callable[[Obj | None, Obj | None], None],
+        *,
+        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        started = anyio.Event()
+
+        def synced() -> None:
+            if not started.is_set():
+                started.set()
+                task_status.started()
+
+        await self._client.follow(resource, seen, synced=synced)
 
     def _node_seen(self, old: Obj | None, new: Obj | None) -> None:
         if new is None:
@@ -293,7 +308,7 @@ class SimScheduler:
                 await self._client.bind(
                     metadata["name"], node, namespace=metadata["namespace"], uid=metadata["uid"]
                 )
-        except (ExtenderFailed, StatusError, aiohttp.ClientError, OSError) as error:
+        except (ExtenderFailed, HamiError) as error:
             if self._assumed.get(waiting.uid) == node:
                 self._uncount(pod)
             self._moved()
@@ -314,7 +329,7 @@ class SimScheduler:
 
     async def _failed(self, waiting: Waiting, error: Exception, reason: str) -> None:
         pod = waiting.pod
-        text = error.message if isinstance(error, StatusError) else str(error)
+        text = str(error)
         name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
         self.attempts.append(Attempt(pod=name, error=text))
         self._events.write(
@@ -354,7 +369,7 @@ class SimScheduler:
                 subresource="status",
                 kind=STRATEGIC,
             )
-        except (StatusError, aiohttp.ClientError, OSError) as error:
+        except HamiError as error:
             _LOG.info("condition not written", extra={"pod": metadata["name"], "why": str(error)})
 
 

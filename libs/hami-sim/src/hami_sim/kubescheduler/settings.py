@@ -27,7 +27,7 @@ class ManagedResource(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
     name: str
     ignored_by_scheduler: bool = False
-    """Whether the scheduler leaves its amount to the extender."""
+    """True if the scheduler leaves the check of this resource to the extender."""
 
 
 class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True):
