@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All commands by name, each brought in when it is called. Exit codes: ``errors``.
+"""Assembles the commands and prints them by section. Exit codes: ``errors``.
 
-Half of what a command costs is the import of what it needs, and most need little: the scheduler's
-core is for those that decide with it, certificates are for those that make some.
+Importing a command's module takes half of its run time, so each is imported when it is called: only
+the commands that decide with the scheduler's core pay for that core.
 """
 
 from collections.abc import Mapping
@@ -11,48 +11,55 @@ from typing import Final
 
 import click
 
-PLACES: Final[Mapping[str, str]] = {
-    "bootstrap": "installation:bootstrap_command",
-    "completion": "operating:completion_command",
-    "cordon": "operating:cordon_command",
-    "defrag": "planning:defrag_command",
-    "doctor": "operating:doctor_command",
-    "events": "operating:events_command",
-    "explain": "planning:explain_command",
-    "get": "looking:get_command",
-    "import-config": "migration:import_command",
-    "migrate": "moving:migrate_command",
-    "replay": "planning:replay_command",
-    "resize": "operating:resize_command",
-    "simulate": "planning:simulate_command",
-    "snapshot": "looking:snapshot_command",
-    "support-bundle": "operating:bundle_command",
-    "top": "operating:top_command",
-    "trace": "operating:trace_command",
-    "uncordon": "operating:uncordon_command",
+SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Inspect": ("get", "top", "explain", "trace", "events"),
+    "Operate": ("cordon", "uncordon", "resize"),
+    "Plan": ("snapshot", "simulate", "defrag"),
+    "Troubleshoot": ("doctor", "support-bundle", "replay"),
+    "Install and migrate": ("bootstrap", "import-config", "migrate"),
+    "Settings": ("completion",),
 }
-"""Module of this package and name in it, by command."""
+"""Commands by section of the help. Each is a name in the module of ``commands`` named after it."""
+COMMANDS: Final = frozenset(name for names in SECTIONS.values() for name in names)
+_MODULES: Final[Mapping[str, str]] = {"uncordon": "cordon"}
 
 
 class Commands(click.Group):
-    """Finds its commands in ``PLACES``."""
+    """Imports a command when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, sorted."""
+        """List all names, sorted."""
         del ctx
-        return sorted(PLACES)
+        return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of this name, ``None`` where there is none."""
+        """Import the command of this name; ``None`` if there is none."""
         del ctx
-        if cmd_name not in PLACES:
+        if cmd_name not in COMMANDS:
             return None
-        module, _, name = PLACES[cmd_name].partition(":")
-        command: click.Command = getattr(import_module(f"hamictl.{module}"), name)
+        name = cmd_name.replace("-", "_")
+        module = import_module(f"hamictl.commands.{_MODULES.get(name, name)}")
+        command: click.Command = getattr(module, name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Print the commands by section, each with its first sentence in full."""
+        for title, names in SECTIONS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(_WIDTH), _summary(command)) for name, command in commands]
+                )
+
+
+_WIDTH: Final = max(map(len, COMMANDS))
+
+
+def _summary(command: click.Command | None) -> str:
+    return "" if command is None else command.get_short_help_str(limit=80)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="hamictl")
 def main() -> None:
-    """Look at shared accelerators, and try what would happen."""
+    """Inspect and operate shared accelerators on Kubernetes."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls the HTTP APIs of registry and scheduler.
 
-The answers' types are this program's own: the fields that it shows, whatever else a newer service
-sends. Memory in MiB, compute in percent of one device, times in Unix seconds.
+The Structs declare the fields that are printed; additional fields of a newer service are ignored.
+Memory in MiB, compute in percent of one device, times in Unix seconds.
 """
 
 from typing import TypeVar
@@ -14,20 +14,21 @@ import msgspec
 from hami_common.events.codec import UNDECODABLE
 from hami_common.events.decision import DecisionRecord
 from hami_common.model.placement import ContainerShares
+from hami_common.model.quarantine import QuarantinedObject
 from hamictl import credentials
 from hamictl.errors import Absent, Refused, Unreachable
 
 T = TypeVar("T")
 TIMEOUT_S = 15.0
 LONG_S = 60.0
-"""For what waits for a node."""
+"""Timeout of requests that wait for a node."""
 _NOT_FOUND = 404
 _NO = (400, 401, 403, 409, 422)
 _OK = 200
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's totals."""
+    """Totals of one node."""
 
     node: str
     vendors: tuple[str, ...]
@@ -42,7 +43,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One device with what is booked on it."""
+    """One device and its bookings."""
 
     node: str
     vendor: str
@@ -64,7 +65,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds what."""
+    """The shares of one pod."""
 
     namespace: str
     pod: str
@@ -106,59 +107,44 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """Answer of ``/v1/nodes``."""
+    """Response of ``/v1/nodes``."""
 
     items: tuple[Node, ...]
 
 
 class Devices(msgspec.Struct, frozen=True):
-    """Answer of ``/v1/devices``."""
+    """Response of ``/v1/devices``."""
 
     items: tuple[Device, ...]
 
 
 class Allocations(msgspec.Struct, frozen=True):
-    """Answer of ``/v1/allocations``."""
+    """Response of ``/v1/allocations``."""
 
     items: tuple[Allocation, ...]
 
 
-class QuarantinedObject(msgspec.Struct, frozen=True, kw_only=True):
-    """One object that a service cannot handle and retries."""
-
-    service: str
-    replica: str
-    kind: str
-    key: str
-    namespace: str
-    name: str
-    problem: str
-    failures: int
-    first_s: float
-    last_s: float
-
-
 class QuarantinedObjects(msgspec.Struct, frozen=True):
-    """Answer of ``/v1/quarantine``."""
+    """Response of ``/v1/quarantine``."""
 
     items: tuple[QuarantinedObject, ...]
 
 
 class Queues(msgspec.Struct, frozen=True):
-    """Answer of ``/v1/queues``."""
+    """Response of ``/v1/queues``."""
 
     items: tuple[Queue, ...]
     problem: str = ""
 
 
 class Quotas(msgspec.Struct, frozen=True):
-    """Answer of ``/v1/quotas``."""
+    """Response of ``/v1/quotas``."""
 
     items: tuple[Quota, ...]
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Answer of ``/v1/explain``."""
+    """Response of ``/v1/explain``."""
 
     namespace: str
     pod: str
@@ -167,7 +153,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class ShareUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One container on one device, as the wire's ``ShareNow``; shown with every field, 0 or not."""
+    """One container on one device, as ``ShareNow`` on the wire; zeros are printed too."""
 
     namespace: str
     pod: str
@@ -184,7 +170,7 @@ class ShareUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What is used on a node now."""
+    """Current use of a node."""
 
     node: str
     time_s: float
@@ -192,14 +178,14 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Answer of ``/v1/usage``."""
+    """Response of ``/v1/usage``."""
 
     items: tuple[NodeUse, ...]
     silent: tuple[str, ...] = ()
 
 
 class Resized(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer of ``/v1/resize``."""
+    """Response of ``/v1/resize``."""
 
     namespace: str
     pod: str
@@ -221,23 +207,23 @@ class _Error(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """What went wrong, in words."""
+        """Return the message."""
         return self.error if isinstance(self.error, str) else self.error.message
 
 
 def fetch(base: str, path: str, **params: str) -> bytes:
-    """The body of a GET; ``Absent`` for 404, ``Unreachable`` with the reason otherwise."""
+    """Return the body of a GET; raises ``Absent`` for 404."""
     return anyio.run(ask, base, path, params)
 
 
 def send(kind: type[T], base: str, path: str, body: object) -> T:
-    """The answer to a POST; ``Refused`` when the service says no, and why."""
+    """Send a POST and decode the answer; raises ``Refused`` with the service's reason."""
     data = anyio.run(ask, base, path, {}, msgspec.json.encode(body), LONG_S)
     return _decoded(kind, data, base, path)
 
 
 def read(kind: type[T], base: str, path: str, **params: str) -> T:
-    """The same, decoded."""
+    """Send a GET and decode the answer."""
     return _decoded(kind, fetch(base, path, **params), base, path)
 
 
@@ -245,7 +231,7 @@ def _decoded(kind: type[T], body: bytes, base: str, path: str) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except UNDECODABLE as error:
-        message = f"{base}{path}: the answer is not what this program reads: {error}"
+        message = f"{base}{path}: unexpected answer: {error}"
         raise Unreachable(message) from error
 
 
@@ -256,8 +242,8 @@ async def ask(
     post: bytes | None = None,
     limit_s: float = TIMEOUT_S,
 ) -> bytes:
-    """One call; ``post``: the body of a POST."""
-    wanted = {name: value for name, value in params.items() if value}
+    """Send one request; ``post``: the body of a POST."""
+    given = {name: value for name, value in params.items() if value}
     timeout = aiohttp.ClientTimeout(total=limit_s)
     method = "GET" if post is None else "POST"
     try:
@@ -266,7 +252,7 @@ async def ask(
             session.request(
                 method,
                 f"{base.rstrip('/')}{path}",
-                params=wanted,
+                params=given,
                 data=post,
                 headers=await credentials.headers(base),
                 ssl=credentials.tls(base),
@@ -280,10 +266,10 @@ async def ask(
     if status == _OK:
         return body
     try:
-        told = msgspec.json.decode(body, type=_Error).text
+        text = msgspec.json.decode(body, type=_Error).text
     except UNDECODABLE:
-        told = ""
-    text = told or f"{base}{path}: HTTP {status}"
+        text = ""
+    text = text or f"{base}{path}: HTTP {status}"
     if status == _NOT_FOUND:
         raise Absent(text)
     raise Refused(text) if status in _NO else Unreachable(text)

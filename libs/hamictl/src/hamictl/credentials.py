@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who we are to the HTTP APIs: the token of the kubeconfig, sent only where nobody can read it.
+"""Authenticates to the HTTP APIs with the kubeconfig's token, over TLS or the loopback only.
 
-In order: ``HAMICTL_TOKEN``, then what the current context of ``KUBECONFIG`` (its first file) or of
-``~/.kube/config`` logs in with. A login by client certificate has no token; ``kubectl create
-token`` makes one. A token leaves this program over HTTPS or to this machine alone.
+In order: ``HAMICTL_TOKEN``, then the token of the current context of ``KUBECONFIG`` (its first
+file) or of ``~/.kube/config``. A login by client certificate has no token; ``kubectl create token``
+issues one. A token is sent over HTTPS or to this machine only.
 """
 
 import os
@@ -21,7 +21,7 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 async def headers(base: str) -> dict[str, str]:
-    """Headers that tell the service at ``base`` who we are; none where we cannot or may not."""
+    """Return authentication headers for ``base``; empty without a token or over plain HTTP."""
     address = urlsplit(base)
     if address.scheme != "https" and address.hostname not in _LOCAL:
         return {}
@@ -34,12 +34,12 @@ async def headers(base: str) -> dict[str, str]:
         try:
             value = await (await log_in(kubeconfig, "", Path(directory))).authorization()
         except HamiError:
-            return {}  # whoever needs it says so
+            return {}  # the service reports it if it requires a token
     return {"Authorization": value} if value else {}
 
 
 def tls(base: str) -> ssl.SSLContext | bool:
-    """Whom to believe over HTTPS: the authority in ``HAMICTL_CA_FILE``, else the system's."""
+    """Return the trusted CAs for HTTPS: those of ``HAMICTL_CA_FILE``, else the system's."""
     ca_file = os.environ.get(CA_VARIABLE, "")
     if not ca_file or not base.startswith("https:"):
         return True

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How commands fail, and with which exit code.
+"""Errors of commands and their exit codes.
 
-0 done, 1 the answer is no (a pod was not found, a replay differs, a plan was not found, or not all
-pods of a simulation were placed and ``--strict`` was given), 2 wrong usage or unreadable input, 3 a
-service does not answer, 4 a log has a gap, and was the same up to there.
+0: success. 1: negative result, for example a pod was not found, a replay differs, no plan exists,
+or a pod was refused under ``--strict``. 2: invalid usage or input. 3: a service does not answer.
+4: a stimulus log has a gap and was identical up to it.
 """
 
 import click
@@ -15,24 +15,24 @@ EXIT_GAP = 4
 
 
 class Absent(click.ClickException):
-    """The thing asked for does not exist."""
+    """The requested object does not exist."""
 
     exit_code = EXIT_NO
 
 
 class Refused(click.ClickException):
-    """A service says no; the text says why."""
+    """A service refused the request; the text has the reason."""
 
     exit_code = EXIT_NO
 
 
 class InputRefused(click.ClickException):
-    """A file or argument cannot be used; the text says what to write instead."""
+    """A file or argument is invalid; the text has the fix."""
 
     exit_code = EXIT_INPUT
 
 
 class Unreachable(click.ClickException):
-    """A service does not answer as it should."""
+    """A service does not answer, or not as expected."""
 
     exit_code = EXIT_UNREACHABLE

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Translates the configuration of HAMi 2.10 into ours: what is taken over, what is not, and why.
+"""Converts the configuration of HAMi 2.10 to this project's settings, with notes for the operator.
 
 Three documents are known: ``device-config.yaml`` (names, units and defaults of each vendor, and how
 devices are shared), the node configuration ``config.json`` (the same for single nodes), and the
-chart's ``values.yaml``. All are optional. Each key is in a table here: with the place of ours that
-has its meaning, or with the reason why it has none. A key that is in no table is refused, with the
-nearest one, because HAMi ignores such keys in silence and so keeps mistakes alive.
+chart's ``values.yaml``. All are optional. Each key is in a table here: mapped to a setting, or with
+the reason that it has none. An unknown key is refused and the nearest known one suggested, because
+HAMi silently ignores such keys, which hides mistakes.
 
 The result is a tree of settings for each service, as in their TOML files, the device configuration,
 and notes for the operator. Memory in MiB. Reads and writes no files.
@@ -34,12 +34,12 @@ Service = Literal["webhook", "scheduler", "registry", "nodeagent"]
 SERVICES: tuple[Service, ...] = ("webhook", "scheduler", "registry", "nodeagent")
 
 
-class NotUnderstood(Exception):
-    """A document that cannot be taken over as it is; says which field, and what to do."""
+class ConfigInvalid(Exception):
+    """A document cannot be imported; the text names the field and the fix."""
 
 
 class Note(Struct, frozen=True, kw_only=True):
-    """What an operator should know about one key."""
+    """A note for the operator about one key."""
 
     key: str
     text: str
@@ -47,47 +47,47 @@ class Note(Struct, frozen=True, kw_only=True):
 
 
 class Imported(Struct, frozen=True, kw_only=True):
-    """The same configuration in our terms."""
+    """The converted configuration."""
 
     settings: dict[str, Tree]
-    """By service: what differs from our defaults, as in its TOML file."""
+    """By service: settings that differ from the defaults, as in its TOML file."""
     devices: Tree
     """The registry's device configuration."""
     notes: tuple[Note, ...] = ()
 
 
 class _Kind(NamedTuple):
-    """What a value must be."""
+    """Type of a value."""
 
     name: str
     types: tuple[type, ...]
 
 
-TEXT = _Kind("a text", (str,))
+TEXT = _Kind("a string", (str,))
 COUNT = _Kind("a whole number", (int,))
 NUMBER = _Kind("a number", (int, float))
 TRUTH = _Kind("true or false", (bool,))
 
 
-class Taken(NamedTuple):
-    """The key has a place: ``vendors.…`` (all services), ``<service>.…`` or ``devices.…``."""
+class Mapped(NamedTuple):
+    """A key with a setting: ``vendors.…`` (all services), ``<service>.…`` or ``devices.…``."""
 
     place: str
     kind: _Kind = TEXT
-    turned: Callable[[Any], Any] | None = None
+    convert: Callable[[Any], Any] | None = None
 
 
-class Left(NamedTuple):
-    """The key has no place of its own here, and why."""
+class Unmapped(NamedTuple):
+    """A key without a setting, and the reason."""
 
     why: str
     weight: Weight = "info"
     harmless: tuple[object, ...] = ("", None, False, 0, "false")
-    """Values with which there is nothing to say."""
+    """Values that need no note."""
 
 
-Fate = Taken | Left
-Table = Mapping[str, Fate]
+Rule = Mapped | Unmapped
+Table = Mapping[str, Rule]
 
 _REPLACED = "set in deploy/kustomize, see docs/install.md"
 
@@ -96,17 +96,17 @@ def _words(value: str) -> list[str]:
     return [word.strip() for word in str(value).split(",") if word.strip()]
 
 
-def _names(vendor: str, **places: str) -> dict[str, Fate]:
-    return {key: Taken(f"vendors.{vendor}.{place}") for key, place in places.items()}
+def _names(vendor: str, **places: str) -> dict[str, Rule]:
+    return {key: Mapped(f"vendors.{vendor}.{place}") for key, place in places.items()}
 
 
-_SHARING: dict[str, Fate] = {
-    "deviceSplitCount": Taken("devices.slots", COUNT),
-    "deviceMemoryScaling": Taken("devices.memory_scaling", NUMBER, float),
-    "deviceCoreScaling": Taken("devices.core_scaling", NUMBER, float),
+_SHARING: dict[str, Rule] = {
+    "deviceSplitCount": Mapped("devices.slots", COUNT),
+    "deviceMemoryScaling": Mapped("devices.memory_scaling", NUMBER, float),
+    "deviceCoreScaling": Mapped("devices.core_scaling", NUMBER, float),
 }
 
-_NVIDIA: dict[str, Fate] = {
+_NVIDIA: dict[str, Rule] = {
     **_names(
         "nvidia",
         resourceCountName="resource_count_name",
@@ -118,19 +118,19 @@ _NVIDIA: dict[str, Fate] = {
         gpuCorePolicy="core_policy",
     ),
     **_SHARING,
-    "overwriteEnv": Taken("webhook.policy.hide_devices_from_others", TRUTH),
-    "defaultMemory": Taken("vendors.nvidia.default_memory_mib", COUNT),
-    "defaultCores": Taken("vendors.nvidia.default_core_pct", COUNT),
-    "defaultGPUNum": Taken("vendors.nvidia.default_count", COUNT),
-    "memoryFactor": Taken("vendors.nvidia.memory_factor", COUNT),
-    "preConfiguredDeviceMemory": Taken("nodeagent.drivers.nvidia.unified_memory_mib", COUNT),
-    "enableNumaTopology": Taken("nodeagent.numa_topology", TRUTH),
-    "libCudaLogLevel": Taken("nodeagent.library_log_level", COUNT, str),
-    "disableCoreLimit": Taken(
+    "overwriteEnv": Mapped("webhook.policy.hide_devices_from_others", TRUTH),
+    "defaultMemory": Mapped("vendors.nvidia.default_memory_mib", COUNT),
+    "defaultCores": Mapped("vendors.nvidia.default_core_pct", COUNT),
+    "defaultGPUNum": Mapped("vendors.nvidia.default_count", COUNT),
+    "memoryFactor": Mapped("vendors.nvidia.memory_factor", COUNT),
+    "preConfiguredDeviceMemory": Mapped("nodeagent.drivers.nvidia.unified_memory_mib", COUNT),
+    "enableNumaTopology": Mapped("nodeagent.numa_topology", TRUTH),
+    "libCudaLogLevel": Mapped("nodeagent.library_log_level", COUNT, str),
+    "disableCoreLimit": Mapped(
         "vendors.nvidia.core_policy", TRUTH, lambda is_off: "disable" if is_off else None
     ),
-    "migProfileAllowlist": Left(
-        "profiles are read from the driver and chosen by size; a list of allowed ones is not kept",
+    "migProfileAllowlist": Unmapped(
+        "profiles are read from the driver and selected by size; there is no allow list",
         "warning",
         harmless=(None, []),
     ),
@@ -151,7 +151,7 @@ _DEVICE_CONFIG: dict[str, Table] = {
             resourceMemoryName="resource_memory_name",
             resourceCoreName="resource_core_name",
         ),
-        "memoryFactor": Taken("vendors.hygon.memory_factor", COUNT),
+        "memoryFactor": Mapped("vendors.hygon.memory_factor", COUNT),
     },
     "metax": {
         **_names(
@@ -161,8 +161,8 @@ _DEVICE_CONFIG: dict[str, Table] = {
             resourceVMemoryName="resource_v_memory_name",
             resourceVCoreName="resource_v_core_name",
         ),
-        "sgpuTopologyAware": Left(
-            "pods ask for it by the annotation hami.io/gpu-scheduler-policy: topology-aware",
+        "sgpuTopologyAware": Unmapped(
+            "pods request it with the annotation hami.io/gpu-scheduler-policy: topology-aware",
             "warning",
         ),
     },
@@ -240,7 +240,7 @@ _NODE_KEYS = (
     "enablegetpreferredallocation",
 )
 
-_VALUES: dict[str, Fate] = {
+_VALUES: dict[str, Rule] = {
     "resourceName": _NVIDIA["resourceCountName"],
     "resourceMem": _NVIDIA["resourceMemoryName"],
     "resourceMemPercentage": _NVIDIA["resourceMemoryPercentageName"],
@@ -277,72 +277,72 @@ _VALUES: dict[str, Fate] = {
         kunlunResourceVCountName="resource_v_count_name",
         kunlunResourceVMemoryName="resource_v_memory_name",
     ),
-    "vastaiResourceName": Taken("vendors.vastai.resource_count_name"),
-    "birenResourceName": Taken("vendors.biren.resource_count_name"),
-    "schedulerName": Taken("webhook.policy.scheduler_name"),
-    "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy": Taken("scheduler.policy.node"),
-    "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": Taken(
+    "vastaiResourceName": Mapped("vendors.vastai.resource_count_name"),
+    "birenResourceName": Mapped("vendors.biren.resource_count_name"),
+    "schedulerName": Mapped("webhook.policy.scheduler_name"),
+    "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy": Mapped("scheduler.policy.node"),
+    "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": Mapped(
         "scheduler.policy.device", TEXT, _words
     ),
-    "scheduler.forceOverwriteDefaultScheduler": Taken(
+    "scheduler.forceOverwriteDefaultScheduler": Mapped(
         "webhook.policy.overwrite_default_scheduler", TRUTH
     ),
-    "scheduler.overwriteEnv": Taken(
+    "scheduler.overwriteEnv": Mapped(
         "webhook.policy.hide_devices_from_others",
         _Kind("true or false", (bool, str)),
         lambda value: str(value).lower() == "true",
     ),
-    "scheduler.nodeLockExpire": Left(
-        "had no effect in HAMi; nothing here waits for a lock", harmless=("5m", "", None)
+    "scheduler.nodeLockExpire": Unmapped(
+        "had no effect in HAMi; there is no node lock", harmless=("5m", "", None)
     ),
-    "scheduler.replicas": Left(
-        "all replicas answer here; set it in an overlay", harmless=(1, None)
+    "scheduler.replicas": Unmapped(
+        "all replicas are active; set it in an overlay", harmless=(1, None)
     ),
-    "scheduler.admissionWebhook.failurePolicy": Left(
-        "ours is Fail, for pods that name our resources only, so that none runs without limits",
+    "scheduler.admissionWebhook.failurePolicy": Unmapped(
+        "always Fail, for pods that request a device only, so that none runs without limits",
         harmless=("Fail", None),
     ),
-    "scheduler.nodeLabelSelector": Left(
-        "nodes count as soon as an agent reports; restrict the agents' DaemonSet instead",
+    "scheduler.nodeLabelSelector": Unmapped(
+        "nodes are used as soon as an agent reports; restrict the agents' DaemonSet instead",
         "warning",
         harmless=(None, {}),
     ),
-    "scheduler.metricsBindAddress": Left(_REPLACED, harmless=(":9395", None)),
+    "scheduler.metricsBindAddress": Unmapped(_REPLACED, harmless=(":9395", None)),
     "devicePlugin.deviceSplitCount": _NVIDIA["deviceSplitCount"],
     "devicePlugin.deviceMemoryScaling": _NVIDIA["deviceMemoryScaling"],
     "devicePlugin.deviceCoreScaling": _NVIDIA["deviceCoreScaling"],
     "devicePlugin.enableNumaTopology": _NVIDIA["enableNumaTopology"],
     "devicePlugin.preConfiguredDeviceMemory": _NVIDIA["preConfiguredDeviceMemory"],
     "devicePlugin.runtimeClassName": _NVIDIA["runtimeClassName"],
-    "devicePlugin.pluginPath": Taken("nodeagent.device_plugin_dir"),
-    "devicePlugin.libPath": Taken(
+    "devicePlugin.pluginPath": Mapped("nodeagent.device_plugin_dir"),
+    "devicePlugin.libPath": Mapped(
         "nodeagent.library_dir",
         TEXT,
         lambda path: None if path == "/usr/local/vgpu" else path,
     ),
-    "devicePlugin.disablecorelimit": Left(
-        "had no effect in HAMi; gpuCorePolicy: disable switches the limit off",
+    "devicePlugin.disablecorelimit": Unmapped(
+        "had no effect in HAMi; gpuCorePolicy: disable disables the limit",
         harmless=("false", False, None),
     ),
-    "devicePlugin.migStrategy": Left(
-        "MIG devices are divided on demand, and nvidia.com/mig-* names are served",
+    "devicePlugin.migStrategy": Unmapped(
+        "MIG instances are created on demand, and nvidia.com/mig-* resources are supported",
         harmless=("none", "", None),
     ),
-    "devicePlugin.deviceListStrategy": Taken(
+    "devicePlugin.deviceListStrategy": Mapped(
         "nodeagent.injection",
         TEXT,
         lambda word: {"envvar": "env", "cdi-cri": "cdi", "cdi-annotations": "cdi"}.get(word, word),
     ),
-    "devicePlugin.passDeviceSpecsEnabled": Taken(
+    "devicePlugin.passDeviceSpecsEnabled": Mapped(
         "nodeagent.injection", TRUTH, lambda is_on: "devices" if is_on else None
     ),
-    "devicePlugin.nvidiaNodeSelector": Left(
+    "devicePlugin.nvidiaNodeSelector": Unmapped(
         "set it in an overlay of components/nvidia", "warning", harmless=({"gpu": "on"}, None)
     ),
     "devices.nvidia.gpuCorePolicy": _NVIDIA["gpuCorePolicy"],
     "devices.nvidia.libCudaLogLevel": _NVIDIA["libCudaLogLevel"],
-    "devices.ascend.hamiVnpuCore": Left(
-        "pods choose soft sharing themselves: huawei.com/vnpu-mode: hami-core", "warning"
+    "devices.ascend.hamiVnpuCore": Unmapped(
+        "pods select soft sharing with the annotation huawei.com/vnpu-mode: hami-core", "warning"
     ),
 }
 _VALUES_ELSEWHERE = (
@@ -416,22 +416,22 @@ def import_hami(
     node_config: Tree | None = None,
     values: Tree | None = None,
 ) -> Imported:
-    """Our configuration of the same meaning. ``NotUnderstood`` names the key that is wrong.
+    """Convert the documents; ``ConfigInvalid`` names an invalid key.
 
-    ``device_config`` wins over ``values``, as it does in HAMi's own chart; single nodes over both.
+    ``device_config`` overrides ``values``, as in HAMi's chart, and ``node_config`` overrides both.
     """
-    made = _Made()
+    collected = _Import()
     if values is not None:
-        made.take_values(values)
+        collected.read_values(values)
     if device_config is not None:
-        made.take_device_config(device_config)
+        collected.read_device_config(device_config)
     if node_config is not None:
-        made.take_node_config(node_config)
-    return made.finished()
+        collected.read_node_config(node_config)
+    return collected.result()
 
 
-class _Made:
-    """The result while it is put together."""
+class _Import:
+    """Collects the result."""
 
     def __init__(self) -> None:
         self._vendors: Tree = {}
@@ -442,11 +442,11 @@ class _Made:
 
     # --- documents -------------------------------------------------------------------------------
 
-    def take_values(self, values: Tree) -> None:
+    def read_values(self, values: Tree) -> None:
         for key, value in _leaves(values, known=_VALUES):
-            fate = _VALUES.get(key)
-            if fate is not None:
-                self._apply(f"values: {key}", fate, value)
+            rule = _VALUES.get(key)
+            if rule is not None:
+                self._apply(f"values: {key}", rule, value)
             elif not any(key == top or key.startswith(f"{top}.") for top in _VALUES_ELSEWHERE):
                 self._unknown("values", key, (*_VALUES, *_VALUES_ELSEWHERE, "device-config"))
         self._notes.append(
@@ -456,13 +456,13 @@ class _Made:
             )
         )
 
-    def take_device_config(self, config: Tree) -> None:
+    def read_device_config(self, config: Tree) -> None:
         sections = (*_DEVICE_CONFIG, "iluvatars", "vnpus")
         for section, content in config.items():
             if section == "iluvatars":
-                self._take_iluvatars(content)
+                self._read_iluvatars(content)
             elif section == "vnpus":
-                self._take_vnpus(content)
+                self._read_vnpus(content)
             elif section in _DEVICE_CONFIG:
                 table = _DEVICE_CONFIG[section]
                 for key, value in _mapping(content, section).items():
@@ -472,19 +472,19 @@ class _Made:
             else:
                 self._unknown("device-config", section, sections)
 
-    def take_node_config(self, config: Tree) -> None:
+    def read_node_config(self, config: Tree) -> None:
         config = self._only("node-config", config, ("nodeconfig",))
         for number, content in enumerate(_list(config.get("nodeconfig"), "nodeconfig")):
             where = f"nodeconfig[{number}]"
             node = self._only(where, content, _NODE_KEYS)
             name = node.get("name")
             if not isinstance(name, str) or not name:
-                raise NotUnderstood(f"{where}.name is missing; give the name of the node")
-            self._take_node(where, name, node)
+                raise ConfigInvalid(f"{where}.name is missing; give the name of the node")
+            self._read_node(where, name, node)
 
     # --- parts of them ---------------------------------------------------------------------------
 
-    def _take_iluvatars(self, content: object) -> None:
+    def _read_iluvatars(self, content: object) -> None:
         chips = []
         for number, one in enumerate(_list(content, "iluvatars")):
             where = f"iluvatars[{number}]"
@@ -500,7 +500,7 @@ class _Made:
         if chips and chips != msgspec.to_builtins(iluvatar.IluvatarSettings().chips):
             self._vendors.setdefault("iluvatar", {})["chips"] = chips
 
-    def _take_vnpus(self, content: object) -> None:
+    def _read_vnpus(self, content: object) -> None:
         content = self._only("vnpus", content, ("hamiVnpuCore", "configs"))
         if content.get("hamiVnpuCore"):
             self._apply("vnpus.hamiVnpuCore", _VALUES["devices.ascend.hamiVnpuCore"], value=True)
@@ -509,7 +509,7 @@ class _Made:
             where = f"vnpus.configs[{number}]"
             chip = self._only(where, one, _VNPU_KEYS)
             if chip.get("memoryFactor", 1) not in (0, 1):
-                raise NotUnderstood(
+                raise ConfigInvalid(
                     f"{where}.memoryFactor is {chip['memoryFactor']}; only 1 can be taken over: "
                     "write memory in MiB"
                 )
@@ -523,7 +523,7 @@ class _Made:
             self._vendors.setdefault("ascend", {})["chips"] = chips
         classes = runtime_classes - {""}
         if len(classes) > 1:
-            raise NotUnderstood(
+            raise ConfigInvalid(
                 f"vnpus.configs: runtimeClassName differs ({', '.join(sorted(classes))}); one "
                 "runtime class for all chips can be taken over"
             )
@@ -557,7 +557,7 @@ class _Made:
             "super_pod": bool(chip.get("superPod")),
         }
 
-    def _take_node(self, where: str, name: str, node: Tree) -> None:
+    def _read_node(self, where: str, name: str, node: Tree) -> None:
         selected: Tree = {"nodes": [name], "vendors": ["nvidia"]}
         fields: Tree = {}
         places = {
@@ -567,7 +567,7 @@ class _Made:
         }
         for key, (place, kind) in places.items():
             value = node.get(key)
-            if value:  # HAMi takes 0 for "as everywhere"
+            if value:  # HAMi uses the default for 0
                 fields[place] = _checked(f"{where}.{key}", kind, value)
         if fields:
             self._rules.append(selected | fields)
@@ -582,16 +582,16 @@ class _Made:
         if mode == "mig":
             self._note(
                 f"{where}.operatingmode",
-                f"switch MIG on for the devices of {name} (nvidia-smi -mig 1); the agent follows",
+                f"enable MIG mode on the devices of {name} (nvidia-smi -mig 1); the agent adapts",
                 "warning",
             )
         elif mode != "hami-core":
-            self._note(f"{where}.operatingmode", f"{mode!r} is not served", "warning")
+            self._note(f"{where}.operatingmode", f"{mode!r} is not supported", "warning")
         for key in ("preconfigureddevicememory", "enablenumatopology", "libcudaloglevel"):
             if node.get(key):
                 self._note(
                     f"{where}.{key}",
-                    f"a setting of the agent: give the agents of {name} a DaemonSet of their own",
+                    f"set per agent: run the agents of {name} from a separate DaemonSet",
                     "warning",
                 )
         if node.get("migstrategy"):
@@ -599,19 +599,19 @@ class _Made:
 
     # --- single keys -----------------------------------------------------------------------------
 
-    def _apply(self, key: str, fate: Fate, value: object) -> None:
-        if isinstance(fate, Left):
-            if value not in fate.harmless:
-                self._note(key, fate.why, fate.weight)
+    def _apply(self, key: str, rule: Rule, value: object) -> None:
+        if isinstance(rule, Unmapped):
+            if value not in rule.harmless:
+                self._note(key, rule.why, rule.weight)
             return
         if value is None or value == "":
-            return  # as if it were not written
-        taken: object = _checked(key, fate.kind, value)
-        if fate.turned is not None:
-            taken = fate.turned(taken)
+            return  # same as an absent key
+        taken: object = _checked(key, rule.kind, value)
+        if rule.convert is not None:
+            taken = rule.convert(taken)
         if taken is None:
             return
-        first, *rest = fate.place.split(".")
+        first, *rest = rule.place.split(".")
         if first == "devices":
             self._sharing[rest[0]] = taken
             return
@@ -633,10 +633,10 @@ class _Made:
     def _unknown(self, where: str, key: str, keys: tuple[str, ...]) -> None:
         near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
         fix = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(sorted(keys))}"
-        raise NotUnderstood(f"{where}: {_shown(key)} is not a key of HAMi 2.10; {fix}")
+        raise ConfigInvalid(f"{where}: {_shown(key)} is not a key of HAMi 2.10; {fix}")
 
-    def finished(self) -> Imported:
-        """Everything, with the vendors' part checked and given to each service."""
+    def result(self) -> Imported:
+        """Return the result, with the validated vendor settings in each service."""
         vendors = self._without_defaults()
         injection = self._settings["nodeagent"].get("injection", "cdi")
         if injection != "cdi":  # the webhook's default
@@ -654,12 +654,12 @@ class _Made:
 
     def _without_defaults(self) -> Tree:
         try:
-            told = msgspec.convert(self._vendors, VendorSettings, strict=True)
+            settings = msgspec.convert(self._vendors, VendorSettings, strict=True)
         except msgspec.ValidationError as error:
-            raise NotUnderstood(f"device-config: {error}") from error
+            raise ConfigInvalid(f"device-config: {error}") from error
         kept: Tree = {}
         for vendor in VendorSettings.__struct_fields__:
-            section = getattr(told, vendor)
+            section = getattr(settings, vendor)
             default = type(section)()
             differing = {
                 field: msgspec.to_builtins(getattr(section, field))
@@ -674,7 +674,7 @@ class _Made:
 def _leaves(
     tree: Tree, *, known: Mapping[str, object], path: str = ""
 ) -> Iterator[tuple[str, object]]:
-    """Dotted keys with their values; a key that is known keeps what is below it."""
+    """Yield dotted keys with values; a known key keeps its subtree."""
     for name, value in tree.items():
         key = f"{path}.{name}" if path else str(name)
         if key == "device-config":
@@ -686,7 +686,7 @@ def _leaves(
 
 
 def _checked(key: str, kind: _Kind, value: object) -> object:
-    """The value, when it is of its kind; a quoted number or truth counts as one."""
+    """Return the value if it has the right type; convert quoted numbers and booleans."""
     if isinstance(value, str) and str not in kind.types:
         value = {"true": True, "false": False}.get(value.lower(), value)
         if isinstance(value, str) and kind is not TRUTH:
@@ -698,13 +698,13 @@ def _checked(key: str, kind: _Kind, value: object) -> object:
     if isinstance(value, bool) and bool not in kind.types:
         is_kind = False
     if not is_kind:
-        raise NotUnderstood(f"{key}: {_shown(value)} is not {kind.name}")
+        raise ConfigInvalid(f"{key}: {_shown(value)} is not {kind.name}")
     if isinstance(value, int) and abs(value) > INT32_MAX:
-        raise NotUnderstood(f"{key}: the number is outside -{INT32_MAX}..{INT32_MAX}")
+        raise ConfigInvalid(f"{key}: the number is outside -{INT32_MAX}..{INT32_MAX}")
     if isinstance(value, float) and not abs(value) <= NUMBER_MOST:
-        raise NotUnderstood(f"{key}: {value} is outside -{NUMBER_MOST:g}..{NUMBER_MOST:g}")
+        raise ConfigInvalid(f"{key}: {value} is outside -{NUMBER_MOST:g}..{NUMBER_MOST:g}")
     if isinstance(value, str) and len(value) > VALUE_LENGTH_MOST:
-        raise NotUnderstood(f"{key}: {len(value)} characters, write at most {VALUE_LENGTH_MOST}")
+        raise ConfigInvalid(f"{key}: {len(value)} characters, write at most {VALUE_LENGTH_MOST}")
     return value
 
 
@@ -717,7 +717,7 @@ def _mapping(content: object, where: str) -> Tree:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise NotUnderstood(f"{where}: {_shown(content)} is not a mapping")
+        raise ConfigInvalid(f"{where}: {_shown(content)} is not a mapping")
     return content
 
 
@@ -725,16 +725,16 @@ def _list(content: object, where: str) -> list[Any]:
     if content is None:
         return []
     if not isinstance(content, list):
-        raise NotUnderstood(f"{where}: {_shown(content)} is not a list")
+        raise ConfigInvalid(f"{where}: {_shown(content)} is not a list")
     return content
 
 
 def _text(tree: Tree, key: str, where: str) -> str:
     value = tree.get(key)
     if not isinstance(value, str) or not value:
-        raise NotUnderstood(f"{where}.{key}: {_shown(value)} is not a text; write the name")
+        raise ConfigInvalid(f"{where}.{key}: {_shown(value)} is not a string; write the name")
     if len(value) > VALUE_LENGTH_MOST:
-        raise NotUnderstood(f"{where}.{key}: {len(value)} characters, at most {VALUE_LENGTH_MOST}")
+        raise ConfigInvalid(f"{where}.{key}: {len(value)} characters, at most {VALUE_LENGTH_MOST}")
     return value
 
 
@@ -743,7 +743,7 @@ def _count(tree: Tree, key: str, where: str) -> int:
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= INT32_MAX:
-        raise NotUnderstood(
+        raise ConfigInvalid(
             f"{where}.{key}: {_shown(value)} is not a whole number from 0 to {INT32_MAX}"
         )
     return value

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Kubernetes API, with the login of the operator's kubeconfig."""
+"""Connects to the Kubernetes API with the operator's kubeconfig."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import anyio
-import click
 
 from hami_common.errors import Denied, HamiError, NotFound, Unavailable
 from hami_common.ports import KubeApi
@@ -15,20 +14,12 @@ from hamictl.errors import Absent, InputRefused, Refused, Unreachable
 T = TypeVar("T")
 START_S = 5.0
 
-option = click.option(
-    "--kubeconfig",
-    envvar="KUBECONFIG",
-    default="",
-    show_envvar=True,
-    help="Login of the Kubernetes API; empty: ~/.kube/config, or the pod's account.",
-)
-
 
 def with_kube(kubeconfig: str, work: Callable[[KubeApi], Awaitable[T]]) -> T:
-    """What ``work`` makes of the Kubernetes API; its errors as those of commands."""
+    """Run ``work`` with the Kubernetes API; its errors become errors of the command."""
 
     async def run() -> T:
-        path = kubeconfig or await _usual()
+        path = kubeconfig or await _default()
         async with kubeio.connect(path, user_agent="hamictl", start_timeout_s=START_S) as kube:
             return await work(kube)
 
@@ -44,7 +35,7 @@ def with_kube(kubeconfig: str, work: Callable[[KubeApi], Awaitable[T]]) -> T:
         raise InputRefused(str(error)) from error
 
 
-async def _usual() -> str:
-    """The kubeconfig that kubectl uses where none is named; empty: none is there."""
+async def _default() -> str:
+    """Return kubectl's default kubeconfig; empty if there is none."""
     path = await anyio.Path.home() / ".kube" / "config"
     return str(path) if await path.is_file() else ""

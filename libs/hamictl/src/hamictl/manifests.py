@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods of manifest files: pods themselves, lists, and the pods that workloads would make."""
+"""Reads pods from manifest files: pods, lists, and the pods of workloads' templates."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,25 +23,25 @@ _REPLICAS_BY_KIND = {
 
 _REPLICAS_MOST = 100_000
 _SIZE_MOST = 256 << 20
-"""All pods of a large cluster, as kubectl writes them."""
+"""Fits the pods of a large cluster as kubectl prints them."""
 _TIES = ("nodeSelector", "affinity", "topologySpreadConstraints")
 
 
 class Running(NamedTuple):
-    """A pod as the API server has it."""
+    """A pod as the API server returns it."""
 
     view: PodView
     is_tied: bool
-    """Its own rules choose among nodes: a node selector, an affinity or spread constraints."""
+    """It has a node selector, an affinity or spread constraints."""
 
 
 def read_pods(path: Path) -> list[PodView]:
-    """The pods of a YAML or JSON file, replicas spelled out; other kinds are passed over."""
+    """Read the pods of a YAML or JSON file, one per replica; other kinds are skipped."""
     return [pod for document in _documents(path) for pod in _pods(document, path)]
 
 
 def read_running(path: Path) -> list[Running]:
-    """The pods themselves of a file, such as ``kubectl get pods -A -o json`` writes it."""
+    """Read the pods of a file such as ``kubectl get pods -A -o json`` prints."""
     found: list[Running] = []
     for document in _documents(path):
         if not isinstance(document, dict):
@@ -57,7 +57,7 @@ def read_running(path: Path) -> list[Running]:
 
 
 def read_objects(path: Path, kind: str) -> list[dict[str, Any]]:
-    """The objects of one kind in a YAML or JSON file, those of lists spelled out."""
+    """Read the objects of one kind from a YAML or JSON file, lists expanded."""
     found: list[dict[str, Any]] = []
     for document in _documents(path):
         if document is None:
@@ -72,7 +72,7 @@ def read_objects(path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def _documents(path: Path) -> list[Any]:
-    """What a YAML or JSON file holds."""
+    """Parse a YAML or JSON file."""
     try:
         text = path.read_text(encoding="utf-8")
         if text.startswith("{"):

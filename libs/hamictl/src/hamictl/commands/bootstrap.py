@@ -1,36 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes what an installation needs before its first pod: keys and certificates.
+"""``hamictl bootstrap``: creates and renews an installation's keys and certificates.
 
-Run by a Job at the installation and daily by a CronJob (deploy/kustomize/components/self-signed).
-It may run at any time and as often as one likes: what exists is kept until it is about to end. The
-signing key of allocations is never replaced; to rotate it is a decision (docs/install.md). An old
-authority stays trusted beside a new one until it ends, and the API server is told of a new one
-before any certificate of it serves, so no review fails in between.
+A Job runs it at installation and a CronJob daily (deploy/kustomize/components/self-signed). It is
+idempotent: existing keys stay, and certificates stay until they are about to expire. The signing
+key of allocations is never replaced; rotating it is a manual step (docs/install.md). On rotation of
+the CA, the old one stays trusted until it expires, and the API server trusts the new one before a
+certificate of it is served, so no admission request fails.
 
-Of the bus it makes the keys of those users that have one, the key that signs the logins of all
-others, and the servers' configuration of accounts and permissions (ADR 0013). A new release's
-permissions come into force with its first run.
+For the bus it creates the keys of users that have one, the key that signs all other logins, and the
+servers' configuration of accounts and permissions (ADR 0013). The permissions of a new release
+apply after its first run.
 
-Agents run in a namespace of their own and mount no Secret. What is public and they need, the keys
-that verify allocations and the authority's certificates, is copied there on every run.
+Agents run in a namespace of their own and mount no Secret. Each run copies their public inputs
+there: the keys that verify allocations, and the certificates of the CA.
 """
 
 import base64
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import anyio
+import click
 import msgspec
 from msgspec import Struct
 
 from hami_common import namespaces
 from hami_common.bus import grants
 from hami_common.bus.nkeys import NKey
-from hami_common.errors import Conflict, NotFound
+from hami_common.certificates import KeyPair, ends, issue, new_authority, serves
+from hami_common.errors import Conflict, HamiError, NotFound, Unavailable
 from hami_common.pods.signing import Signer
 from hami_common.ports import KubeApi
-from hamictl.certificates import KeyPair, ends, new_authority, new_server, serves
+from hami_common.runtime import kubeio
+from hami_common.runtime.clock import SystemClock
+from hamictl import options
+from hamictl.errors import Absent, InputRefused, Unreachable
 
+START_S = 60.0
 SIGNING_KEY = "hami-signing-key"
 TRUSTED_KEYS = "hami-trusted-keys"
 AUTHORITY = "hami-ca"
@@ -38,7 +45,7 @@ SERVING = "hami-webhook-tls"
 BUS_SERVING = "hami-nats-tls"
 REGISTRY_SERVING = "hami-registry-tls"
 AUTHORITY_BUNDLE = "hami-ca"
-"""ConfigMap with the certificates of the authority, for whoever calls one of ours."""
+"""ConfigMap with the certificates of the CA, for clients of the services."""
 BUS_ACCOUNTS = "hami-bus-accounts"
 """ConfigMap with the servers' accounts, users and permissions."""
 AGENTS_COPIES = (TRUSTED_KEYS, AUTHORITY_BUNDLE)
@@ -49,7 +56,7 @@ BUS_SECRETS = {
     "hami-bus-registry": {"seed": "registry", "authenticator": "authenticator", "issuer": "issuer"},
     "hami-bus-operator": {"seed": "operator"},
 }
-"""Secrets with seeds of the bus: by key of the Secret, whose seed it is."""
+"""Secrets with NKey seeds of the bus: user by key of the Secret."""
 _ISSUER = "issuer"
 PREVIOUS = "previous.crt"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -57,8 +64,8 @@ STRATEGIC = "application/strategic-merge-patch+json"
 Document = dict[str, Any]
 
 
-class Plan(Struct, frozen=True, kw_only=True):
-    """Names and times of one installation."""
+class Installation(Struct, frozen=True, kw_only=True):
+    """Names of an installation's objects, and lifetimes of its certificates."""
 
     namespace: str
     agents_namespace: str = namespaces.AGENTS
@@ -66,41 +73,124 @@ class Plan(Struct, frozen=True, kw_only=True):
     service: str
     """Service of the webhook."""
     webhook: str
-    """Name of the MutatingWebhookConfiguration; empty when somebody else issues certificates."""
+    """Name of the MutatingWebhookConfiguration; empty if an external CA issues certificates."""
     bus: str = "nats"
-    """Service of the bus; empty: the bus is not ours."""
+    """Service of NATS; empty: NATS is external."""
     registry: str = "hami-registry"
     """Service of the registry."""
     authority_valid: timedelta = timedelta(days=3650)
     serving_valid: timedelta = timedelta(days=90)
     renew_before: timedelta = timedelta(days=30)
-    """A certificate that ends within this time is replaced now."""
+    """A certificate that expires within this time is replaced."""
 
 
-async def bootstrap(kube: KubeApi, plan: Plan, *, now: datetime) -> list[str]:
-    """Make what is missing; returns what was done, a line each (empty: nothing was to be done)."""
-    done = await _keys(kube, plan.namespace)
-    if plan.bus:
-        done += await _bus(kube, plan.namespace)
-    if plan.webhook:
-        done += await _certificates(kube, plan, now)
+@click.command()
+@options.services_namespace_option
+@click.option(
+    "--agents-namespace",
+    default=namespaces.AGENTS,
+    show_default=True,
+    help="Namespace of the node agents, for copies of the public ConfigMaps; empty: no copies.",
+)
+@click.option(
+    "--service", default="hami-webhook", show_default=True, help="Service of the webhook."
+)
+@click.option(
+    "--webhook",
+    default="hami-webhook",
+    show_default=True,
+    help="MutatingWebhookConfiguration to update; empty: create keys only, no certificates.",
+)
+@click.option(
+    "--bus",
+    default="nats",
+    show_default=True,
+    help="Service of NATS, for its keys and certificate; empty: use an external NATS.",
+)
+@click.option("--valid-days", default=90, show_default=True, help="Lifetime of a certificate.")
+@click.option(
+    "--renew-days",
+    default=30,
+    show_default=True,
+    help="Renew a certificate this many days before it expires.",
+)
+@click.option(
+    "--kubeconfig",
+    envvar="KUBECONFIG",
+    default="",
+    help="Kubeconfig of the Kubernetes API; empty: the pod's service account.",
+)
+def bootstrap(
+    *,
+    namespace: str,
+    agents_namespace: str,
+    service: str,
+    webhook: str,
+    bus: str,
+    valid_days: int,
+    renew_days: int,
+    kubeconfig: str,
+) -> None:
+    """Create or renew an installation's keys and certificates.
+
+    Idempotent: existing keys and valid certificates are kept.
+    """
+    if not 0 < renew_days < valid_days:
+        text = f"--renew-days {renew_days} is not between 0 and --valid-days {valid_days}"
+        raise InputRefused(text)
+    installation = Installation(
+        namespace=namespace,
+        agents_namespace=agents_namespace,
+        service=service,
+        webhook=webhook,
+        bus=bus,
+        serving_valid=timedelta(days=valid_days),
+        renew_before=timedelta(days=renew_days),
+    )
+    try:
+        done = anyio.run(_bootstrap, installation, kubeconfig)
+    except NotFound as error:
+        raise Absent(f"{error}; apply deploy/kustomize first") from error
+    except Unavailable as error:
+        raise Unreachable(str(error)) from error
+    except HamiError as error:
+        raise InputRefused(str(error)) from error
+    for line in done or ["nothing to do"]:
+        click.echo(line)
+
+
+async def _bootstrap(installation: Installation, kubeconfig: str) -> list[str]:
+    now = datetime.fromtimestamp(SystemClock().now_s(), tz=UTC)
+    async with kubeio.connect(kubeconfig, user_agent="hamictl", start_timeout_s=START_S) as kube:
+        return await create_missing(kube, installation, now=now)
+
+
+async def create_missing(kube: KubeApi, installation: Installation, *, now: datetime) -> list[str]:
+    """Create what is missing; return one line per change."""
+    done = await _keys(kube, installation.namespace)
+    if installation.bus:
+        done += await _bus(kube, installation.namespace)
+    if installation.webhook:
+        done += await _certificates(kube, installation, now)
     else:
-        done += await _others_authority(kube, plan.namespace)
-    if plan.agents_namespace not in {"", plan.namespace}:
-        done += await _copies(kube, plan)
+        done += await _external_authority(kube, installation.namespace)
+    if installation.agents_namespace not in {"", installation.namespace}:
+        done += await _copies(kube, installation)
     return done
 
 
-async def _copies(kube: KubeApi, plan: Plan) -> list[str]:
-    """Keep the agents' copies of what they read equal to the originals."""
+async def _copies(kube: KubeApi, installation: Installation) -> list[str]:
+    """Copy the public ConfigMaps to the namespace of the agents."""
     done = []
     for name in AGENTS_COPIES:
-        original = await _get(kube, plan.namespace, "configmaps", name)
+        original = await _get(kube, installation.namespace, "configmaps", name)
         if original is None:
             continue
-        wanted = _map(plan.agents_namespace, name, original.get("data") or {})
+        wanted = _map(installation.agents_namespace, name, original.get("data") or {})
         if what := await _keep_map(kube, wanted):
-            done.append(f"{what} ConfigMap {plan.agents_namespace}/{name}: the agents' copy")
+            done.append(
+                f"{what} ConfigMap {installation.agents_namespace}/{name}: the agents' copy"
+            )
     return done
 
 
@@ -122,7 +212,7 @@ async def _bus(kube: KubeApi, namespace: str) -> list[str]:
     text = grants.server_config(issuer=issuer, users=public)
     accounts = _map(namespace, BUS_ACCOUNTS, {"accounts.conf": text})
     if what := await _keep_map(kube, accounts):
-        done.append(f"{what} ConfigMap {BUS_ACCOUNTS}: who may say what on the bus")
+        done.append(f"{what} ConfigMap {BUS_ACCOUNTS}: accounts and permissions of the bus")
     return done
 
 
@@ -130,8 +220,8 @@ def _new_key(user: str) -> NKey:
     return NKey.generate("account" if user == _ISSUER else "user")
 
 
-async def _others_authority(kube: KubeApi, namespace: str) -> list[str]:
-    """Publish the authority that somebody else keeps in the Secret of ours."""
+async def _external_authority(kube: KubeApi, namespace: str) -> list[str]:
+    """Publish the CA that an external issuer keeps in the Secret."""
     secret = await _get(kube, namespace, "secrets", AUTHORITY)
     certificate = _data(secret).get("tls.crt", b"") if secret else b""
     return await _publish_authority(kube, namespace, certificate) if certificate else []
@@ -139,7 +229,7 @@ async def _others_authority(kube: KubeApi, namespace: str) -> list[str]:
 
 async def _publish_authority(kube: KubeApi, namespace: str, bundle: bytes) -> list[str]:
     what = await _keep_map(kube, _map(namespace, AUTHORITY_BUNDLE, {"ca.crt": bundle.decode()}))
-    return [f"{what} ConfigMap {AUTHORITY_BUNDLE}: the authority, for callers"] if what else []
+    return [f"{what} ConfigMap {AUTHORITY_BUNDLE}: the CA, for clients"] if what else []
 
 
 async def _keys(kube: KubeApi, namespace: str) -> list[str]:
@@ -166,47 +256,47 @@ async def _keys(kube: KubeApi, namespace: str) -> list[str]:
     return done
 
 
-async def _certificates(kube: KubeApi, plan: Plan, now: datetime) -> list[str]:
+async def _certificates(kube: KubeApi, installation: Installation, now: datetime) -> list[str]:
     done = []
-    namespace = plan.namespace
+    namespace = installation.namespace
     secret = await _get(kube, namespace, "secrets", AUTHORITY)
     known = _data(secret) if secret else {}
     authority = _pair(known)
     previous = known.get(PREVIOUS, b"")
-    if authority is None or _ends_soon(authority.certificate, plan, now):
+    if authority is None or _ends_soon(authority.certificate, installation, now):
         previous = authority.certificate if authority else b""
-        authority = new_authority("hami-ca", now=now, valid=plan.authority_valid)
+        authority = new_authority("hami-ca", now=now, valid=installation.authority_valid)
         made = _secret(namespace, AUTHORITY, authority, {PREVIOUS: previous})
         await _put(kube, made, known=secret)
-        done.append(f"made Secret {AUTHORITY}: the authority of the webhook's certificate")
+        done.append(f"made Secret {AUTHORITY}: the CA of the services' certificates")
     still = previous if (at := ends(previous)) is not None and at > now else b""
-    done += await _tell_api_server(kube, plan.webhook, authority.certificate + still)
+    done += await _set_ca_bundle(kube, installation.webhook, authority.certificate + still)
     done += await _publish_authority(kube, namespace, authority.certificate + still)
-    servings = {SERVING: (plan.service, "the webhook's certificate")}
-    if plan.bus:
-        servings[BUS_SERVING] = (plan.bus, "the bus servers' certificate")
-    if plan.registry:
-        servings[REGISTRY_SERVING] = (plan.registry, "the registry's certificate")
+    servings = {SERVING: (installation.service, "the webhook's certificate")}
+    if installation.bus:
+        servings[BUS_SERVING] = (installation.bus, "the bus servers' certificate")
+    if installation.registry:
+        servings[REGISTRY_SERVING] = (installation.registry, "the registry's certificate")
     for name, (service, what) in servings.items():
         names = [f"{service}.{namespace}.svc", f"{service}.{namespace}.svc.cluster.local"]
-        # The servers of the bus call each other by the names of their pods, as clients too.
+        # NATS servers connect to each other by pod name, as clients.
         is_bus = name == BUS_SERVING
         names += [f"*.{host}" for host in names] if is_bus else []
         secret = await _get(kube, namespace, "secrets", name)
         serving = _pair(_data(secret) if secret else {})
         if (
             serving is None
-            or _ends_soon(serving.certificate, plan, now)
+            or _ends_soon(serving.certificate, installation, now)
             or not serves(serving.certificate, names, authority=authority.certificate)
         ):
-            valid = plan.serving_valid
-            serving = new_server(authority, names, now=now, valid=valid, is_client=is_bus)
+            valid = installation.serving_valid
+            serving = issue(authority, names, now=now, valid=valid, is_client=is_bus)
             await _put(kube, _secret(namespace, name, serving), known=secret)
             done.append(f"made Secret {name}: {what}")
     return done
 
 
-async def _tell_api_server(kube: KubeApi, webhook: str, bundle: bytes) -> list[str]:
+async def _set_ca_bundle(kube: KubeApi, webhook: str, bundle: bytes) -> list[str]:
     path = f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{webhook}"
     text = base64.b64encode(bundle).decode()
     hooks: Sequence[Document] = msgspec.json.decode(await kube.get(path))["webhooks"]
@@ -218,12 +308,12 @@ async def _tell_api_server(kube: KubeApi, webhook: str, bundle: bytes) -> list[s
     if not changed:
         return []
     await kube.patch(path, msgspec.json.encode({"webhooks": changed}), content_type=STRATEGIC)
-    return [f"told MutatingWebhookConfiguration {webhook} who signs the certificate"]
+    return [f"set the CA bundle of MutatingWebhookConfiguration {webhook}"]
 
 
-def _ends_soon(certificate: bytes, plan: Plan, now: datetime) -> bool:
+def _ends_soon(certificate: bytes, installation: Installation, now: datetime) -> bool:
     at = ends(certificate)
-    return at is None or at - now < plan.renew_before
+    return at is None or at - now < installation.renew_before
 
 
 def _pair(data: Mapping[str, bytes]) -> KeyPair | None:
@@ -271,7 +361,7 @@ def _map(namespace: str, name: str, data: Mapping[str, str]) -> Document:
 
 
 async def _keep_map(kube: KubeApi, wanted: Document) -> str:
-    """Make the ConfigMap say what is wanted; ``made``, ``changed`` or nothing."""
+    """Create or update the ConfigMap; return ``made``, ``changed`` or an empty text."""
     namespace, name = wanted["metadata"]["namespace"], wanted["metadata"]["name"]
     known = await _get(kube, namespace, "configmaps", name)
     if known is None:
@@ -293,7 +383,7 @@ async def _get(kube: KubeApi, namespace: str, resource: str, name: str) -> Docum
 
 
 async def _create(kube: KubeApi, namespace: str, resource: str, made: Document) -> bool:
-    """False when somebody else made it first: then theirs counts."""
+    """Create an object; return false if it exists, for example by a concurrent run."""
     try:
         await kube.create(_path(namespace, resource), msgspec.json.encode(made))
     except Conflict:
@@ -302,7 +392,7 @@ async def _create(kube: KubeApi, namespace: str, resource: str, made: Document) 
 
 
 async def _put(kube: KubeApi, made: Document, *, known: Document | None) -> None:
-    """Create the Secret, or replace what was read; ``Conflict`` when somebody was faster."""
+    """Create or replace the Secret; raises ``Conflict`` if it changed since it was read."""
     namespace, name = made["metadata"]["namespace"], made["metadata"]["name"]
     if known is None:
         await kube.create(_path(namespace, "secrets"), msgspec.json.encode(made))

@@ -1,30 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells the whole story of one pod, from admission to the start of its containers, with causes.
+"""``hamictl trace``: prints the timeline of one pod, from admission to the end of its containers.
 
-Three sources, each of which may be away: the registry (decisions and allocations), the integration
-stream on NATS (every record, in full) and the Kubernetes API (the pod, its conditions and events).
-The same fact from two sources is told once, with the more exact time. Needs no collector of traces.
-Times in Unix seconds.
+Three sources, each optional: the registry (decisions and allocations), the integration stream on
+NATS (every record, in full) and the Kubernetes API (the pod, its conditions and events). Duplicate
+facts are removed; records of the stream replace those of the registry. No trace collector is
+needed. Times in Unix seconds.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
+import click
 import msgspec
 
+from hami_common.apipath import api_path
 from hami_common.events.decision import DecisionRecord
 from hami_common.pods import annotations
-from hamictl.bus import Event, summary
+from hami_common.ports import KubeApi
+from hamictl import client, eventstream, kube, options, output
 from hamictl.client import Explanation
+from hamictl.errors import Absent, InputRefused, Refused, Unreachable
+from hamictl.eventstream import Event, summary
 
 Document = dict[str, Any]
 _SAME_S = 0.001
 _SECOND_S = 0.9995
+_KINDS = frozenset({"admission", "decision", "allocation", "state", "breach"})
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened."""
+    """One event of a pod."""
 
     time_s: float
     who: str
@@ -32,15 +38,15 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     details: tuple[str, ...] = ()
     to_the_second: bool = False
-    """Kubernetes tells whole seconds only: it happened within the second after ``time_s``."""
+    """Kubernetes reports whole seconds: it happened within the second after ``time_s``."""
 
     def order(self) -> float:
-        """Where the line stands: what is only known to the second comes at its end."""
+        """Return the sort key: a time in whole seconds sorts at the end of its second."""
         return self.time_s + (_SECOND_S if self.to_the_second else 0.0)
 
 
-class Story(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about one pod, oldest first."""
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """All events of one pod, oldest first."""
 
     namespace: str
     pod: str
@@ -48,10 +54,104 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str
     lines: tuple[Line, ...]
     missing: tuple[str, ...] = ()
-    """Sources that could not be asked, and why."""
+    """Sources that were unavailable, and why."""
 
 
-def story_of(
+@click.command()
+@click.argument("name")
+@options.pod_namespace_option
+@options.bus_options
+@options.registry_option
+@options.kubeconfig_option
+@options.format_option
+def trace(
+    name: str,
+    namespace: str,
+    registry: str,
+    kubeconfig: str,
+    format_: str,
+    **login: str,
+) -> None:
+    """Print a pod's timeline, from admission to its end.
+
+    Merges the integration stream, the registry's decisions and the Kubernetes API, with times and
+    causes. A source that is unavailable is reported and left out.
+    """
+    missing: list[str] = []
+    pod: Document | None = None
+    kube_events: list[Document] = []
+    explanation: Explanation | None = None
+    events: list[Event] = []
+    output.progress("reading the pod from the Kubernetes API")
+    try:
+        pod, kube_events = kube.with_kube(
+            kubeconfig, lambda api: _pod_and_events(api, namespace, name)
+        )
+    except (Absent, Refused, Unreachable, InputRefused) as error:
+        missing.append(f"Kubernetes: {error.message}")
+    output.progress("reading decisions from the registry")
+    try:
+        explanation = client.read(Explanation, registry, f"/v1/explain/{namespace}/{name}")
+    except (Absent, Refused, Unreachable) as error:
+        missing.append(f"registry: {error.message}")
+    output.progress("reading the integration stream")
+
+    async def read() -> None:
+        wanted = eventstream.Filter(kinds=_KINDS, namespace=namespace, pod=name)
+        async with eventstream.open_bus(**login) as bus:
+            async for event in eventstream.read_events(bus, wanted, start=0, follow=False):
+                events.append(event)  # noqa: PERF401 - asynchronous
+
+    try:
+        eventstream.run(read)
+    except (Unreachable, InputRefused) as error:
+        missing.append(f"integration stream: {error.message}")
+    timeline = timeline_of(
+        namespace,
+        name,
+        explanation=explanation,
+        events=events,
+        pod=pod,
+        kube_events=kube_events,
+        missing=missing,
+    )
+    if not timeline.lines:
+        text = f"no record of pod {namespace}/{name}; " + "; ".join(missing)
+        raise Absent(text) if explanation is None and pod is None else Unreachable(text)
+    if not output.structured(timeline, format_):
+        _show(timeline)
+
+
+async def _pod_and_events(
+    api: KubeApi, namespace: str, name: str
+) -> tuple[Document, list[Document]]:
+    base = api_path("api", "v1", "namespaces", namespace)
+    pod = msgspec.json.decode(await api.get(base + api_path("pods", name)), type=Document)
+    pages = await api.list_pages(f"{base}/events", field_selector=f"involvedObject.name={name}")
+    uid = pod["metadata"].get("uid")
+    found = [item for page in pages for item in msgspec.json.decode(page).get("items") or []]
+    return pod, [one for one in found if one.get("involvedObject", {}).get("uid") in (None, uid)]
+
+
+def _show(timeline: Timeline) -> None:
+    uid = f", uid {timeline.uid}" if timeline.uid else ""
+    click.echo(f"Pod {timeline.namespace}/{timeline.pod}{uid}")
+    if timeline.trace_id:
+        click.echo(f"Trace {timeline.trace_id}")
+    first_s = timeline.lines[0].time_s
+    for line in timeline.lines:
+        cause = f": {line.cause}" if line.cause else ""
+        when, after = output.clock_time(line.time_s), f"+{line.time_s - first_s:.3f}s"
+        if line.to_the_second:
+            when, after = when.partition(".")[0] + "    ", ""
+        click.echo(f"{when} {after:>10}  {line.who}: {line.what}{cause}")
+        for detail in line.details:
+            click.echo(f"{'':24}{detail}")
+    for text in timeline.missing:
+        click.echo(f"Unavailable: {text}", err=True)
+
+
+def timeline_of(
     namespace: str,
     name: str,
     *,
@@ -60,14 +160,13 @@ def story_of(
     pod: Document | None,
     kube_events: Sequence[Document],
     missing: Sequence[str],
-) -> Story:
-    """Put together what the sources say."""
+) -> Timeline:
+    """Merge the sources."""
     lines: list[Line] = []
     if pod is not None:
         lines += _pod_lines(pod)
     lines += [line for event in kube_events if (line := _kube_line(event)) is not None]
-    told = [_event_line(event) for event in events]
-    lines += told
+    lines += [_event_line(event) for event in events]
     if explanation is not None:
         has_stream = {event.kind for event in events}
         if "decision" not in has_stream:
@@ -77,17 +176,17 @@ def story_of(
             lines += _allocation_lines(explanation)
     metadata: Document = {} if pod is None else pod["metadata"]
     parent = str((metadata.get("annotations") or {}).get(annotations.TRACEPARENT, "")).split("-")
-    return Story(
+    return Timeline(
         namespace=namespace,
         pod=name,
         uid=str(metadata.get("uid", "")),
         trace_id=parent[1] if len(parent) == 4 else "",  # noqa: PLR2004 - W3C trace context
-        lines=tuple(sorted(_once(lines), key=Line.order)),
+        lines=tuple(sorted(_deduplicated(lines), key=Line.order)),
         missing=tuple(missing),
     )
 
 
-def _once(lines: Iterable[Line]) -> Iterator[Line]:
+def _deduplicated(lines: Iterable[Line]) -> Iterator[Line]:
     seen: set[tuple[int, str, str]] = set()
     for line in lines:
         key = (round(line.time_s / _SAME_S), line.who, line.what)

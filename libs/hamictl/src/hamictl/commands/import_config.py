@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the files of a HAMi installation and writes ours: the hands of ``hamiconfig``.
+"""``hamictl import-config``: converts the configuration of a HAMi installation.
 
-Files may be given as they are or as the ConfigMap that holds them (``kubectl get configmap … -o
-yaml``). What is written is a kustomize component: the four services' settings, complete, and the
-device configuration; an overlay that lists it replaces the base's.
+Each input is a plain file or the ConfigMap that contains it (``kubectl get configmap … -o yaml``).
+The output is a kustomize component with the complete settings of the four services and the device
+configuration; an overlay that lists it replaces the base's. The conversion is ``hamiconfig``.
 """
 
 from pathlib import Path
@@ -17,18 +17,62 @@ from hami_common import documents, namespaces
 from hami_common.errors import SettingsInvalid
 from hamictl import output
 from hamictl.errors import InputRefused
-from hamictl.hamiconfig import SERVICES, Imported, NotUnderstood, import_hami
+from hamictl.hamiconfig import SERVICES, ConfigInvalid, Imported, import_hami
 
 DEVICE_CONFIG_KEY, NODE_CONFIG_KEY = "device-config.yaml", "config.json"
 _HEAD = """# SPDX-License-Identifier: Apache-2.0
-# Made from the configuration of HAMi by hamictl import-config.
+# Generated from the configuration of HAMi by hamictl import-config.
 """
+
+
+_file = click.Path(path_type=Path, dir_okay=False)
+_folder = click.Path(path_type=Path, file_okay=False)
+
+
+@click.command()
+@click.option("--device-config", type=_file, help="HAMi's device-config.yaml, or its ConfigMap.")
+@click.option(
+    "--node-config", type=_file, help="HAMi's node configuration config.json, or its ConfigMap."
+)
+@click.option("--values", type=_file, help="values.yaml of HAMi's Helm chart.")
+@click.option(
+    "--base",
+    type=_folder,
+    default=Path("deploy/kustomize/base/config"),
+    show_default=True,
+    help="Base settings that the imported ones override.",
+)
+@click.option(
+    "--out", type=_folder, help="New directory for the component; without it, print the settings."
+)
+def import_config(
+    *,
+    device_config: Path | None,
+    node_config: Path | None,
+    values: Path | None,
+    base: Path,
+    out: Path | None,
+) -> None:
+    """Convert HAMi 2.10 configuration to a kustomize component."""
+    if device_config is None and node_config is None and values is None:
+        raise InputRefused("nothing to import: give --device-config, --node-config or --values")
+    imported = read_hami(device_config=device_config, node_config=node_config, values=values)
+    rows = [[note.weight, note.key, note.text] for note in imported.notes]
+    output.table(["", "KEY", "NOTE"], rows, empty="All settings were imported.")
+    if out is None:
+        trees = {**imported.settings, "devices": imported.devices}
+        for name, tree in trees.items():
+            if tree:
+                click.echo(f"\n# {name}.toml\n{tomli_w.dumps(tree)}", nl=False)
+        return
+    for path in write_component(imported, base=base, out=out):
+        click.echo(f"written {path}")
 
 
 def read_hami(
     *, device_config: Path | None, node_config: Path | None, values: Path | None
 ) -> Imported:
-    """What the given files say, in our terms; ``InputRefused`` names file and key."""
+    """Convert the given files; ``InputRefused`` names the file and key."""
     chart = None if values is None else _document(values)
     plugin = (chart or {}).get("devicePlugin")
     own = (chart or {}).get("device-config")
@@ -47,12 +91,12 @@ def read_hami(
     }
     try:
         return import_hami(values=chart, **texts)
-    except NotUnderstood as error:
+    except ConfigInvalid as error:
         raise InputRefused(str(error)) from error
 
 
 def write_component(imported: Imported, *, base: Path, out: Path) -> tuple[Path, ...]:
-    """Write a component for overlays, whose settings are ``base``'s with the imported ones over.
+    """Write a kustomize component with ``base``'s settings and the imported ones merged.
 
     ``base`` is ``deploy/kustomize/base/config``. ``out`` must be empty or absent.
     """
@@ -98,7 +142,7 @@ def _write(path: Path, tree: dict[str, Any]) -> Path:
 
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """``below`` with every value that ``above`` names."""
+    """Merge two trees; values of ``above`` win."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -119,7 +163,7 @@ def _toml(path: Path) -> dict[str, Any]:
         raise InputRefused(f"{error.field}: {error.problem}; {error.fix}") from error
 
 
-def _inner(tree: object, key: str) -> Any:  # noqa: ANN401 - whatever the chart has there
+def _inner(tree: object, key: str) -> Any:  # noqa: ANN401 - any value of the chart
     return tree.get(key) if isinstance(tree, dict) else None
 
 
@@ -135,14 +179,14 @@ def _document(path: Path) -> dict[str, Any]:
         if len(found) != 1:
             raise InputRefused(
                 f"{path}: a ConfigMap without {DEVICE_CONFIG_KEY} or {NODE_CONFIG_KEY}; "
-                "it is not one of HAMi's"
+                "it is not of HAMi"
             )
         return _parsed(str(data[found[0]]), f"{path}: {found[0]}")
     return tree
 
 
 def _parsed(text: str, name: str) -> dict[str, Any]:
-    """YAML, of which JSON is a part."""
+    """Parse YAML or JSON."""
     try:
         tree = documents.yaml_one(text, field=name)
     except SettingsInvalid as error:
@@ -150,43 +194,3 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise InputRefused(f"{name}: not a mapping at its top")
     return tree
-
-
-_file = click.Path(path_type=Path, dir_okay=False)
-_folder = click.Path(path_type=Path, file_okay=False)
-
-
-@click.command(name="import-config")
-@click.option("--device-config", type=_file, help="device-config.yaml, or its ConfigMap.")
-@click.option("--node-config", type=_file, help="config.json of single nodes, or its ConfigMap.")
-@click.option("--values", type=_file, help="values.yaml of HAMi's chart.")
-@click.option(
-    "--base",
-    type=_folder,
-    default=Path("deploy/kustomize/base/config"),
-    show_default=True,
-    help="Settings of the installation that the imported ones are put over.",
-)
-@click.option("--out", type=_folder, help="New directory for the component; absent: only tell.")
-def import_command(
-    *,
-    device_config: Path | None,
-    node_config: Path | None,
-    values: Path | None,
-    base: Path,
-    out: Path | None,
-) -> None:
-    """Take over the configuration of HAMi 2.10 as a kustomize component."""
-    if device_config is None and node_config is None and values is None:
-        raise InputRefused("nothing to import: give --device-config, --node-config or --values")
-    imported = read_hami(device_config=device_config, node_config=node_config, values=values)
-    rows = [[note.weight, note.key, note.text] for note in imported.notes]
-    output.table(["", "KEY", "NOTE"], rows, empty="Everything was taken over.")
-    if out is None:
-        trees = {**imported.settings, "devices": imported.devices}
-        for name, tree in trees.items():
-            if tree:
-                click.echo(f"\n# {name}.toml\n{tomli_w.dumps(tree)}", nl=False)
-        return
-    for path in write_component(imported, base=base, out=out):
-        click.echo(f"written {path}")

@@ -1,30 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects what somebody needs who helps from afar, in one file, without secrets.
+"""``hamictl support-bundle``: collects diagnostics in one archive, without secrets.
 
-What cannot be reached is told in ``problems.txt`` and left out. Secrets are never asked for; in
-everything else values under keys that sound like a secret, tokens, keys in PEM, credentials in
-addresses and long random words after a word for a secret are replaced by ``REDACTED`` before they
-are written. Pods' environment is taken out of every object. Sizes in bytes.
+Sources that are unavailable are listed in ``problems.txt``. Secrets are never read. In all other
+objects, values of keys named like a secret, tokens, keys in PEM, credentials in URLs and values
+assigned to such names are replaced by ``REDACTED`` before they are written. The values of
+environment variables of pods are removed. Sizes in bytes.
 """
 
 import io
 import json
 import re
+import sys
 import tarfile
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import anyio
+import click
 import msgspec
 
-from hami_common import namespaces
 from hami_common.apipath import api_path
 from hami_common.errors import HamiError
 from hami_common.ports import KubeApi
+from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.natsio import Bus
-from hamictl import client
-from hamictl.bus import Wanted, last_sequence, read_events
-from hamictl.errors import Absent, Refused, Unreachable
+from hamictl import client, eventstream, kube, options, output
+from hamictl.errors import Absent, InputRefused, Refused, Unreachable
 
 REDACTED = "REDACTED"
 LOG_LINES = 2000
@@ -48,26 +53,81 @@ _NOT_SECRET = re.compile(r"(?i)(file|path|dir|name|_s|ref|mount\w*)$")
 _LOCATIONS = re.compile(r"^(/|[\w.-]+\.(pem|crt|key|toml|creds)$|true$|false$|\d+$)")
 
 
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@options.services_namespace_option
+@options.agents_namespace_option
+@options.bus_options
+@options.registry_option
+@options.scheduler_option
+@options.kubeconfig_option
+def support_bundle(  # noqa: PLR0917 - click passes them by name
+    file: Path,
+    namespace: str,
+    agents_namespace: str,
+    registry: str,
+    scheduler: str,
+    kubeconfig: str,
+    **login: str,
+) -> None:
+    """Collect diagnostics without secrets in one .tar.gz file."""
+    now_s = SystemClock().now_s()
+    collected = Bundle(output.progress)
+    collected.put("versions.json", {"hamictl": version("hamictl"), "python": sys.version})
+
+    async def services() -> None:
+        await collect_services(collected, registry=registry, scheduler=scheduler)
+
+    async def stream() -> None:
+        async with eventstream.open_bus(**login) as bus:
+            await collect_events(collected, bus)
+
+    anyio.run(services)
+    try:
+        anyio.run(stream)
+    except (HamiError, OSError) as error:
+        collected.problems.append(f"bus: {error}")
+    try:
+        kube.with_kube(
+            kubeconfig,
+            lambda api: collect_kubernetes(
+                collected, api, namespace=namespace, agents_namespace=agents_namespace
+            ),
+        )
+    except (Absent, Refused, Unreachable, InputRefused) as error:
+        collected.problems.append(f"kubernetes: {error.message}")
+    prefix = time.strftime("hami-support-%Y%m%d-%H%M%S", time.gmtime(now_s))
+    data = collected.tar(prefix=prefix, now_s=now_s)
+    try:
+        file.write_bytes(data)
+    except OSError as error:
+        message = f"{file}: {error.strerror}"
+        raise InputRefused(message) from error
+    click.echo(f"{file}: {len(collected.files)} files, {len(data)} bytes")
+    for problem in collected.problems:
+        click.echo(f"not collected: {problem}", err=True)
+
+
 class Bundle:
     """The files of a bundle as they are collected."""
 
     def __init__(self, progress: Callable[[str], None]) -> None:
-        """Tell ``progress`` what is being collected."""
+        """Report each name to ``progress`` before it is collected."""
         self.files: dict[str, bytes] = {}
         self.problems: list[str] = []
         self._progress = progress
 
     def put(self, name: str, value: object) -> None:
-        """Keep a document, without its secrets."""
+        """Add a document, without its secrets."""
         text = json.dumps(redact(value), indent=1, default=str)
         self.files[name] = redact_text(text).encode()
 
     def put_text(self, name: str, text: str) -> None:
-        """Keep a text, without its secrets."""
+        """Add a text, without its secrets."""
         self.files[name] = redact_text(text).encode()
 
     async def attempt(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Collect something; a failure is told in the bundle."""
+        """Run a collector; record its failure in ``problems``."""
         self._progress(name)
         try:
             await work()
@@ -75,7 +135,7 @@ class Bundle:
             self.problems.append(f"{name}: {redact_text(str(error))}")
 
     def tar(self, *, prefix: str, now_s: float) -> bytes:
-        """The bundle as a compressed archive."""
+        """Return the bundle as a compressed archive."""
         files = {**self.files, "problems.txt": "\n".join(self.problems).encode() + b"\n"}
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
@@ -87,7 +147,7 @@ class Bundle:
 
 
 def redact(value: object) -> object:
-    """The same without values under keys that sound like a secret, and without environments."""
+    """Replace values of keys named like a secret, and of environment variables."""
     if isinstance(value, dict):
         found: dict[str, object] = {}
         for key, inner in value.items():
@@ -100,7 +160,7 @@ def redact(value: object) -> object:
                 ]
             elif word in ("managedFields", "kubectl.kubernetes.io/last-applied-configuration"):
                 continue
-            elif _KEYS.search(word) and isinstance(inner, str) and not _is_harmless(word, inner):
+            elif _KEYS.search(word) and isinstance(inner, str) and not _is_reference(word, inner):
                 found[word] = REDACTED
             else:
                 found[word] = redact(inner)
@@ -110,8 +170,8 @@ def redact(value: object) -> object:
     return redact_text(value) if isinstance(value, str) else value
 
 
-def _is_harmless(key: str, text: str) -> bool:
-    """Whether a key that sounds like a secret only says where one is, or what it is called."""
+def _is_reference(key: str, text: str) -> bool:
+    """Return whether the value is only the location or name of a secret."""
     if not text:
         return True
     if key.lower().endswith("name") and _OBJECT_NAME.fullmatch(text):
@@ -120,7 +180,7 @@ def _is_harmless(key: str, text: str) -> bool:
 
 
 def redact_text(text: str) -> str:
-    """A text without what looks like a secret."""
+    """Replace everything in the text that looks like a secret."""
     text = _PEM.sub(REDACTED, text)
     text = _JWT.sub(REDACTED, text)
     text = _SEED.sub(REDACTED, text)
@@ -135,7 +195,7 @@ def _assigned(found: re.Match[str]) -> str:
 
 
 async def collect_services(bundle: Bundle, *, registry: str, scheduler: str) -> None:
-    """What registry and scheduler say: inventory, ledger, decisions, usage, checks, metrics."""
+    """Collect inventory, ledger, decisions, usage, checks and metrics of registry and scheduler."""
 
     async def documents(base: str, path: str, name: str) -> None:
         bundle.put(name, msgspec.json.decode(await client.ask(base, path, {})))
@@ -166,13 +226,13 @@ async def collect_services(bundle: Bundle, *, registry: str, scheduler: str) -> 
 
 
 async def collect_kubernetes(
-    bundle: Bundle, kube: KubeApi, *, namespace: str, agents_namespace: str = namespaces.AGENTS
+    bundle: Bundle, api: KubeApi, *, namespace: str, agents_namespace: str
 ) -> None:
-    """What is declared, what happened and what our pods wrote into their logs."""
+    """Collect objects and events of Kubernetes, and the logs of the services' pods."""
     pods: list[dict[str, Any]] = []
 
     async def listed(path: str, name: str) -> None:
-        pages = await kube.list_pages(path)
+        pages = await api.list_pages(path)
         items = [item for page in pages for item in msgspec.json.decode(page).get("items") or []]
         if name.endswith("/pods.json"):
             pods.extend(items)
@@ -202,7 +262,7 @@ async def collect_kubernetes(
         path = (
             f"/api/v1/namespaces/{where}/pods/{pod}/log?container={container}&tailLines={LOG_LINES}"
         )
-        text = (await kube.get(path)).decode(errors="replace")
+        text = (await api.get(path)).decode(errors="replace")
         bundle.put_text(f"logs/{pod}/{container}.log", text)
 
     for pod in pods:
@@ -213,13 +273,15 @@ async def collect_kubernetes(
 
 
 async def collect_events(bundle: Bundle, bus: Bus) -> None:
-    """The newest events of the integration stream: ledger, states, decisions, breaches."""
+    """Collect the newest events of the integration stream."""
 
     async def events() -> None:
-        start = max(1, await last_sequence(bus) - EVENTS)
+        start = max(1, await eventstream.last_sequence(bus) - EVENTS)
         kept = [
             msgspec.to_builtins(event)
-            async for event in read_events(bus, Wanted(), start=start, follow=False)
+            async for event in eventstream.read_events(
+                bus, eventstream.Filter(), start=start, follow=False
+            )
         ]
         bundle.put("bus/events.json", kept)
 

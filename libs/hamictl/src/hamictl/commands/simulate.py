@@ -1,39 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places the pods of manifests on a snapshot, with any policy, and tells what came of it.
+"""``hamictl simulate``: places the pods of manifests on a snapshot, under one or several policies.
 
-Quotas and queues take part: those of the snapshot, or others that are to be tried.
+Quotas and queues apply: those of the snapshot, or replacements for what-if questions.
 """
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import click
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from hami_common import documents
-from hami_common.errors import HamiError, RequestInvalid, SettingsInvalid
-from hami_common.events import codec
+from hami_common.errors import RequestInvalid, SettingsInvalid
 from hami_common.events.codec import UNDECODABLE
 from hami_common.model.request import PlacementPolicy, PodRequest, ScoringWeights
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
 from hami_common.vendors.catalog import Catalog, parse_policy
 from hami_core.ledger.podfacts import account_of
-from hami_core.planning.whatif import Governed, Outcome, Packing, packing, simulate
+from hami_core.planning import whatif
+from hami_core.planning.whatif import Outcome, Packing, packing
 from hami_core.quota import queues
 from hami_core.quota.accounts import QueueRow, QuotaRow
 from hami_core.quota.resourcequota import Asker, Quota, QuotaReader, count_resources
-from hami_core.replay.snapshot import Snapshot, load, load_quotas
-from hamictl.errors import InputRefused
+from hami_core.replay.snapshot import Snapshot, load
+from hamictl import manifests, options, output, quotatables
+from hamictl.errors import EXIT_NO, InputRefused
 from hamictl.manifests import read_objects
+from hamictl.snapshots import governed_by, read_snapshot
 
-_QUALITY_BY = ("cpu", "memory")
-"""Resources by which Kubernetes tells a pod's quality of service."""
+_QOS_RESOURCES = ("cpu", "memory")
+"""Resources that determine a pod's quality of service class."""
 
 
 class Rules(Struct, frozen=True, kw_only=True):
-    """Quotas and queues to try instead of the snapshot's."""
+    """Quotas and queues that replace the snapshot's."""
 
     quotas: tuple[Quota, ...] = ()
     """In place of those with the same namespace and name."""
@@ -42,7 +45,7 @@ class Rules(Struct, frozen=True, kw_only=True):
 
 
 class Rejected(Struct, frozen=True, kw_only=True):
-    """A pod that admission would refuse."""
+    """A pod that admission would deny."""
 
     namespace: str
     pod: str
@@ -50,20 +53,20 @@ class Rejected(Struct, frozen=True, kw_only=True):
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """A whole simulation."""
+    """Result of a simulation under one policy."""
 
     snapshot_id: str
     policy: PlacementPolicy
     placed: int
     refused: int
     without_devices: int
-    """Pods that ask for no device of ours."""
+    """Pods that request no device."""
     before: Packing
     after: Packing
     pods: tuple[Outcome, ...]
     rejected: tuple[Rejected, ...] = ()
     quotas: tuple[QuotaRow, ...] = ()
-    """Limits of ResourceQuotas and what is used under them afterwards."""
+    """Limits of ResourceQuotas, and use after the simulation."""
     queues: tuple[QueueRow, ...] = ()
 
 
@@ -73,28 +76,128 @@ class Comparison(Struct, frozen=True, kw_only=True):
     results: tuple[Result, ...]
 
 
-def read_snapshot(path: Path) -> Snapshot:
-    """A snapshot file, as ``hamictl snapshot`` or ``GET /v1/snapshot`` of a scheduler gives it."""
-    try:
-        body = path.read_bytes()
-    except OSError as error:
-        message = f"{path}: {error.strerror}"
-        raise InputRefused(message) from error
-    return decode_snapshot(body, what=str(path))
+@click.command()
+@options.snapshot_file_option
+@click.option(
+    "--pods",
+    "pod_files",
+    type=click.Path(path_type=Path),
+    required=True,
+    multiple=True,
+    help="Manifest of Pods, Deployments, StatefulSets, ReplicaSets or Jobs; may be repeated.",
+)
+@click.option(
+    "--policy",
+    multiple=True,
+    help="Scheduling policy: node=binpack|spread;device=…;weights=slot=1,core=1,memory=1. "
+    "Repeat to compare policies.",
+)
+@click.option(
+    "--queues",
+    "queues_file",
+    type=click.Path(path_type=Path),
+    help="Queues file that replaces the snapshot's queues.",
+)
+@click.option(
+    "--quotas",
+    "quota_files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="ResourceQuotas to add to the snapshot's; the same name replaces one.",
+)
+@click.option("--strict", is_flag=True, help="Exit with 1 if a pod is refused.")
+@options.format_option
+def simulate(  # noqa: PLR0917 - click passes them by name
+    snapshot_file: Path,
+    pod_files: tuple[Path, ...],
+    policy: tuple[str, ...],
+    queues_file: Path | None,
+    quota_files: tuple[Path, ...],
+    strict: bool,  # noqa: FBT001 - click passes flags so
+    format_: str,
+) -> None:
+    """Place pods on a snapshot and print where each would run.
+
+    Pods that do not fit are listed with their refusals and the closest fit.
+    """
+    known = read_snapshot(snapshot_file)
+    pods = [found for path in pod_files for found in manifests.read_pods(path)]
+    policies = policies_of(policy, known.policy)
+    rules = rules_of(quota_files, queues_file)
+    results = tuple(place(known, pods, one, rules) for one in policies)
+    first = results[0]
+    is_one = len(results) == 1
+    if not output.structured(first if is_one else Comparison(results=results), format_):
+        if is_one:
+            _show_result(first)
+        else:
+            _show_comparison(results)
+    if strict and any(result.refused for result in results):
+        raise SystemExit(EXIT_NO)
 
 
-def decode_snapshot(body: bytes, *, what: str) -> Snapshot:
-    """The same from its bytes."""
-    try:
-        return codec.decode(body, Snapshot, what=what)
-    except HamiError as error:
-        raise InputRefused(str(error)) from error
+def _show_comparison(results: tuple[Result, ...]) -> None:
+    rows = [
+        [
+            policy_text(result.policy),
+            result.placed,
+            result.refused,
+            f"{result.after.devices_used}/{result.after.devices}",
+            f"{result.after.used_devices_full:.0%}",
+            f"{result.after.stranded:.0%}",
+        ]
+        for result in results
+    ]
+    headings = [
+        "POLICY",
+        "PLACED",
+        "REFUSED",
+        "DEVICES USED",
+        "OF THEIR MEMORY BOOKED",
+        "FREE MEMORY STRANDED",
+    ]
+    output.table(headings, rows, empty="")
+
+
+def _show_result(result: Result) -> None:
+    rows = [
+        [one.namespace, one.pod, one.node or "-", output.shares(one.containers) or "refused"]
+        for one in result.pods
+    ]
+    output.table(["NAMESPACE", "POD", "NODE", "SHARES"], rows, empty="No pod requests a device.")
+    for one in result.pods:
+        if one.node:
+            continue
+        click.echo(f"\n{one.namespace}/{one.pod}:")
+        for refusal in one.refusals:
+            click.echo(f"  {refusal.nodes} nodes: {refusal.text}")
+        for change in one.closest[:3]:
+            click.echo(f"  closest fit: {change}")
+    for refused in result.rejected:
+        click.echo(f"\n{refused.namespace}/{refused.pod} would be refused: {refused.problem}")
+    click.echo(
+        f"\n{result.placed} placed, {result.refused} refused, "
+        f"{result.without_devices} without devices"
+    )
+    rows = [
+        [f"{one.devices_used}/{one.devices}", f"{one.used_devices_full:.0%}", f"{one.stranded:.0%}"]
+        for one in (result.before, result.after)
+    ]
+    headings = ["", "DEVICES USED", "OF THEIR MEMORY BOOKED", "FREE MEMORY STRANDED"]
+    named = [[name, *row] for name, row in zip(("before", "after"), rows, strict=True)]
+    output.table(headings, named, empty="")
+    if result.quotas:
+        click.echo()
+        quotatables.quotas(result.quotas)
+    if result.queues:
+        click.echo()
+        quotatables.queues(result.queues)
 
 
 def policies_of(words: tuple[str, ...], default: PlacementPolicy) -> list[PlacementPolicy]:
-    """The policies to compare, each ``node=…;device=…;weights=…`` over the snapshot's own.
+    """Parse the policies to compare, each ``node=…;device=…;weights=…`` over the default.
 
-    Several words without a semicolon, each about another part, make one policy together.
+    Words without a semicolon that each set a different part are joined to one policy.
     """
     parts = [tuple(filter(None, word.split(";"))) for word in words]
     named = [part.partition("=")[0] for some in parts for part in some]
@@ -104,7 +207,7 @@ def policies_of(words: tuple[str, ...], default: PlacementPolicy) -> list[Placem
 
 
 def policy_of(words: tuple[str, ...], default: PlacementPolicy) -> PlacementPolicy:
-    """Policy from ``node=…``, ``device=…``, ``weights=…`` words over the snapshot's own."""
+    """Parse a policy from ``node=…``, ``device=…``, ``weights=…`` words over the default."""
     keys = {
         "node": "hami.io/node-scheduler-policy",
         "device": "hami.io/gpu-scheduler-policy",
@@ -124,7 +227,7 @@ def policy_of(words: tuple[str, ...], default: PlacementPolicy) -> PlacementPoli
 
 
 def policy_text(policy: PlacementPolicy) -> str:
-    """The policy in the words that ``--policy`` takes."""
+    """Format the policy as a value of ``--policy``."""
     weights = policy.weights
     text = f"node={policy.node};device={','.join(policy.device)}"
     if weights != ScoringWeights():
@@ -133,7 +236,7 @@ def policy_text(policy: PlacementPolicy) -> str:
 
 
 def rules_of(quota_files: Iterable[Path], queues_file: Path | None) -> Rules:
-    """Quotas and queues from files, as the API server and the scheduler's settings have them."""
+    """Read quotas from ResourceQuota manifests, and queues from a queues file."""
     catalog = Catalog.from_settings()
     reader = QuotaReader(catalog)
     quotas: list[Quota] = []
@@ -168,36 +271,20 @@ def rules_of(quota_files: Iterable[Path], queues_file: Path | None) -> Rules:
     return Rules(quotas=tuple(quotas), tree=tree)
 
 
-def governed_by(
-    snapshot: Snapshot, askers: Mapping[str, Asker], rules: Rules | None = None
-) -> Governed:
-    """What is held under quotas in a snapshot, with ``rules`` in place of its own."""
-    try:
-        quota = load_quotas(snapshot)
-    except HamiError as error:
-        raise InputRefused(str(error)) from error
-    if rules is not None:
-        for one in rules.quotas:
-            quota.put_quota(one)
-        if rules.tree is not None:
-            quota.set_tree(rules.tree)
-    return Governed(quota, askers)
-
-
 def asker_of(pod: PodView, names: Mapping[str, tuple[str, str]]) -> Asker:
-    """The pod of a manifest as quotas look at it; ``names`` as of ``count_resources``."""
+    """Return the quota account of a manifest's pod; ``names`` as of ``count_resources``."""
     if not pod.status.qos_class:
         asked = {
             name
             for _, container in pod.containers_in_order()
             for name in (*container.limits(), *container.requests())
         }
-        if asked.isdisjoint(_QUALITY_BY):
+        if asked.isdisjoint(_QOS_RESOURCES):
             pod = replace(pod, status=replace(pod.status, qos_class="BestEffort"))
     return Asker(account=account_of(pod, names), wish=pod.labels().get(keys.QUEUE_LABEL, ""))
 
 
-def run(
+def place(
     snapshot: Snapshot,
     pods: list[PodView],
     policy: PlacementPolicy,
@@ -226,12 +313,17 @@ def run(
             askers[request.uid] = asker_of(pod, names)
             requests.append(request)
     ledger = load(snapshot)
-    governed = governed_by(snapshot, askers, rules)
+    governed = governed_by(snapshot, askers)
+    if rules is not None:
+        for quota in rules.quotas:
+            governed.quota.put_quota(quota)
+        if rules.tree is not None:
+            governed.quota.set_tree(rules.tree)
     exact = snapshot.exact
     inventory = snapshot.devices if exact is None else exact.inventory.devices
     devices = [(known.node, device) for known in inventory for device in known.devices]
     before = packing(ledger, devices, requests)
-    outcomes = tuple(simulate(ledger, requests, now_s=snapshot.time_s, governed=governed))
+    outcomes = tuple(whatif.simulate(ledger, requests, now_s=snapshot.time_s, governed=governed))
     placed = sum(1 for outcome in outcomes if outcome.node)
     return Result(
         snapshot_id=snapshot.snapshot_id,

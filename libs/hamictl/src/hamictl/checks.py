@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks for what keeps an installation from working, names each fault and says what to do.
+"""Checks an installation and names each fault with its fix, for ``hamictl doctor``.
 
-Two sources. Agents look at their own nodes and the registry at the bus (``GET /v1/checks``); the
-Kubernetes API shows what is declared: nodes and what they offer, the webhook and its certificates,
-kube-scheduler's configuration, the versions that run. The webhook itself is tried by creating a pod
-in a dry run. Nothing is changed. What cannot be asked is a finding itself, never taken for good.
+Two sources. Agents check their own nodes and the registry checks the bus (``GET /v1/checks``); the
+Kubernetes API has the objects: nodes and their resources, the webhook and its certificates,
+kube-scheduler's configuration, the versions that run. The webhook is tested by creating a pod in a
+dry run. Nothing is changed. A source that is unavailable is a finding of its own, never a pass.
 Times in Unix seconds.
 """
 
@@ -16,18 +16,17 @@ from typing import Any
 
 import msgspec
 
-from hami_common import documents, namespaces
+from hami_common import certificates, documents, namespaces
 from hami_common.errors import Denied, HamiError, NotFound, SettingsInvalid, Unavailable
 from hami_common.events.asking import CheckAnswer, Finding, Verdict
 from hami_common.ports import KubeApi
 from hami_common.vendors.catalog import Catalog
-from hamictl import certificates
 
 SCHEDULER_NAME = "hami-scheduler"
 WEBHOOK = "hami-webhook"
 AGENT = "hami-nodeagent"
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
-HELD_LEVELS = ("baseline", "restricted")
+ENFORCED_LEVELS = ("baseline", "restricted")
 BUS_TLS = "hami-nats-tls"
 PROBE = "hami-doctor-probe"
 NODE_LABEL = "hami.io/nvidia"
@@ -36,7 +35,7 @@ GPU_LABELS = (
     ("feature.node.kubernetes.io/pci-0302_10de.present", "true"),
     ("nvidia.com/gpu.present", "true"),
 )
-"""Labels of node-feature-discovery and of the GPU operator that say: here is an NVIDIA device."""
+"""Labels that node-feature-discovery and the GPU operator set on nodes with NVIDIA devices."""
 SOON_S = 14 * 86400.0
 SKEW_S = 5.0
 SKEW_FAIL_S = 60.0
@@ -64,8 +63,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
 
 
-def diagnosis(findings: Iterable[Finding]) -> Diagnosis:
-    """Sorted and counted."""
+def diagnose(findings: Iterable[Finding]) -> Diagnosis:
+    """Sort and count the findings."""
     order: dict[Verdict, int] = {"FAIL": 0, "WARN": 1, "PASS": 2}
     found = sorted(findings, key=lambda one: (order[one.verdict], one.check, one.node))
     return Diagnosis(
@@ -77,14 +76,14 @@ def diagnosis(findings: Iterable[Finding]) -> Diagnosis:
 
 
 def from_agents(checks: Checks, *, own_version: str, now_s: float) -> Iterator[Finding]:
-    """What agents and registry say, and what their answers say about clocks and versions."""
+    """Yield findings of agents and registry, and compare their clocks and versions."""
     yield from checks.findings
     for node in checks.silent:
         yield Finding(
             check="agent",
             verdict="FAIL",
             text="the node has devices and its agent does not answer",
-            fix="see the agent's pod on this node and whether it reaches NATS",
+            fix="check the agent's pod on this node and its connection to NATS",
             node=node,
         )
     for answer in checks.items:
@@ -105,15 +104,16 @@ def from_agents(checks: Checks, *, own_version: str, now_s: float) -> Iterator[F
 
 
 def _clock(skew_s: float, *, node: str) -> Finding:
-    whose = "the node's clock" if node else "the registry's clock"
-    of_whom = "the registry" if node else "this machine"
+    clock = "the node's clock" if node else "the registry's clock"
+    reference = "the registry" if node else "this machine"
     if abs(skew_s) < SKEW_S:
-        return Finding(check="clock", verdict="PASS", text=f"{whose} is right", node=node)
+        return Finding(check="clock", verdict="PASS", text=f"{clock} is in sync", node=node)
     return Finding(
         check="clock",
         verdict="FAIL" if abs(skew_s) >= SKEW_FAIL_S else "WARN",
-        text=f"{whose} is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} {of_whom}'s",
-        fix="let chrony or systemd-timesyncd set it",
+        text=f"{clock} is {abs(skew_s):.0f} s "
+        f"{'ahead of' if skew_s > 0 else 'behind'} {reference}'s",
+        fix="synchronize it with chrony or systemd-timesyncd",
         node=node,
     )
 
@@ -130,7 +130,7 @@ class ClusterDoctor:
         now_s: float,
         agents: Checks | None,
     ) -> None:
-        """``agents``: what the registry told, where it could be asked."""
+        """``agents``: the registry's checks; ``None`` if it is unavailable."""
         self._kube = kube
         self._namespace = namespace
         self._agents_namespace = agents_namespace
@@ -141,9 +141,9 @@ class ClusterDoctor:
         )
 
     async def findings(self) -> list[Finding]:
-        """Every finding; one that cannot be made says so."""
+        """Run every check; a check that fails to run becomes a finding."""
         found: list[Finding] = []
-        for name, look in (
+        for name, check in (
             ("node-labels", self.nodes),
             ("second-plugin", self.second_plugin),
             ("namespaces", self.namespaces),
@@ -153,7 +153,7 @@ class ClusterDoctor:
             ("versions", self.images),
         ):
             try:
-                found += await look()
+                found += await check()
             except NotFound as error:
                 found.append(
                     Finding(
@@ -168,8 +168,8 @@ class ClusterDoctor:
                     Finding(
                         check=name,
                         verdict="WARN",
-                        text=f"could not be looked at: {error}",
-                        fix="use an account that may read it",
+                        text=f"the check failed to run: {error}",
+                        fix="use an account with permission to read it",
                     )
                 )
         return found
@@ -185,7 +185,7 @@ class ClusterDoctor:
     # --- nodes -----------------------------------------------------------------------------------
 
     async def nodes(self) -> list[Finding]:
-        """Nodes with devices that nobody labelled, and labelled ones without an agent."""
+        """Find nodes with devices but no label, and labelled nodes without an agent."""
         known = (
             None
             if self._agents is None
@@ -214,7 +214,7 @@ class ClusterDoctor:
                         check="agent",
                         verdict="FAIL",
                         text=f"the node has label {NODE_LABEL} and no agent has reported from it",
-                        fix="see the agent's pod on this node: kubectl -n"
+                        fix="check the agent's pod on this node: kubectl -n"
                         f" {self._agents_namespace} get pods -o wide",
                         node=name,
                     )
@@ -226,7 +226,7 @@ class ClusterDoctor:
         return found
 
     async def second_plugin(self) -> list[Finding]:
-        """Pods of other device plugins beside ours."""
+        """Find DaemonSets of other device plugins."""
         found = []
         for item in await self._list("/apis/apps/v1/daemonsets"):
             metadata = item["metadata"]
@@ -249,7 +249,7 @@ class ClusterDoctor:
                         check="second-plugin",
                         verdict="FAIL",
                         text=f"DaemonSet {name} offers the same devices to kubelet",
-                        fix="keep it from our nodes by a node selector, or remove it; with the GPU"
+                        fix="exclude these nodes by its node selector, or remove it; with the GPU"
                         " operator set devicePlugin.enabled=false",
                     )
                 )
@@ -258,7 +258,7 @@ class ClusterDoctor:
         ]
 
     async def namespaces(self) -> list[Finding]:
-        """Agents left beside the services, and a namespace that would let such pods in."""
+        """Find agents of an older release, and a namespace that admits privileged pods."""
         found = []
         for item in await self._list(f"/apis/apps/v1/namespaces/{self._namespace}/daemonsets"):
             metadata = item["metadata"]
@@ -275,12 +275,12 @@ class ClusterDoctor:
                 )
         one = await self._get(f"/api/v1/namespaces/{self._namespace}")
         level = (one["metadata"].get("labels") or {}).get(POD_SECURITY, "")
-        if level not in HELD_LEVELS:
+        if level not in ENFORCED_LEVELS:
             found.append(
                 Finding(
                     check="namespaces",
                     verdict="WARN",
-                    text=f"namespace {self._namespace} admits pods of any Pod Security level",
+                    text=f"namespace {self._namespace} enforces no Pod Security level",
                     fix=f"kubectl label namespace {self._namespace} {POD_SECURITY}=restricted",
                 )
             )
@@ -295,15 +295,15 @@ class ClusterDoctor:
     # --- admission -------------------------------------------------------------------------------
 
     async def webhook(self) -> list[Finding]:
-        """Whether a pod that asks for a device passes our webhook."""
+        """Check that a pod with a device request passes the webhook."""
         path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/" + WEBHOOK
         configuration = await self._get(path)
         found = [
             Finding(
                 check="webhook",
                 verdict="FAIL",
-                text=f"webhook {hook.get('name')} has failurePolicy Ignore: while it is away, pods"
-                " get devices without any limit",
+                text=f"webhook {hook.get('name')} has failurePolicy Ignore: while it is"
+                " unavailable, pods get devices without any limit",
                 fix="apply deploy/kustomize/base/webhook-configuration.yaml",
             )
             for hook in configuration.get("webhooks") or []
@@ -339,16 +339,16 @@ class ClusterDoctor:
             return Finding(
                 check="webhook",
                 verdict="FAIL",
-                text=f"a pod that asks for a device goes to {scheduler}, past the webhook",
-                fix="see the matchConditions and selectors of the webhook configuration, and the"
+                text=f"a pod with a device request bypasses the webhook and goes to {scheduler}",
+                fix="check the matchConditions and selectors of the webhook configuration, and the"
                 " labels of namespace default",
             )
         return Finding(
-            check="webhook", verdict="PASS", text="a pod that asks for a device is admitted by us"
+            check="webhook", verdict="PASS", text="a pod with a device request is admitted"
         )
 
     async def certificates(self) -> list[Finding]:
-        """The webhook's certificate: how long it lasts, and whether the API server trusts it."""
+        """Check the lifetime of the webhook's certificate and that the API server trusts it."""
         configuration = await self._get(
             "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/" + WEBHOOK
         )
@@ -371,13 +371,13 @@ class ClusterDoctor:
                         verdict="FAIL",
                         text=f"the CA in the webhook configuration did not issue the certificate of"
                         f" {names[0]}",
-                        fix="run hamictl bootstrap, or see cert-manager's CA injector",
+                        fix="run hamictl bootstrap, or check cert-manager's CA injector",
                     )
                 )
         return found
 
     async def _bus_certificate(self) -> list[Finding]:
-        """That of NATS, where the installation has one."""
+        """Check the certificate of NATS, if the installation has one."""
         try:
             secret = await self._get(f"/api/v1/namespaces/{self._namespace}/secrets/{BUS_TLS}")
         except NotFound:
@@ -391,7 +391,7 @@ class ClusterDoctor:
             return Finding(
                 check="certificates",
                 verdict="FAIL",
-                text=f"{what} is missing or is no certificate",
+                text=f"{what} is missing or not a certificate",
                 fix="run hamictl bootstrap",
             )
         left_s = ends.timestamp() - self._now_s
@@ -399,24 +399,26 @@ class ClusterDoctor:
             return Finding(
                 check="certificates",
                 verdict="FAIL",
-                text=f"{what} ended on {ends:%Y-%m-%d %H:%M}",
-                fix="run hamictl bootstrap, and see why nothing renewed it",
+                text=f"{what} expired on {ends:%Y-%m-%d %H:%M}",
+                fix="run hamictl bootstrap, and check the CronJob that renews it",
             )
         if left_s < SOON_S:
             return Finding(
                 check="certificates",
                 verdict="WARN",
-                text=f"{what} ends in {left_s / 86400:.0f} days",
-                fix="see that the job that renews it runs",
+                text=f"{what} expires in {left_s / 86400:.0f} days",
+                fix="check the CronJob that renews it",
             )
         return Finding(
-            check="certificates", verdict="PASS", text=f"{what} lasts {left_s / 86400:.0f} days"
+            check="certificates",
+            verdict="PASS",
+            text=f"{what} is valid for {left_s / 86400:.0f} days",
         )
 
     # --- kube-scheduler --------------------------------------------------------------------------
 
     async def kube_scheduler(self) -> list[Finding]:
-        """Whether a kube-scheduler asks our scheduler about our pods."""
+        """Check that a kube-scheduler calls the extender for the profile."""
         texts = [
             text
             for item in await self._list(f"/api/v1/namespaces/{self._namespace}/configmaps")
@@ -442,7 +444,7 @@ class ClusterDoctor:
             Finding(
                 check="kube-scheduler",
                 verdict="PASS",
-                text=f"profile {SCHEDULER_NAME} asks our scheduler",
+                text=f"profile {SCHEDULER_NAME} calls the extender",
             )
         ]
 
@@ -458,37 +460,37 @@ class ClusterDoctor:
                 f"no profile {SCHEDULER_NAME}",
                 f"add a profile with schedulerName {SCHEDULER_NAME}",
             )
-        ours = [
+        extenders = [
             one
             for one in configuration.get("extenders") or []
             if one.get("filterVerb") and one.get("bindVerb")
         ]
-        if not ours:
+        if not extenders:
             yield "no extender with filterVerb and bindVerb", "add the extender of deploy/kustomize"
             return
-        managed = {r.get("name") for one in ours for r in one.get("managedResources") or []}
+        managed = {r.get("name") for one in extenders for r in one.get("managedResources") or []}
         missing = sorted(self._resources - managed) if managed else []
         if missing:
             yield (
-                f"the extender is not asked about {', '.join(missing[:3])}"
+                f"the extender does not manage {', '.join(missing[:3])}"
                 + (f" and {len(missing) - 3} more" if len(missing) > 3 else ""),  # noqa: PLR2004
-                "name every resource under managedResources, with ignoredByScheduler: true",
+                "list every resource under managedResources, with ignoredByScheduler: true",
             )
-        if any(one.get("ignorable") for one in ours):
+        if any(one.get("ignorable") for one in extenders):
             yield (
-                "the extender is ignorable: while it is away pods are placed without any share",
+                "the extender is ignorable: during an outage, pods are placed without a share",
                 "set ignorable: false",
             )
         if configuration.get("percentageOfNodesToScore") != 100:  # noqa: PLR2004 - percent
             yield (
-                "percentageOfNodesToScore is not 100: a pod may wait although a device is free",
+                "percentageOfNodesToScore is not 100: a pod may stay pending beside a free device",
                 "set percentageOfNodesToScore: 100",
             )
 
     # --- versions --------------------------------------------------------------------------------
 
     async def images(self) -> list[Finding]:
-        """Whether all services run images of one version."""
+        """Check that all services run images of one version."""
         tags: dict[str, str] = {}
         for namespace, kind in (
             (self._namespace, "deployments"),
@@ -501,12 +503,12 @@ class ClusterDoctor:
                         name = f"{item['metadata']['name']}/{container['name']}"
                         tags[name] = _version_of(image)
         if len(set(filter(None, tags.values()))) > 1:
-            told = ", ".join(f"{name} {tag}" for name, tag in sorted(tags.items()))
+            listed = ", ".join(f"{name} {tag}" for name, tag in sorted(tags.items()))
             return [
                 Finding(
                     check="versions",
                     verdict="WARN",
-                    text=f"images of several versions: {told}",
+                    text=f"images of several versions: {listed}",
                     fix="finish the upgrade",
                 )
             ]
@@ -514,7 +516,7 @@ class ClusterDoctor:
 
 
 def _version_of(image: str) -> str:
-    """Tag of an image; empty for one by digest alone, which says nothing of its version."""
+    """Return the tag of an image; empty for a digest, which has no version."""
     named, _, digest = image.rpartition("/")[2].partition("@")
     return named.partition(":")[2] or ("" if digest else "latest")
 
@@ -525,8 +527,8 @@ def _refused(error: Denied) -> Finding:
         return Finding(
             check="webhook",
             verdict="WARN",
-            text=f"a pod could not be tried in a dry run: {text}",
-            fix="use an account that may create pods in namespace default",
+            text=f"creating a pod in a dry run failed: {text}",
+            fix="use an account with permission to create pods in namespace default",
         )
     if "x509" in text or "certificate" in text:
         return Finding(
@@ -539,14 +541,14 @@ def _refused(error: Denied) -> Finding:
         return Finding(
             check="webhook",
             verdict="WARN",
-            text=f"the webhook refuses the smallest pod: {text}",
-            fix="see its settings",
+            text=f"the webhook denies a minimal pod: {text}",
+            fix="check the webhook's settings",
         )
     return Finding(
         check="webhook",
         verdict="FAIL",
         text=f"the API server does not reach the webhook: {text}",
-        fix="see the pods and endpoints of Service hami-webhook, and network policies",
+        fix="check the pods and endpoints of Service hami-webhook, and network policies",
     )
 
 
@@ -558,7 +560,7 @@ def _decoded(text: str) -> bytes:
 
 
 def rows_of(found: Sequence[Finding], *, is_wide: bool) -> list[list[object]]:
-    """Rows of a table; what passed is left out unless wide."""
+    """Return rows of a table, without passed checks unless wide."""
     return [
         [one.verdict, one.check, one.node or "-", one.text, one.fix or "-"]
         for one in found

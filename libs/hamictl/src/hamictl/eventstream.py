@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The integration stream, read from any sequence on: what ``events`` and ``trace`` show.
+"""Reads the integration stream from a sequence number on, for ``events`` and ``trace``.
 
-Messages are read one after the other by their sequence, which is also how reading goes on after a
-break: no consumer is kept on the server. The newest message of the stream is the end, unless the
-reader follows. Times in Unix seconds.
+Messages are read one by one by sequence number, so a reader resumes after an interruption without a
+consumer on the server. Reading ends at the newest message, unless the reader follows the stream.
+Times in Unix seconds.
 """
 
 import base64
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
 import anyio
-import click
 import msgspec
 
 from hami_common.bus import subjects
-from hami_common.errors import Unavailable, WireInvalid
+from hami_common.errors import Denied, SettingsInvalid, Unavailable, WireInvalid
 from hami_common.events.codec import UNDECODABLE
 from hami_common.runtime import natsio
 from hami_common.runtime.natsio import Bus
+from hamictl.errors import InputRefused, Unreachable
 
 KINDS = (
     "allocation",
@@ -37,32 +37,6 @@ START_S = 5.0
 POLL_S = 0.3
 _NOT_FOUND = 404
 
-nats_option = click.option(
-    "--nats",
-    envvar="HAMICTL_NATS",
-    default="nats://127.0.0.1:4222",
-    show_default=True,
-    show_envvar=True,
-    help="The NATS server, for example by kubectl port-forward.",
-)
-_creds_option = click.option(
-    "--nats-creds", envvar="HAMICTL_NATS_CREDS", default="", help="Credentials file of the login."
-)
-_seed_option = click.option(
-    "--nats-seed",
-    envvar="HAMICTL_NATS_SEED",
-    default="",
-    help="File with the seed of the login, such as that of Secret hami-bus-operator.",
-)
-ca_option = click.option(
-    "--nats-ca", envvar="HAMICTL_NATS_CA", default="", help="PEM bundle; given: TLS is required."
-)
-
-
-def creds_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of the login to the bus, of which at most one is given."""
-    return _creds_option(_seed_option(command))
-
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One message of the stream."""
@@ -77,16 +51,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     record: dict[str, Any]
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events."""
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """Selects events; an empty field selects all."""
 
     kinds: frozenset[str] = frozenset(KINDS)
     node: str = ""
     namespace: str = ""
     pod: str = ""
 
-    def has(self, event: Event) -> bool:
-        """Whether the event is one of them."""
+    def matches(self, event: Event) -> bool:
+        """Return whether the event is selected."""
         return (
             event.kind in self.kinds
             and self.node in ("", event.node)
@@ -99,7 +73,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 async def open_bus(
     *, nats: str, nats_creds: str, nats_seed: str, nats_ca: str
 ) -> AsyncIterator[Bus]:
-    """The bus; ``Unavailable`` when it does not answer."""
+    """Connect to NATS; raises ``Unavailable`` if it does not answer."""
     login = natsio.NatsLogin(creds=nats_creds, seed_file=nats_seed)
     async with natsio.connect(
         [nats], name="hamictl", login=login, ca_file=nats_ca, start_timeout_s=START_S
@@ -107,13 +81,23 @@ async def open_bus(
         yield bus
 
 
-async def read_events(
-    bus: Bus, wanted: Wanted, *, start: int, follow: bool
-) -> AsyncIterator[Event]:
-    """Wanted events from sequence ``start`` on, in order; ``follow``: for ever.
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    """Run work that uses the bus; its errors become errors of the command."""
+    try:
+        anyio.run(work)
+    except (Unavailable, Denied) as error:
+        raise Unreachable(str(error)) from error
+    except SettingsInvalid as error:
+        raise InputRefused(str(error)) from error
 
-    ``start`` 0 is the end of the stream, or its beginning where it is not followed. What the
-    stream no longer has is skipped.
+
+async def read_events(
+    bus: Bus, wanted: Filter, *, start: int, follow: bool
+) -> AsyncIterator[Event]:
+    """Yield wanted events from sequence ``start`` on; ``follow``: until cancelled.
+
+    ``start`` 0 is the end of the stream when following, else its beginning. Expired messages are
+    skipped.
     """
     kind = next(iter(wanted.kinds)) if len(wanted.kinds) == 1 else ""
     pattern = f"{subjects.EVENT_PREFIX}.{kind or '*'}.>"
@@ -128,12 +112,12 @@ async def read_events(
             await anyio.sleep(POLL_S)
             continue
         sequence = found.sequence + 1
-        if wanted.has(found):
+        if wanted.matches(found):
             yield found
 
 
 async def last_sequence(bus: Bus) -> int:
-    """Sequence of the newest message."""
+    """Return the sequence number of the newest message."""
     answer = await _api(bus, f"STREAM.INFO.{subjects.EVENTS_STREAM}", {})
     if "error" in answer:
         raise Unavailable(peer="NATS", detail=str(answer["error"].get("description")))
@@ -141,8 +125,8 @@ async def last_sequence(bus: Bus) -> int:
 
 
 async def _next(bus: Bus, sequence: int, pattern: str) -> Event | None:
-    question = {"seq": sequence, "next_by_subj": pattern}
-    answer = await _api(bus, f"STREAM.MSG.GET.{subjects.EVENTS_STREAM}", question)
+    request = {"seq": sequence, "next_by_subj": pattern}
+    answer = await _api(bus, f"STREAM.MSG.GET.{subjects.EVENTS_STREAM}", request)
     if (error := answer.get("error")) is not None:
         if error.get("code") == _NOT_FOUND:
             return None
@@ -150,17 +134,17 @@ async def _next(bus: Bus, sequence: int, pattern: str) -> Event | None:
     return event_of(answer["message"])
 
 
-async def _api(bus: Bus, what: str, question: dict[str, Any]) -> dict[str, Any]:
-    answer = await bus.request(f"$JS.API.{what}", json.dumps(question).encode())
+async def _api(bus: Bus, method: str, request: dict[str, Any]) -> dict[str, Any]:
+    answer = await bus.request(f"$JS.API.{method}", json.dumps(request).encode())
     try:
         decoded: dict[str, Any] = msgspec.json.decode(answer.data, type=dict[str, Any])
     except UNDECODABLE as error:
-        raise WireInvalid(what=what, problem=str(error)) from error
+        raise WireInvalid(what=method, problem=str(error)) from error
     return decoded
 
 
 def event_of(message: dict[str, Any]) -> Event:
-    """An event from the message as JetStream's API gives it."""
+    """Decode a message of JetStream's API."""
     subject = str(message["subject"])
     tokens = subject.removeprefix(f"{subjects.EVENT_PREFIX}.").split(".")
     data = base64.b64decode(message.get("data") or "")
@@ -182,7 +166,7 @@ def event_of(message: dict[str, Any]) -> Event:
 
 
 def _node(subject: str, record: dict[str, Any]) -> str:
-    """The node that the subject names: who may publish on it speaks for that node alone."""
+    """Node of the subject: a publisher may only use the subjects of its own node."""
     try:
         return subjects.named(subject)["node"]
     except WireInvalid:
@@ -190,7 +174,7 @@ def _node(subject: str, record: dict[str, Any]) -> str:
 
 
 def _to_micros(text: str) -> str:
-    """RFC 3339 with at most six digits of a second, as Python reads it."""
+    """Shorten RFC 3339 to six digits of a second, which Python can parse."""
     head, dot, rest = text.partition(".")
     if not dot:
         return text.replace("Z", "+00:00")
@@ -199,7 +183,7 @@ def _to_micros(text: str) -> str:
 
 
 def summary(event: Event) -> str:
-    """The event in one line, without who and where."""
+    """Summarize the event in one line, without its pod and node."""
     record = event.record
     match event.kind:
         case "allocation":

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``hamictl explain``: shows why a pod is placed where it is, or pending.
+
+The registry has the recorded decisions. The current verdict of a pending pod is computed here with
+the scheduler's core on a snapshot, quotas and queues included. Gangs are not in a snapshot: their
+refusals appear only in recorded decisions.
+"""
+
+import time
+from pathlib import Path
+
+import click
+from msgspec import Struct
+from msgspec.structs import replace
+
+from hami_common.events.decision import DecisionRecord
+from hami_core.placement.reasons import DeviceVerdict
+from hami_core.planning.whatif import Standing, standing
+from hami_core.replay.snapshot import Snapshot, load
+from hamictl import client, options, output
+from hamictl.client import Allocation, Explanation
+from hamictl.errors import Absent, Unreachable
+from hamictl.snapshots import decode_snapshot, governed_by, read_snapshot
+
+
+class PodExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Recorded decisions of a pod and, while it is pending, its current verdict."""
+
+    namespace: str
+    pod: str
+    decisions: tuple[DecisionRecord, ...]
+    allocations: tuple[Allocation, ...]
+    snapshot_id: str = ""
+    """Snapshot that ``now`` was computed from."""
+    now: Standing | None = None
+    """Set for a pending pod."""
+    problem: str = ""
+    """Reason that ``now`` is missing."""
+
+
+@click.group()
+def explain() -> None:
+    """Explain why a pod is placed where it is, or pending."""
+
+
+@explain.command()
+@click.argument("name")
+@options.pod_namespace_option
+@click.option("--node", default="", help="Also show the verdict for each device of this node.")
+@click.option(
+    "--snapshot",
+    "snapshot_file",
+    type=click.Path(path_type=Path),
+    help="Snapshot file to use instead of a scheduler's current state.",
+)
+@options.scheduler_option
+@options.registry_option
+@options.format_option
+def pod(  # noqa: PLR0917 - click passes them by name
+    name: str,
+    namespace: str,
+    node: str,
+    snapshot_file: Path | None,
+    scheduler: str,
+    registry: str,
+    format_: str,
+) -> None:
+    """Explain a pod's placement, or the closest fit if it is pending."""
+    answer = explain_pod(
+        namespace, name, node=node, registry=registry, scheduler=scheduler, file=snapshot_file
+    )
+    if not output.structured(answer, format_):
+        _show_recorded(answer)
+        _show_now(answer)
+
+
+def _show_now(answer: PodExplanation) -> None:
+    now = answer.now
+    if now is None:
+        if answer.problem:
+            click.echo(f"  now: {answer.problem}")
+        return
+    click.echo(f"  now: {now.feasible} of {now.nodes} nodes fit")
+    if now.best:
+        click.echo(f"    {now.best} would be chosen")
+    for refusal in now.refusals:
+        click.echo(f"    {refusal.nodes} nodes: {refusal.text}")
+    for change in now.closest[:3]:
+        click.echo(f"    closest fit: {change}")
+    if not now.best and not now.closest:
+        click.echo("    closest fit: no single change of the request would let the pod fit")
+    if now.explained is not None:
+        rows = [
+            [step.container, device.uuid, _verdict(device)]
+            for step in now.explained.steps
+            for device in step.devices
+        ]
+        empty = f"{now.explained.node} has no device of this kind."
+        output.table(["CONTAINER", f"DEVICE ON {now.explained.node}", "VERDICT"], rows, empty=empty)
+
+
+def _verdict(device: DeviceVerdict) -> str:
+    if device.code is None:
+        return "fits, taken" if device.taken else "fits"
+    if not device.wanted:
+        return device.code
+    return f"{device.code}: {device.wanted} wanted, {device.free} free"
+
+
+def _show_recorded(answer: PodExplanation) -> None:
+    click.echo(f"Pod {answer.namespace}/{answer.pod}")
+    for one in answer.allocations:
+        reason = f" ({one.reason})" if one.reason else ""
+        click.echo(f"  {one.state} on {one.node}{reason}: {output.shares(one.containers)}")
+    if not answer.decisions:
+        click.echo("  No decision is recorded.")
+    for decision in answer.decisions:
+        when = time.strftime("%H:%M:%S", time.localtime(decision.time_s))
+        feasible = f"{decision.nodes_feasible} of {decision.nodes_considered} nodes fit"
+        if decision.nodes_named:
+            feasible += f", the best {decision.nodes_named} were named to kube-scheduler"
+        click.echo(f"  {when} {decision.verb}: {decision.verdict}, {feasible}")
+        for refusal in decision.refusals:
+            click.echo(f"    {refusal.count} nodes: {refusal.text}")
+
+
+def explain_pod(
+    namespace: str, name: str, *, node: str, registry: str, scheduler: str, file: Path | None
+) -> PodExplanation:
+    """Read the registry and, if the pod is pending, a scheduler's state or a snapshot file."""
+    absent: Absent | None = None
+    recorded = Explanation(namespace=namespace, pod=name, decisions=(), allocations=())
+    try:
+        recorded = client.read(Explanation, registry, f"/v1/explain/{namespace}/{name}")
+    except Absent as error:
+        absent = error
+    except Unreachable:
+        if file is None:  # with a file, a cluster is not required
+            raise
+    answer = PodExplanation(
+        namespace=recorded.namespace,
+        pod=recorded.pod,
+        decisions=recorded.decisions,
+        allocations=recorded.allocations,
+    )
+    if any(one.state not in ("released", "failed") for one in recorded.allocations):
+        return answer
+    try:
+        known = _state(scheduler, file)
+    except Unreachable as error:
+        if absent is not None:
+            raise absent from error
+        return replace(answer, problem=error.message)
+    request = next((r for r in known.waiting if (r.namespace, r.name) == (namespace, name)), None)
+    if request is None:
+        if absent is not None:
+            raise absent
+        return replace(
+            answer,
+            snapshot_id=known.snapshot_id,
+            problem="the scheduler has no such pending pod",
+        )
+    return replace(
+        answer,
+        snapshot_id=known.snapshot_id,
+        now=standing(
+            load(known), request, node=node, governed=governed_by(known, known.quotas.askers)
+        ),
+    )
+
+
+def _state(scheduler: str, file: Path | None) -> Snapshot:
+    if file is not None:
+        return read_snapshot(file)
+    body = client.fetch(scheduler, "/v1/snapshot")
+    return decode_snapshot(body, what=f"{scheduler}/v1/snapshot")

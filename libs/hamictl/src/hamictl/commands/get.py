@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``hamictl get``: lists objects of the registry and the scheduler."""
+
+import click
+
+from hami_common.model.quarantine import QuarantinedObject
+from hami_common.runtime.clock import SystemClock
+from hamictl import client, options, output, quotatables
+from hamictl.client import Allocation, Device, Node
+
+_CLOCK = SystemClock()
+
+
+@click.group()
+def get() -> None:
+    """List nodes, devices, allocations, queues and more."""
+
+
+@get.command()
+@options.registry_option
+@options.format_option
+def nodes(registry: str, format_: str) -> None:
+    """List nodes with their booked memory."""
+    answer = client.read(client.Nodes, registry, "/v1/nodes")
+    if output.structured(answer, format_):
+        return
+    headings = ["NODE", "VENDORS", "DEVICES", "MEMORY MIB", "PODS", "STATUS"]
+    output.table(headings, [_node(node) for node in answer.items], empty="No devices found.")
+
+
+def _node(node: Node) -> list[object]:
+    status = "Ready" if node.alive else "Silent"
+    return [
+        node.node,
+        ",".join(node.vendors),
+        f"{node.devices_usable}/{node.devices}",
+        output.part(node.booked_mib, node.capacity_mib),
+        node.allocations,
+        f"{status}: {node.problem}" if node.problem else status,
+    ]
+
+
+@get.command()
+@options.only_node_option
+@click.option("--vendor", default="", help="Only show this vendor.")
+@options.registry_option
+@options.format_option
+def devices(node: str, vendor: str, registry: str, format_: str) -> None:
+    """List devices with their booked memory, compute and slots."""
+    answer = client.read(client.Devices, registry, "/v1/devices", node=node, vendor=vendor)
+    if output.structured(answer, format_):
+        return
+    headings = ["NODE", "INDEX", "TYPE", "MEMORY MIB", "CORES %", "SLOTS", "STATUS"]
+    is_wide = format_ == "wide"
+    if is_wide:
+        headings += ["MODE", "NUMA", "UUID"]
+    rows = [_device(device, is_wide=is_wide) for device in answer.items]
+    output.table(headings, rows, empty="No devices found.")
+
+
+def _device(device: Device, *, is_wide: bool) -> list[object]:
+    status = "Healthy" if device.healthy else f"Unhealthy: {device.health_reason}"
+    if device.cordoned:
+        status += ", cordoned"
+    if device.exclusive:
+        status += ", exclusive"
+    row: list[object] = [
+        device.node,
+        device.index,
+        device.type,
+        output.part(device.booked_mib, device.capacity_mib),
+        output.part(device.booked_core_pct, device.capacity_core_pct),
+        f"{device.booked_slots}/{device.slots}",
+        status,
+    ]
+    if is_wide:
+        row += [device.mode, "-" if device.numa is None else device.numa, device.uuid]
+    return row
+
+
+@get.command()
+@options.only_namespace_option
+@click.option("--released", is_flag=True, help="Also show released allocations.")
+@options.registry_option
+@options.format_option
+def allocations(namespace: str, released: bool, registry: str, format_: str) -> None:  # noqa: FBT001 - click passes flags so
+    """List allocations: the shares of devices that pods hold."""
+    answer = client.read(
+        client.Allocations,
+        registry,
+        "/v1/allocations",
+        namespace=namespace,
+        released="true" if released else "",
+    )
+    if output.structured(answer, format_):
+        return
+    headings = ["NAMESPACE", "POD", "NODE", "STATE", "SHARES", "AGE"]
+    is_wide = format_ == "wide"
+    if is_wide:
+        headings += ["ENFORCEMENT", "LEDGER", "ALLOCATION"]
+    rows = [_allocation(one, is_wide=is_wide) for one in answer.items]
+    output.table(headings, rows, empty="No allocations found.")
+
+
+def _allocation(one: Allocation, *, is_wide: bool) -> list[object]:
+    state = f"{one.state}: {one.reason}" if one.reason else one.state
+    row: list[object] = [
+        one.namespace,
+        one.pod,
+        one.node,
+        state,
+        output.shares(one.containers),
+        output.age(_CLOCK.now_s() - one.reserved_s),
+    ]
+    if is_wide:
+        row += [one.enforcement or "-", one.ledger_seq, one.allocation_id]
+    return row
+
+
+@get.command()
+@options.only_namespace_option
+@options.registry_option
+@options.format_option
+def quarantine(namespace: str, registry: str, format_: str) -> None:
+    """List objects that a service cannot handle and retries."""
+    answer = client.read(client.QuarantinedObjects, registry, "/v1/quarantine", namespace=namespace)
+    if output.structured(answer, format_):
+        return
+    headings = ["SERVICE", "REPLICA", "KIND", "OBJECT", "FAILURES", "AGE", "PROBLEM"]
+    is_wide = format_ == "wide"
+    if is_wide:
+        headings += ["LAST", "KEY"]
+    rows = [_quarantined(one, is_wide=is_wide) for one in answer.items]
+    output.table(headings, rows, empty="No objects in quarantine.")
+
+
+def _quarantined(one: QuarantinedObject, *, is_wide: bool) -> list[object]:
+    name = f"{one.namespace}/{one.name}" if one.namespace else one.name
+    now_s = _CLOCK.now_s()
+    row: list[object] = [
+        one.service,
+        one.replica,
+        one.kind,
+        name or one.key,
+        one.failures,
+        output.age(now_s - one.first_s),
+        one.problem,
+    ]
+    if is_wide:
+        row += [output.age(now_s - one.last_s), one.key]
+    return row
+
+
+@get.command()
+@options.scheduler_option
+@options.format_option
+def queues(scheduler: str, format_: str) -> None:
+    """List queues with their use, parents first."""
+    answer = client.read(client.Queues, scheduler, "/v1/queues")
+    if output.structured(answer, format_):
+        return
+    if answer.problem:
+        click.echo(f"The queues file is not in force: {answer.problem}", err=True)
+    quotatables.queues(answer.items)
+
+
+@get.command()
+@options.only_namespace_option
+@options.scheduler_option
+@options.format_option
+def quotas(namespace: str, scheduler: str, format_: str) -> None:
+    """List ResourceQuotas that limit devices, with their use."""
+    answer = client.read(client.Quotas, scheduler, "/v1/quotas")
+    found = tuple(one for one in answer.items if namespace in ("", one.namespace))
+    if not output.structured(client.Quotas(items=found), format_):
+        quotatables.quotas(found)
