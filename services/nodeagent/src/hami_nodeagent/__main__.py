@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry points: ``python -m hami_nodeagent --config FILE``, or another program before the flags.
 
-``plugin-proxy`` and ``agent-devices`` are processes of their own that must stay small: they load
-nothing of the agent.
+``plugin-proxy`` and ``agent-devices`` run as separate processes that must stay small: they import
+no module of the agent.
 """
 
 import sys

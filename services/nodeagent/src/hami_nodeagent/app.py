@@ -2,10 +2,10 @@
 """Composition root of the node agent: drivers, kubelet, pods, ledger; orders start and stop.
 
 Kubelet is served first, from the files of the last run, because containers of this node may have to
-start while the bus or the API server is away (node reboot). Then the API server and the bus are
-waited for: on a node that has no files yet for ``start_timeout_s``, else for ever. Ready means:
-devices reported, ledger and pods read. On the way out kubelet's side ends first; that kubelet loses
-its plugin for a moment stops no container.
+start while the bus or the API server is unavailable (node reboot). Then the agent waits for the API
+server and the bus: on a node without files for ``start_timeout_s``, else indefinitely. Ready means
+that devices are reported and that ledger and pods are read. At shutdown the connection to kubelet
+ends first; a plugin that is missing for a moment stops no container.
 """
 
 import logging
@@ -42,9 +42,9 @@ from hami_common.runtime.tasks import StartedOnce, background, finish_within
 from hami_common.vendors import nvidia
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.modes import check_setting
-from hami_nodeagent.drivers import Driver, build_driver
+from hami_nodeagent.drivers.catalog import build_driver
 from hami_nodeagent.drivers.choice import chosen_drivers
-from hami_nodeagent.drivers.protocol import ModeSwitch
+from hami_nodeagent.drivers.protocol import Driver, ModeSwitch
 from hami_nodeagent.settings import NvidiaSettings, Settings
 from hami_nodeagent.shell.allocate import Allocator, GrantKeeper
 from hami_nodeagent.shell.answers import Answers
@@ -93,7 +93,7 @@ class _Startable(Protocol):
 
 
 class _Parts:
-    """What the tasks share."""
+    """State that the tasks share."""
 
     def __init__(self, context: ServiceContext[Settings]) -> None:
         settings = context.settings
@@ -109,7 +109,7 @@ class _Parts:
             if canonical.node == settings.node_name:
                 picture.set_canonical(canonical)
         self.has_past = bool(past)
-        """An earlier run knew devices, so containers of this node may depend on us."""
+        """An earlier run recorded devices, so containers of this node may depend on the agent."""
         self.context = context
         self.site = Site(
             picture=picture,
@@ -161,9 +161,9 @@ class _Parts:
         )
         self.recorder: EventRecorder | None = None
         self.kube: KubeApi | None = None
-        """Set once the API server was reached."""
+        """Set after the first connection to the API server."""
         self.publisher: Publisher | None = None
-        """Set once the bus was reached."""
+        """Set after the first connection to the bus."""
         self.usage = UsageWatch(
             site=self.site,
             drivers=drivers,
@@ -178,7 +178,7 @@ class _Parts:
         self.bus_ready = anyio.Event()
 
     def events(self) -> EventRecorder | None:
-        """Where Kubernetes events go; nowhere before the API server was reached."""
+        """Return the recorder of Kubernetes events; ``None`` before the API server was reached."""
         return self.recorder
 
 
@@ -187,7 +187,7 @@ async def serve_agent(
     *,
     task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until ``context.stopping``; started, with its HTTP port, once it is ready."""
+    """Serve until ``context.stopping``; reports its HTTP port as started once it is ready."""
     settings = context.settings
     parts = _Parts(context)
     try:
@@ -244,7 +244,7 @@ def _serve_kubelet(group: TaskGroup, parts: _Parts) -> None:
 async def _start_kept(
     site: Site, name: str, loop: _Startable, *, task_status: TaskStatus[None]
 ) -> None:
-    """Keep a loop running indefinitely; started once it reported that for the first time."""
+    """Keep a loop running; reports as started once the loop does so for the first time."""
     status = StartedOnce(task_status)
     await site.supervisor.keep(name, lambda: loop(task_status=status), expected=(Unavailable,))
 
@@ -281,7 +281,7 @@ async def _become_ready(
 
 
 async def _with_kube(parts: _Parts) -> None:
-    """Follow the pods, and check the grants against kubelet, once the API server was reached."""
+    """Follow the pods and check grants against kubelet after the API server was reached."""
     settings = parts.site.settings
     while True:
         try:
@@ -325,7 +325,7 @@ async def _follow_pods(parts: _Parts, kube: KubeApi) -> None:
 
 
 async def _with_bus(parts: _Parts) -> None:
-    """Report, and follow the ledger, once the bus was reached."""
+    """Report devices and states and follow the ledger after the bus was reached."""
     settings = parts.site.settings
     while True:
         try:
@@ -347,7 +347,7 @@ async def _with_bus(parts: _Parts) -> None:
 async def _use_bus(parts: _Parts, bus: Bus) -> None:
     site = parts.site
     publisher = parts.publisher = NatsPublisher(bus)
-    # A login by token is that of this node alone, and reads no other's records.
+    # A token login is limited to this node and cannot read records of other nodes.
     is_confined = bool(site.settings.nats_token_file)
 
     def bucket(name: str) -> NatsBucket:
@@ -401,7 +401,7 @@ async def _use_bus(parts: _Parts, bus: Bus) -> None:
 
 
 async def _mirror_connection(site: Site, bus: Bus) -> None:
-    """Keep the picture's word on whether the bus is there."""
+    """Mirror the state of the bus connection into the picture."""
     while True:
         if site.picture.view.bus_connected != bus.is_connected:
             site.picture.view.bus_connected = bus.is_connected

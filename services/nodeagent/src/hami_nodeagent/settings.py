@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the node agent; every duration is in seconds and says so in its name.
+"""Settings of the node agent; every duration is in seconds, with the unit in its name.
 
 The defaults are those of a DaemonSet on a usual Linux node. Loaded from file, environment and flags
 by ``hami_common.runtime.settings``.
@@ -20,115 +20,118 @@ from hami_nodeagent.core.holders import Enforcement
 
 
 class NvidiaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How this node's NVIDIA devices are found and given to containers."""
+    """Discovery of this node's NVIDIA devices and their injection into containers."""
 
     enabled: bool = True
     simulated_profile: str = ""
-    """Hardware profile to pretend instead of asking NVML; empty: real devices."""
+    """Hardware profile to simulate instead of querying NVML; empty: real devices."""
     simulated_control: str = ""
-    """File that steers the simulated devices; see ``drivers.simulated.Control``."""
+    """File that controls the simulated devices; see ``drivers.simulated.Control``."""
     simulated_partitions: str = ""
     """File of the simulated devices' partitions; empty: in memory."""
     library_path: str = ""
     """File to load as libnvidia-ml.so.1; empty lets the dynamic linker find it."""
     sysfs_root: str = "/sys"
-    """Where NUMA nodes and the list of bound cards are read."""
+    """Root of the sysfs from which NUMA nodes and the list of bound cards are read."""
     proc_root: str = "/proc"
-    """Where the driver tells the device nodes of MIG instances."""
+    """Root of the procfs in which the driver lists the device nodes of MIG instances."""
     call_deadline_s: float = 5.0
-    """Longest time one call of NVML may take before its device counts as hung."""
+    """Timeout of one NVML call, after which its device counts as hung."""
     partition_deadline_s: float = 60.0
-    """The same for the reading, making and removing of MIG instances."""
+    """The same for reading, creating and removing MIG instances."""
     mig_mode: dict[str, Literal["on", "off"]] = {}
-    """Cards that the agent switches into MIG mode, or out of it, when nobody uses them: by UUID or
-    ``<node>/<index>``, with ``*`` and ``?``; the last line that names a card counts. Others it
-    never switches."""
+    """Cards whose MIG mode the agent enables or disables while they are idle: by UUID or
+    ``<node>/<index>``, with ``*`` and ``?``; the last matching line counts. The mode of all other
+    cards is left alone."""
     reopen_min_s: float = 60.0
-    """Shortest time between two new opens of NVML for the sake of a lost card."""
+    """Minimum interval between two re-initializations of NVML to recover a lost card."""
     unified_memory_mib: int = 0
-    """Memory to count for devices that share the host's; 0 leaves them out."""
+    """Memory to count for devices that share the host's memory; 0 leaves these devices out."""
     disable_health_checks: str = ""
-    """Xids that never condemn a device, ``xids`` for all of them, ``all`` for probes as well."""
+    """Xids that never make a device unhealthy, ``xids`` for all Xids, ``all`` for probes as
+    well."""
     enable_health_checks: str = ""
-    """Xids that always condemn, ``all`` for every one."""
+    """Xids that always make a device unhealthy, ``all`` for every Xid."""
 
 
 class DriversSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Node half of each vendor."""
+    """Vendor drivers of the node agent."""
 
     nvidia: NvidiaSettings = NvidiaSettings()
     serve: tuple[str, ...] = ("detect",)
-    """Vendors besides NVIDIA that this node serves: their words, or ``detect`` for those whose
-    hardware is seen at start; empty: none."""
+    """Vendors besides NVIDIA that this node serves: their names, or ``detect`` for vendors whose
+    hardware is present at start; empty: none."""
     vendors: dict[str, dict[str, str | float | bool]] = {}
-    """By vendor's word: what is special about reaching its devices here (``ToolSettings`` of
-    ``drivers.reader``). With ``simulated_profile``, and ``simulated_control``, its devices are
-    pretended, and it is served."""
+    """Access to devices by vendor name, where it differs from the default (``ToolSettings`` of
+    ``drivers.reader``). With ``simulated_profile``, and ``simulated_control``, the vendor's devices
+    are simulated, and the vendor is served."""
 
 
 class UsageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How use is watched, and what follows from a breach (design D27)."""
+    """Sampling of usage, and the action on a breach (design D27)."""
 
     look_s: float = 3.0
-    """The longest time between two looks at regions, devices and processes; half of it is the
-    shortest, and chance says which, so that no rhythm of use stays between the looks."""
+    """Longest interval between two samples of regions, devices and processes. Each interval is
+    chosen at random between half of this value and the whole, so that no periodic use falls between
+    the samples."""
     breach: BreachRules = BreachRules()
     action: BreachAction = "event"
-    """``event`` reports a breach; ``evict`` also evicts the pod, for which the agent needs the
-    right to create ``pods/eviction``."""
+    """``event`` reports a breach; ``evict`` also evicts the pod, which requires the right to create
+    ``pods/eviction``."""
     actions: dict[str, BreachAction] = {}
-    """The same by namespace, where it differs from ``action``."""
+    """Overrides of ``action`` by namespace."""
     event_s: float = 60.0
-    """How often what containers use is told on the bus; 0: never."""
+    """Interval at which container usage is published; 0: never."""
     owners: OwnersBy = "cgroup"
-    """How the pod of a process is found; ``namespace`` is for the simulated kubelet."""
+    """Method to find the pod of a process; ``namespace`` is for the simulated kubelet."""
 
 
 class PrioritySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How containers of a device learn who is active on it (design D31)."""
+    """Publication of active priorities to the containers that share a device (design D31)."""
 
     directory: str = "/run/hami-priority"
-    """Where the page is on the host, mounted into the agent under the same path."""
+    """Host directory of the priority page, mounted into the agent under the same path."""
     rivals_s: float = 0.025
-    """How often regions are looked at while containers of different priority share a device."""
+    """Interval at which usage regions are read while containers of different priority share a
+    device."""
     neighbours_s: float = 0.1
     """The same while containers of one priority share a device."""
     idle_s: float = 0.5
-    """The same otherwise."""
+    """The same when no device is shared."""
     hold_s: float = 0.3
-    """How long a container counts as active after its last launch."""
+    """Time for which a container counts as active after its last launch."""
     lease_s: float = 1.5
-    """How long what the page says holds when the agent stops saying it; above all periods."""
+    """Validity of the priority page if the agent stops renewing it; longer than all intervals."""
 
 
 class PartitionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How hardware partitions are made and removed (design D24)."""
+    """Creation and removal of hardware partitions (design D24)."""
 
     look_s: float = 30.0
-    """How often the hardware is read although nothing is to be done."""
+    """Interval at which the hardware is read when no change is pending."""
     retry_s: float = 0.5
-    """First pause after a failure; doubles up to ``retry_most_s``."""
+    """First delay before a retry; doubles up to ``retry_most_s``."""
     retry_most_s: float = 10.0
     tries: int = 6
-    """After so many failures a share that never had its partition is given up."""
+    """Attempts after which the agent gives up a share that never had its partition."""
     pre_start_wait_s: float = 15.0
-    """How long ``PreStartContainer`` waits for a container's partitions; below the 20 s that the
-    plugin proxy waits, and the 30 s that kubelet does."""
+    """Longest wait of ``PreStartContainer`` for a container's partitions; below the 20 s of the
+    plugin proxy and the 30 s of kubelet."""
     mode_look_s: float = 2.0
-    """How often cards of ``drivers.nvidia.mig_mode`` are looked at."""
+    """Interval between two checks of the cards of ``drivers.nvidia.mig_mode``."""
     mode_settle_s: float = 10.0
-    """How long a card must have been cordoned before its mode is switched, so that every
-    reservation from before has arrived."""
+    """Time for which a card must have been cordoned before its mode is switched, so that every
+    earlier reservation has arrived."""
     mode_again_s: float = 600.0
-    """How long a card whose mode cannot be switched serves pods before it is tried again."""
+    """Time for which a card serves pods after a failed mode switch before the next attempt."""
     collect_foreign: bool = False
-    """Also remove partitions that this agent did not make and that nobody uses."""
+    """Also remove idle partitions that this agent did not create."""
     cdi_dir: str = "/var/run/cdi"
-    """Where CDI specs of partitions are put, for the container runtime: the host's directory."""
+    """Host directory for the CDI specs of partitions, which the container runtime reads."""
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything an operator may set, beyond what all services share."""
+    """Settings of the node agent beyond those that all services share."""
 
     HOT: ClassVar[frozenset[str]] = ServiceSettings.HOT | {
         "check_s",
@@ -146,44 +149,47 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     node_name: str
     """Name of the Kubernetes node this agent serves; a DaemonSet sets it from ``spec.nodeName``."""
     http_port: int = 9394
-    """Health and metrics, HAMi's port for the latter; 0 lets the kernel choose."""
+    """Port of health and metrics, for metrics the same as HAMi's; 0 lets the kernel choose."""
     metric_names: tuple[NameSet, ...] = ("hami",)
-    """Under which names devices and shares are shown, see docs/metrics.md: ``hami``, ``legacy``
-    (HAMi's older ones), ``volcano`` (the same on a node)."""
+    """Names under which devices and shares are exported, see docs/metrics.md: ``hami``, ``legacy``
+    (HAMi's older names), ``volcano`` (the same on a node)."""
     device_plugin_dir: str = "/var/lib/kubelet/device-plugins"
-    """Where kubelet listens for plugins and where plugins put their sockets."""
+    """Directory of kubelet's registration socket and of the plugins' sockets."""
     plugin_socket_dir: str = ""
-    """Where to serve the plugin proxy, which serves kubelet (``hami_nodeagent plugin-proxy``), so
-    that a restart of the agent costs no pod; empty: serve kubelet directly."""
+    """Directory in which plugins are served to the plugin proxy (``hami_nodeagent plugin-proxy``),
+    which serves kubelet, so that a restart of the agent fails no pod; empty: serve kubelet
+    directly."""
     pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
-    """Kubelet's PodResources socket: which pods it has, and their device ids."""
+    """Kubelet's PodResources socket, which lists pods and their device ids."""
     state_dir: str = "/var/lib/hami/agent"
-    """What must survive a restart: grants, last known devices, limits files of foreign pods."""
+    """Directory of state that survives a restart: grants, last known devices, limits files of pods
+    that the webhook did not prepare."""
     trusted_keys_dir: str = "/etc/hami-agent/trusted-keys"
-    """PEM public keys (one per file) whose allocations count; re-read when a file changes."""
+    """PEM public keys (one per file) that may sign allocations; re-read when a file changes."""
 
     kubelet_pods_url: str = ""
-    """Address of kubelet's ``/pods``, such as ``https://127.0.0.1:10250/pods``, asked when the
+    """Address of kubelet's ``/pods``, such as ``https://127.0.0.1:10250/pods``, used when the
     PodResources socket does not answer; empty: never."""
     kubelet_pods_token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
-    """Bearer token for that address; empty: none."""
+    """Bearer token for ``kubelet_pods_url``; empty: none."""
     kubelet_pods_ca_file: str = ""
     """PEM bundle for kubelet's certificate; empty: the system's."""
 
     injection: InjectionMode = "cdi"
-    """How devices enter containers: ``cdi``, ``devices`` or ``env`` (design D10)."""
+    """Device injection into containers: ``cdi``, ``devices`` or ``env`` (design D10)."""
     enforcement: Enforcement = "libvgpu"
-    """What holds containers to their shares: ``libvgpu``, without which no share is given, or
+    """Enforcement of shares: ``libvgpu`` (shares are refused where the library is missing) or
     ``none``. Containers that hold only whole devices are never limited (design D33)."""
     library: str = "/usr/lib/hami/libvgpu.so"
-    """The in-container library that came with this agent."""
+    """In-container library shipped with this agent."""
     library_dir: str = "/var/lib/hami/libvgpu"
-    """Where it is put on the host, mounted into the agent under the same path (design D26)."""
+    """Host directory to which the library is installed, mounted into the agent under the same path
+    (design D26)."""
     library_keep_s: float = 3600.0
-    """How long a version that nothing needs is kept."""
+    """Time for which an unused version of the library is kept."""
     host_proc: str = "/proc"
-    """The host's ``/proc``: the agent must see all processes to know which versions are in use and
-    whose processes use the devices."""
+    """The host's ``/proc``: the agent must see all processes to find the versions in use and the
+    owners of processes on the devices."""
     host_root: str = ""
     """The host's root file system, read by ``hamictl doctor``; empty: ``<host_proc>/1/root``."""
     pods_dir: str = "/var/lib/kubelet/pods"
@@ -193,48 +199,48 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     core_policy: Literal["", "default", "force", "disable"] = ""
     """``GPU_CORE_UTILIZATION_POLICY`` in containers; empty leaves it unset."""
     numa_topology: bool = False
-    """Tell kubelet the NUMA node of each id. Its topology manager then chooses among ids on its
-    own grounds and may refuse pods whose devices were chosen already."""
+    """Report the NUMA node of each id to kubelet. Kubelet's topology manager then selects ids
+    itself and may refuse pods whose devices the scheduler has already selected."""
     pre_start: bool = True
-    """Have kubelet ask before each start of a container, so that a container whose grant turned
-    out wrong is not started again."""
+    """Have kubelet call the agent before each container start, so that a container with an invalid
+    grant is not restarted."""
 
     allocate_wait_s: float = 2.0
-    """How long an Allocate call waits for records and pods to arrive. Kubelet admits nothing else
+    """Longest wait of an Allocate call for records and pods. Kubelet admits no other pod
     meanwhile."""
     outage_wait_s: float = 15.0
-    """The same while bus or API server do not tell what they must know of the pod: refused, the pod
-    would be ``Failed`` for good. Less than the plugin proxy's ``call_wait_s``."""
+    """The same while the bus or the API server is unavailable, because kubelet fails a pod
+    permanently when its allocation is refused. Less than the plugin proxy's ``call_wait_s``."""
     list_timeout_s: float = 1.0
-    """Longest wait for one answer of kubelet's PodResources."""
+    """Timeout of one PodResources request to kubelet."""
     api_timeout_s: float = 5.0
-    """Longest wait for one answer of the API server, and at most ``outage_wait_s`` inside a call of
-    kubelet."""
+    """Timeout of one API server request, limited to ``outage_wait_s`` inside a call of kubelet."""
     bus_timeout_s: float = 2.0
-    """Longest wait for one answer of the bus."""
+    """Timeout of one bus request."""
     kubelet_poll_s: float = 0.05
-    """How often kubelet's socket is looked at: it is created anew when kubelet restarts."""
+    """Interval at which kubelet's socket is checked; kubelet re-creates it when it restarts."""
     check_s: float = 10.0
-    """How often grants are compared with kubelet's own list."""
+    """Interval at which grants are compared with kubelet's own list."""
     settle_s: float = 30.0
-    """A pod that kubelet lists for this long, yet the API server does not show, is none that is
-    being admitted."""
+    """Time after which a pod that kubelet lists and the API server does not show no longer counts
+    as being admitted."""
     remember_gone_s: float = 60.0
-    """How long a deleted pod is remembered, because kubelet may list it longer."""
+    """Time for which a deleted pod is remembered, because kubelet may list it longer."""
     report_retry_s: float = 0.2
-    """First pause after the bus refused a state or report; grows to ten times this."""
+    """First delay before a retry after the bus refused a state or report; grows to ten times this
+    value."""
 
     heartbeat_s: float = 5.0
-    """Period of heartbeats; the scheduler stops using devices after three missed ones."""
+    """Interval of heartbeats; the scheduler stops using devices after three missed heartbeats."""
     discovery_s: float = 30.0
-    """How often the driver is asked for new devices."""
+    """Interval of device discovery."""
     discovery_retry_s: float = 5.0
-    """The same while the driver is missing."""
+    """Interval of device discovery while the driver is missing."""
     probe_s: float = 5.0
-    """How often each device is probed."""
+    """Interval at which each device is probed."""
     devices_poll_s: float = 5.0
-    """How often the registry's canonical devices are read; four times a second while an answer to
-    a new report is awaited."""
+    """Interval at which the registry's canonical devices are read; four times a second while the
+    response to a new report is pending."""
     usage: UsageSettings = UsageSettings()
     priority: PrioritySettings = PrioritySettings()
     partitions: PartitionSettings = PartitionSettings()

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares what the driver sees each process use with what its container was given (design D27).
+"""Compares the usage that the driver reports per process with the container's shares (design D27).
 
-The driver's word is out of the tenant's reach, so this catches whoever is not held by the library
-inside the container. Kinds of breach::
+A tenant cannot change the driver's figures, so this check also detects containers that the
+in-container library does not limit. Kinds of breach::
 
-    memory    the processes of a container use more of a device than its share and a margin
-    compute   their part of the device's time stays above the share and a margin, while somebody
-              else wants the device too or the limit is meant for lone tenants as well
-    foreign   a process uses a device that its container, or nobody, was given
+  memory    the processes of a container use more of a device than its share and a margin
+  compute   their part of the device's time stays above the share and a margin, while another
+            container uses the device too, or the limit also applies to lone tenants
+  foreign   a process uses a device that was not granted to its container
 
-A breach of memory and foreign use count once ``looks`` of the last ``window_looks`` looks at the
-device show them, so that neither a container that is just ending nor a sample that is a moment old
-is accused, and bursts are found that end before the next look. Compute is a mean over looks
-already: it counts after ``looks`` looks in a row. Each ends with the first look that does not show
-it; one that returns within the window is the same breach. ``pause_s`` spreads the looks, so that no
-rhythm of use stays between them. A share that was lowered below its use is no breach while
-the use does not grow: the library refuses further memory, it cannot take back what is in use.
-Whole devices are not compared. Memory in MiB, compute in percent of one device, times in seconds of
-the caller's clock.
+A breach of memory or foreign use counts once ``looks`` of the last ``window_looks`` samples of the
+device show it. A container that is just ending or a stale sample therefore causes no breach, and
+bursts that end before the next sample are detected. Compute is already a mean over samples: it
+counts after ``looks`` samples in a row. Each breach ends with the first sample that does not show
+it; if it returns within the window, it is the same breach. ``pause_s`` randomizes the sample
+interval, so that no periodic use falls between the samples. A share that was lowered below its
+current use is no breach while the use does not grow: the library refuses further allocations but
+cannot reclaim memory in use. Whole devices are not compared. Memory in MiB, compute in percent of
+one device, times in seconds of the caller's clock.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,20 +32,21 @@ _FULL_PCT = 100
 
 
 class BreachRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a difference counts."""
+    """Thresholds above which a difference is a breach."""
 
     looks: int = 2
-    """Looks that must show it: of the last ``window_looks``, for compute in a row."""
+    """Samples that must show a breach: of the last ``window_looks``, for compute in a row."""
     window_looks: int = 20
-    """Looks over which bursts of memory and foreign use are added up; ``looks`` at least."""
+    """Samples over which bursts of memory and foreign use are counted; at least ``looks``."""
     memory_margin_mib: int = 64
-    """What a container may use beyond its memory: rounding, and what the driver takes late."""
+    """Memory that a container may use beyond its share, for rounding and late reservations of the
+    driver."""
     core_margin_pct: int = 20
-    """The same for compute: samples of the driver are coarse."""
+    """The same for compute, because the driver's samples are coarse."""
     core_looks: int = 3
-    """Looks over which compute is averaged."""
+    """Samples over which compute is averaged."""
     repeat_s: float = 300.0
-    """How often a breach that goes on is told again."""
+    """Interval at which an ongoing breach is reported again."""
     host_commands: tuple[str, ...] = (
         "nvidia-persiste",
         "nv-hostengine",
@@ -54,7 +55,7 @@ class BreachRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         "nvidia-cuda-mps",
     )
     """Processes of the host, by the 15 characters the kernel keeps, that may use any device.
-    Processes in pods never pass for these."""
+    Processes in pods never match these names."""
 
 
 class Process(Struct, frozen=True, kw_only=True):
@@ -62,11 +63,11 @@ class Process(Struct, frozen=True, kw_only=True):
 
     pid: int
     command: str = ""
-    """Chosen by the process itself; printable."""
+    """Name that the process chose itself; printable."""
     pod_uid: str = ""
     """Empty for a process of the host."""
     container: str = ""
-    """Empty when it is not known (yet) which container of the pod it belongs to."""
+    """Empty while the process's container within the pod is unknown."""
     used_mib: int = 0
     core_pct: int = 0
 
@@ -80,18 +81,18 @@ class Breach(Struct, frozen=True, kw_only=True):
     pod_uid: str = ""
     container: str = ""
     holder: Holder | None = None
-    """Whose share was exceeded; ``None`` for ``foreign``."""
+    """Holder of the exceeded share; ``None`` for ``foreign``."""
     used_mib: int = 0
     core_pct: int = 0
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What makes two sightings the same breach."""
+        """Return the identity of the breach, equal in all samples that show it."""
         return (self.kind, self.uuid, self.pod_uid, self.container)
 
     @property
     def text(self) -> str:
-        """The sentence for people."""
+        """Return the sentence for operators."""
         names = ", ".join(
             f"{one.pid} ({one.command or '?'}) {one.used_mib} MiB" for one in self.processes
         )
@@ -105,35 +106,35 @@ class Breach(Struct, frozen=True, kw_only=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What one look showed."""
+    """Result of one sample."""
 
     tell: tuple[Breach, ...] = ()
-    """To be told now: new, or going on for long."""
+    """Breaches to report now: new, or due for a repeated report."""
     new: tuple[Breach, ...] = ()
-    """Those of ``tell`` that were not there before."""
+    """Breaches of ``tell`` that the previous samples did not show."""
     going: tuple[Breach, ...] = ()
-    """All that stand."""
+    """All ongoing breaches."""
     ended: tuple[Breach, ...] = ()
 
 
 class _Standing(Struct, kw_only=True):
     breach: Breach
     shown_at: list[int] = field(default_factory=list)
-    """Numbers of the looks at the device that showed it, oldest first."""
+    """Numbers of the samples of the device that showed the breach, oldest first."""
     is_shown: bool = True
     told_s: float | None = None
 
 
 def pause_s(look_s: float, chance: float) -> float:
-    """Return the seconds until the next look: half to all of ``look_s``, by ``chance`` in 0..1."""
+    """Return seconds until the next sample: half to all of ``look_s``, by ``chance`` in 0..1."""
     return look_s * (0.5 + chance / 2)
 
 
 class BreachBook:
-    """Remembers from look to look."""
+    """Evidence of breaches, kept from sample to sample."""
 
     def __init__(self, rules: BreachRules, *, is_core_forced: bool = False) -> None:
-        """``is_core_forced``: compute limits hold for lone tenants, too."""
+        """Create an empty book; ``is_core_forced``: compute limits also apply to lone tenants."""
         self._rules = rules
         self._is_core_forced = is_core_forced
         self._standing: dict[tuple[str, str, str, str], _Standing] = {}
@@ -148,7 +149,7 @@ class BreachBook:
         *,
         now_s: float,
     ) -> Outcome:
-        """Judge one look at the devices named in ``processes_by_uuid``; others keep what stood."""
+        """Evaluate a sample of the devices in ``processes_by_uuid``; others keep their breaches."""
         shown: dict[tuple[str, str, str, str], Breach] = {}
         self._forget(holders)
         for uuid, processes in processes_by_uuid.items():
@@ -200,7 +201,7 @@ class BreachBook:
     def _is_tolerated(self, process: Process, holders: Sequence[Holder]) -> bool:
         if not process.pod_uid:
             return process.command in self._rules.host_commands
-        # Its container is not known yet, and the pod has shares here: the next look will tell.
+        # The container is not known yet, and the pod has shares here: wait for the next sample.
         return not process.container and any(one.pod_uid == process.pod_uid for one in holders)
 
     def _memory(self, holder: Holder, processes: tuple[Process, ...]) -> list[Breach]:
@@ -277,7 +278,7 @@ class BreachBook:
 
 
 def _is_live(known: _Standing, live: Collection[tuple[str, str, str]]) -> bool:
-    """Whether the share is there still; a process without one keeps its readings."""
+    """Return whether the share still exists; a process without a share keeps its samples."""
     return known.breach.holder is None or _share_key(known.breach.holder) in live
 
 
@@ -286,7 +287,7 @@ def _share_key(holder: Holder) -> tuple[str, str, str]:
 
 
 def _holder_of(process: Process, holders: Sequence[Holder]) -> Holder | None:
-    """The container that answers for a process."""
+    """Return the container that the process belongs to."""
     of_pod = [one for one in holders if process.pod_uid and one.pod_uid == process.pod_uid]
     for holder in of_pod:
         if holder.container == process.container:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells from a process's cgroup which pod and container it belongs to.
+"""Maps a process's cgroup to its pod and container.
 
 The text is that of ``/proc/<pid>/cgroup`` on the host (cgroups(7)): one line per hierarchy for
 version 1, one line ``0::<path>`` for version 2. Kubelet names the pod's group ``pod<uid>``
 (cgroupfs driver) or ``kubepods-…-pod<uid with _>.slice`` (systemd driver); the runtime's group for
-the container lies directly below it. A reader with a cgroup namespace of its own sees paths that
-begin with ``..``. The first group of a pod on the path counts, because groups below it may have
-been made by the tenant.
+the container is its direct child. A reader in a separate cgroup namespace sees paths that begin
+with ``..``. The first pod group on the path counts, because the tenant may have created groups
+below it.
 """
 
 import re
@@ -15,7 +15,7 @@ from typing import Literal
 from msgspec import Struct
 
 OwnersBy = Literal["cgroup", "namespace"]
-"""What tells the container of a process; see ``shell.owners``."""
+"""Source of a process's container; see ``shell.owners``."""
 
 _POD = re.compile(
     r"(?:.*-)?pod(?P<uid>[0-9a-fA-F]{8}(?:[-_][0-9a-fA-F]{4}){3}[-_][0-9a-fA-F]{12}|[0-9a-f]{32})"
@@ -25,7 +25,7 @@ _CONTAINER = re.compile(r"(?:[a-z0-9-]+-)?(?P<id>[0-9a-f]{32,64})(?:\.scope)?")
 
 
 class CgroupOwner(Struct, frozen=True, kw_only=True):
-    """A pod, and the container in it."""
+    """A pod and one of its containers."""
 
     pod_uid: str
     container_id: str = ""
@@ -33,7 +33,7 @@ class CgroupOwner(Struct, frozen=True, kw_only=True):
 
 
 def owner_of(text: str) -> CgroupOwner | None:
-    """Who owns the process; ``None`` for processes of the host."""
+    """Return the owner of the process; ``None`` for processes of the host."""
     for line in text.splitlines():
         parts = line.split(":", 2)
         owner = _owner_on(parts[-1]) if len(parts) == 3 else None  # noqa: PLR2004 - id:names:path

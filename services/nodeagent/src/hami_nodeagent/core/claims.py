@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which container an ``Allocate`` call is for and what it may have (design D9).
 
-Kubelet names device ids, not the pod. What identifies the pod is kubelet's own behaviour (device
-manager and pod admission, Kubernetes 1.30 to 1.34):
+Kubelet names device ids, not the pod. The pod is identified from kubelet's behavior (device manager
+and pod admission, Kubernetes 1.30 to 1.34):
 
 1. A pod enters kubelet's list before it is admitted, and pods are admitted one at a time; so inside
    ``Allocate`` exactly one listed, active pod has a container that still lacks its devices.
@@ -11,15 +11,15 @@ manager and pod admission, Kubernetes 1.30 to 1.34):
 3. Device ids of an ordinary init container are handed out again to later containers of the same
    pod. Hence identity is by pod and container, never by id.
 4. ``List`` shows sidecars and application containers with their ids; ordinary init containers are
-   absent. For those, and for any container that an old kubelet leaves out, our own grants tell.
+   absent. For those, and for containers that an old kubelet leaves out, the own grants apply.
 5. An error from ``Allocate`` rejects the pod for good. Kubelet may repeat a call after a restart,
    when it died before its checkpoint was written, and after the checkpoint was lost, then for pods
    whose containers already ran.
 
-A pod that looks as if it waited, but for which kubelet will never call, must not block the others.
-Such pods are told apart by evidence only: a finished phase (rejected pods become ``Failed``;
-``List`` leaves them out at once since 1.34), status that only an admitted pod has, our own grants.
-Candidates are ranked by it, and only the best rank counts::
+A pod that appears to wait, but for which kubelet will never call, must not block other pods. Such
+pods are recognized by evidence only: a finished phase (rejected pods become ``Failed``; ``List``
+leaves them out at once since 1.34), status that only an admitted pod has, the agent's own grants.
+Candidates are ranked by this evidence, and only the best rank counts::
 
     0 waiting        listed without devices, or an init container without a grant before any sign
                      of admission
@@ -30,33 +30,35 @@ Candidates are ranked by it, and only the best rank counts::
     2 repeated       an init container of a pod that was admitted, without a grant of this run of
                      kubelet, which lost its checkpoint then; or the very ids of an earlier answer
 
-A pod whose grant of this run kubelet does not show was refused since and waits for nothing.
+If kubelet does not show a grant of its current run, the pod was refused since and no longer waits.
 A candidate whose container asks for another number of ids than the call names is no candidate,
 because kubelet asks for exactly that number. If two pods of the best rank remain, the call waits
-for news and is refused in the end, even when both would get equal shares: a grant names the pod
-whose limits, states and metrics follow, so giving it to the wrong one is never without effect. Only
-within one pod can two containers be equal in effect: same shares, same priority, limits that travel
-with the pod. There the later one is taken, because kubelet repeats a call only in the short time
-between our answer and its checkpoint. On a kubelet that lost its checkpoint while pods of ours run,
-calls are refused as ambiguous until those pods are gone: its books contradict the containers.
+for an update and is refused at the deadline, even when both would get equal shares: a grant names
+the pod whose limits, states and metrics follow, so a grant to the wrong pod always has an effect.
+Only within one pod can two containers be equal in effect: same shares, same priority, limits that
+travel with the pod. In that case the later container is chosen, because kubelet repeats a call only
+in the short time between our answer and its checkpoint. On a kubelet that lost its checkpoint while
+pods with grants run, calls are refused as ambiguous until those pods are gone: the checkpoint
+contradicts the containers.
 
-Our picture of the pods may be older than kubelet's: a pod that we still believe in may have been
-deleted and created again under its name. So the chosen pod must be confirmed: a read of its name at
-the API server, begun after kubelet's list was taken, shows this pod; no younger one can be meant
-then. Where rank 0 is empty or leaves doubt, the pod that kubelet means may be one that we do not
-see yet, so there all pods of the node are read.
+The agent's picture of the pods may be older than kubelet's: a known pod may have been deleted and
+re-created under its name. So the chosen pod must be confirmed: a read of its name at the API
+server, begun after kubelet's list was taken, shows this pod; the call cannot be for a younger pod
+then. If rank 0 is empty or ambiguous, the call may be for a pod that the agent does not see yet, so
+all pods of the node are read.
 
-A listed pod that a read of its name does not show either is one of kubelet's own (from a file; its
-mirror may be missing or refused), or was deleted before we heard of it. Then the call may be for
-it, unless exactly one pod of rank 0 has no sign of admission yet: by 1. that one is being admitted.
+A listed pod that a read of its name does not show is a static pod (its mirror pod may be missing or
+refused), or was deleted before the agent received an event for it. The call may then be for that
+pod, unless exactly one pod of rank 0 has no sign of admission yet: by rule 1 that pod is being
+admitted.
 
-``Wait`` means that news may settle the matter (watch, ledger feed, keys); the caller waits a
+``Wait`` means that an update (watch, ledger feed, keys) may allow a decision; the caller waits a
 bounded time and then refuses with the same code. A record is accepted only if the pod's signed
-annotation verifies and names the record's allocation. While the bus is away the last known records
-serve; a pod whose record has not arrived is refused with ``bus-unavailable`` even if its annotation
-verifies, because the ledger may have released the share since.
+annotation verifies and names the record's allocation. While the bus is unavailable, the last known
+records are used; a pod whose record has not arrived is refused with ``bus-unavailable`` even if its
+annotation verifies, because the ledger may have released the share since.
 
-Knows no sockets and no clock. Order of ids is irrelevant throughout.
+Uses no sockets and no clock. The order of ids is irrelevant throughout.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -75,18 +77,18 @@ from hami_nodeagent.core.podfacts import Ask, PodFacts
 
 
 class Code(StrEnum):
-    """Why a call is refused: words in the pod's status that never change meaning."""
+    """Reason for a refusal: a word in the pod's status whose meaning never changes."""
 
     NO_PENDING_CONTAINER = "no-pending-container"
     """No listed pod has a container that waits for this resource."""
     POD_UNKNOWN = "pod-unknown"
-    """Kubelet lists a pod that the API server has not shown us yet."""
+    """Kubelet lists a pod that the API server has not shown yet."""
     AMBIGUOUS = "ambiguous"
-    """More than one container may be meant."""
+    """The call may be for more than one container."""
     POD_GONE = "pod-gone"
     """The pod was deleted or has finished."""
     NO_ALLOCATION = "no-allocation"
-    """The pod was not placed by our scheduler."""
+    """The pod was not placed by this project's scheduler."""
     ANNOTATION_INVALID = "annotation-invalid"
     """The allocation annotation does not verify."""
     LEDGER_UNKNOWN = "ledger-unknown"
@@ -94,52 +96,52 @@ class Code(StrEnum):
     LEDGER_MISMATCH = "ledger-mismatch"
     """Ledger and annotation name different allocations."""
     BUS_UNAVAILABLE = "bus-unavailable"
-    """The record has not arrived and the bus is away."""
+    """The record has not arrived and the bus is unavailable."""
     ALLOCATION_RELEASED = "allocation-released"
-    """The share was given back already."""
+    """The share has been released."""
     STATE_FAILED = "state-failed"
     """The allocation was marked as failed."""
     NOT_IN_ALLOCATION = "not-in-allocation"
     """The allocation has no share for this container."""
     COUNT_MISMATCH = "count-mismatch"
-    """Kubelet names another number of devices than the allocation or the pod."""
+    """The number of devices in the call differs from that of the allocation or the pod."""
     POD_UNREADABLE = "pod-unreadable"
-    """A pod that may be the one that waits cannot be read."""
+    """A pod that the call may be for cannot be read."""
     LEDGER_UNREADABLE = "ledger-unreadable"
     """The newest record or state of the allocation cannot be read."""
     DEVICE_UNKNOWN = "device-unknown"
     """The allocation names a device that this node does not have."""
     DEVICE_UNHEALTHY = "device-unhealthy"
-    """The allocated device is out of order."""
+    """The allocated device is unhealthy."""
     API_UNAVAILABLE = "api-unavailable"
     """The API server did not confirm that the pod still exists."""
     LIST_UNAVAILABLE = "list-unavailable"
-    """Kubelet did not say which pods it has."""
+    """Kubelet did not list its pods."""
     NOT_GRANTED = "not-granted"
-    """A container starts with ids that no Allocate call was answered for."""
+    """A container starts with ids that no Allocate call granted."""
     REQUEST_INVALID = "request-invalid"
     """The call itself is malformed."""
     LIMITER_MISSING = "limiter-missing"
-    """The library that would hold the container to its share cannot be installed on this node."""
+    """The library that enforces the container's share cannot be installed on this node."""
     LIMITS_HIDDEN = "limits-hidden"
-    """A mount of the pod would hide or unhook what holds the container to its share."""
+    """A mount of the pod would hide or unhook the enforcement of the container's share."""
     DEVICES_OVERRIDDEN = "devices-overridden"
-    """A variable of the container gives it devices of its own choice."""
+    """A variable of the container selects devices that the node did not allocate."""
     HOST_FAILED = "host-failed"
-    """The agent could not write what it must keep on this host."""
+    """The agent could not write its state on this host."""
     PARTITION_NOT_READY = "partition-not-ready"
-    """The container's hardware partition was not made yet, or cannot be made."""
+    """The container's hardware partition does not exist yet, or cannot be created."""
     MODE_CHANGED = "mode-changed"
-    """The device is divided otherwise than when the share was given."""
+    """The device's partitioning mode changed after the share was granted."""
     PARTITION_CHANGED = "partition-changed"
-    """The container's hardware partition is called otherwise than the container was told."""
+    """The name of the hardware partition differs from the one passed to the container."""
     INTERNAL = "internal"
-    """A bug of ours."""
+    """A bug of the agent."""
 
 
 OUTAGES = frozenset({Code.LEDGER_UNKNOWN, Code.BUS_UNAVAILABLE, Code.API_UNAVAILABLE})
-"""Nothing is wrong with the pod as far as is known; bus or API server will tell once they can.
-They are given more time than others, because kubelet never tries a refused pod again."""
+"""The pod shows no fault so far; the bus or the API server settles the decision after it recovers.
+These codes get a longer wait than others, because kubelet never retries a refused pod."""
 
 
 class ListedPod(Struct, frozen=True, kw_only=True):
@@ -150,7 +152,7 @@ class ListedPod(Struct, frozen=True, kw_only=True):
     ids_by_container: Mapping[str, Mapping[str, frozenset[str]]] = {}
     """Listed container → resource → device ids. A container that is not listed is absent."""
     uid: str = ""
-    """Empty where kubelet does not tell (PodResources)."""
+    """Empty where kubelet does not report it (PodResources)."""
     settled: bool = False
     """Kubelet has listed it for much longer than an admission takes."""
 
@@ -161,7 +163,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     record: AllocationRecord
     sequence: int
     traceparent: str = ""
-    """Of the span that wrote it; empty where the pod has no trace."""
+    """Trace context of the span that wrote the record; empty where the pod has no trace."""
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -173,7 +175,7 @@ class Request(Struct, frozen=True, kw_only=True):
 
 
 class View(Struct, kw_only=True):
-    """All that a decision looks at. Its owner keeps it up to date, a decision only reads."""
+    """Input of a decision. Its owner keeps it up to date; a decision only reads it."""
 
     pods_by_name: Mapping[tuple[str, str], Sequence[PodFacts]]
     """(namespace, name) → pods of that name, deleted ones included while kubelet may list them."""
@@ -184,18 +186,19 @@ class View(Struct, kw_only=True):
     devices_by_uuid: Mapping[str, Device]
     """Canonical devices of this node."""
     faulty: Collection[str] = ()
-    """Devices that this node knows to be out of order."""
+    """Devices that this node found unhealthy."""
     sound: Collection[str] = ()
-    """Devices that this node knows to be in order, whatever the registry heard last."""
+    """Devices that this node found healthy, whatever state the registry received last."""
     kubelet: str = ""
-    """Names kubelet's current run; grants of an earlier run are uncertain for init containers."""
+    """Identifier of kubelet's current run; grants of an earlier run are uncertain for init
+    containers."""
     bus_connected: bool = True
     lists_active_only: bool = True
     """Kubelet leaves refused pods out of its list (1.34 and later)."""
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """The call is for this container, and it may have these shares."""
+    """The container that the call is for, and the shares that it may have."""
 
     pod: PodFacts
     container: str
@@ -203,14 +206,14 @@ class Claim(Struct, frozen=True, kw_only=True):
     shares: ContainerShares
     """Shares of all vendors of this container, as recorded."""
     own: tuple[Share, ...]
-    """Those of the vendor that was asked."""
+    """Shares of the vendor that was asked."""
     devices: tuple[Device, ...]
     """Devices of ``own``, in the same order."""
     entry: Entry
 
 
 class Wait(Struct, frozen=True, kw_only=True):
-    """Not decidable yet. If no news comes in time: refuse with this code."""
+    """No decision is possible yet. Refuse with this code if no update arrives in time."""
 
     code: Code
     text: str
@@ -224,29 +227,29 @@ class Wait(Struct, frozen=True, kw_only=True):
 
 _CONFIRM_ALL = Wait(
     code=Code.API_UNAVAILABLE,
-    text="the API server does not tell which pods of this node exist",
+    text="the API server does not list the pods of this node",
     confirm_all=True,
 )
 
 
 class Confirmed(Struct, frozen=True, kw_only=True):
-    """What the API server showed in reads that began after kubelet's list was taken."""
+    """Result of API server reads that began after kubelet's list was taken."""
 
     names: frozenset[tuple[str, str]] = frozenset()
-    """(namespace, name) that were read, and are now known as they are there."""
+    """(namespace, name) of the pods that were read; their current state is known."""
     everything: bool = False
 
     def covers(self, pod: PodFacts) -> bool:
-        """Whether what we know under the pod's name is that recent."""
+        """Return whether the facts under the pod's name come from such a read."""
         return self.everything or (pod.namespace, pod.name) in self.names
 
 
 TRUST_ALL = Confirmed(everything=True)
-"""For advice that may be wrong without harm."""
+"""For advice whose errors have no effect."""
 
 
 class Refuse(Struct, frozen=True, kw_only=True):
-    """The answer is no, with one line for the pod's status."""
+    """A refusal, with one line for the pod's status."""
 
     code: Code
     text: str
@@ -256,13 +259,13 @@ Decision = Claim | Wait | Refuse
 
 _WAITING, _PERHAPS, _AGAIN = range(3)
 _MOST_READS = 3
-"""More pods than this are read in one list."""
+"""Above this number of pods, one list replaces single reads."""
 
 
 class _Candidate(Struct, frozen=True, kw_only=True):
     pod: PodFacts
     asks: tuple[Ask, ...]
-    """Containers of this pod that may be meant, in order; one unless a grant is uncertain."""
+    """Candidate containers of this pod, in order; one unless a grant is uncertain."""
     rank: int
 
 
@@ -272,7 +275,10 @@ def decide(
     request: Request,
     confirmed: Confirmed = TRUST_ALL,
 ) -> Decision:
-    """Which container ``request`` is for. ``listing`` is kubelet's answer from inside this call."""
+    """Find the container that ``request`` is for, and check that it may have its shares.
+
+    ``listing`` is kubelet's answer from inside this call.
+    """
     if not request.ids or len(set(request.ids)) != len(request.ids):
         return Refuse(
             code=Code.REQUEST_INVALID, text="the call names no device ids, or one of them twice"
@@ -282,9 +288,19 @@ def decide(
             code=Code.LIST_UNAVAILABLE, text="kubelet's PodResources socket does not answer"
         )
     if any(listed.uid for listed in listing):
-        view = replace(view, lists_active_only=False)  # kubelet's /pods, with all that it knows
+        view = replace(view, lists_active_only=False)  # kubelet's /pods lists every pod that it has
     if not view.lists_active_only and not confirmed.everything:
         return _CONFIRM_ALL
+    candidate = _identify(view, listing, request, confirmed)
+    if not isinstance(candidate, _Candidate):
+        return candidate
+    return _unconfirmed(candidate, confirmed) or _judge(view, candidate, request)
+
+
+def _identify(
+    view: View, listing: Sequence[ListedPod], request: Request, confirmed: Confirmed
+) -> _Candidate | Wait:
+    """Return the one candidate that ``request`` can be for."""
     candidates, unknown = _candidates(view, listing, request)
     unread = [] if confirmed.everything else [one for one in unknown if one not in confirmed.names]
     stranger = _stranger(unknown, unread)
@@ -301,17 +317,27 @@ def decide(
             text="more than one pod waits for "
             f"{request.resource}: {_names([one.pod.title for one in chosen])}",
         )
-    if unknown and not (view.lists_active_only and best == _WAITING and not chosen[0].pod.admitted):
+    if unknown and not _is_next(view, chosen[0]):
         return stranger
-    if best != _WAITING and not confirmed.everything:
+    return chosen[0]
+
+
+def _is_next(view: View, candidate: _Candidate) -> bool:
+    """Return whether kubelet is admitting this candidate's pod, which excludes an unknown pod."""
+    return view.lists_active_only and candidate.rank == _WAITING and not candidate.pod.admitted
+
+
+def _unconfirmed(candidate: _Candidate, confirmed: Confirmed) -> Wait | None:
+    """Return the missing API server read; ``None`` if the pod is confirmed."""
+    if candidate.rank != _WAITING and not confirmed.everything:
         return _CONFIRM_ALL
-    if not confirmed.covers(chosen[0].pod):
+    if not confirmed.covers(candidate.pod):
         return Wait(
             code=Code.API_UNAVAILABLE,
-            text=f"the API server does not confirm that pod {chosen[0].pod.title} exists",
-            confirm=chosen[0].pod,
+            text=f"the API server does not confirm that pod {candidate.pod.title} exists",
+            confirm=candidate.pod,
         )
-    return _judge(view, chosen[0], request)
+    return None
 
 
 def decide_all(
@@ -320,7 +346,7 @@ def decide_all(
     requests: Sequence[Request],
     confirmed: Confirmed = TRUST_ALL,
 ) -> tuple[Claim, ...] | Wait | Refuse:
-    """Decisions for the requests of one call, each made as if those before it were granted."""
+    """Decide the requests of one call, each as if the requests before it were granted."""
     claims: list[Claim] = []
     for request in requests:
         decision = decide(view, listing, request, confirmed)
@@ -341,7 +367,7 @@ def decide_all(
 def grant_of(
     claim: Claim, request: Request, view: View, *, time_s: float = 0.0, library: str = ""
 ) -> Grant:
-    """The grant that stands for an answered claim."""
+    """Return the grant of an answered claim."""
     return Grant(
         pod_uid=claim.pod.uid,
         namespace=claim.pod.namespace,
@@ -359,13 +385,13 @@ def grant_of(
     )
 
 
-# --- who may be meant ---
+# --- candidates ---
 
 
 def _candidates(
     view: View, listing: Sequence[ListedPod], request: Request
 ) -> tuple[list[_Candidate], list[tuple[str, str]]]:
-    """Pods with a container that lacks its devices, and listed pods that nobody told us of."""
+    """Return pods with a container that lacks devices, and listed pods without known facts."""
     candidates: list[_Candidate] = []
     unknown: list[tuple[str, str]] = []
     for listed in listing:
@@ -388,7 +414,7 @@ def _candidates(
 
 
 def _stranger(unknown: Sequence[tuple[str, str]], unread: Sequence[tuple[str, str]]) -> Wait:
-    """Kubelet lists pods that nobody told us of; first those not read yet are to be read."""
+    """Wait for listed pods without known facts; pods that were not read yet are read first."""
     first = PodFacts(uid="", namespace=unread[0][0], name=unread[0][1]) if unread else None
     is_many = len(unread) > _MOST_READS
     return Wait(
@@ -401,7 +427,7 @@ def _stranger(unknown: Sequence[tuple[str, str]], unread: Sequence[tuple[str, st
 
 
 def _bearers(view: View, listed: ListedPod, pods: Sequence[PodFacts]) -> Sequence[PodFacts]:
-    """Which of several pods of one name the listed one may be."""
+    """Return which of several pods of one name the listed one may be."""
     proven = [
         pod
         for pod in pods
@@ -419,7 +445,7 @@ def _is_shown(listed: ListedPod, grant: Grant) -> bool:
 
 
 def _may_be(listed: ListedPod, pod: PodFacts) -> bool:
-    """Whether the listed containers are those of the pod; old kubelets leave sidecars out."""
+    """Return whether the listed containers are the pod's; old kubelets leave sidecars out."""
     if not listed.ids_by_container:
         return True
     kinds = pod.kind_by_container.items()
@@ -429,14 +455,14 @@ def _may_be(listed: ListedPod, pod: PodFacts) -> bool:
 
 
 def _candidate(view: View, listed: ListedPod, pod: PodFacts, request: Request) -> _Candidate | None:
-    """The containers of ``pod`` that kubelet may ask for next, if it lists this pod."""
+    """Return the containers of ``pod`` that kubelet may ask for next, if it lists this pod."""
     asks = pod.asks_by_resource.get(request.resource, ())
     if not asks or pod.finished:
         return None
     shown = listed.ids_by_container.get(asks[-1].container)
     if shown is not None and shown.get(request.resource):
-        return None  # the last one is served, so all are
-    # What kubelet was given in its present run it forgets only if it refused the pod since.
+        return None  # the last container is served, so all are
+    # Kubelet loses an answer of its present run only if it refused the pod since.
     if not _contradicted(view, listed, pod):
         lacking = _lacking(view, listed, pod, asks, request.resource)
         if lacking:
@@ -474,7 +500,7 @@ def _contradicted(view: View, listed: ListedPod, pod: PodFacts) -> bool:
 def _lacking(
     view: View, listed: ListedPod, pod: PodFacts, asks: Sequence[Ask], resource: str
 ) -> tuple[Ask, ...]:
-    """The next container without devices, after those before it of which that is not sure."""
+    """Return the next container without devices, after earlier ones that may lack theirs."""
     last_shown = max(
         (
             position
@@ -500,7 +526,7 @@ def _of_count(candidate: _Candidate, count: int) -> _Candidate | None:
     return replace(candidate, asks=asks) if asks else None
 
 
-def _nobody(candidates: Sequence[_Candidate], request: Request) -> Decision:
+def _nobody(candidates: Sequence[_Candidate], request: Request) -> Wait:
     if not candidates:
         return Wait(
             code=Code.NO_PENDING_CONTAINER,
@@ -517,7 +543,7 @@ def _nobody(candidates: Sequence[_Candidate], request: Request) -> Decision:
     )
 
 
-# --- whether it may have its shares ---
+# --- permission for the shares ---
 
 
 def _judge(view: View, candidate: _Candidate, request: Request) -> Decision:
@@ -531,7 +557,7 @@ def _judge(view: View, candidate: _Candidate, request: Request) -> Decision:
 
 
 def _entry_of(view: View, pod: PodFacts) -> Entry | Wait | Refuse:
-    """The live ledger record that the pod's annotation proves."""
+    """Return the live ledger record that the pod's annotation proves."""
     signed = pod.signed
     if signed is None:
         if pod.annotation_problem:
@@ -592,7 +618,7 @@ def _entry_of(view: View, pod: PodFacts) -> Entry | Wait | Refuse:
 
 
 def _one_of(view: View, candidate: _Candidate, entry: Entry, request: Request) -> Decision:
-    """The claim for the container that is meant, unless containers of the pod differ in effect."""
+    """Return the claim for the container, unless the pod's candidates differ in effect."""
     pod = candidate.pod
     shares_by_name = {shares.name: shares for shares in entry.record.containers}
     meant = candidate.asks[-1]
@@ -652,9 +678,9 @@ def _one_of(view: View, candidate: _Candidate, entry: Entry, request: Request) -
 
 
 def _units(own: Sequence[Share], devices: Sequence[Device]) -> set[int]:
-    """What the shares amount to in each unit by which their devices are divided.
+    """Return the number of units of each kind by which the devices of the shares are divided.
 
-    Some resources count such units (cores, slices), not devices, and so does kubelet then.
+    Some resources count such units (cores, slices) instead of devices, and kubelet counts the same.
     """
     totals: dict[str, int] = {}
     for share, device in zip(own, devices, strict=True):
@@ -670,7 +696,7 @@ def _equal_in_effect(
     pod: PodFacts, a: str, b: str, shares_by_name: Mapping[str, ContainerShares]
 ) -> bool:
     if not {a, b} <= pod.limits_mounted:
-        return False  # the agent mounts each its own limits file
+        return False  # the agent mounts a separate limits file for each
     first, second = shares_by_name.get(a), shares_by_name.get(b)
     return (
         first is not None
@@ -680,7 +706,7 @@ def _equal_in_effect(
 
 
 def _with_ids(listed: ListedPod, claim: Claim, request: Request) -> ListedPod:
-    """``listed`` as kubelet would show it after this claim."""
+    """Return ``listed`` as kubelet would show it after this claim."""
     named = (listed.namespace, listed.name) == (claim.pod.namespace, claim.pod.name)
     if not named or claim.container not in listed.ids_by_container:
         return listed

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remembers which container was given what, and compares that with kubelet's own books.
+"""Records the devices granted to each container, and compares them with kubelet's list.
 
 A grant is one answered ``Allocate`` request: this container of this pod holds these kubelet ids of
-one resource, and was given these devices. The book is written to disk before the answer leaves
-(``shell.checkpoint``), so that a restarted agent knows what it said. Grants of a pod end when the
-pod is gone from the API server and from kubelet's list.
+one resource, and was given these devices. The book is written to disk before the answer is sent
+(``shell.checkpoint``), so that a restarted agent still has its answers. Grants of a pod end when
+the pod is gone from the API server and from kubelet's list.
 
-``compare`` is the agent's check of itself (design D9): kubelet's list says which container holds
-which ids; if ids that we granted to one container sit in another, one of the two runs with shares
-that are not its own. Order of ids is irrelevant; devices are in the order of the shares.
+``compare`` is the agent's self-check (design D9): kubelet's list shows which container holds which
+ids. If ids that were granted to one container are in another one, one of the two runs with shares
+of the other. The order of ids is irrelevant; devices are in the order of the shares.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -39,10 +39,10 @@ class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Kubelet's run in which the call was answered."""
     time_s: float = 0.0
     library: str = ""
-    """File name of the limiter that was mounted, empty when none was: kubelet repeats the answer
-    whenever it starts the container again, so the file must stay as long as the grant."""
+    """File name of the limiter that was mounted; empty when none was mounted. Kubelet repeats the
+    answer at each start of the container, so the file must stay as long as the grant."""
     adopted: bool = False
-    """Learnt from kubelet's list after this agent lost its own book."""
+    """Learned from kubelet's list after this agent lost its grant file."""
 
 
 class GrantFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -68,11 +68,11 @@ class GrantBook:
         return sum(len(of_pod) for of_pod in self._by_pod.values())
 
     def add(self, grant: Grant) -> None:
-        """Enter ``grant`` in place of an earlier one of the same container and resource."""
+        """Enter ``grant``, replacing an earlier one of the same container and resource."""
         self._by_pod.setdefault(grant.pod_uid, {})[grant.container, grant.resource] = grant
 
     def remove(self, grant: Grant) -> None:
-        """Take back exactly this grant; one that replaced it stays."""
+        """Remove exactly this grant; a grant that replaced it stays."""
         of_pod = self._by_pod.get(grant.pod_uid, {})
         if of_pod.get((grant.container, grant.resource)) == grant:
             del of_pod[grant.container, grant.resource]
@@ -80,7 +80,7 @@ class GrantBook:
                 del self._by_pod[grant.pod_uid]
 
     def drop_pod(self, pod_uid: str) -> int:
-        """Forget a pod; how many grants it had."""
+        """Remove all grants of a pod; return their number."""
         return len(self._by_pod.pop(pod_uid, {}))
 
     def pod_uids(self) -> frozenset[str]:
@@ -88,32 +88,32 @@ class GrantBook:
         return frozenset(self._by_pod)
 
     def find(self, pod_uid: str, container: str, resource: str) -> Grant | None:
-        """The grant of one container and resource."""
+        """Return the grant of one container and resource."""
         return self._by_pod.get(pod_uid, {}).get((container, resource))
 
     def of_pod(self, pod_uid: str) -> tuple[Grant, ...]:
-        """All grants of a pod."""
+        """Return all grants of a pod."""
         return tuple(self._by_pod.get(pod_uid, {}).values())
 
     def of_ids(self, resource: str, ids: Collection[str]) -> tuple[Grant, ...]:
-        """Grants with exactly these ids: several where a pod reuses those of an init container."""
+        """Return grants with exactly these ids; several if a pod reuses an init container's ids."""
         wanted = tuple(sorted(ids))
         return tuple(grant for grant in self if grant.resource == resource and grant.ids == wanted)
 
     def with_grant(self, grant: Grant) -> "GrantBook":
-        """A copy that holds ``grant`` too."""
+        """Return a copy of the book that includes ``grant``."""
         copy = GrantBook(self)
         copy.add(grant)
         return copy
 
     def held_ids(self, resource: str) -> frozenset[str]:
-        """Kubelet ids that some container holds."""
+        """Return the kubelet ids that containers hold."""
         return frozenset(
             kubelet_id for grant in self if grant.resource == resource for kubelet_id in grant.ids
         )
 
     def to_file(self) -> GrantFile:
-        """The book as it is stored."""
+        """Return the book as it is stored."""
         return GrantFile(version=FILE_VERSION, grants=tuple(self))
 
 
@@ -127,7 +127,7 @@ class Shown(Struct, frozen=True, kw_only=True):
 
 
 class Mismatch(Struct, frozen=True, kw_only=True):
-    """A container that holds, in kubelet's books, ids which we granted to another one."""
+    """A container that holds, in kubelet's list, ids which were granted to another one."""
 
     pod_uid: str
     container: str
@@ -140,9 +140,10 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     mismatches: tuple[Mismatch, ...] = ()
     unknown: tuple[Shown, ...] = ()
-    """Held in kubelet's books, no grant known, and nobody else's: to be adopted."""
+    """Containers with ids in kubelet's list, without a grant and without a conflict: to be
+    adopted."""
     unconfirmed: tuple[Grant, ...] = ()
-    """Granted, listed by kubelet, but without ids there: kubelet lost them."""
+    """Grants whose containers kubelet lists without ids: kubelet lost the ids."""
 
 
 def compare(book: GrantBook, shown: Sequence[Shown], resources: Collection[str]) -> Comparison:
@@ -205,7 +206,7 @@ def compare(book: GrantBook, shown: Sequence[Shown], resources: Collection[str])
 
 
 def _contests(grant: Grant, listed: Mapping[tuple[str, str, str], Shown]) -> bool:
-    """Whether kubelet lists the grant's container without its ids, so that they went astray."""
+    """Return whether kubelet lists the grant's container without ids, so that the ids are lost."""
     own = listed.get((grant.pod_uid, grant.container, grant.resource))
     return own is not None and own.ids != frozenset(grant.ids)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides from what drivers see whether a device may be used: a debounce per device, pure.
+"""Decides from driver observations whether a device may be used: a pure debounce per device.
 
-States and what moves between them (``fails`` and ``passes`` are probe results)::
+States and their transitions (``fails`` and ``passes`` are probe results)::
 
     healthy     fails -> suspect
     suspect     passes -> healthy; fails, `failures_to_condemn` in a row -> unhealthy
@@ -10,13 +10,13 @@ States and what moves between them (``fails`` and ``passes`` are probe results):
                 fails -> unhealthy
     any         fatal fault, device lost, driver gone -> unhealthy at once
 
-A fault of a part of the device (a MIG instance) moves a state of that part alone, by the same
-rules: probes of the device speak for it, the other stimuli do not.
+A fault of a part of the device (a MIG instance) changes only the state of that part, by the same
+rules: probes of the device also count for the part, other stimuli do not.
 
 Only healthy and suspect devices are usable. A fault that the driver judges not fatal (an
-application's own error) is remembered in the story and moves nothing. An error of the waiting
-itself is no stimulus at all. An operator's verdict hides the state while it stands, and the state
-goes on moving behind it.
+application's own error) is kept in the history and changes no state. An error of the wait call
+itself is no stimulus. An operator's verdict overrides the state while it is set; the state
+continues to change underneath.
 
 Stimuli come from drivers (probes, faults, loss), from the inventory (a device was listed) and from
 the node's annotation (the operator). Times are seconds of one monotonic clock, given by the caller.
@@ -36,7 +36,7 @@ _STORY_LENGTH = 16
 
 
 class HealthState(StrEnum):
-    """Where a device stands; the text appears in logs and metrics."""
+    """Health state of a device; the text appears in logs and metrics."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"
@@ -48,22 +48,23 @@ USABLE = frozenset({HealthState.HEALTHY, HealthState.SUSPECT})
 
 
 class HealthRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much evidence a change of mind needs."""
+    """Thresholds of the state transitions."""
 
     failures_to_condemn: int = 3
-    """Failed probes in a row that make a device unusable; one driver hiccup must not."""
+    """Consecutive failed probes that make a device unusable; above 1, because a driver call may
+    fail once."""
     probes_to_recover: int = 3
-    """Clean probes in a row that a device must show before it is usable again."""
+    """Consecutive passed probes after which a device is usable again."""
     recover_s: float = 10.0
-    """Seconds between the first of those clean probes and the return."""
+    """Minimum seconds between the first of those passed probes and the return to service."""
 
 
 class DeviceListed(Struct, frozen=True, kw_only=True):
-    """Discovery lists the device, with what it found on the way."""
+    """Discovery lists the device, with any problem it found."""
 
     uuid: str
     problem: str = ""
-    """Why the device cannot be used although it is listed; empty when it answered."""
+    """Reason why the device cannot be used although it is listed; empty when it answered."""
 
 
 class ProbePassed(Struct, frozen=True, kw_only=True):
@@ -73,14 +74,14 @@ class ProbePassed(Struct, frozen=True, kw_only=True):
 
 
 class ProbeFailed(Struct, frozen=True, kw_only=True):
-    """The device answered a probe with an error that may pass."""
+    """The device answered a probe with an error that may be transient."""
 
     uuid: str
     reason: str
 
 
 class FaultSeen(Struct, frozen=True, kw_only=True):
-    """The device reported a fault by itself."""
+    """The device reported a fault on its own."""
 
     uuid: str
     code: int
@@ -94,7 +95,7 @@ class FaultSeen(Struct, frozen=True, kw_only=True):
 
 
 class DeviceLost(Struct, frozen=True, kw_only=True):
-    """The device does not answer, and waiting will not help."""
+    """The device does not answer and does not recover by waiting."""
 
     uuid: str
     reason: str
@@ -107,7 +108,7 @@ class DriverGone(Struct, frozen=True, kw_only=True):
 
 
 class OperatorVerdict(Struct, frozen=True, kw_only=True):
-    """An operator decided about the device, or took the decision back (``usable=None``)."""
+    """An operator decided about the device, or revoked the decision (``usable=None``)."""
 
     uuid: str
     usable: bool | None
@@ -120,17 +121,17 @@ Stimulus = (
 
 
 class HealthChanged(Struct, frozen=True, kw_only=True):
-    """Effect: tell everybody that a device became usable or unusable, or why it is unusable."""
+    """Effect: publish that a device became usable or unusable, or a new reason."""
 
     uuid: str
     usable: bool
     reason: str
     part: int | None = None
-    """The partition that this is about; ``None``: the device."""
+    """The partition concerned; ``None``: the device."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """What is published about a device now."""
+    """Published verdict on a device."""
 
     usable: bool
     reason: str
@@ -140,7 +141,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, kw_only=True)
 class _Record:
-    """One device. ``streak`` counts equal probe results that led to the present state."""
+    """State of one device. ``streak`` counts equal probe results that led to the present state."""
 
     state: HealthState = HealthState.HEALTHY
     streak: int = 0
@@ -150,7 +151,7 @@ class _Record:
     story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_LENGTH))
 
     def verdict(self) -> Verdict:
-        """The operator's word if there is one, else the state's."""
+        """Return the operator's verdict if there is one, else that of the state."""
         usable, reason = self.state in USABLE, self.reason
         if self.operator is not None and self.operator.usable is not None:
             usable = self.operator.usable
@@ -175,7 +176,7 @@ class HealthBook:
         """Partitions that are at fault, by device and number."""
 
     def handle(self, stimulus: Stimulus, now_s: float) -> tuple[HealthChanged, ...]:
-        """Take one stimulus; the result says which published verdicts changed by it."""
+        """Process one stimulus; return the published verdicts that changed."""
         if isinstance(stimulus, FaultSeen) and stimulus.part is not None:
             return self._fault_of_part(stimulus, stimulus.part, now_s)
         if isinstance(stimulus, DriverGone):
@@ -213,7 +214,7 @@ class HealthBook:
     def _probe_parts(
         self, stimulus: ProbePassed | ProbeFailed, now_s: float
     ) -> list[HealthChanged]:
-        """A part's card answers or does not; one that is well again is forgotten."""
+        """Apply a card's probe result to its parts; a part that recovered is removed."""
         changes = []
         for (uuid, number), record in list(self._record_by_part.items()):
             if uuid != stimulus.uuid:
@@ -228,16 +229,16 @@ class HealthBook:
         return changes
 
     def verdict(self, uuid: str) -> Verdict:
-        """What is published about ``uuid``; a device nobody spoke of yet is usable."""
+        """Return the published verdict on ``uuid``; a device without observations is usable."""
         return self._record_by_uuid.get(uuid, _Record()).verdict()
 
     def story(self, uuid: str) -> tuple[str, ...]:
-        """Recent history of one device, oldest first, for logs and support."""
+        """Return the recent history of one device, oldest first, for logs and support."""
         record = self._record_by_uuid.get(uuid)
         return () if record is None else tuple(record.story)
 
     def judge(self, facts: DeviceFacts) -> DeviceFacts:
-        """The facts with this book's verdict in them, as they are to be reported."""
+        """Return the facts with this book's verdict, as they are reported."""
         verdict = self.verdict(facts.uuid)
         return replace(facts, healthy=verdict.usable, health_reason=verdict.reason)
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists which containers hold which shares of this node's devices now, and who holds them to it.
+"""Lists the containers that hold shares of this node's devices, and the enforcement of each.
 
-A container holds a share while its grant stands, its pod is alive and the ledger's newest record of
+A container holds a share while its grant exists, its pod is alive and the ledger's newest record of
 the pod names the share: the record's figures count, so a resized share counts with its new size.
-Containers that hold only whole devices are not limited at all (design D33). How HAMi's limiter
-shares out compute is its own affair: of pods that HAMi placed only memory is compared. Memory in
-MiB, compute in percent of one device (0: no limit).
+Containers that hold only whole devices are not limited (design D33). HAMi's limiter distributes
+compute by its own rules, so for pods that HAMi placed only memory is compared. Memory in MiB,
+compute in percent of one device (0: no limit).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,9 +38,9 @@ class Holder(Struct, frozen=True, kw_only=True):
     vendor: str
     uuid: str
     number: int
-    """Position of the device as the container sees it."""
+    """Position of the device in the container."""
     place: int = 0
-    """Place among the container's shares, over all vendors."""
+    """Position among the container's shares, over all vendors."""
     limit_mib: int
     core_pct: int = 0
     is_whole: bool = False
@@ -51,14 +51,14 @@ class Holder(Struct, frozen=True, kw_only=True):
 
 
 def is_whole(share: Share, device: Device | None) -> bool:
-    """Whether the share is the whole device, so that nothing is to be limited."""
+    """Return whether the share is the whole device and therefore needs no limit."""
     return share.exclusive and device is not None and share.memory_mib >= device.memory_mib
 
 
 def needs_library(shares: Sequence[Share], devices: Sequence[Device]) -> bool:
-    """Whether a container with these shares of one vendor must be held to them from inside.
+    """Return whether a container with these shares of one vendor needs the in-container library.
 
-    A hardware partition bounds its share by itself.
+    A hardware partition limits its share by itself.
     """
     return any(
         share.vendor in LIMITED_VENDORS and not share.profile and not is_whole(share, device)
@@ -69,8 +69,8 @@ def needs_library(shares: Sequence[Share], devices: Sequence[Device]) -> bool:
 def hindrance_of(claim: Claim, vendor: str, *, is_limited: bool) -> Refuse | None:
     """Refuse a claim whose pod would lift the limit; ``None`` where it would not.
 
-    ``is_limited``: the in-container library holds the container. Mounts count only for a part of a
-    device: a whole one is held by nothing that a mount could hide.
+    ``is_limited``: the in-container library limits the container. Mounts count only for a part of a
+    device: a whole device has no limits file that a mount could hide.
     """
     if text := claim.pod.own_devices.get(claim.container, ""):
         return Refuse(code=Code.DEVICES_OVERRIDDEN, text=f"pod {claim.pod.title}: {text}")
@@ -86,7 +86,7 @@ def hindrance_of(claim: Claim, vendor: str, *, is_limited: bool) -> Refuse | Non
 def enforcement_of(
     record: AllocationRecord, grants: GrantBook, pod: PodFacts | None = None
 ) -> Enforcement:
-    """Return what the state record says of the pod's shares.
+    """Return the enforcement of the pod's shares, for the state record.
 
     ``libvgpu`` where a container was given the library and the variables of all containers with
     shares are known; ``hami`` for a pod that HAMi placed.
@@ -100,7 +100,7 @@ def enforcement_of(
 
 
 def unseen_containers(grants: GrantBook, pod_uid: str, pod: PodFacts | None) -> tuple[str, ...]:
-    """Return the containers with devices whose ``envFrom`` may name others, in order of names."""
+    """Return containers with devices whose ``envFrom`` may select others, sorted by name."""
     if pod is None:
         return ()
     return tuple(
@@ -120,11 +120,11 @@ def unheld_vendors(
     devices_by_uuid: Mapping[str, Device],
     holding: Callable[[str], str],
 ) -> tuple[str, ...]:
-    """Vendors of which the pod has a part of a device that nothing keeps it from exceeding.
+    """Return vendors of which the pod has a part of a device without enforcement.
 
-    ``holding`` tells what holds a vendor's containers to their memory, empty: nothing does. Where
-    that is the in-container library, it must have been given with the grant. A pod that HAMi placed
-    has HAMi's limiter, of which we know nothing.
+    ``holding`` returns the memory enforcement of a vendor's containers; empty: none. Where that is
+    the in-container library, it must have been mounted with the grant. A pod that HAMi placed has
+    HAMi's limiter, whose state this agent cannot read.
     """
     if record.origin:
         return ()
@@ -136,7 +136,7 @@ def unheld_vendors(
             if share.exclusive and (device is None or share.memory_mib >= device.memory_mib):
                 continue
             if share.profile and share.vendor in LIMITED_VENDORS:
-                continue  # its MIG instance holds it
+                continue  # its MIG instance enforces the share
             is_held = (
                 (container.name, share.vendor) in has_library
                 if share.vendor in LIMITED_VENDORS
@@ -148,7 +148,7 @@ def unheld_vendors(
 
 
 def _is_carried(share: Share, device: Device | None) -> bool:
-    """Whether a partition carries it, where it takes one to hold shares of the vendor."""
+    """Return whether a partition carries the share, for vendors whose shares need a partition."""
     return device is None or not is_divisible(share.vendor) or needs_instance(share, device)
 
 
@@ -158,7 +158,7 @@ def holders_of(
     grants: GrantBook,
     devices_by_uuid: Mapping[str, Device],
 ) -> tuple[Holder, ...]:
-    """All holders, in order of namespace, pod, container and device."""
+    """Return all holders, in order of namespace, pod, container and device."""
     found: list[Holder] = []
     for grant in grants:
         entry, pod = entries_by_uid.get(grant.pod_uid), pods.find(grant.pod_uid)

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells the owners of a region's slots that are gone from those that live.
+"""Separates the dead owners of a region's slots from the living.
 
-An owner names itself as its own PID namespace numbers it; the agent sees processes as the host
-numbers them, each with its numbers in all namespaces down to its own (``NSpid`` of
-``/proc/<pid>/status``, proc(5)) and when it started, which everybody may read. Which namespace it
-is in needs more rights, and where that is not told, number and start must do. An owner that is not
-seen is gone only if it would be seen: nothing was hidden, and its namespace is the one that
-``/proc`` shows, or an inner one. That is certain where ``/proc`` shows the machine's first
-namespace, and else once somebody was seen in it. Who cannot be judged lives. Start times in ticks
-since boot.
+- An owner records its number in its own PID namespace. The agent sees host PIDs, each with its
+  numbers in all namespaces down to its own (``NSpid`` of ``/proc/<pid>/status``, proc(5)) and its
+  start time; every user may read these.
+- Reading a process's namespace requires more rights. Where the namespace is unreadable, the number
+  and the start time identify the process.
+- An owner without a visible process is dead only if the process would be visible: no process was
+  hidden, and the owner's namespace is the one that ``/proc`` shows, or an inner one. This is
+  certain where ``/proc`` shows the machine's first namespace, and otherwise after a process was
+  seen in the owner's namespace.
+- An owner without a certain result counts as living.
+
+Start times in ticks since boot.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,12 +29,12 @@ _STATE, _THREADS, _START = 0, 17, 19
 
 
 class Owner(Struct, frozen=True, kw_only=True):
-    """Who holds a slot, by its own word."""
+    """Holder of a slot, as it recorded itself."""
 
     pid: int
     namespace: int
     start_ticks: int
-    """0: not known."""
+    """0: unknown."""
 
 
 class Seen(Struct, frozen=True, kw_only=True):
@@ -40,22 +44,22 @@ class Seen(Struct, frozen=True, kw_only=True):
     inner_pid: int
     start_ticks: int
     namespace: int = 0
-    """0: not told."""
+    """0: unreadable."""
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """What a walk through ``/proc`` has shown."""
+    """Result of a walk through ``/proc``."""
 
     processes: Mapping[int, Sequence[Seen]]
     """By number in their own namespace."""
     namespace: int
-    """The one whose numbers ``/proc`` shows; 0: not known."""
+    """The namespace whose numbers ``/proc`` shows; 0: unknown."""
     is_complete: bool
     """No process was hidden."""
 
 
 def parse_stat(text: str) -> tuple[int, bool] | None:
-    """Start time, and whether it and all its threads have ended; ``None``: no process's text."""
+    """Return the start time and whether all threads ended; ``None``: not a ``stat`` text."""
     fields = text.rpartition(") ")[2].split()
     if len(fields) <= _START or not (fields[_THREADS] + fields[_START]).isdecimal():
         return None
@@ -65,7 +69,7 @@ def parse_stat(text: str) -> tuple[int, bool] | None:
 
 
 def inner_pid(status: str) -> int | None:
-    """Number of the process in its own namespace; ``None`` where the kernel does not tell."""
+    """Return the process's number in its own namespace; ``None`` if the kernel omits it."""
     for line in status.splitlines():
         if line.startswith("NSpid:"):
             last = line.split()[-1]
@@ -74,7 +78,7 @@ def inner_pid(status: str) -> int | None:
 
 
 def find(owner: Owner, view: View) -> Seen | None:
-    """The process that the owner is, or may be; ``None``: there is none like it."""
+    """Return the process that the owner is or may be; ``None`` without a match."""
     for seen in view.processes.get(owner.pid, ()):
         is_there = seen.namespace in {0, owner.namespace}
         if is_there and owner.start_ticks in {0, seen.start_ticks}:
@@ -83,7 +87,7 @@ def find(owner: Owner, view: View) -> Seen | None:
 
 
 def is_dead(owner: Owner, view: View, inner: Collection[int]) -> bool:
-    """Whether the owner is gone for certain; ``inner``: namespaces seen inhabited."""
+    """Return whether the owner is certainly gone; ``inner``: namespaces with processes seen."""
     would_be_seen = (
         view.namespace == FIRST_NAMESPACE
         or owner.namespace in inner

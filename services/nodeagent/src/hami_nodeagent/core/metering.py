@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Meters device time: how long each namespace held how much of this node's devices, and how idle.
+"""Meters device time by namespace: the held part of this node's devices, and its idle time.
 
-Between two looks every device runs for the seconds that went by, and no more: that is what there is
-to share out. A pod's part of a device is the larger of its memory's part and its compute's, as the
-ledger books them; the whole where it holds the device alone. Where the parts of a device add up to
-more than one (memory of one, compute of another; scaled capacity), they are scaled down together.
-Memory and compute are metered apart the same way. So no sum over a device ever exceeds the time
-that went by. A pod is metered from the look that shows it first to the one that does not. Seconds.
+Between two samples every device contributes exactly the elapsed seconds. A pod's part of a device
+is the larger of its memory part and its compute part, as the ledger books them; the whole device
+where the pod holds it alone. Where the parts of a device add up to more than one (memory of one,
+compute of another; scaled capacity), all are scaled down together. Memory and compute are metered
+separately in the same way. So no sum over a device ever exceeds the elapsed time. A pod is metered
+from the first sample that shows it to the first that does not. Times in seconds.
 
-Idle is the time of a part whose pod was seen to do nothing on the device: no work begun in it and
-no activity noticed by the driver. Who cannot be seen is not called idle.
+Idle is the time of a part whose pod did nothing on the device: it launched no work, and the driver
+reported no activity. A pod without visible activity data does not count as idle.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,15 +23,15 @@ from hami_nodeagent.core.holders import Holder
 from hami_nodeagent.core.usage import ContainerKey, ContainerRow, Row
 
 FORGET_S: Final = 3600.0
-"""How long the sums of a namespace that holds nothing any more are shown: longer than the time
-between any two scrapes, and not for ever."""
+"""Retention of the sums of a namespace that holds nothing any more; longer than any scrape
+interval, but bounded."""
 
 _FULL_PCT: Final = 100
 _WHOLE: Final = 1.0
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """What one pod holds of one device, as parts of the whole device."""
+    """Part of one device that one pod holds, as a fraction of the whole device."""
 
     pod_uid: str
     namespace: str
@@ -42,7 +42,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Account(NamedTuple):
-    """Whose sums these are; device types, because their hours cost differently."""
+    """Key of the sums; contains the device type, because device hours differ in cost by type."""
 
     namespace: str
     vendor: str
@@ -57,18 +57,18 @@ class Kind(NamedTuple):
 
 
 class Sums(Struct, kw_only=True):
-    """Device seconds so far."""
+    """Device seconds accumulated so far."""
 
     slice_s: float = 0.0
     memory_s: float = 0.0
     core_s: float = 0.0
     idle_s: float = 0.0
     held_at_s: float = 0.0
-    """When the account last held anything, by the clock of the looks."""
+    """Time when the account last held anything, by the clock of the samples."""
 
 
 def part_of(pod_uid: str, namespace: str, device: Device, booked: Booked) -> Part:
-    """What a pod holds of a device by what is booked for it."""
+    """Return a pod's part of a device from its booking."""
     memory = booked.memory_mib / device.memory_mib if device.memory_mib else 0.0
     core = booked.core_pct / _FULL_PCT
     return Part(
@@ -82,7 +82,7 @@ def part_of(pod_uid: str, namespace: str, device: Device, booked: Booked) -> Par
 
 
 class Meter:
-    """The sums of one agent since it started."""
+    """Sums of one agent since its start."""
 
     def __init__(self) -> None:
         self.sums: dict[Account, Sums] = {}
@@ -99,9 +99,9 @@ class Meter:
         *,
         now_s: float,
     ) -> None:
-        """Share out the time since the last look among those who held something then.
+        """Distribute the time since the last sample among the holders at that sample.
 
-        ``idle``: (pod uid, device) of those that did nothing since then. ``now_s`` never falls.
+        ``idle``: (pod uid, device) of pods that did nothing since then. ``now_s`` is monotonic.
         """
         passed_s = 0.0 if self._last_s is None else max(0.0, now_s - self._last_s)
         self._last_s = now_s
@@ -152,10 +152,10 @@ def idle_parts(
     with_region: Collection[ContainerKey],
     seen_uuids: Collection[str],
 ) -> set[tuple[str, str]]:
-    """(pod uid, device) of pods that did nothing on the device, as far as anybody sees.
+    """Return (pod uid, device) of pods without observed activity on the device.
 
-    ``launches_before``: of the look before. ``with_region``: containers that tell what they do.
-    ``seen_uuids``: devices whose processes the driver shows.
+    ``launches_before``: counts of the previous sample. ``with_region``: containers whose region
+    reports their activity. ``seen_uuids``: devices whose processes the driver lists.
     """
     busy_containers = {
         key

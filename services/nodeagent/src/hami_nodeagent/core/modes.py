@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides when a card's mode is switched between shares in software and parts in hardware.
+"""Decides when a card switches between software shares and hardware partitions.
 
-Only cards that the operator's setting names are ever touched. One that is not in the mode wanted is
-kept from new pods (cordoned, it alone), until nobody has anything of it: no reservation, no granted
-container, no partition, no process. Then the journal says what is about to be done, it is done, and
-the next reading tells whether it was. A change that would only come with the card's next reset is
-taken back: nobody could say when that is. A card that is whole again, and that containers get by a
-CDI name, waits until there is such a name. A card that cannot be switched is given back to the
-scheduler, told, and tried again later. Whoever takes a step stores the journal first, so a decision
-after a crash is the same as any other. Seconds; knows no vendor, no disk and no clock.
+- Only cards that the operator's setting names are switched.
+- A card in the other mode is cordoned until it is unused: no reservation, no granted container, no
+  partition, no process.
+- The journal then records the step, the step is executed, and the next reading verifies it.
+- A change that would take effect only at the card's next reset is rolled back, because the time of
+  that reset is unknown.
+- A card without partitions that containers get by a CDI name waits until that name exists.
+- A card that cannot be switched is uncordoned, reported, and retried later.
+
+The caller stores the journal before it executes a step, so a decision after a crash needs no
+special case. Times in seconds; depends on no vendor, disk or clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +24,8 @@ from hami_common.errors import SettingsInvalid
 from hami_common.model.device import Device, DeviceFacts
 from hami_nodeagent.core.claims import Entry
 from hami_nodeagent.core.grants import GrantBook
+from hami_nodeagent.core.hardware import CardMode, Instance
 from hami_nodeagent.core.podbook import PodBook
-from hami_nodeagent.drivers.partitioner import Instance
-from hami_nodeagent.drivers.protocol import CardMode
 
 FILE_VERSION = 1
 Word = Literal["on", "off"]
@@ -32,7 +34,7 @@ UNNAMED = (
     "generate --output=/etc/cdi/nvidia.yaml"
 )
 _SHOWN = 3
-"""Pods that are named; more are counted."""
+"""Number of pods listed by name; further pods are counted."""
 
 
 class ModeNote(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -50,44 +52,43 @@ class ModesFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """All that a decision on one card looks at."""
+    """Input of a decision on one card."""
 
     mode: CardMode
     wanted: bool | None
-    """The mode that the setting names; ``None``: the card is not ours to switch."""
+    """The mode that the setting names; ``None``: the agent does not switch this card."""
     note: ModeNote | None = None
     users: tuple[str, ...] = ()
-    """Who has something of the card, in words."""
+    """Users of the card, as text."""
     is_known: bool = False
-    """Ledger and pods are known, so that who is not among ``users`` has nothing."""
+    """Ledger and pods are known, so ``users`` is complete."""
     cordoned_for_s: float = -1.0
-    """Since when the registry keeps the card from new pods; negative: not yet."""
+    """Seconds for which the registry has cordoned the card; negative: not yet."""
     settle_s: float = 0.0
-    """After so long no reservation from before the cordon can arrive any more."""
+    """Seconds after which no reservation from before the cordon can still arrive."""
     is_named: bool = True
-    """The container runtime finds the card by its name, as far as that is needed and can be
-    seen."""
+    """The container runtime finds the card by its CDI name, where that is required and visible."""
     problem: str = ""
-    """Why the last attempt failed; empty: it did not."""
+    """Reason why the last attempt failed; empty after success."""
     pause: Literal["none", "soon", "later"] = "none"
-    """When it may be tried again: now, shortly, or not for long, so that the card is of use."""
+    """Delay before the next attempt: none, short, or long, during which the card serves pods."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
     """A decision."""
 
     text: str = ""
-    """For the operator; empty: all is as it should be."""
+    """Text for the operator; empty: the mode is as configured."""
     is_withheld: bool = False
-    """The card is to get no new pods."""
+    """The card takes no new pods."""
     step: bool | None = None
     """The mode to set now."""
     note: ModeNote | None = None
-    """The journal's line, to be stored before the step."""
+    """Line of the journal, to be stored before the step."""
 
 
 def decide(look: Look) -> Verdict:
-    """What becomes of the card's mode next."""
+    """Return the next step of the card's mode, if any."""
     mode, note = look.mode, look.note
     is_pending = mode.is_divided_next != mode.is_divided
     if look.wanted is None or look.wanted == mode.is_divided:
@@ -136,9 +137,9 @@ def _pending(mode: CardMode) -> str:
 
 
 def wanted_of(setting: Mapping[str, Word], node: str, card: DeviceFacts) -> bool | None:
-    """The mode that the setting names for a card of this node; the last line that names it counts.
+    """Return the mode that the setting names for a card; the last matching line counts.
 
-    Keys: a card's UUID, or ``<node>/<index>``, each with ``*`` and ``?`` for any.
+    Keys: a card's UUID, or ``<node>/<index>``, each with ``*`` and ``?`` as wildcards.
     """
     wanted: bool | None = None
     names = (card.uuid, f"{node}/{card.index}")
@@ -149,7 +150,7 @@ def wanted_of(setting: Mapping[str, Word], node: str, card: DeviceFacts) -> bool
 
 
 def check_setting(setting: Mapping[str, Word], *, field: str) -> None:
-    """Refuse keys that name nothing, or more than anybody can mean."""
+    """Reject keys that match nothing or are too broad."""
     for key in setting:
         node, slash, index = key.rpartition("/")
         is_place = bool(slash and node) and (index == "*" or index.isdecimal())
@@ -169,9 +170,9 @@ def users_of(
     pods: PodBook,
     instances: Sequence[Instance],
 ) -> tuple[str, ...]:
-    """Who has something of a card, in words, each once; nobody: it may be switched.
+    """Return the users of a card as texts, each once; empty: the card may be switched.
 
-    ``instances``: hardware partitions, whoever made them.
+    ``instances``: hardware partitions, whether or not this agent created them.
     """
     found: dict[str, None] = {}
     for entry in entries.values():
@@ -191,6 +192,6 @@ def users_of(
 
 
 def is_held_back(card: CardMode, devices: Mapping[str, Device]) -> bool:
-    """Whether no scheduler that is up to date gives the card away: cordoned, or not published."""
+    """Return whether an up-to-date scheduler avoids the card: cordoned, or not published."""
     device = devices.get(card.uuid)
     return device is None or device.cordoned

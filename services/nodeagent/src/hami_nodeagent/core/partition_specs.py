@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container with hardware partitions is given: a name at once, the contents when they exist.
+"""Builds the CDI names and specs through which containers get hardware partitions.
 
-Where devices enter containers by CDI (design D10, D24), the answer to ``Allocate`` is one name that
-follows from pod, container and vendor alone. The CDI spec behind it (Container Device Interface
-0.6) is written once the partitions were read back, before the container starts, and again before
-each further start. Where they do not, the answer itself must hold the partitions' own names; what
-it held is remembered (``Rendering``), because kubelet repeats it whenever the container starts.
+Where devices enter containers by CDI (design D10, D24), the answer to ``Allocate`` is one name,
+derived from pod, container and vendor alone. The CDI spec behind the name (Container Device
+Interface 0.6) is written after the partitions were read back, before the container starts, and
+again before each restart. Without CDI the answer itself must contain the partitions' own names; its
+content is recorded (``Rendering``), because kubelet repeats it whenever the container starts.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ Edits = dict[str, object]
 
 
 class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that one container's view of its shares is made of, to be made again without a claim."""
+    """Input from which one container's view of its shares can be rebuilt without a claim."""
 
     pod_uid: str
     container: str
@@ -36,28 +36,28 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     by_spec: bool
     """The container was given the name of a spec, not the partitions' own names."""
     handles: dict[str, dict[str, str]] = {}
-    """What was given last, by device."""
+    """Handles given last, by device."""
     instances: dict[str, str] = {}
-    """By the share's number: the instance that it was given last."""
+    """Instance given last, by the share's number."""
 
     @property
     def name(self) -> str:
-        """Name of the container's spec: a CDI device's name and a file's."""
+        """Return the name of the container's spec, used as CDI device name and file name."""
         return spec_name(self.pod_uid, self.container, self.vendor)
 
 
 def spec_name(pod_uid: str, container: str, vendor: str) -> str:
-    """The CDI device that stands for a container's shares of one vendor."""
+    """Return the CDI device that represents a container's shares of one vendor."""
     return f"{pod_uid}.{container}.{vendor}"
 
 
 def cdi_name(name: str) -> str:
-    """The name as kubelet passes it on."""
+    """Return the name in the form that kubelet passes on."""
     return f"{KIND}={name}"
 
 
 def spec_of(name: str, edits: ContainerEdits, exists: Callable[[str], bool]) -> bytes:
-    """The CDI spec that brings ``edits`` into a container; ``exists`` tells of optional nodes."""
+    """Return the CDI spec that injects ``edits``; ``exists`` checks optional device nodes."""
     found: Mapping[str, object] = {
         "env": [f"{key}={value}" for key, value in sorted(edits.env.items())],
         "deviceNodes": [

@@ -1,83 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides what becomes of one device's hardware partitions next (design D24, ADR 0012).
+"""Decides the next step for one device's hardware partitions (design D24, ADR 0012).
 
-A decision compares four things: shares of the ledger that need a partition (``Need``), what the
-agent has written in its journal (``Note``), what the hardware shows now (``Instance``), and who may
-still use what. It returns the journal as it should be and at most one step to take. Whoever takes
-the step stores the journal first, takes it, reads the hardware again, and asks for the next
-decision. So a decision after a crash is the same as any other, and needs no story of its own.
+A decision compares four things: shares of the ledger that need a partition (``Need``), the agent's
+journal (``Note``), the partitions on the hardware (``Instance``), and the owners that may still use
+them. It returns the new journal and at most one step. The caller stores the journal, executes the
+step, reads the hardware again, and asks for the next decision. So a decision after a crash needs no
+special case.
 
 Phases of a note::
 
-    creating      written before the hardware is told to make one; ends at the next reading, which
+    creating      written before a creation is requested; ends at the next reading, which
                   shows the new instance (then ``made``), a rest of it (then ``destroying``) or
                   nothing (then there is no note any more)
     made          an instance carries the share
-    destroying    written before the hardware is told to remove one; ends when a reading shows
+    destroying    written before a removal is requested; ends when a reading shows
                   neither it nor, at its place, a rest of it
 
-Rules: an instance whose owner the ledger names, or whose container may still run, or in which
-processes run, is not touched. What this agent made and nobody owns is removed. What it did not make
-is *foreign*: left alone, unless the operator wants otherwise, and told, because its room must not
-be promised. Removals go before creations, oldest reservation first. Without a journal an instance
-is taken for ours only if it is what exactly one share of the ledger needs, and no other instance
-is; or if it is the one that the share's container was given.
+Rules: an instance whose owner the ledger names, whose container may still run, or in which
+processes run, is not touched. Instances of this agent without an owner are removed. Instances that
+this agent did not create are *foreign*: they are left alone, unless the operator configures their
+removal, and are reported, because their capacity must not be offered. Removals go before creations,
+oldest reservation first. Without a journal an instance is adopted only if it matches exactly one
+share of the ledger and is the only match, or if the share's container was given it.
 
 Nothing is removed, and nothing is decided about a device whose journal was lost, before ledger and
 pods are known. Memory in MiB, compute in percent, positions as in ``hami_common.model.device``.
-Knows no disk, no clock and no vendor.
+Depends on no disk, clock or vendor.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_common.events.allocation import CarriedShare, StateRecord
+from hami_common.events.allocation import StateRecord
 from hami_common.model.device import Device, DeviceFacts, Profile
-from hami_common.model.placement import ContainerShares, Share, part_word
-from hami_common.vendors.handles import handle_key, needs_instance
+from hami_common.model.placement import ContainerShares, Share
+from hami_common.vendors.handles import needs_instance
 from hami_nodeagent.core.claims import Entry, ListedPod
 from hami_nodeagent.core.grants import Grant, GrantBook
+from hami_nodeagent.core.hardware import Instance, Wanted
 from hami_nodeagent.core.podbook import PodBook
-from hami_nodeagent.drivers.partitioner import Instance, Wanted
 
 FILE_VERSION = 1
 WITHHELD = "withheld"
-"""Resource that no device has: a size needs one when all its places are taken by what others made,
-or by what is at fault."""
+"""Resource that no device has. A size requires it when all places of the size are foreign or
+faulty."""
 
 FAULT_NUMBER = "gpu_instance"
-"""The handle by which faults name a partition."""
+"""Handle by which fault reports name a partition."""
 TOLD = ("mig_uuid", FAULT_NUMBER, "compute_instance")
-"""Handles by which NVIDIA's tools know a MIG instance; only these have the first."""
+"""Handles by which NVIDIA's tools name a MIG instance; only MIG instances have the first."""
 
 Phase = Literal["creating", "made", "destroying"]
 ChangeKind = Literal["created", "adopted", "removed", "lost"]
 
 
 class Owner(Struct, frozen=True, kw_only=True, omit_defaults=True, order=True):
-    """One share of one container of one reservation; empty: nobody."""
+    """One share of one container of one reservation; empty: no owner."""
 
     pod_uid: str = ""
     allocation_id: str = ""
     container: str = ""
     number: int = 0
-    """Place among the container's shares, over all vendors."""
+    """Position among the container's shares, over all vendors."""
 
 
 NOBODY = Owner()
 
 
 class Need(Struct, frozen=True, kw_only=True):
-    """A share that a partition is to carry."""
+    """A share that requires a partition."""
 
     owner: Owner
     wanted: Wanted
     may_run: bool = False
-    """The container was given the share, so it may use an instance now."""
+    """The container was given the share, so it may be using an instance."""
 
 
 class Note(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -89,7 +88,7 @@ class Note(Struct, frozen=True, kw_only=True, omit_defaults=True):
     phase: Phase
     instance_id: str = ""
     before: tuple[str, ...] = ()
-    """Instances that the device had when the creation was begun."""
+    """Instances on the device when the creation began."""
 
 
 class JournalFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -97,54 +96,54 @@ class JournalFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     version: int
     surveyed: tuple[str, ...] = ()
-    """Devices whose instances were all told apart: what has no note there is foreign."""
+    """Devices whose instances were all identified: an instance without a note there is foreign."""
     notes: tuple[Note, ...] = ()
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """All that a decision on one device looks at."""
+    """Input of a decision on one device."""
 
     uuid: str
     vendor: str
     instances: tuple[Instance, ...]
-    """As just read, of this device."""
+    """Instances of this device, as just read."""
     notes: tuple[Note, ...]
-    """Of this device."""
+    """Notes of this device."""
     needs: tuple[Need, ...] = ()
-    """On this device, oldest first."""
+    """Needs on this device, oldest first."""
     kept: Collection[Owner] = ()
-    """Owners that the ledger does not name any more, yet their containers may run."""
+    """Owners that are no longer in the ledger while their containers may still run."""
     profiles: tuple[Profile, ...] = ()
     totals: Mapping[str, int] = {}
     memory_mib: int = 0
     is_complete: bool = True
-    """Ledger and pods are known, so that who is not named owns nothing."""
+    """Ledger and pods are known, so an owner that is not listed owns nothing."""
     is_surveyed: bool = True
     told: Mapping[Owner, str] = {}
-    """Instances that the hardware named when it was told to make them."""
+    """Instances that the hardware named in the response to a creation."""
     given: Mapping[Owner, str] = {}
-    """Instances that containers were given, where that is known although the journal is lost."""
+    """Instances given to containers, where known although the journal is lost."""
     creations_later: Collection[Owner] = ()
     removals_later: Collection[str] = ()
-    """What failed and is not to be tried yet."""
+    """Failed removals whose retry is not due yet."""
     collect_foreign: bool = False
 
 
 class Create(Struct, frozen=True, kw_only=True):
-    """Tell the hardware to make one."""
+    """Create one partition."""
 
     need: Need
 
 
 class Destroy(Struct, frozen=True, kw_only=True):
-    """Tell the hardware to remove one."""
+    """Destroy one partition."""
 
     instance: Instance
     owner: Owner
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """What the reading showed to have happened."""
+    """A change of the hardware that the reading showed."""
 
     kind: ChangeKind
     owner: Owner
@@ -156,7 +155,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     """A decision."""
 
     notes: tuple[Note, ...]
-    """The journal's lines of this device, to be stored before the step is taken."""
+    """Journal lines of this device, to be stored before the step is executed."""
     is_surveyed: bool
     step: Create | Destroy | None = None
     carried: Mapping[Owner, Instance] = {}
@@ -164,13 +163,13 @@ class Plan(Struct, frozen=True, kw_only=True):
     foreign: tuple[Instance, ...] = ()
     changes: tuple[Change, ...] = ()
     waiting: Mapping[Owner, str] = {}
-    """Shares without an instance for which nothing can be done now, and why."""
+    """Shares without an instance for which no step is possible now, with the reason."""
     busy: tuple[str, ...] = ()
-    """Instances that are nobody's but used by processes."""
+    """Instances without an owner that processes use."""
 
 
 def fits(instance: Instance, wanted: Wanted) -> bool:
-    """Whether the instance is what is wanted, as far as the hardware tells."""
+    """Return whether the instance matches ``wanted``, as far as the hardware reports it."""
     if instance.uuid != wanted.uuid or instance.profile != wanted.profile:
         return False
     if instance.kind and wanted.kind and instance.kind != wanted.kind:
@@ -183,17 +182,17 @@ def fits(instance: Instance, wanted: Wanted) -> bool:
 
 
 def is_whole(instance: Instance) -> bool:
-    """Whether the instance can be used; else it is what a broken creation left."""
+    """Return whether the instance is usable, and not the rest of an interrupted creation."""
     return bool(instance.profile or instance.handles)
 
 
 def decide(look: Look) -> Plan:
-    """What the journal should say about a device, and what is to be done next."""
+    """Return the new journal of a device and the next step."""
     return _Decision(look).plan()
 
 
 class _Decision:
-    """One decision in the making."""
+    """One decision in progress."""
 
     def __init__(self, look: Look) -> None:
         self.look = look
@@ -229,10 +228,10 @@ class _Decision:
             busy=tuple(self.busy),
         )
 
-    # -- what the reading says about the notes
+    # -- comparison of the notes with the reading
 
     def _settle(self) -> None:
-        """Compare each note with the hardware; every begun creation ends here."""
+        """Compare each note with the hardware; every started creation ends here."""
         begun = []
         for note in self.look.notes:
             if note.phase == "creating":
@@ -255,7 +254,7 @@ class _Decision:
         return fits(found, note.wanted)
 
     def _rest_of(self, note: Note) -> str:
-        """What a removal that broke off left at the place, under a name of its own."""
+        """Return the rest of an interrupted removal at the note's place, under another id."""
         noted = {one.instance_id for one in self.look.notes}
         for one in self.look.instances:
             is_at_place = one.start is not None and one.start == note.wanted.start
@@ -279,7 +278,7 @@ class _Decision:
         )
 
     def _hand_over(self) -> None:
-        """The same share of the same pod under a new reservation keeps its instance."""
+        """Keep the instance of a share whose pod has a new reservation."""
         bare = self._bare_needs()
         for place, note in enumerate(self.notes):
             if note.phase != "made" or note.owner in self.needed:
@@ -296,7 +295,7 @@ class _Decision:
                     break
 
     def _survey(self) -> None:
-        """Tell apart what is on a device of which the journal says nothing."""
+        """Identify the instances of a device that the journal does not cover."""
         for need in self._bare_needs():
             found = self.by_id.get(self.look.given.get(need.owner, ""))
             if found is not None and found in self._unclaimed() and fits(found, need.wanted):
@@ -331,7 +330,7 @@ class _Decision:
         self.notes.append(note)
         self._tell("adopted", note)
 
-    # -- what is to be done
+    # -- next step
 
     def _removal(self, foreign: Sequence[Instance]) -> Destroy | None:
         step = None
@@ -386,14 +385,14 @@ class _Decision:
             return Create(need=need)
         return None
 
-    # -- small questions
+    # -- helpers
 
     def _unclaimed(self) -> list[Instance]:
         claimed = {note.instance_id for note in self.notes}
         return [one for one in self.look.instances if one.instance_id not in claimed]
 
     def _bare_needs(self) -> list[Need]:
-        """Needs for which there is no instance."""
+        """Return needs without an instance."""
         has = {note.owner for note in self.notes if note.phase == "made"}
         return [need for need in self.look.needs if need.owner not in has]
 
@@ -404,7 +403,7 @@ class _Decision:
 
 
 def _is_surely(instance: Instance, wanted: Wanted) -> bool:
-    """Whether it is what is wanted, by what the hardware tells."""
+    """Return whether the instance certainly matches, by the hardware's own data."""
     is_told = bool(instance.profile or instance.memory_mib)
     return is_whole(instance) and is_told and fits(instance, wanted)
 
@@ -421,7 +420,7 @@ def _wanted_like(instance: Instance) -> Wanted:
 
 
 def shortage(look: Look, wanted: Wanted) -> str:
-    """What the device lacks for a partition beside those it has; empty: nothing that we know."""
+    """Return the resource that the device lacks for another partition; empty: none known."""
     if not wanted.profile:
         used_mib = sum(one.memory_mib for one in look.instances)
         free_mib = look.memory_mib - used_mib
@@ -444,15 +443,15 @@ def shortage(look: Look, wanted: Wanted) -> str:
     return ""
 
 
-# -- who needs and who may use what
+# -- needs and users of partitions
 
 
 def divided_shares(
     container: ContainerShares, vendors: Collection[str], devices_by_uuid: Mapping[str, Device]
 ) -> Iterator[tuple[int, Share]]:
-    """Shares that a partition is to carry, with their place; ``vendors``: what this node divides.
+    """Yield shares that require a partition, with position; ``vendors``: vendors divided here.
 
-    Of a device that is not known yet nothing is needed.
+    A device that is not known yet requires nothing.
     """
     for number, share in enumerate(container.shares):
         device = devices_by_uuid.get(share.uuid)
@@ -461,7 +460,7 @@ def divided_shares(
 
 
 def owner_of(entry: Entry, container: str, number: int) -> Owner:
-    """The owner that a share is."""
+    """Return the owner that represents a share."""
     return Owner(
         pod_uid=entry.record.pod_uid,
         allocation_id=entry.record.allocation_id,
@@ -471,18 +470,18 @@ def owner_of(entry: Entry, container: str, number: int) -> Owner:
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What the agent knows of who needs and may use partitions."""
+    """Facts about the need for partitions and their use."""
 
     entries_by_uid: Mapping[str, Entry]
     states_by_uid: Mapping[str, StateRecord]
     failed: Collection[str]
-    """Pods whose allocation this agent found wrong."""
+    """Pods whose allocation this agent marked as failed."""
     pods: PodBook
     grants: GrantBook
     started: Collection[Owner] = ()
-    """Shares whose container was let start by this run of the agent."""
+    """Shares whose container was allowed to start in this run of the agent."""
     left: Collection[str] = ()
-    """Pods of which kubelet has nothing left although their grants stand."""
+    """Pods that kubelet no longer lists although their grants exist."""
     is_ledger_known: bool = True
 
     def needs(
@@ -491,9 +490,9 @@ class Facts(Struct, frozen=True, kw_only=True):
         devices_by_uuid: Mapping[str, Device],
         notes: Iterable[Note],
     ) -> dict[str, tuple[Need, ...]]:
-        """By device, what the ledger wants carried, oldest first.
+        """Return the shares that require a partition, by device, oldest first.
 
-        While the ledger is not known, what containers were given before must do.
+        While the ledger is unknown, the shares that containers were given before are used.
         """
         found: dict[str, list[Need]] = {}
         for entry in sorted(self.entries_by_uid.values(), key=lambda entry: entry.sequence):
@@ -516,7 +515,7 @@ class Facts(Struct, frozen=True, kw_only=True):
         return {uuid: tuple(needs) for uuid, needs in found.items()}
 
     def may_use(self, owner: Owner) -> bool:
-        """Whether a container may run with the share, whatever the ledger says."""
+        """Return whether a container may run with the share, whatever the ledger contains."""
         if owner.pod_uid in self.left or not owner.pod_uid:
             return False
         pod = self.pods.find(owner.pod_uid)
@@ -535,7 +534,7 @@ class Facts(Struct, frozen=True, kw_only=True):
         return pod.signed.allocation_id == owner.allocation_id
 
     def _has_failed(self, owner: Owner) -> bool:
-        """Whether the reservation is void, so that no further container starts with it."""
+        """Return whether the reservation failed, so that no further container starts with it."""
         state = self.states_by_uid.get(owner.pod_uid)
         return owner.pod_uid in self.failed or (
             state is not None
@@ -557,14 +556,14 @@ class Facts(Struct, frozen=True, kw_only=True):
         if pod is not None and (pod.gone or pod.finished):
             return False
         if record.held_for:
-            # The room may be somebody else's until the pod is bound to it.
+            # Another pod may own the capacity until this pod is bound to it.
             signed = pod.signed if pod is not None else None
             return signed is not None and signed.allocation_id == record.allocation_id
         return True
 
 
 def wanted_of(share: Share) -> Wanted:
-    """The partition for a share."""
+    """Return the partition for a share."""
     return Wanted(
         uuid=share.uuid,
         profile=share.profile,
@@ -576,10 +575,10 @@ def wanted_of(share: Share) -> Wanted:
 
 
 def have_left(pods: PodBook, grants: GrantBook, listing: Sequence[ListedPod]) -> frozenset[str]:
-    """Pods that are gone from the API server and from kubelet, although their grants stand.
+    """Return pods that are gone from API server and kubelet although their grants exist.
 
-    A listed pod of the same name is another one if it does not show the ids that were granted, or
-    if a younger grant holds them.
+    A listed pod of the same name is another pod if it does not show the granted ids, or if a
+    younger grant holds these ids.
     """
     listed = {(one.namespace, one.name): one for one in listing}
     return frozenset(
@@ -610,15 +609,15 @@ def _is_shown(grant: Grant, listed: ListedPod | None, grants: GrantBook) -> bool
     return shown.get(grant.resource) == frozenset(grant.ids)
 
 
-# -- what the scheduler is told
+# -- report to the scheduler
 
 
 def without_foreign(facts: DeviceFacts, foreign: Sequence[Instance]) -> DeviceFacts:
-    """The device without the room that foreign instances hold.
+    """Return the device without the capacity of foreign instances.
 
-    Totals shrink, starts that are taken are struck out, and a size that has no place left needs
-    something that the device has not. A device without a table of sizes takes no new pods: nothing
-    smaller than that can be said of it.
+    Totals shrink, occupied start positions are removed, and a size without a free place requires a
+    resource that the device lacks. A device without a table of sizes takes no new pods, because no
+    smaller restriction can be expressed for it.
     """
     if not foreign:
         return facts
@@ -648,9 +647,9 @@ def without_foreign(facts: DeviceFacts, foreign: Sequence[Instance]) -> DeviceFa
 
 
 def without_faulty(facts: DeviceFacts, faulty: Sequence[Instance]) -> DeviceFacts:
-    """The device without the places of partitions that are at fault.
+    """Return the device without the places of faulty partitions.
 
-    Who has such a partition keeps it, so totals stay: the ledger counts it until its pod ends.
+    Pods with such a partition keep it, so totals stay: the ledger counts it until its pod ends.
     """
     by_name = {profile.name: profile for profile in facts.partitions}
     positions = {
@@ -679,7 +678,7 @@ def _without(profile: Profile, positions: set[int], count: int, *, is_blocked: b
 
 
 def foreign_text(foreign: Sequence[Instance]) -> str:
-    """Foreign instances of one device, for an operator; empty: none."""
+    """Return a text for the operator on foreign instances of one device; empty: none."""
     if not foreign:
         return ""
     words = sorted(
@@ -691,123 +690,13 @@ def foreign_text(foreign: Sequence[Instance]) -> str:
 
 
 def faulty_text(faulty: Sequence[Instance]) -> str:
-    """Partitions of one device that are at fault, for an operator; empty: none."""
+    """Return a text for the operator on faulty partitions of one device; empty: none."""
     words = sorted(f"{one.instance_id} ({one.profile} at {one.start})" for one in faulty)
     return f"partitions at fault: {', '.join(words)}" if words else ""
 
 
-# -- what the rest of the agent asks
-
-
-class Told(Struct, frozen=True, kw_only=True):
-    """What is said of a card whose mode is not, or may not stay, what it should be."""
-
-    text: str
-    is_withheld: bool
-    """It is to get no new pods."""
-
-
-class Board:
-    """Which partitions carry shares now, as last read; owned by ``shell.partitions``."""
-
-    def __init__(self) -> None:
-        self.vendors: frozenset[str] = frozenset()
-        """Vendors whose devices this node divides."""
-        self.devices_by_uuid: Mapping[str, Device] = {}
-        self.carried: dict[Owner, Instance] = {}
-        self.foreign_by_uuid: dict[str, tuple[Instance, ...]] = {}
-        self.faulty_by_uuid: dict[str, tuple[Instance, ...]] = {}
-        """Places that get no new partition, by device; owned by ``shell.inventory``."""
-        self.switching: dict[str, Told] = {}
-        """Cards whose mode is being switched, or cannot be; owned by ``shell.modes``."""
-        self.trouble: dict[Owner, str] = {}
-        """Why a share has no partition yet."""
-        self.started: set[Owner] = set()
-        """Shares whose container was let start, until their pod's grants end."""
-
-    def owners(self, entry: Entry, container: str, vendor: str = "") -> dict[Owner, str]:
-        """Shares of a container that need a partition, with their device."""
-        return {
-            owner_of(entry, shares.name, number): share.uuid
-            for shares in entry.record.containers
-            if shares.name == container
-            for number, share in divided_shares(shares, self.vendors, self.devices_by_uuid)
-            if vendor in ("", share.vendor)
-        }
-
-    def are_all_there(self, entry: Entry) -> bool:
-        """Whether every partition that a pod needs was read back."""
-        return all(
-            owner in self.carried
-            for container in entry.record.containers
-            for owner in self.owners(entry, container.name)
-        )
-
-    def lacking(self, owners: Iterable[Owner]) -> str:
-        """Why a container's partitions are not there, empty when they are."""
-        for owner in owners:
-            if owner not in self.carried:
-                return self.trouble.get(owner) or "it is being made"
-        return ""
-
-    def handles(
-        self, owners: Mapping[Owner, str], shares: Sequence[Share] = ()
-    ) -> dict[str, dict[str, str]]:
-        """``RenderContext.handles`` of a container's ``shares``.
-
-        ``owners``: those of one vendor, as far as they are known.
-        """
-        shares_by_uuid = Counter(owners.values()) | Counter(share.uuid for share in shares)
-        found: dict[str, dict[str, str]] = {}
-        for owner, uuid in owners.items():
-            one = self.carried.get(owner)
-            if one is not None:
-                is_only = shares_by_uuid[uuid] == 1
-                part = "" if is_only else part_word(one.profile, one.start)
-                found[handle_key(uuid, part)] = dict(one.handles)
-        return found
-
-    def told(self, entry: Entry) -> tuple[CarriedShare, ...]:
-        """The MIG instances that carry the pod's shares, for who reads the pod's state."""
-        record = entry.record
-        return tuple(
-            CarriedShare(
-                container=owner.container,
-                number=owner.number,
-                names={word: one.handles[word] for word in TOLD if word in one.handles},
-            )
-            for owner, one in sorted(self.carried.items())
-            if (owner.pod_uid, owner.allocation_id) == (record.pod_uid, record.allocation_id)
-            and TOLD[0] in one.handles
-        )
-
-    def withdraw(self, device: DeviceFacts) -> DeviceFacts:
-        """The device without what is held outside or at fault, for the report.
-
-        One whose mode is to be switched takes no new pods; those that it has stay.
-        """
-        left = without_foreign(device, self.foreign_by_uuid.get(device.uuid, ()))
-        told = self.switching.get(device.uuid)
-        if told is not None and told.is_withheld:
-            left = replace(left, cordoned=True)
-        return without_faulty(left, self.faulty_by_uuid.get(device.uuid, ()))
-
-    def mode_text(self, uuid: str) -> str:
-        """What is said of the switching of a device's mode; empty: nothing."""
-        told = self.switching.get(uuid)
-        return "" if told is None else told.text
-
-    def numbered(self, uuid: str, number: int) -> Instance | None:
-        """The partition of a device that faults call by this number."""
-        carried = [one for one in self.carried.values() if one.uuid == uuid]
-        for one in (*carried, *self.foreign_by_uuid.get(uuid, ())):
-            if one.handles.get(FAULT_NUMBER) == str(number) and one.profile:
-                return one
-        return None
-
-
 def table_of(device: Device | None) -> tuple[tuple[Profile, ...], Mapping[str, int], int]:
-    """Sizes, totals and memory of a device; nothing of one that is not known."""
+    """Return sizes, totals and memory of a device; empty values for an unknown device."""
     if device is None:
         return (), {}, 0
     return device.partitions, device.resources, device.memory_mib

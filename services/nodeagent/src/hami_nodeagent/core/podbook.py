@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds what the API server told of this node's pods, by name and uid, from watch and direct reads.
+"""Stores this node's pods, by name and uid, from the API server's watch and from direct reads.
 
-A direct read may overtake the watch, so news is ordered by ``revision`` (the number in
-``resourceVersion``; 0 when it has none, which then always counts as newer), and a pod that is gone
-never comes back: only one pod of a name exists at a time, so whoever shows another uid under the
-name shows that the first one is gone. Pods that are gone are kept for a while, because kubelet may
-list them longer than the API server does. Times are seconds of the caller's clock.
+A direct read may overtake the watch, so updates are ordered by ``revision`` (the number in
+``resourceVersion``; 0 when it has none, which then always counts as newer). A deleted pod never
+returns: only one pod of a name exists at a time, so another uid under the name shows that the first
+pod is gone. Deleted pods are kept for a while, because kubelet may list them longer than the API
+server does. Times are seconds of the caller's clock.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ class PodBook:
 
     def __init__(self) -> None:
         self.by_name: dict[Name, tuple[PodFacts, ...]] = {}
-        """(namespace, name) → pods of that name, live one last."""
+        """Pods by (namespace, name), the live pod last."""
         self._known: dict[str, _Known] = {}
 
     def __iter__(self) -> Iterator[PodFacts]:
@@ -39,17 +39,17 @@ class PodBook:
         return len(self._known)
 
     def find(self, uid: str) -> PodFacts | None:
-        """Facts of a pod, also when it is gone but not yet forgotten."""
+        """Return the facts of a pod, including deleted pods that were not dropped yet."""
         known = self._known.get(uid)
         return known.facts if known is not None else None
 
     def is_alive(self, uid: str) -> bool:
-        """Whether containers of the pod may run: it exists and has not finished."""
+        """Return whether containers of the pod may run: it exists and has not finished."""
         known = self._known.get(uid)
         return known is not None and not known.facts.gone and not known.facts.finished
 
     def put(self, facts: PodFacts, *, revision: int, now_s: float) -> bool:
-        """Learn of a pod; whether anything changed."""
+        """Store a pod; return whether anything changed."""
         known = self._known.get(facts.uid)
         if known is not None and known.facts.gone:
             return self._recall(known, facts)
@@ -60,7 +60,7 @@ class PodBook:
             if other.uid == facts.uid or other.gone:
                 continue
             if 0 < revision < self._known[other.uid].revision:
-                return False  # old news of a predecessor that was never seen alive
+                return False  # stale update of a predecessor that was never seen alive
             self._end(other.uid, now_s)
         if known is not None:
             revision = max(known.revision, revision)
@@ -69,7 +69,7 @@ class PodBook:
         return True
 
     def end(self, uid: str, *, now_s: float) -> bool:
-        """The pod does not exist any more; whether that is news."""
+        """Mark the pod as deleted; return whether that is a change."""
         known = self._known.get(uid)
         if known is None or known.facts.gone:
             return False
@@ -77,14 +77,14 @@ class PodBook:
         return True
 
     def end_name(self, namespace: str, name: str, *, now_s: float) -> bool:
-        """No pod of this name exists; whether that is news."""
+        """Mark all pods of this name as deleted; return whether that is a change."""
         live = [pod for pod in self.by_name.get((namespace, name), ()) if not pod.gone]
         for pod in live:
             self._end(pod.uid, now_s)
         return bool(live)
 
     def put_all(self, pods: Sequence[tuple[PodFacts, int]], *, revision: int, now_s: float) -> None:
-        """Learn the whole truth as of ``revision``: who is not named and not newer is gone."""
+        """Store the full list as of ``revision``; older pods that it lacks are deleted."""
         for facts, own_revision in pods:
             self.put(facts, revision=own_revision, now_s=now_s)
         named = {facts.uid for facts, _ in pods}
@@ -93,14 +93,14 @@ class PodBook:
                 self._end(uid, now_s)
 
     def forget(self, *, gone_before_s: float) -> None:
-        """Drop pods that are gone since before this time."""
+        """Drop pods that were deleted before this time."""
         for uid, known in list(self._known.items()):
             if known.gone_since_s is not None and known.gone_since_s < gone_before_s:
                 del self._known[uid]
                 self._index(known.facts, remove=True)
 
     def _recall(self, known: _Known, facts: PodFacts) -> bool:
-        """Late news of a pod that is gone: that it had finished still matters."""
+        """Apply a late update of a deleted pod: whether it had finished still matters."""
         if known.facts.finished or not facts.finished:
             return False
         known.facts = replace(known.facts, finished=True)

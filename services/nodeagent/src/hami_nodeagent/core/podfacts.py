@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads from a pod's API object the few facts that claims and states are decided on.
+"""Reads from a pod's API object the facts on which claims and states are decided.
 
 Containers keep kubelet's admission order: init containers (sidecars among them) in specification
 order, then application containers. A container asks for a resource by its *limits*, because kubelet
@@ -26,7 +26,7 @@ _WRITTEN_AFTER_ADMISSION = frozenset(
 
 
 class Ask(Struct, frozen=True, kw_only=True):
-    """One container's wish for one resource, as kubelet reads it from the pod's specification."""
+    """One container's request for one resource, as kubelet reads it from the pod spec."""
 
     container: str
     kind: ContainerKind
@@ -34,47 +34,48 @@ class Ask(Struct, frozen=True, kw_only=True):
 
 
 class PodFacts(Struct, frozen=True, kw_only=True):
-    """What we know of a pod from the API server."""
+    """Facts about a pod from the API server."""
 
     uid: str
     namespace: str
     name: str
     kind_by_container: Mapping[str, ContainerKind] = {}
     asks_by_resource: Mapping[str, tuple[Ask, ...]] = {}
-    """Containers that ask, in the order in which kubelet admits them."""
+    """Containers with requests, in the order in which kubelet admits them."""
     gone: bool = False
-    """The object was deleted; kubelet may not know yet."""
+    """The object was deleted; kubelet may still list the pod."""
     finished: bool = False
     """Phase Succeeded or Failed: no container of it will run again."""
     admitted: bool = False
-    """Its status holds something that kubelet writes only after admission."""
+    """Its status contains a field that kubelet writes only after admission."""
     started: frozenset[str] = frozenset()
     """Containers that run or ran."""
     signed: SignedPlacement | None = None
     """The verified allocation annotation."""
     annotation_problem: str = ""
-    """Why there is none although the annotation is present; empty when it is absent."""
+    """Reason why the annotation is invalid although it is present; empty when it is absent."""
     limits_mounted: frozenset[str] = frozenset()
-    """Containers whose limits file travels with the pod, because it passed our webhook."""
+    """Containers whose limits file travels with the pod, because the webhook prepared the pod."""
     limits_volumes: Mapping[str, str] = {}
     """The same containers → volume of the pod that holds the limits file."""
     region_volumes: Mapping[str, str] = {}
     """Container → volume of the pod that holds its usage region, where one travels with it."""
     hidden_limits: Mapping[str, str] = {}
-    """Container → which of its mounts would hide or unhook what the node mounts, and the fix."""
+    """Container → mounts that would hide or unhook the node's mounts, and the fix."""
     own_devices: Mapping[str, str] = {}
-    """Container → which of its variables gives it devices that the node does not choose, and the
-    fix: kubelet lets the pod's variables win over those of the node."""
+    """Container → variables that select devices which the node did not allocate, and the fix:
+    kubelet gives the pod's variables precedence over those of the node."""
     unseen_env: Mapping[str, frozenset[str]] = {}
-    """Container → such variables that ConfigMaps or Secrets may set, which cannot be read here."""
+    """Container → such variables that ConfigMaps or Secrets may set; the agent cannot read
+    these."""
     container_by_id: Mapping[str, str] = {}
     """Runtime's container id, as in the status → container. An ephemeral container that targets
-    another one counts as that one."""
+    another one counts as its target."""
     traceparent: str = ""
 
     @property
     def title(self) -> str:
-        """How messages name the pod."""
+        """Return the pod's name for messages."""
         return f"{self.namespace}/{self.name}"
 
 
@@ -86,7 +87,7 @@ def facts_of(
     verifier: Verifier,
     gone: bool = False,
 ) -> PodFacts:
-    """Facts of ``pod``: asks for ``resources``, and a placement if it is for ``node``."""
+    """Return facts of ``pod``: requests for ``resources``, and its placement on ``node``."""
     signed, problem = _verified(pod, node, verifier)
     volumes = {volume.name: volume for volume in pod.spec.volumes or []}
     containers = [container for _, container in pod.containers_in_order()]
@@ -185,5 +186,5 @@ def _has_started(status: ContainerStatusView) -> bool:
 
 
 def _unseen_env(container: ContainerView) -> frozenset[str]:
-    """Variables that give devices and may come from ``envFrom``: one named in ``env`` wins."""
+    """Return device variables that ``envFrom`` may set; a variable in ``env`` has precedence."""
     return from_elsewhere(container) - {variable.name for variable in container.env or []}

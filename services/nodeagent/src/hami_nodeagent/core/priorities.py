@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides who is active on each device, and at which priority (design D31).
+"""Decides which containers are active on each device, and at which priority (design D31).
 
 A container counts as active for a while after the last launch that its region showed. Its level is
-that of its allocation, 0 (highest) to 7, and ``DEFAULT_LEVEL`` where the user gave none. What a
-tenant writes into its region can only make it look active, which it may be at any time. Times in
+that of its allocation, 0 (highest) to 7, and ``DEFAULT_LEVEL`` without one. A tenant that writes
+into its region can only make its own container look active, which is allowed at any time. Times in
 seconds of the caller's clock.
 """
 
@@ -21,19 +21,19 @@ ContainerKey = tuple[str, str]
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """Who is active on a device."""
+    """Active priority levels of a device."""
 
     highest_active: int = NOBODY
     active_tenants: int = 0
 
 
 def level_of(holder: Holder) -> int:
-    """The container's priority."""
+    """Return the container's priority."""
     return DEFAULT_LEVEL if holder.priority is None else min(max(holder.priority, 0), LOWEST)
 
 
 class Activity:
-    """Remembers when each container was last seen to launch work."""
+    """Time of each container's last observed launch."""
 
     def __init__(self, *, hold_s: float) -> None:
         """A container stays active for ``hold_s`` after its last launch."""
@@ -42,7 +42,7 @@ class Activity:
         self._active_until_s: dict[ContainerKey, float] = {}
 
     def note(self, seen_by_container: Mapping[ContainerKey, int], *, now_s: float) -> None:
-        """Take in the activity numbers of all regions that could be read."""
+        """Record the activity numbers of all readable regions."""
         for key, seen in seen_by_container.items():
             if key in self._seen and self._seen[key] != seen:
                 self._active_until_s[key] = now_s + self._hold_s
@@ -52,7 +52,7 @@ class Activity:
         }
 
     def standings(self, holders: Collection[Holder], uuids: Collection[str]) -> dict[str, Standing]:
-        """Who is active on each of these devices now."""
+        """Return the active levels of each of these devices."""
         standings = {uuid: Standing() for uuid in uuids}
         for holder in holders:
             if holder.uuid not in standings:
@@ -68,7 +68,7 @@ class Activity:
 
 
 def has_rivals(holders: Collection[Holder]) -> bool:
-    """Whether containers of different priority share a device."""
+    """Return whether containers of different priority share a device."""
     levels: dict[str, set[int]] = {}
     for holder in holders:
         levels.setdefault(holder.uuid, set()).add(level_of(holder))
@@ -76,5 +76,5 @@ def has_rivals(holders: Collection[Holder]) -> bool:
 
 
 def has_neighbours(holders: Collection[Holder]) -> bool:
-    """Whether any device has more than one holder."""
+    """Return whether any device has more than one holder."""
     return len({holder.uuid for holder in holders}) < len(holders)

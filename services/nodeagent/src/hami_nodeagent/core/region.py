@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the bytes of a usage region, trusting nothing in them.
+"""Parses the bytes of a usage region as untrusted input.
 
 The layout is that of ``native/libvgpu/src/region.h`` (checked against it by a test); the file is
 written by the processes of one container, so by a tenant. Offsets and counts are used only where
 they agree with the size of the file and with the layout's own limits; texts from the file are only
-compared, never shown. Whatever the bytes are, the answer is a ``Region`` or a ``Refused``: nothing
-is raised. Sizes in bytes, times in nanoseconds of CLOCK_MONOTONIC.
+compared, never shown. The result is a ``Region`` or a ``Refused`` for any input; no function
+raises. Sizes in bytes, times in nanoseconds of CLOCK_MONOTONIC.
 """
 
 import struct
@@ -66,12 +66,12 @@ Reason = Literal[
 
 
 def layout_of(fields: tuple[tuple[str, str], ...]) -> struct.Struct:
-    """The packed, little-endian form of a C structure."""
+    """Return the packed, little-endian form of a C structure."""
     return struct.Struct("<" + "".join(code for _, code in fields))
 
 
 def offsets_of(fields: tuple[tuple[str, str], ...]) -> dict[str, int]:
-    """Offset of each named field."""
+    """Return the offset of each named field."""
     offsets, at = {}, 0
     for name, code in fields:
         if name:
@@ -91,17 +91,17 @@ SIZE_MAX = HEADER_BYTES + DEVICES_MAX * _DEVICE.size + SLOTS_MAX * LINE * (1 + D
 
 
 class Refused(Struct, frozen=True, kw_only=True):
-    """The bytes are no region that may be shown."""
+    """The bytes are not a valid region."""
 
     reason: Reason
 
 
 FindDead = Callable[[Collection[Owner]], Collection[Owner]]
-"""Tells which of these owners have ended."""
+"""Return those of the owners that have ended."""
 
 
 class ProcessUse(Struct, frozen=True, kw_only=True):
-    """What one process says of itself."""
+    """Usage that one process recorded."""
 
     owner: Owner
     last_launch_ns: int
@@ -112,37 +112,37 @@ class ProcessUse(Struct, frozen=True, kw_only=True):
 
 
 class DeviceUse(Struct, frozen=True, kw_only=True):
-    """What all living processes together say they use of one device."""
+    """Usage of one device, summed over the records of all living processes."""
 
     used_bytes: int = 0
     context_bytes: int = 0
     module_bytes: int = 0
     over_since_ns: int = 0
-    """0, or since when more is used than a lowered limit allows."""
+    """Time since when usage exceeds a lowered limit; 0: it does not."""
 
 
 class Region(Struct, frozen=True, kw_only=True):
     """Content of a region."""
 
     devices: Mapping[str, DeviceUse]
-    """By UUID as the file has it."""
+    """Usage by UUID, as the file contains it."""
     processes: tuple[ProcessUse, ...]
     ended: tuple[ProcessUse, ...] = ()
-    """Processes that are gone, whose slots nobody has taken back yet: they use nothing."""
+    """Processes that ended and whose slots were not reclaimed yet: they use nothing."""
     reclaimed: int = 0
-    """Processes that ended without giving back what they used, cleaned up by others."""
+    """Processes that ended without releasing their usage, cleaned up by other processes."""
     errors: int = 0
-    """Refunds of more than was used: a bug of the library, or a write by the tenant."""
+    """Releases of more than was used: a bug of the library, or a write by the tenant."""
 
     @property
     def last_launch_ns(self) -> int:
-        """Newest launch of any process; 0 before the first."""
+        """Return the newest launch of any process; 0 before the first."""
         everybody = (*self.processes, *self.ended)
         return max((process.last_launch_ns for process in everybody), default=0)
 
 
 def checksum(header: bytes) -> int:
-    """FNV-1a over the part of the header that never changes."""
+    """Return the FNV-1a hash of the part of the header that never changes."""
     value = _FNV_BASIS
     for byte in header[:_CHECKED_BYTES]:
         value = (value ^ byte) * _FNV_PRIME & _U32
@@ -150,7 +150,7 @@ def checksum(header: bytes) -> int:
 
 
 class Layout(Struct, frozen=True, kw_only=True):
-    """Where the parts of one region lie, checked against its size."""
+    """Offsets of the parts of one region, checked against its size."""
 
     device_count: int
     slot_count: int
@@ -161,12 +161,12 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def slots_bytes(self) -> int:
-        """Length of the slots that were ever claimed."""
+        """Return the length of the slots that were ever claimed."""
         return min(self.slots_seen, self.slot_count) * _SLOT.size
 
 
 def parse_header(head: bytes, file_bytes: int) -> Layout | Refused:
-    """The layout that the first ``HEADER_BYTES`` of a file of this size describe."""
+    """Return the layout in the first ``HEADER_BYTES`` of a file of this size."""
     if len(head) < HEADER_BYTES or not HEADER_BYTES <= file_bytes <= SIZE_MAX:
         return Refused(reason="size")
     (
@@ -212,7 +212,7 @@ def parse_header(head: bytes, file_bytes: int) -> Layout | Refused:
 
 
 def parse(data: bytes, find_dead: FindDead | None = None) -> Region | Refused:
-    """The region that ``data`` (the whole file) holds; without ``find_dead`` all owners live."""
+    """Parse ``data`` (the whole file); without ``find_dead`` all owners count as living."""
     layout = parse_header(data[:HEADER_BYTES], len(data))
     if isinstance(layout, Refused):
         return layout
@@ -234,7 +234,7 @@ def parse(data: bytes, find_dead: FindDead | None = None) -> Region | Refused:
 
 
 def activity(slots: bytes) -> int:
-    """A number that changes whenever a process launches work; ``slots`` as ``Layout`` has them."""
+    """Return a number that changes with every launch; ``slots`` as ``Layout`` has them."""
     return hash(tuple((slot[0], slot[3], slot[4]) for slot in _SLOT.iter_unpack(slots)))
 
 

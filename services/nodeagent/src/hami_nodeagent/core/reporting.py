@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides which state of an allocation is to be written next (design D5, D6).
+"""Decides the next state of an allocation to write (design D5, D6).
 
-States and who writes them::
+States and their writers::
 
     reserved  (no state record)      the ledger record itself
     bound                            the scheduler; this agent when it finds a proven, assigned pod
@@ -15,7 +15,7 @@ States and who writes them::
 
 One step is decided at a time, from facts alone, so the same facts after a restart give the same
 step. A state of another reservation of the same pod counts as none. ``failed`` is final for its
-reservation. Knows no bus and no clock.
+reservation. Uses no bus and no clock.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ TRANSITIONS: Mapping[ReportedState | None, frozenset[ReportedState]] = {
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    """Why an allocation is to be marked as failed."""
+    """Reason for marking an allocation as failed."""
 
     code: str
     reason: str
@@ -50,13 +50,13 @@ class Step(Struct, frozen=True, kw_only=True):
 
     state: ReportedState
     containers: tuple[str, ...] = ()
-    """Containers that have reached it."""
+    """Containers that have reached the state."""
     code: str = ""
     reason: str = ""
 
 
 def standing(record: AllocationRecord, state: StateRecord | None) -> ReportedState | None:
-    """State of this reservation, ``None`` when none was written for it."""
+    """Return the state of this reservation; ``None`` if none was written for it."""
     if state is None or state.allocation_id != record.allocation_id:
         return None
     return state.state
@@ -71,9 +71,9 @@ def next_step(
     failure: Failure | None = None,
     is_divided: bool = True,
 ) -> Step | None:
-    """The state to write now, ``None`` when the reservation stands where the facts put it.
+    """Return the state to write now; ``None`` if the written state matches the facts.
 
-    ``is_divided``: all hardware partitions of the pod are there, as read back.
+    ``is_divided``: all hardware partitions of the pod exist, as read back.
     """
     record = entry.record
     now = standing(record, state)
@@ -112,7 +112,7 @@ def _has_grants(pod: PodFacts, shares: ContainerShares, grants: GrantBook) -> bo
 
 
 def _running(pod: PodFacts, record: AllocationRecord) -> tuple[str, ...]:
-    """Containers that run or ran, once all those with shares that last do; else nothing."""
+    """Return the containers that run or ran, once all lasting ones with shares do; else nothing."""
     lasting = {shares.name for shares in record.containers if shares.kind != "init"}
     if not lasting <= pod.started:
         return ()

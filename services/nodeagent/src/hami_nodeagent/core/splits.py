@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns devices into the ids that kubelet hands out, and picks ids for a wish.
+"""Derives kubelet's device ids from devices, and selects preferred ids.
 
 A split is one id ``<device uuid>-<i>``, i from 0 to slots - 1; a uuid that would make the id longer
-than kubelet's 63 characters is replaced by a digest of it. Kubelet counts splits and nothing else:
-which id a container holds never decides which device it gets (design D9), it only makes kubelet's
-own view agree with ours. Ids are ordered by device, then by number.
+than kubelet's 63 characters is replaced by a digest of it. Kubelet only counts splits. The id of a
+container never determines its device (design D9); it only keeps kubelet's view consistent with the
+agent's. Ids are ordered by device, then by number.
 
-An id that a running container holds stays announced even when its device has fewer slots now or
-is gone, because kubelet kills a pod at its next re-admission when one of its ids has vanished.
-Protocol: kubelet device plugin v1beta1. Knows nothing of pods.
+An id that a running container holds stays advertised even when its device has fewer slots now or is
+gone, because kubelet kills a pod at its next re-admission when one of its ids has vanished.
+Protocol: kubelet device plugin v1beta1. Does not depend on pods.
 """
 
 import hashlib
@@ -25,17 +25,17 @@ _NUMBER_LENGTH = 5
 
 
 class Split(Struct, frozen=True, kw_only=True):
-    """One id as announced to kubelet."""
+    """One id as advertised to kubelet."""
 
     id: str
     uuid: str
-    """Device it belongs to; empty for an id whose device is no longer known."""
+    """Device of the id; empty if the device is no longer known."""
     healthy: bool
     numa: int | None = None
 
 
 def split_id(uuid: str, number: int) -> str:
-    """Id of split ``number`` of a device."""
+    """Return the id of split ``number`` of a device."""
     return f"{_stem(uuid)}-{number}"
 
 
@@ -62,10 +62,10 @@ class Splits:
         faulty: Collection[str] = (),
         held: Collection[str] = (),
     ) -> "Splits":
-        """Splits of canonical ``devices``.
+        """Return the splits of canonical ``devices``.
 
-        ``faulty``: uuids that this node knows to be unusable before the registry says so. ``held``:
-        ids that containers hold.
+        ``faulty``: uuids that this node found unusable before the registry reports them so.
+        ``held``: ids that containers hold.
         """
         splits: list[Split] = []
         known = {device.uuid: device for device in devices}
@@ -97,11 +97,11 @@ class Splits:
     __hash__ = None  # type: ignore[assignment]  # compared, never a key
 
     def uuid_of(self, kubelet_id: str) -> str:
-        """Device of an id; empty when the id was never announced."""
+        """Return the device of an id; empty when the id was never advertised."""
         return self._uuid_by_id.get(kubelet_id, "")
 
     def owns(self, kubelet_id: str) -> bool:
-        """Whether the id has the form of a split of one of these devices, announced or not."""
+        """Return whether the id has the form of a split of these devices, advertised or not."""
         stem, _, number = kubelet_id.rpartition("-")
         return kubelet_id in self._uuid_by_id or (
             number.isdecimal() and any(_stem(split.uuid) == stem for split in self.all)
@@ -113,11 +113,11 @@ class Splits:
     def prefer(
         self, available: Collection[str], *, must: Iterable[str], wanted: Iterable[str], size: int
     ) -> tuple[str, ...]:
-        """``size`` ids out of ``available``, chosen in this order.
+        """Return ``size`` ids out of ``available``, selected in this order.
 
-        First those that ``must`` be taken, then one of each ``wanted`` device, then whatever is
-        free on the device with the most free ids. Empty when ``available`` cannot fill ``size``;
-        kubelet then reports the shortage itself.
+        First the ids in ``must``, then one of each ``wanted`` device, then free ids on the device
+        with the most free ids. Empty when ``available`` cannot fill ``size``; kubelet then reports
+        the shortage itself.
         """
         chosen = list(dict.fromkeys(must))
         free = sorted(set(available) - set(chosen), key=self._order)

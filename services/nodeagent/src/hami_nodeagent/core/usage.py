@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins shares, usage regions and the driver's view into one row per container and device.
+"""Joins shares, usage regions and driver data into one row per container and device.
 
-The region says what the processes of a container say of themselves, exact to the byte; the driver
-says what it sees, in MiB. The region's figure is shown where there is one; a container that is not
-limited (a whole device, or a node without enforcement) has only the driver's. A container that
-never used its device has zeros. Counters add up what processes counted over their lives, so that
-they do not fall when a process ends. Sizes in bytes, times in seconds unless the name says so.
+The region contains the usage that the container's processes record, exact to the byte; the driver
+reports usage in MiB. The region's figure is used where a region exists; a container without limits
+(a whole device, or a node without enforcement) has only the driver's. A container that never used
+its device has zeros. Counters sum over the lives of all processes, so that they do not fall when a
+process ends. Sizes in bytes, times in seconds unless the name has another unit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from hami_nodeagent.core.breach import Process
+from hami_nodeagent.core.hardware import Instance
 from hami_nodeagent.core.holders import Holder
 from hami_nodeagent.core.living import Owner
 from hami_nodeagent.core.region import DeviceUse, Region
-from hami_nodeagent.drivers.partitioner import Instance
 
 _MIB_SHIFT = 20
 _NS = 1e-9
@@ -24,15 +24,15 @@ _FULL_PCT = 100
 ContainerKey = tuple[str, str]
 """(pod uid, container)."""
 ShareKey = tuple[str, str, int]
-"""(pod uid, container, place among the container's shares)."""
+"""(pod uid, container, position among the container's shares)."""
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """The hardware partition that carries a share, and what the driver says of its use."""
+    """Hardware partition that carries a share, and its use as the driver reports it."""
 
     instance: Instance
     is_told: bool = False
-    """The driver tells partitions apart; otherwise nothing below is known."""
+    """The driver reports each partition; otherwise the fields below are unknown."""
     used_mib: int | None = None
     core_pct: int | None = None
     """Percent of the partition."""
@@ -42,7 +42,7 @@ NO_PARTS: Mapping[ShareKey, Part] = {}
 
 
 class Counted(Struct, frozen=True, kw_only=True):
-    """What the processes of a container counted so far, ended ones included."""
+    """Counters of a container's processes, ended processes included."""
 
     launches: int = 0
     waited_ns: int = 0
@@ -50,7 +50,7 @@ class Counted(Struct, frozen=True, kw_only=True):
     device_time_ns: int = 0
 
     def plus(self, other: "Counted") -> "Counted":
-        """Both together."""
+        """Return the sum of both."""
         return Counted(
             launches=self.launches + other.launches,
             waited_ns=self.waited_ns + other.waited_ns,
@@ -59,7 +59,7 @@ class Counted(Struct, frozen=True, kw_only=True):
         )
 
     def since(self, earlier: "Counted") -> "Counted":
-        """What was added; a figure that fell was reset or tampered with and adds nothing."""
+        """Return the increase; a figure that fell was reset or tampered with and adds nothing."""
         return Counted(
             launches=max(0, self.launches - earlier.launches),
             waited_ns=max(0, self.waited_ns - earlier.waited_ns),
@@ -76,40 +76,40 @@ class Row(Struct, frozen=True, kw_only=True):
     context_bytes: int = 0
     module_bytes: int = 0
     driver_bytes: int = 0
-    """What the driver sees the container's processes use."""
+    """Usage of the container's processes as the driver reports it."""
     core_pct: int = 0
     """The driver's last sample of the container's part of the device."""
     is_over: bool = False
-    """More is used than the limit allows since it was lowered."""
+    """Usage has exceeded the limit since the limit was lowered."""
     part: Part | None = None
-    """The partition that carries the share, where one does."""
+    """Partition that carries the share, if any."""
 
     @property
     def is_load_known(self) -> bool:
-        """Whether ``core_pct`` says anything: partitions hide from the card's own figures."""
+        """Return whether ``core_pct`` is valid: the card's own figures exclude partitions."""
         return self.part is None or not self.part.is_told or self.part.core_pct is not None
 
 
 class ContainerRow(Struct, frozen=True, kw_only=True):
-    """What is known of a container as a whole."""
+    """Figures of a container as a whole."""
 
     holder: Holder
-    """Its first share: names the container."""
+    """First share of the container; names the container."""
     counted: Counted = Counted()
     processes: int = 0
     idle_s: float | None = None
-    """Since its last launch; ``None`` before the first."""
+    """Seconds since the last launch; ``None`` before the first."""
 
 
 class Counters:
-    """Remembers what each process had counted when it was last seen."""
+    """Last counter values of each process."""
 
     def __init__(self) -> None:
         self._total: dict[ContainerKey, Counted] = {}
         self._seen: dict[ContainerKey, dict[Owner, Counted]] = {}
 
     def add(self, key: ContainerKey, region: Region | None) -> Counted:
-        """Count what is new in the region; the total so far."""
+        """Add the increase in the region; return the total so far."""
         total = self._total.get(key, Counted())
         if region is not None:
             seen = self._seen.get(key, {})
@@ -128,7 +128,7 @@ class Counters:
         return total
 
     def keep_only(self, keys: frozenset[ContainerKey]) -> None:
-        """Forget containers that are over."""
+        """Drop containers that are not in ``keys``."""
         for book in (self._total, self._seen):
             for key in [key for key in book if key not in keys]:
                 del book[key]
@@ -140,7 +140,7 @@ def rows_of(
     processes_by_uuid: Mapping[str, Sequence[Process]],
     parts: Mapping[ShareKey, Part] = NO_PARTS,
 ) -> tuple[Row, ...]:
-    """One row per holder; what is used in a partition of its own is all its container's."""
+    """Return one row per holder; all usage in a partition belongs to its container."""
     rows = []
     for holder in holders:
         key = (holder.pod_uid, holder.container)
@@ -182,9 +182,9 @@ def containers_of(
     *,
     now_ns: int,
 ) -> tuple[ContainerRow, ...]:
-    """One row per container; ``now_ns`` by CLOCK_MONOTONIC, as the regions.
+    """Return one row per container; ``now_ns`` by CLOCK_MONOTONIC, as the regions.
 
-    Containers that are over are forgotten by ``Counters.keep_only``.
+    ``Counters.keep_only`` drops containers that ended.
     """
     first: dict[ContainerKey, Holder] = {}
     for holder in holders:

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which vendors besides NVIDIA this node serves, from its settings and its hardware.
 
-A vendor is served because the settings name it, because they pretend its devices, or because its
-hardware was seen at start while they say ``detect``. One that is named but unknown is refused; one
-that is detected but not configured in this installation is left alone and told.
+A vendor is served if the settings name it, if they simulate its devices, or if its hardware was
+detected at start and they contain ``detect``. A named vendor that is unknown is rejected. A
+detected vendor that this installation does not configure is reported and not served.
 """
 
 import logging
 from collections.abc import Set as AbstractSet
 
 from hami_common.errors import SettingsInvalid
-from hami_nodeagent.drivers import Driver, build_driver, detectable, is_detected
+from hami_nodeagent.drivers.catalog import build_driver, detectable, is_detected
+from hami_nodeagent.drivers.protocol import Driver
 from hami_nodeagent.settings import DriversSettings
 
 DETECT = "detect"
@@ -22,7 +23,7 @@ _log = logging.getLogger(__name__)
 def chosen_drivers(
     settings: DriversSettings, node: str, *, known: AbstractSet[str]
 ) -> tuple[Driver, ...]:
-    """Drivers of the vendors to serve; ``known``: vendors whose resources can be asked for."""
+    """Return drivers of the vendors to serve; ``known``: vendors with requestable resources."""
     words = detectable()
     for word in (*settings.serve, *settings.vendors):
         if word != DETECT and word not in words:

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong between the agent and a vendor's driver; library errors become these.
+"""Errors between the agent and a vendor's driver; errors of libraries are translated to these.
 
 ::
 
     HamiError
-    └── DriverError             carries what was being done and the vendor's own code and text
+    └── DriverError             carries the operation and the vendor's own code and text
         ├── HardwareAbsent      the driver works and has no device
-        ├── DriverMissing       not installed or not loaded: wait for it, it may come
-        │   └── LibraryUnusable  the vendor's library is not there, or not one that we can use
+        ├── DriverMissing       not installed or not loaded: retry later
+        │   └── LibraryUnusable  the vendor's library is missing or unsupported
         ├── DriverMismatch      library and kernel module differ: the agent must be restarted
-        ├── DriverDenied        no permission: tell the operator, retrying does not help
+        ├── DriverDenied        no permission: report to the operator, a retry does not help
         ├── DeviceGone          the device fell off the bus or needs a reset
         ├── DeviceHung          no answer within the deadline; the call may still be running
-        ├── DeviceBusy          somebody else holds it: ask again later
-        ├── NotSupported        this part cannot do that: use the fallback
-        ├── PartitionRefused    no room for the partition, or its size is not known there
+        ├── DeviceBusy          another process uses the device: retry later
+        ├── NotSupported        the device does not support the operation: use the fallback
+        ├── PartitionRefused    no capacity for the partition, or its size is unknown there
         ├── PartitionBusy       processes use the partition: it stays
-        ├── AnswerUnknown       the answer has no form that we know: what was known before stands
-        └── DriverTransient     anything else: try again, a limited number of times
+        ├── AnswerUnknown       the answer has an unknown format: keep the last known state
+        └── DriverTransient     any other error: retry a limited number of times
 """
 
 from hami_common.errors import HamiError
@@ -27,7 +27,7 @@ class DriverError(HamiError):
     """Base of this tree."""
 
     def __init__(self, *, doing: str, detail: str, code: int = 0) -> None:
-        """Say what was being done, the vendor's text and number (0 when it has none)."""
+        """Record the operation and the vendor's text and number (0 if there is none)."""
         super().__init__(doing, detail, code)
         self.doing = doing
         self.detail = detail
@@ -39,29 +39,29 @@ class DriverError(HamiError):
 
 
 class HardwareAbsent(DriverError):
-    """The driver answered that there is no device. Devices known before are lost."""
+    """The driver works and has no device. All known devices are lost."""
 
 
 class DriverMissing(DriverError):
-    """The driver is not there. The catcher says so in its report and asks again later."""
+    """The driver is not installed or not loaded. The caller reports this and retries later."""
 
 
 class LibraryUnusable(DriverMissing):
-    """There is no library of the vendor, it cannot be loaded, or it is too old for us."""
+    """The vendor's library is not installed, cannot be loaded, or is too old."""
 
 
 class DriverMismatch(DriverError):
-    """The driver was exchanged under the library.
+    """The driver was replaced under the library.
 
-    Where this process has loaded the library, only a new process loads the new one; the vendor's
-    tool is a new process each time, and waiting is all that can be done.
+    If this process has loaded the library, only a new process loads the new one. The vendor's tool
+    is a new process at each run, so a retry is the only remedy.
     """
 
     is_loaded_here = True
 
 
 class ToolMismatch(DriverMismatch):
-    """A vendor's tool and its driver do not fit; a restart of the agent would change nothing."""
+    """A vendor's tool and its driver do not match; a restart of the agent does not help."""
 
     is_loaded_here = False
 
@@ -79,7 +79,7 @@ class DeviceHung(DriverError):
 
 
 class DeviceBusy(DriverError):
-    """Somebody else holds the device."""
+    """Another process uses the device."""
 
 
 class NotSupported(DriverError):
@@ -87,7 +87,7 @@ class NotSupported(DriverError):
 
 
 class PartitionRefused(DriverError):
-    """The hardware has no room for the partition, or does not know its size."""
+    """The hardware has no capacity for the partition, or its size is unknown there."""
 
 
 class PartitionBusy(DriverError):
@@ -95,11 +95,11 @@ class PartitionBusy(DriverError):
 
 
 class AnswerUnknown(DriverError):
-    """The tool answered in a form that we do not know, or its answer is cut off.
+    """The tool's output has an unknown format, or is truncated.
 
-    It says nothing about any device.
+    The error does not affect the state of any device.
     """
 
 
 class DriverTransient(DriverError):
-    """An error without a meaning of its own to us."""
+    """An error without a specific meaning."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small files that describe partitions: there whole or not at all, whenever the agent is killed.
+"""Small files that describe partitions, written atomically: a crash leaves no partial file.
 
-A name that begins with a dot is a file that was being written; nobody reads it. Runs outside of
-the loop (``ToolReader.read_files``). Errors of the file system become errors of drivers.
+A file whose name begins with a dot was being written and is never read. Runs outside of the event
+loop (``ToolReader.read_files``). Errors of the file system become errors of drivers.
 """
 
 import os
@@ -15,7 +15,7 @@ from hami_nodeagent.drivers.errors import DriverDenied, DriverTransient
 
 
 def entries(folder: Path) -> tuple[str, ...]:
-    """Names in a folder, without those that were being written; none where it is not there."""
+    """Return names in a folder, without unfinished files; empty if it does not exist."""
     with _known(f"read {folder}"):
         try:
             return tuple(sorted(e.name for e in folder.iterdir() if not e.name.startswith(".")))
@@ -24,7 +24,7 @@ def entries(folder: Path) -> tuple[str, ...]:
 
 
 def write(path: Path, text: str) -> None:
-    """Put a file in place at once; its folder is made where it is missing."""
+    """Write a file atomically; create its folder if it is missing."""
     with _known(f"write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         _put(path, lambda beside: _store(beside, text))
@@ -44,7 +44,7 @@ def write_folder(path: Path, text_by_name: dict[str, str]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Take a file or folder away at once; one that is not there is no error."""
+    """Remove a file or folder atomically; a missing one is no error."""
     with _known(f"remove {path}"):
         beside = _beside(path)
         _clear(beside)

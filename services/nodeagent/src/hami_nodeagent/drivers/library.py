@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A vendor's C library, asked by a program of ours in a process of its own; and library or tool.
+"""Runs a vendor's C library in a process of its own, and chooses between library and tool.
 
-``LibraryProgram`` runs the programs of ``hami_nodeagent.libraries``; ``parse.library`` reads what
-they say. ``LibraryReader`` chooses: with ``interface
-= "auto"`` the library is asked where its file is found, and the tool where there is none or where
-it turns out to be unusable, until ``forget``; no other trouble changes the way, because the tool
-would meet the same driver. Both ways tell the same facts under the same identities, so a node may
-change from one to the other.
+``LibraryProgram`` runs the vendors' programs (``drivers.<vendor>.binding``); ``parse.library``
+parses their output. ``LibraryReader`` chooses: with ``interface = "auto"`` it uses the library if
+its file exists, and the tool otherwise or if the library turns out to be unusable, until
+``forget``. Other errors do not change the interface, because the tool depends on the same driver.
+Both report the same facts under the same identities, so a node can change between them.
 """
 
 import logging
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from hami_nodeagent.drivers.errors import DriverMissing, LibraryUnusable
+from hami_nodeagent.drivers.interfaces import uses_library
 from hami_nodeagent.drivers.parse.library import failure
 from hami_nodeagent.drivers.parse.seen import Sight
 from hami_nodeagent.drivers.reader import ToolReader, ToolSettings
@@ -32,10 +32,10 @@ class LibraryProgram:
     """The commands of one library."""
 
     def __init__(self, program: Program, settings: ToolSettings) -> None:
-        """Runs nothing.
+        """Store the settings without running the program.
 
-        A file named as the program beside the tool is run instead of ours, unless
-        ``library_path`` says which library is meant.
+        An executable with the program's name beside the tool replaces the agent's program, unless
+        ``library_path`` names the library.
         """
         self.program = program
         self.name = f"hami-{program.word}"
@@ -47,7 +47,7 @@ class LibraryProgram:
             self._before: tuple[str, ...] = ()
             path = str(beside)
         else:
-            module = f"hami_nodeagent.libraries.{program.word}"
+            module = f"hami_nodeagent.drivers.{program.vendor}.binding"
             self._before, path = ("-I", "-m", module, self._path), sys.executable
         self.tool = Tool(
             self.name,
@@ -57,11 +57,11 @@ class LibraryProgram:
         )
 
     def find(self) -> Path | None:
-        """The library's file, ``None`` where there is none."""
+        """Return the library's file, ``None`` if there is none."""
         return next(iter(candidates(self.program, self._path, os.environ)), None)
 
     async def run(self, *arguments: str) -> str:
-        """What a command prints; raises the error that its exit status means."""
+        """Run a command and return its output; raise the error that its exit status means."""
         answer = await self.tool.run(*self._before, *arguments)
         if not answer.status:
             return answer.text
@@ -74,7 +74,7 @@ class LibraryProgram:
 
 
 class LibraryReader(ToolReader):
-    """A reader that asks a library where there is one, else the vendor's tool."""
+    """A reader that uses a library if there is one, else the vendor's tool."""
 
     program: ClassVar[Program]
     has_library = True
@@ -97,17 +97,15 @@ class LibraryReader(ToolReader):
     async def either(
         self, library: Callable[[], Awaitable[T]], tool: Callable[[], Awaitable[T]]
     ) -> T:
-        """Ask the way that is chosen, the first time choose it."""
-        interface = self.settings.interface
+        """Call ``library`` or ``tool``; the first call chooses (``interfaces``)."""
         if self._by_library is None:
-            found = interface == "library" or self.library.find() is not None
-            self._by_library = interface != "tool" and found
+            self._by_library = self._prefers_library()
         if not self._by_library:
             return await tool()
         try:
             return await library()
         except LibraryUnusable as error:
-            if interface != "auto":
+            if self.settings.interface != "auto":
                 raise
             self._leave(error)
             try:
@@ -118,8 +116,15 @@ class LibraryReader(ToolReader):
                     doing=missing.doing, detail=detail, code=missing.code
                 ) from missing
 
+    def _prefers_library(self) -> bool:
+        """Return true if the settings name the library, or it is the default and installed."""
+        interface = self.settings.interface
+        if interface != "auto":
+            return interface == "library"
+        return uses_library(self.vendor) and self.library.find() is not None
+
     def _leave(self, error: LibraryUnusable) -> None:
-        """Ask the tool until ``forget``; say so once as long as the reason stays the same."""
+        """Fall back to the CLI until ``forget``; log each reason once until it changes."""
         self._by_library = False
         if str(error) != self._complaint:
             self._complaint = str(error)
@@ -128,7 +133,7 @@ class LibraryReader(ToolReader):
 
 
 class TwoWayReader(LibraryReader, ABC):
-    """The usual case: two looks, each through either."""
+    """The usual case: glance and survey, each through the library or the tool."""
 
     async def glance(self) -> Sight:
         """Use and condition."""
@@ -144,7 +149,7 @@ class TwoWayReader(LibraryReader, ABC):
 
     @abstractmethod
     async def survey_library(self) -> Sight:
-        """``survey`` through the library: the facts that ``survey_tool`` tells, at least."""
+        """``survey`` through the library; reports at least the facts of ``survey_tool``."""
 
     @abstractmethod
     async def glance_tool(self) -> Sight:

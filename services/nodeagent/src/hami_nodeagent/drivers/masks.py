@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks of compute units: which are given to whom on one device. Bit i is unit i. Pure."""
+"""Masks of compute units, assigned to shares of one device. Bit i is unit i. Pure."""
 
 
 def units_of(core_pct: int, total: int) -> int:
@@ -8,7 +8,7 @@ def units_of(core_pct: int, total: int) -> int:
 
 
 def lowest_free(count: int, taken: int, total: int) -> int | None:
-    """A mask of the ``count`` lowest units that are free; ``None`` when there are too few."""
+    """Return a mask of the ``count`` lowest free units; ``None`` if there are too few."""
     mask = 0
     for unit in range(total):
         if mask.bit_count() == count:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How every vendor's devices are divided through a tool: look, decide, act, look again, or undo.
+"""Divides devices of any vendor through a tool: read, decide, execute, verify, or roll back.
 
-A partitioner of a vendor says how its devices are looked at (``look``), whether and as what a
-partition can be made (``decide``), which command makes it and which removes it. The order, and what
-happens when something goes wrong in between, is here and the same for all:
+The partitioner of a vendor defines how to read its devices (``look``), if and how a partition can
+be made (``decide``), and the commands that make and remove it. This module defines the sequence and
+the error handling, the same for all vendors:
 
-* What cannot be is refused from the look, before the hardware is touched.
-* After the command the devices are looked at again, whatever the tool said. Only a partition that
-  is there and is what was wanted counts; everything that came to be on the way is removed again.
-* One change at a time per vendor. Undoing runs to its end also when the caller is cancelled.
+* Impossible requests are rejected from the state that was read, before any command runs.
+* After the command the devices are read again, whatever the tool printed. The call succeeds only if
+  the partition exists as requested; everything else that the command created is removed.
+* One change at a time per vendor. The rollback completes even if the caller is cancelled.
 
 Obeys ``partitioner.Partitioner`` and design D24.
 """
@@ -21,6 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 
+from hami_nodeagent.core.hardware import Instance, Wanted
 from hami_nodeagent.drivers.errors import (
     AnswerUnknown,
     DeviceBusy,
@@ -29,7 +30,6 @@ from hami_nodeagent.drivers.errors import (
     PartitionBusy,
     PartitionRefused,
 )
-from hami_nodeagent.drivers.partitioner import Instance, Wanted
 
 Card = TypeVar("Card")
 NOTHING: Mapping[str, str] = {}
@@ -40,25 +40,25 @@ _log = logging.getLogger(__name__)
 
 
 class Picture(NamedTuple, Generic[Card]):
-    """Everything that one look saw."""
+    """Result of one read."""
 
     cards: Mapping[str, Card]
-    """By UUID of the device: what the vendor's partitioner needs to know of it."""
+    """State that the vendor's partitioner needs, by UUID of the device."""
     instances: tuple[Instance, ...]
 
 
 class Decision(NamedTuple):
-    """A partition that can be made, and by what name it will be known."""
+    """A partition that can be made, and the handles that identify it."""
 
     wanted: Wanted
     instance_id: str = ""
-    """Empty where only the hardware chooses it."""
+    """Empty if only the hardware chooses it."""
     words: Mapping[str, str] = NOTHING
-    """Handles that it will have, where we choose them."""
+    """Handles of the new partition that the agent chooses."""
 
 
 class ToolPartitioner(ABC, Generic[Card]):
-    """What the partitioners of all vendors have in common."""
+    """Base of the partitioners of all vendors."""
 
     vendor = ""
     words_last = True
@@ -75,21 +75,21 @@ class ToolPartitioner(ABC, Generic[Card]):
 
     @abstractmethod
     def decide(self, wanted: Wanted, card: Card) -> Decision:
-        """What to make of ``wanted``; ``PartitionRefused`` when it cannot be."""
+        """Return the partition to make for ``wanted``; raise ``PartitionRefused`` if impossible."""
 
     @abstractmethod
     async def make(self, decision: Decision, card: Card) -> None:
-        """Run the commands that make it; whatever they leave is looked at afterwards."""
+        """Run the commands that make it; the caller then reads the devices to verify the result."""
 
     @abstractmethod
     async def remove(self, instance: Instance, card: Card) -> None:
         """Run the command that removes it."""
 
     async def tidy(self, card: Card) -> None:
-        """Remove what partitions that are gone have left behind on the device."""
+        """Remove leftovers of removed partitions on the device."""
 
     def is_wanted(self, decision: Decision, instance: Instance, card: Card) -> bool:  # noqa: ARG002 - for those who override
-        """Whether the hardware made what was decided, and the whole of it."""
+        """Return true if the hardware made exactly and completely the decided partition."""
         return instance.profile == decision.wanted.profile and bool(instance.handles)
 
     # ---- the Partitioner protocol ---------------------------------------------------------------
@@ -134,7 +134,7 @@ class ToolPartitioner(ABC, Generic[Card]):
     # ---- steps ----------------------------------------------------------------------------------
 
     async def _remove(self, instance: Instance, card: Card) -> None:
-        """Remove a partition that is there, and make sure that it is gone."""
+        """Remove an existing partition and verify the removal."""
         doing = f"remove partition {instance.instance_id} of {instance.uuid}"
         if instance.is_busy:
             raise PartitionBusy(doing=doing, detail="processes use it")
@@ -154,7 +154,7 @@ class ToolPartitioner(ABC, Generic[Card]):
             raise AnswerUnknown(doing=doing, detail=detail)
 
     def _same(self, picture: Picture[Card], instance: Instance) -> Instance | None:
-        """The partition where it is still that one; its number may carry another by now."""
+        """Return the partition if it is still the same; its number may have been reused."""
         for one in picture.instances:
             if (one.uuid, one.instance_id) != (instance.uuid, instance.instance_id):
                 continue
@@ -166,7 +166,7 @@ class ToolPartitioner(ABC, Generic[Card]):
     def _new(
         self, decision: Decision, before: Picture[Card], now: Picture[Card]
     ) -> tuple[Instance, ...]:
-        """What came to be on the device since ``before``, by our doing."""
+        """Return the partitions that this decision created on the device since ``before``."""
         known = {(one.uuid, one.instance_id) for one in before.instances}
         return tuple(
             one
@@ -189,7 +189,7 @@ class ToolPartitioner(ABC, Generic[Card]):
         raise AnswerUnknown(doing=_doing(decision.wanted), detail=detail)
 
     async def _undo(self, decision: Decision, before: Picture[Card]) -> None:
-        """Remove what came to be; what stays is seen by the next look."""
+        """Remove new partitions; the next read shows any that remain."""
         try:
             now = await self.look()
             card = now.cards.get(decision.wanted.uuid)
@@ -208,7 +208,7 @@ class ToolPartitioner(ABC, Generic[Card]):
 
 
 def refused(wanted: Wanted, detail: str) -> PartitionRefused:
-    """The error for a partition that the hardware has no room for, or does not know."""
+    """Return the error for a partition without capacity or of an unknown size."""
     return PartitionRefused(doing=_doing(wanted), detail=detail)
 
 

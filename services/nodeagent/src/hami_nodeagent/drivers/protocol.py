@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node half of a vendor: what every driver does, whatever library or tool it uses inside.
+"""The node half of a vendor: the interface of every driver, whatever library or tool it uses.
 
-A driver only tells what it sees. Whether a device may be used is decided by ``core.health`` from
-the stimuli that ``probe`` and ``wait_faults`` return. No method lets one bad device hide the
-others, and none blocks the loop; hanging calls are given up after the driver's own deadline.
+A driver only reports its observations. ``core.health`` decides from the stimuli of ``probe`` and
+``wait_faults`` if a device may be used. No method lets one bad device hide the others, and none
+blocks the loop; the driver abandons hanging calls after its own deadline.
 
 Memory in MiB, compute in percent of one device, power in watts.
 """
@@ -13,12 +13,13 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct
 
 from hami_common.model.device import DeviceFacts, Link
+from hami_nodeagent.core.hardware import CardMode
 from hami_nodeagent.core.health import Stimulus
 from hami_nodeagent.drivers.partitioner import Partitioner
 
 
 class Inventory(Struct, frozen=True, kw_only=True):
-    """What discovery found."""
+    """Result of a discovery."""
 
     devices: tuple[DeviceFacts, ...]
     """In order of index. A device seen before that does not answer now is listed with its last
@@ -26,11 +27,11 @@ class Inventory(Struct, frozen=True, kw_only=True):
     links: tuple[Link, ...] = ()
     driver_version: str = ""
     problems: tuple[str, ...] = ()
-    """What could not be listed, one sentence each; the rest of the inventory stands."""
+    """Reasons for unlisted devices, one sentence each; the rest of the inventory is valid."""
 
 
 class ProcessUsage(Struct, frozen=True, kw_only=True):
-    """What one process of the host takes of a device; ``None`` where the driver cannot tell."""
+    """Use of a device by one process of the host; ``None``: not reported by the driver."""
 
     pid: int
     used_mib: int | None = None
@@ -38,17 +39,17 @@ class ProcessUsage(Struct, frozen=True, kw_only=True):
 
 
 class InstanceUsage(Struct, frozen=True, kw_only=True):
-    """What is done in one hardware partition; ``None`` where the driver cannot tell."""
+    """Usage of one hardware partition; ``None``: not reported by the driver."""
 
     instance_id: str
     """As ``Instance.instance_id``."""
     used_mib: int | None = None
     core_pct: int | None = None
-    """Percent of the time, since the last look, in which the partition did anything."""
+    """Percentage of time since the last read in which the partition was active."""
 
 
 class DeviceUsage(Struct, frozen=True, kw_only=True):
-    """What a device does now; ``None`` where the driver cannot tell."""
+    """Current usage of a device; ``None``: not reported by the driver."""
 
     uuid: str
     used_mib: int | None = None
@@ -59,23 +60,12 @@ class DeviceUsage(Struct, frozen=True, kw_only=True):
     power_w: float | None = None
     processes: tuple[ProcessUsage, ...] | None = None
     instances: tuple[InstanceUsage, ...] = ()
-    """Of its hardware partitions, where the driver tells them apart."""
-
-
-class CardMode(Struct, frozen=True, kw_only=True):
-    """Whether a card is in the mode in which its hardware divides it."""
-
-    uuid: str
-    is_divided: bool
-    is_divided_next: bool
-    """After the card's next reset."""
-    pids: tuple[int, ...] = ()
-    """Processes that use the card; where that is not told, the switch itself finds out."""
+    """Usage of its hardware partitions, where the driver distinguishes them."""
 
 
 @runtime_checkable
 class ModeSwitch(Protocol):
-    """What switches cards between shares in software and parts in hardware."""
+    """Switches cards between shares in software and partitions in hardware."""
 
     @property
     def vendor(self) -> str:
@@ -91,10 +81,10 @@ class ModeSwitch(Protocol):
         ...
 
     async def switch_mode(self, uuid: str, *, is_divided: bool) -> None:
-        """Have the mode in effect when this returns; on any error what was before, if possible.
+        """Set the mode before returning; on any error, restore the previous mode if possible.
 
-        ``PartitionBusy``: somebody uses the card. ``NotSupported``: it would take a reboot.
-        ``DriverDenied``: the agent may not.
+        ``PartitionBusy``: a process uses the card. ``NotSupported``: it would take a reboot.
+        ``DriverDenied``: the agent lacks the permission.
         """
         ...
 
@@ -114,30 +104,30 @@ class Driver(Protocol):
 
     @property
     def partitioner(self) -> Partitioner | None:
-        """What divides these devices in hardware; ``None`` where nothing does."""
+        """Partitioner of these devices; ``None`` if they cannot be divided in hardware."""
         ...
 
     async def discover(self) -> Inventory:
         """List all devices; finds those that were added since the last call.
 
-        ``DriverMissing``, ``DriverMismatch``, ``DriverDenied``, ``DriverTransient`` when nothing at
-        all can be listed; a later call may succeed.
+        ``DriverMissing``, ``DriverMismatch``, ``DriverDenied``, ``DriverTransient`` if no device
+        can be listed; a later call may succeed.
         """
         ...
 
     async def probe(self) -> tuple[Stimulus, ...]:
-        """Ask each listed device whether it works: one stimulus each by UUID, or ``DriverGone``.
+        """Check each listed device; return one stimulus each by UUID, or ``DriverGone``.
 
-        Raises nothing of the driver's errors: a stimulus says it.
+        Raises no driver errors: a stimulus reports them.
         """
         ...
 
     async def wait_faults(self, limit_s: float) -> tuple[Stimulus, ...]:
-        """Faults that devices report by themselves; empty after ``limit_s`` without any.
+        """Return faults that devices report by themselves; empty after ``limit_s`` without any.
 
-        Loop over this call and over ``probe`` in separate tasks; a driver that cannot be told of
-        faults waits and returns nothing. Raises nothing of the driver's errors; one that says
-        nothing about devices is logged, and the next call starts afresh.
+        Loop over this call and over ``probe`` in separate tasks; a driver without fault events
+        waits and returns nothing. Raises no driver errors: an error that concerns no device is
+        logged, and the next call starts again.
         """
         ...
 

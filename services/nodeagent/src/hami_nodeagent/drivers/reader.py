@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a vendor's devices through its tool: what the readers of all vendors have in common.
+"""Reads a vendor's devices through its tool: the common part of the readers of all vendors.
 
-A reader asks and returns what it sees; it remembers nothing but what cannot change while the driver
-is loaded. Which device is which, what is stale and what is lost is decided by ``tool_driver``.
+A reader queries the tool and returns the result; it caches only values that cannot change while the
+driver is loaded. ``tool_driver`` matches devices and decides which are stale or lost.
 """
 
 import re
@@ -28,7 +28,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class ToolSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to reach a vendor's devices and how to judge what is said of them."""
+    """Settings to reach a vendor's devices and to judge their health."""
 
     tool_path: str = ""
     """The tool's file; empty looks for its usual name in ``PATH``."""
@@ -38,27 +38,27 @@ class ToolSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     library_path: str = ""
     """The library's file; empty looks where the vendor installs it."""
     node: str = ""
-    """Name of the node: part of the identity of devices whose tool tells none."""
+    """Name of the node: part of the identity of devices whose tool reports none."""
     sysfs_root: str = "/sys"
-    """Where PCI functions and NUMA nodes are read."""
+    """Directory of sysfs, for PCI functions and NUMA nodes."""
     dev_root: str = "/dev"
-    """Where device nodes are looked for."""
+    """Directory of device nodes."""
     etc_root: str = "/etc"
-    """Where vendors keep descriptions of shares."""
+    """Directory of the vendors' descriptions of shares."""
     shares_root: str = "/usr/local/vgpu"
-    """Where we keep descriptions of shares that containers read."""
+    """Directory of the agent's descriptions of shares, which containers read."""
     query_limit_s: float = 10.0
     """Longest time one run of the tool may take; then it is killed."""
     answer_age_s: float = 2.0
-    """How old an answer may be that probes and usage share."""
+    """Longest age, in seconds, of an answer that probes and usage share."""
     confirm_s: float = 0.5
-    """Pause between the looks that confirm that a device is not listed any more."""
+    """Pause between the reads that confirm that a device is no longer listed, in seconds."""
     disable_health_checks: str = ""
     """``all``: devices are not probed."""
 
 
 class Signs(Struct, frozen=True, kw_only=True):
-    """By what a vendor's hardware shows without any driver."""
+    """Signs of a vendor's hardware that are visible without any driver."""
 
     pci_vendors: tuple[str, ...] = ()
     """PCI vendor ids, four hexadecimal digits."""
@@ -71,7 +71,7 @@ class Signs(Struct, frozen=True, kw_only=True):
 
 
 def is_here(signs: Signs, settings: ToolSettings) -> bool:
-    """Whether this machine has the vendor's hardware, or its tool where that is a sign."""
+    """Return true if this machine has the vendor's hardware, or its tool if that is a sign."""
     root = Path(settings.sysfs_root)
     if any((root / path).exists() for path in signs.paths):
         return True
@@ -110,28 +110,28 @@ class Reader(Protocol):
 
     @property
     def partitioner(self) -> Partitioner | None:
-        """What divides the devices in hardware; ``None`` where nothing does."""
+        """Partitioner of the devices; ``None`` if they cannot be divided in hardware."""
         ...
 
     async def survey(self) -> Sight:
-        """Look at everything; raises the errors of ``errors``."""
+        """Read everything; raises the errors of ``errors``."""
         ...
 
     async def glance(self) -> Sight:
-        """Look at what changes: use and condition, by place or identity."""
+        """Read the values that change: use and condition, by place or identity."""
         ...
 
     async def wait_news(self, limit_s: float) -> bool:
-        """Whether devices told of a fault by themselves, at most ``limit_s`` later; no errors."""
+        """Wait at most ``limit_s`` for a fault event; return true if there was one; no errors."""
         ...
 
     def forget(self) -> None:
-        """Drop what was remembered: the driver may be another one now."""
+        """Drop the cached state: the driver may have been replaced."""
         ...
 
 
 class ToolReader:
-    """What readers share: a tool, and the way to ask it. ``survey`` and ``glance`` are theirs."""
+    """Base of readers: a tool, and a way to run it. Readers define ``survey`` and ``glance``."""
 
     vendor = ""
     tool_name = ""
@@ -139,7 +139,7 @@ class ToolReader:
     has_library = False
 
     def __init__(self, settings: ToolSettings) -> None:
-        """Runs nothing yet."""
+        """Store the settings without running the tool."""
         if settings.interface == "library" and not self.has_library:
             raise SettingsInvalid(
                 field="interface",
@@ -156,16 +156,16 @@ class ToolReader:
 
     @property
     def partitioner(self) -> Partitioner | None:
-        """Nothing divides the devices of most vendors."""
+        """``None``: devices of most vendors cannot be divided."""
         return None
 
     async def wait_news(self, limit_s: float) -> bool:
-        """Devices of most vendors tell nothing unless they are asked."""
+        """Wait and return false: devices of most vendors send no events."""
         await anyio.sleep(limit_s)
         return False
 
     def forget(self) -> None:
-        """Nothing is remembered."""
+        """No effect: this reader has no cache."""
 
     async def ask(
         self,
@@ -174,10 +174,10 @@ class ToolReader:
         tool: Tool | None = None,
         one_line: bool = False,
     ) -> T:
-        """Run the tool and read its answer.
+        """Run the tool and parse its output.
 
-        What it says of trouble counts when it failed or when its answer cannot be read; an answer
-        that can be read counts although the exit status is not 0, when no trouble is told.
+        An error in the output is raised if the tool failed or if its output is unparsable. Parsable
+        output without an error is accepted even if the exit status is not 0.
         """
         tool = tool or self.tool
         answer = await tool.run(*arguments, one_line=one_line)
@@ -195,7 +195,7 @@ class ToolReader:
             ) from error
 
     async def change(self, *arguments: str) -> None:
-        """Run a command of which only its exit status says whether it went well."""
+        """Run a command whose only result is its exit status."""
         answer = await self.tool.run(*arguments)
         if answer.status:
             doing = " ".join((self.tool.name, *arguments))
@@ -208,7 +208,7 @@ class ToolReader:
 
 
 def read_text(path: Path) -> str:
-    """A small file's text; empty when it cannot be read."""
+    """Return a small file's text; empty if it is unreadable."""
     try:
         return path.read_text("utf-8", "replace")
     except OSError:
@@ -216,7 +216,7 @@ def read_text(path: Path) -> str:
 
 
 def numa_of(sysfs_root: str, address: str) -> int | None:
-    """NUMA node of a PCI function; ``None`` where sysfs does not tell."""
+    """Return the NUMA node of a PCI function; ``None`` where sysfs has none."""
     text = read_text(Path(sysfs_root) / "bus/pci/devices" / address / "numa_node").strip()
     return whole(text, most=NUMA_MOST) if address else None
 

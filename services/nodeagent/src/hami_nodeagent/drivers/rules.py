@@ -49,7 +49,7 @@ def type_of(vendor: str, model: str) -> str:
 
 
 class Neighbour(Struct, frozen=True, kw_only=True):
-    """How one device sees another."""
+    """Link from one device to another."""
 
     level: str
     fabric_links: int = 0
@@ -81,12 +81,12 @@ def links_of(
 
 
 class FaultPolicy(Struct, frozen=True, kw_only=True):
-    """Which fault codes condemn a device."""
+    """Fault codes that condemn a device."""
 
     harmless: frozenset[int] = frozenset()
-    """Codes that stand for an error of the application."""
+    """Codes that indicate an error of the application."""
     condemning: frozenset[int] = frozenset()
-    """Codes that condemn whatever else is said."""
+    """Codes that always condemn, regardless of the other fields."""
     watches_faults: bool = True
     """False: no code condemns, except those in ``condemning``."""
     probes: bool = True
@@ -95,7 +95,7 @@ class FaultPolicy(Struct, frozen=True, kw_only=True):
     """Codes that concern the whole device, whichever partition they come from."""
 
     def condemns(self, code: int) -> bool:
-        """Whether a device that reports ``code`` must not be used."""
+        """Return true if a device that reports ``code`` must not be used."""
         if code in self.condemning:
             return True
         return self.watches_faults and code not in self.harmless

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a vendor's command-line tool: one run at a time, with a time limit and a bounded answer.
+"""Runs a vendor's command-line tool: one run at a time, with a time limit and a bounded output.
 
-Each run is a process group of its own with ``LANG=C`` and nothing on standard input. At the time
-limit the whole group is killed; a process that does not die of it (it hangs inside the kernel) is
-remembered, and until it is gone further runs are refused at once. Decides nothing about what the
-answer means: that is ``parse``. Times in seconds, sizes in bytes.
+Each run is a process group of its own with ``LANG=C`` and empty standard input. At the time limit
+the whole group is killed. If a process survives (it hangs inside the kernel), further runs are
+rejected at once until it exits. ``parse`` interprets the output, not this module. Times in seconds,
+sizes in bytes.
 """
 
 import os
@@ -27,7 +27,7 @@ from hami_nodeagent.drivers.errors import (
 )
 
 ANSWER_LIMIT = 4 << 20
-"""More than any tool says about a full node."""
+"""Limit in bytes, larger than the output of any tool for a full node."""
 LINES_LIMIT = 20_000
 _REAP_S = 10.0
 _NOT_FOUND = 127
@@ -35,7 +35,7 @@ _NOT_EXECUTABLE = 126
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What one run of a tool said."""
+    """Result of one run of a tool."""
 
     text: str
     """Standard output."""
@@ -45,7 +45,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """Everything it said, errors first, for looking up what went wrong."""
+        """All output, errors first, to search for error messages."""
         return f"{self.complaint}\n{self.text}".strip()
 
 
@@ -70,11 +70,11 @@ class Tool:
 
     @property
     def is_stuck(self) -> bool:
-        """A process was killed and has not gone yet."""
+        """True while a killed process has not exited."""
         return self._undead is not None and self._undead.returncode is None
 
     def find(self) -> str | None:
-        """The file that would be run, ``None`` when there is none."""
+        """Return the file to run, ``None`` if there is none."""
         return which(self._path or self.name)
 
     async def run(
@@ -106,7 +106,7 @@ class Tool:
             )
         environment = {**os.environ, **self._environment, "LANG": "C", "LC_ALL": "C"}
         try:
-            # Shielded: who is cancelled while a process starts would never know of it.
+            # Shielded: a cancellation during the start would leak the process.
             with anyio.CancelScope(shield=True):
                 process = await anyio.open_process(
                     [path, *arguments],
@@ -153,7 +153,7 @@ class Tool:
         )
 
     async def _end(self, process: Process) -> None:
-        """Leave nothing behind but what does not die; runs to its end also when cancelled."""
+        """Kill the process group and reap it; completes even if the caller is cancelled."""
         with anyio.CancelScope(shield=True):
             _kill(process)
             with anyio.move_on_after(_REAP_S):
@@ -165,7 +165,7 @@ class Tool:
 
 
 async def _read(stream: ByteReceiveStream, into: bytearray, *, one_line: bool = False) -> None:
-    """Collect what comes, up to one byte more than is allowed."""
+    """Collect output, up to one byte more than the limit."""
     with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
         while len(into) <= ANSWER_LIMIT and not (one_line and b"\n" in into):
             into += await stream.receive()

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver of every vendor that is asked through its tool.
+"""The driver of every vendor whose devices are read through its tool.
 
-It joins what a reader sees with what it saw before. The rules, the same for all vendors:
+The driver joins each read with earlier ones. The rules, the same for all vendors:
 
-* An answer that is not understood says nothing: devices keep their last state, marked ``stale`` in
-  their attributes, and the reason is a problem of the inventory.
-* A tool that does not answer in time, or a device that answers in doubt or is missing from one
-  answer, is a failed probe; ``core.health`` condemns after three in a row.
-* What the vendor's tool itself condemns is lost at once.
-* A device that three looks in a row do not list is gone from the inventory's healthy ones.
-* No tool, no driver, no permission: all devices are out of reach.
+* An unparsable answer changes no state: devices keep their last state, marked ``stale`` in their
+  attributes, and the reason is a problem of the inventory.
+* A tool that times out, or a device with a doubtful answer or missing from one answer, is a failed
+  probe; ``core.health`` condemns after three in a row.
+* A device that the vendor's tool itself condemns is lost at once.
+* A device that three consecutive reads do not list is removed from the inventory's healthy ones.
+* No tool, no driver, no permission: all devices are unreachable.
 
-Few vendors' devices tell of faults by themselves; those that do are looked at at once. Obeys
-design D22 and D25.
+Devices of few vendors report faults as events; the driver reads those devices at once. Obeys design
+D22 and D25.
 """
 
 import logging
@@ -56,7 +56,7 @@ class ToolDriver:
     """Driver protocol over a reader."""
 
     def __init__(self, reader: Reader, settings: ToolSettings) -> None:
-        """Touches nothing: the tool is run by the first call that needs it."""
+        """Store the reader; the first call that needs the tool runs it."""
         self._reader = reader
         self._settings = settings
         self._policy = fault_policy(
@@ -65,7 +65,7 @@ class ToolDriver:
         self._facts_by_uuid: dict[str, DeviceFacts] = {}
         """Every device that was listed once, with its facts of then."""
         self._reason_by_uuid: dict[str, str] = {}
-        """Why a device is not healthy, as the last discovery saw it."""
+        """Reasons for unhealthy devices as of the last discovery."""
         self._uuid_by_place: dict[str, str] = {}
         self._links: tuple[Link, ...] = ()
         self._version = ""
@@ -81,7 +81,7 @@ class ToolDriver:
 
     @property
     def partitioner(self) -> Partitioner | None:
-        """What the reader has for it."""
+        """Partitioner of the reader, if it has one."""
         return self._reader.partitioner
 
     @property
@@ -92,7 +92,7 @@ class ToolDriver:
     # ---- the Driver protocol --------------------------------------------------------------------
 
     async def discover(self) -> Inventory:
-        """List all devices; see the protocol for what it raises."""
+        """List all devices; raises the errors that the protocol lists."""
         try:
             async with self._looking:
                 sight = await self._survey()
@@ -108,7 +108,7 @@ class ToolDriver:
         return self._inventory(sight)
 
     async def probe(self) -> tuple[Stimulus, ...]:
-        """One look at all devices, told for each that was listed."""
+        """Read all devices once and return a stimulus for each listed one."""
         if not self._policy.probes or not self._facts_by_uuid:
             return ()
         uuids = sorted(self._facts_by_uuid)
@@ -126,9 +126,9 @@ class ToolDriver:
         return tuple(_stimulus(uuid, seen_by_uuid.get(uuid)) for uuid in uuids)
 
     async def wait_faults(self, limit_s: float) -> tuple[Stimulus, ...]:
-        """Wait for a word of the devices where they say any, and look at once when it comes.
+        """Wait for an event of the devices where they send any, then read them at once.
 
-        What they say is no verdict: that is the look's.
+        The event itself condemns no device: the read decides.
         """
         if not await self._reader.wait_news(limit_s) or not self._facts_by_uuid:
             return ()
@@ -161,7 +161,7 @@ class ToolDriver:
         )
 
     async def aclose(self) -> None:
-        """No tool runs between two calls; what was remembered of the driver is dropped."""
+        """Drop the cached state of the driver; no tool runs between two calls."""
         self._reader.forget()
         self._sight = None
 
@@ -175,7 +175,7 @@ class ToolDriver:
             return self._keep(await self._reader.glance())
 
     async def _survey(self) -> Sight:
-        """Look until nothing is missing that was there, at most three times."""
+        """Read until no known device is missing, at most three times."""
         sight = self._keep(await self._reader.survey())
         for _ in range(_LOOKS - 1):
             missing = self._facts_by_uuid.keys() - self._seen_by_uuid(sight).keys()
@@ -191,7 +191,7 @@ class ToolDriver:
         return sight
 
     def _complain(self, error: DriverError) -> None:
-        """Log an answer that says nothing, once as long as it stays the same."""
+        """Log an unparsable answer, once until it changes."""
         text = str(error)
         if text != self._last_complaint:
             self._last_complaint = text
@@ -206,7 +206,7 @@ class ToolDriver:
                 found[uuid] = seen
         return found
 
-    # ---- what becomes of a look -----------------------------------------------------------------
+    # ---- results of a read ----------------------------------------------------------------------
 
     def _inventory(self, sight: Sight) -> Inventory:
         listed: dict[str, DeviceFacts] = {}
@@ -243,7 +243,7 @@ class ToolDriver:
         )
 
     def _stale_inventory(self, reason: str) -> Inventory:
-        """What the last good look showed, marked."""
+        """Return the last successful inventory, with its devices marked as stale."""
         marked = (
             replace(facts, attributes={**facts.attributes, STALE: "true"})
             for facts in self._judged()
@@ -265,16 +265,16 @@ class ToolDriver:
         )
 
     def _facts(self, seen: Seen, known: DeviceFacts | None) -> tuple[DeviceFacts | None, str]:
-        """Facts of a device, or why there are none; a sick device keeps its facts of before."""
+        """Return the facts, or why there are none; a failed device keeps its last facts."""
         if known is not None and (seen.condition is Condition.BAD or not seen.uuid):
             return known, ""
         if seen.condition is Condition.BAD or not seen.uuid:
-            return None, seen.reason or "the tool does not tell its identity"
+            return None, seen.reason or "the tool does not report its identity"
         memory_mib = seen.memory_mib or (known.memory_mib if known is not None else 0)
         kind = seen.type or (known.type if known is not None else "")
         if memory_mib <= 0 or not kind:
             missing = "memory" if kind else "type"
-            return None, seen.reason or f"the tool does not tell its {missing}"
+            return None, seen.reason or f"the tool does not report its {missing}"
         numa = seen.numa
         return (
             DeviceFacts(

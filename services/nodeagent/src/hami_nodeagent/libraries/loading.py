@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs of all libraries share: finding and opening one, calling it, and the answer.
+"""Common part of all library programs: finding and loading the library, its calls, the output.
 
-A program is run as ``python -I -m hami_nodeagent.libraries.WORD FILE COMMAND …``, where ``FILE`` is
-the library (empty: looked for where its vendor installs it). It prints JSON, or nothing where a
-command only changes something. On failure one line ``WORD: function: NAME (error n)`` goes to
-standard error and the exit status is the ``Kind`` of the trouble, which the agent turns into its
-own error in one place. What the library itself prints goes to standard error, and its destructors
-are not run: neither can spoil an answer. Standard library only.
+A program runs as ``python -I -m hami_nodeagent.drivers.VENDOR.binding FILE COMMAND …``. ``FILE`` is
+the library (empty: search the vendor's folders). The program prints JSON, or nothing if a command
+only changes state. On failure it prints one line ``WORD: function: NAME (error n)`` to standard
+error, and the exit status is the ``Kind`` of the trouble, which the agent translates to its own
+error in one place. Output of the library goes to standard error, and its destructors do not run, so
+neither can corrupt the output. Standard library only.
 """
 
 import ctypes
@@ -32,12 +32,12 @@ SYSTEM_FOLDERS = (
 
 
 class Kind(IntEnum):
-    """What a trouble means. The number is the exit status of a command that failed of it."""
+    """Category of an error. The number is the exit status of a command that failed with it."""
 
     UNUSABLE = 10
-    """There is no library, it cannot be loaded, or it lacks a call that is needed."""
+    """The library is not installed, cannot be loaded, or lacks a required call."""
     NONSENSE = 11
-    """The library said what cannot be: its structures are not those that we know."""
+    """The library returned impossible values: its structures are not the known ones."""
     MISSING = 12
     """The kernel's driver is not there."""
     MISMATCH = 13
@@ -46,13 +46,13 @@ class Kind(IntEnum):
     ABSENT = 15
     """The driver works and has no device."""
     GONE = 16
-    """One device fell off the bus, or there is none of that name."""
+    """One device fell off the bus, or no device has that name."""
     BUSY = 17
-    """Somebody else holds the device."""
+    """Another process uses the device."""
     UNSUPPORTED = 18
     """This device, driver or library cannot do it."""
     REFUSED = 19
-    """There is no room for a partition, or nobody knows its size."""
+    """There is no capacity for the partition, or its size is unknown."""
     IN_USE = 20
     """Processes use the partition."""
     TRANSIENT = 21
@@ -60,17 +60,17 @@ class Kind(IntEnum):
 
 
 class Trouble(Exception):
-    """Why a command failed, or why one device cannot be asked."""
+    """Reason why a command failed, or why one device is unreadable."""
 
     def __init__(self, kind: Kind, words: str, code: int = 0) -> None:
-        """``code``: the library's own number, 0 where it has none."""
+        """``code``: the library's own number, 0 if it has none."""
         super().__init__(words)
         self.kind = kind
         self.words = words
         self.code = code
 
     def plain(self) -> dict[str, object]:
-        """The trouble of one device, as it stands in an answer."""
+        """Return the trouble of one device in the format of the output."""
         return {"kind": self.kind.name.lower(), "words": self.words, "code": self.code}
 
 
@@ -78,7 +78,7 @@ class Failed(Trouble):
     """A call was refused."""
 
     def __init__(self, kind: Kind, call: str, name: str, code: int) -> None:
-        """``name``: the library's word for ``code``; 0: it has no such call."""
+        """``name``: the library's name of ``code``; 0: it has no such call."""
         number = f"error {code}" if code else "the library has no such call"
         super().__init__(kind, f"{call}: {name} ({number})", code)
         self.call = call
@@ -91,10 +91,10 @@ class Errors(NamedTuple):
     kinds: Mapping[int, Kind]
     """Others are ``TRANSIENT``."""
     of_call: Mapping[tuple[str, int], Kind] = {}
-    """Where a number of one call means something else."""
+    """Kinds of numbers with another meaning for one call."""
 
     def kind(self, call: str, code: int) -> Kind:
-        """What the number means when this call answers it."""
+        """Return the meaning of an error number of this call."""
         return self.of_call.get((call, code), self.kinds.get(code, Kind.TRANSIENT))
 
     def failed(self, call: str, code: int) -> Failed:
@@ -106,27 +106,33 @@ class Errors(NamedTuple):
 class Program(NamedTuple):
     """One library and the commands on it."""
 
+    vendor: str
+    """Vendor word: the program is ``hami_nodeagent.drivers.<vendor>.binding``."""
     word: str
-    """Name of the program's module."""
+    """Name of the library, in error messages and in the name of a replacement program."""
     files: tuple[str, ...]
     """Names of the library's file; a version may follow them (``libacme.so.3``)."""
     folders: tuple[str, ...]
-    """Where its vendor puts it, after ``LD_LIBRARY_PATH`` and before the system's folders; a first
-    part such as ``$ACME_HOME`` is a variable."""
+    """Vendor's folders of the library, searched after ``LD_LIBRARY_PATH`` and before the system's.
+
+    A first part such as ``$ACME_HOME`` is a variable.
+    """
     errors: Errors
     open: Callable[["Library"], Any]
-    """Prepares the library, and makes what the commands are called on."""
+    """Prepares the library, and returns the object on which commands are called."""
     commands: Mapping[str, Callable[..., object]]
-    """By name; called with what ``open`` made and the arguments. What they return is printed, but
-    for ``None``."""
+    """Commands by name; called with the result of ``open`` and the arguments.
+
+    The program prints the return value unless it is ``None``.
+    """
     needed: tuple[str, ...] = ()
     """Calls without which the library is too old."""
     needed_folders: tuple[str, ...] = ()
-    """Where the libraries lie that this one needs: on the loader's path of the process."""
+    """Folders of the libraries that this one needs, added to the process's loader path."""
 
 
 class Library:
-    """An opened library whose calls answer 0 where all is well."""
+    """A loaded library whose calls return 0 on success."""
 
     def __init__(self, program: Program, path: str = "") -> None:
         """Raises ``Trouble`` of kind ``UNUSABLE``."""
@@ -138,7 +144,7 @@ class Library:
             raise Trouble(Kind.UNUSABLE, words)
 
     def has(self, name: str) -> bool:
-        """Whether there is such a call."""
+        """Return true if the library has the call."""
         return getattr(self._loaded, name, None) is not None
 
     def function(self, name: str) -> Any:  # noqa: ANN401 - ctypes has no public name for its type
@@ -149,28 +155,28 @@ class Library:
         return found
 
     def code(self, name: str, *arguments: object) -> int:
-        """What the call answers. A whole number is passed as C's ``int``; pass others typed."""
+        """Return the call's result. Whole numbers are passed as C's ``int``; pass others typed."""
         return int(self.function(name)(*arguments))
 
     def call(self, name: str, *arguments: object) -> None:
-        """The same; raises ``Failed`` where that is not 0."""
+        """Run the call; raise ``Failed`` if the result is not 0."""
         if code := self.code(name, *arguments):
             raise self.errors.failed(name, code)
 
     def told(self, name: str, *arguments: object) -> bool:
-        """Call for what not every driver and device tells: whether it did."""
+        """Run a call that not all drivers and devices support; return true on success."""
         return self.has(name) and not self.code(name, *arguments)
 
     def number(
         self, name: str, kind: type["ctypes._SimpleCData[int]"], *arguments: object
     ) -> int | None:
-        """The number that the call writes behind its last argument; ``None``: it is not told."""
+        """Return the number that the call writes to its last argument; ``None``: not reported."""
         found = kind(0)
         return found.value if self.told(name, *arguments, ctypes.byref(found)) else None
 
 
 def beside(library: Library, program: Program) -> Library | None:
-    """Another library of the same vendor: in the folder of the first, else where it is found."""
+    """Load another library of the same vendor, from the folder of the first or the usual ones."""
     there = Path(library.path).parent / program.files[0] if "/" in library.path else None
     try:
         return Library(program, str(there) if there is not None and there.exists() else "")
@@ -184,7 +190,7 @@ def mib(size: int) -> int:
 
 
 def roomy(kind: type[Structure], **fields: int) -> Structure:
-    """An empty structure with room behind it: later libraries may know longer ones."""
+    """Return an empty structure with spare bytes, since later libraries may have longer ones."""
     made = kind.from_buffer(bytearray(ctypes.sizeof(kind) + _SPARE))
     for name, value in fields.items():
         setattr(made, name, value)
@@ -192,12 +198,12 @@ def roomy(kind: type[Structure], **fields: int) -> Structure:
 
 
 def text(raw: bytes) -> str:
-    """What stands in a buffer of the library."""
+    """Decode a string in a buffer of the library."""
     return raw.partition(b"\0")[0].decode("utf-8", "replace").strip()
 
 
 def nonsense(words: str) -> Trouble:
-    """The error for what cannot be."""
+    """Return the error for impossible values."""
     return Trouble(Kind.NONSENSE, f"not in a form that is known: {words}")
 
 
@@ -238,7 +244,7 @@ def _versions(folder: Path, name: str) -> list[Path]:
 
 
 def _opened(program: Program, path: str) -> tuple[str, ctypes.CDLL]:
-    """The first file that can be loaded; the loader's own path is asked last."""
+    """Load the first loadable file; the loader's own path is searched last."""
     trouble = ""
     known = [str(found) for found in candidates(program, path, os.environ)]
     for candidate in (*known, *(() if path else program.files)):
@@ -256,7 +262,7 @@ def _opened(program: Program, path: str) -> tuple[str, ctypes.CDLL]:
 
 
 def run(program: Program, arguments: Sequence[str]) -> tuple[str, str, int]:
-    """Run one command: what it prints, what it complains of, and the exit status.
+    """Run one command; return its output, its error message and the exit status.
 
     ``arguments``: the library's file, which may be empty, the command and its own arguments.
     """

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives an agent's container the device nodes that its vendor's tool opens, without privileges.
+"""Gives an unprivileged agent container the device nodes that its vendor's tool opens.
 
 A mount of ``/dev`` shows nodes; only a container whose cgroup allows them can open them, and only
-kubelet's device manager or a container runtime writes that. So this process is a device plugin of
-one resource with one id, which only an agent's pod asks for: ``Allocate`` names the nodes that fit
-the patterns. A policy of the API server keeps pods of other namespaces from the resource.
+kubelet's device manager or a container runtime sets that rule. So this process is a device plugin
+of one resource with one id, which only an agent's pod asks for: ``Allocate`` names the nodes that
+fit the patterns. A policy of the API server keeps pods of other namespaces from the resource.
 
-It registers once a node is there, and again whenever kubelet has restarted. A container keeps what
-it was given: an agent sees nodes that come later once its pod is replaced. Outside document:
+It registers once a node is there, and again whenever kubelet has restarted. A container keeps its
+device nodes: later nodes become visible to an agent when its pod is replaced. Outside document:
 k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1. Seconds throughout.
 """
 
@@ -44,14 +44,14 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything an operator may set. Bus and API server are not used."""
+    """Settings of the plugin. Bus and API server are not used."""
 
     devices: tuple[str, ...] = ()
     """Device nodes below ``/dev`` that agents may open, as shell patterns."""
     device_plugin_dir: str = "/var/lib/kubelet/device-plugins"
-    """Where kubelet looks for plugins."""
+    """Directory of kubelet's plugin sockets."""
     poll_s: float = 1.0
-    """How often nodes and sockets are looked at."""
+    """Interval at which device nodes and sockets are checked."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -69,7 +69,7 @@ async def serve_devices(context: ServiceContext[Settings]) -> None:
 
 
 def _check(patterns: Sequence[str]) -> None:
-    """Refuse patterns that name nothing, or anything outside ``/dev``."""
+    """Reject patterns that match nothing, or anything outside ``/dev``."""
     for pattern in patterns or ("",):
         parts = Path(pattern).parts
         if parts[:2] != ("/", "dev") or len(parts) <= len(Path(DEV).parts) or ".." in parts:
@@ -81,7 +81,7 @@ def _check(patterns: Sequence[str]) -> None:
 
 
 def nodes_of(patterns: Sequence[str]) -> list[str]:
-    """Character and block devices that fit, sorted."""
+    """Return character and block devices that match, sorted."""
     found = {path for one in patterns for path in Path(DEV).glob(str(Path(one).relative_to(DEV)))}
     return sorted(str(path) for path in found if _is_device(path))
 
@@ -95,7 +95,7 @@ def _is_device(path: Path) -> bool:
 
 
 class AgentDevices(deviceplugin_grpc.DevicePluginServicer):
-    """The service, and its life with kubelet."""
+    """Device plugin service and its registration with kubelet."""
 
     def __init__(self, settings: Settings) -> None:
         """Serve in the plugin directory of ``settings``."""
@@ -154,14 +154,14 @@ class AgentDevices(deviceplugin_grpc.DevicePluginServicer):
     async def GetDevicePluginOptions(  # noqa: N802 - the protocol's name
         self, request: api.Empty, context: _Context
     ) -> api.DevicePluginOptions:
-        """Nothing beyond the protocol."""
+        """Return empty options."""
         del request, context
         return api.DevicePluginOptions()
 
     async def ListAndWatch(  # noqa: N802 - the protocol's name
         self, request: api.Empty, context: _Context
     ) -> AsyncIterator[api.ListAndWatchResponse]:
-        """One id, as long as kubelet listens."""
+        """Send one id, and keep the stream open."""
         del request, context
         yield api.ListAndWatchResponse(devices=[api.Device(ID=DEVICE_ID, health=_HEALTHY)])
         await anyio.sleep_forever()
@@ -169,21 +169,21 @@ class AgentDevices(deviceplugin_grpc.DevicePluginServicer):
     async def GetPreferredAllocation(  # noqa: N802 - the protocol's name
         self, request: api.PreferredAllocationRequest, context: _Context
     ) -> api.PreferredAllocationResponse:
-        """Not offered, as the options say."""
+        """Return an empty answer; the options do not offer this call."""
         del request
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is one id only")
 
     async def PreStartContainer(  # noqa: N802 - the protocol's name
         self, request: api.PreStartContainerRequest, context: _Context
     ) -> api.PreStartContainerResponse:
-        """Not offered, as the options say."""
+        """Return an empty answer; the options do not offer this call."""
         del request
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "nothing is to be done")
 
     async def Allocate(  # noqa: N802 - the protocol's name
         self, request: api.AllocateRequest, context: _Context
     ) -> api.AllocateResponse:
-        """Every node that fits, at its own path."""
+        """Return every matching node, at its own path."""
         if any(list(one.devices_ids) != [DEVICE_ID] for one in request.container_requests):
             detail = f"hami: {RESOURCE} has one id, {DEVICE_ID!r}"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, detail)

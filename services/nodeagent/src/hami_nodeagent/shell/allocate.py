@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers kubelet's calls: asks for facts, lets ``core.claims`` decide, keeps the grant.
+"""Answers kubelet's calls: collects facts, applies ``core.claims``, stores the grant.
 
-A call takes: kubelet's list (about a millisecond), one read of the pod at the API server, one read
-of its state on the bus, then a decision and its entry into the grants between two awaits, so that
-no lock is needed, and a write to disk. What cannot be decided yet waits for news, at most
-``allocate_wait_s``, because kubelet admits nothing else meanwhile; then the answer is the reason.
-What bus or API server owe us is waited for longer, ``outage_wait_s``, and a record that was not
-heard is read: kubelet never asks twice for a pod. While the bus is away the last known records and
-states serve; see ``core.claims``.
+A call takes one list from kubelet (about a millisecond), one read of the pod at the API server, one
+read of its state on the bus, a decision with its entry into the grants between two awaits, so that
+no lock is needed, and a write to disk. If no decision is possible yet, the call waits for an update
+for at most ``allocate_wait_s``, because kubelet admits no other pod meanwhile, and is then refused
+with the reason. Data missing because of a bus or API server outage gets the longer wait
+``outage_wait_s``, and a record that did not arrive is read directly, because kubelet never retries
+a pod. While the bus is unavailable, the last known records and states are used; see
+``core.claims``.
 """
 
 import logging
@@ -49,12 +50,12 @@ from hami_nodeagent.shell.render import Renderer
 from hami_nodeagent.shell.site import Site
 
 _LOOK_AGAIN_S = 0.1
-"""How often kubelet's list is read anew while a call waits."""
+"""Interval at which kubelet's list is re-read while a call waits."""
 _READ_STATE_S = 0.5
 _READ_RECORD_S = 0.5
-"""Longest read of a record, and the least time between two of them in one call."""
+"""Timeout of a record read, and the minimum interval between two of them in one call."""
 _ROUNDS = 8
-"""Reads of single pods on one list: each read can bring at most one more pod to light."""
+"""Reads of single pods per list; each read can reveal at most one further pod."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class StateReads(Protocol):
 
 
 class GrantKeeper:
-    """Keeps the grants on disk as they are in memory; one write at a time, each with the newest."""
+    """Stores the grants on disk; writes are serialized, each with the newest grants."""
 
     def __init__(self, site: Site) -> None:
         self._picture = site.picture
@@ -105,7 +106,7 @@ class GrantKeeper:
 
 
 class _Patience:
-    """How long one call still waits, by what it waits for."""
+    """Remaining wait of one call, by reason."""
 
     def __init__(self, clock: Clock, settings: Settings) -> None:
         now_s = clock.monotonic_s()
@@ -120,7 +121,7 @@ class _Patience:
         return self.until_s - self._clock.monotonic_s()
 
     def adapt(self, code: Code) -> None:
-        """The call waits for this now. What it waits for after an outage has its own time."""
+        """Set the reason for the wait; waits caused by an outage have a separate limit."""
         if code in OUTAGES:
             self.until_s = self._longest_s
             self._deadline_s = min(self._longest_s, self._clock.monotonic_s() + self._wait_s)
@@ -128,7 +129,7 @@ class _Patience:
             self.until_s = self._deadline_s
 
     def may_read_record(self) -> bool:
-        """Whether the last read of a record is long enough ago."""
+        """Return whether the last record read is old enough for another."""
         now_s = self._clock.monotonic_s()
         if now_s < self._read_at_s:
             return False
@@ -159,9 +160,9 @@ class Allocator:
         self._clock = site.clock
         self._metrics = site.metrics
         self.pods: PodReads | None = None
-        """Set once the API server was reached; until then no pod can be confirmed."""
+        """Set after the first connection to the API server; without it no pod can be confirmed."""
         self.records: RecordReads | None = None
-        """Set once the bus was reached, as are the states."""
+        """Set after the first connection to the bus, as are the states."""
         self.states: StateReads | None = None
 
     async def allocate(
@@ -169,8 +170,8 @@ class Allocator:
     ) -> tuple[tuple[Claim, ...], list[api.ContainerAllocateResponse]] | Refuse:
         """Answer one ``Allocate`` call.
 
-        ``repeated_after_s``: so long ago a first try began and then broke off, perhaps after its
-        grants were stored. Kubelet has not heard of those, so they count for nothing.
+        ``repeated_after_s``: age of a first attempt that was interrupted, perhaps after its grants
+        were stored. Kubelet did not receive those grants, so they are ignored.
         """
         if repeated_after_s is not None:
             self._forget_tries(requests, since_s=self._clock.now_s() - repeated_after_s)
@@ -239,14 +240,14 @@ class Allocator:
     async def prefer(
         self, request: Request, *, available: Sequence[str], must: Sequence[str]
     ) -> tuple[str, ...]:
-        """Ids on the devices that the waiting container was given; others would work as well."""
+        """Return ids on the waiting container's devices; other ids would work as well."""
         deadline_s = self._clock.monotonic_s() + self._settings.allocate_wait_s / 4
         splits = self._picture.splits(request.vendor, request.resource)
         wanted: list[str] = []
         while True:
             changed = self._picture.changed
             listing = await self._list(deadline_s)
-            # The ids are not chosen yet: any of the right number stand for them.
+            # The ids are not chosen yet: any ids of the right number represent them.
             stand_in = replace(request, ids=tuple(available[: len(request.ids)]))
             decision = decide_all(self._picture.view, listing, [stand_in], TRUST_ALL)
             if not isinstance(decision, Wait):
@@ -258,7 +259,7 @@ class Allocator:
         return splits.prefer(available, must=must, wanted=wanted, size=len(request.ids))
 
     def check_start(self, resource: str, ids: Sequence[str]) -> Refuse | None:
-        """Whether a container with these ids may start: they were granted and nothing failed."""
+        """Refuse the start of a container whose ids were not granted or whose check failed."""
         grants = self._picture.grants.of_ids(resource, ids)
         if not grants:
             return Refuse(
@@ -280,7 +281,7 @@ class Allocator:
         )
 
     async def prepare_start(self, resource: str, ids: Sequence[str]) -> Refuse | None:
-        """What must be there before a container with these ids starts; waits for it, bounded."""
+        """Wait, with a limit, until a container with these ids may start."""
         if self._partitions is None:
             return None
         return await self._partitions.prepare(self._picture.grants.of_ids(resource, ids))
@@ -323,7 +324,7 @@ class Allocator:
         listing: Sequence[ListedPod] | None,
         requests: Sequence[Request],
     ) -> Wait | None:
-        """Return why the claims may be wrong: something that counts for them cannot be read."""
+        """Return why the claims may be wrong: an object that affects them cannot be read."""
         names = {(one.namespace, one.name) for one in listing or ()}
         for request in requests:
             if text := self._picture.is_unreadable(names, request.resource):
@@ -342,7 +343,7 @@ class Allocator:
             await self.records.read_one(uid, timeout_s=_READ_RECORD_S)
 
     def _lacking(self, claims: Sequence[Claim], requests: Sequence[Request]) -> str:
-        """Why hardware partitions stand in the way of an answer; empty when they do not."""
+        """Return why hardware partitions block an answer; empty when they do not."""
         if self._partitions is None:
             return ""
         return self._partitions.lacking(claims, [request.vendor for request in requests])
@@ -350,7 +351,7 @@ class Allocator:
     async def _decide(
         self, listing: Sequence[ListedPod] | None, requests: Sequence[Request], deadline_s: float
     ) -> tuple[tuple[Claim, ...] | Wait | Refuse, Confirmed]:
-        """Decide on one list, reading what the decision asks to have confirmed."""
+        """Decide on one list, with the reads that the decision requests."""
         confirmed = Confirmed()
         decision = decide_all(self._picture.view, listing, requests, confirmed)
         for _ in range(_ROUNDS):  # rounds of one call of kubelet, whose top isolates it
@@ -412,7 +413,7 @@ class Allocator:
             return None
 
     async def _news(self, changed: anyio.Event, deadline_s: float) -> bool:
-        """Wait for news or the time of another look; false when the call has waited enough."""
+        """Wait for an update or the next check; false when the call's wait is used up."""
         left_s = deadline_s - self._clock.monotonic_s()
         if left_s <= 0:
             return False
@@ -420,7 +421,7 @@ class Allocator:
         return True
 
     async def _limits_directory(self, claim: Claim, grant: Grant) -> Path | None:
-        """Where the host holds the limits file of a container that has no volume for it."""
+        """Return the host directory of the limits file of a container without a volume for it."""
         if claim.container in claim.pod.limits_mounted:
             return None
         text = limits.encode(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers questions over the bus: what is used on this node now, and what is wrong with it.
+"""Answers requests on the bus: current usage of this node, and findings about it.
 
-Who asks is known to the bus alone, which lets only our services publish on ``hami.v1.ask``. Usage
-is what the regions say at this moment, joined with what each container's limits file says. A
-question that is not known is left without an answer, and the asker's time runs out.
+Only the bus identifies the requester; it allows only this project's services to publish on
+``hami.v1.ask``. Usage is the regions' current content, joined with each container's limits file. An
+unknown request gets no answer, so the requester times out.
 """
 
 import logging
@@ -34,7 +34,7 @@ async def _answer(bus: Bus, reply: str, answer: Callable[[], Awaitable[bytes]]) 
 
 
 class Answers:
-    """What one agent answers."""
+    """Request handlers of one agent."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Answers:
         check: Callable[[], Awaitable[tuple[Finding, ...]]],
         version: str,
     ) -> None:
-        """``holding`` tells what holds a vendor's containers to their memory, empty: nothing."""
+        """Create the handlers; ``holding`` returns a vendor's memory enforcement, empty: none."""
         self._site = site
         self._usage = usage
         self._holding = holding
@@ -53,7 +53,7 @@ class Answers:
         self._version = version
 
     async def serve(self, bus: Bus) -> None:
-        """Answer for ever."""
+        """Answer requests until cancelled."""
         answer_by_subject: Mapping[str, Callable[[], Awaitable[bytes]]] = {
             subjects.ask(self._site.node, "usage"): self.usage,
             subjects.ask(self._site.node, "check"): self.check,
@@ -69,7 +69,7 @@ class Answers:
                 )
 
     async def usage(self) -> bytes:
-        """Every share of the node with what is used of it."""
+        """Return every share of the node with its usage."""
         rows = await self._usage.rows()
         pods_dir = Path(self._site.settings.pods_dir)
         paths: dict[ContainerKey, Path] = {}
@@ -135,7 +135,7 @@ class Answers:
         )
 
     async def check(self) -> bytes:
-        """What is wrong with the node."""
+        """Return the findings about the node."""
         return encode(
             CheckAnswer(
                 node=self._site.node,

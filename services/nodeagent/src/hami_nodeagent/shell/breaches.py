@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells about breaches and, where the operator wants it, evicts the pod (design D27).
+"""Reports breaches and, where the operator configures it, evicts the pod (design D27).
 
-A breach is told as a Kubernetes Event on the pod (on the node for processes of the host), as a
-message on the bus (docs/wire.md) and as a log line. What the bus does not take is kept, up to a
-bound, and sent at a later look. An eviction goes through the API server, so that disruption budgets
-and grace periods hold, names the pod by uid, and is asked for again until it is accepted.
+A breach is reported as a Kubernetes Event on the pod (on the node for processes of the host), as a
+message on the bus (docs/wire.md) and as a log line. Messages that the bus does not accept are kept,
+up to a limit, and sent at a later sample. An eviction goes through the API server, so that
+disruption budgets and grace periods apply, names the pod by uid, and is retried until it is
+accepted.
 """
 
 import json
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class BreachTeller:
-    """Tells what a look showed."""
+    """Reports the breaches of each sample."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class BreachTeller:
         publisher: Callable[[], Publisher | None],
         kube: Callable[[], KubeApi | None],
     ) -> None:
-        """The peers are asked for at each use: each may not have been reached yet."""
+        """Create the reporter; the peers are read at each use, as each may be unset until then."""
         self._site = site
         self._events = events
         self._kube = kube
@@ -48,26 +49,26 @@ class BreachTeller:
         self._chosen: frozenset[str] = frozenset()
         """Pods that were in ``_to_evict`` before the last requests."""
         self._evicted: frozenset[str] = frozenset()
-        """Pods whose eviction was accepted since their breach was reported last."""
+        """Pods whose eviction was accepted since the last report of their breach."""
 
     def pod_of(self, breach: Breach) -> PodFacts | None:
-        """The pod whose process it is."""
+        """Return the pod of the breaching process."""
         return self._site.picture.pods.find(breach.pod_uid) if breach.pod_uid else None
 
     def _is_hamis(self, breach: Breach) -> bool:
-        """Whether HAMi placed the pod: its limits are told about, never acted upon."""
+        """Return whether HAMi placed the pod; its breaches are reported without any action."""
         entry = self._site.picture.entries_by_uid.get(breach.pod_uid)
         return entry is not None and bool(entry.record.origin)
 
     def _is_evictable(self, breach: Breach, pod: PodFacts | None) -> bool:
-        """Whether the operator wants pods of this namespace evicted, and the pod is ours."""
+        """Return whether the namespace allows evictions and this project placed the pod."""
         if pod is None or self._is_hamis(breach):
             return False
         usage = self._site.settings.usage
         return usage.actions.get(pod.namespace, usage.action) == "evict"
 
     async def tell(self, outcome: Outcome, vendor: str) -> None:
-        """Tell what is to be told; peers that are away are tried again at the next look."""
+        """Send the due reports; unavailable peers are retried at the next sample."""
         for breach in outcome.tell:
             pod = self.pod_of(breach)
             await self._site.quarantine.run(
@@ -168,7 +169,7 @@ class BreachTeller:
         if kube is None:
             return
         for pod in list(self._to_evict.values()):
-            # Asked for at each look, until the breach ends.
+            # Retried at each sample, until the breach ends.
             await self._site.quarantine.run(
                 "eviction",
                 pod.uid,

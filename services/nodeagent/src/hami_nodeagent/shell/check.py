@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares what we granted with what kubelet holds, and tidies up, every ``check_s`` (design D9).
+"""Compares grants with kubelet's list and removes obsolete state, every ``check_s`` (design D9).
 
-A mismatch that two lists in a row show fails the allocations concerned: two containers then run
-with each other's devices. Containers that kubelet holds ids for and that we know nothing of, after
-our book was lost, are adopted if a live ledger record names them. What belongs to pods that are
-over is dropped: grants, limits files, records of releases, old versions of the library. Also the
-place where slow changes are noticed: trusted keys, and kubelet's version.
+A mismatch that two lists in a row show fails the allocations concerned, because two containers then
+run with each other's devices. Containers with ids in kubelet's list but without a grant, after the
+grant file was lost, are adopted if a live ledger record names them. State of pods that ended is
+dropped: grants, limits files, release records, old versions of the library. The check also detects
+slow changes: trusted keys, and kubelet's version.
 """
 
 import logging
@@ -49,7 +49,7 @@ class SelfCheck:
         vendor_by_resource: Mapping[str, str],
         tidy: Callable[[], Awaitable[None]] = checkpoint,
     ) -> None:
-        """``tidy``: drops what further is kept for pods that hold no grant any more."""
+        """Create the check; ``tidy`` drops further state of pods without grants."""
         self._tidy_more = tidy
         self._site = site
         self._picture = site.picture
@@ -63,15 +63,15 @@ class SelfCheck:
         self._version_reads = 0
 
     async def run(self) -> None:
-        """Check for ever."""
+        """Check periodically until cancelled."""
         while True:
             await self.check()
             await self._site.clock.sleep(self._site.settings.check_s)
 
     async def check(self) -> None:
-        """Check once. Peers that do not answer are asked again next time.
+        """Run one check. Peers that do not answer are queried again next time.
 
-        A part of the check that fails is put in quarantine, and the others are done all the same.
+        A failing part of the check is put in quarantine; the other parts still run.
         """
         await self._part("keys", self._check_keys)
         await self._part("version", self._learn_version)
@@ -109,7 +109,7 @@ class SelfCheck:
             self._picture.note_change()
 
     async def _learn_version(self) -> None:
-        """Read kubelet's version for each of its runs, a few times: it is written late."""
+        """Read kubelet's version in each of its runs, a few times, as it is written late."""
         if self._version_run != self._picture.view.kubelet:
             self._version_run = self._picture.view.kubelet
             self._version_reads = 0
@@ -126,7 +126,7 @@ class SelfCheck:
         return compare(self._picture.grants, self._shown(listing), self._vendor_by_resource)
 
     def _shown(self, listing: Sequence[ListedPod]) -> list[Shown]:
-        """Listed containers that ask for our resources; pods whose uid is in doubt are left out."""
+        """Return listed containers with our resources; pods with an uncertain uid are omitted."""
         shown = []
         for listed in listing:
             pods = self._picture.view.pods_by_name.get((listed.namespace, listed.name), ())
@@ -147,7 +147,7 @@ class SelfCheck:
         return shown
 
     async def _fail(self, first: Comparison) -> None:
-        """Fail what a second list shows as well: between list and book an answer may have left."""
+        """Fail mismatches that a second list confirms; an answer may have left in between."""
         await self._site.clock.sleep(_LOOK_TWICE_S)
         try:
             second = self._compare(await self._kubelet.list())
@@ -199,7 +199,7 @@ class SelfCheck:
             return None
         for shares in entry.record.containers:
             own = [share for share in shares.shares if share.vendor == vendor]
-            # What HAMi gave may count on more devices than it was, see hami_common.compat.adoption.
+            # HAMi's grants may count more devices than were given, see hami_common.compat.adoption.
             is_all = len(own) == len(shown.ids) or bool(own and entry.record.origin)
             if shares.name == shown.container and is_all:
                 return Grant(
@@ -219,7 +219,7 @@ class SelfCheck:
         return None
 
     def _drop(self, listing: Sequence[ListedPod]) -> bool:
-        """Forget the grants of pods that are over."""
+        """Drop the grants of pods that ended."""
         listed = {(pod.namespace, pod.name) for pod in listing}
         over = [
             uid
@@ -254,7 +254,7 @@ class SelfCheck:
                     picture.note_unreadable(uid, what, "")
 
     async def _tidy_limits(self) -> None:
-        # A grant is entered before its limits are written, so asking late cannot miss a new one.
+        # A grant is entered before its limits are written, so a late check cannot miss a new one.
         picture = self._picture
         await anyio.to_thread.run_sync(
             self._site.checkpoint.remove_limits, lambda uid: bool(picture.grants.of_pod(uid))

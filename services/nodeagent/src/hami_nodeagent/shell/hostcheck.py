@@ -228,7 +228,7 @@ class HostCheck:
             "toolkit-envvar",
             "WARN",
             "no configuration of the NVIDIA container toolkit was found",
-            "install nvidia-container-toolkit, or tell the agent where the host's root is",
+            "install nvidia-container-toolkit, or set the path of the host's root",
         )
 
     def cdi(self) -> Finding:

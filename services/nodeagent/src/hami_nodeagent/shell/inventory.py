@@ -33,6 +33,8 @@ from hami_common.model.device import DeviceFacts, Link
 from hami_common.ports import Bucket, Publisher
 from hami_common.runtime.kubeio import EventRecorder, ObjectRef
 from hami_common.runtime.tasks import Backoff
+from hami_nodeagent.core.board import FaultsChanged
+from hami_nodeagent.core.hardware import Instance
 from hami_nodeagent.core.health import (
     DeviceListed,
     DriverGone,
@@ -43,7 +45,6 @@ from hami_nodeagent.core.health import (
 )
 from hami_nodeagent.core.partitions import faulty_text, foreign_text
 from hami_nodeagent.drivers.errors import DriverError, DriverMismatch
-from hami_nodeagent.drivers.partitioner import Instance
 from hami_nodeagent.drivers.protocol import Driver, Inventory
 from hami_nodeagent.drivers.rules import within_bounds
 from hami_nodeagent.shell.site import Site
@@ -286,7 +287,7 @@ class VendorDevices:
         if change.usable:
             del self._faulty[key]
         own = tuple(one for (uuid, _), one in self._faulty.items() if uuid == change.uuid)
-        self._picture.partitions.faulty_by_uuid[change.uuid] = own
+        self._picture.partitions.apply(FaultsChanged(uuid=change.uuid, faulty=own))
         self._metrics.partitions.labels(vendor=self.vendor, device=change.uuid, whose="faulty").set(
             len(own)
         )

@@ -72,7 +72,12 @@ class Metrics:
             "starts", "Containers that were allowed to start with what they hold.", "resource"
         )
         self.waits = counter(
-            "waits", "Calls of kubelet that had to wait for news, by the last reason.", "code"
+            "waits",
+            (
+                "Calls of kubelet that waited for an update from the bus or API server, by the "
+                "last reason."
+            ),
+            "code",
         )
         self.list_seconds = seconds("podresources_list", "Time of one PodResources List.")
         self.list_failures = counter("podresources_failures", "Lists that kubelet did not answer.")
@@ -101,7 +106,7 @@ class Metrics:
         self.unconfirmed = gauge("unconfirmed_grants", "Grants that kubelet's books lack.")
         self.states = counter("states_written", "States of allocations written.", "state")
         self.state_conflicts = counter(
-            "state_conflicts", "States that somebody else had written first."
+            "state_conflicts", "State updates that failed their compare-and-set."
         )
         self.unheld = counter(
             "unheld_pods", "Pods with a part of a device that nothing holds them to.", "vendor"

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from hami_nodeagent.core.board import ModeNotice, ModeReported
+from hami_nodeagent.core.hardware import CardMode
 from hami_nodeagent.core.modes import (
     FILE_VERSION,
     Look,
@@ -28,9 +30,8 @@ from hami_nodeagent.core.modes import (
     users_of,
     wanted_of,
 )
-from hami_nodeagent.core.partitions import Told
 from hami_nodeagent.drivers.errors import DriverDenied, DriverError, NotSupported
-from hami_nodeagent.drivers.protocol import CardMode, ModeSwitch
+from hami_nodeagent.drivers.protocol import ModeSwitch
 from hami_nodeagent.shell.hostcheck import CDI_DIRECTORIES, cdi_texts, host_root
 from hami_nodeagent.shell.site import Site
 
@@ -161,13 +162,12 @@ class ModeKeeper:
 
     def _tell(self, mode: CardMode, verdict: Verdict) -> None:
         """Let the report, and with it registry and scheduler, know."""
-        told = Told(text=verdict.text, is_withheld=verdict.is_withheld) if verdict.text else None
-        if self._board.switching.get(mode.uuid) == told:
+        notice = None
+        if verdict.text:
+            notice = ModeNotice(text=verdict.text, is_withheld=verdict.is_withheld)
+        if self._board.switching.get(mode.uuid) == notice:
             return
-        if told is None:
-            self._board.switching.pop(mode.uuid, None)
-        else:
-            self._board.switching[mode.uuid] = told
+        self._board.apply(ModeReported(uuid=mode.uuid, notice=notice))
         _log.info(
             "mode of a card", extra={"device": mode.uuid, "text": verdict.text or "as wanted"}
         )

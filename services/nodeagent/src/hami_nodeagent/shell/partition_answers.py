@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from hami_common.errors import NotFound
 from hami_common.kubeletapi import deviceplugin as api
 from hami_common.vendors.protocol import BindMount, ContainerEdits
+from hami_nodeagent.core.board import ContainerStarted
 from hami_nodeagent.core.claims import Claim, Code, Refuse
 from hami_nodeagent.core.grants import Grant
 from hami_nodeagent.core.partition_specs import Rendering, cdi_name, spec_name, spec_of
@@ -167,7 +168,7 @@ class PartitionAnswers:
             )
         handles = self._board.handles(owners, rendering.shares.shares)
         if not rendering.by_spec and rendering.handles != handles:
-            text = f"the hardware partition of {title} was made anew and is called otherwise now"
+            text = f"the hardware partition of {title} was re-created under another name"
             self._picture.failures_by_uid.setdefault(
                 grant.pod_uid, Failure(code=CHANGED, reason=text)
             )
@@ -188,7 +189,7 @@ class PartitionAnswers:
                 code=Code.HOST_FAILED,
                 text=f"the agent cannot write on this node: {error.strerror or error}",
             )
-        self._board.started.update(owners)
+        self._board.apply(ContainerStarted(owners=tuple(owners)))
         return None
 
     def _instances(self, owners: Collection[Owner]) -> dict[str, str]:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from hami_common.bus import subjects
 from hami_common.events.partition import PartitionChange, PartitionRecord
 from hami_common.ports import Publisher
+from hami_nodeagent.core.hardware import Wanted
 from hami_nodeagent.core.partitions import Change, ChangeKind, Owner
-from hami_nodeagent.drivers.partitioner import Wanted
 from hami_nodeagent.shell.outbox import Letter, Outbox
 from hami_nodeagent.shell.site import Site
 

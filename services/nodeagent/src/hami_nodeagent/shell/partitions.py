@@ -25,8 +25,15 @@ from anyio.abc import TaskGroup
 
 from hami_common.errors import Unavailable
 from hami_common.runtime.quarantine import sift
+from hami_nodeagent.core.board import (
+    PartitionFailed,
+    PartitionsRead,
+    SharesEnded,
+    VendorsDivided,
+)
 from hami_nodeagent.core.claims import ListedPod
 from hami_nodeagent.core.grants import Grant
+from hami_nodeagent.core.hardware import Instance
 from hami_nodeagent.core.partitions import (
     FILE_VERSION,
     Change,
@@ -47,7 +54,7 @@ from hami_nodeagent.core.partitions import (
 )
 from hami_nodeagent.core.reporting import Failure
 from hami_nodeagent.drivers.errors import DriverError, PartitionBusy, PartitionRefused
-from hami_nodeagent.drivers.partitioner import Instance, Partitioner
+from hami_nodeagent.drivers.partitioner import Partitioner
 from hami_nodeagent.shell.partition_news import PartitionTeller
 from hami_nodeagent.shell.site import Site
 
@@ -164,7 +171,7 @@ class Partitions:
         self._quarantine = site.quarantine
         self.given: dict[Owner, str] = {}
         """Instances that containers were given in earlier runs; for a lost journal."""
-        self._board.vendors = frozenset(self._readers)
+        self._board.apply(VendorsDivided(vendors=frozenset(self._readers)))
         self._load()
 
     @property
@@ -208,7 +215,7 @@ class Partitions:
                 if is_read and not self._board.lacking(owners):
                     return ""
                 await changed.wait()
-        return self._board.lacking(owners) or "the hardware does not tell"
+        return self._board.lacking(owners) or "the hardware does not report it"
 
     def check_soon(self, *uuids: str) -> None:
         """Have these devices read again now, whatever was known of them."""
@@ -477,18 +484,14 @@ class Partitions:
 
     def _show(self, uuid: str, known: _Known, plan: Plan) -> None:
         """Let the rest of the agent, and the world, know what the reading showed."""
-        board = self._board
-        for owner, instance in list(board.carried.items()):
-            if instance.uuid == uuid and owner not in plan.carried:
-                del board.carried[owner]
-        board.carried.update(plan.carried)
+        self._board.apply(
+            PartitionsRead(
+                uuid=uuid, carried=plan.carried, waiting=plan.waiting, foreign=plan.foreign
+            )
+        )
         for owner in plan.carried:
             self._creations.pop(owner, None)
             self._lost.discard(owner)
-            board.trouble.pop(owner, None)
-        for owner, text in plan.waiting.items():
-            board.trouble.setdefault(owner, text)
-        board.foreign_by_uuid[uuid] = plan.foreign
         self._tell_foreign(uuid, known, plan)
         self._metrics.partitions.labels(vendor=known.vendor, device=uuid, whose="ours").set(
             len(plan.carried)
@@ -534,7 +537,7 @@ class Partitions:
     def _note_unmade(self, vendor: str, need: Need, code: str, text: str) -> None:
         later = self._creations.setdefault(need.owner, _Later())
         self._put_off(later)
-        self._board.trouble[need.owner] = text
+        self._board.apply(PartitionFailed(owner=need.owner, text=text))
         self._metrics.partition_failures.labels(vendor=vendor, code=code).inc()
         _log.warning(
             "partition not made",
@@ -570,7 +573,7 @@ class Partitions:
         )
         for need in self._needs(self._facts()).get(uuid, ()):
             if need.owner not in self._board.carried:
-                self._board.trouble[need.owner] = str(error)
+                self._board.apply(PartitionFailed(owner=need.owner, text=str(error)))
                 self._give_up_perhaps(known.vendor, need, known.later, UNMADE, str(error))
 
     def _note_unremoved(self, known: _Known, step: Destroy, code: str, text: str) -> None:
@@ -606,12 +609,11 @@ class Partitions:
     def _forget_ended(self, known: _Known) -> None:
         """Drop what was remembered of shares and instances that are no more."""
         live = {need.owner for needs in self._needs(self._facts()).values() for need in needs}
-        for memory in (self._creations, self._board.trouble, self._told):
+        for memory in (self._creations, self._told):
             for owner in [owner for owner in memory if owner not in live]:
                 del memory[owner]
         self._lost &= live
-        granted = self._picture.grants.pod_uids()
-        self._board.started = {one for one in self._board.started if one.pod_uid in granted}
+        self._board.apply(SharesEnded(live=live, granted=self._picture.grants.pod_uids()))
         shown = {one.instance_id for one in known.instances or ()}
         for number in [number for number in known.removals if number not in shown]:
             del known.removals[number]

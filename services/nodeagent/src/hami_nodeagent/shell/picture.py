@@ -15,9 +15,9 @@ from msgspec import Struct
 from hami_common.events.allocation import StateRecord
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device
+from hami_nodeagent.core.board import Board, DevicesChanged
 from hami_nodeagent.core.claims import Entry, View
 from hami_nodeagent.core.grants import GrantBook
-from hami_nodeagent.core.partitions import Board
 from hami_nodeagent.core.podbook import PodBook
 from hami_nodeagent.core.reporting import Failure
 from hami_nodeagent.core.splits import Splits
@@ -104,7 +104,7 @@ class Picture:
             for of_vendor in self.canonical_by_vendor.values()
             for device in of_vendor.devices
         }
-        self.partitions.devices_by_uuid = self.view.devices_by_uuid
+        self.partitions.apply(DevicesChanged(devices_by_uuid=self.view.devices_by_uuid))
         self.note_change()
         return True
 

@@ -114,7 +114,7 @@ class PodResources:
                 api.AllocatableResourcesRequest(), timeout=timeout_s
             )
         except grpc.aio.AioRpcError as error:
-            _log.debug("allocatable resources not told", extra={"problem": error.details()})
+            _log.debug("allocatable resources unknown", extra={"problem": error.details()})
             return frozenset()
         return frozenset(
             one

@@ -176,7 +176,7 @@ class PriorityKeeper:
             page = await anyio.to_thread.run_sync(PriorityPage, self._path)
         except OSError as error:
             extra = {"problem": str(error), "file": str(self._path)}
-            _log.error("priorities not told", extra=extra)
+            _log.error("priorities not applied", extra=extra)
             return
         try:
             while page.is_current():

@@ -20,6 +20,7 @@ from hami_common.model.device import Device
 from hami_common.model.placement import booked_by_device
 from hami_common.runtime.quarantine import sift
 from hami_nodeagent.core.breach import BreachBook, Outcome, Process, pause_s
+from hami_nodeagent.core.hardware import Instance
 from hami_nodeagent.core.holders import Holder, holders_of
 from hami_nodeagent.core.metering import idle_parts, part_of
 from hami_nodeagent.core.region import Region
@@ -33,10 +34,8 @@ from hami_nodeagent.core.usage import (
     containers_of,
     rows_of,
 )
-from hami_nodeagent.drivers import Driver
 from hami_nodeagent.drivers.errors import DriverError
-from hami_nodeagent.drivers.partitioner import Instance
-from hami_nodeagent.drivers.protocol import DeviceUsage, InstanceUsage
+from hami_nodeagent.drivers.protocol import DeviceUsage, Driver, InstanceUsage
 from hami_nodeagent.shell.breaches import BreachTeller
 from hami_nodeagent.shell.living import Living
 from hami_nodeagent.shell.owners import ContainerName, Owner, find_owners

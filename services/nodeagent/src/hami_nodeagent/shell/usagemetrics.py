@@ -21,10 +21,10 @@ from hami_common.metrics.families import ZONE, Family, Group, NameSet
 from hami_common.model.device import Device
 from hami_common.runtime.quarantine import sift
 from hami_nodeagent.core.breach import Breach
+from hami_nodeagent.core.hardware import Instance
 from hami_nodeagent.core.holders import Holder
 from hami_nodeagent.core.metering import Account, Kind, Meter, Sums
 from hami_nodeagent.core.usage import ContainerKey, ContainerRow, Row
-from hami_nodeagent.drivers.partitioner import Instance
 from hami_nodeagent.drivers.protocol import DeviceUsage
 
 T = TypeVar("T")
@@ -342,7 +342,7 @@ INSTANCE_GROUPS: Final[tuple[Group[InstanceLine], ...]] = (
             (
                 Family(
                     name="hami_node_gpu_mig_instance_info",
-                    text="1 for each MIG instance of the node, whoever made it.",
+                    text="1 for each MIG instance of the node, whether HAMi created it or not.",
                     replaces="nodeGPUMigInstance",
                 ),
                 lambda _: 1,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vendors' tools print, turned into facts: one pure module per vendor, shared forms beside."""
+"""Parsers of vendors' tools: one pure module per vendor, and the formats that they share."""

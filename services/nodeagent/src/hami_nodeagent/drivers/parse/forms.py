@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms that several vendors' tools share: boxed tables, key trees, matrices, cells.
+"""Formats that several vendors' tools share: boxed tables, key trees, matrices, cells.
 
-Tables are read by the names in their heads: a record has as many lines as the head, and the words
-of a cell belong to the head's names in their order, so widths and extra columns do not matter.
-Whatever does not have the form raises ``AnswerUnknown``; nothing else is raised for any text.
+Tables are parsed by the names in their headers: a record has as many lines as the header, and the
+words of a cell belong to the header's names in their order, so widths and extra columns do not
+matter. Text in any other format raises ``AnswerUnknown``; no text raises another error.
 """
 
 import re
@@ -37,7 +37,7 @@ _LEVEL_BY_WORD: Mapping[str, str] = {
 
 
 def unknown(what: str, text: str) -> AnswerUnknown:
-    """The error for text that has not the form of ``what``; keeps its first words."""
+    """Return the error for text without the format of ``what``; keeps its first words."""
     start = " ".join(text.split())[:120]
     return AnswerUnknown(doing=f"read {what}", detail=f"not in a form that is known: {start!r}")
 
@@ -46,12 +46,12 @@ def unknown(what: str, text: str) -> AnswerUnknown:
 
 
 def is_told(text: str) -> bool:
-    """Whether the cell holds a value at all."""
+    """Return true if the cell contains a value."""
     return text.strip().lower() not in _NOT_TOLD
 
 
 def number(text: str) -> float | None:
-    """The first number of a cell; ``None`` when it holds none."""
+    """Return the first number of a cell; ``None`` if it has none."""
     match = _NUMBER.search(text) if is_told(text) else None
     return None if match is None else float(match[0])
 
@@ -62,13 +62,13 @@ def whole(text: str) -> int | None:
 
 
 def percent(text: str) -> int | None:
-    """Percent, rounded; what is out of range is not told."""
+    """Return percent, rounded; values out of range count as not reported."""
     value = number(text)
     return round(value) if value is not None and 0 <= value <= 100 else None  # noqa: PLR2004
 
 
 def celsius(text: str) -> int | None:
-    """A temperature; what no device survives is not told."""
+    """Return a temperature; physically impossible values count as not reported."""
     value = number(text)
     return round(value) if value is not None and _COLD_C < value < _HOT_C else None
 
@@ -80,7 +80,7 @@ def watts(text: str) -> float | None:
 
 
 def mib(text: str, *, unit: str = "MiB") -> int | None:
-    """A size in MiB, rounded down; ``unit`` where the text names none (MB means MiB here)."""
+    """Parse a size in MiB, rounded down; ``unit`` applies if the text has none (MB means MiB)."""
     match = _SIZE.search(text) if is_told(text) else None
     if match is None:
         return None
@@ -131,7 +131,7 @@ def names_in(head: str, known: Sequence[str]) -> list[str]:
 
 
 def values_in(cell: str, names: Sequence[str], *, greedy: str = "") -> dict[str, str]:
-    """The words of a cell by name; the column ``greedy`` takes the words that are too many."""
+    """Return the words of a cell by name; the column ``greedy`` receives the excess words."""
     text = _PAIR.sub("/", cell)
     text = _PAIR.sub("/", _UNIT.sub(r"\1", text))
     words = text.split()
@@ -165,10 +165,10 @@ def box(
     greedy: Sequence[str] = (),
     begin: int = 0,
 ) -> Box:
-    """The table whose head has ``first`` as its first word and ``needs`` somewhere.
+    """Parse the table whose header has ``first`` as its first word and contains ``needs``.
 
     ``several``: column names of more than one word. ``greedy``: columns whose values may have
-    several words, at most one in each cell. Columns of equal name: the first keeps it.
+    several words, at most one in each cell. Of columns with equal names, the first is used.
     """
     lines = text.splitlines()
     what = f"the table of {first}"
@@ -211,7 +211,7 @@ def box(
 
 
 def _ends(line: str, records: Sequence[object]) -> bool:
-    """Whether a line after a separator belongs to what follows the table."""
+    """Return true if a line after a separator belongs to the text after the table."""
     return bool(records) and re.match(r"^[\s|]*(Process|Sliced GPU|NPU\s+Chip)", line) is not None
 
 
@@ -279,7 +279,7 @@ def key_lines(text: str) -> dict[str, str]:
 
 
 def matrix(text: str, *, prefix: str, fabric: str) -> dict[tuple[int, int], Neighbour]:
-    """How devices see each other, from a square of words such as ``PIX``.
+    """Parse links between devices from a square table of words such as ``PIX``.
 
     Rows and columns are named ``prefix`` and a number. ``fabric`` is the vendor's word for its own
     links (a number after it counts them); unknown words are left out.
@@ -326,7 +326,7 @@ def json_of(what: str, text: str) -> object:
 
 
 def entries(what: str, document: object, *, key: str = "") -> list[dict[str, object]]:
-    """The objects of a JSON list; ``key`` names the list where a tool wraps it."""
+    """Return the objects of a JSON list; ``key`` names the list where a tool wraps it."""
     if isinstance(document, dict) and key and key in document:
         document = document[key]
     if not isinstance(document, list) or not all(isinstance(entry, dict) for entry in document):
@@ -335,7 +335,7 @@ def entries(what: str, document: object, *, key: str = "") -> list[dict[str, obj
 
 
 def at(document: object, *path: str) -> object:
-    """What stands at ``path`` of nested JSON objects; ``None`` when there is nothing."""
+    """Return the value at ``path`` of nested JSON objects; ``None`` if there is none."""
     for key in path:
         document = document.get(key) if isinstance(document, dict) else None
     return document
@@ -352,10 +352,10 @@ def text_at(document: object, *path: str) -> str:
 def process_lines(
     text: str, *, begin: int, pid: str = "PID", several: Sequence[str] = ()
 ) -> list[tuple[list[str], int, int | None]]:
-    """Rows of a table of processes: the words before the pid, the pid, and memory in MiB.
+    """Parse a table of processes into the words before the pid, the pid, and memory in MiB.
 
-    The column called ``pid`` tells where the pid stands, never first, for the device goes before;
-    memory is the last size of the row.
+    The column called ``pid`` gives the position of the pid, which is never first, because the
+    device precedes it; memory is the last size of the row.
     """
     found: list[tuple[list[str], int, int | None]] = []
     before: int | None = None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs of ``hami_nodeagent.libraries`` say: their troubles, and lists of devices.
+"""Parses the output of vendors' ``binding`` programs: their errors, and lists of devices.
 
-The kind of a trouble becomes an error of ``errors`` here and nowhere else. ``devices`` reads the
-list that a program prints whose library tells nothing special: sizes in MiB, use in percent, heat
-in degrees, power in watts, ``null`` for what is not told::
+Only this module translates the kind of a trouble to an error of ``errors``. ``devices`` parses the
+common list of devices: sizes in MiB, use in percent, temperature in degrees Celsius, power in
+watts, ``null`` for values that are not reported::
 
     {"version": "6.2", "problems": [],
      "devices": [{"index": 0, "uuid": "…", "name": "…", "bus_id": "0000:11:00.0", "minor": null,
@@ -12,8 +12,9 @@ in degrees, power in watts, ``null`` for what is not told::
                   "processes": [[4711, 1500]], "broken": "", "trouble": null}],
      "links": [[0, 1, "node", 1]]}
 
-``broken`` is why the library condemns the device, ``trouble`` why it cannot be asked; links are
-pairs of indexes with ``Neighbour``'s level and count, the same in both directions.
+``broken`` is the reason for which the library reports the device as broken, ``trouble`` the reason
+for which it is unreadable; links are pairs of indexes with ``Neighbour``'s level and count, the
+same in both directions.
 """
 
 import re
@@ -82,7 +83,7 @@ class Told(Struct, frozen=True):
 
 
 def failure(doing: str, word: str, complaint: str, status: int) -> DriverError:
-    """The error behind a run of the program ``word`` that failed."""
+    """Return the error for a failed run of the program ``word``."""
     lines = complaint.strip().splitlines()
     own = [line for line in lines if line.startswith(f"{word}: ")]
     line = own[-1] if own else " ".join(lines)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of a library with devices named by their addresses, as the vendor's tool names them.
+"""Names devices of a library's lists by their addresses, as the vendor's tool names them.
 
-What one way saw is then found again when the other way is asked. A device whose address is not told
-keeps its number, which leads to nobody that was seen before.
+Devices seen through one interface are thus recognized through the other. A device without a
+reported address keeps its number, which matches no known device.
 """
 
 from msgspec.structs import replace

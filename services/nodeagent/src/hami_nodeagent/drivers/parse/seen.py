@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one answer of a vendor's tool says about devices, before the driver makes facts of it.
+"""Devices in one answer of a vendor's tool, before the driver makes facts of them.
 
-``None`` and empty text mean: not told. Memory in MiB (converted where the tool's text is read),
-compute in percent of one device, power in watts. ``place`` is how the tool's tables name a device
-(a bus address or a number): it joins answers of one moment and is never an identity.
+``None`` and empty text mean: not reported. Memory in MiB (converted where the tool's text is read),
+compute in percent of one device, power in watts. ``place`` is the device's name in the tool's
+tables (a bus address or a number): it joins answers of one read and is never an identity.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ from hami_nodeagent.drivers.rules import Neighbour
 
 
 class Condition(StrEnum):
-    """What the tool says of a device's health."""
+    """Health of a device as the tool reports it."""
 
     GOOD = "good"
     DOUBTFUL = "doubtful"
-    """It did not answer properly, or says so in words that may pass."""
+    """The device gave no proper answer, or reported a condition that may be temporary."""
     BAD = "bad"
     """The vendor's tool itself condemns it."""
 
@@ -44,7 +44,7 @@ class Seen(Struct, frozen=True, kw_only=True):
     attributes: dict[str, str] = {}
     condition: Condition = Condition.GOOD
     reason: str = ""
-    """Why it is not good, in the vendor's words."""
+    """Reason for a condition that is not good, in the vendor's words."""
     used_mib: int | None = None
     core_pct: int | None = None
     memory_bus_pct: int | None = None
@@ -54,10 +54,10 @@ class Seen(Struct, frozen=True, kw_only=True):
 
 
 class Sight(Struct, frozen=True, kw_only=True):
-    """One look at all devices of a vendor."""
+    """Result of one read of all devices of a vendor."""
 
     devices: tuple[Seen, ...]
     views: Mapping[tuple[str, str], Neighbour] = {}
-    """How devices see each other, by pairs of places."""
+    """Links between devices, by pairs of places."""
     driver_version: str = ""
     problems: tuple[str, ...] = ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which error of ours stands behind the words in which a tool says that something is wrong.
+"""Maps the error messages of a tool to the agent's errors.
 
 Rules are tried in order, those of the vendor before those that all tools share. The vendor's own
 words are kept in the error, shortened to one line.
@@ -61,7 +61,7 @@ SHARED = (
 
 
 def trouble(doing: str, words: str, status: int, rules: Sequence[Rule] = ()) -> DriverError | None:
-    """The error that ``words`` and the exit status mean; ``None`` when they tell of none."""
+    """Return the error for ``words`` and the exit status; ``None`` if they mean success."""
     detail = one_line(words)
     for rule in (*rules, *SHARED):
         if re.search(rule.words, words, re.IGNORECASE | re.MULTILINE):
@@ -72,7 +72,7 @@ def trouble(doing: str, words: str, status: int, rules: Sequence[Rule] = ()) -> 
 
 
 def unexplained(doing: str, words: str, status: int) -> AnswerUnknown:
-    """The error for words that nobody has given a meaning."""
+    """Return the error for words without a known meaning."""
     return AnswerUnknown(doing=doing, detail=one_line(words) or "it said nothing", code=status)
 
 
