@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the scheduler together and runs it: adapters, parts, tasks, orderly shutdown.
+"""Assembles and runs the scheduler: adapters, parts, tasks, orderly shutdown.
 
-Start: bus and API server are waited for, streams are declared, feeds and recovery start, then HTTP
-listens; calls are answered with an error text until ledger and pods agree. Stop: not ready, HTTP
-takes no new calls and finishes those in flight, queued releases and decisions are written, tasks
+Start: wait for bus and API server, declare streams, start feeds and recovery, then listen on HTTP;
+calls are answered with an error text until ledger and pods agree. Stop: readiness fails, HTTP
+refuses new calls and finishes those in flight, queued releases and decisions are written, tasks
 end, bus and API client close. Seconds throughout.
 """
 
@@ -35,23 +35,23 @@ from hami_common.runtime.supervise import Supervisor
 from hami_common.runtime.tasks import finish_within
 from hami_common.runtime.telemetry import Tracing
 from hami_common.vendors.catalog import Catalog
+from hami_core.core import Core
+from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Ledger
 from hami_core.ledger.podfacts import PodReader
-from hami_core.ledger.repair import Holding, Restore
-from hami_core.ledger.stimuli import CapacityReturned, Over
-from hami_core.placement.verdicts import Verdicts
+from hami_core.ledger.repair import Restore
+from hami_core.ledger.stimuli import CapacityReturned, Over, Task
 from hami_core.quota.accounts import QuotaLedger
-from hami_core.quota.verdicts import QuotaVerdicts
-from hami_core.replay.snapshot import Parts
 from hami_core.table.inventory import Inventory
 from hami_core.table.table import DeviceTable
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import takeover
+from hami_scheduler.shell.background import BackgroundTasks
 from hami_scheduler.shell.backlog import Backlog, Isolation
 from hami_scheduler.shell.binder import Binder
 from hami_scheduler.shell.clustermetrics import ClusterMetrics
 from hami_scheduler.shell.decisions import Decision, Decisions
-from hami_scheduler.shell.effects import Chore, Effects, Ports, Queues
+from hami_scheduler.shell.effects import Effects
 from hami_scheduler.shell.extender import Deciders, Extender
 from hami_scheduler.shell.feed import Feed, Sources, Subscribe, always
 from hami_scheduler.shell.gangs import Gangs
@@ -63,40 +63,38 @@ from hami_scheduler.shell.isolation import (
     record_key,
     reference,
 )
+from hami_scheduler.shell.ledgerwriter import LedgerPorts, LedgerWriter
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.mirror import HamiMirrors
+from hami_scheduler.shell.podapi import PodApi
 from hami_scheduler.shell.preemption import Preemption
 from hami_scheduler.shell.quota import QuotaKeeper, register
-from hami_scheduler.shell.recorder import (
-    LogSettings,
-    RecordedInventory,
-    RecordedLedger,
-    RecordedQuotaLedger,
-    RecordedQuotaVerdicts,
-    RecordedTable,
-    RecordedVerdicts,
-    Recorder,
-)
+from hami_scheduler.shell.recorder import LogSettings, RecordedCore, Recorder
 from hami_scheduler.shell.recovery import Recovery
 from hami_scheduler.shell.resize import Ask, Resizer, nobody
+from hami_scheduler.shell.settling import Settling
 from hami_scheduler.shell.state import State
+from hami_scheduler.shell.wakeup import Waker
 
 GARBAGE = (20_000, 20, 50)
-"""Thresholds of Python's cycle collector. With its own (700, 10, 10) it takes a twentieth of the
-processor time, and walks over every pod and device known while a call waits."""
+"""Thresholds of Python's cycle collector.
+
+With the defaults (700, 10, 10) it takes a twentieth of the processor time, and walks over every
+known pod and device while a call waits.
+"""
 HEARTBEATS_S = 0.1
-"""How long heartbeats are gathered before they are looked at; they count for seconds."""
+"""Interval at which gathered heartbeats are processed; they are valid for seconds."""
 NODE_WAITING = 256
-"""Heartbeats, or faults, of one node that wait; more are dropped."""
+"""Maximum waiting heartbeats, or faults, of one node; more are dropped."""
 REST_S = 0.05
-"""How long the bus is not listened to, after it was, while nobody waits for an answer from it."""
+"""Pause between two reads of the bus while no caller waits for an answer from it."""
 RULES: Mapping[gate.Route, gate.Rule] = {
     ("GET", "/v1/queues"): gate.nodes,
     ("POST", "/v1/resize"): gate.resizes_pod,
 }
-"""Who may ask what of ``/v1/``, where it is not ``gate.everything``."""
+"""Access rules of ``/v1/`` routes other than ``gate.everything``."""
 DRAIN_S = 5.0
-"""How long queued releases and decisions may take to be written at the end."""
+"""Maximum time to write queued releases and decisions at shutdown."""
 
 
 class World(Struct, frozen=True, kw_only=True):
@@ -110,20 +108,20 @@ class World(Struct, frozen=True, kw_only=True):
     kube: KubeApi
     clock: Clock
     is_connected: Callable[[], bool] = always
-    """Whether the bus can be heard now; one in memory always can."""
+    """Returns whether the bus is connected; an in-memory bus always is."""
     ask: Ask = nobody
-    """Asks the agent of a node."""
+    """Sends a request to the agent of a node."""
 
 
 class Keys(Struct, frozen=True, kw_only=True):
-    """Who signs allocations, and whose signatures count."""
+    """Key that signs allocations, and keys whose signatures are trusted."""
 
     signer: Signer
     verifier: Verifier
 
 
 class Scheduler:
-    """One scheduler, put together; ``run`` is its life."""
+    """One assembled scheduler, which ``run`` executes."""
 
     def __init__(
         self,
@@ -136,7 +134,7 @@ class Scheduler:
         writer: str,
         ids: Callable[[], str],
     ) -> None:
-        """Write records as ``writer``; ``ids`` makes identifiers that nobody else makes."""
+        """Write records as ``writer``; ``ids`` makes globally unique identifiers."""
         self.metrics = metrics = Metrics(registry)
         clock, retry_s = world.clock, settings.retry_s
         self.quarantine = quarantine = Quarantine(kinds=KINDS, clock=clock, registry=registry)
@@ -155,84 +153,42 @@ class Scheduler:
             ),
             refer=reference,
         )
-        self.chores: Backlog[Chore] = Backlog(
-            "chores",
-            capacity=settings.chore_queue_size,
-            dropped=metrics.dropped,
-            failed=metrics.failed,
-            isolation=Isolation(
-                quarantine=quarantine, kind=CHORE, key=_chore_key, name=_chore_name
-            ),
-        )
-        self.confirmations: Backlog[Holding] = Backlog(
-            "confirmations",
-            capacity=settings.chore_queue_size,
-            dropped=metrics.dropped,
-            failed=metrics.failed,
-            isolation=Isolation(
-                quarantine=quarantine, kind=CONFIRMATION, key=_holding_key, name=_holding_name
-            ),
-        )
-        self.decisions: Backlog[Decision] = Backlog(
-            "decisions",
-            capacity=settings.decision_queue_size,
-            dropped=metrics.dropped,
-            failed=metrics.failed,
-            isolation=Isolation(
-                quarantine=quarantine,
-                kind=DECISION,
-                key=lambda decision: decision.record.pod_uid,
-                name=lambda decision: (decision.record.namespace, decision.record.pod),
-                is_retried=False,
-            ),
-        )
-        parts = _parts(
+        self._settings = settings
+        self._queues(quarantine)
+        self._core = core = _core(
             settings, clock=clock, metrics=metrics, quarantine=quarantine, writer=writer, ids=ids
         )
-        self.recorder = parts.recorder
-        inventory = parts.inventory
         self.state = state = State(
-            table=parts.ledger.table,
-            ledger=parts.ledger,
-            verdicts=parts.verdicts,
-            clock=world.clock,
+            core=core,
+            clock=clock,
             metrics=metrics,
-            carry_out=self.chores.add,
+            later=self.tasks.add,
             quarantine=quarantine,
             supervisor=supervisor,
         )
         catalog = Catalog.from_settings(settings.vendors)
         self._reader = reader = PodReader(
-            catalog=catalog,
-            verifier=keys.verifier,
-            policy=settings.policy,
+            catalog=catalog, verifier=keys.verifier, policy=settings.policy
         )
-        self._effects = effects = Effects(
-            ports=Ports(
-                records=world.records, states=world.states, kube=world.kube, tracing=tracing
-            ),
-            state=state,
-            chores=self.chores,
-            reader=reader,
-            settings=settings,
-            metrics=metrics,
-            writer=writer,
-            ids=ids,
-        )
+        self._effects = effects = self._writers(world, tracing=tracing, writer=writer, ids=ids)
+        self._waker = waker = Waker(world.kube, state=state, settings=settings)
         self.quota = quota = QuotaKeeper(
-            ledger=parts.quota,
-            verdicts=parts.quota_verdicts,
-            state=state,
-            catalog=catalog,
-            kube=world.kube,
-            settings=settings,
-            wake=self.chores.add,
+            state=state, catalog=catalog, kube=world.kube, settings=settings
         )
         register(registry, quota)
         self.cluster_metrics = ClusterMetrics(
             state=state, quota=quota, registry=registry, sets=settings.metric_names
         )
         metrics.waiting_pods.set_function(state.pods.waiting_count)
+        self.take_over = takeover.TakeOver(
+            state=state,
+            effects=effects,
+            kube=world.kube,
+            pods=takeover.Pods(reader=reader, catalog=catalog, signer=keys.signer),
+            settings=settings,
+            metrics=metrics,
+            ids=ids,
+        )
         self._feed = feed = Feed(
             sources=Sources(
                 devices=world.devices,
@@ -243,8 +199,8 @@ class Scheduler:
                 is_connected=world.is_connected,
             ),
             state=state,
-            inventory=inventory,
-            chores=self.chores,
+            ledger=effects.ledger,
+            is_withheld=self.take_over.is_withheld,
             reader=reader,
             quota=quota,
             settings=settings,
@@ -254,7 +210,6 @@ class Scheduler:
             state=state,
             feed=feed,
             effects=effects,
-            chores=self.chores,
             settings=settings,
             metrics=metrics,
             writer=writer,
@@ -274,7 +229,7 @@ class Scheduler:
             state=state,
             effects=effects,
             quota=quota,
-            queues=Queues(chores=self.chores, confirmations=self.confirmations),
+            ensure=self.take_over.ensure,
             signer=keys.signer,
             settings=settings,
             metrics=metrics,
@@ -290,23 +245,15 @@ class Scheduler:
             settings=settings,
             metrics=metrics,
         )
-        effects.align = self.resizer.align
-        self.take_over = takeover.TakeOver(
-            state=state,
-            inventory=inventory,
+        self._background = BackgroundTasks(
             effects=effects,
-            kube=world.kube,
-            pods=takeover.Pods(reader=reader, catalog=catalog, signer=keys.signer),
+            waker=waker,
+            align=self.resizer.align,
+            clock=clock,
             settings=settings,
             metrics=metrics,
-            ids=ids,
         )
-        self.binder.ensure = self.take_over.ensure
-        feed.is_withheld = self.take_over.is_withheld
-        feed.read_node = self._read_node
-        self.mirrors = HamiMirrors(
-            state=state, inventory=inventory, kube=world.kube, settings=settings
-        )
+        self.mirrors = HamiMirrors(state=state, kube=world.kube, settings=settings)
         self.preemption = Preemption(
             state=state,
             binder=self.binder,
@@ -322,14 +269,12 @@ class Scheduler:
             binder=self.binder,
             effects=effects,
             kube=world.kube,
-            chores=self.chores,
             decisions=self._publishing,
             settings=settings,
             metrics=metrics,
         )
         self.extender = Extender(
             state=state,
-            inventory=inventory,
             reader=reader,
             deciders=Deciders(
                 binder=self.binder,
@@ -342,13 +287,66 @@ class Scheduler:
             metrics=metrics,
             tracing=tracing,
         )
-        self._settings = settings
+
+    def _queues(self, quarantine: Quarantine) -> None:
+        """Create the queues of background work."""
+        metrics, capacity = self.metrics, self._settings.chore_queue_size
+        self.tasks: Backlog[Task] = Backlog(
+            "chores",
+            capacity=capacity,
+            dropped=metrics.dropped,
+            failed=metrics.failed,
+            isolation=Isolation(quarantine=quarantine, kind=CHORE, key=_task_key, name=_task_name),
+        )
+        self.confirmations: Backlog[Holding] = Backlog(
+            "confirmations",
+            capacity=capacity,
+            dropped=metrics.dropped,
+            failed=metrics.failed,
+            isolation=Isolation(
+                quarantine=quarantine, kind=CONFIRMATION, key=_holding_key, name=_holding_name
+            ),
+        )
+        self.decisions: Backlog[Decision] = Backlog(
+            "decisions",
+            capacity=self._settings.decision_queue_size,
+            dropped=metrics.dropped,
+            failed=metrics.failed,
+            isolation=Isolation(
+                quarantine=quarantine,
+                kind=DECISION,
+                key=lambda decision: decision.record.pod_uid,
+                name=lambda decision: (decision.record.namespace, decision.record.pod),
+                is_retried=False,
+            ),
+        )
+
+    def _writers(
+        self, world: World, *, tracing: Tracing, writer: str, ids: Callable[[], str]
+    ) -> Effects:
+        """Create the writers to the bus and the API server."""
+        settings, state = self._settings, self.state
+        ledger = LedgerWriter(
+            LedgerPorts(records=world.records, states=world.states, tracing=tracing),
+            state=state,
+            settings=settings,
+            metrics=self.metrics,
+            writer=writer,
+            ids=ids,
+        )
+        pods = PodApi(
+            world.kube, state=state, reader=self._reader, settings=settings, tracing=tracing
+        )
+        settling = Settling(state=state, ledger=ledger, pods=pods, settings=settings)
+        return Effects(
+            ledger=ledger, pods=pods, settling=settling, confirmations=self.confirmations
+        )
 
     def use(self, settings: Settings) -> None:
-        """Take over what is hot of ``settings``."""
+        """Apply the hot-reloadable settings of ``settings``."""
         self._reader.prefer(settings.policy)
-        if self.recorder is not None:
-            self.recorder.prefer(settings.policy)
+        if isinstance(self._core, RecordedCore):
+            self._core.recorder.prefer(settings.policy)
         self.extender.use(settings)
         self.preemption.use(settings)
         self.gangs.use(settings)
@@ -361,16 +359,16 @@ class Scheduler:
             "recovery": self._recovery.run,
             "take-over from HAMi": self.take_over.work,
             "mirrors for HAMi": self.mirrors.work,
-            "wake waiting pods": self._effects.wake_waiting_pods,
+            "wake waiting pods": self._waker.work,
             "preemption": self.preemption.work,
             "gangs": self.gangs.work,
             "wake gangs": self.gangs.wake,
             "decisions without a bind": self._publishing.watch,
             "quarantine": self.quarantine.retry,
             "quarantine reports": self._reporter.work,
-            # Not gathered for a time: an agent's next state would come before it.
+            # Not gathered for a time: an agent's next state would overtake it.
             "confirmations": partial(
-                self.confirmations.work_together, self._effects.confirm_all, 0.0, most
+                self.confirmations.work_together, self._effects.ledger.confirm_all, 0.0, most
             ),
             "decisions": partial(
                 self.decisions.work_together,
@@ -380,27 +378,22 @@ class Scheduler:
             ),
         }
         for number in range(self._settings.chore_workers):
-            loops[f"chores {number}"] = partial(self.chores.work, self._effects.carry_out)
-        if self.recorder is not None:
-            loops["stimulus log"] = self.recorder.work
+            loops[f"chores {number}"] = partial(self.tasks.work, self._background.run)
+        if isinstance(self._core, RecordedCore):
+            loops["stimulus log"] = self._core.recorder.work
         async with anyio.create_task_group() as group:
             for name, loop in loops.items():
                 group.start_soon(self._supervisor.keep, name, loop, name=name)
 
-    async def _read_node(self, node: str) -> None:
-        """Fold what the bus has of a node, alone from planning there."""
-        async with self._effects.planning(node):
-            await self._effects.read_node(node)
-
     async def drain(self, *, limit_s: float) -> None:
-        """Wait for what is queued, as long as that is worth it."""
+        """Wait for queued work, up to ``limit_s``."""
         self._publishing.flush()
         with anyio.move_on_after(limit_s):
             await self.confirmations.drain(limit_s=limit_s)
-            await self.chores.drain(limit_s=limit_s)
+            await self.tasks.drain(limit_s=limit_s)
             await self.decisions.drain(limit_s=limit_s)
-            if self.recorder is not None:
-                await self.recorder.drain()
+            if isinstance(self._core, RecordedCore):
+                await self._core.recorder.drain()
 
 
 def _holding_key(holding: Holding) -> str:
@@ -411,39 +404,28 @@ def _holding_name(holding: Holding) -> tuple[str, str]:
     return holding.record.namespace, holding.record.pod
 
 
-def _chore_key(chore: Chore) -> str:
-    what = type(chore).__name__
-    match chore:
+def _task_key(task: Task) -> str:
+    what = type(task).__name__
+    match task:
         case CapacityReturned(node=node) | Over(node=node):
             return f"{what}/{node}"
         case Restore(signed=signed):
             return f"{what}/{record_key(signed.placement.node, signed.pod_uid)}"
         case _:
-            return f"{what}/{_holding_key(chore.holding)}"
+            return f"{what}/{_holding_key(task.holding)}"
 
 
-def _chore_name(chore: Chore) -> tuple[str, str]:
-    match chore:
+def _task_name(task: Task) -> tuple[str, str]:
+    match task:
         case CapacityReturned() | Over():
             return "", ""
         case Restore(signed=signed):
             return signed.namespace, signed.pod
         case _:
-            return _holding_name(chore.holding)
+            return _holding_name(task.holding)
 
 
-class _Core(Struct, frozen=True, kw_only=True):
-    """The parts that decide."""
-
-    ledger: Ledger
-    inventory: Inventory
-    verdicts: Verdicts
-    quota: QuotaLedger
-    quota_verdicts: QuotaVerdicts
-    recorder: Recorder | None = None
-
-
-def _parts(
+def _core(
     settings: Settings,
     *,
     clock: Clock,
@@ -451,22 +433,15 @@ def _parts(
     quarantine: Quarantine,
     writer: str,
     ids: Callable[[], str],
-) -> _Core:
-    """The parts that decide, recorded where the settings say so."""
-    leases: dict[str, float] = {
-        "lease_s": settings.lease_s,
-        "fence_delay_s": settings.fence_delay_s,
-    }
-    timeout_s = settings.heartbeat_timeout_s
+) -> Core:
+    """Make the core, recorded if the settings name a directory for the log."""
+    table, quota = DeviceTable(), QuotaLedger()
+    ledger = Ledger(
+        table, writer=writer, lease_s=settings.lease_s, fence_delay_s=settings.fence_delay_s
+    )
+    inventory = Inventory(table, heartbeat_timeout_s=settings.heartbeat_timeout_s)
     if not settings.stimulus_log_dir:
-        table, quota = DeviceTable(), QuotaLedger()
-        return _Core(
-            ledger=Ledger(table, writer=writer, **leases),
-            inventory=Inventory(table, heartbeat_timeout_s=timeout_s),
-            verdicts=Verdicts(table),
-            quota=quota,
-            quota_verdicts=QuotaVerdicts(table, quota),
-        )
+        return Core(ledger=ledger, inventory=inventory, quota=quota)
     recorder = Recorder(
         LogSettings(
             directory=Path(settings.stimulus_log_dir),
@@ -480,20 +455,9 @@ def _parts(
         quarantine=quarantine,
         run=ids(),
         program=version("hami-scheduler"),
+        policy=settings.policy,
     )
-    table = RecordedTable(recorder)
-    ledger = RecordedLedger(table, recorder, writer=writer, **leases)
-    inventory = RecordedInventory(table, recorder, heartbeat_timeout_s=timeout_s)
-    quota = RecordedQuotaLedger(recorder)
-    recorder.watch(Parts(ledger, inventory, quota), policy=settings.policy)
-    return _Core(
-        ledger=ledger,
-        inventory=inventory,
-        verdicts=RecordedVerdicts(table, recorder),
-        quota=quota,
-        quota_verdicts=RecordedQuotaVerdicts(table, quota, recorder),
-        recorder=recorder,
-    )
+    return RecordedCore(recorder, ledger=ledger, inventory=inventory, quota=quota)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -505,7 +469,7 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
     """Run the scheduler until ``context`` is asked to stop."""
     settings = context.settings
     keys = load_keys(settings)
-    # What a cluster needs lives as long as the cluster: look seldom for what became unreachable.
+    # Objects of a cluster live as long as the cluster: collect unreachable ones rarely.
     gc.set_threshold(*GARBAGE)
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(
@@ -582,7 +546,10 @@ async def serve_scheduler(context: ServiceContext[Settings]) -> None:
 def _guarded(
     routes: Mapping[gate.Route, httpd.Handler], settings: Settings, kube: KubeApi, clock: Clock
 ) -> dict[gate.Route, httpd.Handler]:
-    """The routes as the settings protect them: those of the extender by where they listen."""
+    """Return the routes with the protection of the settings.
+
+    The extender's depend on the address.
+    """
     if settings.auth == "none":
         return dict(routes)
     gate.require_private(host=settings.http_host, field="http_host", has_tls=False)
@@ -592,12 +559,12 @@ def _guarded(
 
 
 async def _ask(bus: natsio.Bus, subject: str) -> bytes:
-    """An agent's answer to a question."""
+    """Return an agent's answer to a request."""
     return (await bus.request(subject)).data
 
 
 def _subscribe(bus: natsio.Bus, subject: str) -> AbstractAsyncContextManager[natsio.Subscription]:
-    """Subscribe; heartbeats, which come by the hundred and may wait, are read in batches."""
+    """Subscribe; heartbeats, which arrive by the hundred and may wait, are read in batches."""
     is_heartbeat = subject.startswith(subjects.HEARTBEAT_PREFIX)
     return bus.subscribe(
         subject, per_subject=NODE_WAITING, gather_s=HEARTBEATS_S if is_heartbeat else 0.0
@@ -605,7 +572,7 @@ def _subscribe(bus: natsio.Bus, subject: str) -> AbstractAsyncContextManager[nat
 
 
 def unique_ids() -> Callable[[], str]:
-    """Makes identifiers that nobody else makes, without asking the kernel for each.
+    """Return a generator of globally unique identifiers that avoids a system call for each.
 
     The first half is drawn once for the process, the second counts.
     """
@@ -614,7 +581,10 @@ def unique_ids() -> Callable[[], str]:
 
 
 def load_keys(settings: Settings) -> Keys:
-    """Keys from the files that ``settings`` names; ``SettingsInvalid`` names the wrong one."""
+    """Load the keys from the files that ``settings`` names.
+
+    ``SettingsInvalid`` names the wrong one.
+    """
     signer = Signer.from_pem(_read(settings.signing_key_file, field="signing_key_file"))
     trusted = [
         _read(path, field=f"trusted_key_files[{number}]")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bounded queue with its workers, for work that nobody may wait for.
+"""A bounded queue with its workers, for background work.
 
-``add`` never blocks: what does not fit is dropped and counted, and the owner of the queue says who
-makes up for it. An item that fails with anything but an error of a peer goes to the quarantine.
+``add`` never blocks: items beyond the capacity are dropped and counted, and the owner of the queue
+defines the recovery. An item that fails with anything except an error of a peer is quarantined.
 """
 
 import logging
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Isolation(Struct, Generic[T], frozen=True, kw_only=True):
-    """How items that fail are kept apart."""
+    """Isolation of items that fail."""
 
     quarantine: Quarantine
     kind: str
@@ -32,13 +32,13 @@ class Isolation(Struct, Generic[T], frozen=True, kw_only=True):
     name: Callable[[T], tuple[str, str]]
     """Namespace and name of the pod that an item is about."""
     is_retried: bool = True
-    """Whether an item that failed is tried again; one that was sent late would say nothing."""
+    """Retry an item that failed; false for items that are worthless when late."""
 
     async def run(self, item: T, attempt: Attempt) -> bool:
         """Call ``attempt``; errors of a peer are raised, any other isolates the item."""
         try:
             key, name = self.key(item), self.name(item)
-        except Exception:  # noqa: BLE001 - an item may be too broken to say what it is about
+        except Exception:  # noqa: BLE001 - an item may be too broken to be named
             key, name = "unreadable", ("", "")
         return await self.quarantine.run(
             self.kind, key, attempt, passes=(HamiError,), name=name, is_retried=self.is_retried
@@ -46,7 +46,7 @@ class Isolation(Struct, Generic[T], frozen=True, kw_only=True):
 
 
 class Backlog(Generic[T]):
-    """Items in the order in which they came."""
+    """Queued items in order of arrival."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Backlog(Generic[T]):
         failed: Counter,
         isolation: Isolation[T],
     ) -> None:
-        """Hold up to ``capacity`` items; count drops and failures under the label ``name``."""
+        """Queue up to ``capacity`` items; count drops and failures under the label ``name``."""
         self._isolation = isolation
         self._name = name
         self._capacity = capacity
@@ -65,12 +65,12 @@ class Backlog(Generic[T]):
         self._failed = failed.labels(queue=name)
         self._items: deque[T] = deque()
         self._sleeping: deque[anyio.Event] = deque()
-        """One for each worker that waits for an item."""
+        """One event for each worker that waits for an item."""
         self._busy = 0
         self._idle = anyio.Event()
 
     def add(self, item: T) -> bool:
-        """Take ``item`` unless the queue is full; whether it was taken."""
+        """Queue ``item`` unless the queue is full; returns whether it was queued."""
         if len(self._items) >= self._capacity:
             self._dropped.inc()
             return False
@@ -80,7 +80,7 @@ class Backlog(Generic[T]):
         return True
 
     async def work(self, handle: Callable[[T], Awaitable[None]]) -> None:
-        """Handle items one after another, for ever; start as many as shall run at the same time."""
+        """Handle items one after another, indefinitely; start as many as shall run concurrently."""
         while True:
             await self._some()
             item = self._items.popleft()
@@ -92,9 +92,9 @@ class Backlog(Generic[T]):
         gather_s: float,
         most: int,
     ) -> None:
-        """Handle at once all that comes in ``gather_s`` after the first, up to ``most``, for ever.
+        """Handle in one batch what arrives within ``gather_s``, up to ``most`` items, indefinitely.
 
-        ``handle`` returns what failed.
+        ``handle`` returns the failures.
         """
         while True:
             await self._some()
@@ -103,7 +103,7 @@ class Backlog(Generic[T]):
             await self._do(partial(self._together, handle, items), what=type(items[0]).__name__)
 
     async def _some(self) -> None:
-        """Return once there is an item that nobody has begun."""
+        """Return once an item is queued that no worker has begun."""
         while not self._items:
             wake = anyio.Event()
             self._sleeping.append(wake)
@@ -114,7 +114,7 @@ class Backlog(Generic[T]):
                     self._sleeping.remove(wake)
 
     async def _do(self, work: Callable[[], Awaitable[Iterable[HamiError]]], *, what: str) -> None:
-        """Carry out what was taken, and count what failed of it."""
+        """Execute the work on dequeued items, and count failures."""
         self._busy += 1
         try:
             for problem in await work():
@@ -134,12 +134,12 @@ class Backlog(Generic[T]):
     async def _together(
         self, handle: Callable[[Sequence[T]], Awaitable[Iterable[HamiError]]], items: Sequence[T]
     ) -> Iterable[HamiError]:
-        """Handle items at once, or one by one where that fails because of one of them."""
+        """Handle items in one batch, or one by one when the batch fails because of one of them."""
         try:
             return await handle(items)
         except HamiError:
             raise
-        except Exception as error:  # noqa: BLE001 - one by one below, to tell which it is
+        except Exception as error:  # noqa: BLE001 - one by one below, to find the one
             of_all: Exception | None = error if len(items) == 1 else None
         problems: list[HamiError] = []
 
@@ -166,7 +166,10 @@ class Backlog(Generic[T]):
         )
 
     async def drain(self, *, limit_s: float) -> bool:
-        """Wait until everything taken so far is done, at most ``limit_s``; whether it is."""
+        """Wait up to ``limit_s`` until all items taken so far are done.
+
+        Returns whether they are.
+        """
         with anyio.move_on_after(limit_s):
             while self._busy or self._items:
                 self._idle = anyio.Event()
@@ -175,5 +178,5 @@ class Backlog(Generic[T]):
         return False
 
     def __len__(self) -> int:
-        """Items that no worker has begun."""
+        """Return the number of items that no worker has begun."""
         return len(self._items)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of all devices and of the pods that hold them, under the names HAMi's scheduler has.
+"""Metrics of all devices and of the pods that use them, under the names of HAMi's scheduler.
 
-Read from table and ledger when somebody scrapes; nothing is kept per series, so a series is there
-exactly as long as its device is registered or its pod holds a share. Each set of names costs about
-seven series per device and two per pod and device. A scrape of a large cluster is written ``CHUNK``
-nodes at a time and lets calls of kube-scheduler in between. Before ledger and pods agree nothing of
-this is shown: zeros would be wrong. Sizes in bytes where the name says so, else in MiB; compute in
-percent of one device. Every replica shows the same.
+Computed from table and ledger at each scrape without state per series, so a series exists exactly
+as long as its device is registered or its pod has a share. Each set of names costs about seven
+series per device and two per pod and device. A scrape of a large cluster is written ``CHUNK`` nodes
+at a time and lets calls of kube-scheduler in between. Before ledger and pods agree none of these
+metrics is exported: zeros would be wrong. Sizes in bytes where the name contains the unit, else in
+MiB; compute in percent of one device. Every replica exports the same.
 """
 
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from hami_common.metrics.families import ZONE, Family, Group, NameSet, add_samples, head
 from hami_common.runtime.httpd import Handler, Request, Response
-from hami_core.ledger.repair import Holding
+from hami_core.ledger.holding import Holding
 from hami_core.quota.accounts import QuotaRow
 from hami_core.quota.resourcequota import LIMITS_PREFIX
 from hami_core.table.table import DeviceTable
@@ -35,7 +35,7 @@ _MIB: Final = 1 << 20
 
 
 class DeviceRow(NamedTuple):
-    """One registered device and what is booked on it."""
+    """One registered device and its booked amounts."""
 
     node: str
     uuid: str
@@ -49,7 +49,7 @@ class DeviceRow(NamedTuple):
 
 
 class ShareRow(NamedTuple):
-    """What one container of a pod holds of one device."""
+    """Share of one container of a pod in one device."""
 
     node: str
     namespace: str
@@ -61,7 +61,7 @@ class ShareRow(NamedTuple):
 
 
 class PodRow(NamedTuple):
-    """What the pods of one name hold of one device: Volcano's names know no namespaces."""
+    """Shares of the pods of one name in one device: Volcano's names have no namespaces."""
 
     node: str
     pod: str
@@ -353,7 +353,7 @@ QUOTA_GROUPS: Final[tuple[Group[QuotaRow], ...]] = (
 
 
 class ClusterMetrics:
-    """The metrics page of one scheduler: its own figures, then those of the cluster."""
+    """The metrics page of one scheduler: its own metrics, then those of the cluster."""
 
     def __init__(
         self,
@@ -363,7 +363,7 @@ class ClusterMetrics:
         registry: CollectorRegistry,
         sets: Collection[NameSet],
     ) -> None:
-        """Show the sets of names ``sets``, and all of ``registry``."""
+        """Export the sets of names ``sets``, and all of ``registry``."""
         self._state = state
         self._quarantine = state.quarantine
         self._quota = quota
@@ -374,18 +374,18 @@ class ClusterMetrics:
         self._quotas = tuple(group for group in QUOTA_GROUPS if group.is_shown(sets))
 
     def routes(self) -> Mapping[tuple[str, str], Handler]:
-        """Handlers by method and path."""
+        """Return the handlers by method and path."""
         return {("GET", "/metrics"): self.answer}
 
     async def answer(self, request: Request) -> Response:
-        """The whole page."""
+        """Return the whole page."""
         del request
         pieces = [piece async for piece in self.cluster()]
         own = generate_latest(self._registry)
         return Response(body=b"".join((own, *pieces)), content_type=CONTENT_TYPE_LATEST)
 
     async def cluster(self) -> AsyncIterator[bytes]:
-        """The cluster's families, one after the other; nothing while ledger and pods differ."""
+        """Yield the cluster's families, one after the other; empty while ledger and pods differ."""
         if not self._state.is_complete:
             return
         lines = heads(self._devices) | heads(self._shares) | heads(self._pods)
@@ -424,12 +424,12 @@ class ClusterMetrics:
 
 
 def heads(groups: Iterable[Group[T]]) -> dict[str, list[str]]:
-    """The first lines of every family, by name."""
+    """Return the first lines of every family, by name."""
     return {family.name: [head(family)] for group in groups for family, _ in group.families}
 
 
 def device_rows(table: DeviceTable, node: str) -> Iterator[DeviceRow]:
-    """Registered devices of a node; none when the node has gone meanwhile."""
+    """Yield the registered devices of a node; none when the node was removed meanwhile."""
     place = table.place(node)
     if place is None:
         return
@@ -451,9 +451,9 @@ def device_rows(table: DeviceTable, node: str) -> Iterator[DeviceRow]:
 
 
 def share_rows(holding: Holding) -> Iterator[ShareRow]:
-    """What each container holds of each device; init containers only where no other holds anything.
+    """Yield each container's share of each device; init containers only where no other has one.
 
-    They run before the others, in what the pod holds anyway.
+    They run before the others, within the pod's booked amounts.
     """
     record = holding.record
     numbered = [(number, one) for number, one in enumerate(record.containers) if one.shares]
@@ -473,7 +473,7 @@ def share_rows(holding: Holding) -> Iterator[ShareRow]:
 
 
 def pod_rows(shares: Iterable[ShareRow]) -> list[PodRow]:
-    """The same by device and name of the pod."""
+    """Sum the shares by device and name of the pod."""
     found: dict[tuple[str, str, str], PodRow] = {}
     for share in shares:
         key = (share.node, share.pod, share.uuid)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publishes what was decided and why, beside the path of the call that decided it (design D14).
+"""Publishes decisions and their reasons, outside the call that made them (design D14).
 
-One message tells of one attempt to place a pod. A filter that found nodes, and the prioritize after
-it, wait ``hold_s`` for the bind that they lead to and travel with it (``DecisionRecord.before``);
-without one they travel alone. Everything else is sent at once. Decisions go to the event stream
-through a bounded queue. One that finds it full, or that the bus does not take, is dropped and
-counted: it explains, nothing depends on it. Seconds throughout.
+One message describes one attempt to place a pod. A filter that found nodes, and the prioritize
+after it, wait ``hold_s`` for the bind that they lead to and are sent with it
+(``DecisionRecord.before``); without one they are sent alone. All others are sent at once. Decisions
+go to the event stream through a bounded queue. One that finds it full, or that the bus refuses, is
+dropped and counted: it only explains. Seconds throughout.
 """
 
 from collections import OrderedDict
@@ -23,7 +23,7 @@ from hami_common.events.decision import DecisionRecord
 from hami_common.ports import BatchPublisher, Clock, Outgoing
 from hami_common.runtime.quarantine import Quarantine
 from hami_scheduler.shell.backlog import Backlog
-from hami_scheduler.shell.effects import answer_within
+from hami_scheduler.shell.bounded import answer_within
 from hami_scheduler.shell.isolation import DECISION
 
 HELD_MOST = 4096
@@ -32,14 +32,14 @@ _LEADING = ("filter", "prioritize")
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """One record on its way out."""
+    """One record that is being sent."""
 
     record: DecisionRecord
     traceparent: str = ""
 
 
 class _Attempt(Struct, kw_only=True):
-    """What was decided about a pod whose bind is still to come."""
+    """Decisions about a pod whose bind is still pending."""
 
     until_s: float
     records: tuple[DecisionRecord, ...]
@@ -61,7 +61,7 @@ class Decisions:
         writer: str,
         ids: Callable[[], str],
     ) -> None:
-        """Publish through ``publisher``, waiting up to ``timeout_s`` for each acknowledgement."""
+        """Publish through ``publisher``, waiting up to ``timeout_s`` for each acknowledgment."""
         self._publisher = publisher
         self._backlog = backlog
         self._clock = clock
@@ -76,10 +76,10 @@ class Decisions:
         self._wake = anyio.Event()
 
     def add(self, record: DecisionRecord, *, traceparent: str = "") -> None:
-        """Have the decision published some time soon."""
+        """Queue the decision for publication."""
         attempt = self._attempts.pop(record.pod_uid, None)
         before = () if attempt is None else attempt.records
-        if attempt is not None and not _goes_on(before[-1], record):
+        if attempt is not None and not _continues(before[-1], record):
             self._send(attempt)
             before = ()
         if record.verb in _LEADING and record.verdict == "feasible" and record.nodes_feasible:
@@ -107,12 +107,12 @@ class Decisions:
         self._backlog.add(Decision(record=record, traceparent=attempt.traceparent))
 
     def flush(self) -> None:
-        """Let nothing wait for a bind any more."""
+        """Stop waiting for binds: send all waiting decisions."""
         while self._attempts:
             self._send(self._attempts.popitem(last=False)[1])
 
     async def watch(self) -> None:
-        """Send what waited for a bind in vain, for ever."""
+        """Send decisions that waited for a bind in vain, indefinitely."""
         while True:
             if not self._attempts:
                 self._wake = anyio.Event()
@@ -127,7 +127,7 @@ class Decisions:
                 self._send(oldest)
 
     async def send(self, decisions: Sequence[Decision]) -> list[HamiError]:
-        """Publish a message for each; failures are the queue's to count."""
+        """Publish a message for each; returns the failures, which the queue counts."""
         messages: list[Outgoing] = []
         for decision in decisions:
             record = decision.record
@@ -167,8 +167,8 @@ class Decisions:
         )
 
 
-def _goes_on(last: DecisionRecord, record: DecisionRecord) -> bool:
-    """Whether ``record`` may belong to the attempt whose newest decision is ``last``."""
+def _continues(last: DecisionRecord, record: DecisionRecord) -> bool:
+    """Return whether ``record`` may belong to the attempt whose newest decision is ``last``."""
     if record.verb == "prioritize":
         return last.verb == "filter"
     return record.verb == "bind"

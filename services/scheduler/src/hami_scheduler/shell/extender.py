@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers kube-scheduler's extender calls: filter, prioritize, bind; and the snapshot they see.
+"""Answers kube-scheduler's extender calls (filter, prioritize, bind), and serves the snapshot.
 
 Filter and prioritize read one state of table and ledger without awaiting and write nothing; filter
 returns the best of the nodes that fit or, where none does, one text per class of refusals. Bind is
-``Binder``'s. A call that cannot be decided (not in sync, bus away) is answered with an error text,
-so that kube-scheduler tries the pod again; a body that is not an extender call is HTTP 400, one
-that is too large 413. Obeys k8s.io/kube-scheduler/extender/v1 (v1.34). Milliseconds only where the
-name says so.
+``Binder``'s. A call that cannot be decided (not in sync, bus unavailable) is answered with an error
+text, so that kube-scheduler retries the pod; a body that is not an extender call is HTTP 400, one
+that is too large 413. Obeys k8s.io/kube-scheduler/extender/v1 (v1.34). Milliseconds only in names
+that end in ``_ms``.
 """
 
 import logging
@@ -33,10 +33,10 @@ from hami_common.runtime.telemetry import (
     log_context,
 )
 from hami_core.ledger.podfacts import PodReader, group_of, has_preferences
+from hami_core.ledger.stimuli import FilterAsked, PrioritizeAsked, ShortlistAsked
 from hami_core.placement.nodenames import NodeNames
 from hami_core.planning.gangs import gang_of
 from hami_core.replay import snapshot
-from hami_core.table.inventory import Inventory
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
 from hami_scheduler.shell.binder import REFUSALS, Binder, Refused
@@ -49,13 +49,16 @@ from hami_scheduler.shell.quota import QuotaKeeper
 from hami_scheduler.shell.state import State
 
 BEST_LISTED = 16
-"""Nodes that a recorded prioritize names: kube-scheduler takes one of the first."""
+"""Number of nodes that a recorded prioritize names: kube-scheduler takes one of the first."""
+
+TRACES_MOST = 1024
+"""Pods whose traceparent is kept from filter to bind."""
 
 _log = logging.getLogger(__name__)
 
 
 class Deciders(Struct, frozen=True, kw_only=True):
-    """Parts that have a say in what becomes of a pod."""
+    """Parts that take part in the decision about a pod."""
 
     binder: Binder
     quota: QuotaKeeper
@@ -64,13 +67,12 @@ class Deciders(Struct, frozen=True, kw_only=True):
 
 
 class Extender:
-    """The verbs, over one state."""
+    """The extender's verbs over one state."""
 
     def __init__(
         self,
         *,
         state: State,
-        inventory: Inventory,
         reader: PodReader,
         deciders: Deciders,
         decisions: Decisions,
@@ -78,11 +80,10 @@ class Extender:
         metrics: Metrics,
         tracing: Tracing,
     ) -> None:
-        """Decide on ``state``; tell ``decisions`` about each verdict."""
+        """Decide on ``state``; report each verdict to ``decisions``."""
         self._state = state
         self._quarantine = state.quarantine
-        self._inventory = inventory
-        self._verdicts = state.verdicts
+        self._core = state.core
         self._reader = reader
         self._decoder = wire.ArgsDecoder()
         self._binder = deciders.binder
@@ -95,13 +96,16 @@ class Extender:
         self._tracing = tracing
         self._writer = decisions.writer
         self._parsed: tuple[PodView, PodRequest | None] | None = None
+        self._traces: dict[str, str] = {}
+        """Traceparent by uid of pods that filter saw before the watch delivered them: a bind names
+        its pod only by uid."""
 
     def use(self, settings: Settings) -> None:
-        """Take over changed settings."""
+        """Apply changed settings."""
         self._settings = settings
 
     def routes(self) -> Mapping[tuple[str, str], Handler]:
-        """Handlers by method and path."""
+        """Return the handlers by method and path."""
         return {
             ("POST", "/filter"): self.filter,
             ("POST", "/prioritize"): self.prioritize,
@@ -113,9 +117,10 @@ class Extender:
     # --- filter ----------------------------------------------------------------------------------
 
     async def filter(self, request: Request) -> Response:
-        """The best nodes that fit, all for a pod with wishes of its own; if none does, why.
+        """Return the best nodes that fit, or the reasons why none does.
 
-        kube-scheduler uses reasons for a pod that no node is left for, and drops them otherwise
+        All nodes that fit are returned for a pod with preferences of its own. kube-scheduler uses
+        reasons only for a pod that has no node left, and drops them otherwise
         (pkg/scheduler/schedule_one.go, v1.34): then they are only recorded.
         """
         begin = perf_counter()
@@ -157,7 +162,7 @@ class Extender:
             answer = self._preemption.room(pod, request, names)
         if answer is not None:
             return self._answered(pod, candidates, answer, begin)
-        fitting = self._verdicts.filter(request, names)
+        fitting = self._core.answer(FilterAsked(request=request), names)
         if gang is None and not len(fitting.left):
             self._preemption.consider(pod, request, names)
         filtered = self._quota.allowed(pod, request, fitting)
@@ -182,17 +187,17 @@ class Extender:
         return wire.encode_filter(candidates, named, failed)
 
     def _best_of(self, pod: PodView, request: PodRequest, left: NodeNames) -> NodeNames:
-        """Those of the nodes that fit which kube-scheduler is to score, see docs/adr/0016."""
+        """Return the fitting nodes that kube-scheduler is to score, see docs/adr/0016."""
         most = self._settings.nodes_to_score
         if not 0 < most < len(left) or has_preferences(pod):
             return left
-        near = self._state.pods.nodes_of_group(group_of(pod))
-        return self._verdicts.shortlist(request, left, most, near=near)
+        near = tuple(self._state.pods.nodes_of_group(group_of(pod)))
+        return self._core.answer(ShortlistAsked(request=request, count=most, near=near))
 
     def _answered(
         self, pod: PodView, candidates: wire.Candidates, answer: Answer, begin: float
     ) -> bytes | bytearray:
-        """The reply where a share is held for the pod, or where others have to come or go first."""
+        """Encode the reply where a share is reserved for the pod, or other pods must act first."""
         names = candidates.names
         left, others = names.divided(answer.node)
         refusals: tuple[RefusalClass, ...] = ()
@@ -220,9 +225,9 @@ class Extender:
         return wire.encode_filter(candidates, left, failed)
 
     def _request_of(self, pod: PodView) -> PodRequest | None:
-        """What the pod asks for; prioritize is called about the pod of the last filter.
+        """Return the devices the pod requests; prioritize follows a filter about the same pod.
 
-        Mostly our watch has brought this very version of the pod, and it was read then.
+        Mostly our watch has delivered this very version of the pod, and it was read then.
         """
         if self._parsed is None or self._parsed[0] is not pod:
             known = self._state.pods.get(pod.metadata.uid)
@@ -240,7 +245,7 @@ class Extender:
     # --- prioritize ------------------------------------------------------------------------------
 
     async def prioritize(self, request: Request) -> Response:
-        """Scores 0..10; nodes that are not named have 0, all where no opinion is possible."""
+        """Return scores 0..10; unnamed nodes have 0, and all nodes when no opinion is possible."""
         begin = perf_counter()
         pod, candidates = self._decoder.decode(request.body)
         with self._span("prioritize", pod), log_context(**_named(pod)):
@@ -266,8 +271,8 @@ class Extender:
             return wire.encode_priorities(names, names.nothing())
         if request is None:
             return wire.encode_priorities(names, names.nothing())
-        near = self._state.pods.nodes_of_group(group_of(pod))
-        scored = self._verdicts.prioritize(request, names, near=near)
+        near = tuple(self._state.pods.nodes_of_group(group_of(pod)))
+        scored = self._core.answer(PrioritizeAsked(request=request, near=near), names)
         self._decided(
             replace(
                 self._record("prioritize", pod),
@@ -286,7 +291,7 @@ class Extender:
     # --- preempt ---------------------------------------------------------------------------------
 
     async def preempt(self, request: Request) -> Response:
-        """Whom else kube-scheduler has to evict where, and where evicting is of no use."""
+        """Return the victims that kube-scheduler must evict on each node where eviction helps."""
         begin = perf_counter()
         args = wire.decode_preemption(request.body)
         with self._span("preempt", args.pod), log_context(**_named(args.pod)):
@@ -311,14 +316,15 @@ class Extender:
     # --- bind ------------------------------------------------------------------------------------
 
     async def bind(self, request: Request) -> Response:
-        """Bind the pod, or say why not."""
+        """Bind the pod, or return why not."""
         begin = perf_counter()
         args = wire.decode_bind(request.body)
         known = self._state.pods.get(args.pod_uid)
+        unseen = self._traces.pop(args.pod_uid, "")
         with (
             self._tracing.start_span(
                 "bind",
-                traceparent=known.traceparent if known is not None else "",
+                traceparent=known.traceparent if known is not None else unseen,
                 kind=SpanKind.SERVER,
                 attributes={
                     "k8s.namespace.name": args.pod_namespace,
@@ -379,15 +385,15 @@ class Extender:
     # --- snapshot --------------------------------------------------------------------------------
 
     async def snapshot(self, request: Request) -> Response:
-        """Devices and live allocations as they are now, for simulation and replay (design D15)."""
+        """Return present devices and live allocations, for simulation and replay (design D15)."""
         del request
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
         return json_response(
             snapshot.take(
                 self._state.ledger,
-                devices=self._inventory.devices(),
-                silent=self._inventory.silent(),
-                faults=self._inventory.faults(),
+                devices=self._core.inventory.devices(),
+                silent=self._core.inventory.silent(),
+                faults=self._core.inventory.faults(),
                 policy=self._settings.policy,
                 writer=self._writer,
                 now_s=self._state.clock.now_s(),
@@ -405,7 +411,7 @@ class Extender:
     def _isolated(
         self, verb: Literal["filter", "prioritize"], pod: PodView, error: Exception, begin: float
     ) -> str:
-        """Note that a call about one pod failed; the text for kube-scheduler."""
+        """Quarantine a call about one pod that failed; returns the text for kube-scheduler."""
         text = self._note(verb, pod, error)
         self._decided(replace(self._record(verb, pod), error=text), begin)
         return text
@@ -427,7 +433,7 @@ class Extender:
             self._quarantine.forget(CALL, uid)
 
     def _outcome(self, args: wire.BindArgs, failure: Exception) -> tuple[str, str]:
-        """(outcome in one word, text) of a bind that failed."""
+        """Return (outcome in one word, text) of a bind that failed."""
         if isinstance(failure, Refused):
             return failure.outcome, str(failure)
         if isinstance(failure, Unavailable):
@@ -439,14 +445,19 @@ class Extender:
 
     @contextmanager
     def _span(self, verb: str, pod: PodView) -> Iterator[None]:
+        uid, traceparent = pod.metadata.uid, pod.annotations().get(keys.TRACEPARENT, "")
+        if traceparent and self._state.pods.get(uid) is None:
+            if len(self._traces) >= TRACES_MOST:
+                del self._traces[next(iter(self._traces))]
+            self._traces[uid] = traceparent
         with self._tracing.start_span(
             verb,
-            traceparent=pod.annotations().get(keys.TRACEPARENT, ""),
+            traceparent=traceparent,
             kind=SpanKind.SERVER,
             attributes={
                 "k8s.namespace.name": pod.metadata.namespace,
                 "k8s.pod.name": pod.metadata.name,
-                "k8s.pod.uid": pod.metadata.uid,
+                "k8s.pod.uid": uid,
             },
         ):
             yield
@@ -506,7 +517,7 @@ class Extender:
 
 
 def shares_text(containers: Sequence[ContainerShares]) -> list[str]:
-    """``<container>: <device> <memory> MiB <compute> %`` for each share."""
+    """Format each share as ``<container>: <device> <memory> MiB <compute> %``."""
     return [
         f"{container.name}: {share.uuid} {share.memory_mib} MiB {share.core_pct} %"
         for container in containers

@@ -2,9 +2,9 @@
 """JSON documents that kube-scheduler and its HTTP extenders exchange, as narrow Structs.
 
 Obeys k8s.io/kube-scheduler/extender/v1 (v1.34): field names are Go's, because the types carry no
-JSON tags; ``null`` and absent mean the same. A pod is decoded as ``PodView``, the rest of it is
-skipped without being built. Nodes that come as whole objects are kept as raw bytes and only named.
-Knows nothing of devices or decisions.
+JSON tags; ``null`` and absent mean the same. A pod is decoded as ``PodView``; its other fields are
+skipped. Nodes that come as whole objects are kept as raw bytes and only named. Independent of
+devices and decisions.
 """
 
 from collections.abc import Iterable, Mapping
@@ -61,14 +61,14 @@ class MetaPod(Struct, frozen=True, kw_only=True):
 
 
 class MetaVictims(Struct, frozen=True, kw_only=True, rename="pascal"):
-    """Those who would have to leave a node."""
+    """Victims on one node."""
 
     pods: Annotated[list[MetaPod], Meta(max_length=OBJECT_LIST_MOST)] | None = None
     num_violations: SignedInt64 = msgspec.field(name="NumPDBViolations", default=0)
 
 
 class WholeVictims(Struct, frozen=True, kw_only=True, rename="pascal"):
-    """The same with whole pods, as a caller sends it that thinks we know none."""
+    """Victims as whole pods, as a caller sends them that assumes we cache no pods."""
 
     pods: Annotated[list[PodView], Meta(max_length=OBJECT_LIST_MOST)] | None = None
     num_violations: SignedInt64 = msgspec.field(name="NumPDBViolations", default=0)
@@ -86,7 +86,7 @@ class PreemptionArgs(Struct, frozen=True, kw_only=True, rename="pascal"):
     ) = None
 
     def victims(self) -> dict[str, MetaVictims]:
-        """Victims by node, by uid."""
+        """Return the victims by node, by uid."""
         if self.node_name_to_meta_victims is not None:
             return self.node_name_to_meta_victims
         return {
@@ -130,29 +130,29 @@ class Candidates(Struct, frozen=True, kw_only=True):
 
     names: NodeNames
     raw_by_name: Mapping[str, Raw] | None = None
-    """Whole node objects, when the caller sent such and so expects them back."""
+    """Whole node objects, when the caller sent them and so expects them in the reply."""
 
 
 class ArgsDecoder:
     """Reads filter and prioritize calls, which come in pairs about one pod."""
 
     def __init__(self) -> None:
-        """Nothing was read yet."""
+        """Start without a cached pod."""
         self._last: tuple[bytes, PodView] | None = None
 
     def decode(self, body: bytes) -> tuple[PodView, Candidates]:
-        """Pod and candidate nodes of a filter or prioritize call, else ``WireInvalid``.
+        """Decode pod and candidate nodes of a filter or prioritize call, else ``WireInvalid``.
 
-        Names are not decoded here: in a large cluster they are nearly the whole body. The pod of
-        the last call is given back as the same object when it comes again byte for byte.
+        Names are not decoded here: in a large cluster they are nearly the whole body. A pod that
+        equals the one of the last call byte for byte is returned as the same object.
         """
         return self._without_names(body) or _decode_whole(body)
 
     def _without_names(self, body: bytes) -> tuple[PodView, Candidates] | None:
-        """What a body says that is as Go writes it, with the text of the names cut out.
+        """Decode a body as Go writes it, with the text of the names cut out.
 
-        ``None`` when what was cut is not certainly the whole value of the document's own NodeNames:
-        a stand-in takes its place, and must be found there.
+        ``None`` when the cut text is not certainly the whole value of the document's own NodeNames:
+        a placeholder replaces it, and must be found there.
         """
         begin = body.find(_NAMES_BEGIN)
         end = body.find(b"]", begin) + 1
@@ -192,7 +192,7 @@ def _decode_whole(body: bytes) -> tuple[PodView, Candidates]:
 
 
 def decode_bind(body: bytes) -> BindArgs:
-    """Arguments of a bind call; ``WireInvalid`` names what is wrong."""
+    """Decode the arguments of a bind call; ``WireInvalid`` names the error."""
     args = _decode(_bind_decoder, body, what="ExtenderBindingArgs")
     for field, value in (
         ("PodName", args.pod_name),
@@ -212,7 +212,7 @@ def encode_filter(
     *,
     unresolvable: Iterable[tuple[str, Columns]] = (),
 ) -> bytes | bytearray:
-    """Reply to filter, in the form the request had: names for names, objects for objects.
+    """Encode the reply to filter in the form of the request: names for names, objects for objects.
 
     ``failed`` are the nodes that do not fit, by text, as places among the candidates;
     ``unresolvable`` are those that no preemption can make fit.
@@ -229,7 +229,7 @@ def encode_filter(
 
 
 def _texts(candidates: Candidates, groups: Iterable[tuple[str, Columns]]) -> list[Lines]:
-    """The fields of a JSON object from the nodes at some places to their texts."""
+    """Encode fields of a JSON object from the nodes at some places to their texts."""
     return [
         candidates.names.wrapped(places, b"", b":%b," % _encoder.encode(text))
         for text, places in groups
@@ -238,7 +238,10 @@ def _texts(candidates: Candidates, groups: Iterable[tuple[str, Columns]]) -> lis
 
 
 def encode_filter_error(error: str) -> bytes:
-    """Reply to filter when no verdict was possible; kube-scheduler tries the pod again later."""
+    """Encode the reply to filter when no verdict was possible.
+
+    The pod is retried later by kube-scheduler.
+    """
     return (
         b'{"Nodes":null,"NodeNames":null,"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":%b}'
         % _encoder.encode(error)
@@ -246,11 +249,11 @@ def encode_filter_error(error: str) -> bytes:
 
 
 def encode_priorities(names: NodeNames, priorities: Ints) -> bytes:
-    """Reply to prioritize: numbers 0..``MAX_PRIORITY``, and none for the names that have the least.
+    """Encode the reply to prioritize: numbers 0..``MAX_PRIORITY``, without the lowest ones.
 
     kube-scheduler adds the numbers to its own, so that only differences count, and a node that is
     not named gets 0. Reading 1,000 numbers costs it more than finding them costs us. Where all have
-    the same number one is named, so that whoever looks on sees that there was an answer.
+    the same number one is named, so that logs show that there was an answer.
     """
     over = priorities - priorities.min(initial=MAX_PRIORITY)
     places = over.nonzero()[0] if over.any() else names.places()[:1]
@@ -259,17 +262,17 @@ def encode_priorities(names: NodeNames, priorities: Ints) -> bytes:
 
 
 def decode_preemption(body: bytes) -> PreemptionArgs:
-    """Arguments of a preempt call; ``WireInvalid`` names what is wrong."""
+    """Decode the arguments of a preempt call; ``WireInvalid`` names the error."""
     return _decode(_preemption_decoder, body, what="ExtenderPreemptionArgs")
 
 
 def encode_preemption(victims: Mapping[str, MetaVictims]) -> bytes:
-    """Reply to preempt: the nodes on which evicting is of use, and whom."""
+    """Encode the reply to preempt: the nodes on which evicting helps, and the victims."""
     return _encoder.encode(_PreemptionReply(node_name_to_meta_victims=dict(victims)))
 
 
 def encode_bind(error: str = "") -> bytes:
-    """Reply to bind; an empty ``error`` says that the pod is bound."""
+    """Encode the reply to bind; an empty ``error`` means that the pod is bound."""
     return _encoder.encode(_BindReply(error=error))
 
 

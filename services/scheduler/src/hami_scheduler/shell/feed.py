@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns what others write into stimuli: bus watches, heartbeats, faults, the pod watch, the clock.
+"""Turns external writes into stimuli: bus watches, heartbeats, faults, the pod watch, the clock.
 
 Each feed is one task that lives as long as the service. Each object goes through the quarantine:
-one that does not decode, or cannot be taken in, is isolated and tried again while the others go on;
-the node of a record or of devices that cannot be taken in is withheld meanwhile. When the bus lost
-its storage, the ledger is emptied and its feeds begin again;
-``Recovery`` then compares it with the pods before anything is bound again. Seconds throughout.
+one that does not decode, or cannot be folded, is isolated and retried while the others continue;
+the node of such a record or device is withheld meanwhile. When the bus lost its storage, the ledger
+is emptied and its feeds restart; ``Recovery`` then compares it with the pods before any pod is
+bound again. Seconds throughout.
 """
 
 import logging
@@ -29,11 +29,24 @@ from hami_common.ports import Bucket, Entry, KubeApi, Reset, Synced, WatchEvent
 from hami_common.runtime.quarantine import Attempt
 from hami_core.ledger import repair
 from hami_core.ledger.podfacts import PodReader
-from hami_core.ledger.stimuli import CapacityReturned, FeedSynced, RecordSeen, StateSeen, Tick
-from hami_core.table.inventory import Inventory
+from hami_core.ledger.stimuli import (
+    BusUnheard,
+    CapacityReturned,
+    DevicesBegin,
+    DevicesEnd,
+    DevicesPut,
+    DevicesRemoved,
+    FaultHeard,
+    FeedSynced,
+    HeartbeatHeard,
+    NodeStands,
+    RecordSeen,
+    SilenceJudged,
+    StateSeen,
+    Tick,
+)
 from hami_scheduler.settings import Settings
-from hami_scheduler.shell.backlog import Backlog
-from hami_scheduler.shell.effects import MANAGED, PODS, Chore, answer_within, bare_pod
+from hami_scheduler.shell.bounded import answer_within
 from hami_scheduler.shell.isolation import (
     DEVICES,
     FAULT,
@@ -47,7 +60,9 @@ from hami_scheduler.shell.isolation import (
     forget_pod,
     pod_name,
 )
+from hami_scheduler.shell.ledgerwriter import LedgerWriter
 from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.podapi import MANAGED, PODS, bare_pod
 from hami_scheduler.shell.quota import QuotaKeeper
 from hami_scheduler.shell.state import State
 
@@ -55,7 +70,7 @@ T = TypeVar("T")
 
 NODES = "/api/v1/nodes"
 GONE_RETRIES = 10
-"""A watch has this many times the pause before a retry to say that the storage was lost."""
+"""A watch has this multiple of the retry pause to report that the storage was lost."""
 
 _log = logging.getLogger(__name__)
 _pod_decoder = msgspec.json.Decoder(PodView)
@@ -73,7 +88,7 @@ class Heard(Protocol):
 
     @property
     def subject(self) -> str:
-        """Where it was published."""
+        """Subject on which it was published."""
         ...
 
     @property
@@ -87,12 +102,12 @@ Subscribe = Callable[[str], AbstractAsyncContextManager[AsyncIterable[Heard]]]
 
 
 def always() -> bool:
-    """A bus that cannot break off is always heard."""
+    """Report a bus that cannot disconnect as connected."""
     return True
 
 
 class Sources(Struct, frozen=True, kw_only=True):
-    """Where the feeds read."""
+    """Sources of the feeds."""
 
     devices: Bucket
     """Bucket ``hami_devices``."""
@@ -103,11 +118,7 @@ class Sources(Struct, frozen=True, kw_only=True):
     subscribe: Subscribe
     kube: KubeApi
     is_connected: Callable[[], bool]
-    """Whether the bus can be heard now; silence of others counts only while it can."""
-
-
-async def _unread(node: str) -> None:
-    raise Unavailable(peer="NATS", detail=f"records of node {node} cannot be read yet")
+    """Returns whether the bus is connected; silence of agents counts only while it is."""
 
 
 class Feed:
@@ -118,18 +129,17 @@ class Feed:
         *,
         sources: Sources,
         state: State,
-        inventory: Inventory,
-        chores: Backlog[Chore],
+        ledger: LedgerWriter,
+        is_withheld: Callable[[str], bool],
         reader: PodReader,
         quota: QuotaKeeper,
         settings: Settings,
         metrics: Metrics,
     ) -> None:
-        """Tell ``state`` and ``inventory``; leave what needs other services to ``chores``."""
+        """Feed ``state``. ``is_withheld``: the node waits for the takeover from HAMi."""
         self._sources = sources
         self._state = state
-        self._inventory = inventory
-        self._chores = chores
+        self._core = state.core
         self._reader = reader
         self._quota = quota
         self._settings = settings
@@ -137,11 +147,9 @@ class Feed:
         self._supervisor = state.supervisor
         self._quarantine = state.quarantine
         self._view: PodView | None = None
-        """The pod of the event that is about to be handled."""
-        self.read_node: Callable[[str], Awaitable[None]] = _unread
-        """Folds what the bus has of a node; set by the composition root."""
-        self.is_withheld: Callable[[str], bool] = lambda _: False
-        """Whether nothing may be given on a node yet; set by the composition root."""
+        """The pod of the event that is being handled."""
+        self._ledger = ledger
+        self._is_withheld = is_withheld
         self.wiped = False
         """The bus lost its storage since the last comparison of ledger and pods."""
 
@@ -162,7 +170,7 @@ class Feed:
             group.start_soon(keep, "tick", self._tick)
 
     async def _again(self, name: str, feed: Callable[[], Awaitable[None]]) -> None:
-        """Start a feed whenever it ends: when a peer refuses it, or breaks off."""
+        """Restart a feed whenever it ends: when a peer refuses it, or disconnects."""
 
         async def once() -> None:
             try:
@@ -184,7 +192,7 @@ class Feed:
     # --- the ledger ------------------------------------------------------------------------------
 
     async def _watch_ledger(self) -> None:
-        """Fold records and states; return when the bus lost its storage, to begin with nothing."""
+        """Fold records and states; return when the bus lost its storage, to restart empty."""
         failures: list[Exception] = []
         async with anyio.create_task_group() as group:
 
@@ -198,9 +206,9 @@ class Feed:
             group.start_soon(until_reset, self._follow_records)
             group.start_soon(until_reset, self._follow_states)
             group.start_soon(until_reset, self._until_gone)
-        # A new watch cannot tell whether the storage is still the one that was read before.
+        # A new watch cannot detect whether the storage is still the one that was read before.
         _log.error(
-            "ledger is built anew, its storage was lost or its watch broke off",
+            "ledger rebuilt, its storage was lost or its watch ended",
             extra={"problem": str(failures[0]) if failures else "storage was lost"},
         )
         self.wiped = True
@@ -210,7 +218,7 @@ class Feed:
             raise failures[0]
 
     async def _until_gone(self) -> None:
-        """Return when the bus is seen to hold less than was folded, and no watch says so."""
+        """Return when the bus contains less than was folded and no watch reports it."""
         await self._state.wait_records_gone()
         await self._state.clock.sleep(GONE_RETRIES * self._settings.retry_s)
 
@@ -228,7 +236,7 @@ class Feed:
                 )
 
     def _record_attempt(self, item: Entry) -> Attempt:
-        """Folds a record at first; later what the bus then has of its node."""
+        """Return an attempt that folds a record, and on retry the node's present records."""
         is_first = True
 
         def attempt() -> Awaitable[None] | None:
@@ -264,13 +272,13 @@ class Feed:
     async def _read_again(self, key: str) -> None:
         """Fold the newest record under a key; returns too when an operator removed it."""
         node, _ = subjects.parse_allocation_key(key)
-        await self.read_node(node)
+        await self._ledger.refresh_node(node)
         problem = self._state.withheld.problem(RECORD, key)
         if problem is not None:
             raise problem
 
     def _names_of(self, key: str) -> tuple[str, str]:
-        """Namespace and name of the pod of an allocation's key, empty where it is not known."""
+        """Return namespace and name of the pod of an allocation's key, empty when unknown."""
         _, _, uid = key.partition(".")
         return pod_name(self._state.pods.get(uid))
 
@@ -287,7 +295,7 @@ class Feed:
                 )
 
     def _state_attempt(self, item: Entry) -> Attempt:
-        """Folds a state at first; later what the bus then has under its key."""
+        """Return an attempt that folds a state, and on retry the present one under its key."""
         is_first = True
 
         def attempt() -> Awaitable[None] | None:
@@ -322,15 +330,15 @@ class Feed:
     # --- devices ---------------------------------------------------------------------------------
 
     async def _watch_devices(self) -> None:
-        self._inventory.begin_again()
+        self._core.answer(DevicesBegin())
         async with self._sources.devices.watch() as items:
             async for item in items:
                 match item:
                     case Reset():
                         self._state.lost("inventory")
-                        self._inventory.begin_again()
+                        self._core.answer(DevicesBegin())
                     case Synced():
-                        self._inventory.end_again()
+                        self._core.answer(DevicesEnd())
                         self._delivered("inventory")
                     case Entry():
                         await self._quarantine.run(
@@ -341,7 +349,7 @@ class Feed:
                         )
 
     def _take_devices(self, entry: Entry) -> None:
-        """Take in a value, or withhold the vendor's devices on the node until a good one comes."""
+        """Fold a value, or withhold the vendor's devices on the node until a valid one arrives."""
         try:
             node, vendor = subjects.parse_devices_key(entry.key)
         except WireInvalid:
@@ -352,34 +360,37 @@ class Feed:
 
     def _put_devices(self, entry: Entry, node: str, vendor: str) -> None:
         if not entry.value:
-            self._inventory.remove(node, vendor)
+            self._core.answer(DevicesRemoved(node=node, vendor=vendor))
             return
         subject = subjects.kv_subject(subjects.DEVICES_BUCKET, entry.key)
         devices = self._decode(subject, entry.value, NodeDevices, source="inventory")
-        if excess := self._inventory.excess(devices):
+        if excess := self._core.inventory.excess(devices):
             self._metrics.undecodable.labels(source="inventory").inc()
             raise WireInvalid(what=entry.key, problem=excess)
         now_s = self._state.clock.monotonic_s()
-        changed = self._inventory.put(devices, revision=entry.revision, now_s=now_s)
+        changed = self._core.answer(
+            DevicesPut(devices=devices, revision=entry.revision, now_s=now_s)
+        )
         if changed and self._state.has("inventory"):
-            self._chores.add(CapacityReturned(node=node))
+            self._state.later(CapacityReturned(node=node))
 
     async def _hear_heartbeats(self) -> None:
         async with self._sources.subscribe(f"{subjects.HEARTBEAT_PREFIX}.*") as messages:
             async for message in messages:
-                # Not repeated: the next heartbeat says what is true then.
+                # Not retried: the next heartbeat reports the state of that time.
                 self._quarantine.call(
                     HEARTBEAT, message.subject, partial(self._take_heartbeat, message)
                 )
 
     def _take_heartbeat(self, message: Heard) -> None:
         heartbeat = self._decode(message.subject, message.data, Heartbeat, source="heartbeats")
-        if self.is_withheld(heartbeat.node):
+        if self._is_withheld(heartbeat.node):
             unserved = (*heartbeat.unserved, *heartbeat.vendors)
             heartbeat = replace(heartbeat, vendors=(), unserved=unserved)
-        if self._inventory.hear(heartbeat, now_s=self._state.clock.monotonic_s()):
-            _log.info("agent is heard again", extra={"node": heartbeat.node})
-            self._chores.add(CapacityReturned(node=heartbeat.node))
+        now_s = self._state.clock.monotonic_s()
+        if self._core.answer(HeartbeatHeard(heartbeat=heartbeat, now_s=now_s)):
+            _log.info("agent heartbeat resumed", extra={"node": heartbeat.node})
+            self._state.later(CapacityReturned(node=heartbeat.node))
 
     async def _hear_faults(self) -> None:
         async with self._sources.subscribe(f"{subjects.FAULT_PREFIX}.*") as messages:
@@ -397,7 +408,7 @@ class Feed:
         found.append(self._decode(message.subject, message.data, DeviceFault, source="faults"))
 
     def _take_fault(self, fault: DeviceFault) -> None:
-        if not self._inventory.take_fault(fault):
+        if not self._core.answer(FaultHeard(fault=fault)):
             return
         _log.warning(
             "device health changed",
@@ -409,23 +420,23 @@ class Feed:
             },
         )
         if fault.healthy:
-            self._chores.add(CapacityReturned(node=fault.node))
+            self._state.later(CapacityReturned(node=fault.node))
 
     # --- pods ------------------------------------------------------------------------------------
 
     async def _watch_pods(self) -> None:
-        """Follow every managed pod; a watch that begins anew tells first what is there."""
-        told: set[str] | None = set()
+        """Follow every managed pod; a restarted watch first lists the existing pods."""
+        listed: set[str] | None = set()
         async with self._sources.kube.list_watch(PODS, label_selector=MANAGED) as events:
             async for event in events:
                 if event.type == "SYNCED":
-                    if told is None:
+                    if listed is None:
                         self._doubt_unknown()
                     for pod in [
-                        p for p in self._state.pods if told is not None and p.uid not in told
+                        p for p in self._state.pods if listed is not None and p.uid not in listed
                     ]:
                         self._quarantine.call(POD, pod.uid, partial(self._vanished, pod.uid))
-                    told = None
+                    listed = None
                     self._delivered("pods")
                     continue
                 uid, names = self._who(event)
@@ -436,11 +447,11 @@ class Feed:
                     name=names,
                     size_bytes=len(event.raw),
                 )
-                if told is not None and event.type != "DELETED":
-                    told.add(uid)  # a pod that cannot be read is there all the same
+                if listed is not None and event.type != "DELETED":
+                    listed.add(uid)  # a pod that cannot be read exists all the same
 
     def _who(self, event: WatchEvent) -> tuple[str, tuple[str, str]]:
-        """(uid, (namespace, name)) of the pod that an event is about.
+        """Return (uid, (namespace, name)) of the pod that an event is about.
 
         The document is read here, once for an event that can be handled.
         """
@@ -471,28 +482,28 @@ class Feed:
         for holding in self._state.ledger.holdings_of_pod(uid):
             judgement, reason = repair.judge(holding, pod)
             if judgement == "release":
-                self._chores.add(repair.Release(holding=holding, reason=reason))
+                self._state.later(repair.Release(holding=holding, reason=reason))
 
     def _vanished(self, uid: str) -> None:
-        """The pod left our watch: it is gone, or somebody took its label away."""
+        """Doubt the allocations of a pod that left our watch: it is gone, or lost our label."""
         self._state.pods.drop(uid)
         forget_pod(self._quarantine, uid)
         if len(self._state.withheld):
             self._state.withheld.lift(POD, uid)
             self._state.withheld.lift(RESTORE, uid)
         for holding in self._state.ledger.holdings_of_pod(uid):
-            self._chores.add(repair.Doubt(holding=holding))
+            self._state.later(repair.Doubt(holding=holding))
 
     def _doubt_unknown(self) -> None:
-        """Listed again: a pod that was bound and went in between was never told as deleted."""
+        """Doubt pods that the new list lacks: they ended while no watch could report it."""
         for holding in list(self._state.ledger.holdings()):
             if self._state.pods.get(holding.record.pod_uid) is None:
-                self._chores.add(repair.Doubt(holding=holding))
+                self._state.later(repair.Doubt(holding=holding))
 
     # --- nodes -----------------------------------------------------------------------------------
 
     async def _watch_nodes(self) -> None:
-        """Follow where nodes stand in the network; nothing waits for it."""
+        """Follow the positions of nodes in the network; no other task waits for it."""
         async with self._sources.kube.list_watch(NODES) as events:
             async for event in events:
                 if event.type == "SYNCED":
@@ -511,8 +522,8 @@ class Feed:
             self._metrics.undecodable.labels(source="nodes").inc()
             raise
         known = {} if event.type == "DELETED" else node.labels or {}
-        path = [known.get(label, "") for label in self._settings.topology_labels]
-        self._state.table.set_domain(node.name, path)
+        path = tuple(known.get(label, "") for label in self._settings.topology_labels)
+        self._core.answer(NodeStands(node=node.name, path=path))
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -523,15 +534,15 @@ class Feed:
             quarantine.call(TICK, "silence", self._judge_silence)
             if state.is_complete:
                 quarantine.call(TICK, "leases", self._end_leases)
-            self._metrics.served_nodes.set(self._inventory.alive_count())
-            self._metrics.silent_nodes.set(self._inventory.silent_count())
+            self._metrics.served_nodes.set(self._core.inventory.alive_count())
+            self._metrics.silent_nodes.set(self._core.inventory.silent_count())
             self._metrics.withheld_nodes.set(state.withheld.node_count())
 
     def _judge_silence(self) -> None:
         now_s = self._state.clock.monotonic_s()
         if not self._sources.is_connected():
-            self._inventory.deaf(now_s=now_s)
-        for node, vendor in self._inventory.tick(now_s=now_s):
+            self._core.answer(BusUnheard(now_s=now_s))
+        for node, vendor in self._core.answer(SilenceJudged(now_s=now_s)):
             _log.warning("agent fell silent", extra={"node": node, "vendor": vendor})
 
     def _end_leases(self) -> None:

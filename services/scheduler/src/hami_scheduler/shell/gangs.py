@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gangs: holds the shares of all members before the first of them is bound, or none at all.
+"""Gangs: reserves the shares of all members before the first of them is bound, or none at all.
 
-Filter asks here about each member. A gang that lacks members is refused; once all exist, one job
-places them together (``core.gangs``) and appends a reservation with a lease for each, on the fences
-of their nodes. Only when the gang has what it needs is a member told its node, and nothing but that
-node. A job that cannot have all gives back what it got. Jobs of several schedulers never wait for
-each other: each takes nodes in the order of their names, the one that meets a node that changed
-under it releases and pauses for a time spread by chance, so neither deadlocks nor starves.
+Filter calls this module for each member. A gang that lacks members is refused; once all exist, one
+job places them together (``core.gangs``) and appends a reservation with a lease for each, on the
+fences of their nodes. Only when the gang is complete does filter return the node of a member, and
+only that node. A job that cannot reserve all shares releases those it got. Jobs of several
+schedulers never wait for each other: each reserves nodes in the order of their names, and a job
+that meets a concurrent change of a node releases its shares and pauses for a random time, so
+neither deadlocks nor starves.
 
-A bind takes a member's reservation over; the leases of the others have them examined and released
-like any other. Where so many members are bound that only one is missing, a newcomer is placed by
-itself: that is how a member that died is replaced. Seconds throughout.
+A bind takes a member's reservation over; the leases of the others expire and are examined and
+released like any other. Where so many members are bound that only one is missing, a new member is
+placed by itself: that replaces a member that died. Seconds throughout.
 """
 
 import logging
@@ -33,28 +34,28 @@ from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
 from hami_common.ports import KubeApi
 from hami_common.runtime.tasks import Backoff
+from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Hold
 from hami_core.ledger.podfacts import PodFacts
-from hami_core.ledger.repair import Holding
 from hami_core.ledger.stimuli import CapacityReturned
 from hami_core.placement.nodenames import NodeNames
 from hami_core.placement.reasons import RefusalCode
 from hami_core.planning.gangs import Assignment, GangRef, Member, place_together
 from hami_scheduler.settings import Settings
-from hami_scheduler.shell.backlog import Backlog
 from hami_scheduler.shell.binder import Binder, Refused
+from hami_scheduler.shell.bounded import answer_within
 from hami_scheduler.shell.decisions import Decisions
-from hami_scheduler.shell.effects import Chore, Effects, answer_within
+from hami_scheduler.shell.effects import Effects
 from hami_scheduler.shell.isolation import GANG
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.state import State
 
 SIZE_KNOWN_S = 5.0
-"""How long the answer about a PodGroup is believed."""
+"""Time for which the size of a PodGroup is cached."""
 SAME_ANSWER_S = 1.0
-"""How long a gang that did not fit is not tried again while the ledger stays as it was."""
+"""Time for which a gang that did not fit is not retried while the ledger stays unchanged."""
 REMEMBERED = 4096
-"""Members whose candidate nodes, and gangs whose last outcome, are remembered."""
+"""Cached candidate nodes of members, and cached last outcomes of gangs."""
 
 T = TypeVar("T")
 
@@ -73,16 +74,16 @@ _group_decoder = msgspec.json.Decoder(_Group)
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What filter answers about a pod whose place is decided elsewhere."""
+    """Filter's answer about a pod whose node is decided elsewhere."""
 
     node: str = ""
-    """The one node that fits; empty: none does, and ``text`` says why."""
+    """The one node that fits; empty: none does, and ``text`` has the reason."""
     code: RefusalCode = "OtherReasons"
     text: str = ""
 
 
 class _Count(Struct, frozen=True, kw_only=True):
-    """Where the members of a gang are."""
+    """Members of a gang by state."""
 
     bound: tuple[PodFacts, ...]
     held: tuple[tuple[PodFacts, Holding], ...]
@@ -104,14 +105,14 @@ class _Job(Struct, kw_only=True):
     key: str
     size: int
     names: NodeNames
-    """Candidates of members that filter has not told us about."""
+    """Candidates of members for which filter was not called."""
     done: anyio.Event
     move: bool = False
-    """A member's node is no candidate any more: begin with nothing held."""
+    """A member's node is no candidate any more: restart without reservations."""
 
 
 class _Last(Struct, frozen=True, kw_only=True):
-    """How the last attempt ended, and on which state of the ledger."""
+    """Outcome of the last attempt, and the state of the ledger it was made on."""
 
     answer: Answer
     snapshot_id: str
@@ -120,7 +121,7 @@ class _Last(Struct, frozen=True, kw_only=True):
 
 
 class Gangs:
-    """All gangs, as far as members were asked about."""
+    """All gangs of the members for which filter was called."""
 
     def __init__(
         self,
@@ -129,18 +130,16 @@ class Gangs:
         binder: Binder,
         effects: Effects,
         kube: KubeApi,
-        chores: Backlog[Chore],
         decisions: Decisions,
         settings: Settings,
         metrics: Metrics,
     ) -> None:
-        """Hold shares through ``binder``; wake waiting members through ``chores``."""
+        """Reserve shares through ``binder``; wake waiting members through ``tasks``."""
         self._state = state
         self._quarantine = state.quarantine
         self._binder = binder
         self._effects = effects
         self._kube = kube
-        self._chores = chores
         self._decisions = decisions
         self._settings = settings
         self._metrics = metrics
@@ -155,7 +154,7 @@ class Gangs:
         self._pause_s = 0.0
 
     def use(self, settings: Settings) -> None:
-        """Take over changed settings."""
+        """Apply changed settings."""
         self._settings = settings
 
     # --- called by filter ------------------------------------------------------------------------
@@ -163,7 +162,7 @@ class Gangs:
     async def admit(
         self, ref: GangRef, pod: PodView, request: PodRequest, names: NodeNames
     ) -> Answer | None:
-        """Where the member goes; ``None`` when it is to be placed like any other pod."""
+        """Return the member's node; ``None`` when it is placed like any other pod."""
         size = ref.size or await self._size(ref)
         if size <= 1:
             return None
@@ -192,11 +191,11 @@ class Gangs:
     def _answer(
         self, key: str, size: int, pod: PodView, names: NodeNames
     ) -> "Answer | _Job | None":
-        """What is known of a member's place; a job when it has to be made first."""
+        """Return the known node of a member, or a job that must place it first."""
         count = self._count(key)
         if count.present < size:
             if count.present > self._present.get(key, 1):
-                self._wake_members()  # those who came before were told a smaller number
+                self._wake_members()  # earlier members were refused with a smaller number
             _remember(self._present, key, count.present)
             return Answer(
                 code="GangIncomplete",
@@ -233,7 +232,7 @@ class Gangs:
         return _Count(bound=tuple(bound), held=tuple(held), waiting=tuple(waiting))
 
     def _is_pointless(self, key: str) -> bool:
-        """Whether the last attempt would only be repeated."""
+        """Return whether another attempt would only repeat the last one."""
         last = self._last.get(key)
         if last is None or last.until_s <= self._state.clock.monotonic_s():
             return False
@@ -241,14 +240,14 @@ class Gangs:
         return last.snapshot_id == self._state.ledger.snapshot_id and last.members == members
 
     async def _until_known(self, uid: str) -> None:
-        """Let our watch show the pod that kube-scheduler's has shown already."""
+        """Wait until our watch delivers a pod that kube-scheduler already has."""
         left_s = self._settings.gang_wait_s
         while self._state.pods.get(uid) is None and left_s > 0:
             await self._state.clock.sleep(0.02)
             left_s -= 0.02
 
     async def _size(self, ref: GangRef) -> int:
-        """``minMember`` of the pod's PodGroup; 0 when there is none."""
+        """Return ``minMember`` of the pod's PodGroup; 0 without one."""
         path, now_s = ref.path(), self._state.clock.monotonic_s()
         size, until_s = self._sizes.get(path, (0, 0.0))
         if until_s > now_s:
@@ -258,7 +257,7 @@ class Gangs:
                 raw = await self._kube.get(path)
             size = _group_decoder.decode(raw).spec.min_member
         except NotFound:
-            size = 0  # no such group, or nobody has installed the kind
+            size = 0  # no such group, or its kind is not installed
         except Denied as error:
             size = 0
             _log.warning("group of pods not readable", extra={"problem": str(error)})
@@ -270,7 +269,7 @@ class Gangs:
     # --- jobs ------------------------------------------------------------------------------------
 
     async def work(self) -> None:
-        """Place gangs, one after another, for ever."""
+        """Place gangs, one after another, indefinitely."""
         while True:
             while not self._jobs:
                 if self._wake.is_set():
@@ -282,7 +281,7 @@ class Gangs:
                 key,
                 partial(self._try, job),
                 name=_names_of(key),
-                is_retried=False,  # filter asks again for its members
+                is_retried=False,  # filter retries its members
             ):
                 self._ended(job, "failed", self._isolated(key))
 
@@ -327,11 +326,11 @@ class Gangs:
         job.done.set()
 
     async def _place(self, job: _Job) -> tuple[str, Answer]:
-        """(outcome in one word, what members are told) of one attempt."""
+        """Return (outcome in one word, answer to the members) of one attempt."""
         self._state.require_complete()
         if job.move:
             for _, holding in self._count(job.key).held:
-                await self._effects.release(holding, "gang-moved")
+                await self._effects.ledger.release(holding, "gang-moved")
         count = self._count(job.key)
         need = job.size - count.ready
         if need <= 0:
@@ -374,7 +373,7 @@ class Gangs:
             return found
 
     async def _acquire(self, job: _Job, assignment: Assignment) -> tuple[str, Answer]:
-        """Hold every share, in the order of the nodes' names, or none."""
+        """Reserve every share, in the order of the nodes' names, or none."""
         hold = Hold(held_for=f"gang {job.key}", lease_s=self._settings.gang_lease_s)
         acquired: list[Holding] = []
         try:
@@ -389,8 +388,8 @@ class Gangs:
         except Exception:
             await self._give_back(acquired)
             raise
-        self._tell(acquired)
-        self._chores.add(CapacityReturned(node=acquired[0].record.node))
+        self._publish(acquired)
+        self._state.later(CapacityReturned(node=acquired[0].record.node))
         return "placed", Answer()
 
     async def _hold(self, uid: str, node: str, hold: Hold) -> Holding:
@@ -400,15 +399,15 @@ class Gangs:
         return await self._binder.hold(pod, node, hold, traceparent=pod.traceparent)
 
     async def _give_back(self, acquired: Sequence[Holding]) -> None:
-        """Release what was got; what cannot be released now, its lease does."""
+        """Release the reserved shares; a failed release is left to the lease."""
         for holding in acquired:
             try:
-                await self._effects.release(holding, "gang-incomplete")
+                await self._effects.ledger.release(holding, "gang-incomplete")
             except HamiError as error:
                 _log.warning("share of a gang left to its lease", extra={"problem": str(error)})
 
     def _try_later(self, key: str) -> None:
-        """Wake kube-scheduler after a pause: nothing that it watches tells it to try again."""
+        """Wake kube-scheduler after a pause: no event that it watches would trigger the retry."""
         retry_s = self._settings.gang_retry_s
         backoff = self._backoffs.get(key) or Backoff(first_s=retry_s, most_s=10 * retry_s)
         _remember(self._backoffs, key, backoff)
@@ -416,7 +415,10 @@ class Gangs:
         self._later.set()
 
     async def wake(self) -> None:
-        """Have members tried again some time after a gang lost its nodes to others, for ever."""
+        """Wake the members of gangs that lost their nodes to others, after a pause.
+
+        Runs indefinitely.
+        """
         while True:
             await self._later.wait()
             self._later = anyio.Event()
@@ -426,9 +428,9 @@ class Gangs:
     def _wake_members(self) -> None:
         node = next(iter(self._state.table.codes), "")
         if node:
-            self._chores.add(CapacityReturned(node=node))
+            self._state.later(CapacityReturned(node=node))
 
-    def _tell(self, acquired: Sequence[Holding]) -> None:
+    def _publish(self, acquired: Sequence[Holding]) -> None:
         for holding in acquired:
             record = holding.record
             self._decisions.add(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep what cannot be handled away from everything else: kinds of objects, and withheld nodes.
+"""Keep objects that cannot be handled apart from the rest: kinds of objects, and withheld nodes.
 
 While a ledger record cannot be folded, a share may be missing from the table; while the devices of
-a vendor cannot be taken in, the table may show what is gone. Until that is resolved, nothing new is
-given on such a node (fail closed): ``Withheld`` notes for which object. The table refuses then.
+a vendor cannot be ingested, the table may be stale. Until that is resolved, such a node gets no new
+allocations (fail closed): ``Withheld`` records the object. The table refuses then.
 """
 
 import logging
@@ -16,8 +16,9 @@ from hami_common.bus import subjects
 from hami_common.errors import WireInvalid
 from hami_common.runtime.kubeio.recorder import ObjectRef
 from hami_common.runtime.quarantine import Quarantine, Quarantined
+from hami_core.core import Core
 from hami_core.ledger.podfacts import PodFacts
-from hami_core.table.table import DeviceTable
+from hami_core.ledger.stimuli import NodeWithheld
 
 CALL, GANG, MIRROR, POD, PREEMPTION, RESTORE = (
     "call",
@@ -60,7 +61,7 @@ KINDS: Final = (
 )
 """Kinds of objects that the scheduler handles one by one, see docs/runbook/quarantine.md."""
 POD_KINDS: Final = (CALL, DECISION, FENCE, MIRROR, POD, PREEMPTION, RESTORE, TAKE_OVER)
-"""Kinds whose key is the uid of a pod: forgotten with it."""
+"""Kinds whose key is the uid of a pod: dropped with it."""
 NODE_KINDS: Final = (METRICS, MIRROR, NODE, TAKE_OVER, WAKE)
 """Kinds whose key is the name of a node, unless the entry has the name of a pod or a ``/``."""
 
@@ -73,11 +74,11 @@ _log = logging.getLogger(__name__)
 
 
 class Withheld:
-    """Nodes on which nothing new is given, and the objects that are the reason."""
+    """Nodes without new allocations, and the objects that are the reason."""
 
-    def __init__(self, table: DeviceTable) -> None:
-        """Withhold nodes in ``table``."""
-        self._table = table
+    def __init__(self, core: Core) -> None:
+        """Withhold nodes of ``core``."""
+        self._core = core
         self._places: dict[_Object, tuple[_Place, Exception]] = {}
         self._counts: Counter[_Place] = Counter()
 
@@ -94,7 +95,7 @@ class Withheld:
         place = (node, vendor)
         self._places[kind, key] = (place, error)
         self._counts[place] += 1
-        if self._table.set_withheld(node, vendor, withheld=True):
+        if self._core.answer(NodeWithheld(node=node, vendor=vendor, withheld=True)):
             _log.error(
                 "node withheld",
                 extra={
@@ -107,7 +108,7 @@ class Withheld:
             )
 
     def lift(self, kind: str, key: str, *, is_quiet: bool = False) -> None:
-        """Drop one object as a reason; the node is given again when no other is left."""
+        """Drop one object as a reason; the node is usable again when no other is left."""
         known = self._places.pop((kind, key), None)
         if known is None:
             return
@@ -117,7 +118,7 @@ class Withheld:
             del self._counts[place]
             if not is_quiet:
                 node, vendor = place
-                self._table.set_withheld(node, vendor, withheld=False)
+                self._core.answer(NodeWithheld(node=node, vendor=vendor, withheld=False))
                 _log.warning("node no longer withheld", extra={"node": node, "vendor": vendor})
 
     def problem(self, kind: str, key: str) -> Exception | None:
@@ -141,7 +142,7 @@ class Withheld:
 
     @contextmanager
     def unless_handled(self, kind: str, key: str, *, node: str, vendor: str = "") -> Iterator[None]:
-        """Withhold the place if the block raises, and lift that if it does not."""
+        """Withhold the place if the block raises, and lift that if it succeeds."""
         try:
             yield
         except Exception as error:
@@ -152,7 +153,7 @@ class Withheld:
 
 
 def record_key(node: str, pod_uid: str) -> str:
-    """Return the key of a ledger record, also where its names are not such as can be stored."""
+    """Return the key of a ledger record, also where its names cannot be stored."""
     try:
         return subjects.allocation_key(node, pod_uid)
     except WireInvalid:
@@ -160,7 +161,7 @@ def record_key(node: str, pod_uid: str) -> str:
 
 
 def pod_name(pod: PodFacts | None) -> tuple[str, str]:
-    """Return (namespace, name) of a pod, empty where it is not known."""
+    """Return (namespace, name) of a pod, empty where unknown."""
     return ("", "") if pod is None else (pod.namespace, pod.name)
 
 
@@ -185,7 +186,7 @@ def reference(entry: Quarantined) -> ObjectRef | None:
 
 
 def _node_of(entry: Quarantined) -> str:
-    """Name of the node that an entry is about, empty where it is about none."""
+    """Return the name of the entry's node, empty without one."""
     if entry.kind in NODE_KINDS:
         return "" if "/" in entry.key else entry.key
     try:

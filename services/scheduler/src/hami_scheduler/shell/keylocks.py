@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks by key inside this process: first come, first served, forgotten when nobody holds them.
+"""Locks by key inside this process: first come, first served, dropped when unused.
 
-They only spare us races with ourselves. Between processes the ledger's fence and the preconditions
-of the Kubernetes API decide (design D3, D4). Seconds throughout.
+They only avoid races between tasks of one process. Between processes the ledger's fence and the
+preconditions of the Kubernetes API decide (design D3, D4). Seconds throughout.
 """
 
 from collections.abc import AsyncIterator
@@ -47,5 +47,5 @@ class KeyLocks:
                 self._locks[key] = (lock, users - 1)
 
     def __len__(self) -> int:
-        """How many keys are in use."""
+        """Return the number of keys in use."""
         return len(self._locks)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every metric of the scheduler.
+"""Metrics of the scheduler.
 
 Durations in seconds. No pod, node or device is ever a label (style 2.9): the label values below are
-closed sets. What an alert counts the rise of is shown as 0 from the start: a series that begins
-with its first event has not risen.
+closed sets. A series whose increase an alert counts is exported as 0 from the start: a series that
+begins with its first event shows no increase.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 QUEUES = ("chores", "confirmations", "decisions")
 """Queues whose entries may be dropped."""
 BIND_FAULTS = ("unavailable", "error", "unknown", "denied")
-"""Causes of errors of bind that are not the pod's."""
+"""Causes of failed binds that are not the pod's."""
 _LATENCY_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -58,7 +58,7 @@ class Metrics:
         )
         self.quota_races = Counter(
             "hami_scheduler_quota_races",
-            "Reservations taken back because another one was first and left too little quota.",
+            "Reservations rolled back because a concurrent one left too little quota.",
             registry=registry,
         )
         self.resizes = Counter(
@@ -166,12 +166,12 @@ class Metrics:
         )
         self.served_nodes = Gauge(
             "hami_scheduler_served_nodes",
-            "Pairs of node and vendor whose agent was heard within the heartbeat timeout.",
+            "Pairs of node and vendor with an agent heartbeat within the timeout.",
             registry=registry,
         )
         self.silent_nodes = Gauge(
             "hami_scheduler_silent_nodes",
-            "Pairs of node and vendor with devices whose agent is not heard: they get no pods.",
+            "Pairs of node and vendor with devices but no agent heartbeat; they get no pods.",
             registry=registry,
         )
         self.withheld_nodes = Gauge(

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps HAMi's annotations on our pods and nodes as the ledger and the inventory have them (D21).
+"""Mirrors ledger and inventory in HAMi's annotations on our pods and nodes (design D21).
 
-Off unless the settings say so. A look compares what was written last with what is true now, and
-writes the difference: one read and one patch for each pod that was bound or resized, or whose MIG
-instances became known, one patch for each node whose devices changed. Nothing here is ever read
-back as truth, nothing waits for it, and what fails is done at the next look. Seconds throughout.
+Off by default. A pass compares the values last written with the present ones, and writes the
+difference: one read and one patch for each pod that was bound or resized, or whose MIG instances
+became known, one patch for each node whose devices changed. The annotations are never used as a
+source of truth, no task waits for them, and failed writes are retried in the next pass. Seconds
+throughout.
 """
 
 import logging
@@ -25,11 +26,10 @@ from hami_common.pods import annotations
 from hami_common.pods.podview import MetadataView, PodView
 from hami_common.ports import KubeApi
 from hami_common.runtime.quarantine import Attempt
+from hami_core.ledger.holding import Holding
 from hami_core.ledger.podfacts import pod_path
-from hami_core.ledger.repair import Holding
-from hami_core.table.inventory import Inventory
 from hami_scheduler.settings import Settings
-from hami_scheduler.shell.effects import answer_within
+from hami_scheduler.shell.bounded import answer_within
 from hami_scheduler.shell.isolation import MIRROR
 from hami_scheduler.shell.state import State
 
@@ -48,21 +48,19 @@ _node_decoder = msgspec.json.Decoder(_NodeView)
 class HamiMirrors:
     """Writes the mirrors of one scheduler."""
 
-    def __init__(
-        self, *, state: State, inventory: Inventory, kube: KubeApi, settings: Settings
-    ) -> None:
+    def __init__(self, *, state: State, kube: KubeApi, settings: Settings) -> None:
         self._state = state
         self._quarantine = state.quarantine
-        self._inventory = inventory
+        self._inventory = state.core.inventory
         self._kube = kube
         self._settings = settings
         self._revision_by_uid: dict[str, tuple[int, tuple[CarriedShare, ...]]] = {}
-        """What was written: of which record, with which MIG instances."""
+        """Written revision and MIG instances, by uid of the pod."""
         self._devices_by_node: dict[str, dict[str, Device]] = {}
         self._is_warned = False
 
     async def work(self) -> None:
-        """Look again and again, for ever."""
+        """Run a pass at each interval, indefinitely."""
         if not (self._settings.mirror_pods or self._settings.mirror_nodes):
             return
         while True:
@@ -71,7 +69,7 @@ class HamiMirrors:
             await self._state.clock.sleep(self._settings.mirror_s)
 
     async def look(self) -> None:
-        """Write what is not written yet."""
+        """Run one pass: write the annotations that changed."""
         try:
             if self._settings.mirror_nodes:
                 for node in sorted({one.node for one in self._inventory.devices()}):
@@ -86,7 +84,7 @@ class HamiMirrors:
             self._is_warned = False
 
     async def _one(self, key: str, mirror: Attempt, *, name: tuple[str, str] = ("", "")) -> None:
-        """Write one mirror; one that cannot be written keeps no other from being written."""
+        """Write one mirror; a failure does not keep the others from being written."""
         if self._quarantine.is_due(MIRROR, key):
             await self._quarantine.run(
                 MIRROR, key, mirror, passes=(Unavailable,), name=name, is_retried=False
@@ -107,12 +105,12 @@ class HamiMirrors:
             if record.origin or not is_bound:
                 continue
             carried = self._state.ledger.carried_of(record.node, record.pod_uid)
-            told = (holding.revision, carried)
-            if self._revision_by_uid.get(record.pod_uid) == told:
+            mirrored = (holding.revision, carried)
+            if self._revision_by_uid.get(record.pod_uid) == mirrored:
                 continue
             await self._one(
                 record.pod_uid,
-                partial(self._mirror_held, holding, marks, told),
+                partial(self._mirror_held, holding, marks, mirrored),
                 name=(record.namespace, record.pod),
             )
 
@@ -120,13 +118,13 @@ class HamiMirrors:
         self,
         holding: Holding,
         marks: dict[str, adoption.TakenOver],
-        told: tuple[int, tuple[CarriedShare, ...]],
+        mirrored: tuple[int, tuple[CarriedShare, ...]],
     ) -> None:
         node = holding.record.node
         if node not in marks:
             marks[node] = await self._mark(node)
-        await self._mirror_pod(holding, marks[node], told[1])
-        self._revision_by_uid[holding.record.pod_uid] = told
+        await self._mirror_pod(holding, marks[node], mirrored[1])
+        self._revision_by_uid[holding.record.pod_uid] = mirrored
 
     async def _mirror_pod(
         self, holding: Holding, mark: adoption.TakenOver, carried: tuple[CarriedShare, ...]
@@ -150,7 +148,7 @@ class HamiMirrors:
         )
         for problem in mirror.problems:
             extra = {"namespace": record.namespace, "pod": record.pod, "problem": problem}
-            _log.warning("share cannot be told in HAMi's form", extra=extra)
+            _log.warning("share cannot be expressed in HAMi's form", extra=extra)
         shown = pod.annotations()
         times = {annotations.HAMI_TIME, annotations.HAMI_BIND_TIME}
         if all(shown.get(k) == v for k, v in mirror.annotations.items() if k not in times):
@@ -185,7 +183,7 @@ class HamiMirrors:
         }
 
     async def _mark(self, node: str) -> adoption.TakenOver:
-        """HAMi's names of the node's devices, where an operator has kept them."""
+        """Return HAMi's names of the node's devices, where an operator has kept them."""
         try:
             with answer_within(self._settings.api_timeout_s, peer="API server"):
                 raw = await self._kube.get(api_path("api", "v1", "nodes", node))
@@ -210,5 +208,5 @@ class HamiMirrors:
             with answer_within(self._settings.api_timeout_s, peer="API server"):
                 await self._kube.patch(path, _encoder.encode({"metadata": metadata}))
         except (NotFound, Conflict, Denied) as error:
-            # The object is gone, another has its name, or it is not ours to write.
+            # The object is gone, another one has its name, or we have no permission to write it.
             _log.info("mirror not written", extra={"path": path, "problem": str(error)})

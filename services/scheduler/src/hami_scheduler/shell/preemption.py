@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes room for pods with a high priority: chooses victims, holds their room, evicts (design D17).
+"""Preempts for pods with a high priority: chooses victims, reserves their capacity, evicts (D17).
 
-Filter only notes that a pod fits nowhere; everything else happens here, beside the calls. In this
-order, so that a crash at any point leaves nothing stuck: victims are chosen on the table; their
-room is appended to the ledger as a reservation of the preemptor, on the node's fence, booked beyond
-what the devices have while the victims are there; the pod is told its node; the victims are evicted
-through policy/v1, each by its uid. Whoever sees the reservation first keeps it: a second one of the
-same pod, by another scheduler, is given back before anybody is evicted for it. The reservation ends
-like any other: the pod's bind takes it over, or the pod goes, or its lease ends. A scheduler that
-finds it with victims that nobody has evicted yet goes on from there.
+Filter only notes that a pod fits nowhere; everything else happens here, outside the calls. The
+order leaves no stuck state after a crash at any point:
 
-Nobody is ever evicted against a PodDisruptionBudget: the eviction API refuses, the room is given
-back, and the pods that could not go are spared for a while. Seconds throughout.
+1. Victims are chosen on the table.
+2. Their capacity is appended to the ledger as a reservation of the preemptor, on the node's fence,
+   booked beyond the capacity of the devices while the victims run.
+3. The node is written to the pod's status.
+4. The victims are evicted through policy/v1, each by its uid.
+
+The first reservation in the ledger wins: a second one of the same pod, by another scheduler, is
+released before any pod is evicted for it. The reservation ends like any other: the pod's bind takes
+it over, or the pod ends, or its lease expires. A scheduler that finds a reservation with victims
+that are not evicted yet resumes from there.
+
+No pod is ever evicted against a PodDisruptionBudget: the eviction API refuses, the capacity is
+released, and the pods whose eviction failed are spared for a while. Seconds throughout.
 """
 
 import logging
@@ -37,9 +42,10 @@ from hami_common.pods import annotations
 from hami_common.pods.podview import MetadataView, PodListView, PodView
 from hami_common.ports import Bucket, KubeApi
 from hami_common.runtime.kubeio.recorder import EventRecorder, ObjectRef
+from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Hold
 from hami_core.ledger.podfacts import PodFacts, pod_path
-from hami_core.ledger.repair import Holding
+from hami_core.ledger.stimuli import FilterAsked
 from hami_core.placement.nodenames import NodeNames
 from hami_core.planning.preempt import (
     NEVER,
@@ -54,28 +60,30 @@ from hami_core.planning.victims import Cost, Victims, find_victims, run
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire as wire
 from hami_scheduler.shell.binder import Binder, Refused
+from hami_scheduler.shell.bounded import answer_within
 from hami_scheduler.shell.decisions import Decisions
-from hami_scheduler.shell.effects import MANAGED, PODS, Effects, answer_within, bare_pod
+from hami_scheduler.shell.effects import Effects
 from hami_scheduler.shell.gangs import Answer
 from hami_scheduler.shell.isolation import BUDGET, PREEMPTION
 from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.podapi import MANAGED, PODS, bare_pod
 from hami_scheduler.shell.state import State
 
 HELD_FOR = "preemption"
 BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 ASKED_MOST = 1024
-"""Pods remembered between two attempts."""
+"""Maximum pods remembered between two attempts."""
 NODES_AT_ONCE = 256
-"""Nodes that are ranked between two points where others may run."""
+"""Nodes that are ranked between two points where other tasks may run."""
 PASSING = frozenset({"early", "contended", "unavailable"})
-"""Outcomes of a look that say nothing about the pod: it is looked at again without being asked.
+"""Outcomes of an attempt that do not depend on the pod: it is retried without a filter call.
 
-``early``: filter was asked for the pod before the watch of pods had told of it.
+``early``: filter was called for the pod before the watch delivered it.
 """
 TRIES_MOST = 10
-"""Looks in a row that may end so; whoever waits longer is asked for by kube-scheduler again."""
+"""Maximum consecutive attempts with such an outcome; a later filter call starts again."""
 SPARED_S = 30.0
-"""How long a pod that could not be evicted is not tried again."""
+"""Time for which a pod whose eviction failed is not tried again."""
 
 _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
@@ -93,7 +101,7 @@ class _Selector(Struct, frozen=True, kw_only=True, rename="camel"):
     match_expressions: list[_Expression] | None = None
 
     def text(self) -> str:
-        """The selector as a query of the Kubernetes API has it."""
+        """Return the selector as a query of the Kubernetes API."""
         parts = [f"{key}={value}" for key, value in (self.match_labels or {}).items()]
         for one in self.match_expressions or []:
             values = ",".join(one.values or [])
@@ -130,26 +138,26 @@ _budget_decoder = msgspec.json.Decoder(_Budget)
 
 
 class Covered(Struct, frozen=True, kw_only=True):
-    """What PodDisruptionBudgets allow now."""
+    """Disruptions that PodDisruptionBudgets allow now."""
 
     allowed: Mapping[str, int] = {}
     by_uid: Mapping[str, tuple[str, ...]] = {}
 
 
 class _Asked(Struct, frozen=True, kw_only=True):
-    """A pod that fits nowhere, and where kube-scheduler would have it."""
+    """A pod that fits nowhere, and the nodes from which kube-scheduler would choose."""
 
     pod: PodView
     request: PodRequest
     names: NodeNames
     due_s: float
-    """Not looked at before, by the monotonic clock."""
+    """Earliest time of the next attempt, by the monotonic clock."""
     tries: int = 0
-    """Looks so far that ended with a word of ``PASSING``."""
+    """Attempts so far that ended with an outcome of ``PASSING``."""
 
 
 class _Plan(Struct, frozen=True, kw_only=True):
-    """Who has to leave which node."""
+    """Victims that must leave a node."""
 
     victims: Victims
     site: Site
@@ -170,7 +178,7 @@ class Preemption:
         settings: Settings,
         metrics: Metrics,
     ) -> None:
-        """Hold room through ``binder``; tell ``decisions`` who had to go."""
+        """Reserve capacity through ``binder``; report victims to ``decisions``."""
         self._state = state
         self._quarantine = state.quarantine
         self._binder = binder
@@ -189,13 +197,13 @@ class Preemption:
         self._spared_until_s: dict[str, float] = {}
 
     def use(self, settings: Settings) -> None:
-        """Take over changed settings."""
+        """Apply changed settings."""
         self._settings = settings
 
     # --- called by filter ------------------------------------------------------------------------
 
     def consider(self, pod: PodView, request: PodRequest, names: NodeNames) -> None:
-        """The pod fits on none of ``names``: see soon whether others may leave for it."""
+        """Queue a pod that fits on none of ``names``: soon try whether others can leave for it."""
         if not self._settings.preemption or pod.spec.preemption_policy == NEVER:
             return
         uid, priority = request.uid, pod.spec.priority or 0
@@ -206,13 +214,16 @@ class Preemption:
             return
         if uid in self._asked or len(self._asked) >= ASKED_MOST:
             return
-        # Kube-scheduler may not ask again for minutes: what comes too early is looked at later.
+        # Kube-scheduler may not retry for minutes: an early attempt is postponed.
         due_s = max(self._not_before_s.get(uid, 0.0), self._state.clock.monotonic_s())
         self._asked[uid] = _Asked(pod=pod, request=request, names=names, due_s=due_s)
         self._wake.set()
 
     def room(self, pod: PodView, request: PodRequest, names: NodeNames) -> Answer | None:
-        """The node on which room was made for the pod; ``None`` when it may go anywhere."""
+        """Return the node whose capacity is reserved for the pod.
+
+        ``None`` when it may go anywhere.
+        """
         held = self._state.ledger.held_for(
             request.uid, fenced=pod.annotations().get(annotations.FENCE, "")
         )
@@ -221,11 +232,11 @@ class Preemption:
         node, waiting = held.record.node, len(self._state.ledger.awaited(held))
         if not waiting and node in names.strings():
             return Answer(node=node, code="VictimsLeaving", text=f"room is held on node {node}")
-        if len(self._state.verdicts.filter(request, names).left):
-            return None  # something else got free
+        if len(self._state.core.answer(FilterAsked(request=request), names).left):
+            return None  # other capacity was freed
         if not waiting:
             return None
-        self.consider(pod, request, names)  # they may not all have been evicted
+        self.consider(pod, request, names)  # some victims may not have been evicted
         return Answer(
             code="VictimsLeaving",
             text=f"VictimsLeaving: {waiting} pods leave node {node}, their room is held",
@@ -234,9 +245,9 @@ class Preemption:
     async def complete(
         self, pod: PodView, request: PodRequest, given: Mapping[str, wire.MetaVictims]
     ) -> dict[str, wire.MetaVictims]:
-        """Kube-scheduler's victims by node, with those added whom the pod's devices need.
+        """Return kube-scheduler's victims by node, plus those that the pod's devices need.
 
-        Nodes where nobody can make room for it are left out.
+        Nodes where eviction cannot free enough capacity are left out.
         """
         covered = await self._covered()
         rules = self._rules(covered.by_uid)
@@ -282,7 +293,7 @@ class Preemption:
         return kept
 
     async def work(self) -> None:
-        """Take up what ``consider`` noted, for ever."""
+        """Handle the pods that ``consider`` queued, indefinitely."""
         while True:
             asked = await self._next()
             uid = asked.request.uid
@@ -292,7 +303,7 @@ class Preemption:
                 uid,
                 partial(self._try, asked),
                 name=(asked.request.namespace, asked.request.name),
-                is_retried=False,  # filter asks again
+                is_retried=False,  # filter queues the pod again
             ):
                 self._metrics.preemptions.labels(outcome="failed").inc()
 
@@ -310,7 +321,7 @@ class Preemption:
             self._metrics.preemptions.labels(outcome=outcome).inc()
 
     async def _next(self) -> _Asked:
-        """The pod that is due first, taken out, as soon as it is due."""
+        """Dequeue the pod that is due first, as soon as it is due."""
         while True:
             if self._wake.is_set():
                 self._wake = anyio.Event()
@@ -339,7 +350,10 @@ class Preemption:
     # --- one pod ---------------------------------------------------------------------------------
 
     async def _preempt(self, asked: _Asked) -> str:
-        """Make room for one pod; the outcome in one word, empty when there was nothing to do."""
+        """Preempt for one pod.
+
+        Returns the outcome in one word, empty when there was nothing to do.
+        """
         uid = asked.request.uid
         for _ in range(self._settings.fence_tries):
             pod = self._state.pods.get(uid)
@@ -349,25 +363,27 @@ class Preemption:
                 return ""
             held = self._state.ledger.held_for(uid, fenced=pod.fence)
             if held is not None:
-                return await self._go_on(asked, pod, held)
-            if len(self._state.verdicts.filter(asked.request, asked.names).left):
+                return await self._resume(asked, pod, held)
+            if len(self._state.core.answer(FilterAsked(request=asked.request), asked.names).left):
                 return ""
             covered = await self._covered()
             plan = await self._choose(asked, pod, covered)
             if plan is None:
-                self._tell(asked, verdict="refused", error="no pod that may leave would make room")
+                self._publish(
+                    asked, verdict="refused", error="no pod that may leave would make room"
+                )
                 return "none"
             if plan.victims.cost.violations:
                 text = "room could be made only against a PodDisruptionBudget"
-                self._tell(asked, verdict="refused", error=text)
+                self._publish(asked, verdict="refused", error=text)
                 return "budget"
-            outcome = await self._carry_out(asked, pod, plan)
+            outcome = await self._execute(asked, pod, plan)
             if outcome:
                 return outcome
         return "contended"
 
     async def _choose(self, asked: _Asked, pod: PodFacts, covered: Covered) -> _Plan | None:
-        """The cheapest victims on any of the nodes, ``None`` when none would do."""
+        """Return the cheapest victims on any of the nodes, ``None`` when no set is enough."""
         rules = self._rules(covered.by_uid)
         ranked: list[tuple[Cost, str]] = []
         for number, node in enumerate(asked.names.strings()):
@@ -428,11 +444,14 @@ class Preemption:
             spared=frozenset(self._spared_until_s),
         )
 
-    async def _carry_out(self, asked: _Asked, pod: PodFacts, plan: _Plan) -> str:
-        """Hold the room, then evict; empty when the node has changed and must be looked at anew."""
+    async def _execute(self, asked: _Asked, pod: PodFacts, plan: _Plan) -> str:
+        """Reserve the capacity, then evict.
+
+        Returns an empty text when the node changed and must be evaluated again.
+        """
         node, uids = plan.victims.node, plan.victims.uids()
         victims = [known for uid in uids if (known := self._state.pods.get(uid)) is not None]
-        # Those whom a budget may keep first: nobody shall go in vain.
+        # Victims that a budget may protect first, so that no other victim is evicted in vain.
         budgets = {p.uid: p.budgets for unit in plan.victims.units for p in unit.pods}
         victims.sort(key=lambda victim: (not budgets[victim.uid], victim.uid))
         leaving = [holding.record.pod_uid for holding in plan.site.leaving]
@@ -449,15 +468,15 @@ class Preemption:
             _log.info("room not held", extra={"node": node, "problem": refused.text})
             return "quota" if refused.outcome == "no-quota" else ""
         if await self._is_second(holding):
-            await self._effects.release(holding, "held-elsewhere")
+            await self._effects.ledger.release(holding, "held-elsewhere")
             return ""
         await self._nominate(pod, node)
         refusals = await self._evict_all(pod, victims, node)
         if refusals:
-            await self._effects.release(holding, "preemption-refused")
-            self._tell(asked, verdict="refused", node=node, victims=victims, error=refusals[0])
+            await self._effects.ledger.release(holding, "preemption-refused")
+            self._publish(asked, verdict="refused", node=node, victims=victims, error=refusals[0])
             return "refused"
-        self._tell(asked, verdict="placed", node=node, victims=victims, holding=holding)
+        self._publish(asked, verdict="placed", node=node, victims=victims, holding=holding)
         await self._events.record(
             _reference(pod),
             reason="Preempting",
@@ -467,8 +486,8 @@ class Preemption:
         )
         return "placed"
 
-    async def _go_on(self, asked: _Asked, pod: PodFacts, held: Holding) -> str:
-        """Evict those whom a scheduler that held their room did not come to evict."""
+    async def _resume(self, asked: _Asked, pod: PodFacts, held: Holding) -> str:
+        """Evict the victims that an interrupted preemption did not evict."""
         awaited = self._state.ledger.awaited(held)
         found: dict[str, PodFacts] = {}
         for holding in awaited:
@@ -484,19 +503,19 @@ class Preemption:
         if not staying:
             return ""
         if not all(is_evictable(victim, priority=pod.priority, rules=rules) for victim in staying):
-            await self._effects.release(held, "preemption-refused")
+            await self._effects.ledger.release(held, "preemption-refused")
             return "refused"
         refusals = await self._evict_all(pod, staying, held.record.node)
         if refusals:
-            await self._effects.release(held, "preemption-refused")
+            await self._effects.ledger.release(held, "preemption-refused")
             return "refused"
-        self._tell(asked, verdict="placed", node=held.record.node, victims=staying, holding=held)
+        self._publish(asked, verdict="placed", node=held.record.node, victims=staying, holding=held)
         return "resumed"
 
     # --- outside ---------------------------------------------------------------------------------
 
     async def _is_second(self, holding: Holding) -> bool:
-        """Whether another scheduler held room for the pod before us, on another node."""
+        """Return whether another scheduler reserved capacity for the pod first, on another node."""
         record = holding.record
         with answer_within(self._settings.bus_timeout_s, peer="NATS"):
             entries = await self._records.latest(f"*.{record.pod_uid}")
@@ -512,7 +531,7 @@ class Preemption:
         return False
 
     async def _covered(self) -> Covered:
-        """What the PodDisruptionBudgets of namespaces with our pods allow, and whom they cover."""
+        """Read the PodDisruptionBudgets of namespaces with our pods, and the pods they cover."""
         namespaces = {pod.namespace for pod in self._state.pods if pod.node}
         allowed: dict[str, int] = {}
         by_uid: dict[str, tuple[str, ...]] = {}
@@ -533,7 +552,7 @@ class Preemption:
                 partial(self._cover, raw, allowed, by_uid),
                 passes=(Unavailable,),
                 name=who.names(),
-                is_retried=False,  # the next look reads it again
+                is_retried=False,  # the next attempt reads it again
             ):
                 closed.add(who.metadata.namespace)
         for pod in self._state.pods:
@@ -546,7 +565,7 @@ class Preemption:
     async def _cover(
         self, raw: msgspec.Raw, allowed: dict[str, int], by_uid: dict[str, tuple[str, ...]]
     ) -> None:
-        """Note what one budget allows, and whom it covers."""
+        """Record the disruptions that one budget allows, and the pods it covers."""
         budget = _budget_decoder.decode(raw)
         namespace, selector = budget.metadata.namespace, budget.spec.selector
         if selector is None:
@@ -563,7 +582,7 @@ class Preemption:
             by_uid[uid] = (*by_uid.get(uid, ()), name)
 
     async def _nominate(self, pod: PodFacts, node: str) -> None:
-        """Say in the pod's status where its room is made; nothing depends on it."""
+        """Write the nominated node to the pod's status; no other step depends on it."""
         document = {"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}}
         try:
             with answer_within(self._settings.api_timeout_s, peer="API server"):
@@ -574,7 +593,7 @@ class Preemption:
     async def _evict_all(
         self, preemptor: PodFacts, victims: Sequence[PodFacts], node: str
     ) -> list[str]:
-        """Evict one after another, until one may not go; why not."""
+        """Evict one after another until one eviction fails; returns the reasons."""
         for victim in victims:
             problem = await self._evict(victim)
             if problem:
@@ -602,7 +621,7 @@ class Preemption:
         return []
 
     async def _evict(self, victim: PodFacts) -> str:
-        """Why the pod was not evicted; empty when it goes or is gone."""
+        """Evict the pod; returns why not, empty when it terminates or is gone."""
         document = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -616,14 +635,14 @@ class Preemption:
         except NotFound:
             return ""
         except (Unavailable, Conflict, Denied) as error:
-            # Refused by a budget (429), or lost on the way: the pod itself tells.
-            pod = await self._effects.get_pod(victim.namespace, victim.name)
+            # Refused by a budget (429), or lost in transit: the pod itself shows which.
+            pod = await self._effects.pods.get(victim.namespace, victim.name)
             if pod is None or pod.uid != victim.uid or pod.is_deleting or pod.is_finished:
                 return ""
             return str(error)
         return ""
 
-    def _tell(
+    def _publish(
         self,
         asked: _Asked,
         *,

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quotas at work: watches ResourceQuota objects, reads the queues file, answers filter and bind.
+"""Runs the quotas: watches ResourceQuota objects, reads the queues file, answers filter and bind.
 
-Nothing is decided before all quotas were listed once. The queues file is read again when its
-content changes; one that is wrong is told and the last good one stays in force. A reservation under
-a quota is put into force only when the ledger's stream has shown it and every record before it, and
-it was within all quotas there: ``verdict`` waits for that. Pods that no quota is about wait for
-nothing. What is decided stands in ``core.quota_ledger`` and ``core.queues``. Seconds throughout.
+No decision is made before all quotas were listed once. The queues file is read again when its
+content changes; an invalid one is reported and the last valid one stays in effect. A reservation
+under a quota is committed only after the ledger's stream has delivered it and every record before
+it, and it was within all quotas there: ``verdict`` waits for that. Pods without an applicable quota
+never wait. The rules are in ``core.quota_ledger`` and ``core.queues``. Seconds throughout.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -33,29 +33,45 @@ from hami_common.runtime.httpd import Handler, Request, Response, json_response
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.vendors.catalog import Catalog
 from hami_core.ledger.podfacts import account_of
-from hami_core.ledger.stimuli import CapacityReturned
+from hami_core.ledger.stimuli import (
+    CapacityReturned,
+    QueuesSet,
+    QuotaAsked,
+    QuotaDropped,
+    QuotaExpected,
+    QuotaFolded,
+    QuotaJudged,
+    QuotaLooked,
+    QuotaPut,
+    QuotaReset,
+    QuotaSynced,
+    QuotaUnexpected,
+)
 from hami_core.placement.reasons import NodeRefusal
 from hami_core.placement.verdicts import Filtered
 from hami_core.quota import documents as quota_memory
 from hami_core.quota import queues
-from hami_core.quota.accounts import QueueRow, QuotaLedger, QuotaRow
+from hami_core.quota.accounts import QueueRow, QuotaRow
 from hami_core.quota.documents import Quotas
 from hami_core.quota.resourcequota import (
     LIMITS_PREFIX,
     NOBODY_SPECIAL,
     Asker,
+    Quota,
     QuotaReader,
+    amounts_of,
     count_resources,
 )
-from hami_core.quota.verdicts import Allowed, QuotaVerdicts
+from hami_core.quota.verdicts import Allowed
 from hami_scheduler.settings import Settings
-from hami_scheduler.shell.effects import answer_within, bare_pod
+from hami_scheduler.shell.bounded import answer_within
 from hami_scheduler.shell.isolation import METRICS, QUOTA
+from hami_scheduler.shell.podapi import bare_pod
 from hami_scheduler.shell.state import State
 
 QUOTAS = "/api/v1/resourcequotas"
 MOST_SERIES = 5000
-"""Quota and queue rows shown as metrics; the rest is only counted."""
+"""Quota and queue rows exported as metrics; further ones are only counted."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +87,7 @@ class QueueAnswer(Struct, frozen=True, kw_only=True):
 
     items: list[QueueRow]
     problem: str = ""
-    """Why the file as it stands is not the one in force."""
+    """Reason why the file's present content is not in effect."""
 
 
 class QuotaKeeper:
@@ -80,20 +96,15 @@ class QuotaKeeper:
     def __init__(
         self,
         *,
-        ledger: QuotaLedger,
-        verdicts: QuotaVerdicts,
         state: State,
         catalog: Catalog,
         kube: KubeApi,
         settings: Settings,
-        wake: Callable[[CapacityReturned], object],
     ) -> None:
-        """Read the queues file; ``SettingsInvalid`` when it is wrong.
-
-        ``wake``: pods that wait may be allowed now.
-        """
-        self.ledger = ledger
-        self._verdicts = verdicts
+        """Read the queues file; ``SettingsInvalid`` when it is wrong."""
+        self._core = core = state.core
+        self.ledger = core.quota
+        """Read-only here: changes go through the core."""
         self._state = state
         self.quarantine = state.quarantine
         self._reader = QuotaReader(catalog)
@@ -101,29 +112,28 @@ class QuotaKeeper:
         self._vendors = tuple(vendor.name for vendor in catalog.vendors)
         self._kube = kube
         self._settings = settings
-        self._wake = wake
         self._progress = anyio.Event()
         self._file = b""
         self.problem = ""
-        """What is wrong with the queues file as it stands, empty when it is in force."""
+        """Error in the present content of the queues file, empty when it is in effect."""
         if settings.queues_file:
             self._file = self._read_file()
-            self.ledger.set_tree(self._tree_of(self._file))
+            self._set_tree(self._tree_of(self._file))
 
     # --- the stream ------------------------------------------------------------------------------
 
     def fold(self, seq: int, record: AllocationRecord) -> None:
-        """The feed of ``hami_alloc`` delivered a record."""
-        self.ledger.fold(seq, record)
+        """Fold a record that the feed of ``hami_alloc`` delivered."""
+        self._core.answer(QuotaFolded(seq=seq, record=record))
         self._progressed()
 
     def synced(self) -> None:
-        """The feed has delivered what was stored."""
-        self.ledger.synced()
+        """Note that the feed has delivered everything that was stored."""
+        self._core.answer(QuotaSynced())
 
     def reset(self) -> None:
-        """The feed begins anew."""
-        self.ledger.reset()
+        """Reset because the feed restarts."""
+        self._core.answer(QuotaReset())
         self._progressed()
 
     def _progressed(self) -> None:
@@ -131,32 +141,59 @@ class QuotaKeeper:
         self._progress = anyio.Event()
 
     async def verdict(self, revision: int, *, generation: int) -> NodeRefusal | None:
-        """Why the reservation with this sequence is beyond a quota; ``None`` when it is within.
+        """Return why the reservation with this sequence exceeds a quota; ``None`` when it does not.
 
         ``generation``: of ``self.ledger``, from before the reservation was written. ``Unavailable``
-        when nobody can tell.
+        when the verdict cannot be determined.
         """
         with answer_within(self._settings.bus_timeout_s, peer="NATS"):
             while self.ledger.generation == generation and self.ledger.seq < revision:
                 await self._progress.wait()
         if self.ledger.generation != generation:
             raise Unavailable(peer="NATS", detail="the storage was lost meanwhile")
-        return self.ledger.verdict(revision)
+        return self._core.answer(QuotaJudged(seq=revision))
 
     # --- filter and bind -------------------------------------------------------------------------
 
     def allowed(self, pod: PodView, request: PodRequest, filtered: Filtered) -> Filtered | Allowed:
-        """Filter's answer, less what quotas refuse."""
+        """Return filter's answer without the nodes that quotas refuse."""
         wish = pod.labels().get(keys.QUEUE_LABEL, "")
         asker = Asker(account=account_of(pod, self._names), wish=wish)
-        if not self._verdicts.governs(request.namespace, asker):
+        if not self._core.governs(request.namespace, asker):
             return filtered
         asker = replace(asker, own=self._nodes_of(request.uid))
         waiting = tuple(uid for uid in self.ledger.claims() if self._waits(uid))
-        return self._verdicts.allowed(request, filtered, asker, waiting=waiting)
+        return self._core.answer(QuotaAsked(request=request, asker=asker, waiting=waiting))
+
+    def expect(self, record: AllocationRecord, *, own: Sequence[tuple[str, str]]) -> str:
+        """Count a record that is about to be written; returns why a quota refuses it, or nothing.
+
+        ``own``: (node, pod uid) of shares that the record replaces.
+        """
+        if not self.ledger.governs(record.namespace, record.account):
+            return ""
+        self.stop_expecting(record.allocation_id)
+        amounts = amounts_of(record.containers, record.account)
+        refusal = self._core.answer(
+            QuotaLooked(
+                namespace=record.namespace,
+                account=record.account,
+                wanted=quota_memory.written_amounts(amounts),
+                own=tuple(own),
+            )
+        )
+        if refusal is not None:
+            return refusal.text
+        self._core.answer(QuotaExpected(record=record))
+        return ""
+
+    def stop_expecting(self, allocation_id: str) -> None:
+        """Stop counting a record that is now in the ledger, or was never written."""
+        if self.ledger.expects(allocation_id):
+            self._core.answer(QuotaUnexpected(allocation_id=allocation_id))
 
     def _nodes_of(self, pod_uid: str) -> tuple[str, ...]:
-        """Nodes on which the pod has a share."""
+        """Return the nodes on which the pod has a share."""
         held = self._state.ledger.holdings_of_pod(pod_uid)
         return tuple(sorted(holding.record.node for holding in held))
 
@@ -167,14 +204,14 @@ class QuotaKeeper:
     # --- what is limited -------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Follow every ResourceQuota, for ever."""
-        told: set[tuple[str, str]] | None = set()
+        """Follow every ResourceQuota, indefinitely."""
+        listed_names: set[tuple[str, str]] | None = set()
         async with self._kube.list_watch(QUOTAS) as events:
             async for event in events:
                 if event.type == "SYNCED":
-                    if told is not None:
-                        self._keep_only(told)
-                    told = None
+                    if listed_names is not None:
+                        self._keep_only(listed_names)
+                    listed_names = None
                     self._state.delivered("quotas")
                     self._state.refresh()
                     continue
@@ -186,25 +223,25 @@ class QuotaKeeper:
                     name=name,
                     size_bytes=len(event.raw),
                 )
-                if told is not None and event.type != "DELETED":
-                    told.add(name)
+                if listed_names is not None and event.type != "DELETED":
+                    listed_names.add(name)
 
-    def _keep_only(self, told: set[tuple[str, str]]) -> None:
+    def _keep_only(self, listed_names: set[tuple[str, str]]) -> None:
         for quota in list(self.ledger.quotas()):
-            if (quota.namespace, quota.name) not in told:
-                self.ledger.drop_quota(quota.namespace, quota.name)
+            if (quota.namespace, quota.name) not in listed_names:
+                self._core.answer(QuotaDropped(namespace=quota.namespace, name=quota.name))
 
     def _take(self, event: WatchEvent, names: tuple[str, str]) -> None:
-        """Put a quota in force; one that cannot be read allows nothing."""
+        """Apply a quota; an unreadable one allows nothing."""
         namespace, name = names
         try:
             quota = None if event.type == "DELETED" else self._reader.read(event.raw)
         except Exception as error:
             problem = f"cannot be read: {type(error).__name__}"
-            self.ledger.put_quota(self._reader.unreadable(namespace, name, problem=problem))
+            self._put_quota(self._reader.unreadable(namespace, name, problem=problem))
             raise
         if quota is None:
-            if self.ledger.drop_quota(namespace, name):
+            if self._core.answer(QuotaDropped(namespace=namespace, name=name)):
                 self._wake_pods()
             return
         for limit in quota.limits.values():
@@ -218,26 +255,32 @@ class QuotaKeeper:
                         "problem": limit.problem,
                     },
                 )
-        self.ledger.put_quota(quota)
+        self._put_quota(quota)
         self._wake_pods()
+
+    def _put_quota(self, quota: Quota) -> None:
+        self._core.answer(QuotaPut(quota=quota_memory.written(quota)))
+
+    def _set_tree(self, tree: queues.QueueTree) -> None:
+        self._core.answer(QueuesSet(queues=tuple(tree.queues.values())))
 
     def _wake_pods(self) -> None:
         node = next(iter(self._state.table.codes), "")
         if node:
-            self._wake(CapacityReturned(node=node))
+            self._state.later(CapacityReturned(node=node))
 
     async def follow_file(self) -> None:
-        """Read the queues file again whenever its content changes, for ever."""
+        """Read the queues file again whenever its content changes, indefinitely."""
         while True:
             await self._state.clock.sleep(self._settings.queues_reload_s)
             self.reload()
 
     def reload(self) -> None:
-        """Take the queues file as it is now; one that is wrong is told, once."""
+        """Apply the present queues file; report an invalid one once."""
         try:
             content = self._read_file()
         except SettingsInvalid as error:
-            self._tell(str(error))
+            self._report(str(error))
             return
         if content == self._file:
             return
@@ -245,14 +288,14 @@ class QuotaKeeper:
         try:
             tree = self._tree_of(content)
         except SettingsInvalid as error:
-            self._tell(str(error))
+            self._report(str(error))
             return
         self.problem = ""
-        self.ledger.set_tree(tree)
+        self._set_tree(tree)
         _log.info("queues file taken", extra={"queues": len(tree.queues)})
         self._wake_pods()
 
-    def _tell(self, problem: str) -> None:
+    def _report(self, problem: str) -> None:
         if problem != self.problem:
             self.problem = problem
             _log.error(
@@ -277,7 +320,7 @@ class QuotaKeeper:
     # --- showing ---------------------------------------------------------------------------------
 
     def written(self) -> Quotas:
-        """What is limited, and the pods that wait as quotas look at them, for a snapshot."""
+        """Return the limits, and the waiting pods as quotas see them, for a snapshot."""
         askers = {
             pod.uid: Asker(account=pod.account, wish=pod.queue_wish, own=self._nodes_of(pod.uid))
             for pod in self._state.pods
@@ -292,30 +335,30 @@ class QuotaKeeper:
         )
 
     def routes(self) -> Mapping[tuple[str, str], Handler]:
-        """Handlers by method and path."""
+        """Return the handlers by method and path."""
         return {("GET", "/v1/quotas"): self.show_quotas, ("GET", "/v1/queues"): self.show_queues}
 
     async def show_quotas(self, request: Request) -> Response:
-        """Every limit of every ResourceQuota of ours, and what is used under it."""
+        """Return every limit of every ResourceQuota of ours, and the usage under it."""
         del request
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
         return json_response(QuotaAnswer(items=self.ledger.quota_rows()))
 
     async def show_queues(self, request: Request) -> Response:
-        """Every queue and what is used under it."""
+        """Return every queue and the usage under it."""
         del request
         await self._state.wait_complete(wait_s=self._settings.sync_wait_s)
         return json_response(QueueAnswer(items=self.ledger.queue_rows(), problem=self.problem))
 
 
 class QuotaMetrics(Collector):
-    """Use and limits as they are when metrics are read.
+    """Usage and limits at the time of the scrape.
 
     Labels: namespaces and resources that have a quota, and queues of the file; never a pod.
     """
 
     def __init__(self, keeper: QuotaKeeper) -> None:
-        """Show what ``keeper`` knows."""
+        """Export the state of ``keeper``."""
         self._keeper = keeper
 
     def collect(self) -> Iterable[Metric]:
@@ -332,12 +375,12 @@ class QuotaMetrics(Collector):
 
 
 def register(registry: CollectorRegistry, keeper: QuotaKeeper) -> None:
-    """Show the metrics of ``keeper`` in ``registry``."""
+    """Export the metrics of ``keeper`` in ``registry``."""
     registry.register(QuotaMetrics(keeper))
 
 
 def tightest(rows: list[QuotaRow]) -> list[QuotaRow]:
-    """Of several quotas with one key the one with the least room, in order of namespace and key."""
+    """Return the quota with the least headroom of each key, in order of namespace and key."""
     found: dict[tuple[str, str], QuotaRow] = {}
     for row in rows:
         at = row.namespace, row.key.removeprefix(LIMITS_PREFIX)
@@ -347,10 +390,10 @@ def tightest(rows: list[QuotaRow]) -> list[QuotaRow]:
 
 
 def _quota_metrics(rows: list[QuotaRow], quarantine: Quarantine) -> Iterable[Metric]:
-    """Names and labels as in HAMi."""
+    """Yield quota metrics with names and labels as in HAMi."""
     used = GaugeMetricFamily(
         "hami_resource_quota_used",
-        "What the pods of a namespace hold of a resource that a ResourceQuota limits.",
+        "Amount that the pods of a namespace hold of a resource limited by a ResourceQuota.",
         labels=["namespace", "quota_name", "limit", "zone"],
     )
     limit = GaugeMetricFamily(
@@ -372,9 +415,9 @@ def _quota_metrics(rows: list[QuotaRow], quarantine: Quarantine) -> Iterable[Met
 
 def _queue_metrics(rows: list[QueueRow], quarantine: Quarantine) -> Iterable[Metric]:
     texts = {
-        "used": "What the pods below a queue hold.",
-        "guaranteed": "What a queue is guaranteed.",
-        "borrowed": "What a queue holds beyond its guarantee.",
+        "used": "Amount that the pods of a queue and its children hold.",
+        "guaranteed": "Guarantee of a queue.",
+        "borrowed": "Amount that a queue holds beyond its guarantee.",
         "limit": "The most that a queue may hold; absent where it has no limit.",
     }
     families = {

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares ledger and pods: at start, after a loss of storage, and every few minutes (design D6).
+"""Compares ledger and pods: at start, after a loss of storage, and periodically (design D6).
 
-Until that was done once, nothing is bound. The ledger of a bus that lost everything is rebuilt from
-the signed annotations of bound pods. Meanwhile a bind of another replica may still be under way,
-under a record that is gone; so every pod that waits for a node is moved to a new resourceVersion
-first, which makes that late Binding fail, and only then are the pods believed. Seconds throughout.
+No pod is bound before the first comparison is done. The ledger of a bus that lost everything is
+rebuilt from the signed annotations of bound pods. Meanwhile a bind of another replica may still be
+in flight, under a record that is gone; so every pod that waits for a node is first moved to a new
+resourceVersion, which makes that late Binding fail, and the pods are read after that. Seconds
+throughout.
 """
 
 import logging
@@ -22,8 +23,7 @@ from hami_core.ledger.ledger import RENEWED
 from hami_core.ledger.podfacts import PodFacts
 from hami_core.ledger.stimuli import Examine, Repaired
 from hami_scheduler.settings import Settings
-from hami_scheduler.shell.backlog import Backlog
-from hami_scheduler.shell.effects import Chore, Effects
+from hami_scheduler.shell.effects import Effects
 from hami_scheduler.shell.feed import Feed
 from hami_scheduler.shell.isolation import FENCE, RESTORE, TOMBSTONE, record_key
 from hami_scheduler.shell.metrics import Metrics
@@ -32,7 +32,7 @@ from hami_scheduler.shell.state import State
 T = TypeVar("T")
 
 PARALLEL = 16
-"""Calls of one comparison that run at the same time."""
+"""Concurrent calls of one comparison."""
 FORGET_AT_ONCE = 500
 """Tombstones removed by one comparison: each costs a few requests to the bus."""
 
@@ -48,7 +48,6 @@ class Recovery:
         state: State,
         feed: Feed,
         effects: Effects,
-        chores: Backlog[Chore],
         settings: Settings,
         metrics: Metrics,
         writer: str,
@@ -59,14 +58,13 @@ class Recovery:
         self._quarantine = state.quarantine
         self._feed = feed
         self._effects = effects
-        self._chores = chores
         self._settings = settings
         self._metrics = metrics
         self._writer = writer
         self._ids = ids
 
     async def run(self) -> None:
-        """Compare whenever it is due, for ever."""
+        """Compare whenever it is due, indefinitely."""
         backoff = Backoff(first_s=self._settings.retry_s, most_s=10 * self._settings.retry_s)
         is_start = True
         while True:
@@ -98,15 +96,18 @@ class Recovery:
         await self._state.clock.sleep(self._settings.reconcile_s)
 
     async def compare(self) -> None:
-        """One full comparison; afterwards the ledger is fit for binding. ``Unavailable`` if not."""
+        """Run one full comparison.
+
+        Afterwards the ledger is fit for binding, else ``Unavailable``.
+        """
         ledger = self._state.ledger
         wiped, self._feed.wiped = self._feed.wiped, False
         try:
-            pods = {pod.uid: pod for pod in await self._effects.list_pods()}
+            pods = {pod.uid: pod for pod in await self._effects.pods.list_all()}
             unlabelled: list[PodFacts] = []
             if not ledger.ready:
                 # After the ledger was lost, only the pod itself records its share.
-                unlabelled = await self._effects.unlabelled_pods()
+                unlabelled = await self._effects.pods.list_unlabelled()
                 pods |= {pod.uid: pod for pod in unlabelled}
             steps = repair.compare(ledger.holdings(), pods)
             if not ledger.ready and (wiped or any(isinstance(s, repair.Restore) for s in steps)):
@@ -117,31 +118,31 @@ class Recovery:
         except HamiError:
             self._feed.wiped |= wiped
             raise
-        is_lost_again = self._feed.wiped  # then what was restored is lost with the rest
+        is_lost_again = self._feed.wiped  # then the restored records are lost with the rest
         if not ledger.ready and ledger.synced and not is_lost_again:
             self._state.tell(Repaired(now_s=self._state.clock.now_s()))
             self._state.refresh()
             _log.info("ledger and pods agree", extra={"pods": len(pods), "steps": len(steps)})
-        for pod in unlabelled:  # label them, so that our watch sees them end
+        for pod in unlabelled:  # label them, so that our watch delivers their end
             for holding in ledger.holdings_of_pod(pod.uid):
-                self._chores.add(repair.Doubt(holding=holding))
+                self._state.later(repair.Doubt(holding=holding))
         for step in steps:
             if not isinstance(step, repair.Restore):
                 self._metrics.repairs.labels(action=type(step).__name__.lower()).inc()
-                self._chores.add(step)
+                self._state.later(step)
         await self._forget_tombstones()
 
     async def _fence_waiting(self, pods: dict[str, PodFacts]) -> None:
-        """Move every pod that waits for a node; ``pods`` then shows each as it was after that.
+        """Move every waiting pod to a new resourceVersion, and update ``pods`` with the results.
 
-        A pod that cannot be moved is isolated. A Binding of it that is under way is given the time
-        that it may take, so that the list afterwards shows where it went.
+        A pod that cannot be moved is isolated. A Binding of it that is in flight gets the time that
+        it may take, so that the list afterwards shows its node.
         """
         stamp = f"rebuilt-{self._ids()}"
         stuck: list[str] = []
 
         async def fence(pod: PodFacts) -> None:
-            moved = await self._effects.fence_waiting(pod, stamp=stamp)
+            moved = await self._effects.pods.fence_waiting(pod, stamp=stamp)
             if moved is None or moved.uid != pod.uid:
                 del pods[pod.uid]
             else:
@@ -161,7 +162,7 @@ class Recovery:
         await _each([pod for pod in pods.values() if pod.is_waiting()], isolated)
         if stuck:
             await self._state.clock.sleep(self._settings.bind_wait_s + self._settings.api_timeout_s)
-            now = {pod.uid: pod for pod in await self._effects.list_pods()}
+            now = {pod.uid: pod for pod in await self._effects.pods.list_all()}
             for uid in stuck:
                 if uid in now:
                     pods[uid] = now[uid]
@@ -169,7 +170,7 @@ class Recovery:
                     pods.pop(uid, None)
 
     async def _restore(self, steps: list[repair.Restore]) -> None:
-        """Restore node by node: in order within a node, several nodes at the same time."""
+        """Restore records: in order within a node, several nodes concurrently."""
         by_node: dict[str, list[repair.Restore]] = defaultdict(list)
         for step in steps:
             by_node[step.signed.placement.node].append(step)
@@ -188,20 +189,20 @@ class Recovery:
         await _each(list(by_node.values()), restore)
 
     async def _restore_one(self, step: repair.Restore) -> None:
-        outcome = await self._effects.restore(step)
+        outcome = await self._effects.settling.restore(step)
         self._metrics.repairs.labels(action=outcome).inc()
 
     def _examine_former_self(self) -> None:
-        """Nobody works any more on what an earlier run of this replica had reserved.
+        """Examine reservations that an earlier run of this replica left unfinished.
 
-        Shares held for pods that nobody had begun to bind go on as they are: kube-scheduler
-        asks for them again, and their leases run.
+        Shares reserved for pods whose bind had not begun stay as they are: kube-scheduler retries
+        the pods, and the leases run.
         """
         for holding in self._state.ledger.reserved():
             record = holding.record
             is_only_held = record.held_for and record.reason != RENEWED
             if record.writer == self._writer and not is_only_held:
-                self._chores.add(Examine(holding=holding))
+                self._state.later(Examine(holding=holding))
 
     async def _forget_tombstones(self) -> None:
         """Remove old releases of pods that are gone, never a node's newest record (design D3)."""
@@ -218,18 +219,18 @@ class Recovery:
                     record_key(node, uid),
                     partial(self._forget_one, node, uid),
                     passes=(Unavailable,),
-                    is_retried=False,  # the next comparison does
+                    is_retried=False,  # the next comparison retries it
                 )
             except Unavailable as error:
                 _log.debug("tombstones kept until next time", extra={"problem": str(error)})
                 return
 
     async def _forget_one(self, node: str, uid: str) -> None:
-        await self._effects.forget(node, uid)
+        await self._effects.ledger.forget(node, uid)
 
 
 async def _each(items: Iterable[T], work: Callable[[T], Awaitable[None]]) -> None:
-    """Do ``work`` on all items, some at the same time; the first failure ends it."""
+    """Apply ``work`` to all items, some concurrently; the first failure ends it."""
     failures: list[HamiError] = []
     limiter = anyio.CapacityLimiter(PARALLEL)
     async with anyio.create_task_group() as group:

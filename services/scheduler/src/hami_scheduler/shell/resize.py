@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes the shares of a running container: ledger, annotations, limits file, ledger.
 
-Order (``hami_core.planning.resizing``): the ledger books the larger of old and new on the node's
-fence, within capacity and quotas; the pod's annotations are written with uid and resourceVersion as
-preconditions; the node's agent is asked until the container's limits file says so; what became
-less is given back. Whatever is cut off in between, the ledger stands, and ``align`` writes the
-annotations that belong to it: the comparison of ledger and pods asks for that after a crash. A
-shrink that the node does not take in time is taken back the same way. Seconds throughout.
+Order (``hami_core.planning.resizing``):
+
+1. The ledger books the larger of old and new on the node's fence, within capacity and quotas.
+2. The pod's annotations are written with uid and resourceVersion as preconditions.
+3. The node's agent is polled until the container's limits file has the new shares.
+4. Freed capacity is released.
+
+If a resize is interrupted, the ledger is the source of truth, and ``align`` writes the annotations
+that belong to it: the comparison of ledger and pods requests that after a crash. A shrink that the
+node does not apply in time is rolled back the same way. Seconds throughout.
 """
 
 import logging
@@ -32,21 +36,21 @@ from hami_common.pods.signing import Signer
 from hami_common.ports import KubeApi
 from hami_common.runtime.httpd import Handler, Request, Response, error_response, json_response
 from hami_core.ledger import binding
+from hami_core.ledger.holding import Holding
 from hami_core.ledger.podfacts import PodFacts
-from hami_core.ledger.repair import Holding
-from hami_core.ledger.stimuli import Append
+from hami_core.ledger.stimuli import Append, ResizePlanned
 from hami_core.placement.reasons import NodeRefusal
 from hami_core.planning.resizing import ResizeRequest, larger, resized, shrinks
-from hami_core.quota.resourcequota import amounts_of
 from hami_scheduler.settings import Settings
-from hami_scheduler.shell.effects import Effects, answer_within
+from hami_scheduler.shell.bounded import answer_within
+from hami_scheduler.shell.effects import Effects
 from hami_scheduler.shell.keylocks import KeyLocks
 from hami_scheduler.shell.metrics import Metrics
 from hami_scheduler.shell.quota import QuotaKeeper
 from hami_scheduler.shell.state import State
 
 Ask = Callable[[str], Awaitable[bytes]]
-"""Asks an agent: from the subject to the answer; ``Unavailable`` when none came."""
+"""Sends a request to an agent: from the subject to the answer; ``Unavailable`` without one."""
 
 REFUSED = 409
 _LOOK_S = 0.25
@@ -58,12 +62,12 @@ _encoder = msgspec.json.Encoder()
 
 
 async def nobody(subject: str) -> bytes:
-    """No agent can be asked."""
-    raise Unavailable(peer="agent", detail=f"nobody to ask on {subject}")
+    """Raise ``Unavailable``: no agent can be reached."""
+    raise Unavailable(peer="agent", detail=f"no agent answers on {subject}")
 
 
 class ResizeRefused(HamiError):
-    """The shares stay as they are. ``code`` is a stable word."""
+    """The shares stay unchanged. ``code`` is a stable word."""
 
     def __init__(self, *, code: str, text: str) -> None:
         super().__init__(code, text)
@@ -75,7 +79,7 @@ class ResizeRefused(HamiError):
 
 
 class Resized(Struct, frozen=True, kw_only=True):
-    """What the container has now."""
+    """The container's present shares."""
 
     namespace: str
     pod: str
@@ -85,11 +89,11 @@ class Resized(Struct, frozen=True, kw_only=True):
     container: ContainerShares
     before: ContainerShares
     in_force: bool
-    """The container's limits file says so; else it will when the node comes to it."""
+    """True when the container's limits file has the shares; else the node will write them later."""
 
 
 class Resizer:
-    """Carries out resizes, one at a time for each pod."""
+    """Executes resizes, one at a time for each pod."""
 
     def __init__(
         self,
@@ -114,7 +118,7 @@ class Resizer:
         self._pods = KeyLocks("pod")
 
     def routes(self) -> Mapping[tuple[str, str], Handler]:
-        """Handlers by method and path."""
+        """Return the handlers by method and path."""
         return {("POST", "/v1/resize"): self.serve}
 
     async def serve(self, request: Request) -> Response:
@@ -130,7 +134,10 @@ class Resizer:
             return error_response(status=REFUSED, code=refused.code, message=refused.text)
 
     async def resize(self, wish: ResizeRequest) -> Resized:
-        """Resize; ``ResizeRefused``, ``RequestInvalid`` and ``NotFound`` say why not."""
+        """Resize.
+
+        ``ResizeRefused``, ``RequestInvalid`` and ``NotFound`` have the reason otherwise.
+        """
         try:
             found = self._find(wish)
             async with self._pods.hold(found.uid, wait_s=self._settings.bind_wait_s):
@@ -160,7 +167,7 @@ class Resizer:
         raise NotFound(what=f"running pod {wish.namespace}/{wish.pod} with shares of ours")
 
     async def _resize(self, wish: ResizeRequest) -> Resized:
-        pod = await self._effects.get_pod(wish.namespace, wish.pod)
+        pod = await self._effects.pods.get(wish.namespace, wish.pod)
         if pod is None or not pod.node or pod.is_finished or pod.is_deleting:
             raise NotFound(what=f"running pod {wish.namespace}/{wish.pod}")
         holding = self._state.ledger.holding(pod.node, pod.uid)
@@ -174,9 +181,9 @@ class Resizer:
                 + (pod.mistrust or "it is still being settled; try again"),
             )
         before = holding.record.containers
-        if pod.signed.placement.containers != before:  # an earlier resize was cut off
+        if pod.signed.placement.containers != before:  # an earlier resize was interrupted
             await self.align(holding)
-            pod = await self._effects.get_pod(wish.namespace, wish.pod)
+            pod = await self._effects.pods.get(wish.namespace, wish.pod)
             if pod is None:
                 raise NotFound(what=f"running pod {wish.namespace}/{wish.pod}")
         changed, containers = resized(holding, wish, state=state)
@@ -213,14 +220,14 @@ class Resizer:
         )
 
     async def _undo(self, booked: Holding, before: tuple[ContainerShares, ...]) -> None:
-        """A shrink did not come through: give what it had back to the container."""
+        """Roll back a shrink that the node did not apply: restore the container's former shares."""
         try:
             if booked.record.containers != before:
-                booked = await self._book(booked, before, reason="resize taken back")
+                booked = await self._book(booked, before, reason="resize rolled back")
             await self.align(booked)
         except HamiError as error:
-            # The ledger and the pod are compared again, and agree then.
-            _log.warning("resize not taken back yet", extra={"problem": str(error)})
+            # The next comparison of ledger and pods reconciles them.
+            _log.warning("resize not rolled back yet", extra={"problem": str(error)})
 
     # --- use -------------------------------------------------------------------------------------
 
@@ -229,13 +236,13 @@ class Resizer:
         return codec.decode_on(subject, await self._ask(subject), UsageAnswer)
 
     async def _require_unused(self, holding: Holding, wanted: ContainerShares) -> None:
-        """``ResizeRefused`` when the container uses more now than it is to have."""
+        """Raise ``ResizeRefused`` when the container uses more now than its new shares."""
         try:
             usage = await self._usage(holding.record.node)
         except (Unavailable, WireInvalid) as error:
             raise Unavailable(
                 peer=f"agent of node {holding.record.node}",
-                detail=f"nobody can tell what the container uses ({error}); --force does not ask",
+                detail=f"the container's usage is unknown ({error}); --force skips this check",
             ) from error
         own = _own(usage.shares, holding, wanted.name)
         for share in wanted.shares:
@@ -249,7 +256,7 @@ class Resizer:
                 )
 
     async def _until_in_force(self, holding: Holding, wanted: ContainerShares) -> bool:
-        """Whether the container's limits file came to say what is wanted."""
+        """Poll until the container's limits file has the shares; returns whether it does."""
         clock = self._state.clock
         deadline_s = clock.monotonic_s() + self._settings.resize_confirm_s
         while True:
@@ -284,7 +291,7 @@ class Resizer:
             )
         generation = self._quota.ledger.generation
         try:
-            async with self._effects.planning(record.node):
+            async with self._effects.ledger.planning(record.node):
                 booked = await self._append(holding, containers, grows=grows, reason=reason)
             if not grows or not self._quota.ledger.governs(record.namespace, record.account):
                 return booked
@@ -295,14 +302,14 @@ class Resizer:
                 await self._book(booked, record.containers, reason="quota not known")
                 raise ResizeRefused(code="unavailable", text=str(error)) from error
         finally:
-            self._quota.ledger.stop_expecting(record.allocation_id)
+            self._quota.stop_expecting(record.allocation_id)
         if refusal is not None:
             await self._book(booked, record.containers, reason="beyond a quota")
             raise ResizeRefused(code="no-quota", text=refusal.text)
         return booked
 
     def _is_withheld(self, node: str, containers: Sequence[ContainerShares]) -> bool:
-        """Whether nothing more is given of a vendor that the containers have shares of."""
+        """Return whether any vendor of the containers' shares is withheld on the node."""
         vendors = {share.vendor for container in containers for share in container.shares}
         return any(self._state.table.is_withheld(node, vendor) for vendor in vendors)
 
@@ -324,11 +331,13 @@ class Resizer:
                 raise ResizeRefused(
                     code="changed", text="the pod's shares were changed meanwhile; try again"
                 )
-            plan = ledger.plan_resize(
-                now,
-                Placement(node=record.node, containers=containers),
-                now_s=self._state.clock.now_s(),
-                reason=reason,
+            plan = self._state.core.answer(
+                ResizePlanned(
+                    holding=now,
+                    placement=Placement(node=record.node, containers=containers),
+                    now_s=self._state.clock.now_s(),
+                    reason=reason,
+                )
             )
             if isinstance(plan, NodeRefusal):
                 raise ResizeRefused(code="no-room", text=f"node {record.node}: {plan.text}")
@@ -343,45 +352,37 @@ class Resizer:
         )
 
     def _expect(self, plan: Append, pod_uid: str) -> None:
-        """Refuse what is beyond a quota before anything is written; else count it."""
-        record, ledger = plan.record, self._quota.ledger
-        if not ledger.governs(record.namespace, record.account):
-            return
-        ledger.stop_expecting(record.allocation_id)
-        refusal = ledger.first_look(
-            record.namespace,
-            record.account,
-            amounts_of(record.containers, record.account),
-            own=[(record.node, pod_uid)],
-        )
-        if refusal is not None:
-            raise ResizeRefused(code="no-quota", text=refusal.text)
-        ledger.expect(record)
+        """Refuse a record that exceeds a quota before it is written; else count it."""
+        if refusal := self._quota.expect(plan.record, own=[(plan.record.node, pod_uid)]):
+            raise ResizeRefused(code="no-quota", text=refusal)
 
     async def _store(self, plan: Append) -> Holding | None:
-        """What the append left; ``None`` when it was not stored."""
+        """Append the plan; returns the new holding, ``None`` when it was not stored."""
         record = plan.record
         try:
-            await self._effects.append(plan)
+            await self._effects.ledger.append(plan)
         except Conflict:
             self._metrics.fence_conflicts.inc()
-            await self._effects.read_node(record.node)
+            await self._effects.ledger.read_node(record.node)
         except Unavailable:
-            await self._effects.read_node(record.node)  # it may be stored or not
+            await self._effects.ledger.read_node(record.node)  # it may or may not be stored
         now = self._state.ledger.holding(record.node, record.pod_uid)
         return now if now is not None and now.record == record else None
 
     # --- pod -------------------------------------------------------------------------------------
 
     async def align(self, holding: Holding) -> str:
-        """Write the annotations that belong to the ledger's record; what was done, in one word."""
+        """Write the annotations that belong to the ledger's record.
+
+        Returns the action in one word.
+        """
         record = holding.record
-        async with self._effects.planning(record.node):
-            await self._effects.read_node(record.node)
+        async with self._effects.ledger.planning(record.node):
+            await self._effects.ledger.read_node(record.node)
         now = self._state.ledger.holding(record.node, record.pod_uid)
         if now is None or now.record.allocation_id != record.allocation_id:
             return "obsolete"
-        pod = await self._effects.get_pod(record.namespace, record.pod)
+        pod = await self._effects.pods.get(record.namespace, record.pod)
         if pod is None or pod.uid != record.pod_uid or pod.node != record.node or pod.is_finished:
             return "obsolete"
         signed = pod.signed
@@ -399,7 +400,7 @@ class Resizer:
     async def _annotate(
         self, pod: PodFacts, holding: Holding, containers: Sequence[ContainerShares]
     ) -> None:
-        """Give the pod these shares in its annotations, while ``holding`` is its newest record."""
+        """Write these shares to the pod's annotations, while ``holding`` is its newest record."""
         record = replace(holding.record, containers=tuple(containers))
         current: PodFacts | None = pod
         for _ in range(_ANNOTATE_TRIES):
@@ -426,15 +427,15 @@ class Resizer:
                 with answer_within(self._settings.api_timeout_s, peer="API server"):
                     await self._kube.patch(current.path(), _encoder.encode(document))
             except Conflict:
-                current = await self._effects.get_pod(record.namespace, record.pod)
-                await self._effects.read_node(record.node)
+                current = await self._effects.pods.get(record.namespace, record.pod)
+                await self._effects.ledger.read_node(record.node)
             else:
                 return
         raise Unavailable(peer="API server", detail=f"pod {record.pod} kept changing")
 
 
 def _own(shares: Sequence[ShareNow], holding: Holding, container: str) -> dict[str, ShareNow]:
-    """The container's shares by device."""
+    """Return the container's shares by device."""
     return {
         share.uuid: share
         for share in shares

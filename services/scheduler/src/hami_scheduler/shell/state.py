@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything this replica knows, in one place: devices, ledger, pods, and whether that is complete.
+"""The state of this replica: devices, ledger, pods, and their completeness.
 
-Touched only from the event loop and never across an await, so each reader sees one snapshot
-(style 2.7). The feeds write the inventory and the pods; only the ledger books shares. Effects that
-the ledger asks for go to ``carry_out``, which must not block. Seconds throughout.
+Touched only from the event loop and never across an await, so each reader sees one snapshot (style
+2.7). The feeds write the inventory and the pods; only the ledger books shares. Effects that the
+ledger returns are queued with ``later``, which must not block. Seconds throughout.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import anyio
 
@@ -17,18 +17,16 @@ from hami_common.events.allocation import AllocationRecord
 from hami_common.ports import Clock
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.supervise import Supervisor
-from hami_core.ledger.ledger import Ledger
+from hami_core.core import Core
 from hami_core.ledger.podfacts import PodFacts
-from hami_core.ledger.stimuli import Accepted, Effect, RecordSeen, Stimulus, Wiped
-from hami_core.placement.verdicts import Verdicts
-from hami_core.table.table import DeviceTable
+from hami_core.ledger.stimuli import Accepted, Effect, RecordSeen, Stimulus, Task, Wiped
 from hami_scheduler.shell.isolation import RECORD, Withheld, record_key
 from hami_scheduler.shell.metrics import Metrics
 
 _log = logging.getLogger(__name__)
 
 PARTS = ("inventory", "records", "states", "pods", "quotas")
-"""What must have been delivered once before anything can be decided."""
+"""Parts that must have been delivered once before any decision."""
 
 
 class Pods:
@@ -42,10 +40,10 @@ class Pods:
         self._members: dict[str, set[str]] = {}
         """By gang: every member that is known."""
         self._priorities: Counter[int] = Counter()
-        """How many placed pods have a priority."""
+        """Number of placed pods by priority."""
 
     def put(self, pod: PodFacts) -> PodFacts | None:
-        """Take a version; returns the one it replaces."""
+        """Store a version; returns the one it replaces."""
         before = self._by_uid.get(pod.uid)
         self._by_uid[pod.uid] = pod
         self._leave_group(before)
@@ -62,7 +60,7 @@ class Pods:
         return before
 
     def drop(self, uid: str) -> PodFacts | None:
-        """Forget a pod; returns what was known of it."""
+        """Drop a pod; returns its last facts."""
         self._waiting.discard(uid)
         before = self._by_uid.pop(uid, None)
         self._leave_group(before)
@@ -83,35 +81,35 @@ class Pods:
             del self._groups[pod.group]
 
     def nodes_of_group(self, group: str) -> list[str]:
-        """Where the placed members of a gang are, one entry for each."""
+        """Return the nodes of the placed members of a gang, one entry for each."""
         return list(self._groups.get(group, {}).values())
 
     def members_of_group(self, group: str) -> list[PodFacts]:
-        """Every known pod of a gang, by uid."""
+        """Return every known pod of a gang, by uid."""
         return [self._by_uid[uid] for uid in sorted(self._members.get(group, ()))]
 
     def lowest_priority(self) -> int | None:
-        """The lowest priority of the pods that have a node; ``None`` when there are none."""
+        """Return the lowest priority of the pods that have a node; ``None`` without such a pod."""
         return min(self._priorities, default=None)
 
     def get(self, uid: str) -> PodFacts | None:
-        """What is known of the pod with this uid."""
+        """Return the facts of the pod with this uid."""
         return self._by_uid.get(uid)
 
     def has_waiting(self) -> bool:
-        """Whether a pod that asks for devices has no node yet."""
+        """Return whether a pod that requests devices has no node yet."""
         return bool(self._waiting)
 
     def waiting_count(self) -> int:
-        """How many pods that ask for devices have no node yet."""
+        """Return the number of pods that request devices and have no node yet."""
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[PodFacts]:
-        """Every pod."""
+        """Yield every pod."""
         return iter(self._by_uid.values())
 
     def __len__(self) -> int:
-        """How many pods are known."""
+        """Return the number of known pods."""
         return len(self._by_uid)
 
 
@@ -121,32 +119,35 @@ class State:
     def __init__(
         self,
         *,
-        table: DeviceTable,
-        ledger: Ledger,
+        core: Core,
         clock: Clock,
         metrics: Metrics,
-        carry_out: Callable[[Effect], object],
+        later: Callable[[Task], object],
         quarantine: Quarantine,
         supervisor: Supervisor,
-        verdicts: Verdicts | None = None,
     ) -> None:
-        """Hand effects of the ledger to ``carry_out``."""
+        """Queue effects of the ledger as background tasks with ``later``."""
         self.quarantine = quarantine
-        """What cannot be handled now, see ``isolation``."""
+        """Objects that cannot be handled now, see ``isolation``."""
         self.supervisor = supervisor
-        self.table = table
-        self.ledger = ledger
-        self.verdicts = verdicts or Verdicts(table)
+        self.core = core
+        self.table = core.table
+        """For reading, like ``ledger``: only ``core.answer`` changes them."""
+        self.ledger = core.ledger
         self.pods = Pods()
-        self.withheld = Withheld(table)
+        self.withheld = Withheld(core)
         self.clock = clock
         self._metrics = metrics
-        self._carry_out = carry_out
+        self.later = later
+        """Queues a background task."""
         self._missing = set(PARTS)
         self._progress = anyio.Event()
         self._gone = anyio.Event()
         self.storage_epoch = 0
-        """Counts how often the ledger was emptied: what the bus answered before is void after."""
+        """Counts how often the ledger was emptied.
+
+        Earlier answers of the bus are void after that.
+        """
 
     # --- the ledger ------------------------------------------------------------------------------
 
@@ -161,10 +162,10 @@ class State:
     def fold(self, stimulus: Stimulus) -> None:
         """Fold one stimulus and pass on its effects; the node of a record that fails is withheld.
 
-        ``InvariantBroken`` is logged with the story and raised, like any other error.
+        ``InvariantBroken`` is logged with the history and raised, like any other error.
         """
         try:
-            effects: Iterable[Effect] = self.ledger.handle(stimulus)
+            effects: list[Effect] = self.core.answer(stimulus)
         except Exception as error:
             if isinstance(error, InvariantBroken):
                 self._metrics.broken_invariants.inc()
@@ -183,10 +184,10 @@ class State:
         if len(self.withheld) and (record := _record_of(stimulus)) is not None:
             self.withheld.lift(RECORD, record_key(record.node, record.pod_uid))
         for effect in effects:
-            self._carry_out(effect)
+            self.later(effect)
 
     def empty(self) -> None:
-        """Forget the ledger: the bus lost its storage, or nobody can tell whether it did."""
+        """Empty the ledger because the bus lost its storage or may have lost it."""
         self.storage_epoch += 1
         self._gone = anyio.Event()
         self.lost("records")
@@ -196,35 +197,38 @@ class State:
         self.refresh()
 
     def require_storage(self, epoch: int) -> None:
-        """``Unavailable`` when the ledger was emptied since ``epoch``: an answer may be older."""
+        """Raise ``Unavailable`` when the ledger was emptied since ``epoch``.
+
+        An answer may be older.
+        """
         if epoch != self.storage_epoch:
             raise Unavailable(peer="NATS", detail="the storage was lost meanwhile")
 
     def records_gone(self) -> None:
-        """The bus holds less than we have folded of it: only a new watch can tell what is true."""
+        """Note that the bus contains less than was folded; only a new watch can resolve this."""
         self._gone.set()
 
     async def wait_records_gone(self) -> None:
-        """Return once ``records_gone`` was told since the ledger was emptied last."""
+        """Return once ``records_gone`` was called since the ledger was emptied last."""
         await self._gone.wait()
 
     # --- completeness ----------------------------------------------------------------------------
 
     def delivered(self, part: str) -> None:
-        """``part`` (of ``PARTS``) has been delivered once in full."""
+        """Note that ``part`` (of ``PARTS``) has been delivered once in full."""
         self._missing.discard(part)
 
     def has(self, part: str) -> bool:
-        """Whether ``part`` has been delivered."""
+        """Return whether ``part`` has been delivered."""
         return part not in self._missing
 
     def lost(self, part: str) -> None:
-        """``part`` must be delivered anew before anything is decided."""
+        """Note that ``part`` must be delivered again before any decision."""
         self._missing.add(part)
         self.refresh()
 
     def missing(self) -> list[str]:
-        """What is not complete yet, in words for an operator."""
+        """Return the incomplete parts, in words for an operator."""
         missing = sorted(self._missing)
         if not missing and not self.ledger.ready:
             missing.append("comparison of ledger and pods")
@@ -232,16 +236,16 @@ class State:
 
     @property
     def is_complete(self) -> bool:
-        """Whether decisions can be made."""
+        """True when decisions can be made."""
         return not self._missing and self.ledger.ready
 
     def refresh(self) -> None:
-        """Tell those who wait that completeness may have changed."""
+        """Notify waiting tasks that completeness may have changed."""
         self._progress.set()
         self._metrics.ready.set(self.is_complete)
 
     async def wait_complete(self, *, wait_s: float) -> None:
-        """Return once decisions can be made, else ``Unavailable`` says what is missing."""
+        """Return once decisions can be made, else ``Unavailable`` names the incomplete parts."""
         if self.is_complete:
             return
         with anyio.move_on_after(wait_s):
@@ -250,7 +254,7 @@ class State:
         self.require_complete()
 
     def require_complete(self) -> None:
-        """``Unavailable`` unless decisions can be made."""
+        """Raise ``Unavailable`` unless decisions can be made."""
         if not self.is_complete:
             missing = ", ".join(self.missing())
             raise Unavailable(peer="scheduler", detail=f"not in sync, waiting for {missing}")
@@ -261,7 +265,7 @@ class State:
             await self._wait_progress()
 
     async def wait_emptied(self) -> None:
-        """Return once the ledger has to be compared with the pods before it can be used again."""
+        """Return once the ledger must be compared with the pods before it can be used again."""
         while self.ledger.ready:
             await self._wait_progress()
 
@@ -272,7 +276,7 @@ class State:
 
 
 def _record_of(stimulus: Stimulus) -> AllocationRecord | None:
-    """The ledger record that a stimulus brings, ``None`` where it brings none or several."""
+    """Return the ledger record of a stimulus, ``None`` where it has none or several."""
     if isinstance(stimulus, RecordSeen):
         return stimulus.record
     return stimulus.append.record if isinstance(stimulus, Accepted) else None

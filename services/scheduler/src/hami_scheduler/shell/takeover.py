@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Book the pods that HAMi placed in the ledger before anything is allocated on their node.
 
-When an agent comes up on a node, the node and its pods are read once. Pods that an operator listed
-on the node (annotation ``hami.io/taken-over``, which tenants cannot write) are booked with the
-devices they hold (``hami_common.compat.adoption``) and get a signed allocation and our label. From
-then on they are treated like all others: watched, released when they end, restored from their own
+When an agent starts on a node, the node and its pods are read once. Pods that an operator listed on
+the node (annotation ``hami.io/taken-over``, which tenants cannot write) are booked with their
+devices (``hami_common.compat.adoption``) and get a signed allocation and our label. From then on
+they are treated like all others: watched, released when they end, restored from their own
 annotations. HAMi's annotations and limiter stay in place. Nothing is allocated on a node before
 this is done, nor while a pod of HAMi that is not listed runs there. Times are in seconds.
 """
@@ -26,22 +26,24 @@ from hami_common.pods.signing import Signer
 from hami_common.ports import KubeApi
 from hami_common.vendors.catalog import Catalog
 from hami_core.ledger import binding
+from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import HAMI
 from hami_core.ledger.podfacts import PodReader
-from hami_core.ledger.repair import Holding
-from hami_core.table.inventory import Inventory
+from hami_core.ledger.stimuli import AdoptPlanned
 from hami_scheduler.settings import Settings
-from hami_scheduler.shell.effects import PODS, Effects, answer_within
+from hami_scheduler.shell.bounded import answer_within
+from hami_scheduler.shell.effects import Effects
 from hami_scheduler.shell.isolation import TAKE_OVER
 from hami_scheduler.shell.keylocks import KeyLocks
 from hami_scheduler.shell.metrics import Metrics
+from hami_scheduler.shell.podapi import PODS
 from hami_scheduler.shell.state import State
 
 US = "us"
 NAMES_TOLD = 5
-"""Pods that one refusal names."""
+"""Maximum pods that one refusal names."""
 MOST_REASON = 1000
-"""Characters of doubts that a ledger record keeps."""
+"""Maximum characters of doubts that a ledger record keeps."""
 UNPROCESSABLE = 422
 
 _log = logging.getLogger(__name__)
@@ -59,7 +61,7 @@ _Key = tuple[object, ...]
 
 
 class Pods(Struct, frozen=True, kw_only=True):
-    """How pods are read, and by whom their allocations are signed."""
+    """Reader of pods, and signer of their allocations."""
 
     reader: PodReader
     catalog: Catalog
@@ -67,13 +69,12 @@ class Pods(Struct, frozen=True, kw_only=True):
 
 
 class TakeOver:
-    """Examines nodes, each once per agent, and whenever the ledger was lost."""
+    """Inspects nodes, each once per agent, and after the ledger was lost."""
 
     def __init__(
         self,
         *,
         state: State,
-        inventory: Inventory,
         effects: Effects,
         kube: KubeApi,
         pods: Pods,
@@ -81,10 +82,10 @@ class TakeOver:
         metrics: Metrics,
         ids: Callable[[], str],
     ) -> None:
-        """``ids`` makes allocation ids."""
+        """``ids`` returns allocation ids."""
         self._state = state
         self._quarantine = state.quarantine
-        self._inventory = inventory
+        self._inventory = state.core.inventory
         self._effects = effects
         self._kube = kube
         self._reader = pods.reader
@@ -95,29 +96,29 @@ class TakeOver:
         self._ids = ids
         self._nodes = KeyLocks("node")
         self._examined: dict[str, _Key] = {}
-        self._told: dict[str, str] = {}
+        self._refusals: dict[str, str] = {}
         self._seen = (-1, -1)
 
     def is_withheld(self, node: str) -> bool:
-        """Whether nothing may be given on the node yet."""
+        """Return whether the node does not accept allocations yet."""
         return self._settings.take_over and self._examined.get(node) != self._key(node)
 
     async def ensure(self, node: str) -> None:
-        """Return once all that HAMi placed on the node is in the ledger; ``Unavailable`` if not."""
+        """Return once all pods of HAMi's on the node are in the ledger, else ``Unavailable``."""
         if not self.is_withheld(node):
-            self._told.pop(node, None)
+            self._refusals.pop(node, None)
             return
         async with self._nodes.hold(node, wait_s=self._settings.bind_wait_s):
             if not self.is_withheld(node):
-                self._told.pop(node, None)
+                self._refusals.pop(node, None)
                 return
             key = self._key(node)
             await self._examine(node)
             self._examined[node] = key
-            self._told.pop(node, None)
+            self._refusals.pop(node, None)
 
     async def work(self) -> None:
-        """Examine nodes as they come, for ever."""
+        """Inspect nodes as they arrive, indefinitely."""
         if not self._settings.take_over:
             return
         while True:
@@ -127,15 +128,18 @@ class TakeOver:
             await self._state.clock.sleep(self._settings.take_over_s)
 
     def _to_examine(self) -> list[str]:
-        """Nodes that could not be taken over; all, after inventory or storage changed."""
+        """Return nodes that could not be taken over.
+
+        All nodes after inventory or storage changed.
+        """
         now = (self._state.table.inventory_revision, self._state.storage_epoch)
         if now == self._seen:
-            return sorted(self._told)
+            return sorted(self._refusals)
         self._seen = now
         return sorted({devices.node for devices in self._inventory.devices()})
 
     async def _try(self, node: str) -> None:
-        self._told.setdefault(node, "")  # looked at again until it is done
+        self._refusals.setdefault(node, "")  # retried until it is done
         if not self._quarantine.is_due(TAKE_OVER, node):
             return
         try:
@@ -148,12 +152,12 @@ class TakeOver:
             )
         except HamiError as error:
             text = str(error)
-            if self._told.get(node) != text:
-                self._told[node] = text
+            if self._refusals.get(node) != text:
+                self._refusals[node] = text
                 _log.warning("node is not taken over", extra={"node": node, "problem": text})
 
     def _key(self, node: str) -> _Key:
-        """What an examination of the node holds for: its agents, and the ledger's storage."""
+        """Return the key of an inspection of the node: its agents and the storage epoch."""
         agents = sorted(
             (devices.vendor, devices.boot_id) for devices in self._inventory.of_node(node)
         )
@@ -174,7 +178,7 @@ class TakeOver:
                 partial(self._examine_pod, pod, view, unlisted),
                 passes=(Unavailable,),
                 name=(meta.namespace or "default", meta.name),
-                is_retried=False,  # with the node
+                is_retried=False,  # retried with the node
             ):
                 failed.append(f"{meta.namespace}/{meta.name}")
         if failed:
@@ -203,7 +207,7 @@ class TakeOver:
             unlisted.append(f"{pod.metadata.namespace}/{pod.metadata.name}")
 
     def _placed_by(self, pod: PodView, node: str) -> str:
-        """Who placed the pod, by the ledger or a signature that we trust; empty: neither says.
+        """Return who placed the pod, by the ledger or a trusted signature; empty: unknown.
 
         ``US``, or ``HAMI`` when it was taken over before.
         """
@@ -238,7 +242,7 @@ class TakeOver:
             found = [pod for page in pages for pod in _list_decoder.decode(page).items]
         except UNDECODABLE as error:
             raise WireInvalid(what=f"pods of node {node}", problem=str(error)) from error
-        # Whatever the API server made of the selector: a pod counts where it is.
+        # The API server may ignore the selector: a pod counts on the node of its spec.
         return [pod for pod in found if pod.spec.node_name == node]
 
     # --- one pod ---------------------------------------------------------------------------------
@@ -251,33 +255,37 @@ class TakeOver:
             _log.warning("share of a pod of HAMi was in doubt", extra={**extra, "problem": problem})
         if not found.containers:
             return
-        async with self._effects.planning(node.name):
+        async with self._effects.ledger.planning(node.name):
             holding = await self._book(pod, node.name, found)
         try:
             await self._annotate(holding)
         except NotFound:
-            await self._effects.release(holding, "pod-gone")
+            await self._effects.ledger.release(holding, "pod-gone")
             return
-        await self._effects.confirm(holding)
+        await self._effects.ledger.confirm(holding)
 
     async def _book(self, pod: PodView, node: str, found: adoption.Adopted) -> Holding:
-        """The record of the pod, with what was found."""
+        """Return the record of the pod with the devices found."""
         meta, ledger, allocation_id = pod.metadata, self._state.ledger, self._ids()
         for _ in range(self._settings.fence_tries):
             self._state.require_complete()
-            plan = ledger.plan_adopt(
-                node=node,
-                pod=(meta.uid, meta.namespace or "default", meta.name),
-                containers=found.containers,
-                allocation_id=allocation_id,
-                now_s=self._state.clock.now_s(),
-                reason="; ".join(found.problems)[:MOST_REASON],
+            plan = self._state.core.answer(
+                AdoptPlanned(
+                    node=node,
+                    pod_uid=meta.uid,
+                    namespace=meta.namespace or "default",
+                    pod=meta.name,
+                    containers=found.containers,
+                    allocation_id=allocation_id,
+                    now_s=self._state.clock.now_s(),
+                    reason="; ".join(found.problems)[:MOST_REASON],
+                )
             )
             if plan is not None:
                 try:
-                    await self._effects.append(plan)
+                    await self._effects.ledger.append(plan)
                 except Conflict:
-                    await self._effects.read_node(node)
+                    await self._effects.ledger.read_node(node)
                     continue
                 self._metrics.repairs.labels(action="adopted").inc()
                 _log.info(
@@ -290,9 +298,9 @@ class TakeOver:
         raise Unavailable(peer="NATS", detail=f"node {node} kept changing")
 
     async def _annotate(self, holding: Holding) -> None:
-        """Our signature and label on the pod, unless both are there; ``NotFound``: it is gone."""
+        """Write our signature and label on the pod, unless both exist; ``NotFound``: it is gone."""
         record = holding.record
-        pod = await self._effects.get_pod(record.namespace, record.pod)
+        pod = await self._effects.pods.get(record.namespace, record.pod)
         if pod is None or pod.uid != record.pod_uid or pod.is_finished:
             raise NotFound(what=f"pod {record.namespace}/{record.pod}")
         if pod.is_labelled and pod.signed == binding.signed_placement(

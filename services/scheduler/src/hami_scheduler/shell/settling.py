@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settles allocations whose outcome is unknown, by comparing the ledger with the pod itself.
+
+A reservation whose lease expired, a Binding without an answer, a committed pod without a record and
+a record without a pod each end as: bound, released, or restored. The rules that make a release safe
+are those of ``hami_scheduler.shell.ledgerwriter``. Seconds throughout.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hami_common.errors import Conflict, Unavailable
+from hami_core.ledger import binding, repair
+from hami_core.ledger.holding import Holding
+from hami_core.ledger.podfacts import PodFacts
+from hami_core.ledger.stimuli import FailurePlanned, RestorePlanned
+from hami_core.placement.reasons import NodeRefusal
+from hami_scheduler.settings import Settings
+from hami_scheduler.shell.isolation import RESTORE
+from hami_scheduler.shell.ledgerwriter import LedgerWriter, fields_of
+from hami_scheduler.shell.podapi import PodApi
+from hami_scheduler.shell.state import State
+
+_log = logging.getLogger(__name__)
+
+
+class Settling:
+    """Determines the outcome of a reservation, and acts on it."""
+
+    def __init__(
+        self,
+        *,
+        state: State,
+        ledger: LedgerWriter,
+        pods: PodApi,
+        settings: Settings,
+    ) -> None:
+        """Write with ``ledger``; leave work that needs more calls to ``state.later``."""
+        self._state = state
+        self._ledger = ledger
+        self._pods = pods
+        self._settings = settings
+        self._in_flight: set[str] = set()
+
+    @contextmanager
+    def while_binding(self, pod_uid: str) -> Iterator[None]:
+        """Mark the pod as being bound here, so that its lease is not examined meanwhile."""
+        self._in_flight.add(pod_uid)
+        try:
+            yield
+        finally:
+            self._in_flight.discard(pod_uid)
+
+    async def restore(self, step: repair.Restore) -> str:
+        """Restore a committed allocation in the ledger; returns the action taken, in one word.
+
+        While that fails because of the pod, its node gets no new allocations.
+        """
+        node, uid = step.signed.placement.node, step.signed.pod_uid
+        try:
+            outcome = await self._restore(step)
+        except Unavailable:
+            raise
+        except Exception as error:
+            self._state.withheld.add(RESTORE, uid, error, node=node)
+            raise
+        self._state.withheld.lift(RESTORE, uid)
+        return outcome
+
+    async def _restore(self, step: repair.Restore) -> str:
+        signed = step.signed
+        node, uid = signed.placement.node, signed.pod_uid
+        is_view_fresh = is_started = False
+        async with self._ledger.planning(node):
+            for _ in range(self._settings.fence_tries):
+                pod = self._state.pods.get(uid)
+                if not _runs(pod, uid, node):
+                    # Our watch may lag behind the list that showed the pod; a rebuild from the
+                    # watch alone would allocate the share again.
+                    pod = await self._pods.get(signed.namespace, signed.pod)
+                if pod is None or not _runs(pod, uid, node):
+                    return "obsolete"
+                plan = self._state.core.answer(
+                    RestorePlanned(signed=signed, now_s=self._now_s(), must=is_started)
+                )
+                if plan is None:
+                    return "present"
+                if isinstance(plan, NodeRefusal):
+                    if is_view_fresh:
+                        await self._share_lost(step, plan)
+                        return "share-lost"
+                    # No fence guards a refusal, nor a pod that wins over arithmetic: our feed may
+                    # lag behind the pod that we saw, and the pod may have ended since.
+                    fresh = await self._pods.get(signed.namespace, signed.pod)
+                    if fresh is None or not _runs(fresh, uid, node):
+                        return "obsolete"
+                    is_started = fresh.is_started
+                    await self._ledger.read_node(node)
+                    is_view_fresh = True
+                    continue
+                try:
+                    await self._ledger.append(plan.under(pod.account), traceparent=pod.traceparent)
+                except Conflict:
+                    await self._ledger.read_node(node)
+                    continue
+                break
+            else:
+                raise Unavailable(peer="NATS", detail=f"node {node} kept changing")
+        holding = self._state.ledger.holding(node, uid)
+        if holding is not None:
+            _log.warning("allocation restored from its pod", extra=fields_of(holding.record))
+            await self._ledger.confirm(holding)
+        return "restored"
+
+    async def _share_lost(self, step: repair.Restore, refusal: NodeRefusal) -> None:
+        signed = step.signed
+        write = self._state.core.answer(
+            FailurePlanned(signed=signed, refusal=refusal, now_s=self._now_s())
+        )
+        if write is None:
+            return
+        _log.error(
+            "share of a bound pod is lost",
+            extra={
+                "namespace": signed.namespace,
+                "pod": signed.pod,
+                "node": signed.placement.node,
+                "allocation_id": signed.allocation_id,
+                "reason": refusal.text,
+            },
+        )
+        await self._ledger.write_state(write)
+
+    async def examine(self, holding: Holding) -> str:
+        """Settle a reservation whose lease expired; returns the result, in one word."""
+        record = holding.record
+        if record.pod_uid in self._in_flight:
+            return "in-flight"
+        if record.origin:  # no Binding is posted for it: it exists, or it does not
+            found = await self.doubt(holding)
+            await self._ledger.confirm(holding)
+            return found
+        return await self.settle(holding)
+
+    async def settle(self, holding: Holding) -> binding.Fate:
+        """Determine whether a Binding took effect, prevent any other, and act accordingly."""
+        record = holding.record
+        pod = await self._pods.get(record.namespace, record.pod)
+        finding = self._fate(pod, holding)
+        if finding in ("free", "deleting"):
+            pod = await self._pods.move_pod(holding)
+            finding = self._fate(pod, holding)
+        if finding == "ours":
+            await self._ledger.confirm(holding)
+        elif finding == "same-node" and pod is not None and pod.signed is not None:
+            self._state.later(
+                repair.Restore(signed=pod.signed, must=pod.is_started, replaces=holding)
+            )
+        elif finding == "unreadable":
+            _log.error("bound pod carries an allocation we cannot verify", extra=fields_of(record))
+        else:
+            reason = {"free": "lease-expired", "elsewhere": "bound-elsewhere"}.get(
+                finding, f"pod-{finding}"
+            )
+            await self._ledger.release(holding, reason)
+        return finding
+
+    def _fate(self, pod: PodFacts | None, holding: Holding) -> binding.Fate:
+        record = holding.record
+        return binding.fate_of(
+            pod, uid=record.pod_uid, node=record.node, allocation_id=record.allocation_id
+        )
+
+    async def doubt(self, holding: Holding) -> str:
+        """Check whether the pod of a record is really gone; returns the result."""
+        record = holding.record
+        pod = await self._pods.get(record.namespace, record.pod)
+        if pod is None or pod.uid != record.pod_uid:
+            await self._ledger.release(holding, "pod-gone")
+            return "gone"
+        judgement, reason = repair.judge(holding, pod)
+        if judgement == "release":
+            await self._ledger.release(holding, reason)
+            return reason
+        if pod.is_labelled:
+            return "present"
+        # The pod exists and our label does not: its share stays taken, and our watch must see it
+        # end.
+        _log.warning("label of a pod with a share was removed", extra=fields_of(record))
+        document = binding.label_document(uid=record.pod_uid)
+        pod = await self._pods.patch(record.namespace, record.pod, record.pod_uid, document)
+        if pod is None or pod.uid != record.pod_uid:
+            await self._ledger.release(holding, "pod-gone")
+            return "gone"
+        return "relabelled"
+
+    def _now_s(self) -> float:
+        return self._state.clock.now_s()
+
+
+def _runs(pod: PodFacts | None, uid: str, node: str) -> bool:
+    """Return whether this is the pod, assigned to the node and not finished."""
+    return pod is not None and pod.uid == uid and pod.node == node and not pod.is_finished
