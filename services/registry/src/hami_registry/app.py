@@ -2,9 +2,9 @@
 """Composition root of the registry: bus, read models, canonical writer, API; orders start and stop.
 
 Start: declare the streams, read the buckets to their ends, settle the configuration's generation,
-then take reports and serve. The registry keeps nothing of its own: killed at any point, another
-start reads buckets, reports and configuration and goes on. Without an API server only cordons
-stand still; without the registry scheduling goes on with what it published last (design D19).
+then consume reports and serve. The registry has no state of its own: killed at any point, it
+restarts from buckets, reports and configuration. Without an API server only cordons are not
+updated; without the registry scheduling continues with the devices published last (design D19).
 """
 
 import logging
@@ -66,7 +66,7 @@ from hami_registry.shell.views import Views
 
 SERVICE: Final = "registry"
 REST_S = 0.05
-"""How long the bus is not listened to, after it was, while nobody waits for an answer from it."""
+"""Pause between two reads of the bus while no caller waits for an answer from it."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class _Parts:
-    """What the tasks share."""
+    """State that the tasks share."""
 
     def __init__(self, context: ServiceContext[Settings], bus: Bus) -> None:
         settings = context.settings
@@ -170,7 +170,7 @@ async def serve_registry(
 
 
 async def _ask(bus: Bus, subject: str) -> bytes:
-    """An answer to a question on the bus."""
+    """Return the answer to a request on the bus."""
     return (await bus.request(subject)).data
 
 
@@ -239,7 +239,7 @@ async def _follow(
 async def _start_servers(
     servers: TaskGroup, context: ServiceContext[Settings], parts: _Parts
 ) -> int:
-    """Serve API, probes and metrics; the port of the API."""
+    """Serve API, probes and metrics; returns the port of the API."""
     settings = context.settings
     described = openapi.encoded()
 
@@ -307,7 +307,7 @@ async def _start_authenticator(
 async def _authenticate(
     authenticator: Authenticator, supervisor: Supervisor, settings: Settings
 ) -> None:
-    """Hear the servers' questions for ever, on a connection of the account for that."""
+    """Answer the servers' authentication requests indefinitely, on a connection of that account."""
     while True:
         try:
             async with connect(
@@ -320,7 +320,7 @@ async def _authenticate(
             ) as bus:
                 await supervisor.keep("logins", partial(authenticator.run, bus))
         except Unavailable as error:
-            _log.warning("bus not reached, nobody is admitted", extra={"problem": str(error)})
+            _log.warning("bus unreachable, no caller is admitted", extra={"problem": str(error)})
 
 
 def _issuer(path: str) -> NKey:

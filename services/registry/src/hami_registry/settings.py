@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the registry. Durations in seconds, as each name says.
+"""Settings of the registry. Durations in seconds, with the suffix ``_s``.
 
 Loaded from file, environment and flags by ``hami_common.runtime.settings``.
 """
@@ -16,54 +16,62 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     device_config_file: str = ""
     """Device configuration, TOML when the name ends in ``.toml``, else YAML; empty: defaults."""
     device_config_poll_s: float = 1.0
-    """How often that file is looked at."""
+    """Interval at which that file is polled."""
     watch_nodes: bool = True
     """Watch Kubernetes nodes for ``hami.io/device-cordon``. Without it no API server is needed."""
     liveness_s: float = 15.0
-    """An agent counts as alive this long after its last heartbeat."""
+    """Time for which an agent counts as alive after its last heartbeat."""
     resync_s: float = 60.0
-    """How often everything published is compared with what it should be."""
+    """Interval at which all published records are compared with their desired content."""
     bus_replicas: int = 1
-    """Copies of each stream: 3 in production; a single server has room for 1."""
+    """Copies of each stream: 3 in production; a single server supports only 1."""
     bus_timeout_s: float = 2.0
     """Longest wait for one answer of the bus."""
     retry_s: float = 0.2
-    """First pause before something that failed is tried again; grows to ten times this."""
+    """First pause before a failed operation is retried; grows to ten times this."""
     listener_queue_size: int = 1024
-    """Changes waiting for one listener of ``/v1/watch``; a slower one is told and let go."""
+    """Changes waiting for one listener of ``/v1/watch``; a slower one is disconnected."""
     listener_limit: int = 256
-    """Most listeners at a time."""
+    """Maximum concurrent listeners."""
     listener_limit_per_caller: int = 16
-    """Most listeners at a time of one caller: a user, all ServiceAccounts of one namespace, or an
-    address where ``auth`` is ``none``."""
+    """Maximum concurrent listeners of one caller: a user, all ServiceAccounts of one namespace, or
+    an address where ``auth`` is ``none``.
+    """
     listener_reserve: int = 32
-    """Listeners of ``listener_limit`` that only those get who watch all namespaces."""
+    """Listeners of ``listener_limit`` that are reserved for callers that watch all namespaces."""
     question_limit: int = 32
-    """Most requests at a time that are put to the agents of all nodes (usage, checks)."""
+    """Maximum concurrent requests that query the agents of all nodes (usage, checks)."""
     question_limit_per_caller: int = 8
-    """Most of them of one caller."""
+    """Maximum of them for one caller."""
     auth: Literal["none", "kubernetes"] = "none"
-    """``kubernetes``: callers of the API show a Kubernetes token and read what the cluster lets
-    them read (docs/security.md); ``none``: whoever reaches the port reads everything."""
+    """``kubernetes``: callers of the API present a Kubernetes token and may read what the cluster's
+    RBAC lets them read (docs/security.md); ``none``: any caller that reaches the port reads
+    everything.
+    """
     tls_host: str = "127.0.0.1"
     """Address of the API's HTTPS server; ``0.0.0.0`` or ``::`` in a cluster."""
     tls_port: int = 9443
-    """Its port; 0 lets the kernel choose."""
+    """Port of that server; 0 lets the kernel choose."""
     tls_cert_file: str = ""
-    """Its certificate, PEM. With it the API is served there alone, and ``http_port`` has probes and
-    metrics. Replaced files are used within seconds."""
+    """Certificate of that server, PEM.
+
+    With it the API is served only there, and ``http_port`` serves probes and metrics. Replaced
+    files are used within seconds.
+    """
     tls_key_file: str = ""
     """Private key of the certificate, PEM, not encrypted."""
     bus_issuer_seed_file: str = ""
-    """Seed of the account key that signs logins to the bus (docs/security.md); empty: the bus
-    admits by itself and this service is not asked."""
+    """Seed of the account key that signs logins to the bus (docs/security.md).
+
+    Empty: the bus authenticates clients by itself and sends no requests to this service.
+    """
     bus_authenticator_seed_file: str = ""
-    """Seed of the user under which the servers' questions are heard."""
+    """Seed of the user that receives the servers' authentication requests."""
     bus_audience: str = "hami-bus"
     """Audience of the tokens that are accepted there."""
     bus_agents: tuple[str, ...] = (f"{namespaces.AGENTS}/hami-nodeagent",)
     """ServiceAccounts of node agents, as ``namespace/name``."""
     bus_login_s: float = 3600.0
-    """Longest time that a login to the bus holds; agents renew theirs well before."""
+    """Maximum lifetime of a login to the bus; agents renew theirs well before."""
     replica: str = ""
     """Name under which this replica writes records; empty takes the host name."""

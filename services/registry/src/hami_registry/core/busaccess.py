@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides what the bearer of a token may do on the bus (ADR 0013).
+"""Decides the bus permissions of a token's bearer (ADR 0013).
 
-An agent's account gets the grant of the node on which the token's pod runs, as the API server says;
-without a node it gets nothing, because it could be anybody's copy. Another ServiceAccount gets the
-grant of an integration, if the cluster lets it watch the virtual resource ``events.hami.io``. Times
-in Unix seconds. Knows neither the bus nor Kubernetes.
+An agent's account gets the grant of the node on which the token's pod runs, as the API server
+reports it; without a node it gets no grant, because any copy of the token could be in use. Another
+ServiceAccount gets the grant of an integration, if the cluster lets it watch the virtual resource
+``events.hami.io``. Times in Unix seconds. Independent of the bus and of Kubernetes.
 """
 
 import base64
@@ -24,22 +24,22 @@ LEAST_S = 2
 
 
 class Admission(Struct, frozen=True, kw_only=True):
-    """Who is admitted as what."""
+    """Identity and grant of an admitted client."""
 
     name: str
     grant: grants.Grant
     consumer: str = ""
-    """Consumer of the event stream that has to exist for it."""
+    """Consumer of the event stream that must exist for it."""
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """Nobody is admitted."""
+    """Refusal of a login."""
 
     reason: str
 
 
 def of_agent(account: tuple[str, str], nodes: Sequence[str]) -> Admission | Refusal:
-    """What an agent's account gets; ``nodes``: what the API server says of the token's node."""
+    """Return the grant of an agent's account; ``nodes``: the token's node from the API server."""
     name = "/".join(account)
     if len(nodes) != 1 or not nodes[0]:
         return Refusal(reason=f"the token of {name} is not bound to a pod on a node")
@@ -51,7 +51,7 @@ def of_agent(account: tuple[str, str], nodes: Sequence[str]) -> Admission | Refu
 
 
 def of_integration(account: tuple[str, str], *, may_watch: bool) -> Admission | Refusal:
-    """What another ServiceAccount gets."""
+    """Return the grant of another ServiceAccount."""
     name = "/".join(account)
     if not may_watch:
         return Refusal(
@@ -67,10 +67,10 @@ def of_integration(account: tuple[str, str], *, may_watch: bool) -> Admission | 
 
 
 def ends_s(token: str, *, now_s: float, most_s: float, spread: float) -> int:
-    """When a login ends: with its token, and at the latest after ``most_s``.
+    """Return the end of a login: with its token, and at the latest after ``most_s``.
 
-    ``spread`` (0 to 1) takes up to a quarter of ``most_s`` off: who came together comes back apart.
-    The token's own claims are believed: the API server checked them.
+    ``spread`` (0 to 1) subtracts up to a quarter of ``most_s``: clients that log in together
+    reconnect at different times. The token's own claims are trusted: the API server verified them.
     """
     latest = now_s + most_s * (1 - spread / 4)
     claims = _claims(token)

@@ -3,8 +3,8 @@
 
 A configuration has defaults and an ordered list of rules. A rule selects devices (by node, vendor,
 type, UUID, index) and sets fields; later rules win field by field. An absent field leaves the value
-alone and a zero or ``false`` is a value like any other, so that a node can switch off what the
-defaults switch on. Memory in MiB; scalings are factors of the physical size.
+alone and a zero or ``false`` is a value like any other, so that a node can disable what the
+defaults enable. Memory in MiB; scalings are factors of the physical size.
 """
 
 import hashlib
@@ -26,22 +26,22 @@ MAX_SLOTS = SLOTS_MOST
 MAX_SCALING = float(SCALING_MOST)
 FULL_CORE_PCT = 100
 RULES_VERSION = 2
-"""Grows when the same configuration and facts begin to give other devices: part of the digest."""
+"""Incremented when the same configuration and facts yield other devices: part of the digest."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class Use(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one device is used, every field decided."""
+    """Use of one device, with every field decided."""
 
     slots: int = 10
-    """How many containers may share the device (HAMi: deviceSplitCount)."""
+    """Maximum containers that may share the device (HAMi: deviceSplitCount)."""
     memory_scaling: float = 1.0
-    """Memory handed out as a factor of physical memory (HAMi: deviceMemoryScaling)."""
+    """Allocatable memory as a factor of physical memory (HAMi: deviceMemoryScaling)."""
     core_scaling: float = 1.0
-    """Compute handed out as a factor of one device (HAMi: deviceCoreScaling)."""
+    """Allocatable compute as a factor of one device (HAMi: deviceCoreScaling)."""
     reserved_mib: int = 0
-    """Physical memory kept back for what runs outside our control."""
+    """Physical memory reserved for processes outside our control."""
     hidden: bool = False
     """The device is not published at all."""
     cordoned: bool = False
@@ -66,7 +66,7 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
     cordoned: bool | None = None
 
     def matches(self, node: str, facts: DeviceFacts) -> bool:
-        """Whether the rule applies to this device on this node."""
+        """Return whether the rule applies to this device on this node."""
         lowered = facts.type.lower()
         return (
             (not self.nodes or any(fnmatchcase(node, pattern) for pattern in self.nodes))
@@ -94,18 +94,18 @@ class DeviceConfig(
     defaults: Defaults = Defaults()
     rules: tuple[Rule, ...] = ()
     allow_stranded: bool = False
-    """Use the file even where running pods then hold more of a device than it gives."""
+    """Use the file even where running pods then use more of a device than it provides."""
 
 
 def digest(config: DeviceConfig) -> str:
-    """Names what ``config`` means: equal for equal configurations under the same rules."""
+    """Return the digest of ``config``: equal for equal configurations under the same rules."""
     # Field by field: an encoded Struct leaves out some fields that have their default values.
     meaning = (RULES_VERSION, asdict(config.defaults), [asdict(rule) for rule in config.rules])
     return hashlib.sha256(_encoder.encode(meaning)).hexdigest()[:16]
 
 
 def parse(text: bytes, *, name: str) -> DeviceConfig:
-    """Configuration from a TOML or YAML file called ``name``; the error names the field."""
+    """Parse a TOML or YAML file called ``name``; the error names the field."""
     decode = documents.toml if name.endswith(".toml") else documents.yaml_one
     fix = "compare it with docs/wire.md, device configuration"
     try:
@@ -118,7 +118,7 @@ def parse(text: bytes, *, name: str) -> DeviceConfig:
 
 
 def check(config: DeviceConfig, *, name: str) -> None:
-    """Refuse values that cannot be meant."""
+    """Reject invalid values, with the field and the fix."""
     parts: list[tuple[str, Defaults | Rule]] = [("defaults", config.defaults)]
     parts.extend((f"rules[{i}]", rule) for i, rule in enumerate(config.rules))
     for where, part in parts:
@@ -145,7 +145,7 @@ def check(config: DeviceConfig, *, name: str) -> None:
 
 
 def use_of(config: DeviceConfig, node: str, facts: DeviceFacts) -> Use:
-    """How ``facts``' device on ``node`` is used."""
+    """Return the use of ``facts``' device on ``node``."""
     d = config.defaults
     use = Use(
         slots=d.slots,
@@ -167,7 +167,7 @@ def use_of(config: DeviceConfig, node: str, facts: DeviceFacts) -> Use:
 def canonical_device(
     config: DeviceConfig, node: str, facts: DeviceFacts, *, cordoned_uuids: Iterable[str] = ()
 ) -> Device | None:
-    """The device as the scheduler may use it, ``None`` when it is hidden."""
+    """Return the device as the scheduler may use it, ``None`` when it is hidden."""
     use = use_of(config, node, facts)
     if use.hidden:
         return None
@@ -176,7 +176,7 @@ def canonical_device(
     core_pct = int(FULL_CORE_PCT * use.core_scaling)
     partitions = partitions_of(facts)
     if partitions:
-        # Hardware cannot hand out more than it has, and may keep a part for itself.
+        # Hardware cannot allocate more than it has, and may reserve a part for itself.
         whole = [profile.memory_mib for profile in partitions if not profile.name]
         capacity_mib, core_pct = min([physical_mib, *whole]), FULL_CORE_PCT
     return Device(

@@ -2,9 +2,9 @@
 """Turns agents' raw reports into canonical inventory: validates, configures, orders.
 
 The registry keeps the newest report per (node, vendor); a report is newer by (``boot_id``,
-``seq``), as far as that can be believed (``Runs``). What is published is a pure function of report,
-configuration and cordons, so a change of any of them re-publishes exactly the records that differ.
-Times come in as arguments.
+``seq``), as far as these can be trusted (``Runs``). The published records are a pure function of
+report, configuration and cordons, so a change of any of them re-publishes exactly the records that
+differ. Times come in as arguments.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from hami_registry.core.stranded import Holding, Stranded, stranded
 MAX_DEVICES_PER_NODE = DEVICES_MOST
 _PROBLEM_MOST = 4096
 LATE = 16
-"""Numbers by which messages of an agent that are only late may differ."""
+"""Maximum difference between the numbers of delayed messages of an agent."""
 JUMP = 2_000
-"""Numbers of one run, some hours of it, that a replica may lag behind another one."""
+"""Numbers of one run, some hours of it, by which a replica may lag behind another one."""
 _Key = tuple[str, str]
 """(node, vendor)."""
 _Order = tuple[str, int]
@@ -31,11 +31,11 @@ _Order = tuple[str, int]
 class Runs:
     """Judges which reports of an agent are older than a known one.
 
-    Agents choose ``boot_id`` and ``seq`` themselves, so somebody with a stolen login can choose
+    Agents choose ``boot_id`` and ``seq`` themselves, so an attacker with a stolen login can choose
     values that the agent itself never exceeds. A report that is older by its numbers is therefore
-    refused only until its run goes on: until one of the same run follows whose number is more than
-    ``LATE`` higher than that of the first one refused. Within one run that holds where the known
-    report is ahead by more than ``JUMP``.
+    refused only until its run continues: until one of the same run follows whose number is more
+    than ``LATE`` higher than that of the first one refused. Within one run that holds where the
+    known report is ahead by more than ``JUMP``.
     """
 
     def __init__(self) -> None:
@@ -58,9 +58,9 @@ class Runs:
 
 
 def problems_of(report: NodeReport) -> list[str]:
-    """What is wrong with a report, device by device.
+    """Return the problems of a report, device by device.
 
-    A device that is wrong is left out, not fatal.
+    An invalid device is left out, not fatal.
     """
     problems: list[str] = []
     seen: set[str] = set()
@@ -87,7 +87,7 @@ def _problem_of(facts: DeviceFacts, report: NodeReport, seen: set[str]) -> str:
 
 
 class Inventory:
-    """Newest reports and what they mean under the current configuration."""
+    """Newest reports, and their devices under the current configuration."""
 
     def __init__(self, config: DeviceConfig, *, generation: int = 1) -> None:
         """Start with no report and this configuration."""
@@ -97,11 +97,11 @@ class Inventory:
         self._runs = Runs()
         self._stored_runs = Runs()
         self._outlived: dict[_Key, _Order] = {}
-        """The report with higher numbers that was given up for a run that goes on."""
+        """The report with higher numbers that was superseded by a run that continues."""
         self._cordons: dict[str, frozenset[str]] = {}
 
     def accept(self, report: NodeReport) -> bool:
-        """Keep ``report`` if it is newer than what is known; whether it was kept."""
+        """Store ``report`` if it is newer than the known one; returns whether it was stored."""
         key = (report.node, report.vendor)
         known = self._reports.get(key)
         if known is not None:
@@ -113,9 +113,9 @@ class Inventory:
         return True
 
     def outlives(self, ours: NodeDevices, stored: NodeDevices) -> bool:
-        """Whether ``ours`` is to be published over a record of higher numbers.
+        """Return whether ``ours`` is to be published over a record of higher numbers.
 
-        The record is of a report that a run which goes on has outlived, see ``Runs``.
+        The record is of a report that a continuing run has outlived, see ``Runs``.
         """
         if stored.config_generation > ours.config_generation or _order(stored) <= _order(ours):
             return False
@@ -125,7 +125,7 @@ class Inventory:
         return not self._stored_runs.is_older(key, _order(ours), _order(stored))
 
     def configure(self, config: DeviceConfig) -> bool:
-        """Use ``config`` from now on; whether anything changed (then the generation grew)."""
+        """Apply ``config``; returns whether anything changed (then the generation grew)."""
         if config == self._config:
             return False
         self._config = config
@@ -133,11 +133,11 @@ class Inventory:
         return True
 
     def stranded_by(self, config: DeviceConfig, holdings: Mapping[str, Holding]) -> list[Stranded]:
-        """Devices that ``config`` would make too small for those who hold them now."""
+        """Return devices that ``config`` would make too small for the pods that use them now."""
         return stranded(self._devices_under(self._config), self._devices_under(config), holdings)
 
     def _devices_under(self, config: DeviceConfig) -> dict[str, list[Device]]:
-        """By node: what reported devices are under a configuration."""
+        """Return the reported devices under a configuration, by node."""
         by_node: dict[str, list[Device]] = {}
         for (node, _), report in self._reports.items():
             devices = (canonical_device(config, node, facts) for facts in report.devices)
@@ -150,26 +150,26 @@ class Inventory:
         return self._config
 
     def cordon(self, node: str, uuids: frozenset[str]) -> bool:
-        """Set which devices of ``node`` its operator cordoned; whether that changed."""
+        """Set the devices of ``node`` that its operator cordoned; returns whether that changed."""
         if self._cordons.get(node, frozenset()) == uuids:
             return False
         self._cordons[node] = uuids
         return True
 
     def cordoned_nodes(self) -> list[str]:
-        """Nodes with a device that the operator cordoned, sorted."""
+        """Return the nodes with a device that the operator cordoned, sorted."""
         return sorted(node for node, uuids in self._cordons.items() if uuids)
 
     def keys(self) -> list[tuple[str, str]]:
-        """Every (node, vendor) with a report, sorted."""
+        """Return every (node, vendor) with a report, sorted."""
         return sorted(self._reports)
 
     def keys_of(self, node: str) -> list[tuple[str, str]]:
-        """Every (node, vendor) of one node, sorted."""
+        """Return every (node, vendor) of one node, sorted."""
         return sorted(key for key in self._reports if key[0] == node)
 
     def canonical(self, node: str, vendor: str, *, time_s: float) -> NodeDevices:
-        """What to publish for (node, vendor); ``KeyError`` without a report."""
+        """Return the devices to publish for (node, vendor); ``KeyError`` without a report."""
         report = self._reports[(node, vendor)]
         devices: dict[str, Device] = {}
         for facts in report.devices[:MAX_DEVICES_PER_NODE]:
@@ -205,9 +205,9 @@ def _shortened(text: str) -> str:
 
 
 def supersedes(ours: NodeDevices, stored: NodeDevices | None) -> bool:
-    """Whether ``ours`` is to be published over ``stored``.
+    """Return whether ``ours`` is to be published over ``stored``.
 
-    Not when it tells nothing new, and not when another replica knew more: a newer report, or a
+    False when it contains no change, and when another replica had newer input: a newer report, or a
     configuration that we have not read yet.
     """
     if stored is None:
@@ -220,7 +220,7 @@ def supersedes(ours: NodeDevices, stored: NodeDevices | None) -> bool:
 
 
 def operator_cordons(config: DeviceConfig, stored: NodeDevices) -> frozenset[str]:
-    """Devices of a stored record that the operator cordoned, not the configuration."""
+    """Return devices of a stored record that the operator cordoned, not the configuration."""
     return frozenset(
         device.uuid
         for device in stored.devices
@@ -240,7 +240,7 @@ def operator_cordons(config: DeviceConfig, stored: NodeDevices) -> frozenset[str
 
 
 def same_content(a: NodeDevices, b: NodeDevices | None) -> bool:
-    """Whether publishing ``a`` over ``b`` would tell nobody anything new (time and order aside)."""
+    """Return whether ``a`` and ``b`` have the same content, except time and order."""
     if b is None:
         return False
     return _content(a) == _content(b)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read models: what the API answers, folded from the bus.
+"""Read models for the API, folded from the bus.
 
-Input is what the buckets and the event stream hold (canonical devices, ledger records, states,
+Input is the content of the buckets and the event stream (canonical devices, ledger records, states,
 decisions) plus heartbeats; output are views sorted by name. A projection never decides anything:
-the ledger and the scheduler do. Applying the same entry twice changes nothing. Memory in MiB,
-compute in percent of one device, times in Unix seconds.
+the ledger and the scheduler do. Applying an entry is idempotent. Memory in MiB, compute in percent
+of one device, times in Unix seconds.
 """
 
 from collections import OrderedDict, deque
@@ -27,7 +27,7 @@ PODS_REMEMBERED = 20_000
 
 
 class DeviceView(Struct, frozen=True, kw_only=True):
-    """One device with what is booked on it."""
+    """One device with its booked amounts."""
 
     node: str
     vendor: str
@@ -55,7 +55,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     node: str
     vendors: tuple[str, ...]
     alive: bool
-    """Whether the node's agent was heard within the liveness limit."""
+    """True when the node's agent sent a heartbeat within the liveness limit."""
     last_heartbeat_s: float
     devices: int
     devices_usable: int
@@ -86,7 +86,7 @@ class AllocationView(Struct, frozen=True, kw_only=True):
 
 
 class ExplainView(Struct, frozen=True, kw_only=True):
-    """Everything known about why a pod is where it is, newest decision first."""
+    """Everything known about a pod's placement and its reasons, newest decision first."""
 
     namespace: str
     pod: str
@@ -105,7 +105,7 @@ class Projection:
     """All read models of one registry replica."""
 
     def __init__(self, *, liveness_s: float) -> None:
-        """Call an agent alive if its last heartbeat is younger than ``liveness_s``."""
+        """Report an agent as alive if its last heartbeat is younger than ``liveness_s``."""
         self._liveness_s = liveness_s
         self._devices: dict[tuple[str, str], NodeDevices] = {}
         self._allocations: dict[str, _Allocation] = {}
@@ -113,28 +113,31 @@ class Projection:
         self._decisions: OrderedDict[tuple[str, str], deque[DecisionRecord]] = OrderedDict()
 
     def devices_seen(self, devices: NodeDevices) -> None:
-        """Canonical devices of one vendor on one node."""
+        """Fold canonical devices of one vendor on one node."""
         self._devices[(devices.node, devices.vendor)] = devices
 
     def record_seen(self, key: str, sequence: int, record: AllocationRecord) -> None:
-        """A ledger record; older than the known one is ignored."""
+        """Fold a ledger record; one older than the known record is ignored."""
         known = self._allocations.setdefault(key, _Allocation())
         if sequence > known.sequence:
             known.sequence, known.record = sequence, record
 
     def state_seen(self, key: str, revision: int, state: StateRecord) -> None:
-        """A state record; older than the known one is ignored."""
+        """Fold a state record; one older than the known record is ignored."""
         known = self._allocations.setdefault(key, _Allocation())
         if revision > known.state_revision:
             known.state_revision, known.state = revision, state
 
     def heartbeat_seen(self, node: str, vendors: tuple[str, ...], *, now_s: float) -> None:
-        """An agent's sign of life, at our own clock."""
+        """Fold an agent's heartbeat, at our own clock."""
         for vendor in vendors:
             self._heartbeats[(node, vendor)] = now_s
 
     def decision_seen(self, decision: DecisionRecord) -> None:
-        """Decisions of one message; the newest few are kept, of a bounded number of pods."""
+        """Fold the decisions of one message.
+
+        The newest few are kept, of a bounded number of pods.
+        """
         key = (decision.namespace, decision.pod)
         kept = self._decisions.pop(key, None) or deque(maxlen=DECISIONS_PER_POD)
         for one in decision.unfolded():
@@ -145,13 +148,13 @@ class Projection:
             self._decisions.popitem(last=False)
 
     def reset_ledger(self) -> None:
-        """The bus lost the ledger: forget its records, they are about to be told again."""
+        """Drop the ledger's records after the bus lost them; they will be delivered again."""
         for known in self._allocations.values():
             known.sequence, known.record = 0, None
         self._drop_empty()
 
     def reset_states(self) -> None:
-        """The bus lost the states: forget them, they are about to be told again."""
+        """Drop the states after the bus lost them; they will be delivered again."""
         for known in self._allocations.values():
             known.state_revision, known.state = 0, None
         self._drop_empty()
@@ -162,13 +165,13 @@ class Projection:
         }
 
     def reset_devices(self) -> None:
-        """The bus lost the canonical devices: forget them, they are about to be told again."""
+        """Drop the canonical devices after the bus lost them; they will be delivered again."""
         self._devices.clear()
 
     def allocations(
         self, *, namespace: str | None = None, released: bool = False
     ) -> list[AllocationView]:
-        """Allocations, sorted by namespace, pod and ledger sequence; released ones on request."""
+        """Return allocations, sorted by namespace, pod and ledger sequence; released on request."""
         views = [
             view
             for known in self._allocations.values()
@@ -187,7 +190,7 @@ class Projection:
         return total
 
     def holdings(self) -> dict[str, Holding]:
-        """By device UUID: what is booked, and by which pods."""
+        """Return the booked amounts and their pods, by device UUID."""
         pods: dict[str, set[str]] = {}
         for known in self._allocations.values():
             if known.record is not None:
@@ -200,7 +203,7 @@ class Projection:
         }
 
     def devices(self, *, node: str | None = None, vendor: str | None = None) -> list[DeviceView]:
-        """Devices with their bookings, sorted by node, vendor and index."""
+        """Return devices with their bookings, sorted by node, vendor and index."""
         booked = self._booked()
         views = [
             DeviceView(
@@ -230,7 +233,7 @@ class Projection:
         return sorted(views, key=lambda view: (view.node, view.vendor, view.index))
 
     def nodes(self, *, now_s: float) -> list[NodeView]:
-        """Nodes with totals, sorted by name."""
+        """Return nodes with totals, sorted by name."""
         by_node: dict[str, list[DeviceView]] = {}
         for view in self.devices():
             by_node.setdefault(view.node, []).append(view)
@@ -264,7 +267,7 @@ class Projection:
         )
 
     def explain(self, namespace: str, pod: str) -> ExplainView | None:
-        """What is known about one pod, ``None`` when nothing is."""
+        """Return the known facts about one pod, ``None`` without any."""
         decisions = tuple(self._decisions.get((namespace, pod), ()))
         allocations = tuple(
             view for view in self.allocations(namespace=namespace, released=True) if view.pod == pod

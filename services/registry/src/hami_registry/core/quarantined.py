@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read model of objects in quarantine, folded from what all services report.
+"""Read model of objects in quarantine, folded from the reports of all services.
 
-One row per service, replica, kind and key. A row ends when the replica says that it is over, or
-when the replica has not repeated it for ``STALE_S``: a replica that ended reports nothing. Rows are
-bounded per replica, so that one replica that reports without end hides no other. Times are seconds
-of the caller's monotonic clock, but for those inside the records.
+One row per service, replica, kind and key. A row ends when the replica reports the end, or when the
+replica has not repeated it for ``STALE_S``: a replica that ended reports nothing. Rows are bounded
+per replica, so that one replica that reports without end hides no other. Times are seconds of the
+caller's monotonic clock, except for those inside the records.
 """
 
 from collections import OrderedDict
@@ -13,41 +13,18 @@ from typing import Final
 from msgspec import Struct
 
 from hami_common.events.quarantine import STALE_S, QuarantineRecord
+from hami_common.model.quarantine import QuarantinedObject
 
 AGENT_ROWS_MOST: Final = 1_000
-"""Rows of one node agent."""
+"""Maximum rows of one node agent."""
 REPLICA_ROWS_MOST: Final = 10_000
-"""Rows of one replica of the scheduler, the registry or the webhook."""
+"""Maximum rows of one replica of the scheduler, the registry or the webhook."""
 REPLICAS_MOST: Final = 20_000
-"""Replicas, agents included, of which rows are kept."""
-
-
-class QuarantinedView(Struct, frozen=True, kw_only=True):
-    """One object that a replica cannot handle and retries."""
-
-    service: str
-    replica: str
-    """Name of the replica; of an agent, its node."""
-    kind: str
-    """Kind of the object, such as `pod` or `record`."""
-    key: str
-    """Identifies the object among its kind: a uid, a bucket key, a subject."""
-    namespace: str
-    """Namespace of the Kubernetes object concerned; empty where it has none or is not known."""
-    name: str
-    """Name of the Kubernetes object concerned; empty where there is none or it is not known."""
-    problem: str
-    """Type and text of the last error."""
-    failures: int
-    """Attempts that failed."""
-    first_s: float
-    """Unix time of the first failure."""
-    last_s: float
-    """Unix time of the last failure that was reported."""
+"""Maximum replicas, agents included, of which rows are kept."""
 
 
 class _Row(Struct):
-    view: QuarantinedView
+    view: QuarantinedObject
     seen_s: float
 
 
@@ -60,10 +37,13 @@ class Quarantined:
 
     def __init__(self) -> None:
         self._rows: OrderedDict[tuple[str, str], OrderedDict[_Key, _Row]] = OrderedDict()
-        """By (service, replica); what was reported last comes last."""
+        """By (service, replica); the latest reported comes last."""
 
     def seen(self, record: QuarantineRecord, *, now_s: float) -> None:
-        """Take a report. The oldest rows give way where a replica, or the cluster, has too many."""
+        """Fold a report.
+
+        The oldest rows are dropped where a replica, or the cluster, has too many.
+        """
         replica = (record.service, record.replica)
         rows = self._rows.pop(replica, None)
         if rows is None:
@@ -79,8 +59,8 @@ class Quarantined:
         while len(self._rows) > REPLICAS_MOST:
             self._rows.popitem(last=False)
 
-    def rows(self, *, namespace: str | None = None, now_s: float) -> list[QuarantinedView]:
-        """List what is in quarantine, of one namespace or all, sorted; drop what is stale."""
+    def rows(self, *, namespace: str | None = None, now_s: float) -> list[QuarantinedObject]:
+        """Return the rows of one namespace or all, sorted, and drop stale ones."""
         self._drop_stale(now_s)
         found = [
             row.view
@@ -99,8 +79,8 @@ class Quarantined:
                 del self._rows[replica]
 
 
-def _view(record: QuarantineRecord) -> QuarantinedView:
-    return QuarantinedView(
+def _view(record: QuarantineRecord) -> QuarantinedObject:
+    return QuarantinedObject(
         service=record.service,
         replica=record.replica,
         kind=record.kind,

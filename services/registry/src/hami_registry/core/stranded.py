@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds who would hold more of a device than a new configuration gives.
+"""Finds pods that would use more of a device than a new configuration provides.
 
-Such pods would run on, while the device counts as overfull until they end: a mistake in a file must
-not do that to a cluster. A device that is overfull already, under the configuration in force, is
-not counted against the new one. Memory in MiB, compute in percent of one device.
+Such pods would keep running, while the device counts as overfull until they end: a mistake in a
+file must not do that to a cluster. A device that is overfull already, under the configuration in
+effect, is not counted against the new one. Memory in MiB, compute in percent of one device.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ SHOWN_PODS = 5
 
 
 class Holding(Struct, frozen=True, kw_only=True):
-    """What is booked on a device, and by whom."""
+    """Booked amounts of a device, and their pods."""
 
     booked: Booked
     pods: tuple[str, ...]
@@ -26,7 +26,7 @@ class Holding(Struct, frozen=True, kw_only=True):
 
 
 class Stranded(Struct, frozen=True, kw_only=True):
-    """One device that would give less than what is held of it."""
+    """One device that would provide less than is booked on it."""
 
     node: str
     uuid: str
@@ -34,7 +34,7 @@ class Stranded(Struct, frozen=True, kw_only=True):
     pods: tuple[str, ...]
 
     def __str__(self) -> str:
-        """The device, the numbers and the pods."""
+        """Return the device, the numbers and the pods."""
         shown = ", ".join(self.pods[:SHOWN_PODS])
         more = len(self.pods) - SHOWN_PODS
         tail = f" and {more} more" if more > 0 else ""
@@ -46,7 +46,7 @@ def stranded(
     after: Mapping[str, Iterable[Device]],
     holdings: Mapping[str, Holding],
 ) -> list[Stranded]:
-    """Devices that ``after`` (by node) makes too small for their holders, unlike ``before``."""
+    """Return devices that ``after`` (by node) makes too small for their pods, unlike ``before``."""
     new = {device.uuid: device for devices in after.values() for device in devices}
     found = []
     for node, devices in before.items():
@@ -74,7 +74,7 @@ def _shortage(device: Device | None, booked: Booked) -> str:
 
 
 def refusal(found: Sequence[Stranded]) -> str:
-    """Why the configuration is not used, and how to have it used all the same."""
+    """Return why the configuration is not used, and how to force it."""
     if not found:
         return ""
     shown = "; ".join(str(one) for one in found[:SHOWN_DEVICES])

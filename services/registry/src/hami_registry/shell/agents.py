@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks agents what is used on their nodes and what is wrong there, for those who ask the registry.
+"""Queries agents for the usage and the problems of their nodes.
 
-All nodes that ever reported a device are asked at the same time. One that does not answer in time
-is named among the silent ones, never left out. The bus is looked at as well: that every stream is
-there. Times in seconds.
+All nodes that ever reported a device are queried concurrently. One that does not answer in time is
+listed as silent, never left out. The bus is checked as well: every stream must exist. Times in
+seconds.
 """
 
 from collections.abc import Awaitable, Callable
@@ -36,7 +36,7 @@ Ask = Callable[[str], Awaitable[bytes]]
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """What is used now, by node."""
+    """Present usage by node."""
 
     items: tuple[UsageAnswer, ...]
     silent: tuple[str, ...] = ()
@@ -44,21 +44,21 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class Checks(Struct, frozen=True, kw_only=True):
-    """What is wrong on nodes and bus, as far as the registry can tell."""
+    """Problems of nodes and bus that the registry can detect."""
 
     time_s: float
-    """The registry's clock."""
+    """Time by the registry's clock."""
     version: str
-    """Of the registry."""
+    """Version of the registry."""
     items: tuple[CheckAnswer, ...]
     findings: tuple[Finding, ...] = ()
-    """About the bus."""
+    """Findings about the bus."""
     silent: tuple[str, ...] = ()
     """Nodes whose agent did not answer."""
 
 
 class Agents:
-    """The agents of all nodes, as the registry can ask them."""
+    """Client of the agents of all nodes."""
 
     def __init__(self, *, ask: Ask, clock: Clock, version: str, quarantine: Quarantine) -> None:
         self._quarantine = quarantine
@@ -67,12 +67,12 @@ class Agents:
         self._version = version
 
     async def usage(self, nodes: list[str]) -> Usage:
-        """What is used on these nodes."""
+        """Return the present usage on these nodes."""
         answers, silent = await self._all(nodes, "usage", UsageAnswer)
         return Usage(items=tuple(answers), silent=tuple(silent))
 
     async def checks(self, nodes: list[str]) -> Checks:
-        """What is wrong on these nodes, and on the bus."""
+        """Return the problems on these nodes, and on the bus."""
         answers, silent = await self._all(nodes, "check", CheckAnswer)
         return Checks(
             time_s=self._clock.now_s(),
@@ -130,7 +130,7 @@ class Agents:
             return Finding(
                 check="bus",
                 verdict="FAIL",
-                text=f"JetStream does not tell about stream {name}: {error}",
+                text=f"JetStream reports nothing about stream {name}: {error}",
                 fix="see the NATS server's log, and that JetStream has storage",
             )
         if answer.error is not None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registry's HTTP API: what is where, who holds it and why.
+"""The registry's HTTP API: devices, allocations and their reasons.
 
-Every answer is JSON and says in headers how far the buckets were read: a client that just wrote a
-ledger record knows from ``x-hami-ledger-seq`` whether this answer knows it. A query parameter that
-the operation does not know is refused by name, because a filter that is silently ignored answers
-another question. The table ``OPERATIONS`` is also what ``/openapi.json`` is made from.
+Every answer is JSON and reports in headers how far the buckets were read: a client that just wrote
+a ledger record finds in ``x-hami-ledger-seq`` whether this answer includes it. An unknown query
+parameter is refused by name, because a filter that is silently ignored would change the meaning of
+the answer. The table ``OPERATIONS`` is also the source of ``/openapi.json``.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 
 from hami_common.errors import NotFound, RequestInvalid, Unavailable
 from hami_common.events.asking import Finding
+from hami_common.model.quarantine import QuarantinedObject
 from hami_common.ports import Clock
 from hami_common.runtime import gate
 from hami_common.runtime.httpd import Request, Response, StreamedResponse
@@ -21,7 +22,7 @@ from hami_common.runtime.kubeauth import Access
 from hami_common.runtime.places import Places
 from hami_registry.core.device_config import DeviceConfig
 from hami_registry.core.projection import AllocationView, DeviceView, ExplainView, NodeView
-from hami_registry.core.quarantined import Quarantined, QuarantinedView
+from hami_registry.core.quarantined import Quarantined
 from hami_registry.shell.agents import Agents, Checks, Usage
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.config_file import ConfigFile
@@ -43,7 +44,7 @@ class NodeList(Struct, frozen=True, kw_only=True):
 
 
 class NodeDetail(Struct, frozen=True, kw_only=True):
-    """One node with its devices and who holds them."""
+    """One node with its devices and their allocations."""
 
     node: NodeView
     devices: tuple[DeviceView, ...]
@@ -65,23 +66,25 @@ class AllocationList(Struct, frozen=True, kw_only=True):
 class QuarantineList(Struct, frozen=True, kw_only=True):
     """Objects in quarantine, sorted by service, replica, kind and key."""
 
-    items: tuple[QuarantinedView, ...]
+    items: tuple[QuarantinedObject, ...]
 
 
 class ConfigView(Struct, frozen=True, kw_only=True):
     """The device configuration in use."""
 
     generation: int
-    """Grows with each accepted change; canonical devices carry the one they were made with."""
+    """Incremented with each accepted change; canonical devices carry the generation they were made
+    with.
+    """
     file: str
-    """Where it comes from; empty: defaults."""
+    """Path of the file; empty: defaults."""
     problem: str
-    """Why the file as it is now is not in use; empty when it is."""
+    """Reason why the present content of the file is not in use; empty when it is."""
     config: DeviceConfig
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
-    """What went wrong."""
+    """Description of an error."""
 
     code: str
     """Stable word."""
@@ -106,11 +109,11 @@ class Parameter(Struct, frozen=True, kw_only=True):
 
 
 class Operation(Struct, frozen=True, kw_only=True):
-    """One thing the API does. All are GET."""
+    """One operation of the API. All are GET."""
 
     path: str
     name: str
-    """Also the name of the method of ``Api`` that does it."""
+    """Name of the operation, and of the method of ``Api`` that implements it."""
     text: str
     answer: type[Struct] | None = None
     """``None``: a stream of server-sent events."""
@@ -147,14 +150,14 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         path="/v1/allocations",
         name="allocations",
-        text="Who holds what.",
+        text="Allocations of pods.",
         answer=AllocationList,
         parameters=(
             _BY_NAMESPACE,
             Parameter(
                 name="released",
                 place="query",
-                text="Whether to list released allocations too.",
+                text="Also list released allocations.",
                 values=("true", "false"),
             ),
         ),
@@ -178,7 +181,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         path="/v1/usage",
         name="usage",
-        text="What containers use of their shares now, asked of the agents.",
+        text="Current usage of each container's share, as the agents report it.",
         answer=Usage,
         parameters=(_BY_NODE,),
         errors={429: "The caller has as many such requests open as one caller may have."},
@@ -186,7 +189,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         path="/v1/checks",
         name="checks",
-        text="What is wrong on nodes and bus, asked of the agents.",
+        text="Problems of nodes and the bus, as the agents report them.",
         answer=Checks,
         parameters=(_BY_NODE,),
         errors={429: "The caller has as many such requests open as one caller may have."},
@@ -227,12 +230,12 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 def _of_namespace(request: Request) -> Sequence[Access]:
-    """Pods of the namespace asked about; everything where none is."""
+    """Return the pods of the requested namespace; everything without one."""
     return gate.everything(request) if _is_clusterwide(request) else gate.pods(request)
 
 
 def _is_clusterwide(request: Request) -> bool:
-    """Whether the answer holds what only those see who may read the whole cluster."""
+    """Return whether the answer needs permission to read the whole cluster."""
     return not request.query.get("namespace")
 
 
@@ -246,13 +249,13 @@ RULES: Mapping[tuple[str, str], gate.Rule] = {
     ("GET", "/v1/quarantine"): _of_namespace,
     ("GET", "/v1/watch"): _of_namespace,
 }
-"""Who may ask what, where it is not ``gate.everything``."""
+"""Access rules of operations other than ``gate.everything``."""
 
 Answerer = Callable[[Request], Awaitable[Response | StreamedResponse]]
 
 
 class Api:
-    """Answers the operations."""
+    """Handlers of the operations."""
 
     def __init__(
         self,
@@ -265,7 +268,7 @@ class Api:
         questions: Places,
         clock: Clock,
     ) -> None:
-        """``questions`` bounds the requests at a time that are put to the agents of all nodes."""
+        """``questions`` bounds the concurrent requests that query the agents of all nodes."""
         self._views = views
         self._projection = views.projection
         self._writer = writer
@@ -276,7 +279,7 @@ class Api:
         self._clock = clock
 
     def routes(self) -> dict[tuple[str, str], Answerer]:
-        """Every operation as a route of the HTTP server."""
+        """Return every operation as a route of the HTTP server."""
         return {
             ("GET", operation.path): self._checked(operation, getattr(self, operation.name))
             for operation in OPERATIONS
@@ -306,7 +309,7 @@ class Api:
         )
 
     async def nodes(self, request: Request) -> Response:
-        """See ``OPERATIONS``, as for all that follow."""
+        """See ``OPERATIONS``, as for all methods that follow."""
         del request
         return self._json(NodeList(items=tuple(self._projection.nodes(now_s=self._clock.now_s()))))
 

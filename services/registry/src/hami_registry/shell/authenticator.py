@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers the bus servers' question whom to admit (auth callout, ADR 0013).
+"""Answers the bus servers' authentication requests (auth callout, ADR 0013).
 
-A server sends each login without a key of its own configuration to ``$SYS.REQ.USER.AUTH``, as a
-JWT that it signed. The answer is a JWT of ours with the user's permissions or a reason to refuse.
-Replicas share the questions. When the API server does not answer, the login is refused and the
-client comes again; who is logged in stays so until the login ends. Outside document: ADR-26 of the
-NATS architecture. Tokens are never logged. Times in seconds.
+A server sends each login without a key of its own configuration to ``$SYS.REQ.USER.AUTH``, as a JWT
+that it signed. The answer is a JWT of ours with the user's permissions or a reason to refuse.
+Replicas share the requests. When the API server does not answer, the login is refused and the
+client retries; existing logins stay valid until they end. Outside document: ADR-26 of the NATS
+architecture. Tokens are never logged. Times in seconds.
 """
 
 import logging
@@ -30,7 +30,7 @@ from hami_registry.shell.metrics import Metrics
 
 AUDIENCE = "nats-authorization-request"
 _AT_ONCE = 64
-"""Questions that are worked on at the same time; a server waits 5 s for an answer."""
+"""Maximum concurrent requests; a server waits 5 s for an answer."""
 _QUEUE = "authenticators"
 
 _log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Authenticator:
     ) -> None:
         """``agents``: (namespace, name) of the agents' ServiceAccounts.
 
-        ``make_consumer`` makes the consumer of an integration exist.
+        ``make_consumer`` creates the consumer of an integration if it does not exist.
         """
         self._issuer = issuer
         self._auth = auth
@@ -85,7 +85,7 @@ class Authenticator:
         self._quarantine = quarantine
 
     async def run(self, bus: Bus) -> None:
-        """Answer for ever; ``bus`` is logged in to the account of the authenticator."""
+        """Answer indefinitely; ``bus`` is logged in to the account of the authenticator."""
         limiter = anyio.CapacityLimiter(_AT_ONCE)
         async with (
             bus.subscribe(grants.AUTH_REQUESTS, queue=_QUEUE) as questions,
@@ -95,7 +95,7 @@ class Authenticator:
                 group.start_soon(self._isolated, bus, message, limiter)
 
     async def _isolated(self, bus: Bus, message: Message, limiter: anyio.CapacityLimiter) -> None:
-        """Answer one login; when that fails its server, which waits a few seconds, refuses it."""
+        """Answer one login; after a failure its server, which waits a few seconds, refuses it."""
         await self._quarantine.once("login", partial(self._answer, bus, message, limiter))
 
     async def _answer(self, bus: Bus, message: Message, limiter: anyio.CapacityLimiter) -> None:
@@ -154,10 +154,10 @@ class Authenticator:
         )
         return busaccess.of_integration(account, may_watch=await self._auth.may(caller, wanted))
 
-    def _response(self, asked: _Asked, said: dict[str, str], *, now_s: float) -> str:
+    def _response(self, asked: _Asked, decision: dict[str, str], *, now_s: float) -> str:
         claims = {
             "aud": asked.server_id.id,
-            "nats": {"type": "authorization_response", "version": 2, **said},
+            "nats": {"type": "authorization_response", "version": 2, **decision},
         }
         return self._issuer.jwt(claims, subject=asked.user_nkey, issued_s=int(now_s))
 

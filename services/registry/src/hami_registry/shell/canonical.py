@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes canonical devices: compares what should be stored with what is, and stores the difference.
+"""Writes canonical devices: compares desired with stored records, and stores the difference.
 
-Several replicas may do this at once. Each append carries the revision of the key it was decided on;
-who loses reads again and mostly finds that the other one wrote the same. A record tells the
+Several replicas may do this at once. Each append is a compare-and-set on the revision of the key it
+was decided on; on a conflict, re-read; usually the peer wrote the same value. A record contains the
 generation and, as a header, the digest of the configuration it was made with, so that a generation
 never means two configurations and grows across restarts: a replica whose digest is the newest
 stored one takes over its generation, any other takes the next. Times in seconds.
@@ -44,7 +44,7 @@ class _Stored(Struct, frozen=True, kw_only=True):
 
 
 class CanonicalWriter:
-    """Keeps bucket ``hami_devices`` equal to what the inventory says.
+    """Keeps bucket ``hami_devices`` equal to the inventory.
 
     A ``follow.Reader`` of that bucket.
     """
@@ -88,7 +88,7 @@ class CanonicalWriter:
         return "stored-devices"
 
     def entry(self, entry: Entry) -> None:
-        """A stored record, ours or another replica's."""
+        """Fold a stored record, ours or another replica's."""
         known = self._stored.get(entry.key)
         if known is not None and known.revision >= entry.revision:
             return
@@ -102,13 +102,13 @@ class CanonicalWriter:
             self._adopt()
 
     def reset(self) -> None:
-        """The bucket is empty: store everything again."""
+        """Mark every record for storing again, because the bucket is empty."""
         self._stored.clear()
         self._newest = (0, "")
         self.mark(self.inventory.keys())
 
     async def synced(self) -> None:
-        """All stored records are known: the generation can be told."""
+        """Settle the generation, as all stored records are known."""
         if self._settled:
             return
         self._settled = True
@@ -128,7 +128,7 @@ class CanonicalWriter:
     # --- what should be stored ------------------------------------------------------------------
 
     def mark(self, keys: list[NodeVendor]) -> None:
-        """Compare these with what is stored, soon."""
+        """Queue a comparison of these with the stored records."""
         for key in keys:
             self._dirty[key] = None
         self._wake.set()
@@ -136,7 +136,7 @@ class CanonicalWriter:
     def use_config(self, config: DeviceConfig, holdings: Mapping[str, Holding] = NOBODY) -> None:
         """Publish by ``config`` from now on.
 
-        ``SettingsInvalid``, and nothing changes, when ``holdings`` would not fit any more.
+        ``SettingsInvalid``, without any change, when ``holdings`` would not fit any more.
         """
         if not config.allow_stranded:
             problem = refusal(self.inventory.stranded_by(config, holdings))
@@ -155,13 +155,13 @@ class CanonicalWriter:
         self.mark(self.inventory.keys())
 
     def cordon(self, node: str, uuids: frozenset[str]) -> None:
-        """Take exactly these devices of ``node`` out of service for new pods."""
+        """Cordon exactly these devices of ``node`` for new pods."""
         if self.inventory.cordon(node, uuids):
             _log.info("cordon changed", extra={"node": node, "devices": sorted(uuids)})
             self.mark(self.inventory.keys_of(node))
 
     async def run(self, *, resync_s: float, retry_s: float) -> None:
-        """Store differences as they arise, and look for any every ``resync_s``, for ever."""
+        """Store differences as they arise, and all of them every ``resync_s``, indefinitely."""
         backoff = Backoff(first_s=retry_s, most_s=10 * retry_s)
         while True:
             if not self._dirty:
@@ -176,7 +176,7 @@ class CanonicalWriter:
                 await backoff.wait()
 
     async def _store_all(self) -> bool:
-        """Whether nothing is left that should be tried again."""
+        """Store all marked records; returns whether none is left to retry."""
         while self._dirty:
             node, vendor = key = next(iter(self._dirty))
             del self._dirty[key]
@@ -225,7 +225,7 @@ class CanonicalWriter:
                 ),
             )
         except (Conflict, Unavailable) as error:
-            # Lost the race, or the answer: what is stored now decides about the next attempt.
+            # After a conflict or a lost answer, the stored record decides about the next attempt.
             await self._read_back(key)
             if isinstance(error, Unavailable):
                 raise
@@ -239,7 +239,7 @@ class CanonicalWriter:
 
     async def _read_back(self, key: str) -> None:
         entry = await self._bucket.get(key)
-        # The stream may be a new one, whose revisions begin again.
+        # The stream may be a new one, whose revisions restart.
         self._stored.pop(key, None)
         if entry is not None:
             try:
@@ -248,7 +248,7 @@ class CanonicalWriter:
                 _log.warning("stored devices replaced", extra={"problem": str(error)})
 
     def _adopt(self) -> None:
-        """Another replica gave our configuration a later generation: use the same."""
+        """Adopt a later generation that another replica gave our configuration."""
         generation, stored_digest = self._newest
         if stored_digest == self._digest and generation > self.inventory.generation:
             self._use_generation(generation)

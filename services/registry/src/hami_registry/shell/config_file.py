@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the device configuration file at start and again whenever it changes.
 
-A change is seen by name, not by notification: inode, time and size of the file that the path leads
-to now, so that the symlink swap of a mounted ConfigMap counts. A file that cannot be used leaves
-the configuration in force and shows as problem until the file is right again. Times in seconds.
+A change is detected by polling, not by notification: inode, time and size of the file that the path
+resolves to now, so that the symlink swap of a mounted ConfigMap counts. An invalid file leaves the
+configuration in effect unchanged and is reported as a problem until the file is valid again. Times
+in seconds.
 """
 
 import logging
@@ -24,26 +25,26 @@ Fingerprint = tuple[str, int, int, int] | None
 
 
 class ConfigFile:
-    """The file, what was last read from it and what is wrong with it now."""
+    """The file, its last content and its present problem."""
 
     def __init__(self, path: str, *, metrics: Metrics) -> None:
-        """Watch ``path``; empty means that there is no file and the defaults hold."""
+        """Watch ``path``; empty: no file, the defaults apply."""
         self.path = path
         self.problem = ""
-        """Why the file as it is now is not in use; empty when it is."""
+        """Reason why the present content of the file is not in use; empty when it is."""
         self._metrics = metrics
         self._seen: Fingerprint = None
         self._waiting: DeviceConfig | None = None
 
     def load(self) -> DeviceConfig:
-        """The configuration at start; ``SettingsInvalid`` when the file cannot be used."""
+        """Return the configuration at start; ``SettingsInvalid`` when the file is invalid."""
         if not self.path:
             return DeviceConfig()
         self._seen = self._fingerprint()
         return self._read()
 
     def reload(self) -> DeviceConfig | None:
-        """What the file says now and is not in use yet; ``None`` when nothing new can be used."""
+        """Return new content that is not in use yet; ``None`` without valid new content."""
         found = self._fingerprint()
         if found != self._seen:
             self._waiting = None
@@ -55,7 +56,7 @@ class ConfigFile:
         return self._waiting
 
     def used(self) -> None:
-        """What ``reload`` returned is in use."""
+        """Note that the configuration that ``reload`` returned is in use."""
         self._waiting = None
         self.problem = ""
         self._metrics.config_problem.set(0)
@@ -64,11 +65,11 @@ class ConfigFile:
     async def watch(
         self, use: Callable[[DeviceConfig], None], quarantine: Quarantine, *, interval_s: float
     ) -> None:
-        """Hand each new configuration to ``use``, for ever.
+        """Pass each new configuration to ``use``, indefinitely.
 
-        One that ``use`` refuses (``SettingsInvalid``) is handed to it again at every look: what
-        stands against it may pass. One that fails otherwise is put in quarantine, and the
-        configuration in force stays.
+        One that ``use`` refuses (``SettingsInvalid``) is passed to it again at every poll: the
+        reason may end. One that fails otherwise is quarantined, and the configuration in effect
+        stays.
         """
         while self.path:
             await anyio.sleep(interval_s)

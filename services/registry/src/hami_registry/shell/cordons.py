@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches Kubernetes nodes for the devices their operators cordoned.
+"""Watches Kubernetes nodes for the devices that their operators cordoned.
 
-The annotation ``hami.io/device-cordon`` is a comma list of device UUIDs. Without an API server the
-cordons known so far stay in force, and so does that of a node which cannot be read.
+The annotation ``hami.io/device-cordon`` is a comma-separated list of device UUIDs. Without an API
+server the known cordons stay in effect, and so does that of a node which cannot be read.
 """
 
 from collections.abc import Iterable
@@ -36,12 +36,12 @@ _name_decoder = msgspec.json.Decoder(_NamedView)
 
 
 def parse_cordon(text: str) -> frozenset[str]:
-    """UUIDs of the annotation's list."""
+    """Return the UUIDs of the annotation's list."""
     return frozenset(part for piece in text.split(",") if (part := piece.strip()))
 
 
 def _name_of(raw: bytes) -> str:
-    """Name of the node, whatever else of it does not decode; empty when that does not either."""
+    """Return the name of a node whose document does not decode; empty without a readable name."""
     try:
         return _name_decoder.decode(raw).metadata.name
     except UNDECODABLE:
@@ -49,7 +49,7 @@ def _name_of(raw: bytes) -> str:
 
 
 class Cordons:
-    """Tells ``writer`` what each node's annotation says."""
+    """Passes the cordons of each node's annotation to ``writer``."""
 
     def __init__(self, writer: CanonicalWriter, quarantine: Quarantine) -> None:
         self._writer = writer
@@ -57,13 +57,13 @@ class Cordons:
         self._listed: set[str] = set()
 
     async def run(self, api: KubeApi) -> None:
-        """Follow the nodes for ever."""
+        """Follow the nodes indefinitely."""
         async with api.list_watch("/api/v1/nodes") as events:
             async for event in events:
                 await self.take(event)
 
     async def take(self, event: WatchEvent) -> None:
-        """Take one change of a node; one that cannot be taken is put in quarantine."""
+        """Apply one change of a node; quarantine one that fails."""
         if event.type == "SYNCED":
             for node in set(self._writer.inventory.cordoned_nodes()) - self._listed:
                 await self._quarantine.run("node", node, partial(self._forget, [node]))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts away events that an integration gave up: terminated, or delivered as often as it allows.
+"""Dead-letters events that an integration terminated or that exceeded its maximum deliveries.
 
-The server says so in an advisory, which the dead-letter stream itself keeps, so that none is missed
-while no registry runs. Replicas share the work; an advisory is done once the letter is stored, or
-the event is gone from its stream.
+The server reports them in an advisory, which the dead-letter stream itself stores, so that none is
+missed while no registry runs. Replicas share the work; an advisory is done once the letter is
+stored, or the event is gone from its stream.
 """
 
 import logging
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Advisory(Struct, frozen=True, kw_only=True):
-    """What both kinds of advisory have in common (schema io.nats.jetstream.advisory.v1)."""
+    """Common fields of both kinds of advisory (schema io.nats.jetstream.advisory.v1)."""
 
     type: str
     stream: str
@@ -66,7 +66,7 @@ class DeadLetters:
         )
 
     async def run(self) -> None:
-        """Put away for ever."""
+        """Dead-letter events indefinitely."""
         async with pull_events(
             self._bus,
             subjects.DEAD_LETTERS_STREAM,
@@ -90,7 +90,7 @@ class DeadLetters:
             return
         self._metrics.dead_letters.labels(reason=outcome).inc()
         _log.warning(
-            "event put away",
+            "event dead-lettered",
             extra={"outcome": outcome, "advisory": msgspec.to_builtins(advisory)},
         )
         await delivery.ack()

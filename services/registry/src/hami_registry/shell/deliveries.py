@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands each message of a stream to its handler, so that one which fails stops no other.
+"""Passes each message of a stream to its handler and isolates failures.
 
-A delivery whose handler raises is put in quarantine and delivered again, after a pause that doubles
-with each delivery. After ``DELIVERIES_MOST`` it is dead-lettered and acknowledged for good: nothing
-is lost, and nothing waits behind it. Times in seconds.
+A delivery whose handler raises is quarantined and delivered again, after a pause that doubles with
+each delivery. After ``DELIVERIES_MOST`` it is dead-lettered and acknowledged: no message is lost or
+blocks the ones behind it. Times in seconds.
 """
 
 import logging
@@ -19,7 +19,7 @@ from hami_common.runtime.quarantine import Quarantine
 from hami_registry.shell.metrics import Metrics
 
 DELIVERIES_MOST: Final = 5
-"""Deliveries of one message whose handling fails, before it is dead-lettered."""
+"""Failed deliveries of one message before it is dead-lettered."""
 PAUSE_MOST_S: Final = 60.0
 """Longest pause before a message is delivered again."""
 _RETRY_S: Final = 2.0
@@ -27,7 +27,7 @@ _RETRY_S: Final = 2.0
 _log = logging.getLogger(__name__)
 
 Handle = Callable[[Delivery], Awaitable[None]]
-"""Handles a delivery and ends it; what it raises is the message's failure."""
+"""Handles a delivery and ends it; an exception is the message's failure."""
 
 
 class Deliveries:
@@ -59,7 +59,7 @@ class Deliveries:
             await self.take(delivery)
 
     async def take(self, delivery: Delivery) -> None:
-        """Handle one delivery; have it delivered again, or dead-letter it, when that fails."""
+        """Handle one delivery; on failure have it delivered again, or dead-letter it."""
         key = self._key(delivery)
         attempt = partial(self._handle, delivery)
         if await self._quarantine.run(self._kind, key, attempt, size_bytes=len(delivery.data)):
@@ -73,7 +73,7 @@ class Deliveries:
         )
 
     async def dead_letter(self, delivery: Delivery, reason: str, problem: str) -> bool:
-        """Store a dead letter and end the delivery; return whether the bus took the letter."""
+        """Store a dead letter and end the delivery; returns whether the bus accepted the letter."""
         _log.warning(
             "message dead-lettered", extra={"subject": delivery.subject, "problem": problem}
         )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows a bucket and tells several readers what it holds, in stream order.
+"""Follows a bucket and passes its entries to several readers, in stream order.
 
-Each value is isolated for each reader: one that a reader cannot take, because it does not decode or
-for any other reason, is kept in quarantine until a newer one of its key is taken, and stops neither
-the values behind it nor the other readers.
+Each value is isolated for each reader: one that a reader cannot fold, because it does not decode or
+for any other reason, is quarantined until a newer one of its key is folded, and blocks neither the
+values behind it nor the other readers.
 """
 
 import logging
@@ -20,13 +20,13 @@ from hami_common.runtime.quarantine import Quarantine
 from hami_registry.shell.metrics import Metrics
 
 SYNCED = "synced"
-"""Key of what a reader does once everything stored was told."""
+"""Key of a reader's work once all stored entries were delivered."""
 
 _log = logging.getLogger(__name__)
 
 
 class Reader(Protocol):
-    """Somebody who wants to know what a bucket holds."""
+    """A consumer of a bucket's entries."""
 
     @property
     def kind(self) -> str:
@@ -34,15 +34,15 @@ class Reader(Protocol):
         ...
 
     def entry(self, entry: Entry) -> None:
-        """A value; ``WireInvalid`` when it does not decode."""
+        """Fold a value; ``WireInvalid`` when it does not decode."""
         ...
 
     def reset(self) -> None:
-        """What the bucket held is lost; what it holds now follows."""
+        """Drop the former content of the bucket, which is lost; its present content follows."""
         ...
 
     def synced(self) -> Awaitable[None] | None:
-        """Everything stored so far has been told."""
+        """Note that all entries stored so far were delivered."""
         ...
 
 
@@ -54,9 +54,9 @@ async def follow(
     *,
     task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Pass entries to ``readers`` indefinitely; started once they have everything stored.
+    """Pass entries to ``readers`` indefinitely; started once they have all stored entries.
 
-    Begins with nothing: a new watch tells all that is stored.
+    Starts with ``reset``: a new watch delivers all stored entries.
     """
     is_started = False
     for reader in readers:
@@ -66,11 +66,11 @@ async def follow(
         async for item in items:
             if isinstance(item, Entry):
                 for reader in readers:
-                    await _tell(reader, item, bucket.name, metrics, quarantine)
+                    await _deliver(reader, item, bucket.name, metrics, quarantine)
             elif isinstance(item, Reset):
                 metrics.resets.labels(origin=bucket.name).inc()
                 _log.warning("bus lost a bucket", extra={"bucket": bucket.name})
-                # Not isolated: a retry would wipe what was told since. The watch begins again.
+                # Not isolated: a retry would wipe entries delivered since. The watch restarts.
                 for reader in readers:
                     _forget(reader.kind, quarantine)
                     reader.reset()
@@ -82,7 +82,7 @@ async def follow(
                     task_status.started()
 
 
-async def _tell(
+async def _deliver(
     reader: Reader, entry: Entry, origin: str, metrics: Metrics, quarantine: Quarantine
 ) -> None:
     attempt = partial(reader.entry, entry)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every metric of the registry.
+"""Metrics of the registry.
 
 Durations in seconds. No pod, node or device is ever a label (style 2.9): the label values below are
-closed sets. What an alert counts the rise of is shown as 0 from the start: a series that begins
-with its first event has not risen.
+closed sets. A series whose increase an alert counts is exported as 0 from the start: a series that
+begins with its first event shows no increase.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -56,8 +56,8 @@ class Metrics:
         )
         self.dead_letters = Counter(
             "hami_registry_dead_letters",
-            "Messages put away as dead letters, by reason (undecodable, terminated,"
-            " max-deliveries; gone: the event had left its stream).",
+            "Dead-lettered messages, by reason (undecodable, terminated, max-deliveries; gone: "
+            "the event had expired from its stream).",
             ["reason"],
             registry=registry,
         )

@@ -23,14 +23,14 @@ API_VERSION = "1"
 _REF = "#/components/schemas/{name}"
 _JSON = "application/json"
 _FRESHNESS = {
-    LEDGER_SEQ: "Newest ledger record that the answer knows.",
-    STATE_SEQ: "Newest state record that the answer knows.",
-    DEVICES_SEQ: "Newest canonical devices that the answer knows.",
+    LEDGER_SEQ: "Newest ledger record that the answer includes.",
+    STATE_SEQ: "Newest state record that the answer includes.",
+    DEVICES_SEQ: "Newest canonical devices that the answer includes.",
 }
 
 
 def document() -> dict[str, Any]:
-    """The whole document."""
+    """Return the whole document."""
     types = [op.answer for op in OPERATIONS if op.answer is not None]
     _, components = msgspec.json.schema_components([*types, ErrorAnswer], ref_template=_REF)
     return {
@@ -101,5 +101,5 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
 
 
 def encoded() -> bytes:
-    """The document as it is committed and served."""
+    """Return the document as it is committed and served."""
     return msgspec.json.format(msgspec.json.encode(document()), indent=2) + b"\n"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads from the event stream which objects all services have in quarantine.
+"""Reads the quarantine reports of all services from the event stream.
 
-Begins with what was reported within ``STALE_S`` before the start: a replica repeats its reports
-more often than that. A report that names another service or replica than its subject is counted and
+Begins with the reports of the last ``STALE_S`` before the start: a replica repeats its reports more
+often than that. A report that names another service or replica than its subject is counted and
 ignored, as is one that does not decode: its sender repeats it.
 """
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def decode_report(subject: str, data: bytes) -> QuarantineRecord:
-    """The report; ``WireInvalid`` when it is not of the replica that its subject names."""
+    """Decode the report; ``WireInvalid`` when it is not of the replica that its subject names."""
     record = codec.decode(data, QuarantineRecord, what=subject)
     if (record.service, record.replica) != subjects.parse_quarantine_event(subject):
         raise WireInvalid(what=subject, problem=f"is of {record.service} {record.replica}")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes agents' reports off the bus and into the inventory.
+"""Consumes agents' reports from the bus into the inventory.
 
-Every replica reads all reports, the newest of each (node, vendor) first of all, then those that
-come; nothing is shared and nothing remembered on the bus, so a replica that was killed knows as
-much as before once it has read them again. A report that does not decode, or speaks for another
-node than its subject says, goes to the dead letters and is never delivered again; one whose
-handling fails for another reason is retried first (``shell.deliveries``).
+Every replica reads all reports, the newest of each (node, vendor) first, then new ones. Replicas
+share no state and keep none on the bus, so a restarted replica recovers by reading the reports
+again. A report that does not decode, or names another node than its subject, is dead-lettered and
+never delivered again; one whose handling fails for another reason is retried first
+(``shell.deliveries``).
 """
 
 import logging
@@ -51,7 +51,7 @@ class Reports:
         )
 
     async def run(self) -> None:
-        """Handle reports for ever."""
+        """Handle reports indefinitely."""
         async with pull_events(
             self._bus,
             subjects.REPORTS_STREAM,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds the read models from the bus and hands changes to listeners.
+"""Feeds the read models from the bus and passes changes to listeners.
 
 Sources: the three buckets, decisions from the event stream (the last of each pod, then live) and
-heartbeats. How far each bucket was read is kept, so that an answer can say how fresh it is. A
-listener has a bounded queue; one that reads too slowly is told so and let go.
+heartbeats. The revision read of each bucket is kept, so that an answer can report how fresh it is.
+A listener has a bounded queue; one that reads too slowly is notified and disconnected.
 """
 
 import logging
@@ -35,15 +35,15 @@ from hami_registry.shell.metrics import Metrics
 T = TypeVar("T")
 
 HEARTBEATS_S = 0.1
-"""How long heartbeats are gathered before they are looked at; they count for seconds."""
+"""Interval at which gathered heartbeats are processed; they are valid for seconds."""
 NODE_WAITING = 64
-"""Heartbeats of one node that wait; each vendor's agent sends one in 5 s."""
+"""Maximum waiting heartbeats of one node; each vendor's agent sends one in 5 s."""
 
 _log = logging.getLogger(__name__)
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """Something that a listener of ``/v1/watch`` is told."""
+    """A change sent to the listeners of ``/v1/watch``."""
 
     kind: str
     """``allocation``, ``state``, ``device`` or ``decision``."""
@@ -84,7 +84,7 @@ class Views:
 
     @property
     def is_synced(self) -> bool:
-        """Whether all buckets were read to their ends at least once."""
+        """True when all buckets were read to their ends at least once."""
         return all(b.is_synced for b in (self.devices, self.ledger, self.states))
 
     # --- feeding --------------------------------------------------------------------------------
@@ -92,20 +92,20 @@ class Views:
     def _take_devices(self, entry: Entry) -> None:
         devices = _decode(subjects.DEVICES_BUCKET, entry, NodeDevices)
         self.projection.devices_seen(devices)
-        self._tell("device", entry, node=devices.node, namespace="")
+        self._notify("device", entry, node=devices.node, namespace="")
 
     def _take_record(self, entry: Entry) -> None:
         record = _decode(subjects.ALLOC_BUCKET, entry, AllocationRecord)
         self.projection.record_seen(entry.key, entry.revision, record)
-        self._tell("allocation", entry, node=record.node, namespace=record.namespace)
+        self._notify("allocation", entry, node=record.node, namespace=record.namespace)
 
     def _take_state(self, entry: Entry) -> None:
         state = _decode(subjects.STATE_BUCKET, entry, StateRecord)
         self.projection.state_seen(entry.key, entry.revision, state)
-        self._tell("state", entry, node=state.node, namespace=state.namespace)
+        self._notify("state", entry, node=state.node, namespace=state.namespace)
 
     async def follow_decisions(self, bus: Bus, publisher: Publisher) -> None:
-        """Read decisions for ever."""
+        """Read decisions indefinitely."""
         reading = Deliveries(
             kind="decision",
             stream=subjects.EVENTS_STREAM,
@@ -132,18 +132,18 @@ class Views:
             return
         self.projection.decision_seen(decision)
         entry = Entry(key=delivery.subject, value=delivery.data, revision=delivery.sequence)
-        self._tell("decision", entry, node=decision.node, namespace=decision.namespace)
+        self._notify("decision", entry, node=decision.node, namespace=decision.namespace)
         await delivery.ack()
 
     async def follow_heartbeats(self, bus: Bus) -> None:
-        """Hear agents for ever."""
+        """Receive heartbeats of agents indefinitely."""
         async with bus.subscribe(
             f"{subjects.HEARTBEAT_PREFIX}.*", per_subject=NODE_WAITING, gather_s=HEARTBEATS_S
         ) as subscription:
             async for message in subscription:
-                # A retry must not make an old sign of life a new one.
-                heard = partial(self._take_heartbeat, message, self._clock.now_s())
-                await self._quarantine.run("heartbeat", message.subject, heard)
+                # A retry must not turn an old heartbeat into a new one.
+                attempt = partial(self._take_heartbeat, message, self._clock.now_s())
+                await self._quarantine.run("heartbeat", message.subject, attempt)
 
     def _take_heartbeat(self, message: Message, now_s: float) -> None:
         try:
@@ -170,7 +170,7 @@ class Views:
     def listen(
         self, caller: str, *, is_operator: bool
     ) -> Iterator[MemoryObjectReceiveStream[Change]]:
-        """Changes from now on; the stream ends when the listener was too slow or we stop."""
+        """Yield changes from now on; the stream ends when the listener was too slow or we stop."""
         self.check_room(caller, is_operator=is_operator)
         with self._places.hold(caller, is_operator=is_operator):
             send, receive = anyio.create_memory_object_stream[Change](self._queue_size)
@@ -185,12 +185,12 @@ class Views:
                 receive.close()
 
     def close_listeners(self) -> None:
-        """End all listeners' streams and take no new ones."""
+        """End all listeners' streams and accept no new ones."""
         self._is_closed = True
         for listener in list(self._listeners):
             listener.close()
 
-    def _tell(self, kind: str, entry: Entry, *, node: str, namespace: str) -> None:
+    def _notify(self, kind: str, entry: Entry, *, node: str, namespace: str) -> None:
         if not self._listeners:
             return
         change = Change(
@@ -237,7 +237,7 @@ class _Bucket:
 
 
 def _decode(bucket: str, entry: Entry, kind: type[T]) -> T:
-    """A bucket's value; ``WireInvalid`` when it is not one of its key."""
+    """Decode a bucket's value; ``WireInvalid`` when it does not belong to its key."""
     return codec.decode_on(subjects.kv_subject(bucket, entry.key), entry.value, kind)
 
 
@@ -249,7 +249,10 @@ async def server_sent_events(
     is_operator: bool,
     keep_alive_s: float,
 ) -> AsyncGenerator[bytes, None]:
-    """Wanted changes in the format of https://html.spec.whatwg.org/multipage/server-sent-events.html."""
+    """Yield wanted changes as server-sent events.
+
+    Format: https://html.spec.whatwg.org/multipage/server-sent-events.html.
+    """
     with views.listen(caller, is_operator=is_operator) as changes:
         yield b": listening\n\n"
         while True:
