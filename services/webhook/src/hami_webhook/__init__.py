@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission webhook: validates and completes pods that ask for accelerators."""
+"""Admission webhook: validates and completes pods that request accelerators."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Composition root of the webhook: certificate, two servers, the event queue; orders the shutdown.
 
-The webhook keeps no state. It is ready once its certificate is loaded and it listens; the bus may
-come and go, admission does not wait for it. On the way down it first only says that it is not
-ready, and serves on for ``drain_s``, until nobody sends it anything any more.
+The webhook has no state. It is ready once its certificate is loaded and it listens; the bus may be
+unavailable, admission does not wait for it. At shutdown readiness fails first, and the webhook
+serves on for ``drain_s``, until the API server sends no more requests.
 """
 
 import logging
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Ports(Struct, frozen=True, kw_only=True):
-    """Where the webhook listens."""
+    """Ports on which the webhook listens."""
 
     tls: int
     plain: int
@@ -150,7 +150,7 @@ async def _watch_certificate(certificate: ServingCertificate, interval_s: float)
 
 
 class _Delivery(Struct, frozen=True, kw_only=True):
-    """What goes to the bus."""
+    """Publishers to the bus."""
 
     events: AdmissionEvents
     quarantine: Quarantine
@@ -160,7 +160,7 @@ class _Delivery(Struct, frozen=True, kw_only=True):
     replica: str
 
     def reporter(self, publisher: NatsPublisher) -> QuarantineReporter:
-        """Report what is in quarantine here."""
+        """Report the objects in quarantine here."""
         return QuarantineReporter(
             self.quarantine,
             publisher=publisher,
@@ -172,7 +172,7 @@ class _Delivery(Struct, frozen=True, kw_only=True):
 
 
 async def _deliver(delivery: _Delivery, delivered: anyio.Event) -> None:
-    """Keep the queue flowing to the bus; without any address the queue is closed."""
+    """Publish queued events to the bus; without any address the queue is closed."""
     settings, events = delivery.context.settings, delivery.events
     if not settings.nats_urls:
         events.close()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the webhook. Durations in seconds, sizes in bytes or MiB, as each name says.
+"""Settings of the webhook.
+
+Durations in seconds, sizes in bytes or MiB, with suffixes such as ``_s``.
 
 Loaded from file, environment and flags by ``hami_common.runtime.settings``.
 """
@@ -28,32 +30,39 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     tls_key_file: str = "/tls/tls.key"
     """Private key of the certificate, PEM, not encrypted."""
     tls_poll_s: float = 1.0
-    """How often the two files are looked at."""
+    """Interval at which the two files are polled."""
 
     client_ca_file: str = ""
-    """Authority of the client certificates that callers must show, PEM; empty: any caller is heard.
-    The API server shows one where its ``--admission-control-config-file`` names a kubeconfig for
-    webhooks."""
+    """CA of the client certificates that callers must present, PEM; empty: any caller is accepted.
+
+    The API server presents one if its ``--admission-control-config-file`` names a kubeconfig for
+    webhooks.
+    """
     client_names: tuple[str, ...] = ()
-    """Common names of certificates that are accepted with ``client_ca_file``; empty: every one that
-    the authority signed."""
+    """Common names of certificates that are accepted with ``client_ca_file``.
+
+    Empty: all that the CA signed.
+    """
     source_cpu_share: float = 0.8
-    """Part of one processor that calls from one address may use in the long run, where they show no
-    certificate. More is answered with 429."""
+    """Fraction of one processor that calls from one address may use on average, where they present
+    no certificate. Calls beyond it are answered with 429.
+    """
     source_cpu_burst_s: float = 30.0
-    """Processor time that an address may use at once, in seconds."""
+    """Processor time that an address may use in a burst, in seconds."""
     source_events_per_s: float = 200.0
-    """Admission events per second that calls from one address may publish in the long run, where
-    they show no certificate. More are dropped and counted."""
+    """Admission events per second that calls from one address may publish on average, where they
+    present no certificate. More are dropped and counted.
+    """
     source_events_burst: int = 2000
-    """Events that an address may publish at once."""
+    """Events that an address may publish in a burst."""
 
     drain_s: float = 3.0
-    """How long to serve on after SIGTERM, so that the API server's load balancing notices that we
-    are not ready before connections are refused. Part of ``grace_s``."""
+    """Time for which to serve on after SIGTERM, so that the API server's load balancing notices the
+    failed readiness before connections are refused. Part of ``grace_s``.
+    """
 
     policy: AdmissionPolicy = AdmissionPolicy()
-    """What admission may do; see ``AdmissionPolicy``."""
+    """Permissions of admission; see ``AdmissionPolicy``."""
     body_limit_bytes: int = 8 << 20
     """Largest review. A pod is at most 1.5 MiB in etcd and an update carries two of them."""
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds the size of a pod that admission looks at, before any other work on it.
+"""Bounds the size of a pod that admission processes, before any other work on it.
 
 Time and memory of one admission grow with the numbers of containers, mounts, volumes and variables.
-The bounds are far above real pods. Each list may have ``MOST_ENTRIES`` of the user's and what
-admission adds per container, so that a pod within the bounds stays within them. The API server
-evaluates them as CEL, with what admission adds to the largest pod: ``configuration.size_bounds``.
+The bounds are far above real pods. Each list may have ``MOST_ENTRIES`` of the user's plus the
+entries that admission adds per container, so that a pod within the bounds stays within them. The
+API server evaluates them as CEL, with the additions of admission to the largest pod:
+``configuration.size_bounds``.
 """
 
 from typing import Final, NamedTuple
@@ -19,7 +20,7 @@ MOST_ENTRIES: Final = 1000
 ADDED_VOLUMES: Final = 3
 """Volumes and mounts that admission adds for a container: two of ours, the service account's."""
 ADDED_VARIABLES: Final = 12
-"""Most variables that the webhook sets in a container."""
+"""Maximum variables that the webhook sets in a container."""
 
 
 class Bound(NamedTuple):
@@ -29,10 +30,10 @@ class Bound(NamedTuple):
     """List in a container, or ``volumes`` of the pod."""
     words: str
     added: int
-    """How many admission adds for a container."""
+    """Entries that admission adds for a container."""
 
     def most(self, containers: int) -> int:
-        """Most entries in a pod of so many containers."""
+        """Return the maximum entries in a pod of so many containers."""
         return MOST_ENTRIES + self.added * containers
 
 
@@ -43,12 +44,14 @@ BY_CONTAINER: Final = (
 )
 """Lists that are counted over all containers."""
 RESOURCES: Final = Bound("resources", "device resources", 2)
-"""Names of ours in limits and requests, each once per container. Each vendor that is named reads
-the container, so this is what the time of an admission grows with most."""
+"""Names of ours in limits and requests, each once per container.
+
+Each named vendor reads the container, which is the largest factor in the time of an admission.
+"""
 
 
 def all_containers(view: PodView) -> list[ContainerView]:
-    """Containers of every kind."""
+    """Return the containers of every kind."""
     return [
         *(view.spec.init_containers or []),
         *view.spec.containers,
@@ -57,7 +60,7 @@ def all_containers(view: PodView) -> list[ContainerView]:
 
 
 def excess(view: PodView, resource_names: frozenset[str]) -> RequestInvalid | None:
-    """Return the first bound that the pod passes, as the error to deny it with.
+    """Return the first bound that the pod exceeds, as the error to deny it with.
 
     ``resource_names``: of all vendors.
     """

@@ -2,12 +2,12 @@
 """Decides which requests the API server sends to the webhook: the MutatingWebhookConfiguration.
 
 Two webhooks, both ``failurePolicy: Fail`` (design D7): new pods that name one of our resources or
-carry an annotation only we may write, and changes of pods that are ours. Every other pod passes
-without a call, so it never depends on us. A new pod of ours that is too large is refused by its
-match condition, so it takes no time of the webhook. Namespaces are exempt, pods are not: a tenant
-may write a label on a pod. ``pods/status`` is left out on purpose: a kubelet must be able to report
-while the webhook is unavailable, and a forged annotation would not verify anyway.
-Obeys ``admissionregistration.k8s.io/v1`` as of Kubernetes 1.34; CEL as in
+carry an annotation only we may write, and changes of our pods. Every other pod passes without a
+call, so it never depends on us. A new pod of ours that is too large is refused by its match
+condition, so it costs the webhook no time. Namespaces are exempt, pods are not: a tenant may write
+a label on a pod. ``pods/status`` is left out on purpose: a kubelet must be able to report while the
+webhook is unavailable, and a forged annotation would not verify anyway. Obeys
+``admissionregistration.k8s.io/v1`` as of Kubernetes 1.34; CEL as in
 https://kubernetes.io/docs/reference/using-api/cel/.
 """
 
@@ -26,7 +26,7 @@ Document = dict[str, Any]
 
 
 class Client(Struct, frozen=True, kw_only=True):
-    """How the API server reaches the webhook: by Service, or by URL when ``url`` is given."""
+    """Address of the webhook for the API server: a Service, or a URL if ``url`` is set."""
 
     namespace: str = ""
     service: str = ""
@@ -34,10 +34,10 @@ class Client(Struct, frozen=True, kw_only=True):
     path: str = "/mutate"
     url: str = ""
     ca_bundle: str = ""
-    """PEM certificates, base64 encoded once more."""
+    """PEM certificates, base64-encoded again."""
 
     def document(self) -> Document:
-        """The ``clientConfig``."""
+        """Return the ``clientConfig``."""
         where: Document
         if self.url:
             where = {"url": self.url}
@@ -54,12 +54,12 @@ class Client(Struct, frozen=True, kw_only=True):
 
 
 def text(word: str) -> str:
-    """``word`` as a CEL string literal."""
+    """Return ``word`` as a CEL string literal."""
     return "'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def words(texts: Iterable[str]) -> str:
-    """``texts`` as a CEL list literal, in order."""
+    """Return ``texts`` as a CEL list literal, in order."""
     return "[" + ", ".join(text(word) for word in sorted(texts)) + "]"
 
 
@@ -114,7 +114,7 @@ def container_list(*groups: str) -> str:
 
 
 def size_bounds(containers: str = "") -> list[tuple[str, str, str]]:
-    """Name, CEL and message of each bound of ``bounds``: the pod is no larger.
+    """Return name, CEL and message of each bound of ``bounds``: the pod is no larger.
 
     ``containers``: CEL of the list of all containers, where it has a name.
     """
@@ -151,7 +151,7 @@ def _too_many(field: str, most: int, what: str) -> str:
 def namespace_selector(
     exempt_namespaces: Iterable[str], label: str = keys.WEBHOOK_LABEL, value: str = "ignore"
 ) -> Document:
-    """Select every namespace but those named and those with the label."""
+    """Select every namespace except the named ones and those with the label."""
     named = {
         "key": "kubernetes.io/metadata.name",
         "operator": "NotIn",
@@ -169,7 +169,7 @@ def mutating_webhook_configuration(
     timeout_s: int = 10,
     exempt_namespaces: Iterable[str] = EXEMPT_NAMESPACES,
 ) -> Document:
-    """The whole object, ready to be applied."""
+    """Return the whole object, ready to be applied."""
     common: Document = {
         "admissionReviewVersions": ["v1"],
         "clientConfig": client.document(),
@@ -216,7 +216,7 @@ def mutating_webhook_configuration(
 def _or_error(condition: str, message: str) -> str:
     """CEL: true, or an error with the message.
 
-    A match condition that is false would let the pod pass without a call. One that fails refuses
+    A match condition that is false would let the pod pass without a call. An erroneous one refuses
     it, by ``failurePolicy: Fail``; the message is the key that an empty map lacks.
     """
     return f"{condition} || {{'': true}}[{text(message)}]"

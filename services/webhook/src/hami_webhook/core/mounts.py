@@ -4,8 +4,8 @@
 ``hami_common.pods.mounts`` judges paths, for the node agent too. Admission adds its own rules:
 
 * The volumes that the webhook adds may be mounted only as the webhook does it, by their names.
-* In a pod with a share, the containers without one may not mount over reserved paths either; a
-  directory above them is theirs to mount, because nothing of ours is mounted below it.
+* In a pod with a share, the containers without one may not mount over reserved paths either; they
+  may mount over a directory above them, because nothing of ours is mounted below it.
 * The API server evaluates the same rules as CEL (``policies``). CEL cannot normalize, so a path
   that is not written in normal form is denied.
 """
@@ -25,7 +25,7 @@ PATH_BY_PREFIX: Final = {
     LIMITS_PREFIX: limits.DIRECTORY,
     REGION_PREFIX: limits.REGION_DIRECTORY,
 }
-"""Where volumes with names of ours are mounted, and nowhere else."""
+"""Mount paths of the volumes with names of ours; other paths are denied."""
 _OWN_PREFIXES: Final = tuple(PATH_BY_PREFIX)
 VOLUME_NAME_LIMIT: Final = 63
 _DIGEST_LENGTH: Final = 10
@@ -55,8 +55,8 @@ def mounts_of(container: str) -> list[dict[str, Any]]:
 def forbidden_mount(container: ContainerView, asking: Collection[str]) -> RequestInvalid | None:
     """Return the first mount that ``container`` may not have, as the error to deny it with.
 
-    ``asking``: names of the pod's containers that have a share. An ephemeral container is under the
-    limits of its target.
+    ``asking``: names of the pod's containers that have a share. The limits of an ephemeral
+    container are those of its target.
     """
     owner = container.target_container_name or container.name
     if owner not in asking:
@@ -79,7 +79,7 @@ def forbidden_mount(container: ContainerView, asking: Collection[str]) -> Reques
 
 
 def _is_in_normal_form(path: str) -> bool:
-    """Whether the text of ``path`` is its normal form; one slash may stand at the end."""
+    """Return whether ``path`` is written in normal form; one slash may stand at the end."""
     plain = normal_form(path)
     return path in (plain, f"{plain.rstrip('/')}/")
 

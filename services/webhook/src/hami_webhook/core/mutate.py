@@ -2,9 +2,9 @@
 """Decides what admission does with a new pod: allow it unchanged, change it, or deny it.
 
 The pod arrives as the JSON document the API server sent (``pod``) and as the narrow view of it
-(``view``). The result for a pod that passed through here before is empty: admission may be invoked
+(``view``). The result for an admitted pod is empty: admission is idempotent, as it may be invoked
 again after other webhooks. Rules: HAMi v2.10's pod interface, section "Webhook behaviour", with the
-differences that design D7 and D8 ask for. This module must not know about HTTP, time or randomness.
+differences that design D7 and D8 require. This module must not use HTTP, time or randomness.
 """
 
 import re
@@ -45,24 +45,24 @@ DEFAULT_SCHEDULER = "default-scheduler"
 TASK_PRIORITY: Final = "CUDA_TASK_PRIORITY"
 _FILE_MODE = 0o644
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-"""W3C Trace Context level 1; a version that is not known reads like the known one."""
+"""W3C Trace Context level 1; an unknown version is parsed like the known one."""
 
 Document = dict[str, Any]
 
 
 class AdmissionPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the operator may choose."""
+    """Options of the operator for admission."""
 
     scheduler_name: str = "hami-scheduler"
-    """Scheduler that pods asking for our resources are given to."""
+    """Scheduler of pods that request our resources."""
     overwrite_default_scheduler: bool = True
-    """Whether a pod that names ``default-scheduler`` explicitly is ours too."""
+    """Treat pods that name ``default-scheduler`` explicitly as ours too."""
     region_size_mib: int = 16
     """``sizeLimit`` of the in-memory volume for the usage region of one container."""
     hide_devices_from_others: bool = False
-    """Give the containers of such a pod that ask for nothing the variables that hide devices.
+    """Give containers without devices, in a pod with devices, the variables that hide devices.
 
-    ``NVIDIA_VISIBLE_DEVICES=none``, and those of the vendors that the pod asks for
+    ``NVIDIA_VISIBLE_DEVICES=none``, and those of the vendors that the pod requests
     (``visibility.HIDING``).
     """
     injection: InjectionMode = "cdi"
@@ -81,19 +81,19 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     allowed: bool = True
     message: str = ""
-    """Why it was denied; empty when allowed."""
+    """Reason of a denial; empty when allowed."""
     invalid: bool = False
-    """Denied because the request makes no sense as written (400), not for lack of leave (403)."""
+    """Denied because the request is invalid as written (400), not for lack of permission (403)."""
     failed: bool = False
     """Denied because of an unexpected error here (500)."""
     operations: tuple[Operation, ...] = ()
     warnings: tuple[str, ...] = ()
     concerns_us: bool = False
-    """Whether the pod names our resources: only such admissions are published as events."""
+    """True when the pod names our resources: only such admissions are published as events."""
     scheduler_is_ours: bool = False
 
     def without_patch(self) -> "Verdict":
-        """The same answer from a webhook that may not change anything."""
+        """Return the same answer from a webhook that may not change anything."""
         return replace(self, operations=()) if self.operations else self
 
 
@@ -142,7 +142,7 @@ def strip_reserved(metadata: Document) -> tuple[str, ...]:
 
 
 def privileged_containers(view: PodView) -> list[str]:
-    """Names of containers that run privileged, and so see every device of the node."""
+    """Return the names of privileged containers, which have access to every device of the node."""
     return [
         container.name
         for container in all_containers(view)
@@ -151,7 +151,7 @@ def privileged_containers(view: PodView) -> list[str]:
 
 
 def repeated_name(view: PodView) -> RequestInvalid | None:
-    """Return the first container name that stands twice, as the error to deny the pod with.
+    """Return the first duplicate container name, as the error to deny the pod with.
 
     The API server denies such a pod too, but only after admission has changed it.
     """
@@ -168,7 +168,7 @@ def repeated_name(view: PodView) -> RequestInvalid | None:
 
 
 def refusal_of(view: PodView, request: PodRequest, policy: AdmissionPolicy) -> str:
-    """Why a pod that asks for our resources cannot be admitted at all; empty when it can."""
+    """Return why a pod that requests our resources cannot be admitted; empty when it can."""
     if privileged := privileged_containers(view):
         return (
             f"container {privileged[0]}: securityContext.privileged: a privileged container sees "
@@ -215,10 +215,9 @@ def env_from_denied(container: ContainerView, why: str) -> RequestInvalid:
 
 
 class Draft:
-    """A pod that is changed while the one that arrived stays as it is.
+    """A pod that is changed while the original stays as it is.
 
-    Copies what is changed and nothing else, so that the patch is found without a walk through the
-    rest.
+    Copies only the changed parts, so that the patch is found without a walk through the rest.
     """
 
     _GROUPS: Final = ("initContainers", "containers")
@@ -245,7 +244,7 @@ class Draft:
         return self._copied[index]
 
     def operations(self) -> tuple[Operation, ...]:
-        """Return the patch that makes the pod what the draft is."""
+        """Return the patch from the original pod to the draft."""
         return tuple(diff(self._pod, {**self._pod, "metadata": self.metadata, "spec": self.spec}))
 
 
@@ -257,7 +256,7 @@ def mutate(
     policy: AdmissionPolicy,
     traceparent: str,
 ) -> Verdict:
-    """Verdict on a pod that is being created."""
+    """Return the verdict on a pod that is being created."""
     if excess := bounds.excess(view, catalog.resource_names()):
         return _invalid(excess, is_ours=False)
     draft = Draft(pod)
@@ -305,7 +304,7 @@ def mutate(
 
 
 def _is_for_us(view: PodView, policy: AdmissionPolicy) -> bool:
-    """Whether our scheduler places the pod, if it asks for devices."""
+    """Return whether our scheduler places the pod, if it requests devices."""
     scheduler = view.spec.scheduler_name or DEFAULT_SCHEDULER
     return scheduler == policy.scheduler_name or (
         scheduler == DEFAULT_SCHEDULER
@@ -314,7 +313,7 @@ def _is_for_us(view: PodView, policy: AdmissionPolicy) -> bool:
 
 
 def _vendors_by_container(request: PodRequest | None) -> dict[str, set[str]]:
-    """Vendors of the devices of each container that has a share."""
+    """Return the vendors of the devices of each container that has a share."""
     containers = request.containers if request else ()
     return {asker.name: {one.vendor for one in asker.requests} for asker in containers}
 
@@ -343,7 +342,7 @@ def _invalid(error: RequestInvalid, *, is_ours: bool) -> Verdict:
 
 
 def _hiding(request: PodRequest) -> dict[str, str]:
-    """Variables that hide devices from containers that ask for none."""
+    """Return the variables that hide devices from containers that request none."""
     vendors = {one.vendor for asker in request.containers for one in asker.requests}
     return dict(HIDING_ALWAYS) | {
         name: value for vendor in sorted(vendors) for name, value in HIDING.get(vendor, {}).items()
@@ -351,14 +350,14 @@ def _hiding(request: PodRequest) -> dict[str, str]:
 
 
 def _continue_trace(annotations: dict[str, str], traceparent: str) -> dict[str, str]:
-    """Keep the caller's trace where there is one that can be continued."""
+    """Keep the caller's trace context if it is valid, else set ours."""
     if _TRACEPARENT.fullmatch(annotations.get(keys.TRACEPARENT, "")) is not None:
         return annotations
     return {**annotations, keys.TRACEPARENT: traceparent}
 
 
 def _vendor_changes(view: PodView, catalog: Catalog) -> list[list[ContainerChanges]]:
-    """Per container in kubelet's order: what each vendor that is asked wants to change."""
+    """Return the changes of each requested vendor, per container in kubelet's order."""
     return [
         [
             changes
@@ -370,7 +369,7 @@ def _vendor_changes(view: PodView, catalog: Catalog) -> list[list[ContainerChang
 
 
 def _without_pins(container: ContainerView) -> ContainerView:
-    """The container without literals that we set beside ``envFrom``: vendors would remove them."""
+    """Return the container without our literals beside ``envFrom``: vendors would remove them."""
     if not container.env or not from_elsewhere(container):
         return container
     env = [v for v in container.env if PINNED.get(v.name) != (v.value or "")]
@@ -388,8 +387,8 @@ def _apply(container: Document, changes: ContainerChanges) -> None:
         resources["limits"] = {**(resources.get("limits") or {}), **changes.set_limits}
         requests = resources.get("requests")
         if requests:
-            # Kubernetes wants requests of extended resources equal to their limits; the API server
-            # fills in absent ones.
+            # Kubernetes requires requests of extended resources to equal their limits; the API
+            # server fills in absent ones.
             same = {k: v for k, v in changes.set_limits.items() if k in requests}
             resources["requests"] = {**requests, **same}
         container["resources"] = resources
@@ -409,7 +408,7 @@ def _set_env(container: Document, env: dict[str, str]) -> None:
 
 
 def _strip_variables(draft: Draft, index: int, view: ContainerView) -> list[str]:
-    """Remove variables by which a runtime would give devices; returns one warning for each."""
+    """Remove variables by which a runtime would inject devices; returns one warning for each."""
     if not any(variable.name in DEVICE_VARIABLES for variable in view.env or []):
         return []
     container = draft.container(index)
@@ -440,7 +439,7 @@ def _pin_variables(draft: Draft, view: PodView, vendors_by_container: dict[str, 
 
 
 def _of_ours(found: Iterable[Document], ours: dict[str, Document], key: str) -> list[Document]:
-    """``found`` with ``ours``, by ``key``: what only looks like one of ours is replaced."""
+    """Return ``found`` with ``ours``, by ``key``: entries that imitate ours are replaced."""
     kept: list[Document] = []
     missing = dict(ours)
     for one in found:

@@ -18,7 +18,7 @@ def _pointer(path: str, token: str | int) -> str:
 
 
 def diff(before: Json, after: Json, path: str = "") -> list[Operation]:
-    """Operations that turn ``before`` into ``after``; empty when they are equal."""
+    """Return the operations from ``before`` to ``after``; empty when they are equal."""
     if before is after or (before == after and type(before) is type(after)):
         return []
     if isinstance(before, dict) and isinstance(after, dict):
@@ -41,7 +41,7 @@ def _diff_objects(before: dict[str, Json], after: dict[str, Json], path: str) ->
 
 
 def _identity(element: Json) -> Json:
-    """What makes a list element the same element after a change: its name where it has one."""
+    """Return the identity of a list element across a change: its name where it has one."""
     if isinstance(element, dict):
         for key in ("mountPath", "name"):
             if isinstance(element.get(key), str):

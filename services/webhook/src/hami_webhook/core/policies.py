@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides what the API server itself refuses, without us: the ValidatingAdmissionPolicies.
+"""Decides which requests the API server itself refuses: the ValidatingAdmissionPolicies.
 
-Rules that also hold while the webhook is unavailable or a request goes around it (design D7):
+Rules that also hold while the webhook is unavailable or a request bypasses it (design D7):
 
-* Only the writers named here put, change or take away allocation annotations, through whichever
-  verb or subresource a pod's metadata can be written with, the Binding among them.
+* Only the writers named here add, change or remove allocation annotations, through any verb or
+  subresource that can write a pod's metadata, the Binding among them.
 * A container gets no device by an environment variable or a mount that the vendors' runtime hooks
-  read, unless it asks for devices of the same vendor. Namespaces that need it carry
-  ``hami.io/device-environment=allowed``. What ``envFrom`` brings to a pod that is none of ours
+  read, unless it requests devices of the same vendor. Namespaces that need it carry
+  ``hami.io/device-environment=allowed``. Variables from ``envFrom`` of a pod that is not ours
   cannot be seen at admission: the vendor's toolkit must not take the variable from containers.
-* A pod of ours cannot be labelled past the webhook, is within the bounds of ``bounds``, and neither
+* A pod of ours cannot be labeled past the webhook, is within the bounds of ``bounds``, and neither
   mounts over the limiter nor takes device variables by ``envFrom`` (``mounts``, ``visibility``).
-  They hold where the webhook does: exempt namespaces are the same. Paths are judged as written, so
-  one that is not in normal form is refused.
+  These rules hold where the webhook does: exempt namespaces are the same. Paths are judged as
+  written, so one that is not in normal form is refused.
 
 Obeys ``admissionregistration.k8s.io/v1`` as of Kubernetes 1.30; CEL as in
 https://kubernetes.io/docs/reference/using-api/cel/.
@@ -56,7 +56,7 @@ def admission_policies(
     writers: Iterable[str] = (SCHEDULER_ACCOUNT,),
     exempt_namespaces: Iterable[str] = EXEMPT_NAMESPACES,
 ) -> list[Document]:
-    """Every policy, each with its binding, ready to be applied.
+    """Return every policy, each with its binding, ready to be applied.
 
     ``writers`` are user names; while pods of HAMi are taken over, HAMi's scheduler is one of them.
     """
@@ -150,7 +150,7 @@ def _environment(catalog: Catalog) -> Document:
 
 
 def _asks_of(container: str, catalog: Catalog, vendor: str) -> str:
-    """CEL: the container asks for more than 0 devices of the vendor."""
+    """CEL: the container requests more than 0 devices of the vendor."""
     counts = words({family.count for family in catalog.vendor(vendor).families})
     limits_of = f"{container}.resources.limits"
     return (
@@ -196,7 +196,7 @@ def _size(ours: str) -> Document:
 
 
 def _limiter(catalog: Catalog, ours: str) -> Document:
-    """What ``mounts`` and ``visibility`` deny, as far as CEL can say it."""
+    """Return the policy of the rules in ``mounts`` and ``visibility`` that CEL can express."""
     names_ours = names_resource("c", catalog.resource_names())
     asking = f"({container_list()}).filter(c, {names_ours}).map(c, c.name)"
     owner = "(has(c.targetContainerName) ? c.targetContainerName : c.name)"
@@ -246,7 +246,7 @@ def _of_containers(condition: str, of_debugger: str) -> str:
 
 
 def _mounts_apart(owner: str) -> str:
-    """CEL: no mount of ``c``, which is under the limits of ``owner``, hides what limits a share."""
+    """CEL: no mount of ``c``, with the limits of ``owner``, hides the files that limit a share."""
     has_share = f"{owner} in variables.asking"
     own = " || ".join(f"m.name.startsWith('{prefix}')" for prefix in mounts.PATH_BY_PREFIX)
     return (
@@ -258,7 +258,7 @@ def _mounts_apart(owner: str) -> str:
 
 
 def _path_apart(path: str, has_share: str) -> str:
-    """CEL: the path is written in normal form and leaves what limits the share visible."""
+    """CEL: the path is written in normal form and leaves the files that limit the share visible."""
     reserved = [spelling for own in paths.RESERVED for spelling in paths.spellings(own)]
     below = words(f"{place}/" for place in reserved)
     parents = words(
@@ -286,7 +286,7 @@ def _own_mounts(owner: str) -> str:
 
 
 def _own_volumes() -> str:
-    """CEL: volumes with names of ours are what the webhook makes of them.
+    """CEL: volumes with names of ours equal those that the webhook adds.
 
     The name of the volume of a container with a long name is cut, so the two are not compared then.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds what one source may use, by a token bucket for each.
+"""Bounds the use of each source by a token bucket.
 
-A source that has spent its burst gets what flows in per second. Units are the caller's: events, or
-seconds of processor time. Seconds of the caller's clock.
+A source that has spent its burst gets the amount that is refilled per second. Units are the
+caller's: events, or seconds of processor time. Seconds of the caller's clock.
 """
 
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 MOST_SOURCES: Final = 1024
-"""Sources that are remembered; the one that asked longest ago is forgotten first."""
+"""Maximum remembered sources; the least recently used is dropped first."""
 
 
 class _Bucket(Struct, kw_only=True):
@@ -23,17 +23,17 @@ class SourceRates:
     """Token buckets by source."""
 
     def __init__(self, *, per_s: float, burst: float) -> None:
-        """Let each source spend ``burst`` at once and ``per_s`` in the long run."""
+        """Let each source spend ``burst`` at once and ``per_s`` on average."""
         self._per_s = per_s
         self._burst = burst
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def may_spend(self, source: str, *, now_s: float) -> bool:
-        """Whether the source has anything left."""
+        """Return whether the source has any tokens left."""
         return self._bucket(source, now_s).left > 0
 
     def spend(self, source: str, amount: float, *, now_s: float) -> None:
-        """Take ``amount`` from the source, which may fall below 0 by one request."""
+        """Charge ``amount`` to the source, which may fall below 0 by one request."""
         self._bucket(source, now_s).left -= amount
 
     def _bucket(self, source: str, now_s: float) -> _Bucket:

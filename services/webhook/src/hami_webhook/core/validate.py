@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether a change of an existing pod is allowed: nobody but us moves an allocation.
+"""Decides whether a change of an existing pod is allowed: only our services move an allocation.
 
 Covers UPDATE of pods (and of any subresource routed here) and ephemeral containers. The old and new
 pod arrive as narrow views; ``pod`` is the new JSON document, which ephemeral containers may change.
@@ -23,9 +23,9 @@ _GUARDED_PATHS = ("/spec/schedulerName", "/metadata/labels")
 
 
 def validate_create(verdict: Verdict) -> Verdict:
-    """Verdict of a validating webhook on a new pod for which mutation has the answer ``verdict``.
+    """Return the verdict of a validating webhook on a new pod, from mutation's ``verdict`` on it.
 
-    Mutation comes first, so what it would still change to a pod of ours, somebody took away after
+    Mutation comes first, so changes that it would still make to a pod of ours were reverted after
     it: scheduler, label and limits decide whether the share is tracked and enforced.
     """
     undone = sorted(
@@ -48,7 +48,7 @@ def validate_create(verdict: Verdict) -> Verdict:
 
 
 def changed_reserved_keys(old: PodView, new: PodView) -> list[str]:
-    """Reserved annotations that differ between the two, sorted."""
+    """Return the reserved annotations that differ between the two, sorted."""
     before, after = old.annotations(), new.annotations()
     return sorted(
         key
@@ -58,7 +58,7 @@ def changed_reserved_keys(old: PodView, new: PodView) -> list[str]:
 
 
 def validate_update(old: PodView, new: PodView, *, user: str, policy: AdmissionPolicy) -> Verdict:
-    """Verdict on an update by ``user``."""
+    """Return the verdict on an update by ``user``."""
     if user in policy.trusted_users:
         return Verdict()
     if changed := changed_reserved_keys(old, new):
@@ -84,7 +84,7 @@ def validate_update(old: PodView, new: PodView, *, user: str, policy: AdmissionP
 
 
 def validate_ephemeral(pod: Document, old: PodView, new: PodView, *, catalog: Catalog) -> Verdict:
-    """Verdict on ephemeral containers: they live under the same limits as the pod's containers.
+    """Return the verdict on ephemeral containers: their limits are those of the pod's containers.
 
     A container that targets one with a share gets that container's limits and region mounted.
     """

@@ -12,13 +12,16 @@ HIDING: Final[Mapping[str, Mapping[str, str]]] = {
     "iluvatar": {"IX_VISIBLE_DEVICES": "none"},
     "mthreads": {"MTHREADS_VISIBLE_DEVICES": "none"},
 }
-"""By vendor: what hides its devices, where its runtime has a word for that (Ascend's refuses
-unknown words). NVIDIA's is set in every pod, because images carry the variable."""
+"""Variables that hide a vendor's devices, by vendor, where its runtime has a word for that
+(Ascend's refuses unknown words). NVIDIA's is set in every pod, because images carry the variable.
+"""
 HIDING_ALWAYS: Final[Mapping[str, str]] = {"NVIDIA_VISIBLE_DEVICES": "none"}
 PINNED: Final[Mapping[str, str]] = {
     **dict.fromkeys(DEVICE_VARIABLES, ""),
     **{name: value for words in HIDING.values() for name, value in words.items()},
     "NVIDIA_VISIBLE_DEVICES": "void",
 }
-"""Literals that win over ``envFrom`` and give nothing. ``void`` is what the node agent itself sets
-where NVIDIA's devices are injected by CDI."""
+"""Literals that win over ``envFrom`` and expose no device.
+
+``void`` is the value that the node agent itself sets where NVIDIA's devices are injected by CDI.
+"""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers AdmissionReviews: routes each to the decision it needs, counts, traces and records it.
+"""Answers AdmissionReviews: routes each to its decision, counts, traces and records it.
 
 CREATE of a pod is mutated; UPDATE of a pod or any of its subresources is validated; ephemeral
 containers are validated and get the limits of their target. Everything else is allowed unread. A
 review that cannot be read is answered with 400: the API server then refuses the request, because
-the configuration says ``failurePolicy: Fail`` (design D7). An unexpected error denies the one
-request that caused it. Callers that show no client certificate of the API server may use a bounded
-share of the processor's time and publish a bounded rate of events, each source for itself.
+the configuration sets ``failurePolicy: Fail`` (design D7). An unexpected error denies only the
+request that caused it. Callers without a client certificate of the API server may use a bounded
+share of the processor's time and publish a bounded rate of events, per source.
 """
 
 import logging
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 def route_of(request: wire.ReviewRequest) -> Route:
-    """Which decision ``request`` needs."""
+    """Return the route of ``request``."""
     if not request.is_pod():
         return "other"
     if request.operation == "CREATE" and not request.sub_resource:
@@ -198,7 +198,7 @@ class Admission:
         self._events.offer(record, traceparent=traceparent)
 
     def _may_publish(self, review: wire.ReviewRequest, name: str, source: str) -> bool:
-        """Whether an event of this review is wanted from this source; counts those that are not."""
+        """Return whether an event of this review may be published; counts suppressed ones."""
         if max(len(name), len(review.namespace), len(review.uid)) > _NAME_MOST:
             self._metrics.events_dropped.labels(cause="invalid").inc()
             return False

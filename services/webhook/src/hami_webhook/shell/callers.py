@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells the API server from other callers, and bounds what each of the others may use.
+"""Distinguishes the API server from other callers, and bounds the use of each of the others.
 
-With a client certificate the caller is the API server, and nothing is bounded. Without one nobody
-can tell: a source is an address then, which may use a share of the processor's time and publish a
-rate of events. What one address does leaves the others their share.
+With a client certificate the caller is the API server, and its use is not bounded. Without one the
+caller is unknown: the source is then its address, which may use a share of the processor's time and
+publish a rate of events. Each address leaves the others their share.
 """
 
 import logging
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Callers:
-    """Everybody who calls the webhook."""
+    """All callers of the webhook."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Callers:
         events: SourceRates,
         names: Collection[str] = (),
     ) -> None:
-        """Hear callers whose certificate has one of ``names``; empty: any that was verified.
+        """Accept callers whose certificate has one of ``names``; empty: any verified one.
 
         ``cpu`` bounds a source's seconds of processor time, ``events`` its admission events.
         """
@@ -43,7 +43,7 @@ class Callers:
         self._names = frozenset(names)
 
     def identify(self, request: Request) -> tuple[str, Response | None]:
-        """Return the source of a call, and the refusal of one that is not heard."""
+        """Return the source of a call, and the response to a refused one."""
         certificate = request.peer_certificate
         if certificate:
             name = common_name(certificate)
@@ -66,12 +66,12 @@ class Callers:
         return request.remote, error_response(status=429, code="too-many-requests", message=message)
 
     def charge(self, source: str, cpu_s: float) -> None:
-        """Note that a call took so much processor time."""
+        """Charge processor time of a call to its source."""
         if source != API_SERVER:
             self._cpu.spend(source, cpu_s, now_s=self._clock.monotonic_s())
 
     def may_publish(self, source: str) -> bool:
-        """Whether one more event of this source is published; counts it, or that it is not."""
+        """Return whether one more event of this source may be published; counts it either way."""
         if source == API_SERVER:
             return True
         now_s = self._clock.monotonic_s()
@@ -83,7 +83,10 @@ class Callers:
 
 
 def common_name(certificate: Mapping[str, object]) -> str:
-    """Return the common name in a verified certificate, as ``ssl`` shows it; empty without one."""
+    """Return the common name in a verified certificate, as ``ssl`` reports it.
+
+    Empty without one.
+    """
     subject = certificate.get("subject")
     for part in subject if isinstance(subject, tuple) else ():
         for key, value in part:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serving certificate: loaded at start, taken over when its files change, its expiry measured.
+"""Serving certificate: loads it at start, reloads changed files, measures its expiry.
 
-New handshakes use the new pair, open connections go on. A pair that cannot be used leaves the old
-one in place, is logged and counted, and is tried again when the files change. Times in seconds.
+New handshakes use the new pair, open connections continue. An invalid pair leaves the old one in
+place, is logged and counted, and is retried when the files change. Times in seconds.
 """
 
 import logging
@@ -24,9 +24,9 @@ class ServingCertificate:
     def __init__(
         self, cert_file: str, key_file: str, *, metrics: Metrics, client_ca_file: str = ""
     ) -> None:
-        """Load the files; ``SettingsInvalid`` when they cannot be used.
+        """Load the files; ``SettingsInvalid`` when they are invalid.
 
-        With ``client_ca_file``, callers without a certificate of that authority are refused.
+        With ``client_ca_file``, callers without a certificate of that CA are refused.
         """
         self._cert_file = Path(cert_file)
         self._metrics = metrics
@@ -35,13 +35,13 @@ class ServingCertificate:
         self._measure()
 
     async def watch(self, *, interval_s: float) -> None:
-        """Look at the files every ``interval_s``, for ever."""
+        """Check the files every ``interval_s``, indefinitely."""
         while True:
             await anyio.sleep(interval_s)
             self.check()
 
     def check(self) -> None:
-        """Take over the files if they changed."""
+        """Reload the files if they changed."""
         try:
             changed = self.tls.reload_if_changed()
         except SettingsInvalid as error:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publishes what admission did, without ever delaying or failing an admission.
+"""Publishes admission records, without ever delaying or failing an admission.
 
 Records wait in a bounded queue; when it is full a new record is dropped and counted. The order of
 publication is the order of admission. A record is published until the bus stored it or refused it
-for good. An id of our own, random, makes a repeated publication harmless: the request's uid is the
-caller's choice, and a forged one would make the bus drop the true event as a repeat.
+permanently. A random id of our own makes a repeated publication idempotent: the request's uid is
+the caller's choice, and a forged one would make the bus drop the true event as a duplicate.
 """
 
 import logging
@@ -41,7 +41,7 @@ class AdmissionEvents:
     def __init__(
         self, *, source: str, limit: int, metrics: Metrics, quarantine: Quarantine
     ) -> None:
-        """Hold at most ``limit`` records; ``source`` is the CloudEvents source."""
+        """Queue at most ``limit`` records; ``source`` is the CloudEvents source."""
         self._quarantine = quarantine
         self._source = source
         self._metrics = metrics
@@ -61,11 +61,11 @@ class AdmissionEvents:
             self._metrics.events_dropped.labels(cause="no-bus").inc()
 
     def end(self) -> None:
-        """No record will follow: ``run`` returns once the queue is empty."""
+        """Note that no record will follow: ``run`` returns once the queue is empty."""
         self._send.close()
 
     def close(self) -> None:
-        """Give up what still waits."""
+        """Drop the waiting records."""
         self._send.close()
         self._receive.close()
 
@@ -73,7 +73,8 @@ class AdmissionEvents:
         """Publish queued records until ``end`` was called and the queue is empty."""
         backoff = Backoff()
         async for waiting in self._receive:
-            # One that fails for a reason of its own is retried aside; the bus is waited for.
+            # A record that fails for a reason of its own is retried separately; the bus is waited
+            # for.
             await self._quarantine.run(
                 "event",
                 waiting.event_id,
@@ -87,7 +88,7 @@ class AdmissionEvents:
         backoff.reset()
 
     async def _publish(self, publisher: Publisher, waiting: _Waiting) -> bool:
-        """Whether the record needs no further attempt."""
+        """Publish the record; returns whether it needs no further attempt."""
         record = waiting.record
         try:
             await publisher.publish_stored(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every metric of the webhook.
+"""Metrics of the webhook.
 
 Durations in seconds. No pod or namespace is ever a label (style 2.9): the label values below are
-closed sets. What an alert counts the rise of is shown as 0 from the start: a series that begins
-with its first event has not risen.
+closed sets. A series whose increase an alert counts is exported as 0 from the start: a series that
+begins with its first event shows no increase.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

@@ -24,7 +24,7 @@ FLAG = "--render-configuration"
 
 
 def render(argv: Sequence[str]) -> str:
-    """YAML for the flags ``argv``; those not known here are settings (``--config``, ``--set``)."""
+    """Return YAML for the flags ``argv``; unknown ones are settings (``--config``, ``--set``)."""
     parser = argparse.ArgumentParser(
         prog="hami_webhook", description="Print the MutatingWebhookConfiguration as YAML."
     )

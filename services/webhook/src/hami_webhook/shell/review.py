@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads and writes AdmissionReview documents.
 
-The envelope is decoded into narrow Structs; the pod inside stays raw JSON until somebody needs it
-as a view (to decide) or as a document (to patch). Obeys ``admission.k8s.io/v1`` as of Kubernetes
-1.34, https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/.
+The envelope is decoded into narrow Structs; the pod inside stays raw JSON until it is needed as a
+view (to decide) or as a document (to patch). Obeys ``admission.k8s.io/v1`` as of Kubernetes 1.34,
+https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/.
 """
 
 import base64
@@ -25,19 +25,19 @@ KIND = "AdmissionReview"
 WARNING_LIMIT = 256
 WARNINGS_LIMIT = 4096
 MESSAGE_LIMIT = 2048
-"""Characters of a denial; a user's text in it may be as long as a pod."""
+"""Maximum characters of a denial; a user's text in it may be as long as a pod."""
 _REASON_BY_CODE = {400: "BadRequest", 403: "Forbidden", 500: "InternalError"}
 _NOTHING = b"null"
 
 
 class UserInfo(Struct, frozen=True, kw_only=True):
-    """Who asks."""
+    """User who sends the request."""
 
     username: ObjectText = ""
 
 
 class GroupVersionResource(Struct, frozen=True, kw_only=True):
-    """What kind of object is changed."""
+    """Kind of object that is changed."""
 
     group: Name = ""
     version: Word = ""
@@ -59,7 +59,7 @@ class ReviewRequest(Struct, frozen=True, kw_only=True, rename="camel"):
     dry_run: bool | None = None
 
     def is_pod(self) -> bool:
-        """Whether the object is a pod of the core group."""
+        """Return whether the object is a pod of the core group."""
         return self.resource.group == "" and self.resource.resource == "pods"
 
 
@@ -85,7 +85,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def _decoded(raw: bytes, decoder: msgspec.json.Decoder[T], *, what: str, problem: str) -> T:
-    """Decode JSON; ``WireInvalid`` about ``what`` for anything that it cannot be."""
+    """Decode JSON; ``WireInvalid`` about ``what`` for any other input."""
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -95,7 +95,7 @@ def _decoded(raw: bytes, decoder: msgspec.json.Decoder[T], *, what: str, problem
 
 
 def decode_review(body: bytes) -> ReviewRequest:
-    """Decode the request inside ``body``; ``WireInvalid`` says what is wrong with it."""
+    """Decode the request inside ``body``; ``WireInvalid`` names the error."""
     what = "AdmissionReview"
     review: _Review = _decoded(body, _decoder, what=what, problem="does not decode")
     if review.api_version != API_VERSION or review.kind != KIND:
@@ -124,7 +124,8 @@ def pod_view(raw: bytes, *, field: str) -> PodView:
 def pod_document(raw: bytes, *, field: str) -> dict[str, Any]:
     """Decode the pod in ``raw`` as a JSON document, with metadata and spec.
 
-    What admission neither reads nor changes stays undecoded, so the time does not grow with it.
+    Fields that admission neither reads nor changes stay undecoded, so the time does not grow with
+    them.
     """
 
     def objects(value: bytes, what: str) -> list[dict[str, Any]] | None:
@@ -165,10 +166,10 @@ def pod_document(raw: bytes, *, field: str) -> dict[str, Any]:
 
 
 def polite_warnings(warnings: Iterable[str]) -> list[str]:
-    """``warnings`` within the API server's limits.
+    """Return ``warnings`` within the API server's limits.
 
-    Each is one line; a long one is cut after a word. When not all fit, the last one says how many
-    are missing.
+    Each is one line; a long one is cut after a word. When not all fit, the last one contains the
+    number of omitted ones.
     """
     texts = list(warnings)
     kept: list[str] = []
@@ -203,7 +204,7 @@ def short_message(text: str) -> str:
 
 
 def encode_answer(uid: str, verdict: Verdict) -> bytes:
-    """The AdmissionReview that answers request ``uid``."""
+    """Encode the AdmissionReview that answers request ``uid``."""
     response: dict[str, Any] = {"uid": uid, "allowed": verdict.allowed}
     if verdict.warnings:
         response["warnings"] = polite_warnings(verdict.warnings)
