@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share: tier by directory, control plane, asyncio, leak check, Hypothesis."""
+"""Configuration of all tests: tier by directory, control plane, asyncio, leak check, Hypothesis."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from tests.support.natsd import nats_server
 
 __all__ = ["nats_server"]
 
-# Contracts and steps that several test files share tell values too when they fail.
+# Assertions in contracts and steps that test files share also report values when they fail.
 pytest.register_assert_rewrite("tests.contract", "tests.e2e")
 
 TESTS = Path(__file__).parent
@@ -58,9 +58,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell fixtures and child processes which control plane is meant, and where the real one is.
+    """Set the control plane, and the path of the real one, for fixtures and child processes.
 
-    It is built only where it is required: that takes minutes.
+    The real one is built only if it is required: the build takes minutes.
     """
     if config.getoption("--fresh"):
         settings.load_profile("fresh")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What anybody can send to the webhook: bounded in time, answered in words, never a dead end."""
+"""Requests to the webhook from any caller: bounded in time, answered in words, never a dead end."""
 
 import random
 import string
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import anyio
+import jsonpatch
 import msgspec
 import pytest
 
 from hami_common.events import codec
 from hami_common.events.decision import AdmissionRecord
 from hami_common.pods import annotations
-from tests.support import jsonpatch
 from tests.support.admission import Wired, asking_pod, patch_of, review
 from tests.support.memorybus import MemoryBus, MemoryPublisher
 
@@ -52,7 +52,7 @@ def crowd(
     filler_bytes: int = 0,
     limits: Mapping[str, str] | None = None,
 ) -> Document:
-    """A pod with so many containers that ask, and mounts, volumes, variables in all."""
+    """A pod with so many containers that request devices, and mounts, volumes, variables in all."""
     each = range(entries // containers)
     found = [
         share(
@@ -69,7 +69,7 @@ def crowd(
 
 
 async def processor_s(wired: Wired, body: bytes) -> float:
-    """Processor time of one review, the least of three: the machine has other work."""
+    """Processor time of one review, the least of three, because the machine has other work."""
     found = []
     for _ in range(3):
         started_s = time.process_time()
@@ -166,16 +166,16 @@ async def test_bounds_hold_for_ephemeral_containers_too(wired: Wired) -> None:
     assert "301 containers" in response["status"]["message"]
 
 
-async def test_pod_at_the_bounds_passes_a_second_time_unchanged(wired: Wired) -> None:
+async def test_pod_at_the_bounds_is_unchanged_by_a_second_invocation(wired: Wired) -> None:
     pod = crowd(200, 1000)
-    once = jsonpatch.apply(pod, patch_of(await wired.answer(review(pod))))
+    once = jsonpatch.apply_patch(pod, patch_of(await wired.answer(review(pod))))
     assert patch_of(await wired.answer(review(once))) == []
 
 
 # --- words ------------------------------------------------------------------------------------
 
 
-async def test_two_containers_of_one_name_are_denied_in_words(wired: Wired) -> None:
+async def test_two_containers_of_one_name_are_denied_with_a_message(wired: Wired) -> None:
     twice = share(env=[{"name": VARIABLE, "value": "all"}])
     assert "same name" in await text_of_denial(wired, pod_of(share(), twice))
 
@@ -201,12 +201,12 @@ async def test_null_lists_are_empty(wired: Wired, nothing: Document) -> None:
     pod["metadata"] |= nothing.get("metadata", {})
     pod["spec"] |= nothing.get("spec", {})
     response = await wired.answer(review(pod))
-    after = jsonpatch.apply(pod, patch_of(response))
+    after = jsonpatch.apply_patch(pod, patch_of(response))
     assert after["metadata"]["labels"][annotations.MANAGED_LABEL] == "true"
 
 
 @pytest.mark.parametrize("place", [b'"image":"app"', b'"name":"main"', b'"name":"train-0"'])
-async def test_bytes_that_are_no_text_are_denied_in_words(wired: Wired, place: bytes) -> None:
+async def test_bytes_that_are_no_text_are_denied_with_a_message(wired: Wired, place: bytes) -> None:
     body = msgspec.json.encode(review(asking_pod()))
     assert place in body
     response = await answer_to(wired, body.replace(place, place[:-1] + b'\xff\xfe"'))
@@ -215,7 +215,7 @@ async def test_bytes_that_are_no_text_are_denied_in_words(wired: Wired, place: b
         assert response["status"]["message"]
 
 
-async def test_number_of_thousands_of_digits_is_denied_in_words(wired: Wired) -> None:
+async def test_number_of_thousands_of_digits_is_denied_with_a_message(wired: Wired) -> None:
     pod = asking_pod()
     weights = f"slot={'9' * 5000},core=1,memory=1"
     pod["metadata"]["annotations"] = {annotations.SCORING_WEIGHTS: weights}
@@ -226,7 +226,9 @@ async def test_number_of_thousands_of_digits_is_denied_in_words(wired: Wired) ->
 @pytest.mark.parametrize(
     "part", [b'"image":"app"', b'"metadata":{', b'"spec":{', b'"uid":"11111111', b'"dryRun":false']
 )
-async def test_nesting_is_read_or_denied_in_words(wired: Wired, depth: int, part: bytes) -> None:
+async def test_nesting_is_read_or_denied_with_a_message(
+    wired: Wired, depth: int, part: bytes
+) -> None:
     body = msgspec.json.encode(review(asking_pod()))
     deep = b'"deep":' + b"[" * depth + b"]" * depth + b","
     response = await answer_to(wired, body.replace(part, deep + part, 1))
@@ -234,7 +236,7 @@ async def test_nesting_is_read_or_denied_in_words(wired: Wired, depth: int, part
 
 
 async def test_error_of_one_review_denies_that_one_alone(wired: Wired) -> None:
-    """Whatever cannot be judged is denied, with a text, and counted."""
+    """A review that cannot be judged is denied, with a text, and counted."""
     broken = wired.clock.now_s
     wired.clock.now_s = None  # type: ignore[assignment,method-assign]  # a part that breaks
     response = await answer_to(wired, review(asking_pod()))
@@ -285,7 +287,7 @@ def _damage(at: Any, choices: random.Random, values: list[bytes]) -> None:
         return
 
 
-# --- what is given ----------------------------------------------------------------------------
+# --- granted devices --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -330,7 +332,7 @@ async def test_mount_over_the_limiter_is_denied(wired: Wired, path: str, place: 
         {"name": "hami-limits-main", "mountPath": "/run/hami"},
     ],
 )
-async def test_our_volumes_are_mounted_as_we_do_it_or_not_at_all(
+async def test_limiter_volumes_are_mounted_exactly_or_refused(
     wired: Wired, mount: Document
 ) -> None:
     pod = pod_of(share(volumeMounts=[mount]), share("other"))
@@ -350,7 +352,7 @@ async def test_variable_that_gives_devices_is_removed(
     env = [{"name": variable, **value}, {"name": "MODE", "value": "x"}]
     pod = pod_of({"name": "main", "resources": {"limits": dict(limits)}, "env": env})
     answer = await wired.answer(review(pod))
-    after = jsonpatch.apply(pod, patch_of(answer))
+    after = jsonpatch.apply_patch(pod, patch_of(answer))
     assert after["spec"]["containers"][0]["env"] == [{"name": "MODE", "value": "x"}]
     assert any(variable in warning for warning in answer["response"]["warnings"])
 
@@ -358,7 +360,7 @@ async def test_variable_that_gives_devices_is_removed(
 async def test_env_from_never_wins_over_the_node(wired: Wired) -> None:
     taken = [{"configMapRef": {"name": "cm"}}]
     pod = pod_of(share(envFrom=taken), {"name": "side", "envFrom": taken})
-    after = jsonpatch.apply(pod, patch_of(await wired.answer(review(pod))))
+    after = jsonpatch.apply_patch(pod, patch_of(await wired.answer(review(pod))))
     for one in after["spec"]["containers"]:
         literals = {variable["name"]: variable["value"] for variable in one["env"]}
         assert literals[VARIABLE] == "void"
@@ -376,9 +378,9 @@ async def test_env_from_beside_a_share_that_a_literal_would_hide_is_denied(wired
 async def test_task_priority_by_a_variable_counts_as_a_request(
     wired: Wired, env: list[Document]
 ) -> None:
-    """So that the floor of a queue sees it: the limiter reads the variable."""
+    """The limiter reads the variable, so that the floor of a queue is measured."""
     pod = pod_of(share(env=env))
-    after = jsonpatch.apply(pod, patch_of(await wired.answer(review(pod))))
+    after = jsonpatch.apply_patch(pod, patch_of(await wired.answer(review(pod))))
     assert after["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/priority"] == "0"
     assert patch_of(await wired.answer(review(after))) == []
 
@@ -395,11 +397,11 @@ async def test_task_priority_by_any_other_variable_is_removed(
     wired: Wired, env: list[Document]
 ) -> None:
     pod = pod_of(share(env=env))
-    after = jsonpatch.apply(pod, patch_of(await wired.answer(review(pod))))
+    after = jsonpatch.apply_patch(pod, patch_of(await wired.answer(review(pod))))
     assert after["spec"]["containers"][0]["env"] == []
 
 
-# --- who calls --------------------------------------------------------------------------------
+# --- callers ----------------------------------------------------------------------------------
 
 
 async def stored(wired: Wired) -> list[tuple[str, str]]:

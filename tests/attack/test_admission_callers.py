@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is not the API server and calls the webhook: over TLS, as any pod of the cluster can."""
+"""Callers of the webhook other than the API server: over TLS, as any pod of the cluster can."""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ def authority() -> CertificateAuthority:
 
 @pytest.fixture
 async def webhook(tmp_path: Path, authority: CertificateAuthority) -> AsyncIterator[RunningWebhook]:
-    """One that was told the authority and the name of the API server's certificate."""
+    """A webhook configured with the authority and the name of the API server's certificate."""
     file = tmp_path / "clients.crt"
     file.write_bytes(authority.pem)
     async with run_webhook(
@@ -63,14 +63,14 @@ def offered(webhook: RunningWebhook) -> float:
     return webhook.sample(OFFERED, cause="no-bus")
 
 
-async def test_caller_without_certificate_is_not_heard(
+async def test_caller_without_certificate_is_rejected(
     webhook: RunningWebhook, tmp_path: Path
 ) -> None:
     assert await post(webhook, tmp_path) == 0
     assert offered(webhook) == 0
 
 
-async def test_certificate_of_another_authority_is_not_heard(
+async def test_certificate_of_another_authority_is_rejected(
     webhook: RunningWebhook, tmp_path: Path
 ) -> None:
     assert await post(webhook, tmp_path, CertificateAuthority()) == 0
@@ -85,7 +85,7 @@ async def test_other_certificate_of_the_same_authority_is_refused(
     assert offered(webhook) == 0
 
 
-async def test_api_server_is_heard_and_not_bounded(
+async def test_api_server_is_accepted_and_not_throttled(
     webhook: RunningWebhook, authority: CertificateAuthority, tmp_path: Path
 ) -> None:
     for _ in range(3):
@@ -93,7 +93,7 @@ async def test_api_server_is_heard_and_not_bounded(
     assert offered(webhook) == 3
 
 
-async def test_address_that_uses_up_its_share_is_told_to_wait(
+async def test_address_that_uses_up_its_share_is_throttled(
     tmp_path: Path, authority: CertificateAuthority
 ) -> None:
     """Another address has a share of its own."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tenant with role ``edit`` can do to admission, on a real API server.
+"""Attacks on admission by a tenant with role ``edit``, on a real API server.
 
 The API server has the shipped admission policies and a webhook with its rendered configuration.
 Every attack is tried through both, and then with the policies alone, as while the webhook's
@@ -17,11 +17,12 @@ import pytest
 import yaml
 
 from hami_common.pods import annotations
-from hami_sim.apiserver.client import Access, KubeClient, StatusError
 from hami_sim.certs import CertificateAuthority
+from hami_sim.kube import Access
 from hami_sim.kubernetes import run_control_plane
 from hami_webhook.shell.render import FLAG, render
 from tests.cluster.needs import control_plane_or_skip
+from tests.support.kubeclient import KubeClient, StatusError
 from tests.support.webhook import run_webhook
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real, pytest.mark.shares_cluster]
@@ -60,7 +61,7 @@ class Site:
         return made, ""
 
     async def is_prepared(self) -> bool:
-        """Whether a webhook prepares the tenant's pods."""
+        """Report if a webhook prepares the tenant's pods."""
         made, _ = await self.created(pod([share()]))
         volumes = made.get("spec", {}).get("volumes", [])
         return any(volume["name"] == "hami-limits-main" for volume in volumes)
@@ -137,7 +138,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
 
 @pytest.fixture(params=["webhook", "policies-alone"], scope="module")
 async def guarded(request: pytest.FixtureRequest, site: Site) -> Site:
-    """The site with all that guards it, then without the webhook."""
+    """The site with all its guards, then without the webhook."""
     if request.param == "policies-alone":
         await site.admin.delete(HOOKS, "hami-webhook")
         with anyio.fail_after(KNOWN_S):
@@ -161,7 +162,7 @@ async def test_policies_are_checked_by_the_api_server_without_a_warning(guarded:
 OPT_OUT = {annotations.WEBHOOK_LABEL: annotations.WEBHOOK_IGNORE}
 
 
-async def test_label_of_a_tenant_takes_no_pod_of_ours_past_admission(guarded: Site) -> None:
+async def test_label_of_a_tenant_does_not_bypass_admission(guarded: Site) -> None:
     for attempt in (
         pod([share()], labels=OPT_OUT),
         pod([container()], labels=OPT_OUT),
@@ -171,7 +172,7 @@ async def test_label_of_a_tenant_takes_no_pod_of_ours_past_admission(guarded: Si
         assert "take the label off" in why
 
 
-async def test_label_on_pods_of_others_changes_nothing(guarded: Site) -> None:
+async def test_label_on_pods_without_devices_has_no_effect(guarded: Site) -> None:
     """HAMi's own pods carry it."""
     plain = pod([container()], labels=OPT_OUT)
     plain["spec"]["schedulerName"] = "default-scheduler"
@@ -224,7 +225,7 @@ HIDING_MOUNTS: dict[str, Obj] = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("trick", HIDING_MOUNTS)
-async def test_no_mount_takes_the_limiter_away(guarded: Site, trick: str, place: str) -> None:
+async def test_no_mount_hides_the_limiter(guarded: Site, trick: str, place: str) -> None:
     mount = {"name": "v", **HIDING_MOUNTS[trick]}
     made, why = await guarded.created(mounting(mount, place=place))
     if trick == "false-limits" and made:  # the webhook replaces what only looks like its own
@@ -235,7 +236,7 @@ async def test_no_mount_takes_the_limiter_away(guarded: Site, trick: str, place:
 
 
 @pytest.mark.parametrize("trick", HIDING_MOUNTS)
-async def test_no_mount_of_an_ephemeral_container_takes_the_limiter_away(
+async def test_no_mount_of_an_ephemeral_container_hides_the_limiter(
     guarded: Site, trick: str
 ) -> None:
     mount = {"name": "v", **HIDING_MOUNTS[trick]}
@@ -357,7 +358,7 @@ async def test_env_from_gives_no_devices(guarded: Site, which: str, source: Obj)
     assert why or gives(made) == []
 
 
-async def test_env_from_with_a_prefix_of_its_own_passes(guarded: Site) -> None:
+async def test_env_from_with_its_own_prefix_is_admitted(guarded: Site) -> None:
     taken = [{"prefix": "APP_", "configMapRef": {"name": "cm"}}]
     made, why = await guarded.created(pod([share(envFrom=taken)]))
     assert why == ""
@@ -406,7 +407,7 @@ async def test_largest_pod_within_the_bounds_is_admitted(guarded: Site) -> None:
     assert time.monotonic() - started_s < 5
 
 
-async def test_neighbours_are_admitted_beside_huge_pods(guarded: Site) -> None:
+async def test_other_pods_are_admitted_beside_huge_pods(guarded: Site) -> None:
     huge = pod(
         [container(f"c{i}", resources={"limits": {"nvidia.com/gpu": "1"}}) for i in range(3000)]
     )

@@ -36,7 +36,7 @@ OUR_MOUNTS = [
 
 
 def shown(given: Given, volumes: list[dict[str, Any]], **container: Any) -> PodFacts:
-    """What the agent reads of the pod's object."""
+    """The facts that the agent reads from the pod's object."""
     limits = {"resources": {"limits": {GPU: 1}}}
     document = {
         "metadata": {"name": given.name, "namespace": "default", "uid": given.uid},
@@ -50,7 +50,7 @@ def shown(given: Given, volumes: list[dict[str, Any]], **container: Any) -> PodF
 async def asked(
     directory: Path, volumes: list[dict[str, Any]], **container: Any
 ) -> tuple[Answered | Refuse, Desk]:
-    """What kubelet is answered for the pod on a node that enforces shares."""
+    """The answer to kubelet for the pod on a node that enforces shares."""
     given = Given("pod")
     desk = Desk(directory, given, **enforcing(directory))
     know(desk.site, given)
@@ -97,7 +97,7 @@ async def test_pod_without_limits_volume_gets_the_nodes_limits_file(tmp_path: Pa
         (SCRATCH, {}),
     ],
 )
-async def test_tenants_limits_file_is_never_taken_for_ours(
+async def test_limits_file_of_a_tenant_is_rejected(
     tmp_path: Path, volume: dict[str, Any], more: dict[str, Any]
 ) -> None:
     mount = {"name": volume["name"], "mountPath": "/etc/hami", **more}
@@ -128,7 +128,7 @@ async def test_tenants_limits_file_is_never_taken_for_ours(
     ],
     ids=lambda mount: f"{mount['name']} at {mount['mountPath']}",
 )
-async def test_share_is_refused_where_a_mount_would_take_the_limiter_away(
+async def test_share_is_refused_where_a_mount_would_hide_the_limiter(
     tmp_path: Path, mount: dict[str, Any]
 ) -> None:
     outcome, desk = await asked(

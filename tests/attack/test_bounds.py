@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values out of range from pods, agents, tools and files: each is refused, and nothing stops.
+"""Values out of range from pods, agents, tools and files: each is refused, and services continue.
 
 A value beyond its range is refused where it enters, with the field. The scheduler goes on placing
-pods, a parser ends in time, and a file that nobody can use is an error that a service can report.
+pods, a parser ends in time, and an unusable file is an error that a service can report.
 """
 
 import json
@@ -23,11 +23,13 @@ from hami_common.pods.podview import MetadataView, PodView
 from hami_common.runtime import settings as settings_loader
 from hami_common.runtime.httpd import Request
 from hami_core.planning import gangs
+from hami_nodeagent.drivers.enflame import parse as enflame
 from hami_nodeagent.drivers.errors import DriverError
-from hami_nodeagent.drivers.parse import enflame, metax
+from hami_nodeagent.drivers.metax import parse as metax
 from hami_scheduler.settings import Settings
 from hami_scheduler.shell import extender_wire
-from hamictl import manifests, migration
+from hamictl import manifests
+from hamictl.commands import import_config
 from hamictl.errors import InputRefused
 from tests.support.memorybus import MemoryBucket
 from tests.unit.scheduler.shell import builders
@@ -104,7 +106,7 @@ async def fits(s: Running, node: str) -> bool:
         ("slots", 2**31),
     ],
 )
-async def test_stored_devices_out_of_range_are_skipped_and_the_scheduler_goes_on(
+async def test_stored_devices_out_of_range_are_skipped_and_scheduling_continues(
     field: str, value: int
 ) -> None:
     world = World()
@@ -166,7 +168,7 @@ def weighted(name: str, weights: str) -> builders.Obj:
 
 
 @pytest.mark.parametrize("weights", WEIGHTS, ids=["5000 digits", "400 digits"])
-async def test_weights_of_many_digits_are_told_to_their_pod_alone(weights: str) -> None:
+async def test_weights_of_many_digits_are_refused_for_their_pod_only(weights: str) -> None:
     world = World()
     await world.add_devices(builders.devices("n1"))
     async with world.scheduler() as s:
@@ -262,7 +264,7 @@ except HamiError as error:
 def test_device_configuration_out_of_bounds_is_an_error_with_a_fix(
     name: str, tmp_path: Path
 ) -> None:
-    """In a process of its own: libyaml ends the one it is in."""
+    """Runs in a process of its own, because libyaml ends the process."""
     path = tmp_path / name
     path.write_text(FILES[name], encoding="utf-8")
     run = subprocess.run(
@@ -313,7 +315,7 @@ def test_configuration_of_hami_out_of_bounds_is_refused(name: str, tmp_path: Pat
     path = tmp_path / name
     path.write_text(FILES[name], encoding="utf-8")
     with pytest.raises(InputRefused, match=name):
-        migration.read_hami(device_config=path, node_config=None, values=None)
+        import_config.read_hami(device_config=path, node_config=None, values=None)
 
 
 @pytest.mark.parametrize(
@@ -338,14 +340,14 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_nested_json_is_an_error_of_ours(name: str) -> None:
+def test_nested_json_raises_an_error_of_the_project(name: str) -> None:
     with pytest.raises(HamiError, match="nested"):
         DECODERS[name](NESTED)
 
 
 @pytest.mark.parametrize("verb", ["filter", "prioritize", "bind", "preempt"])
 async def test_nested_call_of_the_extender_is_no_server_error(verb: str) -> None:
-    """Whoever calls is told what is wrong with the body; the handler raises an error of ours."""
+    """The answer names the problem of the body; the handler raises an error of this project."""
     world = World()
     async with world.scheduler() as s:
         handler = s.scheduler.extender.routes()["POST", f"/{verb}"]

@@ -69,7 +69,7 @@ def test_bursts_over_the_share_are_reported_within_two_minutes(
     assert sum(waits_s) / len(waits_s) <= BOUND_S / 4
 
 
-def test_use_that_stays_over_the_share_is_reported_within_two_looks() -> None:
+def test_use_that_stays_over_the_share_is_reported_within_two_readings() -> None:
     waits_s = [
         reported_after_s(over_s=1000.0, under_s=1.0, phase_s=0.0, seed=seed)
         for seed in range(SEEDS)

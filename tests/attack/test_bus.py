@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stolen login of one node's agent, on a real server with the accounts of an installation.
 
-The scheduler runs in this process on the real bus; its Kubernetes API is in memory. What an
-intruder sends is followed by something of its own node that the scheduler takes, in the same order,
-so that a test knows when the rest was judged.
+The scheduler runs in this process on the real bus; its Kubernetes API is in memory. After the
+intruder's messages, a test sends an update of the intruder's own node that the scheduler accepts.
+Order is kept, so that update shows when the rest was judged.
 """
 
 import subprocess
@@ -213,7 +213,7 @@ async def test_forged_fault_does_not_outlast_the_agents_next_report(site: Site) 
 
 
 async def test_forged_report_does_not_block_the_agents_own_reports(site: Site) -> None:
-    """The agent's numbers go on with each heartbeat, so those of its reports are apart."""
+    """The agent's numbers continue with each heartbeat, so those of its reports have gaps."""
     seed = site.seed_file("registry")
     async with (
         site.registry() as bus,
@@ -255,13 +255,13 @@ def small() -> natsio.BusLimits:
 
 
 class Flood:
-    """Sends whatever it is told to, again and again logged in when the server ends it."""
+    """Sends any message, and logs in again whenever the server ends the connection."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._client: Client | None = None
         self.ended = 0
-        """How often the server ended the connection."""
+        """Number of times that the server ended the connection."""
 
     async def send(self, subject: str, size: int) -> None:
         while True:
@@ -384,7 +384,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Leave nothing of the disk; the file that holds it."""
+    """Fill the disk; returns the file that fills it."""
     path = disk / "filler"
     with path.open("ab", buffering=0) as file:
         try:
@@ -394,7 +394,7 @@ def fill(disk: Path) -> Path:
             return path
 
 
-async def test_registry_and_logins_go_on_while_the_disk_of_the_bus_is_full(
+async def test_registry_and_logins_continue_while_the_disk_of_the_bus_is_full(
     tmp_path: Path, small_disk: Path
 ) -> None:
     config = f"jetstream {{\n  store_dir: {small_disk / 'store'}\n  max_file_store: 6GB\n}}\n"
@@ -415,7 +415,7 @@ async def test_registry_and_logins_go_on_while_the_disk_of_the_bus_is_full(
 
 
 async def until_consumers_are_refused(bus: Bus, disk: Path, *, times: int) -> None:
-    """Keep the disk full and see that the server makes no consumer; readers try it meanwhile."""
+    """Keep the disk full and check that the server makes no consumer; readers retry meanwhile."""
     refused = 0
     with anyio.fail_after(SETTLED_S):
         for number in count():
@@ -437,7 +437,7 @@ async def until_consumers_are_refused(bus: Bus, disk: Path, *, times: int) -> No
 
 
 async def send_until_stored(agent: Bus, bus: Bus) -> None:
-    """Report until the registry has made canonical devices of it."""
+    """Report until the registry has stored canonical devices of it."""
     devices = natsio.NatsBucket(bus, subjects.DEVICES_BUCKET)
     publisher = natsio.NatsPublisher(agent)
     with anyio.fail_after(30):

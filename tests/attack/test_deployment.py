@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What somebody gains who takes over one container of an installation, or one image of it.
+"""Capabilities of an attacker in one container of an installation, or in one of its images.
 
 Facts about the objects that ``kubectl kustomize`` renders: both overlays, and the agents of all
-vendors with every component that has pods. What the API server makes of them is in
-``tests/e2e/test_deploy.py``, what a node makes of them in ``tests/e2e/test_real_node.py``.
+vendors with every component that has pods. The API server's treatment of them is in
+``tests/e2e/test_deploy.py``, and that of a node in ``tests/e2e/test_real_node.py``.
 """
 
 import re
@@ -139,7 +139,7 @@ def test_token_of_each_container_of_the_schedulers_pod_is_its_own(objects: list[
         assert mounted & set(tokens.values()) == {tokens[container["name"]]}
 
 
-def test_no_account_has_the_rights_of_kube_scheduler_and_of_our_scheduler(
+def test_no_account_has_the_rights_of_kube_scheduler_and_of_the_extender(
     objects: list[Obj],
 ) -> None:
     roles_by_account: dict[str, set[str]] = {}
@@ -176,7 +176,9 @@ def test_production_is_not_rendered_before_its_images_have_digests() -> None:
     assert done.stdout == ""
 
 
-def test_webhook_trusts_nobody_whom_the_policy_refuses(installations: dict[str, list[Obj]]) -> None:
+def test_webhook_trusts_no_user_whom_the_policy_refuses(
+    installations: dict[str, list[Obj]],
+) -> None:
     (policy,) = (
         one
         for one in of_kind(installations["dev"], "ValidatingAdmissionPolicy")

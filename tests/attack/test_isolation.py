@@ -43,7 +43,7 @@ from hami_common.runtime.natsio import (
 )
 from hami_common.runtime.quarantine import Quarantine
 from hami_nodeagent.core.health import HealthBook
-from hami_nodeagent.drivers.simulated import SimulatedDriver
+from hami_nodeagent.drivers.simulated.driver import SimulatedDriver
 from hami_nodeagent.settings import UsageSettings
 from hami_nodeagent.shell.check import SelfCheck
 from hami_nodeagent.shell.inventory import Reporter, VendorDevices
@@ -100,12 +100,12 @@ def break_for(
 
 
 def mentions(word: str) -> Callable[..., bool]:
-    """Whether any argument mentions the object."""
+    """Match calls with an argument that mentions the object."""
     return lambda *args, **more: any(word in repr(one) for one in (*args, *more.values()))
 
 
 def settled(broken: list[str]) -> Callable[[], Awaitable[bool]]:
-    """Whether the fault has come about."""
+    """A condition that holds once the fault has occurred."""
 
     async def is_broken() -> bool:
         return bool(broken)
@@ -288,7 +288,7 @@ REGISTRY = {
     "question of an agent": (subjects, "parse_records", ask_records, has_records),
 }
 UNSTORED = ("heartbeat", "question of an agent")
-"""What comes by subjects that no stream keeps."""
+"""Inputs on subjects that no stream stores."""
 
 
 @pytest.mark.parametrize("loop", REGISTRY)
@@ -486,7 +486,7 @@ async def test_plugin_that_fails_is_registered_again(
         await plane.until_state(good.pod_uid, "running")
 
 
-async def test_pod_that_cannot_be_read_gets_no_device_and_others_do(
+async def test_unreadable_pod_gets_no_device_and_others_do(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with plane.agent(allocate_wait_s=0.5, outage_wait_s=0.5):
@@ -501,7 +501,7 @@ async def test_pod_that_cannot_be_read_gets_no_device_and_others_do(
 async def test_object_in_quarantine_is_listed_until_it_is_handled(
     plane: Plane, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the agent that fails over the bus to whoever asks the registry."""
+    """From the agent that fails, over the bus, to the clients of the registry."""
     asked: list[Registry] = []
     async with plane.agent(), running_registry(nats_server) as on:
         asked.append(on)
@@ -540,7 +540,7 @@ async def test_object_in_quarantine_is_listed_until_it_is_handled(
 
 
 def made(kind: Callable[..., Any], **known: Any) -> Any:
-    """An object made with those of the arguments that it takes."""
+    """Make an object from those of the arguments that it takes."""
     takes = inspect.signature(kind).parameters
     return kind(**{name: value for name, value in known.items() if name in takes})
 
@@ -574,5 +574,5 @@ async def test_one_event_never_ends_the_webhook(monkeypatch: pytest.MonkeyPatch)
 
 
 def quarantine_of(registry: CollectorRegistry) -> Quarantine:
-    """Where the webhook's objects end whose handling fails."""
+    """The quarantine for events of the webhook whose handling fails."""
     return Quarantine(kinds=("event",), clock=SystemClock(), registry=registry)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limiter against a tenant's own resource limits, forks and debuggers, on the fake driver.
 
-What processes hold is asked of the driver, never of the region that the tenant can write.
+Memory that processes hold is read from the driver, never from the region that tenants can write.
 """
 
 import json
@@ -19,8 +19,8 @@ import pytest
 from hami_nodeagent.core import region as layout
 from hami_nodeagent.core.breach import BreachBook, BreachRules, Process
 from hami_nodeagent.core.holders import Holder
-from hami_sim.gpucontainers import GpuContainer, GpuNode, gpu_node, why_not
 from hami_sim.hardware.fake_cuda import FakeCard
+from tests.fakes.gpucontainers import GpuContainer, GpuNode, gpu_node, why_not
 from tools import build_native, build_native_fakes
 
 MIB = 1 << 20
@@ -68,7 +68,7 @@ class Tenant:
         self.process = container.start([*prefix, sys.executable, "-c", TENANT])
 
     def ask(self, line: str) -> object:
-        """What the line evaluates to."""
+        """Evaluate the line in the tenant's process; returns its value."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(line + "\n")
@@ -78,7 +78,7 @@ class Tenant:
         return json.loads(answer)
 
     def end(self) -> str:
-        """End it; what it said on stderr."""
+        """End it; returns its output on stderr."""
         _, said = self.process.communicate(timeout=PATIENCE_S)
         return said
 
@@ -140,7 +140,7 @@ def start(container: GpuContainer) -> Iterator[StartTenant]:
 
 
 def used_mib(node: GpuNode, *tenants: Tenant) -> int:
-    """What the driver gave to these processes."""
+    """Memory that the driver gave to these processes."""
     pids = {tenant.process.pid for tenant in tenants}
     with FakeCard(node.nvml.path) as card:
         uses = card.uses(node.uuids[0])
@@ -242,7 +242,7 @@ def test_resource_limits_of_the_tenant_never_lift_its_share(
 def test_process_that_cannot_read_its_limits_gets_no_context(
     node: GpuNode, start: StartTenant
 ) -> None:
-    """The context of each of many processes would be more than any share."""
+    """The contexts of many processes would exceed any share."""
     first = start()
     assert first.ask("begin()") == 0
     blind = start()
@@ -284,7 +284,7 @@ NO_SUCH_PROCESS = 100 + 3
 
 
 def address_of_limit(node: GpuNode, pid: int) -> int:
-    """Where the library of a process keeps the limit of its first device."""
+    """Address at which the library of a process keeps the limit of its first device."""
     assert node.library is not None
     symbols = subprocess.run(
         ["nm", node.library], check=True, capture_output=True, text=True
@@ -311,7 +311,7 @@ def test_debugger_of_another_pid_namespace_reaches_no_process_of_the_container(
 def test_debugger_in_the_container_lifts_the_limit_and_is_reported(
     node: GpuNode, container: GpuContainer, start: StartTenant
 ) -> None:
-    """As a program that goes around the library: documented, and reported from outside."""
+    """A program that bypasses the library, which is documented and reported from outside."""
     victim = start()
     assert victim.ask("begin()") == 0
     pid = victim.process.pid

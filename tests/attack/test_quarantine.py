@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One object never ends the scheduler: what it cannot handle is isolated, all others are served."""
+"""One object never ends the scheduler: an object that fails is isolated, all others are served."""
 
 import json
 import logging
@@ -28,11 +28,13 @@ from hami_core.replay.stimuluslog import Writer
 from hami_core.table.inventory import Inventory
 from hami_core.table.table import DeviceTable
 from hami_scheduler.shell import gangs
+from hami_scheduler.shell.background import BackgroundTasks
 from hami_scheduler.shell.clustermetrics import ClusterMetrics
 from hami_scheduler.shell.decisions import Decisions
-from hami_scheduler.shell.effects import Effects
+from hami_scheduler.shell.ledgerwriter import LedgerWriter
 from hami_scheduler.shell.mirror import HamiMirrors
 from hami_scheduler.shell.preemption import Preemption
+from hami_scheduler.shell.recorder import RecordedCore
 from hami_scheduler.shell.takeover import TakeOver
 from tests.support.memorybus import MemoryBucket
 from tests.unit.scheduler.shell import builders
@@ -54,7 +56,7 @@ async def world_with_nodes() -> World:
 
 
 async def ask(world: World, s: Running, pod: builders.Obj) -> builders.Obj:
-    """What filter says, after the work that it caused was done."""
+    """filter's answer, after the work that it caused was done."""
     path = pod_path(pod)
     if path not in world.kube.objects:
         world.add_pod(pod)
@@ -87,7 +89,7 @@ def failures(s: Running, kind: str) -> float:
     return s.value("hami_quarantine_failures_total", kind=kind)
 
 
-# --- what was found: weights, reports -------------------------------------------------------------
+# --- known cases: weights, reports ----------------------------------------------------------------
 
 
 WEIGHTS = {
@@ -201,7 +203,7 @@ async def test_one_report_never_ends_the_scheduler(
     world.check(*DEVICES.values())
 
 
-async def test_devices_that_do_not_decode_are_not_served_until_good_ones_come() -> None:
+async def test_undecodable_devices_are_not_served_until_replaced() -> None:
     world = await world_with_nodes()
     bucket = MemoryBucket(world.bus, subjects.DEVICES_BUCKET)
     async with world.scheduler() as s:
@@ -217,7 +219,7 @@ async def test_devices_that_do_not_decode_are_not_served_until_good_ones_come() 
         assert (await ask(world, s, probe))["NodeNames"] == NODES
 
 
-async def test_a_vendor_that_cannot_be_read_does_not_withhold_the_others_of_its_node() -> None:
+async def test_an_unreadable_vendor_does_not_hide_the_others_of_its_node() -> None:
     world = await world_with_nodes()
     async with world.scheduler() as s:
         other = replace(
@@ -245,7 +247,7 @@ class Case(NamedTuple):
     owner: Any
     method: str
     concerns: Callable[..., bool]
-    """Whether a call is about the object; given all arguments but ``self``."""
+    """Match calls about the object; receives all arguments but ``self``."""
     provoke: Callable[[World, Running], Awaitable[None]]
     settings: Mapping[str, Any] = MappingProxyType({})
 
@@ -451,9 +453,13 @@ CASES = {
     ),
     "quota": Case("quota", QuotaReader, "read", about_bad, add_quota),
     "chore": Case(
-        "chore", Effects, "_carry_out", lambda it: "CapacityReturned" in repr(it), report_devices
+        "chore",
+        BackgroundTasks,
+        "_attempt",
+        lambda it: "CapacityReturned" in repr(it),
+        report_devices,
     ),
-    "confirmation": Case("confirmation", Effects, "_confirmation", about_bad, bind_bad_pod),
+    "confirmation": Case("confirmation", LedgerWriter, "_confirmation", about_bad, bind_bad_pod),
     "decision": Case("decision", Decisions, "_message", about_bad, decide_and_send),
     "gang": Case(
         "gang", gangs, "place_together", lambda *_, **__: True, place_gang, {"gang_wait_s": 60.0}
@@ -549,7 +555,7 @@ async def test_a_deleted_pod_leaves_quarantine(monkeypatch: pytest.MonkeyPatch) 
 # --- fail closed ----------------------------------------------------------------------------------
 
 
-async def test_a_node_whose_record_cannot_be_folded_takes_no_pods_until_it_can_be(
+async def test_a_node_with_an_undecodable_record_takes_no_pods_until_it_is_repaired(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = await world_with_nodes()
@@ -695,7 +701,8 @@ async def test_a_stimulus_that_cannot_be_written_does_not_end_the_log(
         case = Case("stimulus", Writer, "stimulus", lambda _, it, *__: about_bad(it), beat)
         inject(monkeypatch, case)
         await world.heartbeat("bad", "n1")
-        await s.scheduler.recorder.flush()  # type: ignore[union-attr]  # there is one
+        assert isinstance(s.scheduler.state.core, RecordedCore)
+        await s.scheduler.state.core.recorder.flush()
         assert failures(s, "stimulus") >= 1
         await require_served(world, s)
 
@@ -735,7 +742,7 @@ async def test_a_pod_that_admission_never_saw_is_refused(
     assert "past" not in world.bound()
 
 
-async def test_a_share_whose_pod_lost_its_label_is_not_given_again_after_a_wipe() -> None:
+async def test_a_share_whose_pod_lost_its_label_is_not_reassigned_after_a_wipe() -> None:
     world = await world_with_nodes()
     async with world.scheduler("before") as s:
         pod = world.add_pod(builders.pod("bad", mem_mib=15_000))

@@ -25,10 +25,10 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from hami_common.errors import Unavailable
-from hami_sim.apiserver.client import KubeClient
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
 from tests.cluster import build
 from tests.support.checker import problems_of
+from tests.support.kubeclient import KubeClient
 
 NODE = "gpu-a"
 SPEC = ClusterSpec(
@@ -112,7 +112,7 @@ async def burst(cluster: Cluster, pods: Sequence[Document]) -> Document:
 
 
 async def _problems(cluster: Cluster) -> list[str]:
-    """What is wrong once the parts had time to agree."""
+    """Return the violations once the parts had time to agree."""
     problems = ["not looked yet"]
     with anyio.move_on_after(SETTLE_S):
         while problems:

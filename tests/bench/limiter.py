@@ -9,7 +9,7 @@ round of the other, many short ones (programs/bench.c). Nanoseconds are of proce
 because 64 processes on two cores share them and waiting for a core is no cost of the limiter;
 batches in which the processor was taken away or was slow do not count, nor do pairs of rounds with
 hardly any other, as long as there are enough. ``native_ns`` is the median of the rounds without,
-``added_ns`` the median of the differences of neighbouring rounds, ``spread_ns`` the distance
+``added_ns`` the median of the differences of neighboring rounds, ``spread_ns`` the distance
 between the quartiles of these differences, ``least_added_ns`` the difference of the least batches,
 and ``kept`` the part of the batches that counted. ``init`` is the wall time from the start signal
 until 300 processes have a context, a module and an allocation; its figures are for all together.
@@ -33,7 +33,7 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
-from hami_sim.gpucontainers import GpuContainer, GpuNode, gpu_node, why_not
+from tests.fakes.gpucontainers import GpuContainer, GpuNode, gpu_node, why_not
 from tools import build_native, build_native_fakes
 
 OPS = {
@@ -72,7 +72,7 @@ class Row(Struct, frozen=True, kw_only=True):
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """One promise and what was measured."""
+    """One target and its measurement."""
 
     what: str
     limit: float
@@ -81,7 +81,7 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 class Round(Struct, frozen=True, kw_only=True):
-    """What one group did in one turn."""
+    """Result of one group in one turn."""
 
     median_ns: float
     least_ns: float
@@ -90,10 +90,10 @@ class Round(Struct, frozen=True, kw_only=True):
 
 
 class Group:
-    """Processes that stand ready to make their calls once more."""
+    """Processes that stand ready to repeat their calls."""
 
     reference_ns = 0.0
-    """How fast the processor was at best, in any group so far; 0: not known yet."""
+    """Best speed of the processor in any group so far; 0: not measured yet."""
 
     def __init__(self, container: GpuContainer, program: Path, words: list[str]) -> None:
         """Start them and wait until all are ready."""
@@ -114,7 +114,7 @@ class Group:
             self._process.communicate()
 
     def round(self) -> Round:
-        """Nanoseconds per call, and how many batches counted."""
+        """Return nanoseconds per call, and the number of batches that counted."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{Group.reference_ns}\n")
         self._process.stdin.flush()
@@ -159,7 +159,7 @@ def measure(
     words = [word, str(live), str(procs), str(batches)]
     with groups(native, limited, program, words) as (without, with_it):
         for group in (without, with_it):
-            group.round()  # caches and leases as they will be
+            group.round()  # warm up caches and leases
         enough = procs * batches * QUIET_PART
         tried: list[tuple[Round, Round]] = []
         pairs: list[tuple[Round, Round]] = []
@@ -188,7 +188,7 @@ def measure(
 
 
 def measure_init(native: GpuContainer, limited: GpuContainer, program: Path) -> Row:
-    """Wall time until 300 processes have initialised, the only ones on their device."""
+    """Wall time until 300 processes have initialized, the only ones on their device."""
     words = ["init", "0", str(INIT_PROCESSES), "1"]
     pairs = []
     for _ in range(INIT_RUNS):
@@ -237,7 +237,7 @@ def measure_all(
 
 
 def judge(rows: list[Row]) -> list[Target]:
-    """Each promise that these rows can speak of."""
+    """Judge each target that these rows cover."""
     targets = []
 
     def add(what: str, limit: float, measured: float) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records a long life of the scheduler's core and decides it once more, to the bit.
+"""Records a long life of the scheduler's core and replays it, comparing bit by bit.
 
 Run as ``./dev bench replay --decisions 100000 --json -``. The document has ``decisions``,
 ``stimuli``, ``segments``, ``log_bytes``, ``identical``, ``record_s`` (the life, with recording),
 ``replay_s`` and ``decisions_per_s`` of the replay. Exit code 1 when an answer differs. Some minutes
-for 100,000 decisions on 12 nodes: most of them are about pods that no kept answer helps with.
+for 100,000 decisions on 12 nodes: most of them are about pods for which no cached answer exists.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import anyio
 
-from hamictl.replay import run as replay
+from hamictl.commands.replay import run as replay
 from tests.support.stimuli_drive import Drive
 
 

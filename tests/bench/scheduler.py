@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the scheduler takes to answer, next to the same answers from plain loops.
+"""Measures the scheduler's answers, next to the same answers from plain loops.
 
 Run as ``./dev bench scheduler --nodes 100,1000,5000 --json -``. One document with ``rows``; each
 has ``nodes``, ``devices``, ``shares``, ``mix``, ``verb`` (filter, prioritize, bind), ``layer``,
-``plans``, ``least_ms``, ``p10_ms``, ``p50_ms``, ``p99_ms``, ``cpu_p50_ms``, ``per_s``,
-``rss_mib``.
+``plans``, ``least_ms``, ``p10_ms``, ``p50_ms``, ``p99_ms``, ``cpu_p50_ms``, ``per_s``, ``rss_mib``.
 
 ``layer`` is ``core`` (from the text of the node names to the text of the answer, in one process),
 ``service`` (the service's own handler from the body of the request to the body of the answer, log
@@ -13,13 +12,13 @@ ledger record for each share), ``http`` (the same calls, timed by the client tha
 ``echo`` (the same request to a handler on that server that decodes it and answers with its names;
 asked in turn with ``http``) or ``plain-loop`` (the same verdicts over plain objects).
 
-``plans`` is ``new`` where every call is about a pod of a new shape, so that nothing kept from
-before helps, and ``kept`` where pods of one template arrive and, in ``core``, one is booked between
-two calls. ``filter`` is about pods without wishes about nodes, so it names the best
-(``nodes_to_score``); ``prioritize`` is about pods that have such, so it scores all that fit.
-``cpu_p50_ms`` is the median processor time of one call: on a shared machine it and ``least_ms``
-tell more than the median of the wall clock. Nodes are named in another order in each call. ``bind``
-is the choice of devices on one node.
+``plans`` is ``new`` where every call is about a pod of a new shape, so that no cached answer helps,
+and ``kept`` where pods of one template arrive and, in ``core``, one is booked between two calls.
+``filter`` is about pods without node preferences, so it names the best (``nodes_to_score``);
+``prioritize`` is about pods with some, so it scores all that fit. ``cpu_p50_ms`` is the median
+processor time of one call: on a shared machine it and ``least_ms`` are more reliable than the
+median of the wall clock. Nodes are named in another order in each call. ``bind`` is the choice of
+devices on one node.
 """
 
 import argparse
@@ -240,7 +239,7 @@ class _Calling:
     is_new: bool
 
     def request(self, number: int) -> PodRequest:
-        """A pod; something was booked since the last one of its template."""
+        """Return a pod; a share was booked since the last one of its template."""
         if self.is_new:
             return self.make(number + 10)
         node, vendor, uuid = self.chance.choice(self.cluster.uuids)
@@ -250,7 +249,7 @@ class _Calling:
         return self.make(0)
 
     def filter(self, number: int) -> Callable[[], object]:
-        """Which nodes, and why not the others."""
+        """Filter: the nodes, and the reasons of the others."""
         wanted = self.request(number)
         candidates = named(names_text(self.cluster.names, self.chance))
         return lambda: self.filtered(wanted, candidates)
@@ -268,7 +267,7 @@ class _Calling:
         return wire.encode_filter(candidates, left, failed)
 
     def prioritize(self, number: int) -> Callable[[], object]:
-        """How good all nodes are that fit, as for a pod that prefers some of them."""
+        """Score all fitting nodes, as for a pod that prefers some of them."""
         wanted = self.request(number)
         candidates = named(names_text(self.cluster.names, self.chance))
         self.filtered(wanted, candidates)
@@ -281,13 +280,13 @@ class _Calling:
         return wire.encode_priorities(names, scored.priorities(highest=wire.MAX_PRIORITY))
 
     def bind(self, number: int) -> Callable[[], object]:
-        """Which devices of one node."""
+        """Choose devices of one node."""
         wanted, node = self.request(number), self.chance.choice(self.cluster.names)
         return lambda: pick(self.cluster.table, wanted, node)
 
 
 def loop_rows(cluster: Cluster, calls: int) -> Iterator[dict[str, object]]:
-    """Plain loops over plain objects, and a check that both say the same."""
+    """Plain loops over plain objects, and a check that both give the same answer."""
     verdicts = Verdicts(cluster.table)
     oracle = cluster.oracle
     for mix, make in MIXES.items():

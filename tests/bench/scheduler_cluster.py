@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster on which the scheduler is measured: nodes, devices, links, and what runs on them.
+"""The cluster on which the scheduler is measured: nodes, devices, links, and their running pods.
 
 Memory in MiB, compute in percent of one device.
 """
@@ -48,5 +48,5 @@ def name_of(number: int) -> str:
 
 
 def booking(vendor: str, uuid: str, memory_mib: int) -> tuple[ContainerShares, ...]:
-    """What a running pod holds."""
+    """Holdings of a running pod."""
     return (builders.held(builders.share(uuid, memory_mib, 10, vendor=vendor)),)

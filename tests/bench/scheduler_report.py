@@ -86,7 +86,7 @@ def _spread(row: Row) -> str:
 
 
 def growth(rows: Sequence[Row]) -> str:
-    """How the cost of one mix grows with the number of nodes."""
+    """Growth of the cost of one mix with the number of nodes."""
     counts = sorted({row["nodes"] for row in rows})
     lines = [
         "| filter, one container x one device, median ms | "

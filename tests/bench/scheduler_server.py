@@ -59,11 +59,11 @@ Obj = dict[str, Any]
 
 START_S = 180.0
 SPENT = "x-handler-ms"
-"""Header of an answer: how long the handler took."""
+"""Header of an answer: time that the handler took."""
 _CHUNK_BYTES = 1 << 20
 
 
-# --- the process that is asked --------------------------------------------------------------------
+# --- the server process ---------------------------------------------------------------------------
 
 
 class _Forgetful(MemoryPublisher):
@@ -141,7 +141,7 @@ def make(nodes: int) -> Scheduler:
 
 @asynccontextmanager
 async def _no_news(subject: str) -> AsyncIterator[AsyncIterator[Published]]:
-    """A subscription to which nothing is ever sent."""
+    """A subscription that never delivers."""
     del subject
     send, receive = anyio.create_memory_object_stream[Published](1)
     with send, receive:
@@ -149,7 +149,7 @@ async def _no_news(subject: str) -> AsyncIterator[AsyncIterator[Published]]:
 
 
 def _running_pod(record: AllocationRecord, seq: int, signer: Signer) -> PodView:
-    """The pod that holds a record's shares, as the watch delivers it."""
+    """The pod of a record, as the watch delivers it."""
     signed = SignedPlacement(
         pod_uid=record.pod_uid,
         namespace=record.namespace,
@@ -186,7 +186,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def _timed(handler: Handler) -> Handler:
-    """The same, with the time that it took told in a header."""
+    """The same, with its duration in a header."""
 
     async def timed(request: Request) -> Response | StreamedResponse:
         begin = time.perf_counter()
@@ -212,11 +212,11 @@ async def _run(nodes: int) -> None:
             group.start_soon(scheduler.decisions.work_together, send, 0.1, 256)
             port = await group.start(serve, app, "127.0.0.1", 0)
             print(port, flush=True)
-            await anyio.to_thread.run_sync(sys.stdin.read)  # until the one who asks has gone
+            await anyio.to_thread.run_sync(sys.stdin.read)  # until the client has ended
             group.cancel_scope.cancel()
 
 
-# --- the one who asks -----------------------------------------------------------------------------
+# --- the client -----------------------------------------------------------------------------------
 
 
 _NO_LIMITS: Mapping[str, str] = {}
@@ -292,9 +292,9 @@ class Asked(NamedTuple):
     """One call."""
 
     spent_ms: float
-    """Until the whole answer was here."""
+    """Time until the whole answer arrived."""
     handler_ms: float
-    """In the service's handler; 0 where that is not told."""
+    """Time in the service's handler; 0 where the header is missing."""
     content: bytes
 
 
@@ -308,7 +308,7 @@ class AskedServer:
         self._connection = connection
 
     def pod(self, mix: str, seed: int, *, prefers: bool = False) -> bytes:
-        """A pod's document; with ``prefers`` it has a wish of its own about nodes."""
+        """A pod's document; with ``prefers`` it prefers some nodes."""
         document = _asking_pod(mix, seed)
         if prefers:
             term = {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}

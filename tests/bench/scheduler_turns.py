@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a change of the scheduler's core saves: two checkouts asked in turn, call by call.
+"""Measures a change of the scheduler's core: two checkouts in turn, call by call.
 
     git worktree add --detach OLD COMMIT
     python -m tests.bench.scheduler_turns OLD . [--nodes 5000] [--calls 60] [--mixes one,topology]
 
-On a shared machine times of two runs cannot be compared: what else it does changes from minute to
+On a shared machine times of two runs cannot be compared: its other load changes from minute to
 minute. Here each checkout has a process with the same cluster in it, both get the same calls of
-``tests.bench.scheduler`` one right after the other, and what is told are medians of processor time
+``tests.bench.scheduler`` one right after the other, and the output has medians of processor time
 and their ratio. Milliseconds.
 """
 
@@ -21,16 +21,21 @@ import time
 from pathlib import Path
 
 VERBS = ("filter", "prioritize")
-SOURCES = ("services/scheduler/src", "libs/hami-common/src", "libs/hami-sim/src")
+SOURCES = (
+    "services/scheduler/src",
+    "libs/hami-common/src",
+    "libs/hami-core/src",
+    "libs/hami-sim/src",
+)
 READY = "ready"
 
 
-# --- the process that is asked --------------------------------------------------------------------
+# --- the measured process -------------------------------------------------------------------------
 
 
 def serve(nodes: int) -> None:
-    """Carry out a call for each line ``mix plans verb number``; tell its milliseconds."""
-    # Those of the checkout that is asked.
+    """Execute a call for each line ``mix plans verb number``; print its milliseconds."""
+    # Those of the measured checkout.
     from hami_core.placement.verdicts import Verdicts  # noqa: PLC0415
     from tests.bench import scheduler  # noqa: PLC0415
 
@@ -51,7 +56,7 @@ def serve(nodes: int) -> None:
         print((end - begin) * 1e3, (cpu_end - cpu_begin) * 1e3, flush=True)
 
 
-# --- the one who asks -----------------------------------------------------------------------------
+# --- the client -----------------------------------------------------------------------------------
 
 
 class Checkout:
@@ -77,7 +82,7 @@ class Checkout:
         return line
 
     def wait(self) -> None:
-        """Return when it can be asked."""
+        """Return when it is ready for calls."""
         if self._line().strip() != READY:
             raise SystemExit("a process did not start")
 
@@ -95,7 +100,7 @@ class Checkout:
 
 
 def compare(old: Checkout, new: Checkout, mixes: list[str], calls: int) -> None:
-    """Ask both in turn, and print a line for each kind of call."""
+    """Call both in turn, and print a line for each kind of call."""
     print("| mix | verb | shape | before | after | ratio | after, wall clock |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for mix in mixes:

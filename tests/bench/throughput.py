@@ -88,7 +88,7 @@ class _Status(Struct):
 
 
 class Audited(Struct, rename="camel"):
-    """What is read of one entry of the audit log."""
+    """The fields of one entry of the audit log that are read."""
 
     verb: str
     stage_timestamp: datetime
@@ -103,24 +103,24 @@ class Audited(Struct, rename="camel"):
         return "/".join(filter(None, (reference.resource, reference.subresource)))
 
     def is_write(self) -> bool:
-        """Whether something was written."""
+        """True for a write."""
         code = self.response_status.code if self.response_status else 0
         return self.verb in WRITES and code < _FAILED
 
 
 class AuditLog:
-    """Reads what was written to the audit log since it was last read, also while it is rotated."""
+    """Reads new entries of the audit log, also while it is rotated."""
 
     def __init__(self, path: Path) -> None:
-        """Begin with what is written from now on."""
+        """Begin with the entries written from now on."""
         self._path = path
         self._file: BinaryIO = path.open("rb")
         self._file.seek(0, os.SEEK_END)
         self._rest = b""
         self._decoder = msgspec.json.Decoder(Audited)
 
-    def news(self) -> Iterator[Audited]:
-        """Entries that came since the last call."""
+    def new_entries(self) -> Iterator[Audited]:
+        """Return the entries since the last call."""
         while True:
             *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
             yield from map(self._decoder.decode, lines)
@@ -202,7 +202,7 @@ class Bench:
         self._pods = 0
 
     async def prepare(self, agents: PaperAgents) -> None:
-        """Make the nodes and wait until our scheduler knows their devices."""
+        """Create the nodes and wait until our scheduler has their devices."""
         cluster = self._cluster
         for name in (SCHEDULER, CONTROLLERS):
             await cluster.processes[name].stop()
@@ -217,7 +217,7 @@ class Bench:
 
     async def idle(self) -> dict[str, float]:
         """Processor milliseconds that each process takes in a second while no pod comes."""
-        await anyio.sleep(_IDLE_S / 2)  # what the nodes began is done
+        await anyio.sleep(_IDLE_S / 2)  # start-up work of the nodes is done
         before, begun_s = self._spent_s(), anyio.current_time()
         await anyio.sleep(_IDLE_S)
         after, seconds = self._spent_s(), anyio.current_time() - begun_s
@@ -244,7 +244,7 @@ class Bench:
         with anyio.move_on_after(LIMIT_S) as limit:
             while len(bound) < self._pods:
                 await anyio.sleep(_POLL_S)
-                for entry in audit.news():
+                for entry in audit.new_entries():
                     if entry.is_write():
                         writes[_who(entry)] += 1
                         if (entry.verb, entry.what) == ("create", "pods/binding"):
@@ -260,8 +260,8 @@ class Bench:
         verbs = await self._verbs()
         scheduling_ms = await self._scheduling_ms()
         problems = await self._problems(self._pods if side == "hami" else 0)
-        await anyio.sleep(1.0)  # events trail
-        for entry in audit.news():
+        await anyio.sleep(1.0)  # events arrive late
+        for entry in audit.new_entries():
             if entry.is_write():
                 writes[_who(entry)] += 1
         await kube.stop()
@@ -294,7 +294,7 @@ class Bench:
         return row, problems
 
     async def _exempt(self, side: Side) -> None:
-        """Let the webhook leave the namespace alone, or not; returns once that is in force."""
+        """Let the webhook exempt the namespace, or not; returns once that is in force."""
         namespace = f"/api/v1/namespaces/{NAMESPACE}"
         labels = {"metadata": {"labels": {"hami.io/webhook": EXEMPT[side]}}}
         merge = "application/merge-patch+json"
@@ -309,7 +309,7 @@ class Bench:
         await self._cluster.until("the webhook knows the namespace", in_force)
 
     async def _clear(self, side: Side) -> None:
-        """Delete all pods and wait until no share is held."""
+        """Delete all pods and wait until no share is booked."""
         path = f"/api/v1/namespaces/{NAMESPACE}/pods"
         before = (await self._metrics())["hami_scheduler_releases_total"]
         held = self._pods if side == "hami" else 0
@@ -363,7 +363,7 @@ class Bench:
         return {k: v for k, v in (await self._metrics()).items() if k.startswith(name)}
 
     async def _scheduling_ms(self) -> float:
-        """Mean of the part of kube-scheduler that takes one pod at a time."""
+        """Mean of the serial part of kube-scheduler."""
         text = await self._plane.scheduler_metrics()
         name = "scheduler_scheduling_algorithm_duration_seconds"
         found = {
@@ -376,7 +376,7 @@ class Bench:
 
 
 def _machine_s() -> float:
-    """Processor seconds that anybody used on this machine so far."""
+    """Processor seconds of all processes of this machine so far."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system)
 
@@ -401,7 +401,7 @@ def _means(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str,
 
 
 def summary(rows: list[Row]) -> Document:
-    """What the runs say together, for each number of pods."""
+    """Summarize the runs for each number of pods."""
     sizes = [_size(pods, rows) for pods in sorted({row.pods for row in rows})]
     writes = max(row.writes_per_pod for row in rows if row.side == "hami")
     targets = [

@@ -7,9 +7,9 @@ processes of their own with certificates of one authority. They are asked in tur
 at which its request was due. The empty server reads the review and answers with a fixed one.
 
 One row per side and turn: ``side`` (``webhook``, ``empty``), ``turn``, ``p50_ms``, ``p99_ms``,
-``max_ms``, ``late_ms`` (p99 of how late the asker itself was: above a few milliseconds the machine
-was too busy to tell) and ``failed``. ``ratio_p99`` is the median over turns of webhook over empty;
-``is_met`` is whether it is at most ``RATIO_MOST``.
+``max_ms``, ``late_ms`` (p99 of the client's own delay: above a few milliseconds the machine was too
+busy for a result) and ``failed``. ``ratio_p99`` is the median over turns of webhook over empty;
+``is_met`` is true when it is at most ``RATIO_MOST``.
 """
 
 import argparse
@@ -60,7 +60,7 @@ class Row(Struct, frozen=True, kw_only=True):
 
 
 def serve_nothing(directory: Path, port: int) -> None:
-    """The empty server; for a process of its own."""
+    """Run the empty server; for a process of its own."""
 
     async def answer(request: web.Request) -> web.Response:
         await request.read()

@@ -7,9 +7,9 @@
     ./dev cluster build                                 only build the programs, print the place
 
 State is kept below DIR, by default in the user's cache; objects survive `down` and `up`. One
-process holds all others and writes ``state.json``; `down` ends that process only if it is the one
-that wrote the file, told by its start time. `up` on a running cluster prints what runs. These are
-commands for people, so they print.
+process holds all others and writes ``state.json``; `down` ends that process only if its
+start time is the recorded one. `up` on a running cluster prints what runs. These are commands for
+people, so they print.
 """
 
 import argparse
@@ -51,16 +51,16 @@ class Held:
     """The directory of one cluster and the process that holds it."""
 
     def __init__(self, directory: Path) -> None:
-        """Look into ``directory``."""
+        """Read ``directory``."""
         self.directory = directory
 
     @property
     def log(self) -> Path:
-        """What the holding process prints."""
+        """Output of the holding process."""
         return self.directory / "cluster.log"
 
     def state(self) -> Document | None:
-        """What the holding process wrote, if it still runs."""
+        """State that the holding process wrote, if it still runs."""
         try:
             state: Document = json.loads((self.directory / STATE).read_text(encoding="utf-8"))
             started_s = psutil.Process(state["pid"]).create_time()
@@ -70,7 +70,7 @@ class Held:
 
     @contextmanager
     def one_at_a_time(self) -> Iterator[None]:
-        """Let commands on one directory wait for each other."""
+        """Serialize commands on one directory."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with (self.directory / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -122,7 +122,7 @@ def _start(held: Held, extender_url: str) -> Document | None:
 
 
 async def hold(held: Held, extender_url: str) -> None:
-    """Be the process that holds the cluster, until SIGTERM."""
+    """Hold the cluster until SIGTERM."""
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with run_control_plane(held.directory, Programs.from_environment()) as plane:
             await plane.install_accounts()
@@ -171,7 +171,7 @@ def down(held: Held) -> int:
 
 
 def status(held: Held, *, as_json: bool) -> int:
-    """Tell what runs and whether it is well; the exit code."""
+    """Print what runs and its health; returns the exit code."""
     state = held.state()
     if state is None:
         say(json.dumps({"running": False}) if as_json else "no cluster runs there")
@@ -196,7 +196,7 @@ def status(held: Held, *, as_json: bool) -> int:
 
 
 def default_directory() -> Path:
-    """Where the cluster is kept when nobody says otherwise."""
+    """The default directory of the cluster."""
     return build.cache().parent / "cluster"
 
 

@@ -42,11 +42,11 @@ FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly")
 ENVIRONMENT = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": "-p=2"}
 VERSIONED = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 UNKNOWN_COMMIT = "0" * 40
-"""kubectl and the API server print a commit; modules tell none."""
+"""kubectl and the API server print a commit; modules record none."""
 
 
 class BuildFailed(Exception):
-    """No programs; the text says why."""
+    """The programs cannot be built; the text has the reason."""
 
 
 def cache() -> Path:
@@ -65,7 +65,7 @@ def kubernetes_version() -> str:
 
 
 def link_flags() -> str:
-    """Flags that strip the program and tell its parts which release they are."""
+    """Flags that strip the program and set the release that its parts report."""
     version = kubernetes_version()
     major, minor = version.lstrip("v").split(".")[:2]
     facts = {

@@ -14,7 +14,7 @@ REQUIRED = "HAMI_REQUIRE_CLUSTER"
 
 
 def is_required() -> bool:
-    """Whether tests that need a control plane may not be skipped."""
+    """Report if tests that need a control plane may not be skipped."""
     return os.environ.get(REQUIRED) == "1"
 
 

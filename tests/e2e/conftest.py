@@ -49,13 +49,13 @@ ON_REAL_PLANE = {
     "test_killed_at_every_step_leaves_one_truth": {"booked-1500", "annotation-sent-1500"},
     "test_stopped_for_a_minute_at_every_point": set(),
     "test_hot_replica_takes_over": set(),
-    "test_every_vendor_has_pods_that_lived_and_one_that_is_told_why_not": set(),
+    "test_every_vendor_has_pods_that_lived_and_one_that_is_refused_with_a_reason": set(),
     "test_shares_are_those_of_the_vendors_rules": set(),
     "test_stopped_scheduler_for_a_minute_in_the_middle_of_a_burst": set(),
 }
-"""Failures that also strike on the real control plane: each part dies, answers are lost.
+"""Failures that also run on the real control plane: each part dies, answers are lost.
 
-The rest of the matrix is about our own exchanges, which are the same on both planes, and would cost
+The rest of the matrix covers our own exchanges, which are the same on both planes, and would cost
 minutes.
 """
 
@@ -71,7 +71,7 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest files first; choose what is worth its time on the real control plane."""
+    """Put the longest files first; on the real control plane, select the tests worth their time."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
     if os.environ["HAMI_PLANE"] != "real":

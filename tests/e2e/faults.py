@@ -2,10 +2,10 @@
 """A failure at every point of the reserve, bind and allocate path never loses or doubles a share.
 
 Each case lets one pod run into a trap: at one exact point of an exchange (request sent or
-delivered, answer lost or delivered) a part is killed with SIGKILL and started again, or the
-scheduler is cut from NATS. Afterwards the pod runs, and the pods and the streams agree: see
-``tests.support.checker``. Two files hold the cases, so that they can run side by side; for
-schedulers that are stopped and go on see ``test_freeze``.
+delivered, answer lost or delivered) a part is killed with SIGKILL and restarted, or the scheduler
+is cut from NATS. Afterwards the pod runs, and the pods and the streams agree: see
+``tests.support.checker``. Two files contain the cases, so that they can run side by side; for
+stopped and resumed schedulers see ``test_freeze``.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,7 +28,7 @@ _numbers = count(1)
 
 
 class Point(Struct, frozen=True, kw_only=True):
-    """Where the failure strikes."""
+    """Point at which the failure occurs."""
 
     name: str
     tap: str
@@ -94,7 +94,7 @@ API_POINTS = [point for point in POINTS if point.tap.endswith("-api")]
 
 @pytest.fixture
 async def cluster(tapped_cluster: Cluster) -> AsyncIterator[Cluster]:
-    """The cluster with everything running and nothing armed, before and after."""
+    """The cluster with everything running and no trap armed, before and after."""
     yield tapped_cluster
     for tap in tapped_cluster.taps.values():
         tap.disarm()
@@ -107,13 +107,13 @@ async def run_into(cluster: Cluster, point: Point, harm: Callable[[], Awaitable[
     created = anyio.Event()
 
     async def harm_when_created() -> None:
-        await created.wait()  # nothing on the path of a creation has a trap
+        await created.wait()  # the path of a creation has no trap
         await harm()
 
     trap = Trap(point.pattern, point.direction, harm_when_created, deliver=point.deliver)
     cluster.taps[point.tap].arm(trap)
     # kube-scheduler does not ask for scores when only one node fits, as it may be after an earlier
-    # harm: then another pod does it.
+    # failure: then another pod triggers it.
     anywhere = point.name.startswith("prioritize")
     selector = {} if anywhere else {"kubernetes.io/hostname": NODE}
     for turn in range(3 if anywhere else 1):
@@ -131,7 +131,7 @@ async def settled(cluster: Cluster, name: str) -> list[str]:
 
     async def is_decided() -> bool:
         phase = (await cluster.pod(name)).status.phase
-        if phase == "Failed":  # which is for good
+        if phase == "Failed":  # permanently
             raise Unavailable(peer=f"pod {name}", detail="it has failed")
         return phase == "Running"
 
@@ -149,7 +149,7 @@ async def settled(cluster: Cluster, name: str) -> list[str]:
 
 
 async def problems_now(cluster: Cluster) -> list[str]:
-    """What does not hold at this moment; that the bus does not answer in time is one such thing."""
+    """Return the violations at this moment; a timeout of the bus is one."""
     try:
         problems = await problems_of(cluster, cluster.verifier(), namespace="default")
         return problems + await event_differences(cluster)
@@ -158,7 +158,7 @@ async def problems_now(cluster: Cluster) -> list[str]:
 
 
 async def kill_at(cluster: Cluster, point: Point, victim: str) -> None:
-    """Kill ``victim`` when a pod comes to ``point``, start it again, and let all become well."""
+    """Kill ``victim`` when a pod comes to ``point``, restart it, and let the cluster recover."""
 
     async def harm() -> None:
         if victim == "nats":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reads what of the registry and the bus of an installation, judged by its API server.
+"""Read access to the registry and the bus of an installation, judged by its API server.
 
-Tenants, agents and integrations bring real tokens; the tests are run by ``test_deploy``.
+Tenants, agents and integrations present real tokens; the tests are run by ``test_deploy``.
 """
 
 import json
@@ -21,12 +21,12 @@ AGENT = "hami-nodeagent"
 
 
 async def status(site: Installed, path: str, token: str = "") -> int:
-    """Of the registry's answer."""
+    """Return the status of the registry's answer."""
     return (await site.registry(path, token))[0]
 
 
 async def is_admitted(site: Installed, token: str) -> bool:
-    """Whether the bus lets the bearer of a token in."""
+    """Return True when the bus admits the bearer of a token."""
     client = Client()
     try:
         await client.connect(
@@ -51,7 +51,7 @@ async def agents_token(site: Installed, *, audience: str = "", of: str = "") -> 
 
 
 class TestTenancy:
-    """Everybody but the services."""
+    """All clients except the services."""
 
     async def test_tenant_reads_allocations_of_its_namespace_alone(
         self, site: Installed, worked: Worked
@@ -136,7 +136,7 @@ class TestTenancy:
 
         await site.until("the token of a pod that is gone is refused", is_refused)
 
-    async def test_who_may_watch_events_reads_them_from_the_bus_and_says_nothing(
+    async def test_watcher_of_events_reads_them_from_the_bus_and_publishes_nothing(
         self, site: Installed, worked: Worked
     ) -> None:
         editor = await site.token("reader", namespace=NAMESPACE, audience="hami-bus")

@@ -102,7 +102,7 @@ def test_selectors_are_obeyed(result: dict[str, Any]) -> None:
     assert pod(result, "use-uuid")["containers"][0]["devices"][0]["uuid"] == wanted
 
 
-def test_whole_device_is_shared_with_nobody(result: dict[str, Any]) -> None:
+def test_whole_device_is_not_shared(result: dict[str, Any]) -> None:
     (whole,) = pod(result, "whole-device")["containers"][0]["devices"]
     assert whole["core_pct"] == 100
     others = [

@@ -43,7 +43,7 @@ def shares(pod: dict[str, Any]) -> list[tuple[int, int, str]]:
     ]
 
 
-def test_every_vendor_has_pods_that_lived_and_one_that_is_told_why_not(
+def test_every_vendor_has_pods_that_lived_and_one_that_is_refused_with_a_reason(
     pods: dict[str, dict[str, Any]],
 ) -> None:
     for vendor in Catalog.from_settings().vendors:

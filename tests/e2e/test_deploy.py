@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What deploy/kustomize installs, on a real API server: accepted, working, and holding its laws.
+"""The objects of deploy/kustomize on a real API server: accepted, working, and enforced.
 
 One installation serves all tests (``tests.support.installed``), because it costs seconds. Its
-services work first (``tests.e2e.work``); then it is asked what they did, what their roles are worth
-and what tenants may. At the end the webhook's configuration is taken away, so that only the
-admission policies stand between a user and an allocation annotation.
+services work first (``tests.e2e.work``); then the tests check their actions, the rights of their
+roles and those of tenants. At the end the webhook's configuration is removed, so that only the
+admission policies protect the allocation annotation.
 """
 
 import json
@@ -20,14 +20,14 @@ import yaml
 from hami_common.pods import annotations, limits
 from hami_common.pods.limits import HEADER
 from hami_registry.core import busaccess
-from hami_sim.apiserver.client import KubeClient, StatusError
 from hami_sim.cluster import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from hami_webhook.core.policies import ENVIRONMENT_ALLOWED, ENVIRONMENT_LABEL
-from hamictl.bootstrap import AGENTS_COPIES
+from hamictl.commands.bootstrap import AGENTS_COPIES
 from tests.cluster.needs import control_plane_or_skip
 from tests.e2e.tenancy import TestTenancy
 from tests.e2e.work import NAMESPACE, Worked, bind, work
 from tests.support.installed import OVERLAYS, Installed, run_installed
+from tests.support.kubeclient import KubeClient, StatusError
 from tests.support.kustomize import overlay, pinned_copy
 from tests.support.rbac import (
     ACCOUNT,
@@ -52,8 +52,9 @@ pytestmark = [
 AUDITOR = "auditor"
 OURS = (SYSTEM_NAMESPACE, AGENTS_NAMESPACE)
 SELDOM = {
-    # An Event that says the same of the same pod within ten minutes is counted up, by the recorder
-    # that agents use as well (tests/unit/common/runtime); here no pod is preempted for twice.
+    # An Event that repeats another one of the same pod within ten minutes raises its count, by the
+    # recorder that agents use as well (tests/unit/common/runtime); here no pod is preempted for
+    # twice.
     Right(
         role=RoleRef(kind="ClusterRole", name="hami-scheduler"),
         verb="patch",
@@ -93,7 +94,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Instal
 
 @pytest.fixture(scope="module")
 async def worked(site: Installed) -> Worked:
-    """The services have done what they do."""
+    """Results of the services' work."""
     return await work(site)
 
 
@@ -110,7 +111,7 @@ def pod(name: str, *, env: list[Obj] | None = None, **metadata: Any) -> Obj:
 
 
 async def refusal(call: Awaitable[object]) -> str:
-    """Why the API server refused, empty when it did not."""
+    """Return the refusal of the API server, empty when it accepted."""
     try:
         await call
     except StatusError as error:
@@ -125,7 +126,7 @@ async def until(condition: Callable[[], Awaitable[bool]], limit_s: float = ACTIV
 
 
 async def versions(site: Installed) -> dict[str, str]:
-    """What each object of ours is at: its generation, or its version if nobody else writes it."""
+    """Return the generation of each object of ours, or its version if only we write it."""
     ours = f"namespaces/{SYSTEM_NAMESPACE}/"
     agents = f"namespaces/{AGENTS_NAMESPACE}/"
     found = {}
@@ -149,7 +150,7 @@ async def versions(site: Installed) -> dict[str, str]:
 
 
 class TestInstallation:
-    """What an operator sees."""
+    """The operator's view."""
 
     async def test_overlay_is_applied(
         self, site: Installed, record_property: Callable[[str, object], None]
@@ -159,7 +160,7 @@ class TestInstallation:
         assert all(line.split()[-1] == "created" for line in site.applied)
 
     async def test_keys_are_made_under_the_account_for_that(self, site: Installed) -> None:
-        assert any("told MutatingWebhookConfiguration" in line for line in site.made)
+        assert any("CA bundle of MutatingWebhookConfiguration" in line for line in site.made)
         secret = await site.client.get("secrets", "hami-webhook-tls", SYSTEM_NAMESPACE)
         assert secret["type"] == "kubernetes.io/tls"
 
@@ -177,7 +178,7 @@ class TestInstallation:
         added = ("otel", "hami-take-over", "hami-mirrors", "hami-mirrors-nodes")
         copy = pinned_copy(tmp_path)
         components = [copy / "components" / name for name in added]
-        # That of the installation has another image, and a Job never changes.
+        # The Job of the installation has another image, and a Job never changes.
         name = {"name": "hami-bootstrap", "namespace": SYSTEM_NAMESPACE}
         job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": name}
         production = copy / "overlays" / "prod"
@@ -199,7 +200,7 @@ class TestInstallation:
 
 
 class TestServices:
-    """As processes, with what the manifests give them, on the bus with accounts and TLS."""
+    """As processes, configured by the manifests, on the bus with accounts and TLS."""
 
     async def test_pod_lives_from_admission_to_release(
         self, site: Installed, worked: Worked
@@ -247,7 +248,7 @@ async def template_of(site: Installed, kind: str, name: str, namespace: str) -> 
     for claim in spec.get("volumeClaimTemplates", ()):
         name = claim["metadata"]["name"]
         pod["volumes"].append({"name": name, "persistentVolumeClaim": {"claimName": name}})
-    # Without the labels of the template: its owner would take the pod.
+    # Without the labels of the template: its owner would adopt the pod.
     return {"metadata": {"name": f"probe-{name}"}, "spec": pod}
 
 
@@ -296,7 +297,7 @@ class TestNamespaces:
 
 
 class TestTwoAccountsOfTheSchedulersPod:
-    """What the token of each container is worth, by the API server's own word."""
+    """Rights of each container's token, as the API server reports them."""
 
     @pytest.mark.parametrize(
         ("right", "extender", "kube_scheduler"),
@@ -368,7 +369,7 @@ class TestTwoAccountsOfTheSchedulersPod:
 
 
 class Roles:
-    """The shipped roles and bindings, and what the services asked for."""
+    """The shipped roles and bindings, and the services' requests."""
 
     def __init__(self, shipped: Policy, policy: Policy, log: frozenset[Request]) -> None:
         self.ours = shipped.rules
@@ -387,19 +388,19 @@ async def roles(site: Installed, worked: Worked) -> Roles:
         documents.append(
             {"kind": role.kind, **await site.client.get(COLLECTIONS[role.kind], name, namespace)}
         )
-    # Nobody has the role of an integration as shipped.
+    # No account has the role of an integration as shipped.
     await bind(site, "ClusterRoleBinding", "hami-integration", AUDITOR)
     log = audited(site.plane.audit_log, namespaces=OURS)
     return Roles(shipped, Policy(documents), log.allowed | log.forbidden)
 
 
 class TestRoles:
-    """Enough, as the services did everything under them; and nothing that they could do without."""
+    """Sufficient, as the services did all their work under them; and minimal."""
 
     async def test_nothing_was_refused_to_a_service(self, site: Installed, roles: Roles) -> None:
         assert roles.finding.refused == []
         log = audited(site.plane.audit_log, namespaces=OURS)
-        # Rights that were just granted are known after a moment.
+        # Rights that were just granted take effect after a moment.
         assert log.forbidden - log.allowed == frozenset()
 
     async def test_every_right_and_every_binding_was_needed(self, roles: Roles) -> None:
@@ -409,7 +410,7 @@ class TestRoles:
     async def test_without_any_one_right_something_is_refused(
         self, site: Installed, roles: Roles
     ) -> None:
-        """Each is taken away on the API server, which then refuses the request that needed it."""
+        """Remove each right on the API server, which then refuses the request that needed it."""
         removed = 0
         for role in roles.ours:
             rights = roles.policy.rights(role)
@@ -441,7 +442,7 @@ class TestRoles:
 
 
 def _not_seen(right: Right) -> Request:
-    """What the registry asks about an integration, or what a service does too seldom for a test."""
+    """Requests of the registry about an integration, and rare requests of services."""
     if right in SELDOM:
         return SELDOM[right]
     assert right.role.name == "hami-integration", right
@@ -491,7 +492,7 @@ async def without_webhook(site: Installed) -> Installed:
 
 @pytest.mark.usefixtures("without_webhook")
 class TestAllocationAnnotations:
-    """The calls are an administrator's, whom no role refuses anything."""
+    """The calls are an administrator's, whom no role restricts."""
 
     @pytest.mark.parametrize(
         "key", [*sorted(annotations.RESERVED), LIMITS, "hami.io/x-devices-allocated"]
@@ -546,7 +547,7 @@ class TestAllocationAnnotations:
         )
         assert said in await refusal(call)
 
-    async def test_everybody_else_goes_on(self, site: Installed) -> None:
+    async def test_other_logins_continue(self, site: Installed) -> None:
         other = {"metadata": {"annotations": {"team": "x"}, "labels": {"a": "b"}}}
         assert await refusal(site.client.patch("pods", "bound", other, namespace=NAMESPACE)) == ""
         status = {"status": {"phase": "Running"}}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every kubectl command of the pages, against a real API server on which our manifests are applied.
 
-What would change something is a dry run on the server, and what would wait gives up at once: what
-is tried is that options, kinds and names are right, and that the API server takes it.
+Commands that change objects are dry runs on the server, and commands that wait give up at once: the
+tests verify that options, kinds and names are right, and that the API server accepts them.
 """
 
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from hami_sim.apiserver.client import KubeClient
 from hami_sim.kubernetes import ControlPlane, configuration, run_control_plane
 from tests.cluster.needs import control_plane_or_skip
+from tests.support.kubeclient import KubeClient
 from tools import check_docs
 from tools.docs_text import Command
 
@@ -30,19 +30,19 @@ OVERLAY = configuration.shipped_directory().parent / "overlays" / "dev"
 CHANGES = {"apply", "create", "delete", "label", "drain", "cordon", "annotate", "scale", "patch"}
 WAITS = {"wait", "rollout"}
 NODE = "gpu-1"
-"""As the pages call a node."""
+"""Name of a node in the pages."""
 LIMIT_S = 60.0
 
 
 async def run(*words: str) -> tuple[int, str]:
-    """Exit code and all that was said."""
+    """Return exit code and all output."""
     with anyio.fail_after(LIMIT_S):
         done = await anyio.run_process(words, cwd=ROOT, check=False)
     return done.returncode, done.stdout.decode() + done.stderr.decode()
 
 
 class Site:
-    """A control plane that knows our objects, without anybody behind them."""
+    """A control plane with our objects, without any service behind them."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._words = (plane.programs.path("kubectl"), f"--kubeconfig={plane.kubeconfig}")
@@ -62,7 +62,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         code, told = await site.kubectl("apply", "-k", os.path.relpath(OVERLAY, ROOT))
         assert code == 0, told
         await client.create("nodes", {"metadata": {"name": NODE}})
-        # Nobody answers for the webhook here, and pods of the examples ask for devices.
+        # No webhook answers here, and pods of the examples request devices.
         code, told = await site.kubectl(
             *("patch", "mutatingwebhookconfiguration", "hami-webhook", "--type=json"),
             *("-p", '[{"op": "replace", "path": "/webhooks", "value": []}]'),
@@ -83,7 +83,7 @@ def verb_of(words: list[str]) -> str:
 
 
 def tried(command: Command) -> list[str]:
-    """The command's words as they can be tried."""
+    """Return the command's words in a testable form."""
     words, verb = command.words[1:], verb_of(command.words)
     if verb in CHANGES and not any(word.startswith("--dry-run") for word in words):
         words.append("--dry-run=server")
@@ -93,7 +93,7 @@ def tried(command: Command) -> list[str]:
 
 
 def is_taken(command: Command, code: int, told: str) -> bool:
-    """Whether it did what it could do here: nothing runs, and only our own objects are there."""
+    """Return True when it did all it can do here: no pod runs, and only our own objects exist."""
     if code == 0:
         return True
     verb = verb_of(command.words)

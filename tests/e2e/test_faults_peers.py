@@ -45,7 +45,7 @@ async def test_scheduler_cut_from_nats(cluster: Cluster, point: Point) -> None:
 
 
 async def replaced_if_refused(cluster: Cluster, name: str) -> None:
-    """Do what a controller does with a pod that kubelet refused: make it anew.
+    """Act as a controller for a pod that kubelet refused: re-create it.
 
     An agent that cannot read a pod at the API server within its time refuses it, and never guesses.
     """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scheduler that stands still for a minute at any point of the path loses and doubles nothing.
+"""A scheduler that is stopped for a minute at any point of the path loses and doubles no share.
 
-One scheduler per point, all of them active on one bus with the leases of production. The one that
-is asked runs into its point and is stopped there with SIGSTOP; the next one is asked instead. Each
-goes on after 60 s, when others have long placed its pod and its lease has run out. Ten and more of
-them are stopped at the same time, which is why the whole costs two minutes and not half an hour.
+One scheduler per point, all of them active on one bus with the leases of production. The called one
+runs into its point and is stopped there with SIGSTOP; the next one is called instead. Each resumes
+after 60 s, when others have long placed its pod and its lease has expired. Ten and more of them are
+stopped at the same time, so the whole takes two minutes and not half an hour.
 """
 
 from collections.abc import AsyncIterator
@@ -34,14 +34,14 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 
 
 class Frozen(msgspec.Struct, frozen=True, kw_only=True):
-    """A scheduler that stands still."""
+    """A stopped scheduler."""
 
     scheduler: str
     since: float
 
 
 async def freeze_at(cluster: Cluster, point: Point, scheduler: str, pod: str) -> Frozen:
-    """Let the scheduler that is asked now run into the point, and leave it stopped there."""
+    """Let the active scheduler run into the point, and leave it stopped there."""
     tap = cluster.taps[point.tap.replace("scheduler-", f"{scheduler}-")]
 
     async def stop() -> None:

@@ -45,7 +45,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 
 
 def make_host(root: Path) -> None:
-    """A node's root file system on which nothing is wrong where injection is ``devices``."""
+    """A node's root file system without findings where injection is ``devices``."""
     files = {
         "etc/containerd/config.toml": "[plugins.x.containerd.runtimes.nvidia]\na = 1\n",
         "etc/nvidia-container-runtime/config.toml": (
@@ -61,7 +61,7 @@ def make_host(root: Path) -> None:
 
 
 class Done(Struct):
-    """How a command ended."""
+    """Result of a command."""
 
     returncode: int
     stdout: bytes
@@ -160,7 +160,7 @@ async def test_top_shows_use_against_share_and_what_nothing_holds(
         assert sum(one["unheld"] for one in yaml.safe_load(yaml_text)["items"]) >= 1
 
 
-async def test_trace_tells_the_pods_way_in_order(cluster: Cluster, web: str) -> None:
+async def test_trace_shows_the_pods_way_in_order(cluster: Cluster, web: str) -> None:
     found = await hamictl(cluster, "trace", web, "-o", "json")
     assert found.returncode == 0, found.stderr
     story = json.loads(found.stdout)
@@ -174,7 +174,7 @@ async def test_trace_tells_the_pods_way_in_order(cluster: Cluster, web: str) -> 
     nowhere = ("--nats", "nats://127.0.0.1:1", "--kubeconfig", str(cluster.directory / "none"))
     away = await hamictl(cluster, "trace", web, *nowhere)
     assert away.returncode == 0
-    assert b"Not asked: integration stream" in away.stderr
+    assert b"Unavailable: integration stream" in away.stderr
     assert b"state running" in away.stdout
     assert (await hamictl(cluster, "trace", "nobody")).returncode == 1
 
@@ -321,14 +321,14 @@ async def test_kubectl_finds_the_plugin(cluster: Cluster) -> None:
 
 
 WORLD = (("default", "memory", 3000), ("default", "too-large", 500000), ("team", "train-0", 1500))
-"""Pods that the pages speak of."""
+"""Pods that the pages name."""
 
 
 @pytest.fixture
 async def world(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, str]:
-    """What the pages' commands name, and what it is called here; they run in a folder of it."""
+    """Names in the pages' commands, and their names here; they run in a folder of it."""
     for namespace in ("team", "team-a"):
         await cluster.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
     for namespace, name, memory_mib in (*WORLD, ("team-a", "train", 1500)):
@@ -356,7 +356,9 @@ async def world(
 async def test_commands_of_the_docs_do_what_they_say(
     cluster: Cluster, world: dict[str, str]
 ) -> None:
-    """Each ends with an answer, be it no; a page that shows what is printed is right."""
+    """Verify that each command ends with an answer, also a negative one, and prints the page's
+    output.
+    """
     wrong: list[str] = []
     for command in check_docs.to_run(check_docs.HAMICTL_TESTS):
         words = command.words[2 if command.words[0] == "kubectl" else 1 :]

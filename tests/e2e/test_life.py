@@ -61,7 +61,7 @@ async def all_run(cluster: Cluster, names: list[str], *, limit_s: float = 60) ->
 
 
 async def sound(cluster: Cluster) -> list[str]:
-    """Problems left once the parts had time to agree."""
+    """Return problems left once the parts had time to agree."""
     problems = ["not looked yet"]
     with anyio.move_on_after(15):
         while problems:
@@ -83,7 +83,7 @@ async def test_hundred_pods_at_once_each_get_their_own_share(
     names = [f"burst-{i}" for i in range(100)]
     sizes = {name: 500 + 10 * i for i, name in enumerate(names)}
     row = await burst(cluster, [small_pod(name, memory_mib=sizes[name]) for name in names])
-    record_property("burst", row)  # told, not judged: machines differ
+    record_property("burst", row)  # reported, not judged: machines differ
     assert row["problems"] == []
     assert row["api_writes_per_pod"] == pytest.approx(1, abs=0.2)
     await all_run(cluster, names, limit_s=90)
@@ -99,7 +99,7 @@ async def test_hundred_pods_at_once_each_get_their_own_share(
 
 
 def _registrations(cluster: Cluster) -> int:
-    """How often a plugin has registered with kubelet."""
+    """Return how often a plugin has registered with kubelet."""
     log = cluster.processes["kubelet"].log
     return log.read_text(encoding="utf-8").count("device plugin registered")
 
@@ -120,7 +120,7 @@ async def test_killed_agent_and_restarted_kubelet_disturb_no_container(cluster: 
     async def registered() -> bool:
         return _registrations(cluster) > registrations
 
-    # Kubelet rejects a pod that it finds before the plugin is there again, ours or not.
+    # Kubelet rejects a pod that it finds before the plugin is registered again, ours or not.
     await cluster.until("the plugin is registered again", registered)
     await cluster.create_pod(small_pod("later"))
     await all_run(cluster, [*names, "later"])
@@ -169,7 +169,7 @@ async def test_ledger_is_rebuilt_after_all_nats_storage_is_lost(cluster: Cluster
     async def rebuilt() -> bool:
         try:
             records = (await ledger_of(cluster)).values()
-        except Exception:  # noqa: BLE001 - the buckets are being declared anew
+        except Exception:  # noqa: BLE001 - the buckets are being declared again
             return False
         after = {
             r.pod: (r.node, r.allocation_id, r.containers) for r in records if r.op != "release"
@@ -202,7 +202,7 @@ async def test_stopped_scheduler_for_a_minute_in_the_middle_of_a_burst(cluster: 
     assert await sound(cluster) == []
 
 
-async def test_nobody_but_the_scheduler_writes_an_allocation(cluster: Cluster) -> None:
+async def test_only_the_scheduler_writes_an_allocation(cluster: Cluster) -> None:
     await cluster.create_pod(small_pod("honest"))
     await all_run(cluster, ["honest"])
     copied = (await cluster.pod("honest")).annotations()[annotations.ALLOCATION]
@@ -216,7 +216,7 @@ async def test_nobody_but_the_scheduler_writes_an_allocation(cluster: Cluster) -
 
 
 async def test_pod_without_valid_allocation_is_not_given_a_device(cluster: Cluster) -> None:
-    """Bound around the scheduler: kubelet asks, the agent refuses, nothing runs uncapped."""
+    """A pod bound around the scheduler: kubelet asks, the agent refuses, no pod runs uncapped."""
     pod = small_pod("around", memory_mib=1000)
     pod["spec"]["schedulerName"] = "nobody"
     await cluster.create_pod(pod)

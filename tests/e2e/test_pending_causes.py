@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod that waits says why in its PodScheduled condition: one precise line for each cause.
+"""A waiting pod shows the cause in its PodScheduled condition: one precise line for each cause.
 
-Every cause has a node of its own on paper, with what stands in the pod's way there; the pod selects
-that node, so kube-scheduler names no other reason of ours. All pods are created at once.
+Every cause has a node of its own on paper, with the obstacle there; the pod selects that node, so
+kube-scheduler names no other reason of ours. All pods are created at once.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -40,152 +40,152 @@ Limits = Mapping[str, int]
 
 
 class Cause(Struct, frozen=True, kw_only=True):
-    """Why a pod waits."""
+    """Cause for which a pod waits."""
 
-    says: str
+    line: str
     """The line of ours."""
     asks: Limits
     node: str
     beside: tuple[Limits, ...] = ()
-    """What pods that are bound there before ask for."""
+    """Requests of pods that are bound there before."""
     devices: int = 1
     facts: Mapping[str, Any] = {}
     annotations: Mapping[str, str] = {}
     init: Limits = {}
     second: Limits = {}
-    """What an init container and a second container ask for."""
+    """Requests of an init container and a second container."""
 
 
 CAUSES = (
     Cause(
         node="memory",
         asks={GPU: 1, MEMORY: 50_000},
-        says="CardInsufficientMemory: 50000 MiB wanted, at most 40000 MiB free on a device"
+        line="CardInsufficientMemory: 50000 MiB wanted, at most 40000 MiB free on a device"
         " (memory)",
     ),
     Cause(
         node="percentage",
         asks={GPU: 1, PERCENT: 50},
         beside=({GPU: 1, MEMORY: 30_000},),
-        says="CardInsufficientMemory: 20000 MiB (50%) wanted, at most 10000 MiB free on a device"
+        line="CardInsufficientMemory: 20000 MiB (50%) wanted, at most 10000 MiB free on a device"
         " (percentage)",
     ),
     Cause(
         node="init",
         asks={GPU: 1, MEMORY: 1000},
         init={GPU: 1, MEMORY: 41_000},
-        says="CardInsufficientMemory: setup: 41000 MiB wanted, at most 40000 MiB free on a device"
+        line="CardInsufficientMemory: setup: 41000 MiB wanted, at most 40000 MiB free on a device"
         " (init)",
     ),
     Cause(
         node="second-container",
         asks={GPU: 1, MEMORY: 30_000},
         second={GPU: 1, MEMORY: 20_000},
-        says="CardInsufficientMemory: second: 20000 MiB wanted, at most 10000 MiB free on a device"
+        line="CardInsufficientMemory: second: 20000 MiB wanted, at most 10000 MiB free on a device"
         " (second-container)",
     ),
     Cause(
         node="cores",
         asks={GPU: 1, MEMORY: 1000, CORES: 50},
         beside=({GPU: 1, MEMORY: 1000, CORES: 60},),
-        says="CardInsufficientCore: 50% compute wanted, at most 40% free on a device (cores)",
+        line="CardInsufficientCore: 50% compute wanted, at most 40% free on a device (cores)",
     ),
     Cause(
         node="no-core-left",
         asks={GPU: 1, MEMORY: 1000},
         beside=({GPU: 1, MEMORY: 1000, CORES: 60}, {GPU: 1, MEMORY: 1000, CORES: 40}),
-        says="CardComputeUnitsExhausted: all compute of the devices is handed out",
+        line="CardComputeUnitsExhausted: all compute of the devices is handed out",
     ),
     Cause(
         node="one-slot",
         asks={GPU: 1, MEMORY: 1000},
         beside=({GPU: 1, MEMORY: 1000},),
-        says="CardTimeSlicingExhausted: every slot of the devices is taken",
+        line="CardTimeSlicingExhausted: every slot of the devices is taken",
     ),
     Cause(
         node="not-idle",
         asks={GPU: 1, MEMORY: 1000, CORES: 100},
         beside=({GPU: 1, MEMORY: 1000},),
-        says="ExclusiveDeviceAllocateConflict: no device is idle",
+        line="ExclusiveDeviceAllocateConflict: no device is idle",
     ),
     Cause(
         node="held",
         asks={GPU: 1, MEMORY: 1000},
         beside=({GPU: 1, MEMORY: 1000, CORES: 100},),
-        says="ExclusiveDeviceAllocateConflict: every device is held exclusively",
+        line="ExclusiveDeviceAllocateConflict: every device is held exclusively",
     ),
     Cause(
         node="mutex",
         asks={GPU: 1, MEMORY: 1000},
         beside=({GPU: 1, MEMORY: 1000},),
         annotations={"hami.io/gpu-scheduler-policy": "mutex"},
-        says="ExclusiveDeviceAllocateConflict: no device is idle",
+        line="ExclusiveDeviceAllocateConflict: no device is idle",
     ),
     Cause(
         node="type",
         asks={GPU: 1, MEMORY: 1000},
         annotations={"nvidia.com/use-gputype": "A100"},
-        says="CardTypeMismatch: no device is of a type wanted: A100",
+        line="CardTypeMismatch: no device is of a type wanted: A100",
     ),
     Cause(
         node="type-denied",
         asks={GPU: 1, MEMORY: 1000},
         annotations={"nvidia.com/nouse-gputype": "H100"},
-        says="CardTypeMismatch: no device is of a type wanted: not H100",
+        line="CardTypeMismatch: no device is of a type wanted: not H100",
     ),
     Cause(
         node="uuid",
         asks={GPU: 1, MEMORY: 1000},
         annotations={"nvidia.com/use-gpuuuid": "GPU-elsewhere-0"},
-        says="CardUuidMismatch: no device has a UUID wanted: GPU-elsewhere-0",
+        line="CardUuidMismatch: no device has a UUID wanted: GPU-elsewhere-0",
     ),
     Cause(
         node="uuid-denied",
         asks={GPU: 1, MEMORY: 1000},
         annotations={"nvidia.com/nouse-gpuuuid": "GPU-uuid-denied-0"},
-        says="CardUuidMismatch: no device has a UUID wanted: not GPU-uuid-denied-0",
+        line="CardUuidMismatch: no device has a UUID wanted: not GPU-uuid-denied-0",
     ),
     Cause(
         node="mode",
         asks={GPU: 1, MEMORY: 1000},
         annotations={"nvidia.com/vgpu-mode": "mps"},
-        says="ModeNotFit: no device is in mode mps",
+        line="ModeNotFit: no device is in mode mps",
     ),
     Cause(
         node="cordoned",
         asks={GPU: 1, MEMORY: 1000},
-        says="CardCordoned: every healthy device is cordoned",
+        line="CardCordoned: every healthy device is cordoned",
     ),
     Cause(
         node="unhealthy",
         asks={GPU: 1, MEMORY: 1000},
         facts={"healthy": False, "health_reason": "Xid 79"},
-        says="CardNotHealth: no device is healthy",
+        line="CardNotHealth: no device is healthy",
     ),
     Cause(
         node="silent",
         asks={GPU: 1, MEMORY: 1000},
-        says="NodeAgentSilent: the node's agent is silent or not registered with kubelet",
+        line="NodeAgentSilent: the node's agent is silent or not registered with kubelet",
     ),
     Cause(
         node="no-device",
         asks={GPU: 1, MEMORY: 1000},
         devices=0,
-        says="NodeUnregistered: no device of this kind is registered on the node",
+        line="NodeUnregistered: no device of this kind is registered on the node",
     ),
     Cause(
         node="too-few",
         asks={GPU: 4, MEMORY: 1000},
         devices=2,
         annotations={"hami.io/gpu-scheduler-policy": "topology-aware"},
-        says="NodeInsufficientDevice: 4 devices wanted, at most 2 on a node (too-few)",
+        line="NodeInsufficientDevice: 4 devices wanted, at most 2 on a node (too-few)",
     ),
     Cause(
         node="some-fit",
         asks={GPU: 2, MEMORY: 20_000},
         beside=({GPU: 1, MEMORY: 30_000},),
         devices=2,
-        says="AllocatedCardsInsufficientRequest: 2 devices wanted, at most 1 fit on a node"
+        line="AllocatedCardsInsufficientRequest: 2 devices wanted, at most 1 fit on a node"
         " (some-fit); others CardInsufficientMemory",
     ),
     Cause(
@@ -193,7 +193,7 @@ CAUSES = (
         asks={GPU: 2, MEMORY: 1000},
         devices=2,
         annotations={"nvidia.com/numa-bind": "true"},
-        says="NumaNotFit: 2 devices of one NUMA node wanted, at most 1 fit (numa)",
+        line="NumaNotFit: 2 devices of one NUMA node wanted, at most 1 fit (numa)",
     ),
 )
 BY_NODE = {cause.node: cause for cause in CAUSES}
@@ -239,7 +239,7 @@ def pod(
 
 @pytest.fixture(scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
-    """All nodes, what is bound on them, and the pods that wait."""
+    """All nodes, their bound pods, and the pods that wait."""
     folder = tmp_path_factory.mktemp("pending")
     async with (
         run_cluster(SPEC, folder) as running,
@@ -287,11 +287,11 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 
 
 async def _is_known(cluster: Cluster) -> bool:
-    """Whether the inventory is as the nodes are: devices, cordon, slots, and who is silent."""
+    """Return True when the inventory matches the nodes: devices, cordon, slots, silent agents."""
     try:
         async with cluster.session.get(f"{cluster.url('scheduler')}/v1/snapshot") as response:
             if response.status != 200:
-                return False  # it does not know its ledger yet
+                return False  # it does not have its ledger yet
             known = await response.json()
     except OSError:
         return False
@@ -322,27 +322,27 @@ def refusals_of(message: str) -> list[str]:
     """The lines of ours in a message: kube-scheduler puts the number of nodes before each."""
     found = []
     for cause in CAUSES:
-        code = cause.says.partition(":")[0]
+        code = cause.line.partition(":")[0]
         found += [code] * message.count(f" {code}: ")
     return sorted(set(found))
 
 
 @pytest.mark.parametrize("node", BY_NODE)
-async def test_pod_that_waits_says_why(cluster: Cluster, node: str) -> None:
+async def test_waiting_pod_shows_the_cause(cluster: Cluster, node: str) -> None:
     cause = BY_NODE[node]
     message = ""
 
     async def told() -> bool:
         nonlocal message
         message = await message_of(cluster, node)
-        return f" 1 {cause.says}" in message
+        return f" 1 {cause.line}" in message
 
     with anyio.move_on_after(60):
         while not await told():
             await anyio.sleep(0.1)
-    assert f" 1 {cause.says}" in message
-    assert refusals_of(message) == [cause.says.partition(":")[0]]
-    assert message.partition(f" 1 {cause.says}")[2][:1] in (",", ".")
+    assert f" 1 {cause.line}" in message
+    assert refusals_of(message) == [cause.line.partition(":")[0]]
+    assert message.partition(f" 1 {cause.line}")[2][:1] in (",", ".")
     assert len(message.encode()) <= MESSAGE_BYTES
 
 

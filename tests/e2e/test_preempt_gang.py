@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preemption, gangs, waiting pods that are tried again, and who chooses the node, on a cluster."""
+"""Preemption, gangs, retried pods, and the choice of the node, on a cluster."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -32,8 +32,9 @@ LARGE_MIB = 20_000
 """One of these fits on a device, two do not."""
 RETRIED_S = 2.0
 SLOW_MACHINE = 10
-"""Ordinary bindings by which a pod may be later: a machine that serves others too now and then
-stops for longer than anything here takes."""
+"""Ordinary bindings by which a pod may be later: on a shared machine, pauses are longer than any
+step here.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ async def all_run(cluster: Cluster, names: list[str]) -> None:
     await cluster.until(f"{names} run", run, limit_s=60)
 
 
-async def says(cluster: Cluster, name: str, text: str) -> None:
+async def until_condition(cluster: Cluster, name: str, text: str) -> None:
     """Wait until the pod's condition has the text."""
 
     async def said() -> bool:
@@ -102,7 +103,7 @@ async def sound(cluster: Cluster) -> list[str]:
     return problems
 
 
-async def test_policy_decides_and_the_wish_of_a_pod_counts_more(cluster: Cluster) -> None:
+async def test_policy_decides_and_the_preference_of_a_pod_counts_more(cluster: Cluster) -> None:
     names = [f"packed-{number}" for number in range(3)]
     for name in names:
         await cluster.create_pod(small_pod(name))
@@ -143,7 +144,7 @@ async def test_gang_runs_when_its_last_member_is_there(cluster: Cluster) -> None
     names = [f"g-{number}" for number in range(4)]
     for name in names[:3]:
         await cluster.create_pod(large_pod(name, annotations=gang))
-    await says(cluster, names[0], "gang default/g has 3 of 4 pods")
+    await until_condition(cluster, names[0], "gang default/g has 3 of 4 pods")
     assert all(not pod.spec.node_name for pod in await cluster.pods())
     await cluster.create_pod(large_pod(names[3], annotations=gang))
     await all_run(cluster, names)
@@ -161,7 +162,7 @@ async def test_gang_that_does_not_fit_waits_whole_until_there_is_room(cluster: C
     names = [f"w-{number}" for number in range(4)]
     for name in names:
         await cluster.create_pod(large_pod(name, annotations=gang))
-    await says(cluster, names[0], "no room for 4 pods at the same time")
+    await until_condition(cluster, names[0], "no room for 4 pods at the same time")
     assert [pod for pod in await cluster.pods() if pod.spec.node_name][1:] == []
     await cluster.delete_pod("in-the-way")
     await all_run(cluster, names)
@@ -171,7 +172,9 @@ async def test_gang_that_does_not_fit_waits_whole_until_there_is_room(cluster: C
 async def test_waiting_pods_are_tried_again_when_capacity_returns(
     cluster: Cluster, record_property: Callable[[str, object], None]
 ) -> None:
-    """Nothing else wakes them: kube-scheduler itself tries unschedulable pods after minutes."""
+    """Only our wake-up triggers the retry: kube-scheduler itself retries unschedulable pods after
+    minutes.
+    """
     names = [f"full-{number}" for number in range(4)]
     begin_s = anyio.current_time()
     await cluster.create_pod(large_pod(names[0]))
@@ -181,7 +184,7 @@ async def test_waiting_pods_are_tried_again_when_capacity_returns(
         await cluster.create_pod(large_pod(name))
     await all_run(cluster, names)
     await cluster.create_pod(large_pod("after-release"))
-    await says(cluster, "after-release", "CardInsufficientMemory")
+    await until_condition(cluster, "after-release", "CardInsufficientMemory")
     took_s = {}
     await cluster.delete_pod(names[0])
 
@@ -202,7 +205,7 @@ async def test_waiting_pods_are_tried_again_when_capacity_returns(
     )
     await cluster.delete_pod(names[1])
     await cluster.create_pod(large_pod("after-uncordon"))
-    await says(cluster, "after-uncordon", "CardCordoned")
+    await until_condition(cluster, "after-uncordon", "CardCordoned")
     await cluster.request(
         "PATCH",
         f"/api/v1/nodes/{node}",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole system on a real node: kubelet, containerd and runc under the real control plane.
 
-One cluster serves all tests, in their order. What a container has is read from inside it: its
-environment, its limits file, the device nodes it may open. Shares differ by pod, so that each tells
-whose it is. Times and memory in seconds and MiB.
+One cluster serves all tests, in their order. The tests read a container's view from inside it: its
+environment, its limits file, the device nodes it may open. Shares differ by pod, so that each
+identifies its pod. Times and memory in seconds and MiB.
 """
 
 import json
@@ -23,8 +23,8 @@ from hami_common.events.allocation import AllocationRecord
 from hami_common.pods import annotations, limits
 from hami_common.pods.podview import PodView
 from hami_nodeagent.shell import agentdevices
-from hami_sim.apiserver.client import Access, KubeClient
 from hami_sim.cluster import ClusterSpec, NodeSpec
+from hami_sim.kube import Access
 from hami_sim.process import Process
 from tests.cluster.node.cluster import KUBELET_TAP, NodeCluster, run_node_cluster
 from tests.cluster.node.image import APP
@@ -32,6 +32,7 @@ from tests.cluster.node.needs import programs_or_skip
 from tests.cluster.node.node import base
 from tests.cluster.node.space import DEVICE_MAJOR
 from tests.support.checker import event_differences, ledger_of, problems_of
+from tests.support.kubeclient import KubeClient
 
 pytestmark = [
     pytest.mark.anyio,
@@ -105,7 +106,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Nod
 
 
 class Told(Struct, frozen=True, kw_only=True):
-    """What a container found around itself."""
+    """A container's view of its limits and devices."""
 
     env: dict[str, str]
     limits: limits.Limits
@@ -135,7 +136,7 @@ async def records_of(cluster: NodeCluster) -> dict[str, AllocationRecord]:
 
 
 async def has_its_own(cluster: NodeCluster, names: Sequence[str]) -> list[str]:
-    """Where a container's file, environment or devices are not those of its own record."""
+    """Return differences between a container's file, environment or devices and its own record."""
     records = await records_of(cluster)
     minors = cluster.minors()
     wrong = []
@@ -180,7 +181,7 @@ async def is_bound(cluster: NodeCluster, name: str) -> None:
 
 
 async def sound(cluster: NodeCluster) -> list[str]:
-    """Problems left once the parts had time to agree."""
+    """Return problems left once the parts had time to agree."""
     problems = ["not looked yet"]
     with anyio.move_on_after(30):
         while problems:
@@ -210,16 +211,16 @@ async def quantiles(cluster: NodeCluster, name: str) -> tuple[int, int, float]:
 
 
 TOTAL, FITTING = 64, 51
-"""A fifth of the pods do not fit beside what the scheduler does not see."""
+"""A fifth of the pods do not fit beside the CPU use that the scheduler does not see."""
 CROWD = tuple(f"crowd-{i}" for i in range(TOTAL))
 
 
 @pytest.fixture(scope="module")
 async def crowd(cluster: NodeCluster) -> tuple[str, ...]:
-    """64 pods created at once, of which kubelet takes 51: the names of those.
+    """64 pods created at once, of which kubelet admits 51: the names of those.
 
-    A pod that stands in a file of kubelet's, in a namespace that does not exist, takes CPU which no
-    scheduler knows of, because the API server refuses its mirror.
+    A pod in a file of kubelet's, in a namespace that does not exist, takes CPU that is invisible to
+    schedulers, because the API server refuses its mirror.
     """
     hidden_milli = await cluster.cpu_milli() - FITTING * CPU_MILLI - CPU_MILLI // 2
     cluster.node.add_static_pod(hidden("filler", hidden_milli))
@@ -297,7 +298,7 @@ async def test_rejected_pods_are_replaced_once_there_is_room(
 async def test_container_may_open_its_own_device_and_no_other(
     cluster: NodeCluster, crowd: tuple[str, ...]
 ) -> None:
-    """No driver answers behind the nodes, so what is allowed ends in ENXIO, the rest in EPERM."""
+    """No driver answers behind the nodes, so allowed opens end in ENXIO, the rest in EPERM."""
     minors = cluster.minors()
     script = (
         f"for n in {' '.join(map(str, sorted(minors.values())))}; do "
@@ -320,7 +321,7 @@ async def test_container_may_open_its_own_device_and_no_other(
 async def test_unprivileged_agent_opens_the_devices_that_are_named_and_no_other(
     cluster: NodeCluster, crowd: tuple[str, ...]
 ) -> None:
-    """As the agents of other vendors run, which see the host's /dev: a mount alone opens none."""
+    """An agent of another vendor sees the host's /dev: a mount alone opens none."""
     minors = sorted(cluster.minors().values())
     named = minors[: len(minors) // 2]
     patterns = [f"/dev/nvidia{minor}" for minor in named]
@@ -413,7 +414,7 @@ async def test_changed_limits_reach_a_running_container(
 ) -> None:
     await cluster.create_pod(share("follows", 2000, script=FOLLOW))
     key = annotations.limits("main")
-    # Nobody else may write limits.
+    # Only the scheduler's account may write limits.
     login = await cluster.plane.login("scheduler", "limits-writer")
     took_s = []
     before_s = time.monotonic()
@@ -481,7 +482,7 @@ async def test_restarted_kubelet_kills_no_container_and_takes_what_was_bound_mea
 async def test_pod_that_reaches_kubelet_without_the_plugin_is_rejected(
     cluster: NodeCluster, crowd: tuple[str, ...]
 ) -> None:
-    """Nothing places such a pod on purpose: it was bound in the moment in which the plugin died."""
+    """Such a pod exists only by accident: it was bound in the moment in which the plugin died."""
     await cluster.kill_plugin()
 
     async def none_offered() -> bool:
@@ -515,7 +516,9 @@ async def test_pod_that_reaches_kubelet_without_the_plugin_is_rejected(
 async def test_pods_come_back_with_their_shares_after_a_reboot(
     cluster: NodeCluster, crowd: tuple[str, ...]
 ) -> None:
-    """The API server is reached after the agent has registered: what comes earlier is rejected."""
+    """The API server is reached after the agent has registered: pods that come earlier are
+    rejected.
+    """
     names = [pod.metadata.name for pod in await in_phase(cluster, "Running")]
     before = await runs(cluster)
     told = {name: await told_by(cluster, name) for name in crowd}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running container's share grows and shrinks: ledger, annotation and limits file stay one.
+"""A running container's share grows and shrinks: ledger, annotation and limits file stay equal.
 
 Real scheduler, agent and in-container library under the fake driver. The program in the container
-asks the driver what it has, several times a second, and prints it. Costs about 30 s.
+queries the driver for its memory, several times a second, and prints it. Costs about 30 s.
 """
 
 import re
@@ -19,8 +19,8 @@ import pytest
 from hami_common.pods import annotations, limits
 from hami_common.pods.limits import DeviceLimit
 from hami_sim.cluster import Cluster, ClusterSpec, NodeSpec, run_cluster
-from hami_sim.gpucontainers import why_not
 from hami_sim.tap import Direction, Trap
+from tests.fakes.gpucontainers import why_not
 from tools import build_native, build_native_fakes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180), pytest.mark.shares_cluster]
@@ -97,7 +97,7 @@ async def start(cluster: Cluster, name: str, programs: Path, *, memory_mib: int)
     )
 
     async def runs() -> bool:
-        """Whether the scheduler has heard of it, too: then it minds that nothing is wished."""
+        """Return True when the scheduler has the state too: then it ignores equal sizes."""
         status, refused = await resize(cluster, name)
         return status == 400 and "its allocation is" not in refused["error"]["message"]
 
@@ -111,13 +111,13 @@ async def resize(cluster: Cluster, name: str, **wish: Any) -> tuple[int, dict[st
 
 
 async def seen_by_process(cluster: Cluster, name: str) -> int:
-    """What the program in the container was told last."""
+    """Return the last amount that the program in the container printed."""
     found = re.findall(r"^total=(\d+)$", await cluster.container_log(name, "main"), re.MULTILINE)
     return int(found[-1]) if found else 0
 
 
 async def amounts(cluster: Cluster, name: str) -> dict[str, int]:
-    """The container's memory as ledger, signed annotation, limits and process have it."""
+    """The container's memory by ledger, signed annotation, limits and process."""
     pod = await cluster.pod(name)
     uid, node = pod.metadata.uid, pod.spec.node_name
     notes = pod.annotations()
@@ -132,7 +132,7 @@ async def amounts(cluster: Cluster, name: str) -> dict[str, int]:
 
 
 async def until_all_are(cluster: Cluster, name: str, wanted: set[int]) -> int:
-    """Wait until ledger, annotations, file and process say the same, one of ``wanted``."""
+    """Wait until ledger, annotations, file and process have the same amount, one of ``wanted``."""
     last: dict[str, int] = {}
 
     async def agree() -> bool:
@@ -203,7 +203,7 @@ KILLS = [
 
 
 GROWING = ("booked", "annotation-not-sent")
-"""Where a grow is killed, too: its other steps are those of a shrink."""
+"""Points at which a grow is killed, too: its other steps are those of a shrink."""
 CASES = [(*one, 1500) for one in KILLS] + [(*one, 2500) for one in KILLS if one[0] in GROWING]
 
 

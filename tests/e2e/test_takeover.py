@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A hot second scheduler binds the next pods within 3 s, wherever the active one dies or stops.
 
-The scheduler that is asked is killed (or stopped with SIGSTOP) at each point of a filter-bind
-cycle; calls then go to another one, which has been running all the time. The clock runs from that
-moment until both the pod in flight and one that is created afterwards are bound. Leases are those
-of production, 30 s, so nothing here waits for one to end. The time is ours alone: who sends the
-calls to the other one, in production the election of another kube-scheduler (15 s by default), is
-not part of it; the first pause of kube-scheduler before it tries a pod again (0.2 s here) is.
-Nodes are on paper: nothing runs, so a bind ends with the Binding and the state ``bound``.
+The called scheduler is killed (or stopped with SIGSTOP) at each point of a filter-bind cycle; calls
+then go to another one, which has been running all the time. The clock runs from that moment until
+both the pod in flight and one that is created afterwards are bound. Leases are those of production,
+30 s, so no step here waits for one to end. The time is ours alone: redirecting the calls, in
+production by the election of another kube-scheduler (15 s by default), is not part of it; the first
+pause of kube-scheduler before it retries a pod (0.2 s here) is. Nodes are on paper: no pod runs, so
+a bind ends with the Binding and the state ``bound``.
 
-A killed scheduler takes seconds to start again, so that the suite kills at every third point;
+A killed scheduler takes seconds to restart, so the suite kills at every third point;
 HAMI_TAKEOVER_POINTS=all kills at all of them.
 """
 
@@ -37,8 +37,9 @@ SPEC = ClusterSpec(nodes=(), taps=True, schedulers=3, backoff_s=0.2)
 EVERYWHERE = os.environ.get("HAMI_TAKEOVER_POINTS") == "all"
 TAKEOVER_S = 3.0
 SLOW_MACHINE = 10
-"""Ordinary binds by which the longest takeover may pass the limit: a machine that serves others
-too now and then stops for longer than anything here takes."""
+"""Ordinary binds by which the longest takeover may exceed the limit: on a shared machine, pauses
+are longer than any step here.
+"""
 CONTROLLERS = "kube-controller-manager"
 
 Harm = Literal["killed", "stopped"]
@@ -87,7 +88,7 @@ def _knows(cluster: Cluster, name: str, count: int) -> Callable[[], Awaitable[bo
 
 
 async def bound(cluster: Cluster, *names: str) -> float:
-    """The moment at which all these pods are bound."""
+    """Return the moment at which all these pods are bound."""
 
     async def are_bound() -> bool:
         assigned = {pod.metadata.name: pod.spec.node_name for pod in await cluster.pods()}
@@ -109,7 +110,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 async def take_over(
     cluster: Cluster, point: Point, harm: Harm, active: str, standby: str, word: str
 ) -> Turn:
-    """Harm the active scheduler at the point and let the other one be asked."""
+    """Fail the active scheduler at the point and redirect calls to the other one."""
     begun = anyio.current_time()
     await cluster.create_pod(small_pod(f"{word}-before"))
     ordinary_s = await bound(cluster, f"{word}-before") - begun

@@ -31,7 +31,7 @@ PORT = free_port()
 
 @pytest.fixture(scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
-    """Two nodes; every service is told of a collector that may or may not be there."""
+    """Two nodes; every service is configured with a collector that may or may not run."""
     endpoint = {"otlp_endpoint": f"http://127.0.0.1:{PORT}"}
     spec = ClusterSpec(
         nodes=tuple(NodeSpec(name=name, profile="2xA30") for name in NODES),
@@ -48,7 +48,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 
 
 async def ran(cluster: Cluster, name: str) -> tuple[PodView, str]:
-    """Run a pod until it is reported to run; the pod and its trace."""
+    """Run a pod until it is reported as running; return the pod and its trace."""
     await cluster.create_pod(small_pod(name))
 
     async def runs() -> bool:
@@ -78,7 +78,7 @@ SPANS = {
 
 
 async def spans_of(collector: Collector, trace: str, *, limit_s: float = 30) -> dict[str, Span]:
-    """The spans of a pod's trace by name, once all that must be there are."""
+    """Return the spans of a pod's trace by name, once all expected ones are there."""
 
     missing = SPANS
     with anyio.move_on_after(limit_s):
@@ -101,7 +101,7 @@ async def test_a_pods_trace_is_one_tree_across_all_services(cluster: Cluster) ->
         for name, span in spans.items()
         if name in SPANS
     }
-    # Scheduler and agent both write that a pod is bound, whoever comes first.
+    # Scheduler and agent both write that a pod is bound; the first one counts.
     assert (spans["bound"].service, parents.pop("bound")) in (
         ("hami-scheduler", "admission"),
         ("hami-nodeagent", "reserve"),
@@ -169,7 +169,7 @@ async def test_refusal_is_an_attribute_with_its_reason(cluster: Cluster) -> None
     assert "900000 MiB" in refusals()[0]
 
 
-async def test_nothing_is_lost_while_the_collector_is_away(cluster: Cluster) -> None:
+async def test_nothing_is_lost_while_the_collector_is_unavailable(cluster: Cluster) -> None:
     async with anyio.create_task_group() as group:
         traces: list[str] = []
 

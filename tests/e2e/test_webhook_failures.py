@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A webhook that cannot answer, on a real API server: our pods wait, nobody else notices.
+"""A webhook that cannot answer, on a real API server: our pods wait, other pods are unaffected.
 
-Each trouble is one that operators meet: nobody listens, the Service has no endpoints, the API
+Each failure is one that operators meet: no process listens, the Service has no endpoints, the API
 server does not trust the certificate, or the webhook accepts the connection and never answers. The
-configuration is the one that the webhook renders for itself.
+configuration is rendered by the webhook itself.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ import anyio.abc
 import pytest
 import yaml
 
-from hami_sim.apiserver.client import KubeClient, StatusError
 from hami_sim.certs import CertificateAuthority
 from hami_sim.kubernetes import run_control_plane
 from hami_webhook.shell.render import FLAG, render
 from tests.cluster.needs import control_plane_or_skip
 from tests.support.admission import asking_pod
+from tests.support.kubeclient import KubeClient, StatusError
 from tests.support.webhook import HOST, RunningWebhook, run_webhook
 
 pytestmark = [
@@ -48,7 +48,7 @@ def idle_pod(name: str) -> Obj:
 
 
 class Site:
-    """An API server, a webhook that works, and whoever else listens."""
+    """An API server, a webhook that works, and further listeners."""
 
     def __init__(
         self, client: KubeClient, webhook: RunningWebhook, authority: Path, silent_port: int
@@ -61,7 +61,7 @@ class Site:
         self._stranger = CertificateAuthority().pem
 
     async def register(self, trouble: str, folder: Path) -> None:
-        """Replace the configuration by one with a trouble; empty: none."""
+        """Replace the configuration by one with a failure; empty: none."""
         authority, where = self._authority, ["--url", self.webhook.url]
         if trouble == "nobody listens":
             where = ["--url", f"https://{HOST}:1"]
@@ -83,7 +83,7 @@ class Site:
         await self.client.patch(CONFIGURATIONS, name, change)
 
     async def creation(self, pod: Obj) -> str:
-        """What the API server says against the pod; empty when it created it."""
+        """Return the API server's error for the pod; empty when it created it."""
         try:
             await self.client.create("pods", pod, NAMESPACE)
         except StatusError as error:
@@ -91,7 +91,7 @@ class Site:
         return ""
 
     async def serves(self, name: str) -> None:
-        """Wait until a pod that asks is created and prepared."""
+        """Wait until a pod with requests is created and prepared."""
         number, scheduler = 0, ""
         with anyio.fail_after(KNOWN_S):
             while scheduler != "hami-scheduler":
@@ -107,7 +107,7 @@ class Site:
 
 @asynccontextmanager
 async def silence() -> AsyncIterator[int]:
-    """A port that takes connections and never says a word."""
+    """Open a port that accepts connections and never answers."""
 
     async def hold(stream: anyio.abc.SocketStream) -> None:
         async with stream:
@@ -166,7 +166,8 @@ async def test_pod_that_asks_is_not_created_and_others_are_as_ever(
                 assert pod["spec"]["schedulerName"] == "hami-scheduler"
     assert 'failed calling webhook "' in said
     before = await site.names()
-    # From here on the trouble is known: no pod that asks gets in, by whatever name it asks.
+    # From here on the failure is in effect: no pod with requests is admitted, whatever resource it
+    # names.
     asks: dict[str, Obj] = {
         "plain": asking_pod("asks-plain"),
         "init": asking_pod("asks-init"),
@@ -190,6 +191,8 @@ async def test_pod_that_asks_is_not_created_and_others_are_as_ever(
     assert await site.names() == before | others
 
 
-async def test_pods_are_created_again_when_the_webhook_is_back(site: Site, tmp_path: Path) -> None:
+async def test_pods_are_created_again_when_the_webhook_has_recovered(
+    site: Site, tmp_path: Path
+) -> None:
     await site.register("", tmp_path)
     await site.serves("back")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that the services of an installation do with the Kubernetes API, done once.
+"""Executes all interactions of an installation's services with the Kubernetes API, once.
 
 Quota, resize and release in a tenant's namespace, preemption and gangs in another, a device that
-fails twice, certificates and keys that are renewed. What the tests assert about is kept. Memory in
-MiB.
+fails twice, certificates and keys that are renewed. The results are kept for the tests' assertions.
+Memory in MiB.
 """
 
 import json
@@ -17,40 +17,40 @@ from msgspec import Struct
 from hami_common.runtime import kubeio
 from hami_common.runtime.clock import SystemClock
 from hami_sim.cluster import AGENTS_NAMESPACE, SYSTEM_NAMESPACE, Document
-from hamictl.bootstrap import Plan, bootstrap
+from hamictl.commands.bootstrap import Installation, create_missing
 from tests.e2e.conftest import small_pod
 from tests.support.checker import inventory_of
 from tests.support.installed import Installed
 from tests.support.rbac import audited
 
 NAMESPACE = "tenant"
-PLAN = Plan(namespace=SYSTEM_NAMESPACE, service="hami-webhook", webhook="hami-webhook")
+PLAN = Installation(namespace=SYSTEM_NAMESPACE, service="hami-webhook", webhook="hami-webhook")
 LIMIT_S = 90.0
 LARGE_MIB = 20_000
 """One of these fits on a device, two do not."""
 
 
 class Worked(Struct, kw_only=True):
-    """What was seen meanwhile."""
+    """Observations during the work."""
 
     first: Document = {}
-    """Story of the tenant's first pod, once it ran."""
+    """History of the tenant's first pod, once it ran."""
     refusal: str = ""
-    """What the second was told while the quota was used up."""
+    """Refusal of the second pod while the quota was used up."""
     resized: list[tuple[int, Document]] = []
-    """Answers to a resize: of somebody without the right, and of one with it."""
+    """Answers to a resize: of a user without the right, and of one with it."""
     seen_mib: int = 0
-    """What the first pod's ledger record said of its share at last."""
+    """Memory of the first pod's share in its last ledger record."""
     second: Document = {}
-    """Story of the second pod, once there was room for it."""
+    """History of the second pod, once capacity was free."""
     read: int = 0
     """Status of the registry's answer to a tenant about its allocations."""
     renewed: list[str] = []
-    """What the renewal of keys and certificates said."""
+    """Output of the renewal of keys and certificates."""
 
 
 async def work(site: Installed) -> Worked:
-    """Do it; each step has its deadline."""
+    """Execute the work; each step has its deadline."""
     worked = Worked()
     for account in ("reader", "stranger", "admin"):
         await site.client.create("serviceaccounts", {"metadata": {"name": account}}, NAMESPACE)
@@ -80,7 +80,7 @@ async def bind(site: Installed, kind: str, role: str, account: str) -> None:
 
 
 async def until_runs(site: Installed, name: str, namespace: str) -> Document:
-    """The pod's story once its container runs and the node has said so."""
+    """Return the pod's history once its container runs and the node has reported it."""
     story: Document = {}
 
     async def runs() -> bool:
@@ -93,7 +93,7 @@ async def until_runs(site: Installed, name: str, namespace: str) -> Document:
 
 
 async def until_told(site: Installed, name: str, text: str, namespace: str) -> str:
-    """The pod's condition once it has the text."""
+    """Return the pod's condition once it has the text."""
     said = ""
 
     async def told() -> bool:
@@ -127,7 +127,7 @@ async def _quota(site: Installed, worked: Worked) -> None:
     wish = {"namespace": NAMESPACE, "pod": "first", "memory_mib": 4500}
     for account in ("stranger", "admin"):
         token = await site.token(account, namespace=NAMESPACE)
-        worked.resized.append(await _post(site, "/v1/resize", wish, token))
+        worked.resized.append(await _resize(site, wish, token))
     worked.first = await until_runs(site, "first", NAMESPACE)
     placed = (await site.ledger_of(worked.first["node"], worked.first["uid"]))[-1][1]
     worked.seen_mib = placed.containers[0].shares[0].memory_mib
@@ -137,6 +137,19 @@ async def _quota(site: Installed, worked: Worked) -> None:
     worked.second = await until_runs(site, "second", NAMESPACE)
     token = await site.token("reader", namespace=NAMESPACE)
     worked.read, _ = await site.registry(f"/v1/allocations?namespace={NAMESPACE}", token)
+
+
+async def _resize(site: Installed, wish: Document, token: str) -> tuple[int, Document]:
+    """Return the answer once the scheduler's watch has delivered that the pod runs."""
+    answer: tuple[int, Document] = (0, {})
+
+    async def decided() -> bool:
+        nonlocal answer
+        answer = await _post(site, "/v1/resize", wish, token)
+        return "wait until all its containers run" not in str(answer[1])
+
+    await site.until("the scheduler knows that the pod runs", decided, limit_s=LIMIT_S)
+    return answer
 
 
 async def _post(site: Installed, path: str, body: Document, token: str) -> tuple[int, Document]:
@@ -161,7 +174,7 @@ async def _preemption(site: Installed) -> None:
 
 
 async def _gangs(site: Installed) -> None:
-    """Pods of groups whose kinds are not installed: they are asked for, and wait."""
+    """Create pods of groups whose kinds are not installed: they wait."""
     labels = {
         "scheduling.x-k8s.io": {"labels": {"scheduling.x-k8s.io/pod-group": "g"}},
         "scheduling.volcano.sh": {"annotations": {"scheduling.k8s.io/group-name": "g"}},
@@ -182,7 +195,7 @@ async def _gangs(site: Installed) -> None:
 
 
 async def _faults(site: Installed) -> None:
-    """The device of a running pod fails twice: the second time is counted at the first Event."""
+    """Fail the device of a running pod twice: the second raises the count of the first Event."""
     story = await until_runs(site, "second", NAMESPACE)
     uuid = story["containers"][0]["devices"][0]["uuid"]
     index = next(
@@ -207,7 +220,7 @@ async def _until_event(site: Installed, reason: str, count: int) -> None:
 
 
 async def _renewal(site: Installed, worked: Worked) -> None:
-    """Shortly before everything ends, and after somebody changed what is public."""
+    """Renew shortly before all expires, and after the public part was changed by hand."""
     for namespace, name, data in (
         (SYSTEM_NAMESPACE, "hami-trusted-keys", {}),
         (SYSTEM_NAMESPACE, "hami-bus-accounts", {"accounts.conf": ""}),
@@ -221,11 +234,11 @@ async def _renewal(site: Installed, worked: Worked) -> None:
     login = await site.plane.login("bootstrap", "renewal")
     async with kubeio.connect(str(login), start_timeout_s=LIMIT_S) as kube:
         with anyio.fail_after(LIMIT_S):
-            worked.renewed = await bootstrap(kube, PLAN, now=late - timedelta(days=10))
+            worked.renewed = await create_missing(kube, PLAN, now=late - timedelta(days=10))
 
 
 async def events_of(site: Installed, environment: Mapping[str, str]) -> list[Document]:
-    """What hamictl shows of the second pod's events."""
+    """Return hamictl's output for the second pod's events."""
     told = await site.hamictl(
         *("events", "--from", "1", "--pod", f"{NAMESPACE}/second", "-o", "json"), env=environment
     )

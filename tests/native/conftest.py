@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hami_sim.gpucontainers import GpuContainer, GpuNode, gpu_node, why_not
 from hami_sim.hardware.profile import Profile
+from tests.fakes.gpucontainers import GpuContainer, GpuNode, gpu_node, why_not
 from tests.support.drive import Drive
 from tools import build_native, build_native_fakes
 

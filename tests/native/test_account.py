@@ -37,14 +37,14 @@ def container(tmp_path: Path) -> Container:
 
 @pytest.fixture
 def probe(container: Container) -> Iterator[Probe]:
-    """One process of it."""
+    """One process in it."""
     with container.probe() as made:
         yield made
 
 
 @pytest.fixture
 def other(container: Container) -> Iterator[Probe]:
-    """Another one."""
+    """Another process in it."""
     with container.probe() as made:
         yield made
 
@@ -71,7 +71,7 @@ def test_limit_is_exact_to_the_byte_between_two_processes(probe: Probe, other: P
     assert (probe.ask("own 0"), other.ask("own 0")) == (60 * MIB - 1, 40 * MIB + 1)
 
 
-def test_slack_of_one_process_is_there_for_another(probe: Probe, other: Probe) -> None:
+def test_slack_of_one_process_is_available_to_another(probe: Probe, other: Probe) -> None:
     assert probe.ask(f"charge 0 {90 * MIB}") == 1
     assert probe.ask(f"refund 0 {90 * MIB}") == 1
     assert other.ask(f"charge 0 {100 * MIB}") == 1
@@ -85,7 +85,7 @@ def test_refund_of_more_than_is_used_is_cut_and_counted(probe: Probe) -> None:
     assert probe.ask(f"charge 0 {100 * MIB}") == 1
 
 
-def test_charge_that_is_not_asked_for_may_exceed_the_limit(probe: Probe) -> None:
+def test_unconditional_charge_may_exceed_the_limit(probe: Probe) -> None:
     assert probe.ask(f"anyway 0 {101 * MIB}") == 1
     assert (probe.ask("used 0"), probe.ask("over 0")) == (101 * MIB, 1)
     assert probe.ask("charge 0 1") == 0
@@ -106,7 +106,7 @@ def test_devices_without_limits_are_always_charged(probe: Probe) -> None:
     assert probe.ask("used 7") == 0
 
 
-def test_killed_process_gives_way_to_whoever_needs_memory(probe: Probe, other: Probe) -> None:
+def test_memory_of_a_killed_process_is_reclaimed_on_demand(probe: Probe, other: Probe) -> None:
     assert probe.ask(f"charge 0 {100 * MIB}") == 1
     assert other.ask("charge 0 1") == 0
     probe.kill()
@@ -114,7 +114,7 @@ def test_killed_process_gives_way_to_whoever_needs_memory(probe: Probe, other: P
     assert other.ask("processes") == 1
 
 
-def test_killed_process_is_found_though_nobody_needs_memory(probe: Probe, other: Probe) -> None:
+def test_killed_process_is_found_without_demand_for_memory(probe: Probe, other: Probe) -> None:
     assert probe.ask("charge 0 77") == 1
     assert other.ask("charge 0 5") == 1
     probe.kill()
@@ -145,7 +145,7 @@ def test_child_begins_with_a_slot_of_its_own(probe: Probe, way: str) -> None:
     assert probe.ask("incarnation") == before
 
 
-def test_child_begins_anew_where_the_kernel_wipes_no_pages(container: Container) -> None:
+def test_child_starts_a_new_account_where_the_kernel_wipes_no_pages(container: Container) -> None:
     program = build("unit/probe", (*RELATIVE, "-DFORK_ADVICE=9999"))
     said = subprocess.run(
         [program],
@@ -158,7 +158,7 @@ def test_child_begins_anew_where_the_kernel_wipes_no_pages(container: Container)
     assert said.split() == ["1", "0", "1", "15", "0", "10"]
 
 
-def test_program_that_is_executed_anew_begins_with_nothing(probe: Probe, other: Probe) -> None:
+def test_account_is_empty_after_exec_of_the_same_program(probe: Probe, other: Probe) -> None:
     pid = probe.ask("pid")
     assert probe.ask(f"charge 0 {100 * MIB}") == 1
     probe.tell("exec")
@@ -167,9 +167,7 @@ def test_program_that_is_executed_anew_begins_with_nothing(probe: Probe, other: 
     assert other.ask(f"charge 0 {100 * MIB}") == 1
 
 
-def test_memory_of_a_program_that_became_another_one_is_given_back(
-    probe: Probe, other: Probe
-) -> None:
+def test_memory_is_released_after_exec_of_another_program(probe: Probe, other: Probe) -> None:
     assert probe.ask(f"charge 0 {100 * MIB}") == 1
     probe.tell("exec_other")
     name = Path(f"/proc/{probe.process.pid}/comm")
@@ -177,7 +175,7 @@ def test_memory_of_a_program_that_became_another_one_is_given_back(
     assert other.ask(f"charge 0 {100 * MIB}") == 1
 
 
-def test_process_that_never_asks_has_no_thread_and_no_region(container: Container) -> None:
+def test_process_without_charges_has_no_thread_and_no_region(container: Container) -> None:
     with container.probe() as quiet:
         assert quiet.ask("pid") == quiet.process.pid
         assert len(list(Path(f"/proc/{quiet.process.pid}/task").iterdir())) == 1
@@ -206,7 +204,7 @@ def test_detached_process_leaves_nothing(probe: Probe, other: Probe) -> None:
     assert (other.ask("used 0"), other.ask("processes")) == (0, 1)
 
 
-def test_odd_program_name_does_not_make_it_dead(container: Container, other: Probe) -> None:
+def test_unusual_program_name_does_not_count_as_dead(container: Container, other: Probe) -> None:
     program = container.root / "a) Z 1 (b"
     program.write_bytes(build("unit/probe", RELATIVE).read_bytes())
     program.chmod(0o755)
@@ -309,8 +307,8 @@ def test_many_processes_begin_at_once(tmp_path: Path, count: int) -> None:
     assert (int(slots), int(used)) == (count + 1, count * 1000)
 
 
-def test_processes_that_come_and_go_share_few_slots(tmp_path: Path) -> None:
-    """Every slot ever seen is added up in each sum, so their number must follow who lives."""
+def test_short_lived_processes_reuse_slots(tmp_path: Path) -> None:
+    """Each sum adds every slot ever used, so dead processes must release their slots."""
     region = tmp_path / "region"
     env = {"CUDA_DEVICE_MEMORY_LIMIT": "1g", "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(region)}
     run(build("unit/churn_account"), "200", env=env)

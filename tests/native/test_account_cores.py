@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A compute limit that changes while a process launches holds a second later, both ways.
 
-Kernels of 20 ms under a limit of one percent: a launch waits for seconds, so whoever waits must be
-woken when the limit grows; and at eighty percent much is under way when it shrinks. The truth is
-the fake driver's count of served time. Takes about 8 s.
+Kernels of 20 ms under a limit of one percent: a launch waits for seconds, so the limiter must wake
+the waiting thread when the limit grows; and at eighty percent much is under way when it shrinks.
+The reference is the fake driver's count of served time. Takes about 8 s.
 """
 
 import statistics
@@ -13,14 +13,14 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from hami_sim.gpucontainers import GpuContainer, GpuNode
+from tests.fakes.gpucontainers import GpuContainer, GpuNode
 from tests.native.conftest import StartDrive
 
 pytestmark = pytest.mark.alone
 
 LITTLE_PCT, MUCH_PCT = 1, 80
 SOON_S = 1.0
-"""The promise. A machine that is busy with other things may break it once, so the median counts."""
+"""The guarantee. A machine busy with other things may break it once, so the median counts."""
 PATIENCE_S = 15.0
 CHANGES = 3
 WINDOW_S = 0.5

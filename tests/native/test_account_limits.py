@@ -20,7 +20,7 @@ def container(tmp_path: Path) -> Container:
     return Container(tmp_path)
 
 
-def test_file_of_the_agent_is_understood(container: Container) -> None:
+def test_file_of_the_agent_is_parsed(container: Container) -> None:
     limits = Limits(
         container="main",
         allocation_id="01J",
@@ -45,7 +45,7 @@ def test_file_of_the_agent_is_understood(container: Container) -> None:
         assert probe.ask("ordinal 0") == -1
 
 
-def test_file_is_understood_with_keys_of_later_versions(container: Container) -> None:
+def test_file_with_keys_of_later_versions_is_parsed(container: Container) -> None:
     container.write_limits(
         GOOD + "color=blue\ndevice.0.colour=red\ndevice.9x=1\ncore_policy=force\n"
     )
@@ -78,7 +78,7 @@ def test_file_is_understood_with_keys_of_later_versions(container: Container) ->
         "x" * 70000,
     ],
 )
-def test_file_that_is_not_whole_grants_nothing(container: Container, text: str) -> None:
+def test_malformed_file_grants_nothing(container: Container, text: str) -> None:
     container.write_limits(text)
     with container.probe(env={"CUDA_DEVICE_MEMORY_LIMIT": "10g"}) as probe:
         assert probe.text("read etc/hami/limits").startswith("broken ")
@@ -88,7 +88,7 @@ def test_file_that_is_not_whole_grants_nothing(container: Container, text: str) 
 
 
 @pytest.mark.parametrize("kind", ["directory", "dangling", "pipe"])
-def test_limits_that_cannot_be_read_grant_nothing(container: Container, kind: str) -> None:
+def test_unreadable_limits_grant_nothing(container: Container, kind: str) -> None:
     container.limits.parent.mkdir(parents=True)
     if kind == "directory":
         container.limits.mkdir()
@@ -148,7 +148,7 @@ def test_last_good_limits_hold_while_the_file_is_broken(container: Container) ->
         assert (probe.ask("limit 0"), probe.ask("find GPU-0")) == (100 * MIB, 0)
 
 
-def test_environment_changes_nothing_where_there_is_a_file(container: Container) -> None:
+def test_environment_is_ignored_where_there_is_a_file(container: Container) -> None:
     container.write_limits(GOOD)
     env = {
         "CUDA_DEVICE_MEMORY_LIMIT": "10g",
@@ -165,7 +165,7 @@ def test_environment_changes_nothing_where_there_is_a_file(container: Container)
         assert not list(container.root.glob("mine*"))
 
 
-def test_without_file_and_environment_nothing_is_limited(container: Container) -> None:
+def test_no_limit_applies_without_file_and_environment(container: Container) -> None:
     with container.probe() as probe:
         assert (probe.ask("count"), probe.ask(f"charge 0 {2**50}")) == (0, 1)
         assert (probe.ask("limit 0"), probe.ask("core 0")) == (UNLIMITED, 100)
@@ -228,7 +228,7 @@ def test_devices_of_the_environment_are_ordinals(container: Container) -> None:
         ("CUDA_DEVICE_SM_LIMIT_0", "half", [0]),
     ],
 )
-def test_unreadable_environment_is_said_and_grants_nothing(
+def test_unreadable_environment_is_reported_and_grants_nothing(
     container: Container, name: str, value: str, refused: list[int]
 ) -> None:
     env = {

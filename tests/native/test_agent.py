@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's readers and pages against the real library: they mean the same by every byte."""
+"""The agent's readers and pages against the real library: both interpret every byte alike."""
 
 import os
 import time
@@ -19,7 +19,7 @@ from hami_nodeagent.shell.living import Living
 from hami_nodeagent.shell.priority import FILE_NAME, PriorityKeeper
 from hami_nodeagent.shell.regions import read_activity, read_region, region_path
 from hami_nodeagent.shell.site import Site
-from hami_sim.gpucontainers import GpuContainer, GpuNode
+from tests.fakes.gpucontainers import GpuContainer, GpuNode
 from tests.native.conftest import MakeNode, StartDrive
 from tests.unit.nodeagent.core.builders import NODE, Given, device
 from tests.unit.nodeagent.shell.support import know, make_site
@@ -36,7 +36,7 @@ def region_of(container: GpuContainer) -> Region:
     return found
 
 
-def test_region_shows_what_the_driver_gave(node: GpuNode, start_drive: StartDrive) -> None:
+def test_region_matches_the_driver(node: GpuNode, start_drive: StartDrive) -> None:
     container = node.container(0, 1, memory_mib=2000)
     first = start_drive(container).begin(0)
     second = start_drive(container).begin(1)
@@ -59,10 +59,10 @@ def test_region_shows_what_the_driver_gave(node: GpuNode, start_drive: StartDriv
     assert ended.devices[node.uuids[0]].used_bytes == 0
 
 
-def test_last_process_that_is_killed_uses_nothing_at_the_next_look(
+def test_last_process_that_is_killed_uses_nothing_at_the_next_reading(
     node: GpuNode, start_drive: StartDrive
 ) -> None:
-    """Nobody is left in the container who could take its slot back."""
+    """No process is left in the container to reclaim the slot of the killed one."""
     container = node.container(0, memory_mib=2000)
     path = container.region_directory / "region-1"
     living = Living(Path("/proc"))
@@ -122,7 +122,7 @@ async def until(condition: Callable[[], bool], *, within_s: float = 10.0) -> Non
 
 
 def tenant(site: Site, container: GpuContainer, name: str, uuid: str, priority: int) -> None:
-    """Let the agent know the container as a pod that holds a share of the device."""
+    """Let the picture of the agent contain the container as a pod with a share of the device."""
     pod = Given(name, region_volumes={"main": "region"})
     shares = replace(
         pod.record.containers[0],

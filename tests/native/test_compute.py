@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from hami_sim.gpucontainers import GpuContainer, GpuNode
+from tests.fakes.gpucontainers import GpuContainer, GpuNode
 from tests.support.drive import Drive
 
 pytestmark = pytest.mark.alone
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.alone
 WARM_S = 0.7
 RUN_S = 3.0
 ERROR = 5.0
-"""Three in virtual time; two more for a machine that does something else beside."""
+"""Three in virtual time; two more for a machine that runs other work as well."""
 
 DISTURBED = 0.04
 """Part of the time in which a program waited for a processor."""
@@ -31,7 +31,7 @@ StartDrive = Callable[..., Drive]
 
 
 def work_on(drive: Drive, device: int = 0) -> Drive:
-    """Make the program ready to work on a device of its container."""
+    """Prepare the program to work on a device of its container."""
     for command in ("init", f"device {device}"):
         drive.send(command)
         drive.answer(command)
@@ -39,7 +39,7 @@ def work_on(drive: Drive, device: int = 0) -> Drive:
 
 
 def waited_ns(drive: Drive) -> int:
-    """How long the program's threads could have run and had no processor."""
+    """Time for which the program's threads were runnable and had no processor."""
     tasks = Path(f"/proc/{drive.process.pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[1]) for task in tasks)
 
@@ -60,7 +60,7 @@ def shares(
 def one_run(
     node: GpuNode, drives: list[Drive], command: str, device: int, run_s: float
 ) -> tuple[float, list[float]]:
-    """How much the program that waited most for a processor did so, and the shares."""
+    """The longest wait of a program for a processor, as a fraction of the run, and the shares."""
 
     def served() -> dict[int, int]:
         return {use.pid: use.served_ns for use in node.card.uses(node.uuids[device])}
@@ -82,7 +82,7 @@ def one_run(
 
 
 def work(kernel: str, kind: str = "plain", run_s: float = RUN_S) -> str:
-    """The command that keeps the device busy for a little longer than is measured."""
+    """The command that keeps the device busy for a little longer than the measurement."""
     return f"work {kernel} 1000 {int((WARM_S + run_s) * 1000) + 500} {kind} 64"
 
 
@@ -114,7 +114,7 @@ def test_two_tenants_get_their_shares(node: GpuNode, start_drive: StartDrive) ->
     assert large == pytest.approx(70, abs=ERROR + 2)  # together they need every moment
 
 
-def test_cap_holds_beside_a_neighbour_that_never_pauses(
+def test_cap_holds_beside_a_neighbor_that_never_pauses(
     node: GpuNode, start_drive: StartDrive
 ) -> None:
     """Kernels longer than a time slice are never seen undisturbed there.
@@ -135,7 +135,7 @@ def test_equal_processes_get_equal_parts(node: GpuNode, start_drive: StartDrive)
     assert sum(parts) == pytest.approx(50, abs=ERROR)
 
 
-def test_a_killed_process_holds_nobody_up(node: GpuNode, start_drive: StartDrive) -> None:
+def test_a_killed_process_blocks_no_other(node: GpuNode, start_drive: StartDrive) -> None:
     container = node.container(0, core_pct=40)
     doomed, other = (work_on(start_drive(container)) for _ in range(2))
     doomed.send(work("fixed_2ms"))

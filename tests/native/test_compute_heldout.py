@@ -104,7 +104,7 @@ VARYING = [
     "us=10000 jitter=400",
     "us=2500 jitter=400",
 ]
-"""Durations that a neighbour's time slices could explain as well."""
+"""Durations that a neighbor's time slices could explain as well."""
 
 
 @pytest.mark.parametrize("work", VARYING)
@@ -115,7 +115,7 @@ def test_work_that_varies_as_slices_do_is_counted_in_full(program: Path, work: s
 
 
 @pytest.mark.parametrize("work", VARYING)
-def test_work_that_varies_and_a_busy_neighbour_are_told_apart(program: Path, work: str) -> None:
+def test_varying_work_and_a_busy_neighbor_are_distinguished(program: Path, work: str) -> None:
     words = f"seconds=14 seed=3 tenant pct=40 process thread work {work}"
     result = simulate(program, words, "tenant pct=60 process thread work us=700")
     small, large = (tenant.share(CONVERGED_S) for tenant in result.tenants)
@@ -168,7 +168,7 @@ CHANGED_S = 2.037
 
 
 @pytest.mark.parametrize("pct", [10, 48, 70, 90])
-def test_a_hundred_microseconds_that_become_twenty_milliseconds_do_no_harm(
+def test_cap_holds_when_a_hundred_microseconds_become_twenty_milliseconds(
     program: Path, pct: int
 ) -> None:
     work = f"work us=100 us3={LONG_US} from_ms={CHANGED_S * 1000:.0f}"
@@ -184,7 +184,7 @@ def test_a_hundred_microseconds_that_become_twenty_milliseconds_do_no_harm(
 def test_ten_microseconds_that_become_twenty_milliseconds_are_repaid_in_three_seconds(
     program: Path, pct: int, late_us: int
 ) -> None:
-    """What is queued runs: about 34 launches, and as many more as waiters sleep too long."""
+    """Queued work runs: about 34 launches, and as many more as waiters sleep too long."""
     work = f"work us=10 us3={LONG_US} from_ms={CHANGED_S * 1000:.0f}"
     words = f"seconds=15 late_us={late_us} tenant pct={pct} process thread {work}"
     result = simulate(program, words)
@@ -201,7 +201,7 @@ def test_ten_microseconds_that_become_twenty_milliseconds_are_repaid_in_three_se
 
 @pytest.mark.parametrize("neighbour_us", [800, 12_000])
 @pytest.mark.parametrize("us", [40, 900, 7000, 15_000])
-def test_cap_holds_beside_a_neighbour_that_never_pauses(
+def test_cap_holds_beside_a_neighbor_that_never_pauses(
     program: Path, us: int, neighbour_us: int
 ) -> None:
     words = f"seconds=13 tenant pct=40 process thread work us={us} tenant limited=0"
@@ -210,14 +210,14 @@ def test_cap_holds_beside_a_neighbour_that_never_pauses(
 
 
 @pytest.mark.parametrize("us", [900, 15_000])
-def test_where_probes_tell_nothing_the_cap_is_not_exceeded(program: Path, us: int) -> None:
+def test_cap_is_not_exceeded_where_probes_measure_nothing(program: Path, us: int) -> None:
     words = f"seconds=13 probes=0 tenant pct=40 process thread work us={us} tenant limited=0"
     share = simulate(program, words, "process thread work us=800").tenants[0].share(CONVERGED_S)
     assert 40 / 2 - CAP_ERROR < share < 40 + CAP_ERROR
 
 
 @pytest.mark.parametrize("pause_us", [200_000, 1_000_000])
-def test_a_neighbour_that_comes_and_goes_does_no_harm(program: Path, pause_us: int) -> None:
+def test_cap_holds_beside_an_intermittent_neighbor(program: Path, pause_us: int) -> None:
     words = "seconds=16 tenant pct=40 process thread work us=9000 tenant limited=0 process"
     result = simulate(program, words, f"thread sync=1000 pause_us={pause_us} work us=1000")
     assert result.tenants[0].share(CONVERGED_S) == pytest.approx(40, abs=TENANT_ERROR)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each rule of budget, estimates and priority page holds by itself, in virtual time."""
+"""Each rule of budget, estimates and priority page holds alone, in virtual time."""
 
 import subprocess
 from pathlib import Path

@@ -42,7 +42,7 @@ def test_cap_holds_for_kernels_of_any_length(program: Path, us: int, pct: int) -
 
 @pytest.mark.parametrize("late_us", [60, 1000])
 @pytest.mark.parametrize("us", [10, 1000])
-def test_cap_holds_where_waiters_sleep_too_long(program: Path, us: int, late_us: int) -> None:
+def test_cap_holds_where_waiters_oversleep(program: Path, us: int, late_us: int) -> None:
     words = f"seconds=10 late_us={late_us} tenant pct=90 process thread work us={us}"
     holds_cap(simulate(program, words), 90)
 
@@ -103,7 +103,7 @@ def test_two_tenants_get_their_shares(
 
 
 @pytest.mark.parametrize("us", [10, 1000, 20000])
-def test_cap_holds_beside_a_neighbour_without_limit(program: Path, us: int) -> None:
+def test_cap_holds_beside_a_neighbor_without_limit(program: Path, us: int) -> None:
     result = simulate(
         program,
         f"seconds=13 tenant pct=30 process thread work us={us}",
@@ -139,7 +139,7 @@ def test_overlapping_streams_count_once(program: Path, count: int, us: int, bloc
     assert result.tenants[0].share(CONVERGED_S) == pytest.approx(40, abs=CAP_ERROR)
 
 
-def test_a_process_that_dies_leaves_its_part_to_the_others(program: Path) -> None:
+def test_share_of_a_dead_process_goes_to_the_others(program: Path) -> None:
     process = "process thread work us=1000"
     words = f"seconds=12 tenant pct=40 process end_ms=5000 thread work us=1000 {process}"
     result = simulate(program, words)
@@ -163,7 +163,7 @@ def test_a_new_duration_is_followed(program: Path, us: int, us3: int) -> None:
 
 
 @pytest.mark.parametrize(("us", "us3"), [(10, 1000), (100, 2000), (1000, 20000)])
-def test_time_used_before_it_was_known_is_repaid(program: Path, us: int, us3: int) -> None:
+def test_time_used_before_its_measurement_is_repaid(program: Path, us: int, us3: int) -> None:
     work = f"work us={us} us3={us3} from_ms=2000"
     tenant = simulate(program, f"seconds=40 tenant pct=50 process thread {work}").tenants[0]
     assert tenant.share() == pytest.approx(50, abs=CAP_ERROR)
@@ -181,7 +181,7 @@ def test_a_lone_container_may_have_the_whole_device(program: Path) -> None:
     assert simulate(program, words).tenants[0].share(1) > 99
 
 
-def test_who_is_held_back_for_a_higher_priority_still_gets_a_free_device(program: Path) -> None:
+def test_throttled_lower_priority_still_gets_a_free_device(program: Path) -> None:
     words = "seconds=5 tenant pct=100 paced=1 page=2 process thread work us=1000"
     assert simulate(program, words).tenants[0].share(1) > 95
 

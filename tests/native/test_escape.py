@@ -2,8 +2,8 @@
 """Tenants that try to get more than their share: the cap holds, or the process is named in time.
 
 Every way of docs/limiter-agent.md, each in a pod of its own on one machine of the demo's kind: real
-agent, real library, fake driver, containers in namespaces. What a pod has is asked of the driver,
-never of the region. Costs about 30 s.
+agent, real library, fake driver, containers in namespaces. A pod's memory is read from the driver,
+never from the region. Costs about 30 s.
 """
 
 import shutil
@@ -30,7 +30,7 @@ LIMIT_MIB = 1000
 WANTED_MIB = 3000
 CONTEXT_MIB = 64
 """A context of the fake driver: not counted where its cost could not be measured, because a
-neighbour's use changed at that moment; the agent's margin is as large."""
+neighbor's use changed at that moment; the agent's margin is as large."""
 DETECTION_S = 10.0
 MIB = 1 << 20
 SOURCE = Path(__file__).parent / "hog.c"
@@ -42,7 +42,7 @@ Outcome = Literal["held", "told", "either"]
 
 class Way(Struct, frozen=True, kw_only=True):
     script: str
-    """Shell in the container; ends with a hog that stays."""
+    """Shell in the container; ends with a hog that keeps running."""
     outcome: Outcome
 
 
@@ -52,7 +52,7 @@ def hog(way: str = "plain", mib: int = WANTED_MIB) -> str:
 
 
 def around(damage: str) -> str:
-    """One hog within the share, then the damage, then another that wants more."""
+    """One hog within the share, then the damage, then another that exceeds it."""
     first = f"{hog(mib=LIMIT_MIB * 8 // 10)} & while ! test -e {REGION}; do sleep 0.05; done"
     return f"{first}; sleep 1; {damage}; exec {hog()}"
 
@@ -150,7 +150,7 @@ async def cluster(
 
 
 async def last_hog_s(cluster: Cluster, name: str) -> float:
-    """When the last hog had what it could get; waits for it."""
+    """Wait until every hog has allocated what it could; returns the time of the last."""
     hogs = 2 if "&" in WAYS[name].script else 1
     found: list[float] = []
 
@@ -169,7 +169,7 @@ async def last_hog_s(cluster: Cluster, name: str) -> float:
 
 
 def has_mib(cluster: Cluster, pid: int) -> tuple[int, frozenset[int]]:
-    """What the driver gave to the container of this process, and its processes."""
+    """Memory that the driver gave to the container of this process, and its processes."""
     own = Path(f"/proc/{pid}/ns/pid").readlink()
     used: dict[int, int] = {}
     with FakeCard(cluster.nvml[NODE].path) as card:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake driver keeps the promises that its users build on: true counts, shared time, death."""
+"""The fake driver keeps the guarantees that its users need: true counts, shared time, death."""
 
 import time
 from collections.abc import Callable
@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from hami_sim.gpucontainers import GpuNode
 from hami_sim.hardware.fake_nvml import Mig
+from tests.fakes.gpucontainers import GpuNode
 from tests.support.drive import NOT_INITIALIZED, OUT_OF_MEMORY, Drive, DriverError
 
 pytestmark = pytest.mark.alone
@@ -48,7 +48,7 @@ def test_memory_is_counted_whichever_way_the_driver_is_reached(
     assert machine.card.used_bytes(machine.uuids[0]) == 0
 
 
-def test_pools_keep_memory_above_use_until_a_synchronisation(
+def test_pools_keep_memory_above_use_until_a_synchronization(
     machine: GpuNode, bare_drive: BareDrive
 ) -> None:
     drive = bare_drive(machine).begin()
@@ -75,7 +75,7 @@ def test_killed_process_frees_its_memory_at_once(machine: GpuNode, bare_drive: B
     assert survivor.code("alloc 70G") == 0
 
 
-def test_device_gives_exactly_what_it_has(machine: GpuNode, bare_drive: BareDrive) -> None:
+def test_device_allocates_exactly_its_memory(machine: GpuNode, bare_drive: BareDrive) -> None:
     a = bare_drive(machine).begin()
     b = bare_drive(machine).begin()
     while a.free_bytes > 1 << 30:
@@ -134,7 +134,7 @@ def test_child_of_a_process_that_used_the_driver_cannot_use_it(
     used.ask("reap")
 
 
-def test_nvml_shows_what_processes_use(machine: GpuNode, bare_drive: BareDrive) -> None:
+def test_nvml_shows_the_memory_of_processes(machine: GpuNode, bare_drive: BareDrive) -> None:
     drives = [bare_drive(machine).begin() for _ in range(2)]
     drives[0].ask("alloc 100M")
     drives[1].ask("alloc 200M")
@@ -233,7 +233,7 @@ def test_counts_survive_kills_at_any_moment(
     assert observer.code("alloc 70G") == 0
 
 
-def test_nothing_works_before_initialisation(machine: GpuNode, bare_drive: BareDrive) -> None:
+def test_every_call_fails_before_initialization(machine: GpuNode, bare_drive: BareDrive) -> None:
     drive = bare_drive(machine)
     with pytest.raises(DriverError) as failed:
         drive.ask("alloc 1M")

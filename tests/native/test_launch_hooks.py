@@ -70,7 +70,7 @@ def own():
 
 @pytest.fixture
 def guest(limiter: Path, drivers: Path, tmp_path: Path) -> CudaChild:
-    """Runs children on one machine."""
+    """Runs child processes on one machine."""
     state = FakeNvml(tmp_path / "nvml.state", load("2xL40S"), "node-a")
     return CudaChild(state.path, limiter, drivers, tmp_path / "region")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limiter as a guest: what it needs to be loaded, and that it leaves other programs alone.
 
-Programs are run with and without it and must tell the same. Takes about 8 s.
+Programs run with and without it and must print the same. Takes about 8 s.
 """
 
 import os
@@ -43,7 +43,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(limiter: Path, tmp_path: Path) -> Run:
-    """Runs a program, with the limiter unless told otherwise."""
+    """Runs a program, with the limiter preloaded by default."""
 
     def run(
         *words: str | Path, preload: list[Path] | None = None, **environment: str
@@ -72,7 +72,7 @@ def dynamic_symbols(library: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_needs_nothing_of_glibc_that_is_younger_than_the_baseline(limiter: Path) -> None:
+def test_needs_no_glibc_symbol_newer_than_the_baseline(limiter: Path) -> None:
     needed = [line for line in dynamic_symbols(limiter) if "*UND*" in line]
     versions = {match[1] for line in needed if (match := re.search(r"\((\w+_[\w.]+)\)", line))}
     assert versions
@@ -88,14 +88,14 @@ def test_needs_no_library_but_libc(limiter: Path) -> None:
     assert re.findall(r"NEEDED.*\[(.*)\]", done.stdout) == ["libc.so.6"]
 
 
-def test_exports_the_hooks_and_the_two_lookups_and_nothing_else(limiter: Path) -> None:
+def test_exports_only_the_hooks_and_the_two_lookups(limiter: Path) -> None:
     defined = [line for line in dynamic_symbols(limiter) if " .text" in line]
     exported = {line.split()[-1] for line in defined}
     hooks = gen_symbols.read(gen_symbols.SOURCE.read_text()).hooks
     assert exported == {hook[0] for hook in hooks} | {"dlsym", "dlvsym"}
 
 
-def test_starts_nothing_when_it_is_loaded(limiter: Path) -> None:
+def test_loading_runs_no_constructor(limiter: Path) -> None:
     """No constructor but those that the compiler puts into every library."""
     done = subprocess.run(
         ["readelf", "-W", "-S", str(limiter)], capture_output=True, text=True, check=True
@@ -151,7 +151,7 @@ def test_chain_of_preloaded_libraries_reaches_its_end(
 
 
 def test_python_with_numpy_starts_silently(run: Run) -> None:
-    """Its mathematical library looks up hundreds of names of its own at start."""
+    """Its mathematical library looks up hundreds of symbols of its own at start."""
     code = "import numpy; print(int((numpy.ones((64, 64)) @ numpy.ones((64, 64))).sum()))"
     native = run(sys.executable, "-c", code, preload=[])
     guest = run(sys.executable, "-c", code)
@@ -167,7 +167,7 @@ def test_program_with_a_sanitizer_runs(run: Run, tmp_path: Path, kind: str) -> N
     flags = [f"-fsanitize={kind}", "-o", str(program), source, "-ldl"]
     subprocess.run(["cc", *STRICT, *flags], check=True)
     done = run(program, "absent", ASAN_OPTIONS="detect_leaks=0:verify_asan_link_order=0")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "absent told\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "absent reported\n", "")
 
 
 def test_shell_pipeline_leaves_no_files_behind(run: Run, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hami_sim.gpucontainers import GpuNode
 from hami_sim.hardware.fake_nvml import FakeNvml, Mig
 from hami_sim.hardware.profile import load
+from tests.fakes.gpucontainers import GpuNode
 from tests.native.conftest import StartDrive
 from tests.support.cuda_child import LIMIT_MIB, CudaChild
 from tests.support.drive import OUT_OF_MEMORY
@@ -88,7 +88,7 @@ def test_limit_holds_to_the_byte_and_refuses_with_out_of_memory(guest: CudaChild
     assert told == [True, 0, True, True, 8 * MIB]
 
 
-def test_pitch_is_what_the_driver_made_of_it(guest: CudaChild) -> None:
+def test_pitch_is_the_drivers(guest: CudaChild) -> None:
     told = guest("""
         begin()
         pointer, pitch = c_ulonglong(), c_size_t()
@@ -102,7 +102,7 @@ def test_pitch_is_what_the_driver_made_of_it(guest: CudaChild) -> None:
     assert told == [512, 512_000, OUT_OF_MEMORY, 512_000]
 
 
-def test_pool_is_charged_for_what_it_keeps(guest: CudaChild) -> None:
+def test_pool_is_charged_for_the_memory_it_keeps(guest: CudaChild) -> None:
     told = guest("""
         begin()
         first = alloc(3 * MIB, "cuMemAllocAsync", None)
@@ -123,7 +123,7 @@ def test_pool_is_charged_for_what_it_keeps(guest: CudaChild) -> None:
     assert told == [12 * MIB, 12 * MIB, 8 * MIB, 14 * MIB, 8 * MIB]
 
 
-def test_what_a_pool_keeps_makes_way_for_other_memory_only_when_given_back(
+def test_memory_kept_by_a_pool_is_available_to_others_only_after_release(
     guest: CudaChild,
 ) -> None:
     told = guest("""
@@ -303,7 +303,7 @@ def test_image_of_a_module_is_charged_while_it_is_loaded(guest: CudaChild) -> No
     assert told == [3 * MIB, 0]
 
 
-def test_what_does_not_fit_of_contexts_and_modules_is_refused_and_leaves_nothing(
+def test_contexts_and_modules_beyond_the_limit_are_refused_and_leave_nothing(
     guest: CudaChild,
 ) -> None:
     told = guest("""
@@ -335,7 +335,7 @@ ELF = """
 
 
 @pytest.mark.parametrize("way", ["image", "file", "wrapper"])
-def test_image_that_tells_its_size_is_refused_before_the_driver_takes_it(
+def test_image_with_a_known_size_is_refused_before_the_driver_takes_it(
     guest: CudaChild, tmp_path: Path, way: str
 ) -> None:
     told = guest(f"""
@@ -367,7 +367,7 @@ def test_image_that_tells_its_size_is_refused_before_the_driver_takes_it(
 
 
 def test_zeros_of_an_image_count_though_they_are_not_in_it(guest: CudaChild) -> None:
-    """A section of zeros (a device array) is larger than the room; code and notes are not."""
+    """A section of zeros (a device array) exceeds the capacity; code and notes do not count."""
     told = guest(f"""
         {ELF}
         def section(kind, flags, size):
@@ -452,7 +452,7 @@ def test_ptx_whose_variables_do_not_fit_is_refused_before_the_driver_compiles_it
 
 
 def test_ptx_that_only_mentions_variables_is_loaded(guest: CudaChild) -> None:
-    """What others hold, and what instructions name, takes no memory; a guess never refuses."""
+    """External variables, and names in instructions, take no memory; an estimate never refuses."""
     told = guest(f"""
         {PTX}
         begin()
@@ -473,7 +473,7 @@ def test_ptx_that_only_mentions_variables_is_loaded(guest: CudaChild) -> None:
     assert told == [0, 0, 0, 0, OUT_OF_MEMORY, 0]
 
 
-def test_code_that_tells_nothing_is_measured_and_squeezes_nobody(
+def test_code_of_unknown_size_is_measured_and_affects_no_other_process(
     node: GpuNode, start_drive: StartDrive
 ) -> None:
     """Beyond the limit for as long as one load takes; another process loses nothing by it."""
@@ -495,7 +495,7 @@ def test_code_that_tells_nothing_is_measured_and_squeezes_nobody(
 
 
 def test_images_that_are_none_are_the_drivers_to_refuse(guest: CudaChild) -> None:
-    """What a header promises is read only where there is something to read."""
+    """A header's offsets are followed only inside the image."""
     told = guest(f"""
         {ELF}
         begin()
@@ -513,7 +513,7 @@ def test_images_that_are_none_are_the_drivers_to_refuse(guest: CudaChild) -> Non
     assert told == [True, True, True, True, 0]
 
 
-def test_what_one_device_keeps_is_given_back_after_a_wait_for_another(guest: CudaChild) -> None:
+def test_memory_kept_by_one_device_is_released_after_a_wait_for_another(guest: CudaChild) -> None:
     told = guest("""
         begin(1)
         enter(0)
@@ -581,7 +581,7 @@ def test_all_questions_for_memory_get_the_same_answer(guest: CudaChild) -> None:
     assert told == [[free, total], total, [total, free, used], [total, 0, free, used]]
 
 
-def test_device_without_a_limit_shows_what_it_is(guest: CudaChild) -> None:
+def test_device_without_a_limit_shows_its_own_memory(guest: CudaChild) -> None:
     body = """
         begin()
         alloc(100 * MIB)
@@ -724,7 +724,7 @@ def test_child_of_a_process_that_has_not_used_the_driver_has_accounts_of_its_own
     assert told == [3 * 28 + 8, False]
 
 
-def test_function_pointers_are_replaced_in_the_form_that_was_asked_for(guest: CudaChild) -> None:
+def test_function_pointers_are_replaced_in_the_requested_form(guest: CudaChild) -> None:
     told = guest("""
         ask("cuInit", 0)
         forms = {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lower priorities give way to higher ones by the agent's page, and take back what is free.
+"""Lower priorities yield to higher ones by the agent's page, and use what is free again.
 
-The page is written by the agent's own writer; activity is what the tests say.
+The page is written by the agent's own writer; the tests set the activity.
 """
 
 import gc
@@ -12,7 +12,7 @@ import pytest
 
 from hami_nodeagent.core.priorities import NOBODY, Standing
 from hami_nodeagent.shell.priority import PriorityPage
-from hami_sim.gpucontainers import GpuContainer, GpuNode
+from tests.fakes.gpucontainers import GpuContainer, GpuNode
 from tests.support.drive import Drive
 
 StartDrive = Callable[..., Drive]
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.alone
 LEASE_S = 30.0
 HAND_OVER_S = 0.1
 SLACK_S = 0.4
-"""What a machine that is busy with other things may add to any wait."""
+"""Delay that a machine busy with other things may add to any wait."""
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_little_is_queued_ahead_of_a_hand_over(
     drive.answer("work")
 
 
-def test_a_lease_that_runs_out_blocks_nobody(
+def test_an_expired_lease_blocks_no_process(
     node: GpuNode, low: GpuContainer, start_drive: StartDrive, write_page: WritePage
 ) -> None:
     write_page(NOBODY)
@@ -102,7 +102,7 @@ def test_a_lease_that_runs_out_blocks_nobody(
 
 
 @pytest.mark.parametrize("highest", [3, 7, NOBODY])
-def test_the_same_or_a_lower_level_blocks_nobody(
+def test_the_same_or_a_lower_level_blocks_no_process(
     low: GpuContainer, start_drive: StartDrive, write_page: WritePage, highest: int
 ) -> None:
     write_page(highest)

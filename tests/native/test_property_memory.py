@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from hami_sim.gpucontainers import GpuContainer, GpuNode
+from tests.fakes.gpucontainers import GpuContainer, GpuNode
 
 MIB = 1 << 20
 OPERATIONS = int(os.environ.get("HAMI_NATIVE_OPS", "20000"))
@@ -79,7 +79,7 @@ class Storm:
 
 
 class Hardware(Struct, frozen=True, kw_only=True):
-    """What the driver takes beside what is asked for."""
+    """Memory that the driver takes in addition to requests."""
 
     context_bytes: int
     pool_granularity: int
@@ -134,7 +134,7 @@ def run_until(storms: list[Storm], operations: int, randomness: random.Random) -
 
 @pytest.mark.timeout(LIMIT_S + 30)
 @pytest.mark.parametrize("hardware", [HARDWARE[name] for name in CHOSEN], ids=CHOSEN)
-def test_used_is_what_the_driver_gave_and_within_the_limit(
+def test_used_matches_the_driver_and_is_within_the_limit(
     node: GpuNode,
     drivers: Path,
     hardware: Hardware,

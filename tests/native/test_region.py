@@ -32,7 +32,7 @@ def test_region_is_for_all_users_and_has_all_its_blocks(container: Container) ->
         assert [path.name for path in container.region.parent.iterdir()] == ["region-1"]
 
 
-def test_region_outlives_its_processes_with_nothing_in_use(container: Container) -> None:
+def test_region_outlives_its_processes_and_is_empty(container: Container) -> None:
     with container.probe() as probe:
         assert probe.ask("charge 0 9") == 1
     inode = container.region.stat().st_ino
@@ -55,7 +55,7 @@ def test_processes_that_make_it_at_once_share_one(container: Container) -> None:
 
 
 def damage(path: Path, way: str) -> None:
-    """Make something of that name that is no region of this version."""
+    """Make a file of that name that is no region of this version."""
     whole = path.read_bytes()
     size = len(whole)
     changed = {
@@ -104,7 +104,7 @@ def damage(path: Path, way: str) -> None:
         *("short", "long", "garbage", "directory", "link", "pipe"),
     ],
 )
-def test_file_that_is_no_region_is_put_aside(container: Container, way: str) -> None:
+def test_invalid_region_file_is_moved_aside(container: Container, way: str) -> None:
     with container.probe() as probe:
         assert probe.ask("charge 0 1") == 1
     damage(container.region, way)
@@ -116,7 +116,7 @@ def test_file_that_is_no_region_is_put_aside(container: Container, way: str) -> 
     assert "region-1.broken" in {path.name for path in container.region.parent.iterdir()}
 
 
-def test_garbage_in_a_live_region_kills_nobody_and_is_survived(container: Container) -> None:
+def test_garbage_in_a_live_region_kills_no_process_and_is_survived(container: Container) -> None:
     chance = random.Random(7)
     with container.probe() as probe, container.probe() as other:
         assert probe.ask("charge 0 5") == other.ask("charge 0 5") == 1
@@ -142,7 +142,7 @@ def test_garbage_in_a_live_region_kills_nobody_and_is_survived(container: Contai
         assert fresh.ask(f"charge 0 {100 * MIB}") == 1
 
 
-def test_process_of_a_pod_without_a_region_is_limited_alone_and_says_so(
+def test_process_of_a_pod_without_a_region_is_limited_alone_with_a_warning(
     container: Container,
 ) -> None:
     container.region.parent.rmdir()
@@ -155,7 +155,7 @@ def test_process_of_a_pod_without_a_region_is_limited_alone_and_says_so(
         assert "limits hold for this one alone" in line
 
 
-def test_file_in_place_of_the_directory_gives_nothing(container: Container) -> None:
+def test_file_in_place_of_the_directory_grants_nothing(container: Container) -> None:
     container.region.parent.rmdir()
     container.region.parent.write_text("")
     with container.probe() as probe:
@@ -164,7 +164,7 @@ def test_file_in_place_of_the_directory_gives_nothing(container: Container) -> N
 
 
 @pytest.mark.parametrize("options", ["size=64k", "ro"])
-def test_full_or_read_only_directory_gives_nothing(container: Container, options: str) -> None:
+def test_full_or_read_only_directory_grants_nothing(container: Container, options: str) -> None:
     mount = f'mount -t tmpfs -o {options} none run/hami && exec "$0"'
     can = subprocess.run(["unshare", "-Urm", "true"], capture_output=True, check=False)
     if can.returncode:

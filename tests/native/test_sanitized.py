@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hami_sim.gpucontainers import gpu_node
+from tests.fakes.gpucontainers import gpu_node
 from tests.native.test_property_memory import EXACT, run_until, storms_on
 from tools import build_native
 
@@ -36,7 +36,7 @@ def runtime(name: str) -> Path:
 
 @pytest.mark.timeout(120 + OPERATIONS / 100)
 @pytest.mark.parametrize("variant", ["asan", "tsan"])
-def test_random_use_under_a_sanitizer_is_reported_nowhere(
+def test_random_use_gives_no_sanitizer_report(
     drivers: Path, containers_work: None, tmp_path: Path, variant: str
 ) -> None:
     # One line of /etc/ld.so.preload, in which the sanitizer must come first.

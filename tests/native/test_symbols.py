@@ -43,7 +43,7 @@ def release(request: pytest.FixtureRequest) -> Release:
 
 @pytest.fixture(scope="module")
 def declared(release: Release) -> set[str]:
-    """Everything that its headers declare."""
+    """All declarations of its headers."""
     return cuda_headers.declared(release)
 
 
@@ -65,15 +65,15 @@ def test_no_entry_point_is_listed_twice(symbols: gen_symbols.Symbols) -> None:
     assert len(names) == len(set(names))
 
 
-def test_hooks_stand_in_the_order_in_which_they_are_searched(symbols: gen_symbols.Symbols) -> None:
+def test_hooks_are_in_search_order(symbols: gen_symbols.Symbols) -> None:
     names = [hook[0] for hook in symbols.hooks]
     assert names == sorted(names)
 
 
-def test_what_makes_memory_or_starts_work_is_hooked_or_has_its_reason(
+def test_functions_that_allocate_or_start_work_are_hooked_or_have_a_reason(
     declared: set[str], symbols: gen_symbols.Symbols
 ) -> None:
-    """Independent of the list: names that say so themselves must not pass as mere questions."""
+    """Independent of the list: functions with such names must not pass as mere queries."""
     passed = dict(symbols.passed)
     makes = re.compile(
         r"^cu(Mem(Alloc|Create|Pool(Create|Import))|(Array|Array3D|MipmappedArray)Create"
@@ -84,7 +84,7 @@ def test_what_makes_memory_or_starts_work_is_hooked_or_has_its_reason(
     assert sorted(n for n in declared if makes.match(n) and passed.get(n) == "QUERY") == []
 
 
-def test_versions_to_ask_for_are_those_of_the_headers(
+def test_requested_versions_are_those_of_the_headers(
     release: Release, declared: set[str], symbols: gen_symbols.Symbols
 ) -> None:
     if release.is_nvml:

@@ -17,7 +17,9 @@ TABLE = build_native.SOURCES / "table.c"
     [(["-O2"], 3000), (["-fsanitize=thread", "-O1"], 200), (["-fsanitize=address"], 300)],
     ids=["plain", "tsan", "asan"],
 )
-def test_threads_lose_and_double_nothing(tmp_path: Path, flags: list[str], rounds: int) -> None:
+def test_concurrent_threads_lose_and_duplicate_nothing(
+    tmp_path: Path, flags: list[str], rounds: int
+) -> None:
     program = tmp_path / "table_stress"
     base = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-pthread"]
     sources = [str(SOURCE), str(TABLE)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs around the accounting of libvgpu: how they are built, and one that is told what to do.
+"""Builds the test programs for the accounting of libvgpu, and drives the probe process.
 
 Built once per content into ``build/native-tests``. Sizes in bytes.
 """
@@ -56,7 +56,7 @@ def build(program: str, flags: Sequence[str] = PLAIN, parts: Sequence[str] = PAR
 
 
 def run(program: Path, *words: str, env: Mapping[str, str] | None = None) -> str:
-    """Standard output of a program that must come through; else the error shows all it said."""
+    """Return the standard output of a program that must succeed; the error shows all its output."""
     done = subprocess.run(
         [program, *words],
         env={"PATH": os.environ["PATH"], "TSAN_OPTIONS": "halt_on_error=1", **(env or {})},
@@ -122,7 +122,7 @@ class Container:
 
 
 class Probe:
-    """A process that accounts; see tests/unit/probe.c for what it can be told."""
+    """A process that accounts; tests/unit/probe.c lists its commands."""
 
     def __init__(self, cwd: Path, env: Mapping[str, str], before: Sequence[str]) -> None:
         """Start it; it has done nothing yet."""
@@ -145,7 +145,7 @@ class Probe:
         self.kill()
 
     def tell(self, line: str) -> None:
-        """Say it, expect no answer."""
+        """Send a line without waiting for an answer."""
         assert self.process.stdin
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
@@ -156,7 +156,7 @@ class Probe:
         return self.line()
 
     def line(self) -> str:
-        """Next line that it says."""
+        """Return the next line of its output."""
         assert self.process.stdout
         return self.process.stdout.readline().rstrip("\n")
 
@@ -165,7 +165,7 @@ class Probe:
         return int(self.text(line))
 
     def kill(self) -> None:
-        """End it without giving it a chance."""
+        """Kill it with SIGKILL."""
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGKILL)
         for stream in (self.process.stdin, self.process.stdout):
@@ -176,6 +176,6 @@ class Probe:
             self.process.stderr.close()
 
     def end(self) -> str:
-        """Let it end by itself; what it said on standard error."""
+        """Let it end by itself; return its standard error."""
         _, said = self.process.communicate(timeout=ANSWER_S)
         return said

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from hami_common.runtime.clock import ManualClock, SystemClock
+from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.httpd import Request, Response
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.telemetry import Tracing
@@ -18,6 +18,7 @@ from hami_webhook.shell.admission import Admission
 from hami_webhook.shell.callers import Callers
 from hami_webhook.shell.events import AdmissionEvents
 from hami_webhook.shell.metrics import KINDS, Metrics
+from tests.support.manualclock import ManualClock
 
 Document = dict[str, Any]
 EVENTS_BURST = 100

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Short ways to build devices, nodes, requests and holdings.
 
-Every argument that a test does not care about has a usable default. Memory in MiB, compute in
-percent of one device.
+Every argument has a usable default. Memory in MiB, compute in percent of one device.
 """
 
 from collections.abc import Sequence
@@ -120,7 +119,7 @@ def ask(
     core: int = 0,
     exclusive: bool = False,
 ) -> DeviceRequest:
-    """What a container asks of one vendor; 1,000 MiB of one device where nothing is said."""
+    """Request of a container to one vendor; defaults to 1,000 MiB of one device."""
     if not mib and not pct:
         mib = 1000
     return DeviceRequest(
@@ -134,7 +133,7 @@ def ask(
 
 
 def whole(count: int = 1, *, vendor: str = "nvidia") -> DeviceRequest:
-    """Whole devices for oneself."""
+    """Request whole devices, exclusively."""
     return ask(count, vendor=vendor, pct=100, core=100, exclusive=True)
 
 
@@ -198,5 +197,5 @@ def share(
 
 
 def held(*shares: Share, name: str = "main", kind: ContainerKind = "app") -> ContainerShares:
-    """What one container was given."""
+    """Shares of one container."""
     return ContainerShares(name=name, kind=kind, shares=shares)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bus with its accounts, keys and authenticator, and a stand-in for the reviews of an API server.
 
-The servers, the permissions and the logins are real; only who a token belongs to is made up here.
+The servers, the permissions and the logins are real; only the owners of tokens are invented here.
 """
 
 import base64
@@ -35,7 +35,7 @@ AUDIENCE = "hami-bus"
 
 
 def token(name: str, *, ends_s: float) -> str:
-    """Something that has the shape of a service account token."""
+    """Return a string in the form of a service account token."""
     parts = ({"alg": "RS256"}, {"exp": ends_s, "name": name})
     texts = [base64.urlsafe_b64encode(msgspec.json.encode(p)).decode().rstrip("=") for p in parts]
     return ".".join([*texts, "c2lnbmF0dXJl"])
@@ -48,14 +48,14 @@ class Reviews:
         self.users: dict[str, dict[str, Any]] = {}
         """Status of a TokenReview by token; all others are not authenticated."""
         self.allowed: set[str] = set()
-        """Names of users who may do what is asked."""
+        """Names of users whose access reviews are allowed."""
         self.is_down = False
         self.asked = 0
 
     def know(
         self, text: str, account: tuple[str, str], *, node: str = "", audience: str = AUDIENCE
     ) -> str:
-        """Let the token be one of this ServiceAccount."""
+        """Register the token as one of this ServiceAccount."""
         user: dict[str, Any] = {"username": f"system:serviceaccount:{account[0]}:{account[1]}"}
         if node:
             user["extra"] = {NODE_NAME: [node]}
@@ -71,7 +71,7 @@ class Reviews:
         if "tokenreviews" in path:
             known = self.users.get(spec["token"], {"authenticated": False})
             meant = set(known.get("audiences", ())) & set(spec["audiences"])
-            # A real one sends an empty user with a token that is no good.
+            # A real one sends an empty user with an invalid token.
             status = known if meant else {"authenticated": False, "user": {}}
         else:
             status = {"allowed": spec["user"] in self.allowed}
@@ -79,7 +79,7 @@ class Reviews:
 
 
 class Site:
-    """One server, its keys, and whoever answers its questions."""
+    """One server, its keys, and the authenticator that answers its requests."""
 
     def __init__(self, directory: Path, server: NatsServer, keys: Mapping[str, NKey]) -> None:
         self.server = server
@@ -87,7 +87,7 @@ class Site:
         self.clock = SystemClock()
         self.login_s = 600.0
         self.limits: natsio.BusLimits | None = None
-        """What the streams may hold, if not what is shipped."""
+        """Capacity of the streams, if not the shipped one."""
         self._directory = directory
         self._keys = keys
         self._count = 0
@@ -168,7 +168,7 @@ class Site:
 
 @asynccontextmanager
 async def run_site(directory: Path, *, config_text: str = "") -> AsyncIterator[Site]:
-    """A server with the accounts of an installation; nobody answers its questions yet.
+    """Run a server with the accounts of an installation, and no authenticator yet.
 
     ``config_text`` is further configuration of the server.
     """
@@ -183,7 +183,7 @@ async def run_site(directory: Path, *, config_text: str = "") -> AsyncIterator[S
 
 
 class Intruder:
-    """A client that may ask for anything and remembers what the server forbade."""
+    """A client that may request anything and records the server's permission errors."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -194,11 +194,11 @@ class Intruder:
         self.forbidden.append(str(error).lower())
 
     async def settle(self) -> None:
-        """Wait until the server has judged what was sent so far."""
+        """Wait until the server has processed all that was sent so far."""
         await self.client.flush(timeout=10)
 
     async def is_forbidden(self, subject: str) -> bool:
-        """Whether the server refused something about this subject."""
+        """Return True when the server denied this subject."""
         with anyio.move_on_after(10):
             while not any(f'"{subject.lower()}"' in text for text in self.forbidden):
                 await self.settle()

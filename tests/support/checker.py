@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges a cluster by what the outside can see: pods of the API server and messages of the streams.
+"""Judges a cluster by its outside: pods of the API server and messages of the streams.
 
 It never asks a service of ours, so a wrong table cannot hide. Memory in MiB.
 """
@@ -42,13 +42,13 @@ async def ledger_of(cluster: Cluster) -> dict[str, AllocationRecord]:
 
 
 async def inventory_of(cluster: Cluster) -> list[NodeDevices]:
-    """What the registry has published."""
+    """Return the inventory that the registry has published."""
     stored = await _latest(cluster, subjects.DEVICES_BUCKET)
     return [decode(value, NodeDevices, what=key) for key, value in stored.items()]
 
 
 def placement_of(pod: PodView, verifier: Verifier) -> SignedPlacement | None:
-    """The placement a bound pod carries; an error when it does not verify."""
+    """Return the placement of a bound pod; an error when it does not verify."""
     text = pod.annotations().get(annotations.ALLOCATION)
     if text is None:
         return None
@@ -66,7 +66,7 @@ def _sum(parts: Iterable[tuple[ContainerShares, ...]]) -> dict[str, Booked]:
 def over_capacity(
     held: Iterable[tuple[ContainerShares, ...]], inventory: Iterable[NodeDevices]
 ) -> list[str]:
-    """Devices that hold more than they have, one line each."""
+    """Return devices booked beyond their capacity, one line each."""
     devices = {device.uuid: device for node in inventory for device in node.devices}
     problems = []
     for uuid, booked in _sum(held).items():
@@ -86,7 +86,7 @@ def over_capacity(
 
 
 async def problems_of(cluster: Cluster, verifier: Verifier, *, namespace: str) -> list[str]:
-    """Everything that does not hold; empty when no share is lost or doubled."""
+    """Return all violations; empty when no share is lost or doubled."""
     problems: list[str] = []
     pods = {
         pod.metadata.uid: pod

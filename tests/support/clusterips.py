@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brings an API server's calls of Services to processes of this machine, as kube-proxy would.
 
-The API server is told to reach the cluster through a proxy (egress selector, HTTP CONNECT over a
-unix socket) that knows which address and port of a Service is which port here. It checks
-certificates against the Service's name, as in a cluster. Outside document: KEP-1281.
+The API server is configured to reach the cluster through a proxy (egress selector, HTTP CONNECT
+over a unix socket) that maps address and port of a Service to a port here. It checks certificates
+against the Service's name, as in a cluster. Outside document: KEP-1281.
 """
 
 import logging

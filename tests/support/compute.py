@@ -20,7 +20,7 @@ STEP_S = 0.1
 
 
 class SimulatedProcess(Struct, frozen=True):
-    """What one process of a simulation got."""
+    """Result of one process of a simulation."""
 
     tenant: int
     pct: float
@@ -32,7 +32,7 @@ class SimulatedProcess(Struct, frozen=True):
 
 
 class SimulatedTenant(Struct, frozen=True):
-    """What all processes of one container got."""
+    """Result of all processes of one container."""
 
     pct: float
     series: tuple[float, ...]
@@ -57,7 +57,7 @@ class Simulation(Struct, frozen=True):
 
 
 def build(name: str, directory: Path, *flags: str) -> Path:
-    """Compile one of the programs with the decisions it is about."""
+    """Compile one of the programs with the rules under test."""
     target = directory / name
     sources = [PROGRAMS / f"{name}.c", *(build_native.SOURCES / f"{part}.c" for part in PARTS)]
     language = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", *build_native.WARNINGS, *flags]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a Containerfile: stages, what they copy and run, and what an image starts, as whom.
+"""Reads a Containerfile: stages, their copies and commands, entry points and users.
 
-Knows the part of the format that ours uses. Outside document: Dockerfile reference.
+Supports the part of the format that ours uses. Outside document: Dockerfile reference.
 """
 
 import json
@@ -27,7 +27,7 @@ class Stage(Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
 
     def of(self, word: str) -> list[str]:
-        """What stands behind each instruction of a kind."""
+        """Return the arguments of each instruction of a kind."""
         return [step.rest for step in self.steps if step.word == word]
 
 
@@ -52,11 +52,11 @@ class Containerfile:
             steps = []
 
     def images(self) -> list[str]:
-        """Stages that start something."""
+        """Return the stages with an entry point."""
         return [name for name, stage in self.stages.items() if stage.of("ENTRYPOINT")]
 
     def line_of(self, name: str) -> list[Stage]:
-        """A stage with those that it stands on, the first one first."""
+        """Return a stage with the stages that it is based on, the first one first."""
         found: list[Stage] = []
         while name in self.stages:
             found.insert(0, self.stages[name])
@@ -81,5 +81,5 @@ class Containerfile:
         return words
 
     def user(self, name: str) -> str:
-        """Who runs it, as ``uid:gid``."""
+        """Return its user, as ``uid:gid``."""
         return [rest for stage in self.line_of(name) for rest in stage.of("USER")][-1]

@@ -18,7 +18,7 @@ class CudaChild:
     """Runs Python statements in a child process; cuda_guest.py is imported there already."""
 
     def __init__(self, state: Path, limiter: Path, drivers: Path, region: Path) -> None:
-        """``region`` is where processes share their accounts, ``state`` the machine."""
+        """``region`` is the directory of the processes' shared accounts, ``state`` the machine."""
         self.environment = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(HERE),
@@ -30,7 +30,9 @@ class CudaChild:
         }
 
     def __call__(self, body: str, **environment: str) -> Any:
-        """What the statements leave in ``told``; they must end well and say nothing on stderr."""
+        """Return the content of ``told`` after the statements; they must succeed and print no
+        error.
+        """
         program = (
             "import json\nfrom cuda_guest import *\ntold = None\n"
             + textwrap.dedent(body)

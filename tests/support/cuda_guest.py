@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA driver as a program sees it that loads it at run time; imported by children of tests.
+"""The CUDA driver as seen by a program that loads it at run time; imported by children of tests.
 
 Functions come from ``dlsym`` (ctypes), so hooks answer where the limiter is preloaded. ``used`` is
-what the limiter says of the current device, ``card`` what the fake driver's own books say.
+the limiter's figure for the current device, ``card`` the fake driver's own books.
 """
 
 import ctypes
@@ -115,7 +115,7 @@ def code(name: str, *arguments: object) -> int:
 
 
 def begin(device: int = 0) -> None:
-    """Initialise and make the primary context of a device current."""
+    """Initialize and make the primary context of a device current."""
     ask("cuInit", 0)
     enter(device)
 
@@ -135,19 +135,19 @@ def alloc(size: int, name: str = "cuMemAlloc_v2", *more: object) -> c_ulonglong:
 
 
 def refused(size: int, name: str = "cuMemAlloc_v2", *more: object) -> bool:
-    """Is an allocation refused for lack of memory? Given back at once if not."""
+    """Return True when an allocation is refused for lack of memory; free it at once if not."""
     pointer = c_ulonglong()
     answer = code(name, byref(pointer), c_size_t(size), *more)
     if not answer:
         ask("cuMemFree_v2", pointer)
-        ask("cuCtxSynchronize")  # pools give back what is free now
+        ask("cuCtxSynchronize")  # pools release free memory now
     elif answer != OUT_OF_MEMORY:
         raise Failed(answer)
     return answer == OUT_OF_MEMORY
 
 
 def info() -> tuple[int, int]:
-    """Free and total bytes as cuMemGetInfo tells."""
+    """Free and total bytes as cuMemGetInfo reports."""
     free, total = c_size_t(), c_size_t()
     ask("cuMemGetInfo_v2", byref(free), byref(total))
     return free.value, total.value
@@ -173,12 +173,14 @@ def card(device: int = 0) -> int:
 
 
 def peak(device: int = 0) -> int:
-    """The most that it ever had."""
+    """Return its peak."""
     return _books(device, "peak_bytes")
 
 
 def _books(device: int, field: str) -> int:
-    """A child reads them: who is alive is told by locks, and a process does not see its own."""
+    """Read the books in a child: locks show which processes are alive, and a process does not see
+    its own.
+    """
     own, name = os.getpid(), uuid(device)
     answer, tell = os.pipe()
     child = os.fork()
@@ -195,7 +197,7 @@ def _books(device: int, field: str) -> int:
 
 
 def agree(device: int = 0) -> int:
-    """The bytes used, after making sure that limiter and driver say the same of them."""
+    """Return the bytes used, after verifying that limiter and driver report the same."""
     seen, real = used(), card(device)
     if seen != real:
         raise AssertionError(f"limiter says {seen}, driver says {real}")
@@ -212,12 +214,12 @@ def nvml_device(device: int = 0) -> c_void_p:
 
 
 def address(name: str) -> int:
-    """What dlsym gives for a name of the driver."""
+    """Return the address from dlsym for a name of the driver."""
     return int(ctypes.cast(getattr(cuda, name), c_void_p).value or 0)
 
 
 def handed_out(name: str, version: int, flags: int = 0) -> int:
-    """What cuGetProcAddress_v2 gives for a name; 0 where the driver has nothing."""
+    """Return the address from cuGetProcAddress_v2 for a name; 0 where the driver has none."""
     function, status = c_void_p(), c_int()
     cuda.cuGetProcAddress_v2(
         name.encode(), byref(function), version, c_uint64(flags), byref(status)

@@ -34,7 +34,7 @@ FOREIGN = {
     "EGL/egl.h": "typedef void *EGLImageKHR, *EGLStreamKHR, *EGLSyncKHR;\ntypedef int EGLint;\n",
     "EGL/eglext.h": "",
 }
-"""What the driver's headers include of other projects, as far as they need it."""
+"""Headers of other projects that the driver's headers include, as far as needed."""
 
 _DECLARED = re.compile(
     r"(?:CUresult|nvmlReturn_t|const char ?\*)[^;(){}=]*?"
@@ -56,7 +56,7 @@ class Release(NamedTuple):
 
 
 def releases() -> list[Release]:
-    """Every pinned release, fetched where this machine has not got it yet."""
+    """Return every pinned release, fetched where this machine does not have it yet."""
     return [Release(name, _unpacked(name, line)) for name, line in _pins()]
 
 
@@ -80,7 +80,7 @@ def versions(release: Release) -> set[tuple[str, int, bool]]:
 
 
 def preprocessed(release: Release, source: str, mode: tuple[str, ...] = ()) -> str:
-    """What the C preprocessor makes of ``source`` with the headers of a release."""
+    """Return the output of the C preprocessor for ``source`` with the headers of a release."""
     with tempfile.TemporaryDirectory() as foreign:
         for name, text in FOREIGN.items():
             place = Path(foreign) / name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests need to run the commands of the pages: stand-ins for names, and what pages promise."""
+"""Helpers for tests that run the commands of pages: stand-ins for names, and expected output."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ from tools.docs_text import Command
 
 
 def filled(words: Sequence[str], stand_ins: Mapping[str, str]) -> list[str]:
-    """``words`` with what the cluster of a test calls it instead."""
+    """Return ``words`` with the names of the test's cluster."""
     return [stand_ins.get(word, word) for word in words]
 
 
 def missing_lines(command: Command, output: str) -> list[str]:
-    """Lines that the page shows after a command and that ``output`` has not, in their order.
+    """Return lines that the page shows after a command and that ``output`` lacks, in their order.
 
     ``…`` on the page stands for anything within a line, and spaces for any number of them.
     """

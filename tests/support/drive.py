@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talks to the test program ``drive`` (native/libvgpu/tests/programs/drive.c says its commands)."""
+"""Drives the test program ``drive`` (native/libvgpu/tests/programs/drive.c lists its commands)."""
 
 import contextlib
 import select
@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hami_sim.gpucontainers import GpuContainer
+from tests.fakes.gpucontainers import GpuContainer
 
 OUT_OF_MEMORY = 2
 NOT_INITIALIZED = 3
@@ -35,7 +35,7 @@ class Drive:
         env: Mapping[str, str] | None = None,
         way: str = "link",
     ) -> None:
-        """``env`` is added to a container's environment, and all there is without one."""
+        """``env`` is added to a container's environment; without one it is all of it."""
         words = [str(program), way]
         self.process = subprocess.Popen(
             container.command(words) if container else words,
@@ -59,13 +59,13 @@ class Drive:
         self.close()
 
     def send(self, command: str) -> None:
-        """Give a command; its answer is to be read with ``answer``."""
+        """Send a command; read its answer with ``answer``."""
         assert self.process.stdin is not None
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
 
     def answer(self, command: str = "") -> list[str]:
-        """The words after "ok"; ``DriverError`` for an error; what was asked is for the message."""
+        """Return the words after "ok"; ``DriverError`` for an error, naming the command."""
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], _ANSWER_S)[0]:
             raise TimeoutError(command)
@@ -95,19 +95,19 @@ class Drive:
         return 0
 
     def begin(self, device: int = 0) -> Self:
-        """Initialise and make the primary context of a device current."""
+        """Initialize and make the primary context of a device current."""
         self.ask("init")
         self.ask(f"device {device}")
         return self
 
     @property
     def free_bytes(self) -> int:
-        """What cuMemGetInfo calls free."""
+        """Free bytes as cuMemGetInfo reports."""
         return self.ask("info")[0]
 
     @property
     def used_bytes(self) -> int:
-        """Total less free, as cuMemGetInfo tells."""
+        """Total less free, as cuMemGetInfo reports."""
         free, total = self.ask("info")
         return total - free
 

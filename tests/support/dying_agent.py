@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the agent and runs it again whenever SIGKILL ended it, as kubelet does.
+"""Runs the agent and restarts it whenever SIGKILL ended it, as kubelet does.
 
 ``python dying_agent.py DIRECTORY --config FILE``. The agent is a forked process, so that a start
-costs no imports; each that was killed leaves a line in DIRECTORY/deaths. Besides what the script of
-the hardware does to it, it is killed around a write of its journal of partitions: a test puts one
-of ``POINTS`` into the file DIRECTORY/armed, and the next write that comes to this point strikes.
+costs no imports; each killed one leaves a line in DIRECTORY/deaths. Besides the kills in the script
+of the hardware, it is killed around a write of its journal of partitions: a test puts one of
+``POINTS`` into the file DIRECTORY/armed, and the next write that reaches this point is killed.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _DIES_WITH_PARENT = 1
 
 
 class Reaper:
-    """An audit hook that strikes at what is armed."""
+    """An audit hook that kills the process at the armed point."""
 
     def __init__(self, directory: Path) -> None:
         self._armed = directory / ARMED
@@ -48,7 +48,7 @@ class Reaper:
 
 
 def supervise(directory: Path, agent: Callable[[], int]) -> int:
-    """Let agents live one after another until one ends otherwise than by SIGKILL."""
+    """Restart agents until one ends otherwise than by SIGKILL."""
     while True:
         pid = os.fork()
         if not pid:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """An Ascend machine behind the fake libdcmi.so, with the methods of ``VendorTools``.
 
-Its library reads another form of the machine's file than those of other vendors, and keeps vNPUs
+Its library reads another form of the machine's file than those of other vendors, and stores vNPUs
 in files of its own. Chips are named by logic id. Memory in MiB, compute in percent of one chip.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from hami_nodeagent.drivers.ascend import binding as dcmi
 from hami_nodeagent.drivers.errors import (
     DeviceBusy,
     DriverDenied,
@@ -15,9 +16,8 @@ from hami_nodeagent.drivers.errors import (
     DriverTransient,
     NotSupported,
 )
-from hami_nodeagent.libraries import dcmi
-from hami_sim.hardware import vendorparts
-from hami_sim.hardware.vendoranswers import Answer
+from tests.fakes import vendorparts
+from tests.fakes.vendoranswers import Answer
 from tests.support.fake_library import FakeLibrary, LibraryFake, built
 
 _BYTES_PER_MIB = 1 << 20
@@ -42,7 +42,7 @@ DCMI = LibraryFake(
 
 
 class FakeDcmi(FakeLibrary):
-    """A machine whose chips are told by the library. Chips are named by logic id."""
+    """A machine whose chips the library reports. Chips are named by logic id."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class FakeDcmi(FakeLibrary):
         self._write()
 
     def tell(self, index: int, event: int, serial: int, *, replays: bool = False) -> None:
-        """The chip tells who listens of a fault that begins; ``replays``: later ones as well."""
+        """Notify subscribers of a new fault of the chip; ``replays``: later ones as well."""
         path = self._folder / "faults"
         known = path.read_text("ascii") if path.exists() else "replay\n" if replays else ""
         path.write_text(f"{known}{index} {event:x} {serial} 1\n", encoding="ascii")
@@ -95,11 +95,11 @@ class FakeDcmi(FakeLibrary):
         return 0
 
     def profiles(self, index: int) -> int:
-        """Templates stay."""
+        """Keep the templates."""
         return 0
 
     def occupy(self, index: int, number: str, *, busy: bool = True) -> None:
-        """A container uses a vNPU, or no more."""
+        """Attach a container to a vNPU, or detach it."""
         card, chip = divmod(index, self.dies)
         rows = []
         for words in self._vdevs():
@@ -116,9 +116,9 @@ class FakeDcmi(FakeLibrary):
     # ---- the machine ----------------------------------------------------------------------------
 
     def say(self, tool: str, arguments: tuple[str, ...]) -> Answer:
-        """What a run of the small tool would say, and do, in this process.
+        """Return the output of a run of the small tool, with its effects, in this process.
 
-        Nothing is told by itself there: the library's thread would outlive the run.
+        It sends no notifications: the library's thread would outlive the run.
         """
         if "wait" in arguments:
             return Answer(text="[]")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A machine behind a fake vendor library, with the methods of ``VendorTools``.
 
-What befalls it is written into the text file that the library reads at each start
+Its state is written into the text file that the library reads at each start
 (``tests/contract/drivers/library_machine.h``). Commands of the library's program are answered in
 this process (``say``), or by a process that loads the library. Memory in MiB, compute in percent.
 """
@@ -24,8 +24,8 @@ from hami_nodeagent.drivers.tool import Tool
 from hami_nodeagent.libraries import loading
 from hami_nodeagent.libraries.loading import Program
 from hami_sim.hardware.fake_nvml import Process
-from hami_sim.hardware.vendoranswers import MAKE_BY_VENDOR, Answer, Make
-from hami_sim.hardware.vendortools import VendorTools
+from tests.fakes.vendoranswers import MAKE_BY_VENDOR, Answer, Make
+from tests.fakes.vendortools import VendorTools
 
 SOURCES = Path(__file__).resolve().parents[1] / "contract/drivers"
 _FLAGS = ("-shared", "-fPIC", "-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
@@ -50,30 +50,31 @@ class Device(Struct, frozen=True, kw_only=True):
 
 
 class LibraryFake(Struct, frozen=True, kw_only=True):
-    """One vendor's fake library and what the contract of all libraries asks of it."""
+    """One vendor's fake library and its parameters for the contract of all libraries."""
 
     vendor: str
     program: Program
     source: str
     """C file in ``tests/contract/drivers``."""
     also: tuple[str, ...] = ()
-    """Further names under which the same file lies beside it."""
+    """Further names of the same file beside it."""
     words: tuple[str, ...] = ()
     """Further lines of the machine's file."""
     no_driver: tuple[str, int]
     """Call and code of a library without a driver."""
     keys: Callable[[Device], Mapping[str, object]]
-    """What the machine's file says of a device beside ``index``, ``bus_id``, ``domain``, ``bus``,
+    """Keys of a device in the machine's file beside ``index``, ``bus_id``, ``domain``, ``bus``,
     ``device``, ``function``, ``numa``, ``memory_mib``, ``used_mib``, ``core_pct``, ``lost``,
-    ``failing``, ``temperature_c`` (36), ``power_w`` (91)."""
+    ``failing``, ``temperature_c`` (36), ``power_w`` (91).
+    """
     refusals: tuple[tuple[str, int, type[DriverError]], ...]
-    """Calls of a look at everything, codes they answer, and the errors these become."""
+    """Calls of a complete read, their error codes, and the resulting errors."""
     only_library: frozenset[str] = frozenset()
-    """Attributes that the tool does not tell."""
+    """Attributes that only the library reports."""
     only_tool: frozenset[str] = frozenset()
-    """Attributes that the library does not tell."""
+    """Attributes that only the tool reports."""
     same_links: bool = True
-    """Both ways tell the same links."""
+    """Library and tool report the same links."""
     make: Mapping[str, object] = {}
     """Fields of ``Make`` (``tells_loss`` and the like) in which the library differs from the
     tool."""
@@ -94,7 +95,7 @@ def built(source: str) -> Path:
 
 
 class FakeLibrary:
-    """A machine whose devices are told by the library. Devices are named by index."""
+    """A machine whose devices the library reports. Devices are named by index."""
 
     def __init__(
         self, folder: Path, fake: LibraryFake, count: int, *, node: str = "node-a", model: str = ""
@@ -126,7 +127,7 @@ class FakeLibrary:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Where the agent's driver finds the machine."""
+        """Settings with the path of the machine, for the agent's driver."""
         return {
             **self._tools.settings,
             "interface": "library",
@@ -148,29 +149,29 @@ class FakeLibrary:
     # ---- devices --------------------------------------------------------------------------------
 
     def lose(self, index: int) -> None:
-        """The device breaks."""
+        """Break the device."""
         self._lost.add(index)
         self._write()
 
     def fail(self, index: int) -> None:
-        """It does not answer as it should."""
+        """Make its calls fail."""
         self._failing.add(index)
         self._write()
 
     def restore(self, index: int) -> None:
-        """It works again."""
+        """Repair it."""
         self._lost.discard(index)
         self._failing.discard(index)
         self._write()
 
     def unplug(self, index: int) -> None:
-        """The library does not list it."""
+        """Remove it from the library's list."""
         self._tools.unplug(index)
         self._absent.add(index)
         self._write()
 
     def plug(self, index: int) -> None:
-        """The opposite."""
+        """Add it to the library's list."""
         self._tools.plug(index)
         self._absent.discard(index)
         self._write()
@@ -178,7 +179,7 @@ class FakeLibrary:
     def use(
         self, index: int, used_mib: int, core_pct: int, processes: Iterable[Process] = ()
     ) -> None:
-        """What is done with the device."""
+        """Set the use of the device."""
         self._busy[index] = (used_mib, core_pct, tuple(processes))
         self._write()
 
@@ -193,50 +194,50 @@ class FakeLibrary:
         self.library.unlink()
 
     def answer(self, text: str, *, complaint: str = "", status: int = 1) -> None:
-        """Of all that tools may say the library knows one: no driver."""
+        """Report an outage; of all tool errors the library has one: no driver."""
         self.unload_driver()
 
     def refuse(self, call: str, code: int) -> None:
-        """A call of the library answers this code."""
+        """Make a call of the library return this code."""
         self._answers[call] = code
         self._write()
 
     def garble(self, how: str) -> None:
-        """Answers that cannot be."""
+        """Make the library return invalid values."""
         self._machine = [f"garbled {how}"]
         self._write()
 
     def hang(self) -> None:
-        """The library's first call never returns."""
+        """Make the library's first call block."""
         self._machine = ["hang"]
         self._write()
 
     def crash(self) -> None:
-        """The library's first call ends the process; never in this one."""
+        """Make the library's first call end the process; never in this one."""
         self._machine = ["crash"]
         self._write()
 
     def chatter(self) -> None:
-        """The library prints on standard output."""
+        """Make the library print on standard output."""
         self._machine = ["noise"]
         self._write()
 
     def heal(self) -> None:
-        """The library answers as it should."""
+        """End all errors of the library."""
         self._machine, self._answers = [], {}
         self._write()
 
     def trip(self, word: str, how: str, *, times: int = 1) -> None:
-        """The next commands with ``word`` go wrong, as ``VendorTools.trip`` has it."""
+        """Make the next commands with ``word`` fail, as ``VendorTools.trip`` does."""
         self._trips += [(word, how)] * times
 
     def forgive(self) -> None:
-        """No command goes wrong any more that was to."""
+        """Cancel the failures of ``trip``."""
         self._trips.clear()
         self._write()
 
     def say(self, tool: str, arguments: tuple[str, ...]) -> Answer:
-        """What a run of the program would say, and do, in this process."""
+        """Return the output of a run of the program, with its effects, in this process."""
         words = " ".join(arguments)
         trip = next((one for one in self._trips if one[0] in words), None)
         if trip is None:
@@ -283,11 +284,11 @@ class FakeLibrary:
         fresh.replace(self._folder / "machine")
 
     def machine_lines(self) -> list[str]:
-        """What the file says of the machine besides."""
+        """Lines of the file about the machine."""
         return list(self.fake.words)
 
     def device_lines(self, index: int) -> list[str]:
-        """What the file says of a device."""
+        """Lines of the file about a device."""
         used_mib, core_pct, processes = self._busy.get(index, (0, 0, ()))
         device = Device(
             index=index,

@@ -9,34 +9,34 @@ from tests.support.fake_library import FakeLibrary
 
 
 class FakeXpuml(FakeLibrary):
-    """A machine whose cards are told, and cut, by the library."""
+    """A machine whose cards the library reports and divides."""
 
     def __init__(self, folder: Path, count: int, *, node: str = "node-a") -> None:
         self._using: set[int] = set()
         super().__init__(folder, FAKE, count, node=node)
 
     def parts(self, index: int) -> Mapping[str, Mapping[str, object]]:
-        """Functions that are given are files of ours, and nothing of the machine's."""
+        """Return functions in use: files of ours, not real devices."""
         return {}
 
     def profiles(self, index: int) -> int:
-        """Sizes stay."""
+        """Keep the sizes."""
         return 0
 
     def cuts(self, index: int) -> int:
-        """Into how many functions a card is cut."""
+        """Return the number of functions into which a card is divided."""
         path = self._folder / "cuts"
         words = path.read_text("ascii").split() if path.exists() else []
         parts = dict(zip(words[::2], words[1::2], strict=True))
         return int(parts.get(str(index), "0"))
 
     def occupy(self, index: int, number: str, *, busy: bool = True) -> None:
-        """Processes use the card or one of its functions, or no more."""
+        """Attach processes to the card or one of its functions, or detach them."""
         (self._using.add if busy else self._using.discard)(index)
         self._write()
 
     def machine_lines(self) -> list[str]:
-        """Where the kernel shows functions."""
+        """Directory in which the kernel shows functions."""
         return [f"sysfs {self.sysfs}"]
 
     def device_lines(self, index: int) -> list[str]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cluster that HAMi 2.10 runs: nodes with its registrations, pods with its annotations.
 
-Written after HAMi's own formats and none of our code, so that what reads it is really tested.
+Written after HAMi's own formats and none of our code, as an independent input for our readers.
 ``python -m tests.support.hami_cluster`` writes ``tests/golden/hami/cluster.json``. Memory in MiB.
 """
 
@@ -64,7 +64,7 @@ PODS = {"gpu-a": 9, "gpu-b": 9, "gpu-c.example": 8, "dcu-a": 7, "ilu-a": 8, "mlu
 
 
 def device_ids(node: str) -> list[str]:
-    """What HAMi calls the devices of a node."""
+    """HAMi's ids of the devices of a node."""
     word = NODES[node]
     names = {
         NVIDIA: "GPU-{node}-000{i}",
@@ -103,7 +103,7 @@ def _node(name: str) -> Obj:
 
 
 class _Room:
-    """What is left of one device."""
+    """Free capacity of one device."""
 
     def __init__(self, word: str) -> None:
         self.mem, self.cores, self.slots = MEMORY[word], 100, SLOTS[word]

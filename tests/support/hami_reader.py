@@ -15,7 +15,7 @@ Obj = dict[str, Any]
 
 
 class Used(NamedTuple):
-    """What HAMi believes to be used of a device."""
+    """Use of a device in HAMi's view."""
 
     mem: int = 0
     cores: int = 0
@@ -23,7 +23,7 @@ class Used(NamedTuple):
 
 
 class Total(NamedTuple):
-    """What a node has registered of it."""
+    """Registered capacity of a device."""
 
     mem: int
     cores: int
@@ -48,7 +48,7 @@ def registered(node: Obj) -> dict[str, Total]:
 
 
 def placed(pods: Iterable[Obj]) -> list[Obj]:
-    """Pods that HAMi's scheduler keeps in its books."""
+    """Pods that HAMi's scheduler counts."""
     return [
         pod
         for pod in pods
@@ -58,7 +58,7 @@ def placed(pods: Iterable[Obj]) -> list[Obj]:
 
 
 def used(pods: Iterable[Obj]) -> dict[tuple[str, str], Used]:
-    """By (node, device): what pods use of it."""
+    """By (node, device): use by pods."""
     total: dict[tuple[str, str], Used] = defaultdict(Used)
     for pod in placed(pods):
         notes = pod["metadata"]["annotations"]
@@ -94,7 +94,7 @@ def _of_pod(pod: Obj, notes: dict[str, str]) -> dict[str, Used]:
 
 
 def over_capacity(nodes: Iterable[Obj], pods: Iterable[Obj]) -> list[str]:
-    """Devices that HAMi would see over-booked, one line each."""
+    """Devices that are over-booked in HAMi's view, one line each."""
     totals = {
         (node["metadata"]["name"], device): total
         for node in nodes

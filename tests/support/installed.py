@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The overlay dev, installed on a real control plane, with its services as processes.
 
-The manifests are applied with kubectl and nothing of them is changed. What each process is given
-comes from the API server, as kubelet would have it: ConfigMaps and Secrets of the volumes that its
-pod mounts, tokens of its ServiceAccount (an agent's bound to a pod on its node), kube-scheduler's
-configuration, the bus with its accounts and certificates, calls of the webhook by its Service.
-Different are paths (each below the folder of a volume, for there is one file system), ports, and
-what is pretended: kubelets and devices. Times in seconds.
+The manifests are applied unchanged with kubectl. The input of each process comes from the API
+server, as with kubelet: ConfigMaps and Secrets of the volumes that its pod mounts, tokens of its
+ServiceAccount (an agent's bound to a pod on its node), kube-scheduler's configuration, the bus with
+its accounts and certificates, calls of the webhook by its Service. Different are paths (each below
+the folder of a volume, because there is one file system), ports, and the simulated kubelets and
+devices. Times in seconds.
 """
 
 import base64
@@ -26,7 +26,6 @@ from nats.aio.client import Client
 
 from hami_common.runtime import natsio
 from hami_nodeagent.settings import Settings as AgentSettings
-from hami_sim.apiserver.client import KubeClient
 from hami_sim.cluster import (
     AGENTS_NAMESPACE,
     SYSTEM_NAMESPACE,
@@ -43,6 +42,7 @@ from hami_sim.ports import free_port
 from hami_sim.process import Process
 from tests.support import inpod
 from tests.support.clusterips import ClusterIps, selector_config
+from tests.support.kubeclient import KubeClient
 from tests.support.shippedbus import relocated
 
 OVERLAYS = configuration.shipped_directory().parent / "overlays"
@@ -53,7 +53,7 @@ PROGRAM_S = 150.0
 """Longest run of kubectl or hamictl: seconds on an idle machine, minutes beside a test suite."""
 TOKEN_S = 3600
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""Where a container finds the token of its account."""
+"""Path of a container's ServiceAccount token."""
 SLEEPER = ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.2; done"]
 SPEC = ClusterSpec(
     nodes=(
@@ -63,7 +63,7 @@ SPEC = ClusterSpec(
     node_cpu="100",
     plane="real",
     settings={
-        # The delays of production, shorter: they are waited for.
+        # The delays of production, shortened, because tests wait for them.
         "nodeagent": {"discovery_s": "1", "probe_s": "0.3", "health.recover_s": "1"},
         "scheduler": {
             "preempt_retry_s": "1",
@@ -121,7 +121,7 @@ class _ControlPlane(ControlPlane):
 async def run(
     *command: str, check: bool = True, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A program that asks the API server, whose answers this loop may have to give."""
+    """Run a program that calls the API server, whose answers may come from this loop."""
     with anyio.fail_after(PROGRAM_S):
         ended = await anyio.run_process(command, check=False, env=env)
     told = subprocess.CompletedProcess(
@@ -132,7 +132,7 @@ async def run(
 
 
 class Container:
-    """What one container of a pod template finds in its file system."""
+    """The file system of one container of a pod template."""
 
     def __init__(self, pod: Document, name: str, folder_by_volume: Mapping[str, Path]) -> None:
         (self.spec,) = (c for c in pod["spec"]["containers"] if c["name"] == name)
@@ -142,7 +142,7 @@ class Container:
         }
 
     def here(self, path: str) -> Path:
-        """Where a path of the container is on this machine; fails if no volume is mounted there."""
+        """Return the local path of a container's path; fails if no volume is mounted there."""
         mounts = [mount for mount in self._folders if Path(path).is_relative_to(mount)]
         assert mounts, f"{path} is below none of {sorted(self._folders)}"
         mount = max(mounts, key=len)
@@ -154,7 +154,7 @@ class Container:
         return (self._folders[ACCOUNT] / "token").read_text() if ACCOUNT in self._folders else ""
 
     def config(self) -> Path:
-        """The file of ``--config`` with its paths put where they are here."""
+        """Return the file of ``--config`` with local paths."""
         arguments = self.spec["args"]
         file = self.here(arguments[arguments.index("--config") + 1])
         text = file.read_text()
@@ -173,13 +173,13 @@ class Installed(Cluster):
     plane: Plane
 
     def __init__(self, spec: ClusterSpec, directory: Path, group: TaskGroup) -> None:
-        """As ``Cluster``."""
+        """Same arguments as ``Cluster``."""
         super().__init__(spec, directory, group)
         self.plane = Plane(directory, group)
         self.applied: list[str] = []
-        """What kubectl said, a line per object."""
+        """Output of kubectl, a line per object."""
         self.made: list[str] = []
-        """What ``hamictl bootstrap`` said that it made."""
+        """Objects that ``hamictl bootstrap`` reports as created."""
         self.operator_seed = Path()
         """File with the seed of the bus's operator."""
         self._stack = AsyncExitStack()
@@ -217,7 +217,7 @@ class Installed(Cluster):
     async def hamictl(
         self, *arguments: str, env: Mapping[str, str] | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run hamictl where the cluster's names are known."""
+        """Run hamictl with the cluster's names."""
         return await run(*self.command("hamictl", arguments), check=check, env=env)
 
     def command(self, module: str, arguments: Sequence[str]) -> list[str]:
@@ -233,7 +233,7 @@ class Installed(Cluster):
     async def token(
         self, account: str, *, namespace: str = SYSTEM_NAMESPACE, audience: str = "", of: str = ""
     ) -> str:
-        """A token as kubelet would ask for it; ``of``: bound to this pod of the namespace."""
+        """Request a token as kubelet would; ``of``: bound to this pod of the namespace."""
         spec: Document = {"expirationSeconds": TOKEN_S}
         if audience:
             spec["audiences"] = [audience]
@@ -245,7 +245,7 @@ class Installed(Cluster):
         return str(made["status"]["token"])
 
     async def registry(self, path: str, token: str = "") -> tuple[int, bytes]:
-        """Status and body of the registry's answer, asked under its name in the cluster."""
+        """Return status and body of the registry's answer, by its name in the cluster."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         url = f"https://{HOST}:{self.ports['registry-tls']}{path}"
         trust = self.tls_context()
@@ -301,7 +301,7 @@ class Installed(Cluster):
         login = await self.plane.login("bootstrap", "bootstrap")
 
         async def is_made() -> bool:
-            # As the Job does: the rights that were just granted are known after a moment.
+            # As the Job does: the rights that were just granted take effect after a moment.
             told = await self.hamictl("bootstrap", "--kubeconfig", str(login), check=False)
             self.made += told.stdout.splitlines()
             return told.returncode == 0
@@ -315,7 +315,7 @@ class Installed(Cluster):
         self.plane.cluster_ips.port_by_service[address] = self.ports["webhook-tls"]
 
     async def _start_bus(self) -> None:
-        """The shipped server and its file; only its addresses and paths are replaced."""
+        """Start the shipped server and its file; only its addresses and paths are replaced."""
         pod = await self._template("statefulsets", "hami-nats")
         container = Container(pod, "nats", await self._volumes("nats", pod))
         text = relocated(container.here("/etc/nats/nats.conf").read_text(), container.here)
@@ -350,7 +350,7 @@ class Installed(Cluster):
         return folders
 
     async def _content(self, source: Document, pod: Document, of: str) -> dict[str, bytes]:
-        """Files of one source of a volume, by name."""
+        """Return the files of one source of a volume, by name."""
         namespace = AGENTS_NAMESPACE if of else SYSTEM_NAMESPACE
         if (token := source.get("serviceAccountToken")) is not None:
             account = pod["spec"]["serviceAccountName"]
@@ -409,7 +409,7 @@ class Installed(Cluster):
             await self._add_agent(node)
 
     async def _add_kube_scheduler(self, pod: Document, container: Container) -> None:
-        """With the shipped configuration, leader election included."""
+        """Start kube-scheduler with the shipped configuration, leader election included."""
         assert container.token
         login = await self._login("kube-scheduler", pod, container)
         file = container.here("/etc/kube-scheduler/kube-scheduler.yaml")
@@ -437,7 +437,7 @@ class Installed(Cluster):
         template = await self._template("daemonsets", "hami-nodeagent-nvidia", AGENTS_NAMESPACE)
         given = template["spec"]
         pod = {
-            "metadata": {"name": name},  # with the labels, its DaemonSet would take it
+            "metadata": {"name": name},  # its DaemonSet would adopt a pod with the labels
             "spec": {
                 "serviceAccountName": given["serviceAccountName"],
                 "priorityClassName": given["priorityClassName"],
@@ -537,7 +537,7 @@ class Installed(Cluster):
 
 
 def _moved(container: Container, word: str) -> str:
-    """An argument ``key=/path`` with the path where it is here."""
+    """Return an argument ``key=/path`` with its local path."""
     key, separator, path = word.partition("=")
     return f"{key}={container.here(path)}" if separator and path.startswith("/") else word
 

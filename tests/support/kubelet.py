@@ -28,7 +28,7 @@ def short_path() -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def grpc_poller() -> Iterator[None]:
-    """Keep gRPC's poller alive for the whole run; it wants a loop to begin with."""
+    """Keep gRPC's poller alive for the whole run; it needs a loop to begin with."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:

@@ -20,7 +20,7 @@ OWNERS = ("Deployment", "DaemonSet", "StatefulSet", "Job", "CronJob")
 
 
 def rendering(directory: Path) -> "subprocess.CompletedProcess[str]":
-    """What ``kubectl kustomize`` says of a folder."""
+    """Return the output of ``kubectl kustomize`` for a folder."""
     command = [control_plane_or_skip().path(KUBECTL), "kustomize", str(directory)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -64,7 +64,7 @@ def pinned_copy(directory: Path) -> Path:
 
 
 def pods_of(objects: Sequence[Obj]) -> list[tuple[str, str, Obj]]:
-    """Every pod template: who owns it, its namespace, its spec."""
+    """Return every pod template: its owner, namespace and spec."""
     found = []
     for one in objects:
         spec = one.get("spec") or {}

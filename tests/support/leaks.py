@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells what a test left behind in its own process: file descriptors, threads, child processes.
+"""Reports resources that a test leaks in its own process: file descriptors, threads, child
+processes.
 
-Compares two snapshots of names. Names, not numbers, because a failure must say what to close: the
-peer of a socket, the path of a file, the command of a process. What ends by itself within the grace
-time is no leak.
+Compares two snapshots of names. Names, not numbers, because a failure must name the resource to
+close: the peer of a socket, the path of a file, the command of a process. Resources that end by
+themselves within the grace time are no leak.
 """
 
 import gc
@@ -22,7 +23,7 @@ KIND = {"descriptors": "descriptor", "threads": "thread", "children": "child"}
 
 
 class Held(NamedTuple):
-    """What the process holds, as names; a name held twice counts twice."""
+    """Open resources of the process, as names; a name open twice counts twice."""
 
     descriptors: Counter[str]
     threads: Counter[str]
@@ -30,7 +31,7 @@ class Held(NamedTuple):
 
 
 def snapshot() -> Held:
-    """What this process holds now."""
+    """Return the open resources of this process."""
     return Held(
         descriptors=Counter(_descriptors()),
         threads=Counter(thread.name for thread in threading.enumerate()),
@@ -39,7 +40,7 @@ def snapshot() -> Held:
 
 
 def leaks_since(before: Held) -> list[str]:
-    """One line per thing that is held now but was not before, after the grace time."""
+    """Return one line per resource that is open now but was not before, after the grace time."""
     deadline = time.monotonic() + GRACE_S
     while True:
         gc.collect()

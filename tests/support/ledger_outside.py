@@ -44,9 +44,10 @@ from hami_scheduler.shell.feed import Subscribe
 from hami_sim.apiserver import ApiError, Settings, subresources
 from hami_sim.apiserver.admission import Webhooks
 from hami_sim.apiserver.auth import admin
+from hami_sim.apiserver.calls import Call, DeleteOptions
 from hami_sim.apiserver.errors import Obj
 from hami_sim.apiserver.kinds import rules_for
-from hami_sim.apiserver.operations import Call, DeleteOptions, Operations
+from hami_sim.apiserver.operations import Operations
 from hami_sim.apiserver.patches import merge_patch
 from hami_sim.apiserver.resources import Resource, ResourceTable
 from hami_sim.apiserver.selectors import parse_labels
@@ -107,7 +108,7 @@ class SimulatedKube:
         """Open watches, fed in the order in which they began."""
         self.store.on_change.append(self._feed_watches)
 
-    # --- what others do --------------------------------------------------------------------------
+    # --- actions of other actors -----------------------------------------------------------------
 
     def add_node(self, name: str) -> None:
         self._operations.seed("nodes", {"metadata": {"name": name}})
@@ -128,7 +129,10 @@ class SimulatedKube:
         return None if stored is None else stored.obj
 
     async def set_status(self, pod: Obj, **status: object) -> None:
-        """What kubelet reports; nothing when the pod is gone. A finished pod stays finished."""
+        """Set the status that kubelet reports; no effect when the pod is gone.
+
+        A finished pod stays finished.
+        """
         meta = pod["metadata"]
         call = self._call("pods", meta["namespace"], meta["name"], "status")
         change = {"metadata": {"uid": meta["uid"]}, "status": status}
@@ -145,7 +149,7 @@ class SimulatedKube:
                 raise
 
     async def remove_pod(self, pod: Obj, *, grace_s: int) -> None:
-        """Delete this very pod, or begin to; nothing when it is gone."""
+        """Delete this very pod, or begin to; no effect when it is gone."""
         meta = pod["metadata"]
         options = DeleteOptions(grace_s=grace_s, uid=meta["uid"])
         call = self._call("pods", meta["namespace"], meta["name"])
@@ -160,7 +164,7 @@ class SimulatedKube:
         self.store.on_change.append(listener)
 
     def end_watches(self) -> None:
-        """End every watch in the orderly way: clients take up where they were."""
+        """End every watch in the orderly way: clients resume where they were."""
         for _, subscription in self._watches:
             subscription.close()
 
@@ -325,7 +329,7 @@ def _refusals(what: str) -> Iterator[None]:
 
 
 class Connection(msgspec.Struct, frozen=True):
-    """What one process sees of the bus."""
+    """The bus as one process sees it."""
 
     bucket: Callable[[str], Bucket]
     publisher: BatchPublisher
@@ -336,11 +340,11 @@ class Outside(Protocol):
     """A bus that can be read back."""
 
     async def connect(self, name: str) -> Connection:
-        """The bus as a new process sees it."""
+        """Return the bus as a new process sees it."""
         ...
 
     async def read(self, bucket: str, *, after: int) -> list[Entry]:
-        """Every stored message of a bucket later than that sequence."""
+        """Return every stored message of a bucket later than that sequence."""
         ...
 
     async def read_events(self, *, after: int) -> list[tuple[int, str, bytes]] | None:
@@ -352,7 +356,7 @@ class Outside(Protocol):
         ...
 
     def pass_loop_time(self, step_s: float) -> None:
-        """The schedulers' clock moved by that much: let limits and pauses in loop time move too."""
+        """Advance limits and pauses in loop time with the schedulers' clock."""
         ...
 
 
@@ -381,7 +385,7 @@ class MemoryOutside:
         self._bus.wipe()
 
     def pass_loop_time(self, step_s: float) -> None:
-        # A tenth: else every call that happens to be in flight would run into its limit.
+        # A tenth: else every call in flight would reach its limit.
         if isinstance(loop := asyncio.get_running_loop(), SteppedLoop):
             loop.advance(step_s / 10)
 
@@ -394,7 +398,7 @@ class MemoryOutside:
                 try:
                     send.send_nowait(message)
                 except (anyio.ClosedResourceError, anyio.BrokenResourceError):
-                    return  # the subscriber has gone
+                    return  # the subscriber has ended
 
         self._bus.on_publish(listen)
         with send, receive:
@@ -439,7 +443,7 @@ class NatsOutside:
                 try:
                     return await self._read_once(stream, subject, after=after)
                 except Unavailable:
-                    await anyio.sleep(0.05)  # servers that elect a leader answer nothing meanwhile
+                    await anyio.sleep(0.05)  # servers that elect a leader do not answer meanwhile
 
     async def _read_once(self, stream: str, subject: str, *, after: int) -> list[Entry]:
         bus = self._buses[READER]
@@ -475,7 +479,7 @@ class NatsOutside:
         await natsio.ensure_bus(self._buses[READER])
 
     def pass_loop_time(self, step_s: float) -> None:
-        """Nothing to do: a real server's time is the machine's."""
+        """Do nothing: a real server's time is the machine's."""
 
 
 @asynccontextmanager

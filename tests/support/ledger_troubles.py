@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that may go wrong between a scheduler and its peers, drawn from one seeded source.
+"""Injects faults between a scheduler and its peers, drawn from one seeded source.
 
-A request may be lost, its answer may be lost, or it may take effect long after its sender was told
-that nobody answered. A watch may deliver a message twice and may let messages of one node overtake
-those of another; messages of one node keep their order, as the port promises. Every call takes a
-random number of turns of the loop. Delays are seconds of the clock that the test moves.
+A request may be lost, its answer may be lost, or it may take effect long after its sender timed
+out. A watch may deliver a message twice and may let messages of one node overtake those of another;
+messages of one node keep their order, as the port promises. Every call takes a random number of
+turns of the loop. Delays are seconds of the clock that the test moves.
 """
 
 import heapq
@@ -77,13 +77,13 @@ class Link:
             raise Unavailable(peer=peer, detail="the link is down")
 
     async def pass_news(self) -> None:
-        """Let what a watch tells through."""
+        """Let a message of a watch through."""
         while self.state != "up":
             await self._changed.wait()
 
 
 class Rates(Struct, frozen=True, kw_only=True):
-    """How often something goes wrong, per call or per delivered message."""
+    """Rates of faults, per call or per delivered message."""
 
     write_lost: float = 0.008
     answer_lost: float = 0.012
@@ -92,28 +92,28 @@ class Rates(Struct, frozen=True, kw_only=True):
     repeated: float = 0.1
     overtaken: float = 0.3
     slow: float = 0.1
-    """How often a watch takes some turns before it tells the next thing."""
+    """Rate at which a watch takes some turns before it delivers the next item."""
     far_behind: float = 0.01
-    """How often it takes a hundred times as many."""
+    """Rate at which it takes a hundred times as many."""
     latest_s: float = 25.0
-    """Longest time that a request is under way after its sender gave up."""
+    """Longest time that a request is in flight after its sender timed out."""
     turns: int = 3
     """Most turns of the loop that each side of a call takes."""
 
 
 class Troubles:
-    """Draws what goes wrong; quiet while ``calm``."""
+    """Draws faults; none while ``calm``."""
 
     def __init__(self, rng: random.Random, clock: SteppedClock, group: TaskGroup) -> None:
         self.calm = True
         self.rates = Rates()
         self.met: Counter[str] = Counter()
         self.under_way = 0
-        """Requests whose sender was told that nobody answered."""
+        """Requests in flight whose sender timed out."""
         self.connections = 1
-        """Grows when all connections break: what was under way on them never arrives."""
+        """Grows when all connections break: requests in flight on them never arrive."""
         self.armed: Trouble = "none"
-        """What befalls the next append."""
+        """Fault of the next append."""
         self._rng = rng
         self._clock = clock
         self._group = group
@@ -122,7 +122,7 @@ class Troubles:
         return not self.calm and self._rng.random() < rate
 
     def draw(self) -> Trouble:
-        """What befalls a write."""
+        """Draw the fault of a write."""
         if self.calm:
             return "none"
         if self.armed != "none":
@@ -146,13 +146,13 @@ class Troubles:
         return self._rng.randrange(most)
 
     async def pause(self) -> None:
-        """Let others run."""
+        """Yield to other tasks."""
         turns = 0 if self.calm else self._rng.randrange(self.rates.turns + 1)
         for _ in range(turns):
             await anyio.lowlevel.checkpoint()
 
     async def lag(self) -> None:
-        """Let a watch fall behind those who write."""
+        """Let a watch fall behind the writers."""
         if self.chance(self.rates.far_behind):
             self.met["far-behind"] += 1
             for _ in range(100):
@@ -161,7 +161,7 @@ class Troubles:
             await self.pause()
 
     def later(self, send: Callable[[], Awaitable[Any]]) -> None:
-        """Do ``send`` at some later time, whatever becomes of its sender."""
+        """Run ``send`` at some later time, even if its sender has ended."""
         delay_s = self._rng.uniform(0.0, self.rates.latest_s)
         sent_on = self.connections
         self.under_way += 1
@@ -181,7 +181,7 @@ class Troubles:
         self._group.start_soon(arrive)
 
     async def write(self, peer: str, link: Link, send: Callable[[], Awaitable[Any]]) -> Any:
-        """One write, with what befalls it."""
+        """Run one write, with its fault."""
         await self.pause()
         await link.pass_call(peer)
         trouble = self.draw()
@@ -202,7 +202,7 @@ class Troubles:
         return answer
 
     async def read(self, peer: str, link: Link, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """One read, with what befalls it."""
+        """Run one read, with its fault."""
         await self.pause()
         await link.pass_call(peer)
         if self.chance(self.rates.read_fails):
@@ -215,7 +215,7 @@ class Troubles:
 
 
 class TroubledBucket:
-    """Port ``Bucket`` with troubles; ``accepted`` hears of every append that was stored."""
+    """Port ``Bucket`` with faults; ``accepted`` is called with every append that was stored."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class TroubledBucket:
         self._troubles = troubles
         self._link = link
         self.news = Link()
-        """Stops what watches tell while calls go through."""
+        """Blocks the deliveries of watches while calls go through."""
         self._accepted = accepted
         self._watches: list[_Disorder] = []
 
@@ -299,7 +299,7 @@ class _Disorder:
     def __init__(self, troubles: Troubles, links: tuple[Link, Link]) -> None:
         self._is_broken = False
         self._told_all = False
-        """Everything that was there at the start; only then does a watch fall behind."""
+        """All initial items were delivered; only then does a watch fall behind."""
         self._troubles = troubles
         self._links = links
         self._waiting: deque[Item] = deque()
@@ -360,16 +360,16 @@ class _Disorder:
 
 
 class TroubledKube:
-    """Port ``KubeApi`` with troubles."""
+    """Port ``KubeApi`` with faults."""
 
     def __init__(self, inner: KubeApi, troubles: Troubles, link: Link) -> None:
         self._inner = inner
         self._troubles = troubles
         self._link = link
         self.news = Link()
-        """Stops what watches tell while calls go through."""
+        """Blocks the deliveries of watches while calls go through."""
         self.lost_patches = 0
-        """How many of the next patches of pods fail, because others keep writing."""
+        """Number of the next patches of pods that fail, because of concurrent writes."""
 
     async def get(self, path: str) -> bytes:
         raw: bytes = await self._troubles.read(

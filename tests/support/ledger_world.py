@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several schedulers at once on one bus and one Kubernetes API, all in one process, with troubles.
+"""Several schedulers at once on one bus and one Kubernetes API, all in one process, with faults.
 
-``LedgerWorld`` puts whole schedulers together as ``hami_scheduler.app`` does, lets them be killed
-wherever they stand and replaced, and keeps the facts that a judge needs from outside: what the bus
-acknowledged, and how far the log was when a pod became assigned. ``fold`` and ``rebuild`` are the
-two independent readings of who holds what: the newest ledger records, and the signed annotations
-of pods alone. Neither uses code of the scheduler. Memory in MiB, compute in percent of one device,
-times in seconds of the clock that the test moves.
+``LedgerWorld`` assembles whole schedulers as ``hami_scheduler.app`` does, lets them be killed at
+any point and replaced, and records the facts that an external judge needs: the bus's
+acknowledgements, and the position of the log when a pod became assigned. ``fold`` and ``rebuild``
+are the two independent readings of the holders of shares: the newest ledger records, and the signed
+annotations of pods alone. Neither uses code of the scheduler. Memory in MiB, compute in percent of
+one device, times in seconds of the clock that the test moves.
 """
 
 import random
@@ -53,11 +53,11 @@ RECONCILE_S = 60.0
 TOMBSTONE_S = 500.0
 HEARTBEAT_S = 5.0
 OTHERS = "others"
-"""Name of the connection of everybody who is no scheduler."""
+"""Name of the connection of all processes except schedulers."""
 
 
 class Held(Struct, frozen=True):
-    """What one pod holds on one node."""
+    """Shares of one pod on one node."""
 
     allocation_id: str
     containers: tuple[ContainerShares, ...]
@@ -68,7 +68,7 @@ Key = tuple[str, str]
 
 
 def fold(log: Iterable[tuple[int, AllocationRecord]]) -> dict[Key, Held]:
-    """Who holds what by the ledger: the newest record of each key, unless it is a release."""
+    """Return holders by the ledger: the newest record of each key, unless it is a release."""
     newest: dict[Key, tuple[int, AllocationRecord]] = {}
     for seq, record in log:
         key = (record.node, record.pod_uid)
@@ -82,7 +82,7 @@ def fold(log: Iterable[tuple[int, AllocationRecord]]) -> dict[Key, Held]:
 
 
 def rebuild(pods: Iterable[Obj], verifier: Verifier) -> dict[Key, Held]:
-    """Who holds what by the signed annotations of assigned, unfinished pods, and nothing else."""
+    """Return holders by the signed annotations of assigned, unfinished pods alone."""
     held: dict[Key, Held] = {}
     for pod in pods:
         metadata, node = pod["metadata"], pod["spec"].get("nodeName", "")
@@ -100,7 +100,7 @@ class Assigned(Struct, frozen=True):
     key: Key
     allocation_id: str
     log_seq: int
-    """How far the ledger was known to be at that moment."""
+    """Known position of the ledger at that moment."""
 
 
 class Replica:
@@ -136,7 +136,7 @@ class Replica:
         self._gone.set()
 
     async def kill(self) -> None:
-        """End it wherever it stands, calls in flight included."""
+        """Kill it at any point, calls in flight included."""
         self.is_killed = True
         for scope in (self._life, *self._calls):
             scope.cancel()
@@ -148,7 +148,7 @@ class Replica:
             bucket.break_watches()
 
     async def bind(self, args: BindArgs, *, scope: anyio.CancelScope | None = None) -> str:
-        """Have it bind, as kube-scheduler would; returns the outcome in one word."""
+        """Call its bind, as kube-scheduler would; returns the outcome in one word."""
         outcome = "cut-off"
         if self.is_killed or not self.scheduler.state.is_complete:
             return "not-in-sync"
@@ -163,7 +163,7 @@ class Replica:
         return outcome
 
     def value(self, metric: str, **labels: str) -> float:
-        """A metric of the scheduler, 0 when it never moved."""
+        """Return a metric of the scheduler, 0 when it was never set."""
         return self._registry.get_sample_value(metric, labels) or 0.0
 
 
@@ -185,13 +185,13 @@ class LedgerWorld:
         """Appends that the bus acknowledged, by bucket and sequence."""
         self.assigned: list[Assigned] = []
         self.devices: dict[str, NodeDevices] = {}
-        """What each node has, present or not."""
+        """Devices of each node, present or not."""
         self.silent: set[str] = set()
-        """Nodes whose agent is not heard."""
+        """Nodes whose agents send no heartbeats."""
         self.hidden: set[str] = set()
         """Nodes whose devices the registry has withdrawn."""
         self.all_replicas: list[Replica] = []
-        """Those that were killed too."""
+        """All replicas, including killed ones."""
         self._connections: dict[str, Connection] = {}
         self._group = group
         self._ids = count(1)
@@ -232,7 +232,7 @@ class LedgerWorld:
             self.assigned.append(Assigned((node, uid), signed.allocation_id, self._log_seq))
 
     def leave(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Have ``work`` done without waiting for it."""
+        """Run ``work`` without waiting for it."""
         self._group.start_soon(work)
 
     # --- schedulers ------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ class LedgerWorld:
         await self.replicas.pop(slot).kill()
 
     async def wipe(self) -> None:
-        """The bus loses everything it stored; the registry publishes its devices anew."""
+        """Lose everything the bus stored; the registry publishes its devices again."""
         self.troubles.connections += 1
         await self.outside.wipe()
         for acked in self.acked.values():
@@ -316,7 +316,7 @@ class LedgerWorld:
     # --- nodes and time --------------------------------------------------------------------------
 
     async def show_devices(self, node: str) -> None:
-        """The registry publishes the node's devices, newer than anything said of them before."""
+        """Publish the node's devices as the registry, newer than any publication before."""
         self.hidden.discard(node)
         known = self.devices[node]
         devices = self.devices[node] = msgspec.structs.replace(known, seq=known.seq + 1)
@@ -325,13 +325,13 @@ class LedgerWorld:
         )
 
     async def hide_devices(self, node: str) -> None:
-        """The registry withdraws the node's devices."""
+        """Withdraw the node's devices as the registry."""
         self.hidden.add(node)
         key = subjects.devices_key(node, self.devices[node].vendor)
         await self.inventory.append(key, b"")
 
     async def tell_fault(self, node: str, uuid: str, *, healthy: bool) -> None:
-        """The agent reports a device as faulty, or as good again."""
+        """Report a device as faulty, or as recovered, as the agent."""
         known = self.devices[node]
         self.devices[node] = msgspec.structs.replace(known, seq=known.seq + 1)
         fault = DeviceFault(
@@ -346,7 +346,7 @@ class LedgerWorld:
         await self.publisher.publish(subjects.fault(node), codec.encode(fault))
 
     async def pass_time(self, step_s: float) -> None:
-        """Move the clock, and let the agents that live be heard in time."""
+        """Move the clock, with heartbeats of the live agents in time."""
         if self.clock.monotonic_s() + step_s - self._heard_s >= HEARTBEAT_S:
             self._heard_s = self.clock.monotonic_s()
             for node, devices in self.devices.items():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges from outside whether any device was handed out twice.
+"""Judges from outside whether any device was allocated twice.
 
-Reads what pods carry (their signed annotations) and the newest ledger records, never a table of the
-scheduler. Memory in MiB, compute in percent of one device.
+Reads the signed annotations of pods and the newest ledger records, never a table of the scheduler.
+Memory in MiB, compute in percent of one device.
 """
 
 from collections import defaultdict
@@ -20,7 +20,9 @@ Holding = tuple[str, tuple[ContainerShares, ...]]
 
 
 def committed(pods: Iterable[Obj], verifier: Verifier) -> list[tuple[Obj, SignedPlacement]]:
-    """Assigned, unfinished pods that carry an allocation, with it; a bad signature raises."""
+    """Return assigned, unfinished pods with an allocation, and the allocation; a bad signature
+    raises.
+    """
     found = []
     for pod in pods:
         meta, node = pod["metadata"], pod["spec"].get("nodeName")
@@ -37,9 +39,9 @@ def check(
     verifier: Verifier,
     capacity: Sequence[NodeDevices],
 ) -> None:
-    """No device is over its capacity: by what pods carry, and by what the ledger says.
+    """Verify that no device is over its capacity: by the pods' annotations, and by the ledger.
 
-    A share that waits for others to leave counts once they have left.
+    A share that waits for other pods to leave counts once they have left.
     """
     records = list(records)
     there = {(r.node, r.pod_uid) for r in records if r.op != "release"}
@@ -63,7 +65,9 @@ def check_settled(
     verifier: Verifier,
     capacity: Sequence[NodeDevices],
 ) -> None:
-    """Also: every bound pod holds exactly what it carries, and nobody else holds anything."""
+    """Verify also that every bound pod has exactly the shares of its annotation, and no other pod
+    has any.
+    """
     check(pods, records, verifier=verifier, capacity=capacity)
     live = {(r.node, r.pod_uid): r for r in records if r.op != "release"}
     for pod, signed in committed(pods, verifier):

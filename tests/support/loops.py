@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the loops of services over objects from outside, and whether they isolate each object.
+"""Finds the loops of services over objects from outside, and checks that they isolate each object.
 
 A loop over objects is an ``async for``, or a ``for`` that a ``while True`` reaches: inside it, or,
 where the ``for`` awaits something, in a function of the module that it calls, at any depth. It
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ISOLATING: Final = frozenset({"run", "each", "call", "once", "failed"})
-"""Methods of ``Quarantine``, and of what wraps one."""
+"""Methods of ``Quarantine``, and of its wrappers."""
 OWNERS: Final = ("quarantine", "isolation")
-"""Words at the end of the names under which one is known."""
+"""Suffixes of the names of quarantines."""
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 

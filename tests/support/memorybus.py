@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In-memory bus: buckets, publisher and feed with the meaning of the real ones, for unit tests.
+"""In-memory bus: buckets, publisher and feed with the semantics of the real ones, for unit tests.
 
 One ``MemoryBus`` stands for one server; the adapters made from it share its streams. It can be made
-unavailable and can lose its store, so that shells are tested against the same troubles that the
-real server has. The contract suite of the ports runs over these and over NATS (design D38).
+unavailable and can lose its store, so shells are tested with the same failures as the real
+server's. The contract suite of the ports runs over these and over NATS (design D38).
 """
 
 import itertools
@@ -28,11 +28,11 @@ from hami_common.runtime.clock import SystemClock
 
 _PEER = "memory bus"
 _NEWEST = 256
-"""Values that a reader who is not far behind gets without looking through all keys."""
+"""Values that a reader who is not far behind gets without a scan of all keys."""
 
 
 class Published:
-    """One message that was published, for tests to look at."""
+    """One message that was published, for tests to inspect."""
 
     def __init__(self, subject: str, data: bytes, headers: Mapping[str, str]) -> None:
         self.subject = subject
@@ -74,7 +74,7 @@ class _Stream:
         self.wake()
 
     def drop(self, key: str) -> None:
-        """Only for keys that do not hold their node's newest value."""
+        """Drop a value; only for keys that do not have their node's newest value."""
         self._by_key.pop(key, None)
         self._keys_by_node.get(key.partition(".")[0], {}).pop(key, None)
 
@@ -107,7 +107,7 @@ class _Stream:
         return sorted(found, key=lambda entry: entry.revision)
 
     def _holds(self, entry: Entry) -> bool:
-        """Whether history has not dropped the value."""
+        """Return True when history has not dropped the value."""
         values = self._by_key.get(entry.key)
         return values is not None and values[0].revision <= entry.revision
 
@@ -122,9 +122,9 @@ class MemoryBus:
     def __init__(self, *, clock: Clock | None = None, history: int = 64) -> None:
         self.clock = clock or SystemClock()
         self.is_available = True
-        """When false, every call is ``Unavailable`` and watches wait."""
+        """False: every call is ``Unavailable`` and watches wait."""
         self.lose_next_ack = False
-        """When true, the next append is stored but its writer gets ``Unavailable``."""
+        """True: the next append is stored but its writer gets ``Unavailable``."""
         self.published: list[Published] = []
         """All fire-and-forget and stored messages, oldest first."""
         self._history = history
@@ -145,7 +145,7 @@ class MemoryBus:
             stream.wipe()
 
     def set_available(self, *, available: bool) -> None:
-        """Take the bus away or bring it back."""
+        """Make the bus unavailable or available."""
         self.is_available = available
         for stream in self._streams.values():
             stream.wake()
@@ -155,12 +155,12 @@ class MemoryBus:
         self._listeners.append(listener)
 
     def check(self) -> None:
-        """Raise ``Unavailable`` while the bus is away."""
+        """Raise ``Unavailable`` while the bus is unavailable."""
         if not self.is_available:
             raise Unavailable(peer=_PEER, detail="taken away by the test")
 
     def record(self, message: Published, *, message_id: str = "") -> int:
-        """Keep and hand out a published message; its number, or that of the one it repeats."""
+        """Store and deliver a published message; return its number, or the repeated one's."""
         key = (message.subject, message_id)
         if message_id and key in self._message_ids:
             return self._message_ids[key]
@@ -199,7 +199,9 @@ class MemoryBus:
 
 
 def matches(subject: str, subject_filter: str) -> bool:
-    """Whether ``subject`` matches a NATS filter: ``*`` is one token, ``>`` all that are left."""
+    """Return True when ``subject`` matches a NATS filter: ``*`` is one token, ``>`` all that are
+    left.
+    """
     tokens, pattern = subject.split("."), subject_filter.split(".")
     for position, expected in enumerate(pattern):
         if expected == ">":
@@ -339,7 +341,7 @@ class MemoryFeed:
 
 
 class MemoryPublisher:
-    """Port ``Publisher`` over a ``MemoryBus``; what was published stands in ``bus.published``."""
+    """Port ``Publisher`` over a ``MemoryBus``; ``bus.published`` lists the messages."""
 
     def __init__(self, bus: MemoryBus) -> None:
         self._bus = bus
@@ -348,7 +350,7 @@ class MemoryPublisher:
     async def publish(
         self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Fire and forget: dropped and counted while the bus is away."""
+        """Publish without acknowledgement: dropped and counted while the bus is unavailable."""
         await anyio.lowlevel.checkpoint()
         if self._bus.is_available:
             self._bus.record(Published(subject, data, headers or {}))

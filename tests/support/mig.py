@@ -2,14 +2,14 @@
 """Cards in MIG mode as the driver describes them, without a driver: by the simulation's tables."""
 
 from hami_common.model.device import DeviceFacts
-from hami_nodeagent.drivers.mig import Size, by_size, divided
+from hami_nodeagent.drivers.nvidia.mig import Size, by_size, divided
 from hami_sim.hardware.mig_tables import TABLES, MigProfile
 
 CHIPS = tuple(TABLES)
 
 
 def facts_of(chip: str, *, uuid: str = "GPU-0", index: int = 0) -> DeviceFacts:
-    """What the agent reports of a card of ``chip``."""
+    """Return the agent's report of a card of ``chip``."""
     sizes = tuple(sorted((_size(row) for row in TABLES[chip]), key=by_size))
     largest = max(size.memory_mib for size in sizes)
     facts = DeviceFacts(

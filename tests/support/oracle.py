@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's decisions once more, in plain loops over plain objects.
+"""The scheduler's decisions, implemented again in plain loops over plain objects.
 
-Written to be read and believed, not to be fast: the columns of ``hami_core`` must agree
-with it on every table, request and policy. It shares with them only the nouns of
-``hami_common.model`` and what those compute (booking rule, percentages, selectors). Memory in MiB,
-compute in percent.
+Written for clarity, not for speed: the columns of ``hami_core`` must agree with it on every table,
+request and policy. It shares with them only the nouns of ``hami_common.model`` and their
+computations (booking rule, percentages, selectors). Memory in MiB, compute in percent.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,7 +43,7 @@ from hami_common.vendors.shapes import LegalSet, legal_sets
 
 @dataclass
 class OracleDevice:
-    """One device and what is booked on it."""
+    """One device and its bookings."""
 
     uuid: str
     vendor: str
@@ -83,7 +82,7 @@ class OracleDevice:
         return Division(self.device.partitions, self.device.resources)
 
     def grant(self, request: DeviceRequest) -> Grant | None:
-        """What the request gets here, ``None`` where there is nothing for it."""
+        """The request's size here, ``None`` where no profile fits."""
         division = self.division()
         if division is not None:
             return division.grant(request)
@@ -116,26 +115,26 @@ STAGES = (
     "CardNotHealth",
     "CardCordoned",
     "CardTimeSlicingExhausted",
-    "ExclusiveDeviceAllocateConflict",  # somebody holds it, or it is not idle under mutex
+    "ExclusiveDeviceAllocateConflict",  # a pod holds it, or it is not idle under mutex
     "CardQosPolicyMismatch",
     "CardInsufficientMemory",
     "CardInsufficientCore",
     "CardComputeUnitsExhausted",
     "CardPartitionInfeasible",
-    "ExclusiveDeviceAllocateConflict",  # it is not idle, and wanted for oneself
+    "ExclusiveDeviceAllocateConflict",  # it is not idle, and requested exclusively
     "NumaNotFit",
     "CardTopologyInfeasible",
 )
-"""Constraints in the order in which they are looked at."""
+"""Constraints in the order in which they are checked."""
 SLOT, HELD, KIND, MEMORY, CORE, UNITS, PARTITION, IDLE, NUMA, SHAPE = range(7, 17)
 
 MOST_CHOICES = 2048
-"""All choices of devices are tried where there are at most so many before the last step's."""
+"""All choices of devices are tried where there are at most this many before the last step's."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How one device answers one step: the first constraint that stops it, if any does."""
+    """Answer of one device to one step: the first constraint that refuses it, if any."""
 
     uuid: str
     stage: int | None
@@ -244,7 +243,7 @@ class Oracle:
     def verdicts(
         self, request: PodRequest, name: str, step: Step, running: dict[str, Booked]
     ) -> list[Verdict]:
-        """How each registered device of the vendor answers a step beside what the pod runs."""
+        """Answers of the vendor's registered devices to a step, beside the pod's other shares."""
         node = self.nodes[name]
         found = [
             self._verdict(request, node, device, step, running.get(device.uuid, NOTHING))
@@ -358,7 +357,7 @@ class Oracle:
         return grant is None or bool(division.profiles[grant.profile].name)
 
     def _start(self, here: OracleDevice, mine: Booked, grant: Grant) -> tuple[bool, int | None]:
-        """(whether a partition has room beside what is there and what the pod runs, its place)."""
+        """(True when a partition fits beside the existing ones and the pod's, its start)."""
         division = here.division()
         assert division is not None
         profile = division.profiles[grant.profile]
@@ -374,7 +373,7 @@ class Oracle:
     def _fullness(
         self, request: PodRequest, here: OracleDevice, step: Step, running: list[Share]
     ) -> float:
-        """How full a device would be: what others hold, each share the pod runs there, this one."""
+        """Fullness of a device: other pods' shares, the pod's shares there, and this one."""
         device, weights = here.device, request.policy.weights
         assert device is not None
 
@@ -594,7 +593,7 @@ class Oracle:
         return first
 
     def _is_searched(self, request: PodRequest, name: str) -> bool:
-        """Whether there are few enough choices to try them all."""
+        """True when there are few enough choices to try them all."""
         width = 1
         while width < len(self.nodes[name].devices):
             width *= 2
@@ -606,7 +605,7 @@ class Oracle:
         return True
 
     def _search(self, request: PodRequest, name: str) -> Tried:
-        """The first of all choices that is a placement; vendors do not meet on a device."""
+        """The first of all choices that is a placement; two vendors never share a device."""
         tried = Tried()
         for vendor in dict.fromkeys(step.request.vendor for step in self.steps(request)):
             numbers = [i for i, s in enumerate(self.steps(request)) if s.request.vendor == vendor]
@@ -665,7 +664,7 @@ class Oracle:
         return Placement(node=name, containers=self._placed(name, containers))
 
     def _placed(self, name: str, containers: list[ContainerShares]) -> tuple[ContainerShares, ...]:
-        """The same with the places that partitions have in the end, containers in order."""
+        """The same with the final starts of partitions, containers in order."""
         starts: dict[tuple[int, int], int | None] = {}
         devices = self.nodes[name].devices
         for here in devices.values():
@@ -764,7 +763,7 @@ class Oracle:
 
 
 def _staying(placed: list[ContainerShares]) -> list[ContainerShares]:
-    """What later containers find taken, of the containers placed so far."""
+    """Shares that later containers find taken, of the containers placed so far."""
     return [
         replace(c, kind="sidecar", shares=tuple(s for s in c.shares if stays(c.kind, s)))
         for c in placed

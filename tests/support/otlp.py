@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A collector for tests: receives OTLP/HTTP, keeps every span with the service that sent it.
+"""A collector for tests: receives OTLP/HTTP, stores every span with the service that sent it.
 
-Bodies are decoded with the protobuf classes of the OTLP specification, so that what an exporter
-sends is judged by the format and not by the exporter.
+Bodies are decoded with the protobuf classes of the OTLP specification, independently of the
+exporter.
 """
 
 import gzip
@@ -36,13 +36,13 @@ class Span(Struct, frozen=True, kw_only=True):
 
 
 class Collector:
-    """What arrived so far."""
+    """Spans that arrived so far."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.requests = 0
         self.status = 200
-        """What to answer; spans of requests that are not answered with 200 are not kept."""
+        """Status of the answer; spans of requests that are not answered with 200 are dropped."""
         self.port = 0
 
     @property

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes on paper: Kubernetes knows them and agents report their devices, but nothing runs there.
+"""Nodes on paper: Kubernetes has them and agents report their devices, but no process runs there.
 
-For what ends when a pod is bound, or is not: throughput of scheduling, reasons of pods that wait.
-Each node is a Node object with the status that kubelet would report, and one vendor's devices,
-which reach the scheduler as all devices do: reported on the bus, published by the registry, kept in
-use by heartbeats. Nothing admits or starts a pod, and no lease is renewed: stop the controllers
-that would miss that. Memory in MiB; times in seconds.
+For tests that end when a pod is bound, or is not: throughput of scheduling, reasons of pods that
+wait. Each node is a Node object with the status that kubelet would report, and one vendor's
+devices, which reach the scheduler as all devices do: reported on the bus, published by the
+registry, kept in use by heartbeats. No component admits or starts a pod, and no lease is renewed:
+stop the controllers that would miss that. Memory in MiB; times in seconds.
 """
 
 import time
@@ -121,7 +121,7 @@ def devices_of(
 
 
 class PaperAgents:
-    """Speaks on the bus for the agents of all nodes that have devices."""
+    """Publishes on the bus for the agents of all nodes that have devices."""
 
     def __init__(self, client: NatsClient, *, heartbeat_s: float = HEARTBEAT_S) -> None:
         """Use a connection of the caller's."""
@@ -131,10 +131,10 @@ class PaperAgents:
         self._boot_id = f"{time.time_ns() // 1_000_000:013d}-paper"
         self._seq: dict[str, int] = {}
         self.heard: set[str] = set()
-        """Nodes whose agents live."""
+        """Nodes with live agents."""
 
     async def report(self, node: PaperNode) -> None:
-        """Report a node's devices, anew or again."""
+        """Report a node's devices, first or repeated."""
         self._seq[node.name] = self._seq.get(node.name, 0) + 1
         message = NodeReport(
             node=node.name,
@@ -160,7 +160,7 @@ class PaperAgents:
         await self._client.publish(subjects.heartbeat(name), codec.encode(message))
 
     async def live(self) -> None:
-        """Send heartbeats for ever, spread over each interval as those of many machines are."""
+        """Send heartbeats until cancelled, spread over each interval."""
         while True:
             names = sorted(self.heard)
             begun = anyio.current_time()
@@ -172,9 +172,10 @@ class PaperAgents:
 
 
 async def add_nodes(cluster: Cluster, nodes: Iterable[PaperNode]) -> None:
-    """Make the Node objects, untainted: admission taints a new node until a controller has seen it.
+    """Create the Node objects, untainted: admission taints a new node until a controller has seen
+    it.
 
-    Stop the controllers before: they would find that no kubelet renews a lease.
+    Stop the controllers before: they would detect that no kubelet renews a lease.
     """
 
     async def add(node: PaperNode) -> None:

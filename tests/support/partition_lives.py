@@ -5,7 +5,7 @@
 a forked process with the agent's reconciler, its journal on disk and the vendor's partitioner. It
 ends by itself when journal and ledger agree, or is killed before its n-th step: a step is any
 change of a file (journal, descriptions, the state of the fake tools) or a call that changes the
-fake NVML. What the machine has is asked by the parent, which never kept anything of the child's.
+fake NVML. The parent reads the machine's partitions, and never uses state of the child.
 
 Memory in MiB, compute in percent of one device.
 """
@@ -29,16 +29,17 @@ from hami_common.model.device import Device, DeviceFacts
 from hami_common.model.placement import Share
 from hami_common.vendors.handles import needs_instance
 from hami_common.vendors.partitions import NO_START, Division, choose_start
+from hami_nodeagent.core.hardware import Instance
 from hami_nodeagent.core.partitions import Owner, owner_of
-from hami_nodeagent.drivers import Driver, build_driver
-from hami_nodeagent.drivers.partitioner import Instance
+from hami_nodeagent.drivers.catalog import build_driver
+from hami_nodeagent.drivers.protocol import Driver
 from hami_nodeagent.shell.checkpoint import Checkpoint
 from hami_nodeagent.shell.partitions import Partitions
 from tests.support.partitions_world import World, device_of
 from tests.support.vendor_parts import PartBench
 
 LIFE_S = 60.0
-"""Longest life, on a machine that does other things as well."""
+"""Longest life, on a machine with other load."""
 STEP = "hami.step"
 _CHANGES = frozenset({STEP, "os.rename", "os.remove", "os.mkdir", "os.rmdir"})
 _WRITES = os.O_WRONLY | os.O_RDWR
@@ -55,35 +56,35 @@ class Machine(ABC):
 
     vendor: str
     most: int
-    """Partitions that one device is given at most, where it has no table of sizes."""
+    """Most partitions of one device, where it has no table of sizes."""
 
     @abstractmethod
     def driver(self) -> Driver:
-        """A driver that knows nothing yet."""
+        """A driver without state."""
 
     @abstractmethod
     def wishes(self, device: Device) -> tuple[Share, ...]:
-        """Shares that can be asked for of a device, without a place."""
+        """Shares that pods can request of a device, without a place."""
 
     @abstractmethod
     def count(self, device: Device) -> int:
-        """How many partitions the machine itself has on a device."""
+        """Number of partitions on a device by the machine itself."""
 
     @abstractmethod
     def trouble(self, dice: random.Random) -> None:
-        """Something goes wrong when the next partition is made."""
+        """Make the next creation of a partition fail."""
 
     @abstractmethod
     def forgive(self) -> None:
-        """What was to go wrong does not any more."""
+        """Cancel the failure of ``trouble``."""
 
     @abstractmethod
     def overbooked(self, device: Device) -> str:
-        """What is wrong with a device's partitions by its own tables; empty: nothing."""
+        """Violation of the machine's own tables by a device's partitions; empty: none."""
 
     @abstractmethod
     def litter(self, device: Device) -> str:
-        """What an empty device still has that it should not have."""
+        """Leftovers on an empty device."""
 
     keeps_words = True
     """The handles of a partition never change."""
@@ -105,7 +106,7 @@ class Machine(ABC):
     """A device in mode ``soft`` is not divided."""
 
     def instances(self) -> tuple[Instance, ...]:
-        """What the driver reads now."""
+        """Instances that the driver reads now."""
 
         async def ask() -> tuple[Instance, ...]:
             driver = self.driver()
@@ -166,7 +167,7 @@ class ToolMachine(Machine):
 
 
 def step_at_nvml_changes() -> None:
-    """Let every call that changes a card be a step before and after it, in this process."""
+    """Count every call that changes a card as a step before and after it, in this process."""
 
     def stepping(fn: Callable[..., object]) -> Callable[..., object]:
         def call(*arguments: object) -> object:
@@ -212,12 +213,12 @@ class Lives(World):
         self.checkpoint = Checkpoint(directory / "state")
         self.settings = {"tries": 1_000_000}
         self.live_shares: dict[str, Share] = {}
-        """By pod: what the ledger wants."""
+        """Shares in the ledger, by pod."""
 
-    # -- what others do
+    # -- actions of other actors
 
     def churn(self) -> None:
-        """Some pods end, and some come that fit beside those that stay."""
+        """End some pods, and add some that fit beside the rest."""
         for uid in list(self.live_shares):
             if self._dice.random() < 0.35:
                 self.end(uid)
@@ -225,7 +226,7 @@ class Lives(World):
             self.come(self._dice.choice(self.devices))
 
     def come(self, device: Device) -> bool:
-        """A pod with a share of the device, if there is one that fits."""
+        """Add a pod with a share of the device, if one fits."""
         wishes = list(self._machine.wishes(device))
         self._dice.shuffle(wishes)
         for wish in wishes:
@@ -239,7 +240,7 @@ class Lives(World):
         return False
 
     def end(self, uid: str) -> None:
-        """A pod is gone."""
+        """Remove a pod."""
         del self.live_shares[uid]
         self.release(uid)
 
@@ -278,7 +279,7 @@ class Lives(World):
     # -- the agent
 
     def life(self, *, dies_at: int) -> bool:
-        """Let an agent live; false when it was killed before its ``dies_at``-th step (0: never)."""
+        """Run an agent; return False if killed before its ``dies_at``-th step (0: never)."""
         process = multiprocessing.get_context("fork").Process(target=self._live, args=(dies_at,))
         process.start()
         process.join(LIFE_S + 10)
@@ -290,7 +291,7 @@ class Lives(World):
         return process.exitcode == 0
 
     def _live(self, dies_at: int) -> None:
-        """In the child."""
+        """Run in the child."""
         step_at_nvml_changes()
         driver = self._machine.driver()
         assert driver.partitioner is not None
@@ -312,14 +313,14 @@ class Lives(World):
         notes = file.notes if file is not None else ()
         return {note.owner if note.phase == "made" else Owner(pod_uid="?") for note in notes}
 
-    # -- what is so
+    # -- actual state
 
     def owners(self) -> set[Owner]:
-        """Whom the ledger names."""
+        """Owners by the ledger."""
         return {owner_of(self.entries[uid], "main", 0) for uid in self.live_shares}
 
     def held(self) -> dict[tuple[str, str], Owner]:
-        """(device, instance) of everything that carries a share of the ledger, by the journal."""
+        """(device, instance) of all partitions that carry a share of the ledger, by the journal."""
         file = self.checkpoint.load_partitions()
         owners = self.owners()
         return {
@@ -329,7 +330,7 @@ class Lives(World):
         }
 
     def words(self) -> dict[tuple[str, str], dict[str, str]]:
-        """What the hardware has now, and by what words containers know it."""
+        """Instances of the hardware, and their words for containers."""
         keeps = self._machine.keeps_words
         return {
             (one.uuid, one.instance_id): dict(one.handles) if keeps else {}
@@ -337,7 +338,7 @@ class Lives(World):
         }
 
     def check_settled(self) -> None:
-        """Hardware equals journal equals ledger."""
+        """Verify that hardware equals journal equals ledger."""
         there = {(one.uuid, one.instance_id): one for one in self._machine.instances()}
         file = self.checkpoint.load_partitions()
         assert file is not None or not self.live_shares
@@ -359,7 +360,7 @@ class Lives(World):
             assert self._machine.count(device) == held
 
     def litter(self) -> Iterator[str]:
-        """What empty devices still have."""
+        """Leftovers on empty devices."""
         for device in self.devices:
             if text := self._machine.litter(device):
                 yield f"{device.uuid}: {text}"

@@ -2,7 +2,7 @@
 """One node whose devices are divided: hardware and journal that outlive the agent, and a ledger.
 
 Devices: ``nvidia-0`` and ``nvidia-1`` with a grid of seven places, ``ascend-0`` with sizes that
-have no place, ``cambricon-0`` without a table of sizes. ``Watched`` remembers which instances the
+have no place, ``cambricon-0`` without a table of sizes. ``Watched`` records the instances that the
 reconciler removed. Memory in MiB.
 """
 
@@ -28,10 +28,11 @@ from hami_common.pods.signing import SignedPlacement
 from hami_common.runtime.tasks import background
 from hami_nodeagent.core.claims import Entry, ListedPod
 from hami_nodeagent.core.grants import Grant
+from hami_nodeagent.core.hardware import Instance, Wanted
 from hami_nodeagent.core.partitions import JournalFile, owner_of
 from hami_nodeagent.core.podfacts import PodFacts
-from hami_nodeagent.drivers.partitioner import Instance, Partitioner, Wanted
-from hami_nodeagent.drivers.simulated_partitions import (
+from hami_nodeagent.drivers.partitioner import Partitioner
+from hami_nodeagent.drivers.simulated.partitioner import (
     Act,
     Part,
     SimulatedPartitioner,
@@ -65,7 +66,7 @@ DEVICES = ("nvidia-0", "nvidia-1", "ascend-0", "cambricon-0")
 
 
 def facts(uuid: str) -> DeviceFacts:
-    """One device as its driver tells it."""
+    """One device as its driver reports it."""
     vendor, _, index = uuid.partition("-")
     return DeviceFacts(
         uuid=uuid, vendor=vendor, index=int(index), type="TEST", memory_mib=8000, **TABLES[vendor]
@@ -101,7 +102,7 @@ def share(uuid: str, profile: str = "", start: int | None = None, **more: Any) -
 
 
 class MemoryJournal(Checkpoint):
-    """The journal's place, as bytes, so that what is read is what was written."""
+    """The journal's storage, as bytes, so that reads decode the bytes written."""
 
     def __init__(self, directory: Path, hook: Callable[[str], Act]) -> None:
         super().__init__(directory)
@@ -120,12 +121,12 @@ class MemoryJournal(Checkpoint):
 
 
 def let_be(instance: Instance) -> None:
-    """Nothing watches the removal."""
+    """Do nothing on a removal."""
     del instance
 
 
 class Watched:
-    """A partitioner that remembers what was removed."""
+    """A partitioner that records removals."""
 
     def __init__(self, inner: SimulatedPartitioner) -> None:
         self.inner = inner
@@ -152,7 +153,7 @@ class Watched:
 
 
 class Kubelet:
-    """What kubelet lists."""
+    """Pods that kubelet lists."""
 
     def __init__(self) -> None:
         self.pods: list[ListedPod] | None = []
@@ -195,12 +196,12 @@ class World:
     def _ask(self, point: str) -> Act:
         return self.hook(point)
 
-    # -- what others do
+    # -- actions of other actors
 
     def place(
         self, uid: str, *shares: Share, bound: bool = True, granted: bool = False, **record: Any
     ) -> Entry:
-        """A reservation, and its pod if it is bound."""
+        """Add a reservation, and its pod if it is bound."""
         self._sequence += 1
         containers = (ContainerShares(name="main", kind="app", shares=shares),)
         placed = AllocationRecord(
@@ -236,7 +237,7 @@ class World:
         return entry
 
     def grant(self, uid: str) -> Grant:
-        """Kubelet was given the pod's devices, and lists it."""
+        """Grant the pod's devices to kubelet, which lists it."""
         record = self.entries[uid].record
         (container,) = record.containers
         vendor = container.shares[0].vendor
@@ -265,7 +266,7 @@ class World:
         return grant
 
     def release(self, uid: str) -> None:
-        """The pod is gone from the API server, and its share was given back."""
+        """Remove the pod from the API server, and release its share."""
         self._sequence += 1
         known = self.entries[uid].record
         self.entries[uid] = Entry(
@@ -276,13 +277,13 @@ class World:
         self.tell()
 
     def leave(self, uid: str) -> None:
-        """Kubelet has nothing of the pod any more."""
+        """Remove the pod from kubelet."""
         assert self.kubelet.pods is not None
         self.kubelet.pods = [one for one in self.kubelet.pods if one.name != uid]
         self.tell()
 
     def plant(self, uuid: str, profile: str = "", start: int | None = None, **more: Any) -> Part:
-        """Somebody makes a partition by hand."""
+        """Create a partition by hand."""
         inner = self.hardware[uuid.partition("-")[0]].inner
         known = inner.stored()
         used = {part.number for part in known.parts if part.uuid == uuid}
@@ -297,7 +298,7 @@ class World:
         return part
 
     def change(self, part: Part, **changes: Any) -> None:
-        """Something about a partition changes, or (``gone=True``) it is removed by hand."""
+        """Change a partition, or (``gone=True``) remove it, by hand."""
         inner = self.hardware[part.uuid.partition("-")[0]].inner
         known = inner.stored()
         rest = tuple(one for one in known.parts if one != part)
@@ -306,14 +307,14 @@ class World:
         inner.store(replace(known, parts=rest))
 
     def reboot(self) -> None:
-        """Nothing that was made is there any more."""
+        """Remove all partitions, as a reboot does."""
         for one in self.hardware.values():
             one.inner.store(replace(one.inner.stored(), parts=()))
 
     # -- the agent
 
     def tell(self) -> None:
-        """Let the running agent know everything."""
+        """Pass the current state to the running agent."""
         site = getattr(self, "site", None)
         if site is None:
             return
@@ -334,7 +335,7 @@ class World:
     async def agent(
         self, *, knows_ledger: bool = True, knows_pods: bool = True
     ) -> AsyncIterator[Partitions]:
-        """A reconciler that starts afresh on what there is."""
+        """A reconciler that starts on the current state."""
         made = make_site(
             self.directory,
             partitions=PartitionSettings(
@@ -373,26 +374,26 @@ class World:
                 await anyio.sleep(0.001)
 
     async def live(self, uids: Iterable[str]) -> None:
-        """Wait until all these pods' partitions are there, as read back."""
+        """Wait until the partitions of all these pods are there, as read back."""
         await self.settle(
             lambda: all(self.site.picture.partitions.are_all_there(self.entries[u]) for u in uids)
         )
 
-    # -- what is so
+    # -- actual state
 
     def parts(self) -> list[Part]:
         """All partitions of the hardware."""
         return [part for one in self.hardware.values() for part in one.inner.stored().parts]
 
     def noted(self) -> set[tuple[str, str]]:
-        """(device, instance) by the journal, all of them made."""
+        """(device, instance) by the journal, all of them created."""
         file = self.journal.load_partitions()
         assert file is not None
         assert {note.phase for note in file.notes} <= {"made"}, file.notes
         return {(note.wanted.uuid, note.instance_id) for note in file.notes}
 
     def check(self, *, foreign: Iterable[Part] = ()) -> None:
-        """Hardware equals journal equals ledger."""
+        """Verify that hardware equals journal equals ledger."""
         hardware = {(part.uuid, str(part.number)) for part in self.parts()}
         hands = {(part.uuid, str(part.number)) for part in foreign}
         assert all(part.whole for part in self.parts())

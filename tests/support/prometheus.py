@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Prometheus that scrapes what a test names once a second; skips where there is none.
+"""A real Prometheus that scrapes a test's targets once a second; skips where there is none.
 
 The program is Debian's package ``prometheus``. Where ``HAMI_REQUIRE_CLUSTER=1`` it must be there.
 """
@@ -48,7 +48,7 @@ class Prometheus:
             return json.loads(await answer.read())
 
     async def is_ready(self) -> bool:
-        """Whether it answers."""
+        """Return True when it answers."""
         try:
             async with self._session.get(f"{self._url}/-/ready") as answer:
                 return answer.status == 200

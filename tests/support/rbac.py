@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which requests need which rule of a role: rules taken apart, and requests from an audit log.
+"""Finds the requests that need each rule of a role: rules as single rights, requests of an audit
+log.
 
-A ``Right`` is one verb on one resource of one role, the smallest thing that a role can lose. It is
-needed when there is a request that no other right allows. What is taken apart has no wildcards.
-Outside document: Kubernetes, "Using RBAC Authorization" (``rbac.authorization.k8s.io/v1``).
+A ``Right`` is one verb on one resource of one role, the smallest unit that a role can lose. It is
+needed when there is a request that no other right allows. The rules have no wildcards. Outside
+document: Kubernetes, "Using RBAC Authorization" (``rbac.authorization.k8s.io/v1``).
 """
 
 import itertools
@@ -26,7 +27,7 @@ COLLECTIONS = {
 
 
 class Request(Struct, frozen=True, kw_only=True, order=True):
-    """What somebody asked of the API server."""
+    """One request to the API server."""
 
     user: str
     verb: str
@@ -78,7 +79,7 @@ class Right(Struct, frozen=True, kw_only=True, order=True):
     name: str = ""
 
     def rule(self) -> Document:
-        """The rule that gives this and nothing else."""
+        """The rule that grants exactly this right."""
         found: Document = {
             "apiGroups": [self.group],
             "resources": [self.resource],
@@ -88,7 +89,7 @@ class Right(Struct, frozen=True, kw_only=True, order=True):
 
 
 class Binding(Struct, frozen=True, kw_only=True, order=True):
-    """Who has a role, and where."""
+    """Subject and namespace of a role."""
 
     role: RoleRef
     user: str
@@ -102,7 +103,7 @@ class Policy:
     """Roles and bindings together."""
 
     def __init__(self, documents: Iterable[Document]) -> None:
-        """``documents`` of all kinds; what is no role and no binding is passed over."""
+        """``documents`` of all kinds; those that are no role or binding are skipped."""
         self.rules: dict[RoleRef, Sequence[Document]] = {}
         self.bindings: list[Binding] = []
         for document in documents:
@@ -115,7 +116,7 @@ class Policy:
                 self.bindings += _bindings(document)
 
     def rights(self, role: RoleRef) -> list[Right]:
-        """A role taken apart."""
+        """All rights of a role."""
         return sorted(
             {
                 Right(role=role, verb=verb, group=group, resource=resource, name=name)
@@ -130,7 +131,7 @@ class Policy:
         )
 
     def givers(self, request: Request) -> set[tuple[Binding, Right]]:
-        """Everything that allows a request: by which binding, by which right."""
+        """All binding and right pairs that allow a request."""
         return {
             (binding, right)
             for binding in self.bindings
@@ -164,7 +165,7 @@ def _bindings(document: Document) -> list[Binding]:
 
 
 def _allows(right: Right, request: Request) -> bool:
-    # What is being created has no name yet: a rule with names never allows it.
+    # A new object has no name yet: a rule with names never allows its creation.
     name = "" if request.verb == "create" and "/" not in request.resource else request.name
     return (
         right.verb in ("*", request.verb)
@@ -175,21 +176,21 @@ def _allows(right: Right, request: Request) -> bool:
 
 
 class Finding(Struct, kw_only=True):
-    """What the requests say about the roles."""
+    """Result of judging roles by requests."""
 
     need: dict[Right, Request] = {}
-    """By right: a request that nothing else allows."""
+    """By right: a request that only this right allows."""
     need_binding: dict[Binding, Request] = {}
-    """The same for bindings of roles that are not ours to take apart."""
+    """The same for bindings of roles that are not ours."""
     refused: list[Request] = []
-    """Requests that nothing allows."""
+    """Requests that no right allows."""
     idle: list[Right] = []
     """Rights that no request needs."""
     idle_bindings: list[Binding] = []
 
 
 def judge(policy: Policy, ours: Iterable[RoleRef], requests: Iterable[Request]) -> Finding:
-    """Hold requests against roles, of which ``ours`` are to be as small as possible."""
+    """Judge roles by requests; ``ours`` are to be as small as possible."""
     found = Finding()
     own = set(ours)
     for request in sorted(set(requests)):
@@ -232,7 +233,7 @@ class Audited(Struct, frozen=True, kw_only=True):
 
 
 def audited(log: Path, *, namespaces: Sequence[str]) -> Audited:
-    """Read an audit log for what the accounts of some namespaces asked about objects."""
+    """Read an audit log for the requests of some namespaces' accounts about objects."""
     prefixes = tuple(f"{ACCOUNT}:{namespace}:" for namespace in namespaces)
     by_decision: dict[str, set[Request]] = {"allow": set(), "forbid": set()}
     decoder = msgspec.json.Decoder(_Entry)

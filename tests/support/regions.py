@@ -17,7 +17,7 @@ HEADER_BYTES = HEADER.size + CONTROL.size
 
 @dataclass
 class Used:
-    """What one process uses of one device."""
+    """Use of one device by one process."""
 
     used: int
     context: int = 0
@@ -40,7 +40,7 @@ class Process:
 
 @dataclass
 class Built:
-    """A region; ``data`` makes the bytes, with fields of the header replaced as asked."""
+    """A region; ``data`` creates the bytes, with some fields of the header replaced."""
 
     uuids: Sequence[str] = ("GPU-0",)
     processes: Sequence[Process] = ()

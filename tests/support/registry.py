@@ -57,7 +57,7 @@ async def until_stored(
     node: str = "gpu-1",
     within_s: float = 5.0,
 ) -> NodeDevices:
-    """Canonical devices once they are as wanted."""
+    """Return canonical devices once they match."""
     found: NodeDevices | None = None
     with anyio.move_on_after(within_s):
         while True:
@@ -82,7 +82,7 @@ class RunningRegistry:
 
 
 def quarantine(registry: CollectorRegistry | None = None) -> Quarantine:
-    """Where objects end whose handling fails."""
+    """Quarantine of objects whose handling fails."""
     return Quarantine(
         kinds=KINDS, clock=SystemClock(), registry=registry or CollectorRegistry(), first_s=0.01
     )

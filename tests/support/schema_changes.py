@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says what of a published JSON Schema a newer one breaks for those who read by the published one.
+"""Reports incompatible changes of a published JSON Schema for readers of the published one.
 
-Allowed is what consumers tolerate: further fields that need not be there, other texts, and narrower
-ranges of numbers, texts, lists and maps. All else is a break: a wider range; a field that is gone,
-has another type or other values, or need no longer be there; a further value of a closed list,
-which a strict reader refuses; a further required field, for which stored messages have no value.
-Knows the schemas that msgspec writes.
+Allowed are changes that consumers tolerate: further optional fields, other texts, and narrower
+ranges of numbers, texts, lists and maps. All else is a break: a wider range; a field that is
+removed, has another type or other values, or is no longer required; a further value of a closed
+list, which a strict reader refuses; a further required field, for which stored messages have no
+value. Supports the schemas that msgspec writes.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shipped configuration of the bus, run as it is: only paths, ports and names are replaced.
+"""The shipped configuration of the bus, run unchanged: only paths, ports and names are replaced.
 
-The file of the component, the accounts that ``hamictl bootstrap`` makes and certificates as it
-makes them. Times in seconds.
+The file of the component, the accounts that ``hamictl bootstrap`` creates and certificates as it
+creates them. Times in seconds.
 """
 
 import re
@@ -13,12 +13,12 @@ from pathlib import Path
 
 from hami_common.bus import grants
 from hami_common.bus.nkeys import NKey
+from hami_common.certificates import issue, new_authority
 from hami_common.runtime import natsio
 from hami_common.runtime.clock import SystemClock
 from hami_common.runtime.natsio import Bus, NatsLogin
 from hami_sim.natsd import NatsServer
 from hami_sim.ports import free_port
-from hamictl.certificates import new_authority, new_server
 
 COMPONENTS = Path(__file__).parents[2] / "deploy/kustomize/components"
 SERVERS = {"nats": 1, "nats-cluster": 3}
@@ -32,7 +32,7 @@ def shipped(component: str) -> str:
 
 
 def relocated(text: str, here: Callable[[str], Path]) -> str:
-    """The file with its paths put where they are here, without name and addresses."""
+    """Return the file with local paths, without name and addresses."""
     text = re.sub(r"(?m)^(server_name|listen|http): .*$", "", text)
     return re.sub(r"(?m)^(\s*\w+: )(/\S+)$", lambda found: f"{found[1]}{here(found[2])}", text)
 
@@ -41,7 +41,7 @@ class ShippedBus:
     """The servers of one component."""
 
     def __init__(self, component: str, directory: Path) -> None:
-        """Keep everything below ``directory``; nothing runs yet."""
+        """Keep everything below ``directory``; no server runs yet."""
         self.directory = directory
         self.keys = {name: NKey.generate("user") for name in grants.STATIC_USERS}
         self.keys["issuer"] = NKey.generate("account")
@@ -65,7 +65,7 @@ class ShippedBus:
     def _certify(self) -> None:
         now = datetime.fromtimestamp(SystemClock().now_s(), tz=UTC)
         authority = new_authority("test", now=now, valid=_VALID)
-        serving = new_server(authority, ["localhost"], now=now, valid=_VALID, is_client=True)
+        serving = issue(authority, ["localhost"], now=now, valid=_VALID, is_client=True)
         files = {
             "ca/ca.crt": authority.certificate,
             "tls/tls.crt": serving.certificate,

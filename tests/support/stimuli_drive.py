@@ -2,9 +2,9 @@
 """Drives the recorded parts of a scheduler's core through a random life, without bus and API.
 
 Devices come, go, fall silent and fail; pods are filtered, scored, bound, confirmed and released, by
-this scheduler and by another; quotas and queues come, change and go, and pods are held to them; the
-bus is wiped now and then. Everything is drawn from one seed, so
-that a failure can be repeated. Seconds throughout.
+this scheduler and by another; quotas and queues come, change and go, and limit pods; the bus is
+wiped now and then. Everything is drawn from one seed, so that a failure can be repeated. Seconds
+throughout.
 """
 
 import random
@@ -17,38 +17,61 @@ from prometheus_client import CollectorRegistry
 from hami_common.events.allocation import Account, AllocationRecord, StateRecord
 from hami_common.events.inventory import DeviceFault, Heartbeat
 from hami_common.model.request import DevicePolicy, PlacementPolicy, PodRequest, ScoringWeights
-from hami_common.runtime.clock import ManualClock
 from hami_common.runtime.quarantine import Quarantine
-from hami_core.ledger.ledger import Hold, Ledger
+from hami_core.ledger.ledger import Ledger
 from hami_core.ledger.stimuli import (
     Accepted,
     Append,
+    BindPlanned,
+    BusUnheard,
+    DevicesBegin,
+    DevicesEnd,
+    DevicesPut,
+    DevicesRemoved,
+    FaultHeard,
     FeedSynced,
+    FilterAsked,
+    Forgotten,
+    HeartbeatHeard,
+    HoldPlanned,
     NodeRead,
+    NodeStands,
+    PrioritizeAsked,
+    QueuesSet,
+    QuotaAsked,
+    QuotaDropped,
+    QuotaExpected,
+    QuotaFolded,
+    QuotaJudged,
+    QuotaLooked,
+    QuotaPut,
+    QuotaReset,
+    QuotaSynced,
+    QuotaUnexpected,
     RecordSeen,
+    ReleasePlanned,
     Repaired,
+    ShortlistAsked,
+    SilenceJudged,
+    StatePlanned,
     StateSeen,
     Tick,
     Wiped,
 )
+from hami_core.placement.nodenames import NodeNames
 from hami_core.placement.verdicts import Filtered
+from hami_core.quota.accounts import QuotaLedger
+from hami_core.quota.documents import written, written_amounts
 from hami_core.quota.queues import QueueConfig, QueueTree
 from hami_core.quota.resourcequota import Asker, Limit, Quota, Resource, Scope, amounts_of
 from hami_core.quota.verdicts import Allowed
-from hami_core.replay.snapshot import Parts
+from hami_core.table.inventory import Inventory
+from hami_core.table.table import DeviceTable
 from hami_scheduler.shell.isolation import STIMULUS
 from hami_scheduler.shell.metrics import Metrics
-from hami_scheduler.shell.recorder import (
-    LogSettings,
-    RecordedInventory,
-    RecordedLedger,
-    RecordedQuotaLedger,
-    RecordedQuotaVerdicts,
-    RecordedTable,
-    RecordedVerdicts,
-    Recorder,
-)
+from hami_scheduler.shell.recorder import LogSettings, RecordedCore, Recorder
 from tests.support import builders
+from tests.support.manualclock import ManualClock
 
 CHAINS: tuple[tuple[DevicePolicy, ...], ...] = (
     ("spread",),
@@ -63,7 +86,7 @@ NAMESPACES = ("default", "team-a", "team-b")
 
 @dataclass
 class Drive:
-    """A scheduler's core, recorded, and what happens to it."""
+    """A scheduler's core, recorded, and its random inputs."""
 
     directory: Path
     seed: int
@@ -91,17 +114,18 @@ class Drive:
             ),
             run=f"run{self.seed}",
             program="test",
+            policy=PlacementPolicy(),
         )
-        table = RecordedTable(self.recorder)
-        self.ledger: Ledger = RecordedLedger(
-            table, self.recorder, writer="s1", lease_s=30.0, fence_delay_s=3.0
+        table = DeviceTable()
+        self.ledger = Ledger(table, writer="s1", lease_s=30.0, fence_delay_s=3.0)
+        self.quota = QuotaLedger()
+        self.core = RecordedCore(
+            self.recorder,
+            ledger=self.ledger,
+            inventory=Inventory(table, heartbeat_timeout_s=15.0),
+            quota=self.quota,
         )
-        self.inventory = RecordedInventory(table, self.recorder, heartbeat_timeout_s=15.0)
-        self.verdicts = RecordedVerdicts(table, self.recorder)
-        self.quota = RecordedQuotaLedger(self.recorder)
-        self.quotas = RecordedQuotaVerdicts(table, self.quota, self.recorder)
-        parts = Parts(self.ledger, self.inventory, self.quota)
-        self.recorder.watch(parts, policy=PlacementPolicy())
+        self.answer = self.core.answer
         self.names = [f"node-{number:02d}" for number in range(self.nodes)]
         self.now_s = 1000.0
         self.seq = 0
@@ -110,19 +134,19 @@ class Drive:
         self.decisions = 0
         for node in self.names:
             self.devices(node)
-        self.quota.synced()
-        self.ledger.handle(FeedSynced(now_s=self.now_s))
-        self.ledger.handle(Repaired(now_s=self.now_s))
+        self.answer(QuotaSynced())
+        self.answer(FeedSynced(now_s=self.now_s))
+        self.answer(Repaired(now_s=self.now_s))
 
     def count(self, what: str) -> int:
-        """How many stimuli were ``recorded`` or ``dropped``."""
+        """Number of stimuli that were ``recorded`` or ``dropped``."""
         name = f"hami_scheduler_stimuli_{what}_total"
         return int(self.metrics.registry.get_sample_value(name) or 0)
 
-    # --- what may happen -------------------------------------------------------------------------
+    # --- possible steps --------------------------------------------------------------------------
 
     def step(self) -> None:
-        """One random thing."""
+        """Run one random step."""
         chance = self.random.random()
         self.now_s += self.random.random()
         if chance < 0.70:
@@ -136,11 +160,11 @@ class Drive:
             self.random.choice(
                 (self.devices, self.fault, self.foreign, self.domain, self.read, self.rare)
             )(node)
-            self.ledger.handle(Tick(now_s=self.now_s))
-            self.inventory.tick(now_s=self.now_s)
+            self.answer(Tick(now_s=self.now_s))
+            self.answer(SilenceJudged(now_s=self.now_s))
 
     def devices(self, node: str) -> None:
-        """The registry says anew what a node has."""
+        """Publish a node's devices again, as the registry."""
         self.seq += 1
         count = self.random.choice((0, 2, 4, 8, 8))
         known = [
@@ -159,10 +183,10 @@ class Drive:
         links = [(a.uuid, b.uuid, self.random.choice((10, 50))) for a in known for b in known]
         links = [link for link in links if link[0] < link[1]]
         message = builders.node_devices(node, known, links=links, seq=self.seq)
-        self.inventory.put(message, revision=self.seq, now_s=self.now_s)
+        self.answer(DevicesPut(devices=message, revision=self.seq, now_s=self.now_s))
 
     def heartbeats(self) -> None:
-        """Most agents are heard."""
+        """Send heartbeats of most agents."""
         for node in self.names:
             if self.random.random() < 0.9:
                 unserved = ("nvidia",) if self.random.random() < 0.05 else ()
@@ -174,14 +198,14 @@ class Drive:
                     vendors=() if unserved else ("nvidia",),
                     unserved=unserved,
                 )
-                self.inventory.hear(beat, now_s=self.now_s)
+                self.answer(HeartbeatHeard(heartbeat=beat, now_s=self.now_s))
 
     def limits(self) -> None:
-        """Somebody changes a quota, or the queues."""
+        """Change a quota, or the queues."""
         draw = self.random
         if draw.random() < 0.3:
             guaranteed = draw.choice((0, 60_000, 200_000))
-            self.quota.set_tree(
+            tree = (
                 QueueTree(
                     vendors=("nvidia",),
                     queues=(
@@ -198,75 +222,77 @@ class Drive:
                 if draw.random() < 0.8
                 else QueueTree()
             )
+            self.answer(QueuesSet(queues=tuple(tree.queues.values())))
             return
         namespace = draw.choice(NAMESPACES[:2])
         if draw.random() < 0.3:
-            self.quota.drop_quota(namespace, "quota")
+            self.answer(QuotaDropped(namespace=namespace, name="quota"))
             return
         most = draw.choice((0, 20_000, 100_000))
         limit = Limit(key="limits.nvidia.com/gpumem", most=most)
-        self.quota.put_quota(
-            Quota(
-                namespace=namespace,
-                name="quota",
-                limits={Resource("nvidia", "memory_mib"): limit},
-                scopes=draw.choice(((), (Scope(name="Terminating"),))),
-            )
+        quota = Quota(
+            namespace=namespace,
+            name="quota",
+            limits={Resource("nvidia", "memory_mib"): limit},
+            scopes=draw.choice(((), (Scope(name="Terminating"),))),
         )
+        self.answer(QuotaPut(quota=written(quota)))
 
     def fault(self, node: str) -> None:
-        """A device fails, or is well again."""
-        self.inventory.take_fault(
-            DeviceFault(
-                node=node,
-                vendor="nvidia",
-                uuid=f"{node}-{self.random.randrange(8)}",
-                boot_id=BOOT,
-                seq=self.random.randrange(10_000),
-                time_s=self.now_s,
-                healthy=self.random.random() < 0.5,
+        """Fail a device, or recover it."""
+        self.answer(
+            FaultHeard(
+                fault=DeviceFault(
+                    node=node,
+                    vendor="nvidia",
+                    uuid=f"{node}-{self.random.randrange(8)}",
+                    boot_id=BOOT,
+                    seq=self.random.randrange(10_000),
+                    time_s=self.now_s,
+                    healthy=self.random.random() < 0.5,
+                )
             )
         )
 
     def domain(self, node: str) -> None:
-        """A node's labels change."""
+        """Change a node's labels."""
         path = self.random.choice(((), ("spine",), ("spine", "rack"), ("spine", "", "x")))
-        self.ledger.table.set_domain(node, path)
+        self.answer(NodeStands(node=node, path=path))
 
     def read(self, node: str) -> None:
-        """A node is read consistently."""
+        """Read a node consistently."""
         entries = tuple((h.revision, h.record) for h in self.ledger.holdings_of_node(node))
-        self.ledger.handle(NodeRead(node=node, entries=entries, now_s=self.now_s))
+        self.answer(NodeRead(node=node, entries=entries, now_s=self.now_s))
 
     def rare(self, node: str) -> None:
-        """What seldom happens."""
+        """Run a rare step."""
         match self.random.randrange(6):
             case 0:
-                self.inventory.remove(node, "nvidia")
+                self.answer(DevicesRemoved(node=node, vendor="nvidia"))
             case 1:
-                self.inventory.begin_again()
+                self.answer(DevicesBegin())
                 self.devices(node)
-                self.inventory.end_again()
+                self.answer(DevicesEnd())
             case 2:
-                self.inventory.deaf(now_s=self.now_s)
+                self.answer(BusUnheard(now_s=self.now_s))
             case 3:
                 for gone, uid in self.ledger.forgettable(seen_before_s=self.now_s - 5):
-                    self.ledger.forget(gone, uid)
+                    self.answer(Forgotten(node=gone, pod_uid=uid))
             case 4:
                 self.wipe()
             case _:
                 self.devices(node)
 
     def wipe(self) -> None:
-        """The bus loses its storage."""
-        self.quota.reset()
-        self.ledger.handle(Wiped(now_s=self.now_s))
-        self.quota.synced()
-        self.ledger.handle(FeedSynced(now_s=self.now_s))
-        self.ledger.handle(Repaired(now_s=self.now_s))
+        """Wipe the storage of the bus."""
+        self.answer(QuotaReset())
+        self.answer(Wiped(now_s=self.now_s))
+        self.answer(QuotaSynced())
+        self.answer(FeedSynced(now_s=self.now_s))
+        self.answer(Repaired(now_s=self.now_s))
 
     def foreign(self, node: str) -> None:
-        """Another scheduler writes."""
+        """Write as another scheduler."""
         self.seq += 1
         record = AllocationRecord(
             op="reserve",
@@ -281,45 +307,58 @@ class Drive:
         self.seen(record)
 
     def seen(self, record: AllocationRecord) -> None:
-        """The feed delivers a record."""
-        self.ledger.handle(RecordSeen(seq=self.seq, record=record, now_s=self.now_s))
-        self.quota.fold(self.seq, record)
+        """Deliver a record of the feed."""
+        self.answer(RecordSeen(seq=self.seq, record=record, now_s=self.now_s))
+        self.answer(QuotaFolded(seq=self.seq, record=record))
 
     # --- pods ------------------------------------------------------------------------------------
 
     def pod(self) -> None:
-        """A pod is filtered, scored, and most often bound."""
+        """Filter and score a pod, and most often bind it."""
         self.pods += 1
         request = self.request()
         names = self.random.sample(self.names, self.random.randint(2, len(self.names)))
-        fitting = self.verdicts.filter(request, [*names, "unknown"])
+        fitting = self.answer(FilterAsked(request=request), NodeNames.of([*names, "unknown"]))
         self.decisions += 1
         account = self.random.choice((None, Account(is_terminating=True), Account(queue="a")))
         asker = Asker(account=account, wish=self.random.choice(("", "", "", "a")))
         filtered: Filtered | Allowed = fitting
-        if self.quotas.governs(request.namespace, asker):
-            waiting = [uid for uid in self.quota.claims() if self.random.random() < 0.9]
-            filtered = self.quotas.allowed(request, fitting, asker, waiting=waiting)
+        if self.core.governs(request.namespace, asker):
+            waiting = tuple(uid for uid in self.quota.claims() if self.random.random() < 0.9)
+            filtered = self.answer(QuotaAsked(request=request, asker=asker, waiting=waiting))
             self.decisions += 1
         if not len(filtered.left):
             return
-        near = self.random.sample(self.names, 2) if self.random.random() < 0.2 else ()
-        scored = self.verdicts.prioritize(request, filtered.left, near=near)
+        near = tuple(self.random.sample(self.names, 2)) if self.random.random() < 0.2 else ()
+        left = filtered.left
+        if self.random.random() < 0.5:
+            left = self.answer(ShortlistAsked(request=request, count=2, near=near))
+            self.decisions += 1
+        scored = self.answer(PrioritizeAsked(request=request, near=near), left)
         node = scored.best(1)[0][0]
         if self.random.random() < 0.1:
             node = self.random.choice(self.names)
         if self.random.random() < 0.1:
             leaving = [h.record.pod_uid for h in self.ledger.holdings_of_node(node)[:1]]
-            hold = Hold(held_for="preemption", lease_s=20.0, awaits=tuple(leaving))
-            held = self.ledger.plan_hold(
-                request, node, allocation_id=f"h-{self.pods}", now_s=self.now_s, hold=hold
+            held = self.answer(
+                HoldPlanned(
+                    request=request,
+                    node=node,
+                    allocation_id=f"h-{self.pods}",
+                    now_s=self.now_s,
+                    held_for="preemption",
+                    lease_s=20.0,
+                    awaits=tuple(leaving),
+                )
             )
             self.decisions += 2
             if isinstance(held, Append):
                 self.accept(held)
             return
-        plan = self.ledger.plan_bind(
-            request, node, allocation_id=f"s1-{self.pods}", now_s=self.now_s
+        plan = self.answer(
+            BindPlanned(
+                request=request, node=node, allocation_id=f"s1-{self.pods}", now_s=self.now_s
+            )
         )
         self.decisions += 2
         if isinstance(plan, Append):
@@ -328,30 +367,33 @@ class Drive:
                 return
             self.accept(plan)
             if self.quota.governs(request.namespace, account):
-                self.quota.verdict(self.seq)
+                self.answer(QuotaJudged(seq=self.seq))
                 self.decisions += 1
             holding = self.ledger.holding(node, request.uid)
             if holding is not None and self.random.random() < 0.9:
-                write = self.ledger.plan_state(holding, "bound", now_s=self.now_s)
+                write = self.answer(StatePlanned(holding=holding, state="bound", now_s=self.now_s))
                 if write is not None:
                     self.stated(write.state)
 
     def may(self, plan: Append) -> bool:
-        """Whether quotas let a reservation be written; it is then counted."""
+        """True when quotas allow a reservation to be written; it is then counted."""
         record = plan.record
         if not self.quota.governs(record.namespace, record.account):
             return True
         wanted = amounts_of(record.containers, record.account)
         self.decisions += 1
-        if self.quota.first_look(record.namespace, record.account, wanted) is not None:
+        asked = QuotaLooked(
+            namespace=record.namespace, account=record.account, wanted=written_amounts(wanted)
+        )
+        if self.answer(asked) is not None:
             return False
-        self.quota.expect(record)
+        self.answer(QuotaExpected(record=record))
         if self.random.random() < 0.2:
-            self.quota.stop_expecting(record.allocation_id)
+            self.answer(QuotaUnexpected(allocation_id=record.allocation_id))
         return True
 
     def request(self) -> PodRequest:
-        """What some pod asks for; few templates, as in life."""
+        """Request of a random pod; few templates, as in production."""
         draw = self.random
         containers = [
             builders.container(
@@ -376,20 +418,20 @@ class Drive:
         return replace(pod, namespace=draw.choice(NAMESPACES))
 
     def accept(self, plan: Append) -> None:
-        """The bus takes an append."""
+        """Accept an append, as the bus."""
         self.seq += 1
-        self.ledger.handle(Accepted(append=plan, seq=self.seq, now_s=self.now_s))
+        self.answer(Accepted(append=plan, seq=self.seq, now_s=self.now_s))
         if self.random.random() < 0.9:
             self.seen(plan.record)
 
     def stated(self, state: StateRecord) -> None:
-        """The bus takes a state."""
+        """Accept a state, as the bus."""
         self.state_seq += 1
-        self.ledger.handle(StateSeen(seq=self.state_seq, state=state, now_s=self.now_s))
+        self.answer(StateSeen(seq=self.state_seq, state=state, now_s=self.now_s))
 
     def release(self) -> None:
-        """Some pods end."""
+        """End some pods."""
         holdings = list(self.ledger.holdings())
         for holding in self.random.sample(holdings, min(len(holdings), 3)):
-            plan = self.ledger.plan_release(holding, now_s=self.now_s, reason="pod-gone")
+            plan = self.answer(ReleasePlanned(holding=holding, now_s=self.now_s, reason="pod-gone"))
             self.accept(plan)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines whose devices are divided, one per vendor: what the partitioner contract is run over."""
+"""Machines whose devices are divided, one per vendor: fixtures of the partitioner contract."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -10,13 +10,14 @@ import anyio.lowlevel
 import pytest
 from msgspec import Struct, structs
 
-from hami_nodeagent.drivers import build_driver
+from hami_nodeagent.core.hardware import Instance, Wanted
+from hami_nodeagent.drivers.catalog import build_driver
 from hami_nodeagent.drivers.errors import DeviceHung, PartitionRefused
-from hami_nodeagent.drivers.parse import hygon
-from hami_nodeagent.drivers.partitioner import Instance, Partitioner, Wanted
+from hami_nodeagent.drivers.hygon import parse as hygon
+from hami_nodeagent.drivers.partitioner import Partitioner
 from hami_nodeagent.drivers.tool import Answer, Tool
-from hami_sim.hardware import vendorparts
-from hami_sim.hardware.vendortools import VendorTools
+from tests.fakes import vendorparts
+from tests.fakes.vendortools import VendorTools
 from tests.support.fake_dcmi import FakeDcmi
 from tests.support.fake_xpuml import FakeXpuml
 
@@ -24,27 +25,27 @@ NODE = "node-a"
 
 
 class Kind(Struct, frozen=True, kw_only=True):
-    """How one vendor is divided, for tests."""
+    """Partitioning of one vendor, for tests."""
 
     vendor: str
     way: str = ""
-    """Through which interface, where the vendor has two."""
+    """Interface, where the vendor has two."""
     model: str = ""
     sizes: tuple[tuple[str, str, int, int], ...]
-    """Profile, kind, memory and compute of what can be asked for; the first fits ``room`` times."""
+    """Profile, kind, memory and compute of valid requests; the first fits ``room`` times."""
     room: int
-    """How many of the first size an empty device holds."""
+    """Number of partitions of the first size on an empty device."""
     step_mib: int = 1
     """Memory comes in multiples of this."""
     words: tuple[str, ...]
     """Handles that each instance has."""
     create: str
-    """Part of the command that makes one; empty: no command does, files do."""
+    """Part of the command that creates one; empty: files, not a command, create it."""
     destroy: str = ""
     tells_busy: bool = False
-    """The list says which partitions are used."""
+    """The list shows which partitions are in use."""
     refuses_busy: bool = False
-    """The tool refuses to remove one that is used."""
+    """The tool refuses to remove a partition in use."""
 
     @property
     def name(self) -> str:
@@ -157,7 +158,7 @@ ASCEND_MODELS = ("910B2", "910B3", "910B4", "910ProA", "310P3", "Ascend910")
 
 
 def ascend_kind(model: str, way: str = "") -> Kind:
-    """How one Ascend chip is divided: every template that it has."""
+    """Partitioning of one Ascend chip: every template that it has."""
     chip = vendorparts.ASCEND_CHIPS[model]
     cores = chip["totals"][0]
     return structs.replace(
@@ -184,7 +185,7 @@ class PartBench:
         self.kind = kind
         self.folder = folder
         self.gives_up = True
-        """Tools that answer in process end at their time limit; otherwise they go on for ever."""
+        """Tools that answer in process end at their time limit; otherwise they run until killed."""
         self.tools: VendorTools | FakeDcmi | FakeXpuml
         if kind.way == "dcmi":
             self.tools = FakeDcmi(folder, count, node=NODE, model=kind.model)
@@ -196,7 +197,7 @@ class PartBench:
             )
 
     def answer_in_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let tools answer without processes: the same words, a hundred times as fast."""
+        """Answer tools without processes: the same output, a hundred times as fast."""
 
         async def run(tool: Tool, *arguments: str, **_: object) -> Answer:
             await anyio.lowlevel.checkpoint()
@@ -240,14 +241,14 @@ class PartBench:
         )
 
     def overbooked(self, index: int = 0) -> str:
-        """What the machine itself says is wrong with a device's partitions; empty: nothing.
+        """Violation in a device's partitions by the machine itself; empty: none.
 
         Read from the machine's own state, not through the driver.
         """
         return _CHECKS[self.kind.vendor](self, index)
 
     def in_hardware(self, index: int = 0) -> int:
-        """How many partitions the machine itself has on a device."""
+        """Number of partitions on a device by the machine itself."""
         vendor = self.kind.vendor
         if vendor == "kunlunxin":
             address = self.tools.bus_id_of(index)[:-4]
@@ -259,7 +260,7 @@ class PartBench:
         return len(self.tools.parts(index))
 
     def litter(self, index: int = 0) -> str:
-        """What an empty device still has that it should not have."""
+        """Leftovers on an empty device."""
         if count := self.in_hardware(index):
             return f"{count} partitions"
         if profiles := self.tools.profiles(index):

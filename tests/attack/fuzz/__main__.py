@@ -28,7 +28,7 @@ from tests.attack.fuzz.targets import TARGETS
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what ``arguments`` ask for; returns the exit code."""
+    """Run the targets in ``arguments``; returns the exit code."""
     options = _parser().parse_args(arguments)
     logging.getLogger().addHandler(logging.NullHandler())
     if options.replay:

@@ -53,7 +53,7 @@ class _Webhook:
         return Told(outcome=f"{case.kind} {'changed' if 'patch' in response else outcome}")
 
     async def finish(self) -> str:
-        """Admit a pod that asks for a share."""
+        """Admit a pod that requests a share."""
         status, body = await post(
             self._app, "/mutate", encoded(review(asking_pod())), certificate=API_SERVER
         )
@@ -105,7 +105,7 @@ class Admission:
 
     @asynccontextmanager
     async def service(self) -> AsyncIterator[_Webhook]:
-        """Put the webhook's handlers together."""
+        """Assemble the webhook's handlers."""
         wired = Wired()
         try:
             yield _Webhook(wired)

@@ -38,7 +38,7 @@ READ_EVERY = 20
 ANSWER_S = 60.0
 GOOD_POD_S = 90.0
 GROUP_MARK = re.compile(r"^ *\| ")
-"""What stands before each line of an exception in a group."""
+"""Prefix of each line of an exception in a group."""
 ERROR_LINE = re.compile(r"(?!ExceptionGroup|BaseExceptionGroup)[A-Za-z_][\w.]*(: |$)")
 FORESEEN = ("hami_common.errors.", "msgspec.")
 TICK_HZ = os.sysconf("SC_CLK_TCK")
@@ -59,7 +59,7 @@ READ = (
 
 
 class ServiceEnded(Exception):
-    """A process of the cluster is gone."""
+    """A process of the cluster has exited."""
 
 
 class _Services:

@@ -41,7 +41,7 @@ FACTS = (
     DeviceFacts(uuid="GPU-c", vendor="nvidia", index=1, type="x", memory_mib=0, max_shares=7),
 )
 HOSTILE = (0.0, 0.1, 0.3, 1.0)
-"""How many of the values of one file are out of place."""
+"""Fractions of the values of one file that are out of place."""
 ANSWER_S = 60.0
 LENGTH_BYTES = 4
 
@@ -182,7 +182,7 @@ class _Reader:
 
 
 class ChildEnded(Exception):
-    """The child is gone."""
+    """The child has exited."""
 
 
 class Configurations:

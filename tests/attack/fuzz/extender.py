@@ -37,7 +37,7 @@ NAMES = (*NODES, "none", "n-.x", "", "../x", "a" * 300)
 STEPS = 10
 """Cases about one pod."""
 POD, OBJECT = "pod", "object"
-"""Kinds of cases that are no calls: the tenant updates its pod, or creates another object."""
+"""Kinds of cases other than calls: the tenant updates its pod, or creates another object."""
 BUDGETS = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets/b{}"
 POD_GROUPS = (
     "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/{}/podgroups/{}",
@@ -89,7 +89,7 @@ class _Scheduler:
         return Told(problem=self._overbooked(), outcome=f"{case.kind} {_outcome(status, body)}")
 
     async def _call(self, case: Case) -> tuple[int, bytes]:
-        """Make the call; calls that wait for others to act are given real time."""
+        """Make the call; calls that wait for other tasks get real time."""
         answers: list[tuple[int, bytes]] = []
 
         async def ask() -> None:
@@ -110,7 +110,7 @@ class _Scheduler:
         if known is not None:
             if not again:
                 return
-            # What the API server keeps of an assigned pod.
+            # The fields that the API server keeps of an assigned pod.
             pod["spec"] = known["spec"]
             own = known["metadata"].get("annotations") or {}
             kept = {key: value for key, value in own.items() if keys.is_reserved(key)}
@@ -122,7 +122,7 @@ class _Scheduler:
         self._world.kube.put(path, pod)
 
     def _forget(self) -> None:
-        """Let old pods end, and drop what only tests look at."""
+        """Let old pods end, and drop what only tests read."""
         self._remove(PODS_MOST, OBJECTS_MOST)
         for seen in (
             self._world.bus.published,
@@ -156,7 +156,7 @@ class _Scheduler:
         return ""
 
     def _is_signed(self, pod: Document) -> bool:
-        """Whether the pod carries an allocation that an agent would believe."""
+        """Report if the pod carries an allocation that an agent would believe."""
         metadata, node = pod["metadata"], pod["spec"].get("nodeName", "")
         text = (metadata.get("annotations") or {}).get(keys.ALLOCATION, "")
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks the scheduler over the bus, in process: what its feeds read, in memory and fast.
+"""Attacks the scheduler over the bus, in process: the input of its feeds, in memory and fast.
 
-The messages are those of ``messages`` that the scheduler hears or watches. ``bus`` sends all kinds
-to all services over a real server, at a hundredth of the pace.
+The messages are those of ``messages`` that the scheduler receives or watches. ``bus`` sends all
+kinds to all services over a real server, at a hundredth of the pace.
 """
 
 import time

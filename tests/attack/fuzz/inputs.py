@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes hostile values, and damages documents and bytes. Knows nothing about what they mean.
+"""Makes hostile values, and damages documents and bytes, without knowledge of their meaning.
 
 Documents are plain data that ``msgspec.json.encode`` takes; ``msgspec.Raw`` stands for JSON that no
 Python value can express, such as a number of 5,000 digits or a lone surrogate.

@@ -43,14 +43,14 @@ class Case(Struct, frozen=True, kw_only=True):
     """One input."""
 
     kind: str
-    """What the bytes are for: a path, a subject, a format."""
+    """Use of the bytes: a path, a subject, a format."""
     body: bytes
     before: bytes = b""
     """Input that has to be known to the service before ``body`` means anything."""
 
 
 class Told(Struct, frozen=True, kw_only=True):
-    """What came of one case."""
+    """Result of one case."""
 
     problem: str = ""
     """Empty when every law holds."""
@@ -59,7 +59,7 @@ class Told(Struct, frozen=True, kw_only=True):
 
 
 class Service(Protocol):
-    """What is attacked, while it runs."""
+    """The service under attack, while it runs."""
 
     async def take(self, case: Case) -> Told:
         """Deliver the case and wait until the service is at rest."""
@@ -183,7 +183,7 @@ async def _one(service: Service, case: Case, seen: list[str]) -> tuple[str, str,
 
 
 def _first(seen: list[str]) -> str:
-    """Return the first exception that was logged since the last look, and forget them all."""
+    """Return the first exception that was logged since the last call, and clear them all."""
     problem = seen[0] if seen else ""
     seen.clear()
     return problem

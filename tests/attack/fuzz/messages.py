@@ -26,7 +26,7 @@ from tests.attack.fuzz.laws import Case
 
 OWN = "gpu-b"
 OTHER = "gpu-a.example"
-"""The node that has to go on working."""
+"""The node that has to keep working."""
 NODES = (OWN, OTHER, "gpu-z", "gpu-z.example")
 VENDORS = ("nvidia", "ascend", "amd", "x")
 BOOTS = ("1", "1700000000-a", "9999999999-a", "~~~~", "", "z" * 300, "0")

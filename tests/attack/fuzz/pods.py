@@ -114,7 +114,7 @@ class Tenant:
         return {key: self._note(key) for key in wanted}
 
     def _quantity(self, name: str) -> Any:
-        """Return what stands in a resource limit; text or, as in YAML, a bare number."""
+        """Return the value of a resource limit; text or, as in YAML, a bare number."""
         if self._attacks():
             return pick(self._chance, STRINGS if self._is(0.5) else NUMBERS)
         small = name.endswith(("gpu", "priority"))

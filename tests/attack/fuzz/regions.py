@@ -129,7 +129,7 @@ class Regions:
 
     @asynccontextmanager
     async def service(self) -> AsyncIterator[_Agent]:
-        """Put together what an agent reads regions with."""
+        """Assemble the objects with which an agent reads regions."""
         with tempfile.TemporaryDirectory(prefix="hami-fuzz-") as folder:
             yield _Agent(Path(folder))
 

@@ -9,7 +9,7 @@ from tests.attack.fuzz.laws import Case, Fault, Report, Target, run
 from tests.attack.fuzz.shrink import smaller
 
 SEED = "20261123"
-"""The seed of the tier ``attack``, and of runs that ask for no other."""
+"""The seed of the tier ``attack``, and of runs without ``--seed`` or ``--fresh``."""
 SAVED = Path(__file__).resolve().parents[3] / ".cache" / "fuzz"
 SHOWN = 400
 """Bytes of an input that are printed."""

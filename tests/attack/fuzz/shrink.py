@@ -40,7 +40,7 @@ class _Search:
         return self._left >= 0 and await self._still(body)
 
     async def as_document(self, document: Any, body: bytes) -> bytes:
-        """Take parts away as long as it fails without them."""
+        """Remove parts as long as it fails without them."""
         best = body
         progress = True
         while progress and self._left > 0:
@@ -56,7 +56,7 @@ class _Search:
         return best
 
     async def as_bytes(self, body: bytes) -> bytes:
-        """Cut ever smaller pieces out as long as it fails without them."""
+        """Remove ever smaller pieces as long as it fails without them."""
         piece = len(body) // 2
         while piece and self._left > 0:
             at = 0

@@ -114,7 +114,7 @@ class NodeCluster(Cluster):
         await super().stop()
 
     async def kill_plugin(self) -> None:
-        """Kill all that kubelet knows of us: the agent, and the proxy that hides its death."""
+        """Kill all programs that kubelet connects to: the agent, and the proxy in front of it."""
         for name in (*self.agents, *self.plugin_proxies):
             await self.processes[name].kill()
 
@@ -124,7 +124,7 @@ class NodeCluster(Cluster):
             self.processes[name].start()
         await self.registered()
 
-    # ---------------------------------------------------------------- what the node shows
+    # ---------------------------------------------------------------- status of the node
 
     def minors(self) -> dict[str, int]:
         """Minor number of each device node by the device's UUID."""
@@ -136,7 +136,7 @@ class NodeCluster(Cluster):
         }
 
     async def container_log(self, pod: str, container: str, *, namespace: str = "default") -> str:
-        """What the newest run of a container has printed, from the node's disk."""
+        """Output of the newest run of a container, from the node's disk."""
         return self.node.log(pod, container, namespace=namespace)
 
     async def node_status(self) -> dict[str, Any]:
@@ -145,13 +145,13 @@ class NodeCluster(Cluster):
         return dict(document["status"])
 
     async def cpu_milli(self) -> int:
-        """What kubelet offers to pods."""
+        """Processor capacity that kubelet offers to pods."""
         cores = parse_quantity((await self.node_status())["allocatable"]["cpu"])
         assert cores is not None
         return int(cores * 1000)
 
     async def boot_id(self) -> str:
-        """Which boot of the node kubelet has reported."""
+        """Boot id of the node according to kubelet."""
         return str((await self.node_status())["nodeInfo"]["bootID"])
 
     async def metric(self, process: str, name: str, *, labels: str = ".*") -> float:
@@ -162,7 +162,7 @@ class NodeCluster(Cluster):
         return sum(float(value) for value in values)
 
     async def registered(self) -> None:
-        """Wait until the kubelet that runs now has the ids of our plugin."""
+        """Wait until the running kubelet has the ids of this project's plugin."""
 
         async def has_ids() -> bool:
             request = podresources.AllocatableResourcesRequest()

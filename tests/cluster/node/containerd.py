@@ -33,7 +33,7 @@ def version() -> tuple[int, ...]:
 
 
 def find_network_plugins() -> Path | None:
-    """Where the CNI plugins are (Debian: package containernetworking-plugins)."""
+    """Directory of the CNI plugins (Debian: package containernetworking-plugins)."""
     return next((path for path in PLUGIN_DIRECTORIES if (path / "bridge").exists()), None)
 
 

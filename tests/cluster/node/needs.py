@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says what this machine lacks for a real node, and skips, or fails where one is required."""
+"""Reports what this machine lacks for a real node, and skips, or fails where one is required."""
 
 import os
 import shutil

@@ -35,7 +35,7 @@ _STATIC_PODS = "manifests"
 
 
 class NodeSpec(Struct, frozen=True, kw_only=True):
-    """What the node is made of."""
+    """Parts of the node."""
 
     name: str
     kubelet: Path
@@ -44,7 +44,7 @@ class NodeSpec(Struct, frozen=True, kw_only=True):
     kubeconfig: Path
     """Credentials of ``system:node:<name>``."""
     client_ca: Path | None = None
-    """Who signs the clients of kubelet's own server."""
+    """Authority that signs client certificates of kubelet's own server."""
     configuration: Mapping[str, Any] = {}
     """Further fields of KubeletConfiguration."""
     labels: Mapping[str, str] = {}
@@ -129,7 +129,7 @@ class RealNode:
         await self.start_kubelet()
 
     async def cut_power(self) -> None:
-        """End everything at once; what would stand in memory is lost."""
+        """End everything at once; data in memory is lost."""
         await self.space.kill()
         for process in (self.kubelet, self.containerd.process):
             if process is not None:
@@ -142,17 +142,17 @@ class RealNode:
         await self.start()
 
     def add_static_pod(self, pod: Mapping[str, Any]) -> None:
-        """Give kubelet a pod that no API server knows of before."""
+        """Give kubelet a pod that the API server does not know before."""
         fresh = self.directory / f"{pod['metadata']['name']}.yaml"
         fresh.write_text(yaml.safe_dump(pod))
         fresh.replace(self.static_pods / fresh.name)
 
     def remove_static_pod(self, name: str) -> None:
-        """Take such a pod away again."""
+        """Remove such a pod."""
         (self.static_pods / f"{name}.yaml").unlink()
 
     def log(self, pod: str, container: str, *, namespace: str = "default") -> str:
-        """What the newest run of a container printed; empty before it did."""
+        """Output of the newest run of a container; empty before its first line."""
         pods = sorted((self.directory / "log" / "pods").glob(f"{namespace}_{pod}_*"), key=_changed)
         files = sorted((pods[-1] / container).glob("*.log"), key=_run) if pods else []
         if not files:
@@ -207,7 +207,7 @@ class RealNode:
 
 
 def base() -> Path | None:
-    """Where the directory of a node is made best: in memory, if this machine has such a place."""
+    """Best parent for the directory of a node: in memory, where this machine has such a place."""
     memory = Path("/dev/shm")
     return memory if memory.is_dir() else None
 
@@ -239,7 +239,7 @@ def _address() -> str:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Another one after the file was made anew, zeros when there is none."""
+    """Changes when the file is re-created; zeros when there is none."""
     try:
         status = path.stat()
     except OSError:

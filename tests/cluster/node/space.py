@@ -64,7 +64,7 @@ done
 exec sleep infinity
 """
 
-# Runs as the child of nsenter, then becomes the program: it dies with nsenter, which dies with us.
+# Runs as the child of nsenter, then executes the program: it ends with nsenter, and so with tests.
 _DIE_WITH_NSENTER = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
 )
@@ -130,7 +130,7 @@ class Space:
         ]
 
     def look_command(self, argv: Sequence[str | Path]) -> list[str]:
-        """Command line that runs ``argv`` with the node's mounts but as a process of ours."""
+        """Command line that runs ``argv`` with the node's mounts as a process of this machine."""
         program = shutil.which(str(argv[0])) or str(argv[0])
         nsenter = shutil.which("nsenter") or "nsenter"
         return [nsenter, "-t", str(self._init_pid), "-m", "--", program, *map(str, argv[1:])]

@@ -25,10 +25,10 @@ class World(Protocol):
     def feed(self, node: str) -> Feed: ...
 
     async def interrupt(self) -> None:
-        """The bus is away and comes back with its store."""
+        """Make the bus unavailable; it recovers with its store."""
 
     async def wipe(self) -> None:
-        """The bus is away and comes back empty."""
+        """Make the bus unavailable; it recovers empty."""
 
 
 class MemoryWorld:
@@ -124,7 +124,7 @@ class NatsClusterWorld:
 async def nats_cluster(
     tmp_path_factory: pytest.TempPathFactory, anyio_backend: str
 ) -> AsyncIterator[NatsCluster]:
-    """Three servers for all tests: to elect leaders takes seconds."""
+    """Three servers shared by all tests, because electing leaders takes seconds."""
     async with run_nats_cluster(tmp_path_factory.mktemp("nats-cluster")) as servers:
         yield servers
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every Bucket does, in memory and over a real server (design D3)."""
+"""Contract of every Bucket, in memory and over a real server (design D3)."""
 
 from collections.abc import AsyncIterator
 
@@ -111,7 +111,7 @@ async def test_an_empty_value_is_a_value(world: World) -> None:
     assert entry.value == b""
 
 
-async def test_append_with_fence_is_accepted_when_nobody_wrote_for_the_node(world: World) -> None:
+async def test_append_with_fence_is_accepted_on_a_node_without_writes(world: World) -> None:
     bucket = world.bucket()
     assert await bucket.append(key(NODE, "a"), b"1", expect=fence(NODE, 0)) == 1
     assert await bucket.append(key(NODE, "b"), b"2", expect=fence(NODE, 1)) == 2
@@ -148,7 +148,7 @@ async def test_node_names_that_are_prefixes_of_each_other_do_not_share_a_fence(
     assert await bucket.last_revision(subjects.node_fence("node.a")) == 1
 
 
-async def test_a_repeated_fenced_append_is_refused_so_read_back_tells_whose_it_is(
+async def test_a_repeated_fenced_append_is_refused_and_the_stored_value_shows_its_owner(
     world: World,
 ) -> None:
     bucket = world.bucket()
@@ -220,7 +220,7 @@ async def test_latest_reads_thousands_of_keys(world: World) -> None:
     assert revisions == sorted(revisions)
 
 
-async def test_last_revision_is_zero_where_nothing_was_written(world: World) -> None:
+async def test_last_revision_is_zero_without_writes(world: World) -> None:
     bucket = world.bucket()
     await bucket.append(key(OTHER, "a"), b"1")
     assert await bucket.last_revision(FENCE) == 0
@@ -249,7 +249,7 @@ async def test_forget_refuses_the_newest_record_of_a_node(world: World) -> None:
     assert await bucket.last_revision(FENCE) == 2
 
 
-async def test_forget_of_an_unknown_key_does_nothing(world: World) -> None:
+async def test_forget_of_an_unknown_key_has_no_effect(world: World) -> None:
     bucket = world.bucket()
     await bucket.append(key(NODE, "a"), b"1")
     await bucket.forget(key(NODE, "unknown"))
@@ -313,7 +313,7 @@ async def test_watch_under_load_has_no_gap_no_repetition_and_stream_order(world:
     assert set(range(latest_before_first, total)) <= set(numbers)
 
 
-async def test_watch_goes_on_after_the_bus_was_away(world: World) -> None:
+async def test_watch_continues_after_an_outage_of_the_bus(world: World) -> None:
     bucket = world.bucket()
     await bucket.append(key(NODE, "a"), b"1")
     async with bucket.watch() as items:
@@ -360,7 +360,7 @@ async def test_feed_gives_the_nodes_records_and_then_each_new_one(world: World) 
         assert entry.headers["ce-id"] == "3"
 
 
-async def test_feed_catches_up_after_the_bus_was_away(world: World) -> None:
+async def test_feed_catches_up_after_an_outage_of_the_bus(world: World) -> None:
     bucket = world.bucket()
     async with world.feed(NODE).watch() as items:
         assert await until_synced(items) == [Synced(revision=0)]

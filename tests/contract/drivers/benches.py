@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines that can be broken on purpose, one per driver: what the driver contract is run over."""
+"""Machines that can be broken on purpose, one per driver, for the driver contract."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from hami_nodeagent.drivers import Driver, build_driver
+from hami_nodeagent.drivers.catalog import build_driver
+from hami_nodeagent.drivers.protocol import Driver
 from hami_sim.hardware import profile
 from hami_sim.hardware.control import SimulatedControl
 from hami_sim.hardware.fake_nvml import FakeNvml, Process
 from hami_sim.hardware.profile import Profile
-from hami_sim.hardware.vendortools import VendorTools
+from tests.fakes.vendortools import VendorTools
 from tests.support.fake_library import FakeLibrary
 
 NODE = "node-a"
@@ -19,7 +20,7 @@ class Bench(ABC):
     """A machine with a driver for it. Devices are named by index."""
 
     tells_loss = True
-    """A lost device is told as lost; otherwise it is only not listed any more."""
+    """A lost device is reported as lost; otherwise it only disappears from the list."""
     tells_processes = True
     tells_process_memory = True
     tells_process_load = True
@@ -62,7 +63,7 @@ class Bench(ABC):
 
 
 class ProfileBench(Bench):
-    """A machine of ``profile`` whose devices report faults by themselves."""
+    """A machine of ``profile`` whose devices report fault events."""
 
     def __init__(self, name: str) -> None:
         self.profile: Profile = profile.load(name)
@@ -128,7 +129,7 @@ class SimulatedBench(ProfileBench):
 
 
 class FakeNvmlBench(ProfileBench):
-    """The NVIDIA driver on the fake library, with a sysfs tree that knows the same cards."""
+    """The NVIDIA driver on the fake library, with a sysfs tree that has the same cards."""
 
     def __init__(self, name: str, folder: Path, library: Path) -> None:
         super().__init__(name)
@@ -146,11 +147,11 @@ class FakeNvmlBench(ProfileBench):
         return self.profile.devices[index].bus_id.lower().removeprefix("0000")
 
     def bind(self, index: int) -> None:
-        """The kernel driver takes the card."""
+        """Bind the card to the kernel driver."""
         (self.sysfs / "bus/pci/drivers/nvidia" / self._address(index)).mkdir(parents=True)
 
     def unbind(self, index: int) -> None:
-        """The kernel driver lets go of the card."""
+        """Unbind the card from the kernel driver."""
         (self.sysfs / "bus/pci/drivers/nvidia" / self._address(index)).rmdir()
 
     def driver(self, **settings: object) -> Driver:
@@ -197,7 +198,7 @@ class FakeNvmlBench(ProfileBench):
 
 
 class ToolBench(Bench):
-    """A vendor's driver on fake tools; of a profile's name the number of devices counts."""
+    """A vendor's driver on fake tools; only the number of devices in a profile's name matters."""
 
     tells_process_load = False
 

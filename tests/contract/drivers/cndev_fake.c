@@ -4,8 +4,8 @@
  * for API version 6, declared again here and not taken from the code under test; a call with
  * another version than the machine's `api` (6 where it says none) answers 3. Handles are no
  * indexes. Keys of a device: uuid, name, serial (0x...), ports (indexes of cards that its MLU-Links
- * lead to, -1: the port is down), smlu, mim. What cards are divided into is kept in the process;
- * enforced is what a card has: 100 percent, its memory, unique names, profiles removed only without
+ * lead to, -1: the port is down), smlu, mim. The process keeps the partitions of cards and enforces
+ * the limits of a card: 100 percent, its memory, unique names, profiles removed only without
  * instances.
  */
 #include "library_machine.h"

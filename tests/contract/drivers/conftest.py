@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hami_nodeagent.drivers import Driver
+from hami_nodeagent.drivers.protocol import Driver
 from hami_sim.hardware.fake_nvml import STATE_VARIABLE
-from hami_sim.hardware.vendoranswers import MAKE_BY_VENDOR
 from tests.contract.drivers.benches import (
     Bench,
     FakeNvmlBench,
@@ -19,6 +18,7 @@ from tests.contract.drivers.benches import (
     SimulatedBench,
     ToolBench,
 )
+from tests.fakes.vendoranswers import MAKE_BY_VENDOR
 from tests.support.fake_dcmi import DCMI, FakeDcmi
 from tests.support.fake_library import FakeLibrary, LibraryFake
 
@@ -71,7 +71,7 @@ def make_profile_bench(
     tmp_path: Path,
     nvidia_bench: Callable[[str], FakeNvmlBench],
 ) -> Callable[[str], ProfileBench]:
-    """Makes a machine from a profile, once per driver that is told of faults."""
+    """Makes a machine from a profile, once per driver that receives fault events."""
     if request.param == "nvidia":
         return nvidia_bench
     return lambda name: SimulatedBench(name, tmp_path)
@@ -93,7 +93,7 @@ def library_name(request: pytest.FixtureRequest) -> str:
 def make_bench(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], Bench]:
-    """Makes a machine, once per driver and way; a library is loaded into this process."""
+    """Makes a machine, once per driver and interface; a library is loaded into this process."""
 
     def behind_library(name: str) -> Bench:
         tools = library_of(request.param, tmp_path, int(name.partition("x")[0]))

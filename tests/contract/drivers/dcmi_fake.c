@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A libdcmi.so whose machine stands in text files beside it, read anew by each dcmi_init:
+ * A libdcmi.so with its machine in text files beside it, which each dcmi_init reads again:
  * `machine` (cards, chips' tables, accidents; written by tests/support/fake_dcmi.py), `vdevs` (live
- * vNPUs) and `shared` (device-share), the latter two written here. Structures are those of the vendor's dcmi_interface_api.h,
- * declared again here and not taken from the code under test. Enforces what a chip has: AI cores,
- * AI CPUs, memory, DVPP units and the numbers that its vNPUs may have. Lines that come to `faults`
- * (CHIP EVENT SERIAL ASSERTION) are told to who subscribed to the chip, by a thread; those from
- * before, too, where the first line is `replay`. Which error a real library
- * gives for a chip that is full is not published: -8003 here.
+ * vNPUs) and `shared` (device-share); this library writes the latter two. Structures are those of
+ * the vendor's dcmi_interface_api.h, declared again here and not taken from the code under test.
+ * Enforces what a chip has: AI cores, AI CPUs, memory, DVPP units and the numbers that its vNPUs may
+ * have. A thread delivers lines added to `faults` (CHIP EVENT SERIAL ASSERTION) to the chip's
+ * subscribers; earlier lines as well where the first line is `replay`. The error of a real library
+ * for a full chip is not published: -8003 here.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -414,7 +414,7 @@ int dcmi_get_device_power_info(int card, int chip, int *power)
 {
     FIND(card, chip);
     *power = one->power;
-    return one->chip ? NOT_SUPPORTED : OK; /* of two dies the first tells the board's */
+    return one->chip ? NOT_SUPPORTED : OK; /* the first of two dies reports the board's power */
 }
 
 int dcmi_get_device_health(int card, int chip, unsigned *health)
@@ -620,7 +620,7 @@ static int next_fault(FILE *file, struct fault *into)
     return 1;
 }
 
-/* Tell of all lines after the first `skip`; returns how many there are. */
+/* Deliver all lines after the first `skip`; returns how many there are. */
 static int tell_faults(int skip, int is_silent)
 {
     char path[4096];

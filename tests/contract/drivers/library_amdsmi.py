@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the contract of libraries asks of AMD's."""
+"""AMD's part of the contract of libraries."""
 
 import json
 
+from hami_nodeagent.drivers.amd.binding import PROGRAM
 from hami_nodeagent.drivers.errors import (
     DeviceBusy,
     DriverDenied,
@@ -11,9 +12,8 @@ from hami_nodeagent.drivers.errors import (
     NotSupported,
     ToolMismatch,
 )
-from hami_nodeagent.libraries.amdsmi import PROGRAM
-from hami_sim.hardware import vendoranswers
-from hami_sim.hardware.vendoranswers import MAKE_BY_VENDOR
+from tests.fakes import vendoranswers
+from tests.fakes.vendoranswers import MAKE_BY_VENDOR
 from tests.support.fake_library import Device, LibraryFake
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Biren's BRML for the contract of libraries."""
 
+from hami_nodeagent.drivers.biren.binding import PROGRAM
 from hami_nodeagent.drivers.errors import (
     DeviceBusy,
     DriverDenied,
     DriverTransient,
     ToolMismatch,
 )
-from hami_nodeagent.libraries.brml import PROGRAM
 from tests.support.fake_library import Device, LibraryFake
 
 

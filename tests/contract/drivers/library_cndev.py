@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cambricon's CNDEV for the contract of libraries."""
 
+from hami_nodeagent.drivers.cambricon.binding import PROGRAM
 from hami_nodeagent.drivers.errors import DriverDenied, DriverTransient, ToolMismatch
-from hami_nodeagent.libraries.cndev import PROGRAM
 from tests.support.fake_library import Device, LibraryFake
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Enflame's EFML for the contract of libraries."""
 
+from hami_nodeagent.drivers.enflame.binding import PROGRAM
 from hami_nodeagent.drivers.errors import (
     DriverMissing,
     DriverTransient,
     NotSupported,
     ToolMismatch,
 )
-from hami_nodeagent.libraries.efml import PROGRAM
 from tests.support.fake_library import LibraryFake
 
 FAKE = LibraryFake(

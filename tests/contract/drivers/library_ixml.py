@@ -9,7 +9,7 @@ from hami_nodeagent.drivers.errors import (
     NotSupported,
     ToolMismatch,
 )
-from hami_nodeagent.libraries import ixml
+from hami_nodeagent.drivers.iluvatar import binding as ixml
 from tests.support.fake_library import LibraryFake
 
 FAKE = LibraryFake(

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The machine behind a fake vendor library: a text file `machine` beside the .so, written by
- * tests/support/fake_library.py and read anew by machine_read(), which the library's init calls.
+ * tests/support/fake_library.py; machine_read(), which the library's init calls, reads it again.
  *
  *     version 6.2             a word of the machine
  *     answer CALL CODE        the call answers this code:  REFUSED(CALL)  returns it

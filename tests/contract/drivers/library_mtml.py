@@ -9,7 +9,7 @@ from hami_nodeagent.drivers.errors import (
     NotSupported,
     ToolMismatch,
 )
-from hami_nodeagent.libraries import mtml
+from hami_nodeagent.drivers.mthreads import binding as mtml
 from tests.support.fake_library import LibraryFake
 
 FAKE = LibraryFake(

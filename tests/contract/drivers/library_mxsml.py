@@ -2,7 +2,7 @@
 """MetaX's MXSML for the contract of libraries."""
 
 from hami_nodeagent.drivers.errors import DeviceBusy, DriverDenied, DriverTransient
-from hami_nodeagent.libraries.mxsml import PROGRAM
+from hami_nodeagent.drivers.metax.binding import PROGRAM
 from tests.support.fake_library import LibraryFake
 
 FAKE = LibraryFake(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the contract of libraries asks of Hygon's."""
+"""Hygon's part of the contract of libraries."""
 
 import json
 
@@ -10,9 +10,9 @@ from hami_nodeagent.drivers.errors import (
     DriverTransient,
     NotSupported,
 )
-from hami_nodeagent.libraries.rsmi import PROGRAM
-from hami_sim.hardware import vendoranswers
-from hami_sim.hardware.vendoranswers import MAKE_BY_VENDOR
+from hami_nodeagent.drivers.hygon.binding import PROGRAM
+from tests.fakes import vendoranswers
+from tests.fakes.vendoranswers import MAKE_BY_VENDOR
 from tests.support.fake_library import Device, LibraryFake
 
 

@@ -10,7 +10,7 @@ from hami_nodeagent.drivers.errors import (
     NotSupported,
     ToolMismatch,
 )
-from hami_nodeagent.libraries.xpuml import PROGRAM
+from hami_nodeagent.drivers.kunlunxin.binding import PROGRAM
 from tests.support.fake_library import LibraryFake
 
 _RUNNING, _ERROR = 201, 207

@@ -36,7 +36,7 @@ typedef struct {
 } sgpu_t;
 typedef struct { long total, used, free; } memory_t;
 
-int mxsml_fake_blind;         /* memory and alias are not told */
+int mxsml_fake_blind;         /* memory and alias are not reported */
 unsigned mxsml_fake_class[GPUS];
 unsigned mxsml_fake_vram[GPUS][SGPUS];
 static unsigned compute_of[GPUS][SGPUS];
@@ -244,7 +244,7 @@ unsigned mxSmlGetSgpuAlias(unsigned gpu, unsigned number, char *alias, unsigned 
 {
     if (mxsml_fake_blind) return NO_SUCH;
     if (*size < 32) return TOO_SMALL;
-    /* As long as an alias may be, without an end, where nobody has set one. */
+    /* The longest possible alias, without a terminator, where none is set. */
     if (alias_of[gpu][number][0]) memcpy(alias, alias_of[gpu][number], 32);
     else memset(alias, 'a' + (int)number, 32);
     return 0;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AMD through AMD SMI: the structures of each version, and which tool stands in for the library."""
+"""AMD through AMD SMI: the structures of each version, and the tool that replaces the library."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from hami_common.model.device import Link
 from hami_nodeagent.core.health import DeviceLost
-from hami_nodeagent.drivers import Driver, build_driver
+from hami_nodeagent.drivers.catalog import build_driver
 from hami_nodeagent.drivers.errors import DriverMissing, LibraryUnusable
-from hami_nodeagent.drivers.protocol import ProcessUsage
+from hami_nodeagent.drivers.protocol import Driver, ProcessUsage
 from hami_sim.hardware.fake_nvml import Process
-from hami_sim.hardware.vendortools import VendorTools
 from tests.contract.drivers.library_amdsmi import FAKE
+from tests.fakes.vendortools import VendorTools
 from tests.support.fake_library import FakeLibrary
 
 pytestmark = pytest.mark.anyio
@@ -31,7 +31,7 @@ def driver_of(machine: FakeLibrary | VendorTools, **settings: object) -> Driver:
 
 
 @pytest.mark.parametrize("release", [24, 25, 26])
-async def test_each_version_tells_the_same(
+async def test_each_version_reports_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: int
 ) -> None:
     machine = machine_of(tmp_path, release)

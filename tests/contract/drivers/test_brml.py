@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Biren through BRML: what the library tells beside the contract of libraries."""
+"""Biren through BRML: facts of the library beyond the contract of libraries."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
+from hami_nodeagent.drivers.biren.binding import PROGRAM
 from hami_nodeagent.drivers.parse.library import devices
 from hami_nodeagent.drivers.parse.seen import Condition, Sight
 from hami_nodeagent.drivers.rules import Neighbour
-from hami_nodeagent.libraries.brml import PROGRAM
 from hami_nodeagent.libraries.loading import Kind, run
 from tests.support.fake_library import built
 
@@ -21,7 +21,7 @@ class Machine:
         self._library = Path(shutil.copy(built("brml_fake.c"), folder / "libbiren-ml.so"))
 
     def write(self, *cards: str, more: tuple[str, ...] = ()) -> None:
-        """Cards with these keys beside those that all have."""
+        """Cards with these keys in addition to the common ones."""
         lines = ["version 1.5.0", *more]
         for index, keys in enumerate(cards):
             own = f"index={index}\tmemory_mib=65536\tbus=0x{0x11 + index:02x}"
@@ -36,7 +36,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A library with a state of its own: a copy is another library."""
+    """A library with a state of its own, because a copy is loaded as another library."""
     return Machine(tmp_path)
 
 
@@ -73,7 +73,7 @@ def test_links_have_the_bridge_and_the_direct_ports(machine: Machine) -> None:
         ("failing=1", Condition.DOUBTFUL, "brmlDeviceGetHealthStatus: UNKNOWN (error 255)"),
     ],
 )
-def test_health_has_the_librarys_words(
+def test_health_reason_quotes_the_library(
     machine: Machine, keys: str, condition: Condition, reason: str
 ) -> None:
     machine.write(keys)
@@ -88,7 +88,7 @@ def test_a_card_without_a_handle_is_a_problem_and_hides_no_other(machine: Machin
     assert sight.problems == ("card 1: brmlDeviceGetHandleByIndex: NOT_FOUND (error 5)",)
 
 
-def test_what_a_card_does_not_tell_is_unknown(machine: Machine) -> None:
+def test_missing_values_of_a_card_are_unknown(machine: Machine) -> None:
     calls = (
         *("HealthStatus", "MemoryInfo", "UtilizationRates", "Temperature", "PowerUsage"),
         *("ComputeRunningProcesses", "PciInfo", "GpuInfo", "UUID", "NumaNode", "SviMode"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that speaks to Cambricon's library, against a library of the same interface."""
+"""The program that calls Cambricon's library, against a library of the same interface."""
 
 import ctypes
 import shutil
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hami_nodeagent.drivers.parse.cambricon import SmluCard, smlus
+from hami_nodeagent.drivers.cambricon.binding import PROGRAM
+from hami_nodeagent.drivers.cambricon.parse import SmluCard, smlus
 from hami_nodeagent.drivers.parse.library import devices
 from hami_nodeagent.drivers.parse.seen import Condition, Sight
 from hami_nodeagent.drivers.protocol import ProcessUsage
 from hami_nodeagent.drivers.rules import Neighbour
-from hami_nodeagent.libraries.cndev import PROGRAM
 from hami_nodeagent.libraries.loading import USAGE, Kind, run
 from tests.support.fake_library import built
 
@@ -35,7 +35,7 @@ class Machine:
         self.write_cards("\t".join(keys), more=(*answers, *processes))
 
     def write_cards(self, *cards: str, more: tuple[str, ...] = ()) -> None:
-        """Cards with these keys beside those that all have."""
+        """Cards with these keys in addition to the common ones."""
         lines = ["version 5.10.31", *more]
         for index, keys in enumerate(cards):
             uuid = f"{UUID[:-1]}{index}"
@@ -59,7 +59,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A library with a state of its own: a copy is another library."""
+    """A library with a state of its own, because a copy is loaded as another library."""
     return Machine(tmp_path)
 
 
@@ -69,14 +69,14 @@ def test_only_cards_in_smlu_mode_are_listed(machine: Machine) -> None:
     assert (card.instances, card.profiles) == ((), ())
 
 
-def test_an_instance_has_the_size_name_and_node_that_were_asked_for(machine: Machine) -> None:
+def test_an_instance_has_the_requested_size_name_and_node(machine: Machine) -> None:
     assert machine.run("create", UUID, "20", str(4 * GIB), "hami0") == (0, "", "")
     (one,) = machine.card().instances
     assert (one.name, one.quota, one.memory, one.used) == ("hami0", 20, 4 * GIB, 0)
     assert one.node == "/dev/cambricon-caps/cap_dev0_mi1"
 
 
-def test_instances_of_one_size_share_a_profile_which_goes_with_the_last(
+def test_instances_of_one_size_share_a_profile_removed_with_the_last(
     machine: Machine,
 ) -> None:
     for name in ("hami0", "hami1"):
@@ -98,14 +98,14 @@ def test_an_instance_that_fails_takes_its_new_profile_with_it(machine: Machine) 
     assert machine.run("create", UUID, "20", str(4 * GIB), "hami0")[0] == 0
 
 
-def test_what_the_card_has_not_is_refused_by_the_library(machine: Machine) -> None:
+def test_requests_beyond_the_card_are_refused_by_the_library(machine: Machine) -> None:
     assert machine.run("create", UUID, "90", str(GIB), "hami0")[0] == 0
     status, _, complaint = machine.run("create", UUID, "20", str(GIB), "hami1")
     assert (status, "INSUFFICIENT_SPACE (error 9)" in complaint) == (Kind.REFUSED, True)
     assert len(machine.card().profiles) == 1
 
 
-def test_without_library_driver_or_card_the_reason_is_told(machine: Machine) -> None:
+def test_reason_is_reported_without_library_driver_or_card(machine: Machine) -> None:
     _, complaint, status = run(PROGRAM, ("/nowhere/libcndev.so", "list"))
     assert (status, "error while loading shared libraries" in complaint) == (Kind.UNUSABLE, True)
     assert "there is no card" in machine.run("tidy", "no-such-card")[2]
@@ -124,7 +124,7 @@ def told(machine: Machine, word: str = "survey") -> Sight:
     return devices(text)
 
 
-def test_a_card_is_told_with_everything_that_cnmon_tells(machine: Machine) -> None:
+def test_card_is_reported_with_everything_that_cnmon_shows(machine: Machine) -> None:
     machine.write(
         *("power_w=44", "temperature_c=41", "core_pct=7", "used_mib=812", "numa=1", "smlu=1"),
         *("bus=0x9b", "serial=0x7701991583070017"),
@@ -140,13 +140,13 @@ def test_a_card_is_told_with_everything_that_cnmon_tells(machine: Machine) -> No
     assert told(machine).driver_version == "5.10.31"
 
 
-def test_links_count_live_ports_that_both_cards_tell(machine: Machine) -> None:
+def test_links_count_live_ports_that_both_cards_report(machine: Machine) -> None:
     machine.write_cards(
         "ports=1 1 -1 2", "ports=0 0 0", "ports=1\tnuma=1", "ports=0\tnuma=1\tfailing=1"
     )
     views = told(machine).views
     assert views["0", "1"] == views["1", "0"] == Neighbour(level="node", fabric_links=2)
-    assert views["0", "2"] == Neighbour(level="system")  # card 2 tells of no port to card 0
+    assert views["0", "2"] == Neighbour(level="system")  # card 2 has no port to card 0
     assert len(views) == 6  # a card that does not answer has no links
 
 
@@ -159,7 +159,7 @@ def test_links_count_live_ports_that_both_cards_tell(machine: Machine) -> None:
         ("failing=1", Condition.DOUBTFUL, "cndevGetCardHealthState: UNKNOWN (error 7)"),
     ],
 )
-def test_health_has_the_librarys_words(
+def test_health_reason_quotes_the_library(
     machine: Machine, key: str, condition: Condition, reason: str
 ) -> None:
     machine.write(key)
@@ -171,7 +171,7 @@ def test_health_has_the_librarys_words(
     ("code", "condition"),
     [(6, Condition.BAD), (18, Condition.BAD), (17, Condition.DOUBTFUL), (8, Condition.DOUBTFUL)],
 )
-def test_a_card_that_fell_off_or_is_in_problem_is_lost_and_others_doubted(
+def test_a_card_off_the_bus_or_in_problem_state_is_lost_and_others_in_doubt(
     machine: Machine, code: int, condition: Condition
 ) -> None:
     machine.write(answers=(f"answer cndevGetUUID {code}",))
@@ -179,7 +179,7 @@ def test_a_card_that_fell_off_or_is_in_problem_is_lost_and_others_doubted(
     assert (seen.condition, seen.uuid) == (condition, "")
 
 
-def test_a_library_of_the_older_api_tells_the_same_but_states(machine: Machine) -> None:
+def test_library_of_the_older_api_reports_the_same_except_states(machine: Machine) -> None:
     keys = ("power_w=44", "used_mib=812", "bus=0x9b", "ports=0")
     machine.write(*keys)
     now = told(machine)
@@ -192,7 +192,7 @@ def test_a_library_of_the_older_api_tells_the_same_but_states(machine: Machine) 
     assert (status, "UNSUPPORTED_API_VERSION" in complaint) == (Kind.UNUSABLE, True)
 
 
-def test_what_a_card_does_not_tell_is_unknown(machine: Machine) -> None:
+def test_missing_values_of_a_card_are_unknown(machine: Machine) -> None:
     calls = (
         *("MemoryUsageV2", "MemoryUsage", "PCIeInfoV2", "PCIeInfo", "CardSN", "ProcessInfo"),
         *("NUMANodeIdByDevId", "DeviceUtilizationInfo", "TemperatureInfo", "DevicePowerInfo"),
@@ -207,7 +207,7 @@ def test_what_a_card_does_not_tell_is_unknown(machine: Machine) -> None:
     assert (seen.processes, seen.mode, sight.driver_version) == (None, "", "")
 
 
-def test_more_processes_than_expected_are_all_told(machine: Machine) -> None:
+def test_more_processes_than_expected_are_all_reported(machine: Machine) -> None:
     machine.write(processes=tuple(f"process 0 {pid} 1" for pid in range(1, 121)))
     (seen,) = told(machine, "glance").devices
     assert seen.processes is not None

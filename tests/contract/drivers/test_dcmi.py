@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ascend through DCMI: what the library tells beside the driver contract, and its error cases."""
+"""Ascend through DCMI: facts of the library beyond the driver contract, and its error cases."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,21 +9,22 @@ import msgspec
 import pytest
 
 from hami_common.model.device import Profile
+from hami_nodeagent.core.hardware import Wanted
 from hami_nodeagent.core.health import DeviceLost, ProbeFailed, Stimulus
-from hami_nodeagent.drivers import Driver, build_driver
-from hami_nodeagent.drivers.ascend import AscendReader
+from hami_nodeagent.drivers.ascend import binding as dcmi
+from hami_nodeagent.drivers.ascend import parse_dcmi as parse
+from hami_nodeagent.drivers.ascend.reader import AscendReader
+from hami_nodeagent.drivers.catalog import build_driver
 from hami_nodeagent.drivers.errors import (
     AnswerUnknown,
     DeviceBusy,
     DriverMismatch,
 )
-from hami_nodeagent.drivers.parse import dcmi as parse
-from hami_nodeagent.drivers.partitioner import Wanted
+from hami_nodeagent.drivers.protocol import Driver
 from hami_nodeagent.drivers.reader import ToolSettings
-from hami_nodeagent.libraries import dcmi
 from hami_nodeagent.libraries.loading import Kind
-from hami_sim.hardware import vendorparts
-from hami_sim.hardware.vendortools import VendorTools
+from tests.fakes import vendorparts
+from tests.fakes.vendortools import VendorTools
 from tests.support.fake_dcmi import FakeDcmi
 from tests.support.vendor_parts import ASCEND_MODELS
 
@@ -50,7 +51,7 @@ def driver_of(fake: FakeDcmi, **settings: object) -> Driver:
 
 
 def sizes(profile: Profile) -> tuple[int, int, int, int]:
-    """What is published of every template; media units of 24-core chips are not."""
+    """The published sizes of every template; media units of 24-core chips are not published."""
     amounts = profile.resources
     return (
         profile.memory_mib,
@@ -64,7 +65,7 @@ def sizes(profile: Profile) -> tuple[int, int, int, int]:
 
 
 @pytest.mark.parametrize("model", ASCEND_MODELS)
-async def test_library_and_tool_tell_the_same_facts(
+async def test_library_and_tool_report_the_same_facts(
     tmp_path: Path, make_fake: MakeFake, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
     through_library = await driver_of(make_fake(2, model=model)).discover()
@@ -88,7 +89,7 @@ async def test_library_and_tool_tell_the_same_facts(
     assert through_library.links == through_tool.links
 
 
-async def test_templates_are_those_of_npu_smi_where_it_is_installed(
+async def test_templates_come_from_npu_smi_where_it_is_installed(
     tmp_path: Path, make_fake: MakeFake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = make_fake(1, model="910B2")
@@ -103,7 +104,7 @@ async def test_templates_are_those_of_npu_smi_where_it_is_installed(
 
 
 def _with_tool(say: Callable[..., object], text: str) -> Callable[..., object]:
-    from hami_sim.hardware.vendoranswers import Answer  # noqa: PLC0415
+    from tests.fakes.vendoranswers import Answer  # noqa: PLC0415
 
     def answer(fake: FakeDcmi, tool: str, arguments: tuple[str, ...]) -> object:
         return say(fake, tool, arguments) if tool == "hami-dcmi" else Answer(text=text)
@@ -145,7 +146,7 @@ async def test_a_dropped_card_is_lost_whatever_its_health_says(make_fake: MakeFa
     assert "card dropped" in lost.reason
 
 
-async def test_a_chip_whose_health_cannot_be_asked_is_one_failed_probe(
+async def test_unreadable_health_of_a_chip_is_one_failed_probe(
     make_fake: MakeFake,
 ) -> None:
     fake = make_fake(1)
@@ -157,7 +158,7 @@ async def test_a_chip_whose_health_cannot_be_asked_is_one_failed_probe(
     assert "-8012" in stimulus.reason
 
 
-async def test_what_is_not_told_is_none_and_no_error(make_fake: MakeFake) -> None:
+async def test_unsupported_values_are_none_and_no_error(make_fake: MakeFake) -> None:
     fake = make_fake(1)
     for call in ("temperature", "power_info", "utilization_rate", "resource_info"):
         fake.refuse(f"dcmi_get_device_{call}", -8255)
@@ -204,7 +205,7 @@ async def test_a_count_that_cannot_be_changes_no_state(make_fake: MakeFake) -> N
     assert await driver.discover() == before
 
 
-async def test_a_division_that_cannot_be_read_stops_making_and_nothing_else(
+async def test_unreadable_division_fails_only_the_partitioner(
     make_fake: MakeFake,
 ) -> None:
     fake = make_fake(1)
@@ -250,7 +251,7 @@ async def test_soft_shares_leave_a_divided_chip_and_one_that_refuses(make_fake: 
     ]
 
 
-# ---- faults that chips tell of -----------------------------------------------------------------
+# ---- faults that chips report ------------------------------------------------------------------
 
 
 def reader_of(fake: FakeDcmi) -> AscendReader:
@@ -258,14 +259,14 @@ def reader_of(fake: FakeDcmi) -> AscendReader:
 
 
 async def told(driver: Driver, *, within_s: float = 60.0) -> tuple[Stimulus, ...]:
-    """What the driver says of its own accord."""
+    """Faults that the driver reports without a probe."""
     with anyio.fail_after(within_s):
         while not (found := await driver.wait_faults(5.0)):
             pass
     return found
 
 
-async def test_fault_that_a_chip_tells_of_is_looked_at_at_once(tmp_path: Path) -> None:
+async def test_reported_fault_of_a_chip_is_examined_at_once(tmp_path: Path) -> None:
     fake = FakeDcmi(tmp_path, 2)
     driver = driver_of(fake)
     first, second = (await driver.discover()).devices
@@ -279,7 +280,7 @@ async def test_fault_that_a_chip_tells_of_is_looked_at_at_once(tmp_path: Path) -
         fake.lose(1)
         serial = 0
         with anyio.fail_after(60.0):
-            while not found:  # what comes between two waits is not heard
+            while not found:  # an event between two waits is not received
                 serial += 1
                 fake.tell(1, 0x80E01801, serial)
                 await anyio.sleep(0.3)
@@ -290,7 +291,7 @@ async def test_fault_that_a_chip_tells_of_is_looked_at_at_once(tmp_path: Path) -
     await driver.aclose()
 
 
-async def test_fault_that_is_told_again_and_again_is_news_once(tmp_path: Path) -> None:
+async def test_repeated_fault_is_reported_once(tmp_path: Path) -> None:
     fake = FakeDcmi(tmp_path, 1)
     reader = reader_of(fake)
     await reader.survey()
@@ -302,7 +303,7 @@ async def test_fault_that_is_told_again_and_again_is_news_once(tmp_path: Path) -
     assert await reader.wait_news(20.0)
 
 
-async def test_library_that_does_not_tell_of_faults_is_asked_once(tmp_path: Path) -> None:
+async def test_library_without_fault_events_is_asked_once(tmp_path: Path) -> None:
     fake = FakeDcmi(tmp_path, 1)
     reader = reader_of(fake)
     assert not await reader.wait_news(0.01)  # nothing is known of the library yet
@@ -315,6 +316,6 @@ async def test_library_that_does_not_tell_of_faults_is_asked_once(tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"chip": "a"}]', '[{"chip": 1}]'])
-def test_words_of_chips_that_are_not_understood_are_an_error(text: str) -> None:
+def test_unparsable_fault_text_is_an_error(text: str) -> None:
     with pytest.raises(AnswerUnknown):
         parse.faults(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every driver must do, run over each of them on a machine that can be broken."""
+"""Contract of every driver, run over each of them on a machine that can be broken."""
 
 from collections.abc import Callable
 
@@ -18,9 +18,8 @@ from hami_nodeagent.core.health import (
     ProbePassed,
     Stimulus,
 )
-from hami_nodeagent.drivers import Driver
 from hami_nodeagent.drivers.errors import DriverMissing
-from hami_nodeagent.drivers.protocol import DeviceUsage, ProcessUsage
+from hami_nodeagent.drivers.protocol import DeviceUsage, Driver, ProcessUsage
 from hami_nodeagent.drivers.rules import type_of
 from hami_sim.hardware import profile
 from hami_sim.hardware.fake_nvml import Process
@@ -43,7 +42,7 @@ async def faults_within(driver: Driver, limit_s: float) -> tuple[Stimulus, ...]:
 
 
 @pytest.mark.parametrize("name", profile.names("nvidia"))
-async def test_discovery_lists_the_machine_as_it_is(
+async def test_discovery_lists_all_devices_of_the_machine(
     make_profile_bench: MakeProfileBench, opened: Opened, name: str
 ) -> None:
     bench = make_profile_bench(name)
@@ -88,14 +87,14 @@ async def test_links_are_scored_once_per_pair(
     assert Link(a=bench.uuids[pair[0]], b=bench.uuids[pair[1]], score=score) in inventory.links
 
 
-async def test_discovery_says_the_same_when_nothing_changed(
+async def test_discovery_is_stable_when_nothing_changed(
     make_bench: MakeBench, opened: Opened
 ) -> None:
     driver = opened(make_bench("8xA100-80").driver())
     assert await driver.discover() == await driver.discover()
 
 
-async def test_missing_driver_is_an_error_until_it_is_there(
+async def test_missing_driver_is_an_error_until_it_is_loaded(
     make_bench: MakeBench, opened: Opened
 ) -> None:
     bench = make_bench("2xA30")
@@ -110,7 +109,7 @@ async def test_missing_driver_is_an_error_until_it_is_there(
     assert await driver.probe() == tuple(ProbePassed(uuid=uuid) for uuid in sorted(bench.uuids))
 
 
-async def test_driver_that_goes_away_is_told_and_found_again(
+async def test_unloaded_driver_is_reported_and_found_again(
     make_bench: MakeBench, opened: Opened
 ) -> None:
     bench = make_bench("2xA30")
@@ -155,7 +154,7 @@ async def test_device_that_appears_later_is_linked_and_watched(
     assert [fault.uuid for fault in faults if isinstance(fault, FaultSeen)] == [bench.uuids[2]]
 
 
-async def test_no_device_at_all_is_no_error_and_devices_may_come(
+async def test_machine_without_devices_is_no_error_and_devices_may_appear(
     make_bench: MakeBench, opened: Opened
 ) -> None:
     bench = make_bench("2xA30")
@@ -208,7 +207,7 @@ async def test_unplugged_device_stays_in_the_report(make_bench: MakeBench, opene
     assert "does not list" in inventory.devices[1].health_reason
 
 
-async def test_probes_tell_lost_from_failing_from_working(
+async def test_probes_distinguish_lost_failing_and_working_devices(
     make_bench: MakeBench, opened: Opened
 ) -> None:
     bench = make_bench("4xT4")
@@ -225,7 +224,9 @@ async def test_probes_tell_lost_from_failing_from_working(
     assert isinstance(again[bench.uuids[0]], ProbePassed)
 
 
-async def test_probing_before_discovery_asks_nobody(make_bench: MakeBench, opened: Opened) -> None:
+async def test_probing_before_discovery_probes_no_device(
+    make_bench: MakeBench, opened: Opened
+) -> None:
     assert await opened(make_bench("2xA30").driver()).probe() == ()
 
 
@@ -254,7 +255,7 @@ async def test_fault_is_delivered_once_and_judged(
     assert await driver.wait_faults(0.1) == ()
 
 
-async def test_operators_lists_change_what_a_fault_means(
+async def test_operators_lists_override_the_severity_of_a_fault(
     make_profile_bench: MakeProfileBench, opened: Opened
 ) -> None:
     bench = make_profile_bench("2xA30")
@@ -321,7 +322,7 @@ async def test_closed_driver_can_be_used_again(make_bench: MakeBench, opened: Op
     assert await driver.discover() == before
 
 
-async def test_fatal_fault_is_seen_within_five_seconds_and_heals_without_restart(
+async def test_fatal_fault_is_seen_within_five_seconds_and_recovers_without_restart(
     make_profile_bench: MakeProfileBench, opened: Opened
 ) -> None:
     bench = make_profile_bench("2xA30")

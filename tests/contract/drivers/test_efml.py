@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enflame through EFML: links, older libraries, values that cannot be, and DRS through efsmi."""
+"""Enflame through EFML: links, older libraries, impossible values, and DRS through efsmi."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from hami_nodeagent.core.hardware import Wanted
 from hami_nodeagent.core.health import DeviceLost, ProbeFailed
-from hami_nodeagent.drivers import Driver, build_driver
+from hami_nodeagent.drivers.catalog import build_driver
+from hami_nodeagent.drivers.enflame import binding as efml
 from hami_nodeagent.drivers.errors import AnswerUnknown, DriverError
-from hami_nodeagent.drivers.partitioner import Wanted
-from hami_nodeagent.libraries import efml, loading
+from hami_nodeagent.drivers.protocol import Driver
+from hami_nodeagent.libraries import loading
 from hami_sim.hardware.fake_nvml import Process
-from hami_sim.hardware.vendortools import VendorTools
 from tests.contract.drivers.library_efml import FAKE
+from tests.fakes.vendortools import VendorTools
 from tests.support.fake_library import Device, FakeLibrary
 
 pytestmark = pytest.mark.anyio
@@ -44,7 +46,7 @@ def driver_of(machine: FakeLibrary, **settings: object) -> Driver:
 
 
 def older(machine: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library of before 2024."""
+    """A library from before 2024."""
     monkeypatch.setattr(machine, "machine_lines", lambda: ["old true"])
     machine.heal()
 
@@ -61,7 +63,7 @@ async def test_ports_that_both_ends_see_are_links(
     assert [(link.a, link.b, link.score) for link in links] == [(uuids[0], uuids[1], 220)]
 
 
-async def test_a_library_of_2019_tells_temperature_and_numa_comes_from_sysfs(
+async def test_library_of_2019_reports_temperature_and_numa_comes_from_sysfs(
     make_fake: MakeFake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = make_fake(5, numa={4: 7})
@@ -73,7 +75,7 @@ async def test_a_library_of_2019_tells_temperature_and_numa_comes_from_sysfs(
     assert [usage.temperature_c for usage in await driver.usage()] == [36] * 5
 
 
-async def test_processes_are_told_without_memory_whose_unit_nobody_says(
+async def test_processes_are_reported_without_memory_of_an_unknown_unit(
     make_fake: MakeFake,
 ) -> None:
     machine = make_fake(1)
@@ -86,7 +88,7 @@ async def test_processes_are_told_without_memory_whose_unit_nobody_says(
     assert (await driver.usage())[0].processes is None
 
 
-async def test_sriov_is_the_librarys_word_and_other_modes_are_whole_cards(
+async def test_sriov_mode_comes_from_the_library_and_other_modes_are_whole_cards(
     make_fake: MakeFake,
 ) -> None:
     machine = make_fake(3, mode={0: 0, 1: 3, 2: 2})
@@ -94,7 +96,7 @@ async def test_sriov_is_the_librarys_word_and_other_modes_are_whole_cards(
     assert [facts.mode for facts in inventory.devices] == ["whole", "sriov", "whole"]
 
 
-async def test_a_card_is_condemned_by_its_health_and_in_doubt_when_it_is_not_told(
+async def test_card_is_condemned_by_its_health_and_probe_fails_without_health(
     make_fake: MakeFake,
 ) -> None:
     machine = make_fake(2)
@@ -127,7 +129,7 @@ async def test_no_device_is_an_empty_machine(make_fake: MakeFake) -> None:
     assert (await driver_of(machine).discover()).devices == ()
 
 
-# ---- DRS, which only efsmi tells ---------------------------------------------------------------
+# ---- DRS, which only efsmi reports -------------------------------------------------------------
 
 
 def beside(machine: FakeLibrary, folder: Path, monkeypatch: pytest.MonkeyPatch) -> VendorTools:
@@ -143,7 +145,7 @@ def beside(machine: FakeLibrary, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     return tools
 
 
-async def test_drs_is_asked_of_efsmi_where_it_is_installed(
+async def test_drs_comes_from_efsmi_where_it_is_installed(
     make_fake: MakeFake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = make_fake(2)
@@ -162,7 +164,7 @@ async def test_drs_is_asked_of_efsmi_where_it_is_installed(
     assert "2g.14gb" in (await driver.discover()).devices[1].attributes["instances"]
 
 
-async def test_an_efsmi_in_trouble_leaves_modes_as_they_were_and_says_so(
+async def test_failing_efsmi_keeps_modes_and_reports_the_problem(
     make_fake: MakeFake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = make_fake(2)
@@ -179,7 +181,7 @@ async def test_an_efsmi_in_trouble_leaves_modes_as_they_were_and_says_so(
         await driver.partitioner.instances()
 
 
-async def test_without_efsmi_there_is_nothing_to_divide(make_fake: MakeFake) -> None:
+async def test_no_partitions_are_listed_without_efsmi(make_fake: MakeFake) -> None:
     machine = make_fake(1)
     driver = driver_of(machine, interface="auto")
     await driver.discover()
@@ -187,6 +189,6 @@ async def test_without_efsmi_there_is_nothing_to_divide(make_fake: MakeFake) -> 
     assert await driver.partitioner.instances() == ()
 
 
-def test_what_the_library_itself_has_no_file_for_is_told(tmp_path: Path) -> None:
+def test_missing_library_file_is_reported(tmp_path: Path) -> None:
     _, complaint, status = loading.run(efml.PROGRAM, [str(tmp_path / "libefml.so"), "glance"])
     assert (status, "is not there" in complaint) == (loading.Kind.UNUSABLE, True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake NVML library through plain ctypes: what a caller of the real one relies on."""
+"""The fake NVML library through plain ctypes: the behavior that callers of the real one rely on."""
 
 import ctypes
 import os
@@ -88,7 +88,7 @@ def test_init_nests(machine: Machine) -> None:
     assert machine.nvml.count() == 4
 
 
-def test_device_list_is_fixed_until_the_library_is_opened_anew(machine: Machine) -> None:
+def test_device_list_is_fixed_until_the_library_is_reopened(machine: Machine) -> None:
     machine.state.unplug(3)
     assert machine.nvml.count() == 4
     handle = ctypes.c_void_p()
@@ -136,7 +136,7 @@ def test_text_that_does_not_fit_is_refused(machine: Machine) -> None:
     assert machine.nvml("nvmlDeviceGetUUID", handle, None, 8) == INVALID_ARGUMENT
 
 
-def test_mig_is_refused_where_the_part_has_none(machine: Machine) -> None:
+def test_mig_is_refused_on_devices_without_it(machine: Machine) -> None:
     current, pending = ctypes.c_uint(), ctypes.c_uint()
     asked = (machine.nvml.handle(0), ctypes.byref(current), ctypes.byref(pending))
     assert machine.nvml("nvmlDeviceGetMigMode", *asked) == NOT_SUPPORTED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Iluvatar through IXML: what the library tells beside the contract, and how it tells it."""
+"""Iluvatar through IXML: facts of the library beyond the contract, and their form."""
 
 import subprocess
 import tempfile
@@ -11,11 +11,12 @@ from msgspec.structs import replace
 
 from hami_common.model.device import Link
 from hami_nodeagent.core.health import DeviceLost, ProbeFailed, ProbePassed
-from hami_nodeagent.drivers import Driver, build_driver
+from hami_nodeagent.drivers.catalog import build_driver
 from hami_nodeagent.drivers.errors import AnswerUnknown
+from hami_nodeagent.drivers.protocol import Driver
 from hami_nodeagent.libraries import loading
-from hami_sim.hardware.vendortools import VendorTools
 from tests.contract.drivers.library_ixml import FAKE
+from tests.fakes.vendortools import VendorTools
 from tests.support.fake_library import SOURCES, Device, FakeLibrary
 
 pytestmark = pytest.mark.anyio
@@ -64,7 +65,7 @@ async def test_a_chip_that_needs_a_reset_is_lost(make_machine: MakeMachine) -> N
     assert "RESET_REQUIRED (error 16)" in stimulus.reason
 
 
-async def test_a_library_without_health_tells_no_health(make_machine: MakeMachine) -> None:
+async def test_library_without_health_reports_no_health(make_machine: MakeMachine) -> None:
     machine = make_machine(1)
     driver = driver_of(machine)
     await driver.discover()
@@ -106,7 +107,7 @@ async def test_power_is_milliwatts_unless_it_is_too_little_for_that(
     assert (usage.power_w, usage.memory_bus_pct, usage.temperature_c) == (power_w, 7, 36)
 
 
-async def test_many_processes_and_sizes_that_are_not_told(make_machine: MakeMachine) -> None:
+async def test_many_processes_without_sizes_are_listed(make_machine: MakeMachine) -> None:
     machine = make_machine(1, more_processes=700)
     driver = driver_of(machine)
     await driver.discover()
@@ -116,7 +117,7 @@ async def test_many_processes_and_sizes_that_are_not_told(make_machine: MakeMach
     assert {process.used_mib for process in usage.processes} == {None}
 
 
-async def test_rows_of_another_length_are_not_believed(make_machine: MakeMachine) -> None:
+async def test_rows_of_another_length_are_rejected(make_machine: MakeMachine) -> None:
     machine = make_machine(1, more_processes=5_000_000)
     driver = driver_of(machine)
     await driver.discover()
@@ -131,7 +132,7 @@ async def test_a_size_that_is_not_in_bytes_is_no_answer(make_machine: MakeMachin
         await driver_of(machine).discover()
 
 
-def test_a_library_with_the_older_names_tells_the_same(make_machine: MakeMachine) -> None:
+def test_library_with_the_older_names_reports_the_same(make_machine: MakeMachine) -> None:
     machine = make_machine(2, bridge=30)
     before, _, status = loading.run(FAKE.program, [str(machine.library), "survey"])
     assert status == 0
@@ -148,7 +149,7 @@ def test_a_library_with_the_older_names_tells_the_same(make_machine: MakeMachine
     assert loading.run(FAKE.program, [str(library), "survey"]) == (before, "", 0)
 
 
-async def test_a_library_that_goes_leaves_its_chips_known(tmp_path: Path) -> None:
+async def test_chips_stay_known_after_the_library_is_removed(tmp_path: Path) -> None:
     machine = FakeLibrary(tmp_path, FAKE, 2)
     (tmp_path / "tools").mkdir()
     tools = VendorTools(tmp_path / "tools", "iluvatar", 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every driver that asks a vendor's library must do: the tool's facts, and the error cases."""
+"""Contract of every driver that calls a vendor's library: the tool's facts, and error cases."""
 
 import functools
 import shutil
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from hami_common.errors import SettingsInvalid
 from hami_common.model.device import DeviceFacts
-from hami_nodeagent.drivers import DRIVERS, Driver, build_driver
+from hami_nodeagent.drivers.catalog import DRIVERS, build_driver
 from hami_nodeagent.drivers.errors import (
     AnswerUnknown,
     DeviceHung,
@@ -22,10 +22,11 @@ from hami_nodeagent.drivers.errors import (
     DriverMissing,
     LibraryUnusable,
 )
+from hami_nodeagent.drivers.protocol import Driver
 from hami_nodeagent.drivers.tool import Answer, Tool
 from hami_nodeagent.libraries import loading
-from hami_sim.hardware.vendortools import VendorTools
 from tests.contract.drivers.conftest import LIBRARIES, library_of
+from tests.fakes.vendortools import VendorTools
 from tests.support.fake_library import FakeLibrary, LibraryFake
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +42,7 @@ def driver_of(machine: FakeLibrary | VendorTools, vendor: str, **settings: objec
 
 
 def told(facts: DeviceFacts, fake: LibraryFake) -> DeviceFacts:
-    """The facts that both ways tell."""
+    """The facts that both interfaces report."""
     own = fake.only_library | fake.only_tool
     attributes = {key: value for key, value in facts.attributes.items() if key not in own}
     return replace(facts, attributes=attributes)
@@ -50,7 +51,7 @@ def told(facts: DeviceFacts, fake: LibraryFake) -> DeviceFacts:
 def tools_of(
     fake: LibraryFake, folder: Path, monkeypatch: pytest.MonkeyPatch, count: int = 2
 ) -> VendorTools:
-    """A machine with the vendor's tools, which answer in this process as the program does."""
+    """A machine with the vendor's tools, which run in this process instead of as programs."""
     (folder / "tools").mkdir()
     tools = VendorTools(folder / "tools", fake.vendor, count)
 
@@ -74,7 +75,7 @@ def empty_library() -> Path:
     return target
 
 
-async def test_library_and_tool_tell_the_same_facts(
+async def test_library_and_tool_report_the_same_facts(
     library_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = LIBRARIES[library_name]
@@ -94,7 +95,7 @@ async def test_library_and_tool_tell_the_same_facts(
         assert through_library.links == through_tool.links
 
 
-async def test_a_process_of_its_own_keeps_noise_crashes_and_hangs_away(
+async def test_a_child_process_isolates_noise_crashes_and_hangs(
     library_name: str, tmp_path: Path
 ) -> None:
     machine = library_of(library_name, tmp_path, 2)
@@ -113,7 +114,7 @@ async def test_a_process_of_its_own_keeps_noise_crashes_and_hangs_away(
     assert not driver.is_stuck
 
 
-async def test_without_a_library_the_tool_is_asked(
+async def test_missing_library_falls_back_to_the_tool(
     library_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = LIBRARIES[library_name]
@@ -192,7 +193,7 @@ async def test_answers_that_cannot_be_change_no_state(
     assert await driver.discover() == before
 
 
-def test_only_vendors_with_a_library_can_be_told_to_use_it() -> None:
+def test_only_vendors_with_a_library_accept_the_setting() -> None:
     with_library = {fake.vendor for fake in LIBRARIES.values()}
     for kind in DRIVERS:
         if kind.signs is None or kind.name in with_library:

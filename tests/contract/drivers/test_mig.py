@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG through the driver and the fake NVML library: tables, instances, roll-back, strangers."""
+"""MIG through the driver and the fake NVML library: tables, own and foreign instances, rollback."""
 
 import ctypes
 import random
@@ -15,8 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from hami_common.vendors.partitions import NO_START, Division
+from hami_nodeagent.core.hardware import Instance, Wanted
 from hami_nodeagent.core.health import FaultSeen, ProbePassed, Stimulus
-from hami_nodeagent.drivers import mig, nvidia
 from hami_nodeagent.drivers.errors import (
     DeviceGone,
     DriverDenied,
@@ -25,7 +25,7 @@ from hami_nodeagent.drivers.errors import (
     PartitionBusy,
     PartitionRefused,
 )
-from hami_nodeagent.drivers.partitioner import Instance, Wanted
+from hami_nodeagent.drivers.nvidia import mig, nvml
 from hami_nodeagent.drivers.protocol import InstanceUsage, ModeSwitch
 from hami_sim.hardware.fake_nvml import (
     EVENT_XID,
@@ -49,12 +49,12 @@ CHIP_BY_MACHINE = {
 }
 UNKNOWN, TIMEOUT = 999, 10
 LEAST_FAILURES = 1000
-"""At least so many calls fail, one at a time, over all machines."""
+"""Minimum number of calls that fail, one at a time, over all machines."""
 NVML_CALLS = sorted(set(re.findall(r"pynvml\.(nvml\w+)", Path(mig.__file__).read_text("utf-8"))))
 
 
 class Card:
-    """The first card of a machine, in MIG mode, asked without a driver around it."""
+    """The first card of a machine, in MIG mode, used without a driver around it."""
 
     def __init__(self, name: str, bench: FakeNvmlBench, library: Path, proc: Path) -> None:
         self.bench = bench
@@ -63,7 +63,7 @@ class Card:
         self.uuid = bench.uuids[0]
         write_capabilities(proc, bench.profile)
         self.nvml.set_mig_mode(0, is_on=True)
-        nvidia.open_library(str(library))
+        nvml.open_library(str(library))
         self.raw = pynvml.nvmlDeviceGetHandleByIndex(0)
         minor = bench.profile.devices[0].minor
         self.at = mig.Place(raw=self.raw, uuid=self.uuid, minor=minor, proc_root=str(proc))
@@ -82,12 +82,12 @@ class Card:
         return TABLES[CHIP_BY_MACHINE[self.name]]
 
     def remove(self, start: int) -> None:
-        """Remove what a stranger made at a place."""
+        """Remove a foreign instance at a place."""
         (number,) = (made.number for made in self.made() if made.start == start)
         pynvml.nvmlGpuInstanceDestroy(pynvml.nvmlDeviceGetGpuInstanceById(self.raw, number))
 
     def half(self, size: MigProfile, start: int) -> None:
-        """A stranger makes a GPU instance and no compute instance."""
+        """Make a foreign GPU instance without a compute instance."""
         place = pynvml.c_nvmlGpuInstancePlacement_t(start=start, size=size.size)
         pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
             self.raw, size.native_id, ctypes.byref(place)
@@ -99,7 +99,7 @@ def card_of(
     nvidia_bench: Callable[[str], FakeNvmlBench], nvml_library: Path, tmp_path: Path
 ) -> Iterator[Callable[[str], Card]]:
     yield lambda name: Card(name, nvidia_bench(name), nvml_library, tmp_path / "proc")
-    nvidia.close_library(nvidia.Events())
+    nvml.close_library(nvml.Events())
 
 
 class Failure:
@@ -139,12 +139,12 @@ def failure(monkeypatch: pytest.MonkeyPatch) -> Failure:
     return Failure(monkeypatch)
 
 
-# ---- what the card can do ----------------------------------------------------------------------
+# ---- capabilities of the card ------------------------------------------------------------------
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("machine", CHIP_BY_MACHINE)
-async def test_sizes_are_those_that_the_card_tells(
+async def test_sizes_are_those_that_the_card_reports(
     machine: str, nvidia_bench: Callable[[str], FakeNvmlBench]
 ) -> None:
     bench = nvidia_bench(machine)
@@ -179,7 +179,7 @@ async def test_card_in_mig_mode_without_profiles_is_not_usable(
     inventory = await driver.discover()
     await driver.aclose()
     assert [device.index for device in inventory.devices] == list(range(1, 8))
-    assert any("tells no profile" in problem for problem in inventory.problems)
+    assert any("lists no profile" in problem for problem in inventory.problems)
 
 
 # ---- making, telling, removing -----------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_every_profile_can_be_made_at_each_of_its_places(
             assert card.made() == ()
 
 
-def test_instance_tells_its_uuid_and_device_nodes(card_of: Callable[[str], Card]) -> None:
+def test_instance_has_its_uuid_and_device_nodes(card_of: Callable[[str], Card]) -> None:
     card = card_of("8xH200")
     made = card.make("1g.18gb", 6)
     assert made.instance_id.startswith("MIG-")
@@ -216,7 +216,7 @@ def test_instance_tells_its_uuid_and_device_nodes(card_of: Callable[[str], Card]
     }
 
 
-def test_file_of_the_instance_goes_before_the_table(
+def test_file_of_the_instance_is_preferred_to_the_table(
     card_of: Callable[[str], Card], tmp_path: Path
 ) -> None:
     card = card_of("8xH200")
@@ -231,7 +231,7 @@ def test_file_of_the_instance_goes_before_the_table(
     assert made.handles["ci_cap"] == "/dev/nvidia-caps/nvidia-cap701"
 
 
-def test_refusal_says_what_there_is(card_of: Callable[[str], Card]) -> None:
+def test_refusal_lists_the_available_sizes_and_places(card_of: Callable[[str], Card]) -> None:
     card = card_of("8xA100-40")
     card.make("3g.20gb", 4)
     before = card.made()
@@ -297,7 +297,7 @@ def test_instance_in_use_stays(card_of: Callable[[str], Card]) -> None:
     assert card.made() == ()
 
 
-def test_driver_that_says_in_use_is_believed(card_of: Callable[[str], Card]) -> None:
+def test_in_use_error_of_the_driver_is_trusted(card_of: Callable[[str], Card]) -> None:
     card = card_of("8xH100")
     made = card.make("2g.20gb", 2)
     card.nvml.fault("nvmlComputeInstanceDestroy", 0, pynvml.NVML_ERROR_IN_USE)
@@ -306,7 +306,7 @@ def test_driver_that_says_in_use_is_believed(card_of: Callable[[str], Card]) -> 
     assert mig.read_instances(card.at) == (made,)
 
 
-def test_strangers_are_told_apart(card_of: Callable[[str], Card]) -> None:
+def test_foreign_instances_are_distinguished(card_of: Callable[[str], Card]) -> None:
     card = card_of("8xA100-80")
     by_name = {size.name: size for size in TABLES["A100-80"]}
     card.half(by_name["2g.20gb"], 0)  # nothing in it
@@ -376,7 +376,7 @@ async def test_partitioner_sees_all_cards_in_mig_mode_and_only_those(
 
 
 @pytest.mark.parametrize("machine", CHIP_BY_MACHINE)
-def test_hardware_has_room_exactly_where_the_scheduler_sees_it(
+def test_hardware_has_capacity_exactly_where_the_scheduler_sees_it(
     machine: str, card_of: Callable[[str], Card]
 ) -> None:
     card = card_of(machine)
@@ -409,7 +409,7 @@ def test_hardware_has_room_exactly_where_the_scheduler_sees_it(
 
 
 @pytest.mark.anyio
-async def test_card_in_mig_mode_tells_processes_and_faults_of_its_instances(
+async def test_card_in_mig_mode_reports_processes_and_faults_of_its_instances(
     nvidia_bench: Callable[[str], FakeNvmlBench],
 ) -> None:
     bench = nvidia_bench("8xH200")
@@ -424,11 +424,11 @@ async def test_card_in_mig_mode_tells_processes_and_faults_of_its_instances(
     worker = Process(pid=77, used_mib=2048, sm_pct=60, gpu_instance=number, compute_instance=0)
     bench.nvml.set_processes(0, [worker])
     usage = (await driver.usage())[0]
-    assert usage.core_pct is None  # NVML tells none for a card in MIG mode
+    assert usage.core_pct is None  # NVML reports none for a card in MIG mode
     assert usage.processes is not None
     assert [(process.pid, process.used_mib) for process in usage.processes] == [(77, 2048)]
     first = InstanceUsage(instance_id=made.instance_id, used_mib=2048)
-    assert usage.instances == (first,)  # a load is told between two looks
+    assert usage.instances == (first,)  # a load is measured between two readings
     told, *others = await driver.usage()
     assert told.instances == (replace(first, core_pct=60),)
     assert not any(other.instances for other in others)
@@ -446,7 +446,7 @@ async def test_card_in_mig_mode_tells_processes_and_faults_of_its_instances(
 
 
 @pytest.mark.anyio
-async def test_card_without_samples_tells_memory_of_its_instances_only(
+async def test_card_without_samples_reports_memory_of_its_instances_only(
     nvidia_bench: Callable[[str], FakeNvmlBench],
 ) -> None:
     bench = nvidia_bench("2xA30")
@@ -467,7 +467,7 @@ async def test_card_without_samples_tells_memory_of_its_instances_only(
 
 
 @pytest.mark.anyio
-async def test_driver_that_refuses_samples_tells_no_load(
+async def test_driver_that_refuses_samples_reports_no_load(
     nvidia_bench: Callable[[str], FakeNvmlBench],
 ) -> None:
     bench = nvidia_bench("8xH200")
@@ -519,7 +519,7 @@ def test_create_that_fails_at_any_call_leaves_nothing(
     assert 2 * calls * len(CHIP_BY_MACHINE) >= LEAST_FAILURES
 
 
-def test_success_that_made_nothing_is_an_error_and_leaves_nothing(
+def test_success_without_an_instance_is_an_error_and_leaves_nothing(
     card_of: Callable[[str], Card], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card = card_of("8xH100")
@@ -533,7 +533,7 @@ def test_success_that_made_nothing_is_an_error_and_leaves_nothing(
     assert mig.read_instances(card.at) == (owned,)
 
 
-def test_what_cannot_be_undone_is_told_and_can_be_removed_later(
+def test_failed_rollback_is_reported_and_can_be_removed_later(
     card_of: Callable[[str], Card], failure: Failure
 ) -> None:
     card = card_of("8xA100-40")
@@ -564,7 +564,7 @@ AMPERE, HOPPER = "8xA100-40", "8xH200"
 
 def mode_of(card: Card) -> tuple[bool, bool]:
     """(now, after the next reset) as a stranger reads it."""
-    current, pending = pynvml.nvmlDeviceGetMigMode(nvidia.find(card.uuid))
+    current, pending = pynvml.nvmlDeviceGetMigMode(nvml.find(card.uuid))
     return bool(current), bool(pending)
 
 
@@ -580,7 +580,7 @@ def soft_card_of(card_of: Callable[[str], Card]) -> Callable[[str], Card]:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("machine", [AMPERE, HOPPER])
-async def test_driver_switches_a_card_that_it_watches_and_goes_on_with_it(
+async def test_driver_switches_a_watched_card_and_keeps_watching_it(
     machine: str, nvidia_bench: Callable[[str], FakeNvmlBench]
 ) -> None:
     bench = nvidia_bench(machine)
@@ -638,7 +638,7 @@ def unprivileged(card: Card) -> None:
         (unprivileged, DriverDenied),
     ],
 )
-def test_switch_that_cannot_be_made_now_leaves_nothing_for_the_next_reset(
+def test_refused_switch_leaves_nothing_for_the_next_reset(
     machine: str,
     trouble: Callable[[Card], None],
     error: type[DriverError],
@@ -675,10 +675,10 @@ def test_any_call_of_a_switch_may_fail(
             mig.switch_mode(card.raw, card.uuid, is_divided=True)
         is_over = failure.calls < at
         failure.disarm()
-        if mode_of(card)[1]:  # the taking back failed as well; it is asked for once more
-            mig.switch_mode(nvidia.find(card.uuid), card.uuid, is_divided=False)
+        if mode_of(card)[1]:  # the rollback failed as well, so it is requested again
+            mig.switch_mode(nvml.find(card.uuid), card.uuid, is_divided=False)
         assert mode_of(card) == (False, False)
     assert at > (4 if machine == AMPERE else 2)
     card.nvml.set_key(0, "mig_clients", "0")
-    mig.switch_mode(nvidia.find(card.uuid), card.uuid, is_divided=True)
+    mig.switch_mode(nvml.find(card.uuid), card.uuid, is_divided=True)
     assert mode_of(card) == (True, True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moore Threads through MTML: what the library tells beside the contract, and how it tells it."""
+"""Moore Threads through MTML: facts of the library beyond the contract, and their form."""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from hami_common.model.device import Link
 from hami_nodeagent.core.health import DeviceLost, ProbeFailed, ProbePassed
-from hami_nodeagent.drivers import Driver, build_driver
+from hami_nodeagent.drivers.catalog import build_driver
 from hami_nodeagent.drivers.errors import AnswerUnknown
-from hami_nodeagent.drivers.protocol import ProcessUsage
+from hami_nodeagent.drivers.protocol import Driver, ProcessUsage
 from hami_sim.hardware.fake_nvml import Process
-from hami_sim.hardware.vendortools import VendorTools
 from tests.contract.drivers.library_mtml import FAKE
+from tests.fakes.vendortools import VendorTools
 from tests.support.fake_library import Device, FakeLibrary
 
 pytestmark = pytest.mark.anyio
@@ -77,7 +77,7 @@ async def test_two_devices_at_one_address_are_no_answer(make_machine: MakeMachin
         await driver_of(machine).discover()
 
 
-async def test_errors_of_memory_condemn_and_waiting_pages_are_told(
+async def test_memory_errors_condemn_and_pending_pages_are_reported(
     make_machine: MakeMachine,
 ) -> None:
     machine = make_machine(2, retiring={1: 1})
@@ -93,7 +93,7 @@ async def test_errors_of_memory_condemn_and_waiting_pages_are_told(
     assert [type(one) for one in await driver.probe()] == [ProbePassed, ProbePassed]
 
 
-async def test_a_lost_device_is_told_by_the_number_of_the_binding(
+async def test_lost_device_is_reported_by_the_error_number_of_the_binding(
     make_machine: MakeMachine,
 ) -> None:
     machine = make_machine(1)
@@ -115,7 +115,7 @@ async def test_links_count_on_top_of_the_bridge(make_machine: MakeMachine) -> No
     assert (await driver_of(machine).discover()).links == (Link(a=a, b=b, score=20 + 400),)
 
 
-async def test_use_and_power_are_told_and_processes_are_not(make_machine: MakeMachine) -> None:
+async def test_use_and_power_are_reported_and_processes_are_not(make_machine: MakeMachine) -> None:
     machine = make_machine(1)
     machine.use(0, 2048, 77, [Process(pid=4242, used_mib=1024)])
     driver = driver_of(machine)
@@ -125,7 +125,7 @@ async def test_use_and_power_are_told_and_processes_are_not(make_machine: MakeMa
     assert (usage.temperature_c, usage.processes) == (36, None)
 
 
-async def test_processes_are_those_of_the_tool_where_it_is_installed(tmp_path: Path) -> None:
+async def test_processes_come_from_the_tool_where_it_is_installed(tmp_path: Path) -> None:
     machine = machine_of(tmp_path, 2)
     (tmp_path / "tools").mkdir()
     tools = VendorTools(tmp_path / "tools", "mthreads", 2)

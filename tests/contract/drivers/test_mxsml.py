@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that speaks to MetaX's library, against a library of the same interface."""
+"""The program that calls MetaX's library, against a library of the same interface."""
 
 import ctypes
 import shutil
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from hami_nodeagent.drivers.errors import AnswerUnknown, DeviceHung
+from hami_nodeagent.drivers.metax.binding import PROGRAM
+from hami_nodeagent.drivers.metax.parse import Sgpu, SgpuGpu, sgpus
 from hami_nodeagent.drivers.parse.library import devices
-from hami_nodeagent.drivers.parse.metax import Sgpu, SgpuGpu, sgpus
 from hami_nodeagent.drivers.parse.seen import Condition, Sight
 from hami_nodeagent.drivers.protocol import ProcessUsage
 from hami_nodeagent.drivers.rules import Neighbour
 from hami_nodeagent.libraries.loading import USAGE, Kind, run
-from hami_nodeagent.libraries.mxsml import PROGRAM
-from hami_sim.hardware.vendoranswers import Answer
+from tests.fakes.vendoranswers import Answer
 from tests.support.fake_library import built
 from tests.support.vendor_parts import KIND_BY_VENDOR, PartBench
 
@@ -32,7 +32,7 @@ class Machine:
         self.write("sgpu=1", "sgpu=0", "")
 
     def write(self, *gpus: str, more: tuple[str, ...] = ()) -> None:
-        """GPUs with these keys beside those that all have."""
+        """GPUs with these keys in addition to the common ones."""
         lines = ["version 3.4.4", *more]
         for index, keys in enumerate(gpus):
             own = f"index={index}\tuuid={UUID.format(index)}\tname=MXC500\tmemory_mib=65536"
@@ -65,7 +65,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A library with a state of its own: a copy is another library."""
+    """A library with a state of its own, because a copy is loaded as another library."""
     return Machine(tmp_path)
 
 
@@ -92,7 +92,7 @@ def test_each_sgpu_has_size_use_and_an_alias_of_any_length(machine: Machine) -> 
     )
 
 
-def test_what_an_older_library_does_not_tell_is_unknown(machine: Machine) -> None:
+def test_missing_values_of_an_older_library_are_unknown(machine: Machine) -> None:
     machine.divide({3: 128})
     machine.set("blind", 1)
     assert machine.gpu().sgpus == (
@@ -100,7 +100,7 @@ def test_what_an_older_library_does_not_tell_is_unknown(machine: Machine) -> Non
     )
 
 
-def test_without_library_driver_or_right_the_reason_is_told(machine: Machine) -> None:
+def test_reason_is_reported_without_library_driver_or_permission(machine: Machine) -> None:
     _, complaint, status = run(PROGRAM, ("/nowhere/libmxsml.so", "list"))
     assert (status, "error while loading shared libraries" in complaint) == (Kind.UNUSABLE, True)
     machine.divide({0: 128})
@@ -131,7 +131,7 @@ def test_a_library_without_these_calls_is_named(tmp_path: Path) -> None:
         ("]}]}", "]}"),
     ],
 )
-def test_a_list_that_cannot_be_is_not_believed(change: tuple[str, str]) -> None:
+def test_impossible_list_is_rejected(change: tuple[str, str]) -> None:
     golden = Path(__file__).resolve().parents[2] / "golden/tools/metax/sgpus.json"
     text = golden.read_text("utf-8").replace(": ", ":")
     assert len(sgpus(text)) == 3
@@ -143,7 +143,7 @@ def test_a_list_that_cannot_be_is_not_believed(change: tuple[str, str]) -> None:
 # ---- GPUs ----------------------------------------------------------------------------------------
 
 
-def test_a_gpu_is_told_with_everything_that_mx_smi_tells(machine: Machine) -> None:
+def test_gpu_is_reported_with_everything_that_mx_smi_shows(machine: Machine) -> None:
     machine.write(
         "sgpu=1\tused_mib=812\tcore_pct=7\ttemperature_c=35\tpower_w=57",
         more=("process 0 4711 1500",),
@@ -174,7 +174,7 @@ def test_a_gpu_that_is_not_available_is_lost_and_one_that_fails_doubted(machine:
     assert (good.condition, good.mode) == (Condition.GOOD, "whole")
 
 
-def test_what_a_gpu_does_not_tell_is_unknown(machine: Machine) -> None:
+def test_missing_values_of_a_gpu_are_unknown(machine: Machine) -> None:
     calls = (
         *("MemoryInfo", "DeviceIpUsage", "TemperatureInfo", "BoardPowerInfo", "DeviceVersion"),
         *("NumberOfProcess", "SgpuToggle", "DeviceTopology"),
@@ -190,7 +190,7 @@ def test_what_a_gpu_does_not_tell_is_unknown(machine: Machine) -> None:
 # ---- making sGPUs --------------------------------------------------------------------------------
 
 
-def test_an_sgpu_has_the_size_class_and_alias_that_were_asked_for(machine: Machine) -> None:
+def test_an_sgpu_has_the_requested_size_class_and_alias(machine: Machine) -> None:
     assert machine.run("create", "0", "4096", "30", "hami0", "1") == (0, '{"number": 0}\n', "")
     assert machine.run("create", "0", "128", "5", "hami1") == (0, '{"number": 1}\n', "")
     gpu = machine.gpu()
@@ -210,7 +210,7 @@ def test_an_sgpu_that_gets_no_alias_is_removed_again(machine: Machine) -> None:
     assert machine.gpu().sgpus == ()
 
 
-def test_what_the_gpu_has_not_or_does_is_refused_by_the_library(machine: Machine) -> None:
+def test_unsupported_requests_are_refused_by_the_library(machine: Machine) -> None:
     assert machine.run("create", "0", "65536", "30", "hami0")[0] == 0
     assert machine.run("create", "0", "128", "30", "hami1")[0] == Kind.TRANSIENT
     assert machine.run("create", "0", "128", "30", "hami1", "2")[0] == Kind.TRANSIENT
@@ -221,7 +221,7 @@ def test_what_the_gpu_has_not_or_does_is_refused_by_the_library(machine: Machine
 
 
 @pytest.mark.anyio
-async def test_an_sgpu_whose_making_is_cut_off_before_its_alias_is_removed(
+async def test_an_sgpu_interrupted_before_its_alias_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = PartBench(KIND_BY_VENDOR["metax-mxsml"], tmp_path)

@@ -9,7 +9,6 @@ import pytest
 
 from hami_common.model.device import Link
 from hami_nodeagent.core.health import DeviceLost, FaultSeen, ProbeFailed, ProbePassed
-from hami_nodeagent.drivers import Driver
 from hami_nodeagent.drivers.errors import (
     DriverDenied,
     DriverError,
@@ -17,7 +16,8 @@ from hami_nodeagent.drivers.errors import (
     DriverMissing,
     DriverTransient,
 )
-from hami_nodeagent.drivers.nvidia_driver import NvidiaDriver
+from hami_nodeagent.drivers.nvidia.driver import NvidiaDriver
+from hami_nodeagent.drivers.protocol import Driver
 from hami_sim.hardware.fake_nvml import EVENT_DOUBLE_BIT_ECC, NvLink, Process
 from hami_sim.hardware.profile import Level
 from tests.contract.drivers.benches import FakeNvmlBench
@@ -31,7 +31,7 @@ DEADLINE_S = 0.3
 
 @asynccontextmanager
 async def driving(bench: FakeNvmlBench, **settings: object) -> AsyncIterator[Driver]:
-    """A driver that is closed in the end, after the library's hanging functions woke up."""
+    """A driver that is closed in the end, after the library's hanging functions have returned."""
     driver = bench.driver(**settings)
     try:
         yield driver
@@ -136,7 +136,7 @@ async def test_hung_library_does_not_block_the_loop(nvidia_bench: MakeBench) -> 
         (999, DriverTransient),
     ],
 )
-async def test_init_errors_are_told_apart(
+async def test_init_errors_are_distinguished(
     nvidia_bench: MakeBench, code: int, error: type[DriverError]
 ) -> None:
     bench = nvidia_bench("2xA30")
@@ -157,7 +157,7 @@ async def test_library_file_that_is_not_there_means_no_driver(nvidia_bench: Make
 
 
 @pytest.mark.parametrize("code", [999, 17, 20])
-async def test_error_of_waiting_condemns_no_device_and_waiting_goes_on(
+async def test_failing_wait_condemns_no_device_and_is_retried(
     nvidia_bench: MakeBench, code: int
 ) -> None:
     bench = nvidia_bench("2xA30")
@@ -172,7 +172,7 @@ async def test_error_of_waiting_condemns_no_device_and_waiting_goes_on(
         assert [getattr(s, "uuid", "") for s in await driver.wait_faults(2)] == [bench.uuids[1]]
 
 
-async def test_wait_names_the_lost_card_and_goes_on_watching_the_others(
+async def test_wait_names_the_lost_card_and_keeps_watching_the_others(
     nvidia_bench: MakeBench,
 ) -> None:
     bench = nvidia_bench("4xT4")
@@ -224,7 +224,7 @@ async def test_row_that_cannot_be_remapped_fails_the_probe(nvidia_bench: MakeBen
         assert isinstance(by_uuid[bench.uuids[1]], ProbePassed)
 
 
-async def test_unified_memory_is_skipped_with_the_setting_that_helps(
+async def test_unified_memory_is_skipped_with_the_setting_that_enables_it(
     nvidia_bench: MakeBench,
 ) -> None:
     bench = nvidia_bench("2xA30")
@@ -235,7 +235,7 @@ async def test_unified_memory_is_skipped_with_the_setting_that_helps(
     assert "set unified_memory_mib" in inventory.problems[0]
 
 
-async def test_unified_memory_counts_what_is_configured(nvidia_bench: MakeBench) -> None:
+async def test_unified_memory_uses_the_configured_amount(nvidia_bench: MakeBench) -> None:
     bench = nvidia_bench("2xA30")
     bench.nvml.set_key(1, "unified_memory", "1")
     async with driving(bench, unified_memory_mib=120_000) as driver:
@@ -252,7 +252,7 @@ async def test_memory_is_rounded_down_to_whole_mib(nvidia_bench: MakeBench) -> N
         assert (await driver.discover()).devices[0].memory_mib == 100
 
 
-async def test_topology_that_cannot_be_asked_counts_as_far(nvidia_bench: MakeBench) -> None:
+async def test_unreadable_topology_counts_as_distant(nvidia_bench: MakeBench) -> None:
     bench = nvidia_bench("4xT4")
     bench.nvml.fault("nvmlDeviceGetTopologyCommonAncestor", None, 3)
     async with driving(bench) as driver:
@@ -270,7 +270,7 @@ async def test_links_that_cannot_be_read_leave_the_inventory_standing(
     assert inventory.links == ()
 
 
-async def test_link_that_differs_by_direction_scores_nothing(nvidia_bench: MakeBench) -> None:
+async def test_link_that_differs_by_direction_scores_zero(nvidia_bench: MakeBench) -> None:
     bench = nvidia_bench("2xA30")
     far = bench.nvml.bus_id(1)
     bench.nvml.set_links(
@@ -313,13 +313,13 @@ async def test_mig_mode_is_reported(nvidia_bench: MakeBench) -> None:
     assert [usage.core_pct for usage in usages] == [0, None]
 
 
-async def test_numa_is_unknown_where_sysfs_does_not_say(nvidia_bench: MakeBench) -> None:
+async def test_numa_is_unknown_where_sysfs_has_no_value(nvidia_bench: MakeBench) -> None:
     bench = nvidia_bench("2xA30")
     async with driving(bench, sysfs_root="/nowhere") as driver:
         assert [facts.numa for facts in (await driver.discover()).devices] == [None, None]
 
 
-async def test_nvml_is_opened_anew_only_when_the_kernel_lists_other_cards(
+async def test_nvml_is_reopened_only_when_the_kernel_lists_other_cards(
     nvidia_bench: MakeBench,
 ) -> None:
     bench = nvidia_bench("2xA30")
@@ -342,7 +342,7 @@ async def test_lost_card_does_not_reopen_nvml_at_every_discovery(nvidia_bench: M
         assert [facts.healthy for facts in (await driver.discover()).devices] == [False, True]
 
 
-async def test_no_probe_sees_a_closed_library_while_nvml_is_opened_anew(
+async def test_no_probe_sees_a_closed_library_while_nvml_is_reopened(
     nvidia_bench: MakeBench,
 ) -> None:
     bench = nvidia_bench("4xT4")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every partitioner must do, on a machine that enforces its own tables.
+"""Contract of every partitioner, on a machine that enforces its own tables.
 
-What is there is asked of the machine itself, not of the driver that is tested.
+Existing partitions are read from the machine itself, not from the driver under test.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from hami_nodeagent.core.hardware import Instance
 from hami_nodeagent.drivers.errors import (
     AnswerUnknown,
     DeviceGone,
@@ -19,7 +20,6 @@ from hami_nodeagent.drivers.errors import (
     PartitionBusy,
     PartitionRefused,
 )
-from hami_nodeagent.drivers.partitioner import Instance
 from tests.support.vendor_parts import KIND_BY_VENDOR, KINDS, PartBench, fill
 
 pytestmark = pytest.mark.anyio
@@ -58,7 +58,7 @@ def real_bench(request: pytest.FixtureRequest, tmp_path: Path) -> PartBench:
 def busy_bench(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> PartBench:
-    """A divided machine, once per vendor whose tool does not remove what is used."""
+    """A divided machine, once per vendor whose tool does not remove partitions in use."""
     bench = PartBench(KIND_BY_VENDOR[request.param], tmp_path)
     bench.answer_in_process(monkeypatch)
     return bench
@@ -73,7 +73,7 @@ async def test_an_undivided_machine_has_no_instances(bench: PartBench) -> None:
     assert bench.partitioner().vendor == bench.kind.vendor
 
 
-async def test_what_is_made_is_there_with_its_words_and_what_is_removed_is_gone(
+async def test_created_partition_is_listed_with_its_handles_until_removed(
     bench: PartBench,
 ) -> None:
     partitioner = bench.partitioner()
@@ -128,7 +128,9 @@ async def test_a_number_that_carries_another_partition_by_now_is_left_alone(
     assert without_busy(await partitioner.instances()) == without_busy((new,))
 
 
-async def test_a_full_device_refuses_in_words_and_keeps_what_it_has(bench: PartBench) -> None:
+async def test_a_full_device_refuses_with_a_message_and_keeps_its_partitions(
+    bench: PartBench,
+) -> None:
     partitioner = bench.partitioner()
     made = await fill(bench, partitioner)
     assert len(made) == bench.kind.room
@@ -159,9 +161,7 @@ async def test_an_unknown_device_or_size_is_refused_before_the_hardware_is_touch
 
 
 @pytest.mark.parametrize("how", ["fail", "late", "garbage"])
-async def test_a_command_that_fails_leaves_nothing_half_made(
-    tool_bench: PartBench, how: str
-) -> None:
+async def test_failed_command_leaves_no_partial_partition(tool_bench: PartBench, how: str) -> None:
     kept = await tool_bench.partitioner().create(tool_bench.wanted(1))
     tool_bench.tools.trip(tool_bench.kind.create, how)
     partitioner = tool_bench.partitioner()
@@ -180,7 +180,7 @@ async def test_a_command_that_fails_leaves_nothing_half_made(
 
 
 @pytest.mark.parametrize("how", ["hang", "stall"])
-async def test_a_command_killed_midway_leaves_nothing_half_made(
+async def test_command_killed_midway_leaves_no_partial_partition(
     tool_bench: PartBench, how: str
 ) -> None:
     partitioner = tool_bench.partitioner()
@@ -200,7 +200,7 @@ async def test_a_process_killed_after_its_work_was_done_leaves_nothing(tmp_path:
     assert not bench.litter()
 
 
-async def test_a_caller_that_is_cancelled_leaves_nothing_half_made(
+async def test_canceled_caller_leaves_no_partial_partition(
     tool_bench: PartBench,
 ) -> None:
     partitioner = tool_bench.partitioner()
@@ -221,7 +221,7 @@ def _is_cut(bench: PartBench) -> Callable[[], int]:
     return lambda: bench.tools.cuts(0)
 
 
-async def test_what_could_not_be_undone_is_seen_and_removed_by_the_next(
+async def test_failed_rollback_is_listed_and_removed_by_the_next(
     tool_bench: PartBench,
 ) -> None:
     tool_bench.tools.trip(tool_bench.kind.create, "late")
@@ -250,7 +250,7 @@ async def test_a_partition_in_use_is_not_removed(busy_bench: PartBench) -> None:
     assert not busy_bench.litter()
 
 
-async def test_without_a_driver_nothing_is_there_and_nothing_is_gone(bench: PartBench) -> None:
+async def test_missing_driver_is_an_error_and_loses_no_partition(bench: PartBench) -> None:
     partitioner = bench.partitioner()
     made = await partitioner.create(bench.wanted())
     bench.tools.answer("", complaint="the driver is not loaded")
@@ -266,7 +266,7 @@ async def test_without_a_driver_nothing_is_there_and_nothing_is_gone(bench: Part
 
 
 @pytest.mark.parametrize("how", ["garbage", "truncated"])
-async def test_an_answer_that_is_not_understood_changes_nothing(bench: PartBench, how: str) -> None:
+async def test_unparsable_answer_changes_nothing(bench: PartBench, how: str) -> None:
     partitioner = bench.partitioner()
     made = await partitioner.create(bench.wanted())
     bench.tools.garble(how)

@@ -15,7 +15,7 @@ import pytest
 
 from hami_common.model.device import Device
 from hami_common.model.placement import Share
-from hami_nodeagent.drivers import Driver
+from hami_nodeagent.drivers.protocol import Driver
 from hami_sim.hardware.fake_nvml import write_capabilities
 from tests.contract.drivers.benches import FakeNvmlBench
 from tests.support.partition_lives import Lives, Machine, ToolMachine
@@ -24,7 +24,7 @@ from tests.support.vendor_parts import KIND_BY_VENDOR, PartBench
 LIVES = int(os.environ.get("HAMI_PARTITION_LIVES", "5"))
 SEED = 20_261_122
 LAST_STEP = 14
-"""A life is killed before one of so many steps, if it has as many."""
+"""A life is killed before one of this number of steps, if it has as many."""
 
 
 class MigMachine(Machine):
@@ -85,7 +85,7 @@ def machine(
     nvidia_bench: Callable[[str], FakeNvmlBench],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Machine:
-    """Divided devices, once per vendor that has such."""
+    """Divided devices, once per vendor that supports them."""
     if request.param == "nvidia":
         return MigMachine(nvidia_bench("2xA30"), tmp_path / "proc")
     bench = PartBench(KIND_BY_VENDOR[request.param], tmp_path)
@@ -117,7 +117,7 @@ def test_deaths_at_any_step_leave_hardware_journal_and_ledger_equal(
     for uid in list(lives.live_shares):
         lives.end(uid)
     assert lives.life(dies_at=0)
-    # What a death left beside partitions goes with the next that is removed.
+    # The next removal also removes what a crash left beside partitions.
     for device in lives.devices:
         assert lives.come(device)
     assert lives.life(dies_at=0)

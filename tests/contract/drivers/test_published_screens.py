@@ -23,10 +23,10 @@ from hami_common.vendors.handles import needs_instance
 from hami_common.vendors.protocol import RenderContext
 from hami_core.placement.pick import pick
 from hami_core.table.table import DeviceTable
-from hami_nodeagent.drivers import build_driver
-from hami_nodeagent.drivers.partitioner import Wanted
+from hami_nodeagent.core.hardware import Wanted
+from hami_nodeagent.drivers.catalog import build_driver
 from hami_registry.core.device_config import DeviceConfig, canonical_device
-from hami_sim.hardware.vendortools import VendorTools
+from tests.fakes.vendortools import VendorTools
 from tests.support import builders
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +36,7 @@ NODE = "node-a"
 
 
 class Screen(Struct, frozen=True, kw_only=True):
-    """What is asked for on one device."""
+    """A request for one device."""
 
     vendor: str
     limits: dict[str, int]
@@ -108,6 +108,6 @@ async def seen(screen: Screen, folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("screen", SCREENS, ids=lambda screen: screen.vendor)
-async def test_container_sees_what_the_screen_shows(screen: Screen, tmp_path: Path) -> None:
+async def test_container_sees_the_published_screen(screen: Screen, tmp_path: Path) -> None:
     expected = json.loads((GOLDEN / f"{screen.vendor}.json").read_text(encoding="utf-8"))
     assert await seen(screen, tmp_path) == expected

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hygon through RSMI and DMI: what the libraries tell beside the contract of all."""
+"""Hygon through RSMI and DMI: facts of the libraries beyond the contract of all."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from hami_common.model.device import Link
+from hami_nodeagent.core.hardware import Wanted
 from hami_nodeagent.core.health import DeviceLost, ProbeFailed
-from hami_nodeagent.drivers import Driver, build_driver
+from hami_nodeagent.drivers.catalog import build_driver
 from hami_nodeagent.drivers.errors import AnswerUnknown, DriverMissing
-from hami_nodeagent.drivers.partitioner import Wanted
-from hami_nodeagent.drivers.protocol import ProcessUsage
+from hami_nodeagent.drivers.protocol import Driver, ProcessUsage
 from hami_sim.hardware.fake_nvml import Process
 from tests.contract.drivers.library_rsmi import FAKE
 from tests.support.fake_library import FakeLibrary
@@ -38,7 +38,7 @@ def driver_of(machine: FakeLibrary) -> Driver:
     return build_driver("hygon", {**machine.settings, "answer_age_s": 0.0, "confirm_s": 0.001})
 
 
-async def test_fabric_goes_before_a_processor_and_that_before_two(
+async def test_fabric_links_rank_before_one_processor_and_that_before_two(
     make_machine: MakeMachine,
 ) -> None:
     machine = make_machine(5)
@@ -50,7 +50,7 @@ async def test_fabric_goes_before_a_processor_and_that_before_two(
     assert len(links) == 10
 
 
-async def test_a_process_on_two_cards_is_told_of_each_with_its_own_memory(
+async def test_process_on_two_cards_is_reported_on_each_with_its_own_memory(
     make_machine: MakeMachine,
 ) -> None:
     machine = make_machine(3)
@@ -67,7 +67,7 @@ async def test_a_process_on_two_cards_is_told_of_each_with_its_own_memory(
     assert third.processes == (ProcessUsage(pid=7, used_mib=300),)
 
 
-async def test_errors_that_could_not_be_corrected_condemn_and_others_do_not(
+async def test_uncorrected_errors_condemn_and_others_do_not(
     make_machine: MakeMachine,
 ) -> None:
     machine = make_machine(3)
@@ -120,7 +120,7 @@ async def test_compute_units_come_from_the_second_library_and_serve_vdcus(
     await driver.partitioner.destroy(made)
 
 
-async def test_without_the_second_library_compute_units_are_not_told(
+async def test_compute_units_are_unknown_without_the_second_library(
     make_machine: MakeMachine,
 ) -> None:
     (facts,) = (await driver_of(make_machine(1, also=())).discover()).devices

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated driver's control file: what happens when it is absent, broken, or old."""
+"""The simulated driver's control file when it is absent, broken, or old."""
 
 import logging
 from pathlib import Path
@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from hami_nodeagent.core.health import FaultSeen, ProbePassed
-from hami_nodeagent.drivers import build_driver
+from hami_nodeagent.drivers.catalog import build_driver
 from hami_sim.hardware import profile
 from tests.contract.drivers.benches import SimulatedBench
 
@@ -32,7 +32,7 @@ async def test_without_the_setting_all_devices_work() -> None:
     assert len((await build_driver("simulated", settings).discover()).devices) == 2
 
 
-async def test_broken_control_file_changes_nothing_and_is_told(
+async def test_broken_control_file_changes_nothing_and_is_logged(
     bench: SimulatedBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = bench.driver()
@@ -52,7 +52,7 @@ async def test_faults_from_before_the_first_wait_are_history(bench: SimulatedBen
     assert await driver.wait_faults(0.02) == ()
 
 
-async def test_faults_of_one_moment_come_together_in_order(bench: SimulatedBench) -> None:
+async def test_simultaneous_faults_are_delivered_together_in_order(bench: SimulatedBench) -> None:
     driver = bench.driver()
     await driver.discover()
     assert await driver.wait_faults(0.02) == ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every driver that asks a vendor's tool must do when the tool behaves badly."""
+"""Contract of every driver that runs a vendor's tool, when the tool behaves badly."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from hami_nodeagent.core.health import (
     ProbeFailed,
     ProbePassed,
 )
-from hami_nodeagent.drivers import Driver, is_detected
+from hami_nodeagent.drivers.catalog import is_detected
 from hami_nodeagent.drivers.errors import (
     AnswerUnknown,
     DeviceHung,
@@ -23,6 +23,7 @@ from hami_nodeagent.drivers.errors import (
     DriverMismatch,
     DriverMissing,
 )
+from hami_nodeagent.drivers.protocol import Driver
 from tests.contract.drivers.benches import ToolBench
 
 pytestmark = pytest.mark.anyio
@@ -119,7 +120,7 @@ async def test_tool_that_hangs_is_killed_and_counts_as_failed_probes(
     assert not driver.is_stuck
 
 
-async def test_three_answers_too_late_condemn_and_clean_ones_bring_back(
+async def test_three_timeouts_condemn_and_clean_answers_restore(
     make_tool_bench: MakeToolBench, opened: Opened
 ) -> None:
     bench = make_tool_bench("1x")
@@ -144,7 +145,7 @@ async def test_three_answers_too_late_condemn_and_clean_ones_bring_back(
     assert book.verdict(uuid).usable
 
 
-async def test_device_that_its_tool_condemns_is_lost_at_once_and_comes_back(
+async def test_device_condemned_by_its_tool_is_lost_at_once_and_recovers(
     make_tool_bench: MakeToolBench, opened: Opened
 ) -> None:
     bench = make_tool_bench("2x")
@@ -171,7 +172,7 @@ async def test_device_that_its_tool_condemns_is_lost_at_once_and_comes_back(
         ("open /dev/xyz: Permission denied", DriverDenied),
     ],
 )
-async def test_words_of_the_tool_become_errors_that_keep_them(
+async def test_messages_of_the_tool_are_kept_in_errors(
     make_tool_bench: MakeToolBench, opened: Opened, complaint: str, kind: type[DriverError]
 ) -> None:
     bench = make_tool_bench("1x")
@@ -182,7 +183,7 @@ async def test_words_of_the_tool_become_errors_that_keep_them(
     assert caught.value.code == 9
 
 
-async def test_mismatch_of_a_tool_asks_for_no_restart_of_the_agent(
+async def test_version_mismatch_of_a_tool_needs_no_restart_of_the_agent(
     make_tool_bench: MakeToolBench, opened: Opened
 ) -> None:
     bench = make_tool_bench("1x")
@@ -192,9 +193,7 @@ async def test_mismatch_of_a_tool_asks_for_no_restart_of_the_agent(
     assert not caught.value.is_loaded_here
 
 
-async def test_words_without_a_known_meaning_are_kept(
-    make_tool_bench: MakeToolBench, opened: Opened
-) -> None:
+async def test_unknown_messages_are_kept(make_tool_bench: MakeToolBench, opened: Opened) -> None:
     bench = make_tool_bench("1x")
     bench.tools.answer("", complaint="flux capacitor exhausted", status=42)
     with pytest.raises(AnswerUnknown, match=r"flux capacitor exhausted \(code 42\)"):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kunlunxin through XPUML: states, lost cards, processes, and what only xpu-smi tells.
+"""Kunlunxin through XPUML: states, lost cards, processes, and facts that only xpu-smi reports.
 
-The cutting of cards is in the contract of partitioners.
+The contract of partitioners covers the division of cards.
 """
 
 from collections.abc import Callable
@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from hami_nodeagent.core.health import DeviceLost, ProbeFailed, ProbePassed
-from hami_nodeagent.drivers import Driver, build_driver
+from hami_nodeagent.drivers.catalog import build_driver
 from hami_nodeagent.drivers.errors import AnswerUnknown
-from hami_nodeagent.libraries import loading, xpuml
+from hami_nodeagent.drivers.kunlunxin import binding as xpuml
+from hami_nodeagent.drivers.protocol import Driver
+from hami_nodeagent.libraries import loading
 from hami_sim.hardware.fake_nvml import Process
-from hami_sim.hardware.vendortools import VendorTools
+from tests.fakes.vendortools import VendorTools
 from tests.support.fake_xpuml import FakeXpuml
 
 pytestmark = pytest.mark.anyio
@@ -75,7 +77,7 @@ async def test_states_are_conditions(
 
 @pytest.mark.parametrize("call", ["xpumlDeviceGetHandleByIndex", "xpumlDeviceGetMemoryInfo"])
 @pytest.mark.parametrize(("code", "kind"), [(15, DeviceLost), (16, DeviceLost), (11, ProbeFailed)])
-async def test_a_card_that_cannot_be_asked_is_the_one_that_had_its_number(
+async def test_unreadable_card_keeps_its_known_uuid(
     make_fake: MakeFake, call: str, code: int, kind: type
 ) -> None:
     machine = make_fake(2)
@@ -95,7 +97,7 @@ async def test_a_card_that_cannot_be_asked_is_the_one_that_had_its_number(
     assert len(fresh.problems) == 2
 
 
-async def test_processes_have_the_hosts_numbers_and_the_one_that_asks_is_left_out(
+async def test_processes_have_host_pids_and_the_calling_process_is_left_out(
     make_fake: MakeFake,
 ) -> None:
     machine = make_fake(2)
@@ -125,7 +127,7 @@ async def test_an_idle_machine_has_no_device(make_fake: MakeFake) -> None:
     assert (await driver_of(machine).discover()).devices == ()
 
 
-async def test_memory_errors_are_taken_from_xpu_smi_where_it_is_installed(
+async def test_memory_errors_come_from_xpu_smi_where_it_is_installed(
     make_fake: MakeFake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = make_fake(2)
@@ -140,7 +142,7 @@ async def test_memory_errors_are_taken_from_xpu_smi_where_it_is_installed(
     driver = driver_of(machine, tool_path=str(tools.tool), interface="auto")
     await driver.discover()
     tools.lose(1)
-    for trouble in ("", "garbage"):  # what was told stands until the table is understood again
+    for trouble in ("", "garbage"):  # the last table is kept until a table can be parsed again
         if trouble:
             tools.garble(trouble)
         good, lost = await driver.probe()

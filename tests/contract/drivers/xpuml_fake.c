@@ -78,7 +78,7 @@ static void read_cuts(void)
     fclose(file);
 }
 
-/* What the kernel shows of a card's functions. */
+/* Write what the kernel shows of a card's functions. */
 static void show(int at, int parts)
 {
     char home[2048], function[2048], path[2200];

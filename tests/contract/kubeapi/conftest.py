@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the API server contract runs: each plane gives an Access, the rest is common."""
+"""Planes on which the API server contract runs: each gives an Access, the rest is common."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 
 from hami_sim.apiserver import ApiServer, Settings
-from hami_sim.apiserver.client import Access, KubeClient
+from hami_sim.kube import Access
 from tests.contract.kubeapi.support import Cluster, fresh_namespace
+from tests.support.kubeclient import KubeClient
 
 
 @pytest.fixture

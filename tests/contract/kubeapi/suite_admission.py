@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract for admission webhooks: what they are asked, and what their answers do."""
+"""The contract for admission webhooks: requests that they receive, effect of their responses."""
 
 import base64
 import itertools
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hami_sim.apiserver.client import path_of
+from hami_sim.kube import path_of
 from tests.contract.kubeapi.support import (
     Cluster,
     Obj,
@@ -36,7 +36,7 @@ def patching(*operations: Obj, **more: Any) -> Any:
 
 
 async def in_force(cluster: Cluster, hook: Any, **fields: Any) -> None:
-    """Wait until the server has noticed a registration: it is asked about a dry run."""
+    """Wait until the server applies a registration to a dry run."""
 
     async def asked() -> bool:
         hook.requests.clear()
@@ -200,9 +200,7 @@ class AdmissionContract:
             await cluster.client.create("pods", ignored, cluster.namespace)
             assert hook.requests == []
 
-    async def test_ephemeral_containers_and_updates_can_be_asked_about(
-        self, cluster: Cluster
-    ) -> None:
+    async def test_ephemeral_containers_and_updates_reach_webhooks(self, cluster: Cluster) -> None:
         rules = [
             {
                 "operations": ["CREATE", "UPDATE"],
@@ -234,14 +232,14 @@ class AdmissionContract:
                 namespace=cluster.namespace,
                 subresource="status",
             )
-            # A server that meets a newer object than the one its cache had begins the write anew,
-            # and asks once more.
+            # A server that meets an object newer than its cache starts the write again and repeats
+            # the call.
             asked = [(r["operation"], r.get("subResource", "")) for r in hook.requests]
             seen = [about for about, _ in itertools.groupby(asked)]
             assert seen == [("CREATE", ""), ("UPDATE", ""), ("UPDATE", "ephemeralcontainers")]
             assert hook.requests[1]["oldObject"]["metadata"].get("labels") is None
 
-    async def test_bindings_can_be_asked_about(self, cluster: Cluster) -> None:
+    async def test_bindings_reach_webhooks(self, cluster: Cluster) -> None:
         rules = [
             {
                 "operations": ["CREATE"],

@@ -3,7 +3,7 @@
 
 import pytest
 
-from hami_sim.apiserver.client import KubeClient, path_of
+from hami_sim.kube import path_of
 from tests.contract.kubeapi.support import (
     Cluster,
     Events,
@@ -12,6 +12,7 @@ from tests.contract.kubeapi.support import (
     pod,
     refused,
 )
+from tests.support.kubeclient import KubeClient
 
 pytestmark = pytest.mark.anyio
 
@@ -148,7 +149,9 @@ class WatchContract:
             revisions = [int(e["metadata"]["resourceVersion"]) for e in (first, second, third)]
             assert revisions == sorted(set(revisions))
 
-    async def test_watch_without_revision_starts_with_what_is_there(self, cluster: Cluster) -> None:
+    async def test_watch_without_revision_starts_with_existing_objects(
+        self, cluster: Cluster
+    ) -> None:
         for name in ("a", "b"):
             await cluster.client.create("pods", pod(name), cluster.namespace)
         async with cluster.client.watch("pods", cluster.namespace) as watch:

@@ -1,17 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract for objects: create, read, update, patch, delete, and what is refused."""
+"""The contract for objects: create, read, update, patch, delete, and refusals."""
 
 import pytest
 
-from hami_sim.apiserver.client import (
-    APPLY,
-    JSON_PATCH,
-    STRATEGIC,
-    Access,
-    KubeClient,
-    StatusError,
-    path_of,
-)
+from hami_sim.kube import APPLY, JSON_PATCH, STRATEGIC, Access, path_of
 from tests.contract.kubeapi.support import (
     Cluster,
     Obj,
@@ -25,6 +17,7 @@ from tests.contract.kubeapi.support import (
     unique,
     until,
 )
+from tests.support.kubeclient import KubeClient, StatusError
 
 pytestmark = pytest.mark.anyio
 
@@ -69,7 +62,7 @@ class ObjectsContract:
         with refused(404, "NotFound", 'namespaces "absent-ns" not found'):
             await cluster.client.create("pods", pod("a"), "absent-ns")
 
-    async def test_dry_run_returns_the_object_and_keeps_nothing(self, cluster: Cluster) -> None:
+    async def test_dry_run_returns_the_object_and_stores_nothing(self, cluster: Cluster) -> None:
         made = await cluster.client.create("pods", pod("a"), cluster.namespace, dryRun="All")
         assert made["metadata"]["uid"]
         assert not await exists(cluster.client, "pods", "a", cluster.namespace)
@@ -331,7 +324,7 @@ class ObjectsContract:
         )
         assert not await exists(cluster.client, "configmaps", "a", cluster.namespace)
 
-    async def test_deleting_an_owner_collects_what_it_owns(self, cluster: Cluster) -> None:
+    async def test_deleting_an_owner_collects_its_dependents(self, cluster: Cluster) -> None:
         owner = await cluster.client.create("configmaps", config_map("owner"), cluster.namespace)
         reference = {
             "apiVersion": "v1",
@@ -349,9 +342,7 @@ class ObjectsContract:
 
         await until(collected)
 
-    async def test_delete_collection_takes_what_the_selector_selects(
-        self, cluster: Cluster
-    ) -> None:
+    async def test_delete_collection_deletes_the_selected_objects(self, cluster: Cluster) -> None:
         for name, team in (("a", "x"), ("b", "y"), ("c", "x")):
             await cluster.client.create(
                 "configmaps", config_map(name, labels={"team": team}), cluster.namespace
@@ -436,7 +427,7 @@ class ObjectsContract:
         assert reply.code == 401
         assert reply.json["reason"] == "Unauthorized"
 
-    async def test_protobuf_only_clients_are_told_what_is_served(self, cluster: Cluster) -> None:
+    async def test_protobuf_only_clients_receive_json(self, cluster: Cluster) -> None:
         accepts = {"Accept": "application/vnd.kubernetes.protobuf;q=1,application/json"}
         reply = await cluster.client.raw("GET", "/version", headers=accepts)
         assert reply.json["major"] == "1"
@@ -470,7 +461,7 @@ class ObjectsContract:
 
 
 class PodsContract:
-    """What the server does to pods by itself."""
+    """Changes that the server makes to pods by itself."""
 
     async def test_defaults_are_filled_in(self, cluster: Cluster) -> None:
         made = await cluster.client.create("pods", pod("a"), cluster.namespace)
@@ -842,7 +833,7 @@ class BindingContract:
 
 
 class EvictionContract:
-    """Evictions hold disruption budgets."""
+    """Evictions respect disruption budgets."""
 
     async def _running(self, client: KubeClient, namespace: str, node: str, name: str) -> None:
         await client.create("pods", pod(name, labels={"app": "x"}), namespace)
@@ -931,7 +922,7 @@ class QuotaContract:
         with refused(403, "Forbidden", "requested: pods=1, used: pods=1, limited: pods=1"):
             await cluster.client.create("pods", pod("b"), cluster.namespace)
 
-    async def test_containers_must_state_what_is_limited(self, cluster: Cluster) -> None:
+    async def test_containers_must_set_the_limited_resources(self, cluster: Cluster) -> None:
         await self._quota(cluster, limits_memory="1Gi")
         with refused(403, "Forbidden", "must specify limits.memory for: main"):
             await cluster.client.create("pods", pod("a"), cluster.namespace)
@@ -946,7 +937,7 @@ class QuotaContract:
 
 
 class GarbageContract:
-    """What deleting an owner does to what it owns."""
+    """Effect of deleting an owner on its dependents."""
 
     async def _pair(self, cluster: Cluster) -> None:
         client, namespace = cluster.client, cluster.namespace

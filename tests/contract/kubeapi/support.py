@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builders and waits for the API server contract. Pods name a scheduler that nobody runs."""
+"""Builders and waits for the API server contract. Pods name a scheduler that does not run."""
 
 import base64
 import ssl
@@ -15,8 +15,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from hami_sim.apiserver.client import Access, KubeClient, StatusError, Watch
 from hami_sim.certs import CertificateAuthority
+from hami_sim.kube import Access
+from tests.support.kubeclient import KubeClient, StatusError, Watch
 
 Obj = dict[str, Any]
 WAIT_S = 30.0
@@ -24,7 +25,7 @@ NOBODY = "nobody-schedules"
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """What the contract is run against."""
+    """The cluster under test."""
 
     access: Access
     namespace: str
@@ -105,7 +106,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 class Refusal(msgspec.Struct):
-    """What was refused, once it was."""
+    """The Status that was refused, available after the block."""
 
     caught: list[StatusError] = msgspec.field(default_factory=list)
 
@@ -158,7 +159,7 @@ class Events:
 
 
 class Hook(msgspec.Struct):
-    """A webhook server of the test: what it saw, and how it answers."""
+    """A webhook server of the test: the requests it received, and its responses."""
 
     url: str
     ca_bundle: str

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from hami_sim.apiserver.client import Access
+from hami_sim.kube import Access
 from hami_sim.kubernetes import ControlPlane, run_control_plane
 from tests.cluster.needs import control_plane_or_skip
 from tests.contract.kubeapi.suite_admission import AdmissionContract

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the kubelet contract runs: each plane gives a Node."""
+"""Planes on which the kubelet contract runs: each gives a Node."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from hami_sim.apiserver import ApiServer, Settings
-from hami_sim.apiserver.client import Access, KubeClient
+from hami_sim.kube import Access
 from hami_sim.kubelet import KubeletSettings, run_kubelet
 from tests.contract.kubelet.support import Node
+from tests.support.kubeclient import KubeClient
 from tests.support.kubelet import grpc_poller, short_path
 
 __all__ = ["grpc_poller", "node", "short_path"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device plugin that tests drive: offers the ids it is told, records calls, answers as told."""
+"""A device plugin for tests: offers the given ids, records calls, returns the given answers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract for admission and allocation: order, ids, refusals, what a container is given."""
+"""The contract for admission and allocation: order, ids, refusals, container environment."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.anyio
 
 
 class AllocationContract:
-    """Which ids a container gets, and what happens when it cannot have them."""
+    """Ids that a container gets, and the outcome when it cannot have them."""
 
-    async def test_container_gets_the_number_of_ids_it_asks_for(self, node: Node) -> None:
+    async def test_container_gets_the_requested_number_of_ids(self, node: Node) -> None:
         async with node.plugin(["a", "b", "c", "d"]) as plugin:
             await node.joined(plugin, 4)
             pod = await node.run(
@@ -93,7 +93,9 @@ class AllocationContract:
             assert len(plugin.allocated[0]) == 1
             assert set(plugin.allocated[0]) < {"a", "b"}
 
-    async def test_refused_allocate_fails_the_pod_with_the_plugins_words(self, node: Node) -> None:
+    async def test_refused_allocate_fails_the_pod_with_the_plugins_message(
+        self, node: Node
+    ) -> None:
         async with node.plugin(["a"]) as plugin:
 
             async def refuse(ids: Sequence[str]) -> api.ContainerAllocateResponse:
@@ -123,7 +125,7 @@ class AllocationContract:
             )
             assert plugin.allocated == []
 
-    async def test_pod_that_comes_after_the_plugin_vanished_is_rejected(self, node: Node) -> None:
+    async def test_pod_created_after_the_plugin_vanished_is_rejected(self, node: Node) -> None:
         async with node.plugin(["a"]) as plugin:
             await node.joined(plugin, 1)
             await plugin.close()
@@ -175,7 +177,7 @@ class AllocationContract:
 
 
 class AdmissionContract:
-    """What is true while an Allocate call runs: the ground that design D9 stands on."""
+    """Facts that hold while an Allocate call runs: the basis of design D9."""
 
     async def test_pod_is_listed_without_devices_inside_its_own_allocate(self, node: Node) -> None:
         async with node.plugin(["a", "b"]) as plugin:
@@ -255,7 +257,7 @@ class AdmissionContract:
 
 
 class StartContract:
-    """What reaches the container, and PreStartContainer."""
+    """Environment and devices of the container, and PreStartContainer."""
 
     async def test_pre_start_is_called_with_the_ids_before_the_command_runs(
         self, node: Node

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract for PodResources v1 and for pods' lives as far as plugins depend on them."""
+"""The contract for PodResources v1 and for pod lifecycles as far as plugins depend on them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PodResourcesContract:
         answer = await node.ask("Get", request)
         assert answer.pod_resources.name == pod
 
-    async def test_get_of_an_unknown_pod_says_so(self, node: Node) -> None:
+    async def test_get_of_an_unknown_pod_returns_not_found(self, node: Node) -> None:
         request = podresources.GetPodResourcesRequest(pod_name="nobody", pod_namespace="none")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await node.ask("Get", request)
@@ -169,7 +169,7 @@ class PodLifeContract:
         )
         assert f"refused\n{pod}" in await node.prints(pod, pod)
 
-    async def test_deleted_pod_is_asked_to_end_and_then_made_to(self, node: Node) -> None:
+    async def test_deleted_pod_is_terminated_and_then_killed(self, node: Node) -> None:
         polite = await node.run(
             [asks(script="trap 'exit 0' TERM; echo up; while true; do sleep 0.05; done")]
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract for plugins that come and go, and for what the node's status shows of them."""
+"""The contract for plugins that start and stop, and for their resources in the node's status."""
 
 import grpc
 import grpc.aio
@@ -73,7 +73,7 @@ class RegistrationContract:
                 await plugin.register(resource=name)
         assert caught.value.details() == f'the ResourceName "{name}" is invalid'
 
-    async def test_plugin_is_asked_for_its_options_before_register_returns(
+    async def test_kubelet_reads_the_plugins_options_before_register_returns(
         self, node: Node
     ) -> None:
         async with node.plugin(["a"]) as plugin:
@@ -105,7 +105,7 @@ class RestartContract:
             before = await node.in_phase(pod, "Running")
             held = await node.ids(pod, plugin.resource)
             await node.restart()
-            # Its list is empty until the API server has told it of its pods.
+            # Its list is empty until the API server has sent it its pods.
             await until(lambda: node.ids(pod, plugin.resource), held.__eq__)
             await plugin.close()
             await plugin.serve()
@@ -119,7 +119,7 @@ class RestartContract:
             await node.in_phase(other, "Running")
             assert not await node.ids(other, plugin.resource) & held
 
-    async def test_pod_that_comes_before_the_plugin_is_back_is_rejected_for_good(
+    async def test_pod_created_before_the_plugin_registers_again_is_rejected_permanently(
         self, node: Node
     ) -> None:
         async with node.plugin(["a", "b"]) as plugin:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kubelet contract runs against, and the words in which it is told.
+"""The node under test in the kubelet contract, and the builders that the suites use.
 
-A plane gives a `Node`: an API client and the node's sockets. Everything else goes over these two,
-so the same suites run on a simulated kubelet and on a real one.
+A plane gives a `Node`: an API client and the node's sockets. Suites use only these two, so the
+same suites run on a simulated kubelet and on a real one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import grpc.aio
 import msgspec
 
 from hami_common.kubeletapi import podresources, podresources_grpc
-from hami_sim.apiserver.client import KubeClient, StatusError
 from tests.contract.kubelet.plugin import TestPlugin
+from tests.support.kubeclient import KubeClient, StatusError
 
 Obj = dict[str, Any]
 WAIT_S = 60.0
@@ -41,12 +41,12 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     logs: Callable[[str, str], Awaitable[str]]
     """(pod, container) → what the newest run printed."""
     cdi_directory: Path | None
-    """Where the container runtime reads CDI files; None where it knows no CDI."""
+    """Directory of the container runtime's CDI files; None where it does not support CDI."""
 
     # -- plugins
 
     def plugin(self, ids: Sequence[str], **more: Any) -> TestPlugin:
-        """A plugin for a resource that nobody else uses."""
+        """A plugin for a resource that no other test uses."""
         word = uuid4().hex[:8]
         return TestPlugin(
             self.plugin_directory,
@@ -144,7 +144,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         return await until(lambda: self.logs(pod, container), lambda printed: text in printed)
 
     async def delete(self, name: str, *, grace_s: int | None = None) -> None:
-        """Ask for a pod's deletion."""
+        """Request a pod's deletion."""
         body = None if grace_s is None else {"gracePeriodSeconds": grace_s}
         await self.client.delete("pods", name, self.namespace, body=body)
 
@@ -174,13 +174,13 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
             return await getattr(podresources_grpc.PodResourcesListerStub(channel), method)(request)
 
     async def ids(self, pod: str, resource: str, *, container: str = "main") -> set[str]:
-        """Which ids PodResources says a container holds."""
+        """Ids of a container according to PodResources."""
         found = (await self.listed()).get(pod)
         return ids_in(found, resource, container) if found is not None else set()
 
 
 def identity(socket: Path) -> tuple[int, int]:
-    """Another one after the socket was made anew; file systems use inode numbers again."""
+    """Changes when the socket is re-created, although file systems reuse inode numbers."""
     status = socket.stat()
     return status.st_ino, status.st_mtime_ns
 
@@ -199,7 +199,7 @@ def ids_in(pod: podresources.PodResources, resource: str, container: str = "main
 def asks(
     resource: str = "", count: int = 1, *, name: str = "main", script: str = SLEEP, **more: Any
 ) -> Obj:
-    """A container that asks for devices and runs a shell script."""
+    """A container that requests devices and runs a shell script."""
     limits = {**more.pop("limits", {}), **({resource: str(count)} if resource and count else {})}
     return {
         "name": name,
@@ -218,7 +218,7 @@ async def until(
     *,
     within_s: float = WAIT_S,
 ) -> T:
-    """Read until it holds; the last value is in the failure."""
+    """Read until the condition holds; a failure shows the last value."""
     value: T | None = None
     with anyio.move_on_after(within_s):
         while True:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hami_sim.apiserver.client import KubeClient
 from hami_sim.kubernetes import ControlPlane, run_control_plane
 from tests.cluster.node.image import APP
 from tests.cluster.node.needs import programs_or_skip
@@ -24,6 +23,7 @@ from tests.contract.kubelet.suite_allocation import (
 from tests.contract.kubelet.suite_podresources import PodLifeContract, PodResourcesContract
 from tests.contract.kubelet.suite_registration import RegistrationContract, RestartContract
 from tests.contract.kubelet.support import Node, until
+from tests.support.kubeclient import KubeClient
 
 pytestmark = [
     pytest.mark.anyio,

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.anyio
 
 
 class ExtenderContract:
-    """What our scheduler relies on."""
+    """Behavior that this project's scheduler relies on."""
 
     async def test_bodies_of_filter_prioritize_and_bind(self, site: Site) -> None:
         for name in ("n1", "n2", "n3"):
@@ -96,7 +96,7 @@ class ExtenderContract:
         assert await site.bound(pod) == "n1"
         assert site.extender.verbs_for(name).count("filter") > tries
 
-    async def test_node_heartbeats_wake_nobody(self, site: Site) -> None:
+    async def test_node_heartbeats_requeue_no_pod(self, site: Site) -> None:
         await site.node("n1")
         site.extender.filter = lambda _args: {"NodeNames": [], "FailedNodes": {"n1": "full"}}
         pod = await site.pod()
@@ -113,9 +113,7 @@ class ExtenderContract:
             )
         assert await self._quiet(site, pod["metadata"]["name"]) == tries
 
-    async def test_failing_extender_is_a_scheduler_error_and_is_asked_again(
-        self, site: Site
-    ) -> None:
+    async def test_failing_extender_is_a_scheduler_error_and_is_retried(self, site: Site) -> None:
         await site.node("n1")
         site.extender.filter = lambda _args: {"Error": "ledger is not ready"}
         pod = await site.pod()

@@ -10,18 +10,18 @@ import anyio
 import msgspec
 from aiohttp import web
 
-from hami_sim.apiserver.client import KubeClient
+from tests.support.kubeclient import KubeClient
 
 Obj = dict[str, Any]
 WAIT_S = 60.0
 QUIET_S = 3.2
-"""How long nothing must happen for us to believe that it does not: a pod that was woken waits for
-the end of its back-off, 2 s at most, before it is tried, and the queue is looked at each second."""
+"""Time without an event that counts as proof that none comes: a pod that was woken waits for the
+end of its back-off, 2 s at most, before its next attempt, and the queue is checked each second."""
 NAMESPACE = "default"
 
 
 class Extender:
-    """An extender whose answers a test sets; it binds through the API as ours does."""
+    """An extender whose answers a test sets; it binds through the API as the real one does."""
 
     def __init__(self) -> None:
         self.url = ""

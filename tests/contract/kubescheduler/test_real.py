@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kube-scheduler contract on kube-scheduler, with the shipped configuration and roles.
 
-One control plane serves all tests; each has nodes of its own, and nobody keeps them ready.
+One control plane serves all tests; each has nodes of its own, and no kubelet keeps them ready.
 """
 
 from collections.abc import AsyncIterator
 
 import pytest
 
-from hami_sim.apiserver.client import KubeClient
 from hami_sim.kubernetes import ControlPlane, run_control_plane
 from hami_sim.kubernetes.programs import SCHEDULER
 from tests.cluster.needs import control_plane_or_skip
 from tests.contract.kubescheduler.suite import ExtenderContract
 from tests.contract.kubescheduler.support import Extender, Site, run_extender
+from tests.support.kubeclient import KubeClient
 
 pytestmark = [
     pytest.mark.anyio,

@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from hami_sim.apiserver import ApiServer, Settings
-from hami_sim.apiserver.client import Access, KubeClient
+from hami_sim.kube import Access
 from hami_sim.kubescheduler import SchedulerSettings, SimScheduler
 from tests.contract.kubescheduler.suite import ExtenderContract
 from tests.contract.kubescheduler.support import Site, run_extender
+from tests.support.kubeclient import KubeClient
 
 pytestmark = pytest.mark.anyio
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every Publisher does, in memory and over a real server."""
+"""Contract of every Publisher, in memory and over a real server."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ REPORT = subjects.report("node.a", "nvidia")
 
 
 class World:
-    """A publisher, what arrives on the bus, and a way to take the bus away."""
+    """A publisher, the messages that arrive on the bus, and a way to stop the bus."""
 
     def __init__(
         self, publisher: BatchPublisher, take_away: Callable[[], Awaitable[None]], request_s: float
@@ -121,7 +121,7 @@ async def test_messages_stored_together_arrive_in_order_and_repeated_ones_once(
     assert second != last
 
 
-async def test_storing_while_the_bus_is_away_is_unavailable(world: World) -> None:
+async def test_storing_while_the_bus_is_down_is_unavailable(world: World) -> None:
     await world.take_away()
     with pytest.raises(Unavailable):
         await world.publisher.publish_stored(REPORT, b"1")
@@ -129,7 +129,7 @@ async def test_storing_while_the_bus_is_away_is_unavailable(world: World) -> Non
     assert [type(answer) for answer in answers] == [Unavailable, Unavailable]
 
 
-async def test_fire_and_forget_while_the_bus_is_away_is_dropped_in_silence(world: World) -> None:
+async def test_fire_and_forget_while_the_bus_is_down_is_dropped_silently(world: World) -> None:
     await world.publisher.publish(HEARTBEAT, b"before")
     await world.wait_for(1)
     await world.take_away()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the contract suite asks each vendor: the shapes of its users' manifests, and its settings.
+"""Input of the contract suite per vendor: the shapes of its users' manifests, and its settings.
 
 One entry per vendor of the catalog, here or in a file ``case_<vendor>.py`` beside this one; the
 suite fails for a vendor that has none.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of what the contract suite asks a vendor."""
+"""The form of the contract suite's input per vendor."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class Case:
     part: Limits = field(default_factory=dict)
     """Empty: this vendor's devices are never shared."""
     part_mib: int = 0
-    """What ``part`` takes of ``device``."""
+    """Memory of ``device`` that ``part`` takes."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     bad: tuple[tuple[str, str], ...] = ()
     """(resource, text) that is refused when put into ``part`` or ``whole``."""

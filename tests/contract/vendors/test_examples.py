@@ -7,6 +7,7 @@ Through admission, the simulated driver, the registry's rules and the scheduler'
 from pathlib import Path
 from typing import Any
 
+import jsonpatch
 import msgspec
 import pytest
 import yaml
@@ -18,11 +19,11 @@ from hami_common.vendors.nvidia import NvidiaSettings
 from hami_core.placement.pick import pick
 from hami_core.placement.verdicts import Verdicts
 from hami_core.table.table import DeviceTable
-from hami_nodeagent.drivers.simulated import SimulatedDriver, SimulatedDriverSettings
+from hami_nodeagent.drivers.simulated.driver import SimulatedDriver, SimulatedDriverSettings
 from hami_registry.core.device_config import DeviceConfig, canonical_device
 from hami_sim.hardware import profile
 from hami_webhook.core.mutate import AdmissionPolicy, mutate
-from tests.support import builders, jsonpatch
+from tests.support import builders
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 CATALOG = Catalog.from_settings()
@@ -59,7 +60,7 @@ async def table_of(vendor: str) -> DeviceTable:
 
 
 def admitted(document: dict[str, Any]) -> dict[str, Any]:
-    """The pod after our webhook."""
+    """The pod after admission."""
     verdict = mutate(
         document,
         msgspec.convert(document, PodView),
@@ -68,7 +69,7 @@ def admitted(document: dict[str, Any]) -> dict[str, Any]:
         traceparent=TRACE,
     )
     assert verdict.allowed, verdict.message
-    changed: dict[str, Any] = jsonpatch.apply(document, list(verdict.operations))
+    changed: dict[str, Any] = jsonpatch.apply_patch(document, list(verdict.operations))
     assert changed["spec"]["schedulerName"] == "hami-scheduler"
     return changed
 

@@ -24,10 +24,10 @@ SOURCES = {
 }
 COPIED = (*SOURCES.values(), "tests", "examples")
 BESIDE = ("tools",)
-"""For the fake NVML, which the drivers' suite has ready for everyone."""
+"""For the fake NVML, which the drivers' suite builds for every test."""
 REGISTRATIONS = {
     "libs/hami-common/src/hami_common/vendors/catalog.py",
-    "services/nodeagent/src/hami_nodeagent/drivers/__init__.py",
+    "services/nodeagent/src/hami_nodeagent/drivers/catalog.py",
 }
 SUITES = (
     "tests/contract/vendors/test_pure_half.py",
@@ -63,7 +63,7 @@ def steps() -> list[Step]:
 
 
 def take(step: Step, tree: Path) -> None:
-    """Do what a block says."""
+    """Apply a block of the tutorial."""
     path = tree / step.path
     if step.how == "file":
         assert not path.exists()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
+import jsonpatch
 import msgspec
 import pytest
 from msgspec.structs import fields
@@ -21,7 +22,7 @@ from hami_core.table.table import DeviceTable
 from hami_webhook.core.mutate import AdmissionPolicy, mutate
 from tests.contract.vendors.cases import CASES
 from tests.contract.vendors.shape import Case
-from tests.support import builders, jsonpatch
+from tests.support import builders
 
 CATALOG = Catalog.from_settings()
 NAMES = tuple(vendor.name for vendor in CATALOG.vendors)
@@ -30,7 +31,7 @@ TRACE = f"00-{'1' * 32}-{'2' * 16}-01"
 
 
 def for_each_vendor(test: Callable[[str], None]) -> Callable[[], None]:
-    """The test once per vendor; a failure says whose it is."""
+    """Run the test once per vendor; a failure names the vendor."""
 
     def each() -> None:
         for name in NAMES:
@@ -83,7 +84,7 @@ def table_with(name: str, count: int = 2) -> DeviceTable:
 
 
 def placed(table: DeviceTable, name: str, limits: dict[str, str], uid: str = "u") -> Any:
-    """What a pod with these limits gets, booked."""
+    """Book the share that a pod with these limits gets; returns it."""
     view = msgspec.convert(pod(limits, dict(case(name).annotations), uid), PodView)
     request = CATALOG.parse_pod(view)
     assert request is not None
@@ -136,7 +137,7 @@ def test_a_device_is_advertised_under_a_name_that_serves_it(name: str) -> None:
 
 
 @for_each_vendor
-def test_a_container_without_our_names_asks_for_nothing(name: str) -> None:
+def test_a_container_without_known_resources_requests_nothing(name: str) -> None:
     for limits in ({}, {"cpu": "1", "example.com/gpu": "1"}):
         assert vendor(name).parse_request(container(limits)) is None
         assert vendor(name).admit(container(limits)) is None
@@ -152,7 +153,7 @@ def test_zero_devices_are_no_request(name: str) -> None:
 
 
 @for_each_vendor
-def test_admission_changes_nothing_of_the_request_and_is_done_once(name: str) -> None:
+def test_admission_is_idempotent_and_keeps_the_request(name: str) -> None:
     for limits in asks(name):
         annotations = dict(case(name).annotations)
         document = pod(limits, annotations)
@@ -169,7 +170,7 @@ def test_admission_changes_nothing_of_the_request_and_is_done_once(name: str) ->
                 traceparent=TRACE,
             )
             assert verdict.allowed, verdict.message
-            changed = jsonpatch.apply(after, list(verdict.operations))
+            changed = jsonpatch.apply_patch(after, list(verdict.operations))
             assert CATALOG.parse_pod(msgspec.convert(changed, PodView)) == before
             last, after = after, changed
         assert after == last
@@ -216,13 +217,13 @@ def test_every_name_can_be_another(name: str) -> None:
 
 
 @for_each_vendor
-def test_settings_refuse_what_they_do_not_know(name: str) -> None:
+def test_unknown_settings_are_refused(name: str) -> None:
     with pytest.raises(msgspec.ValidationError, match="resource_cuont"):
         msgspec.convert({name: {"resource_cuont": "x"}}, VendorSettings)
 
 
 @for_each_vendor
-def test_aliases_mean_the_name_they_stand_for(name: str) -> None:
+def test_aliases_equal_the_canonical_name(name: str) -> None:
     one = vendor(name)
     for alias, target in one.resources.aliases.items():
         assert target in one.resources.all()
@@ -260,7 +261,9 @@ def test_a_whole_device_is_exclusive_and_takes_all_of_it(name: str) -> None:
 
 
 @for_each_vendor
-def test_a_part_takes_what_the_device_grants_and_leaves_room_for_another(name: str) -> None:
+def test_a_partition_takes_what_the_device_grants_and_leaves_capacity_for_another(
+    name: str,
+) -> None:
     if not case(name).part:
         assert case(name).device.mode == "whole"
         return
@@ -281,7 +284,7 @@ def test_a_part_takes_what_the_device_grants_and_leaves_room_for_another(name: s
 
 
 @for_each_vendor
-def test_what_does_not_fit_is_refused_with_a_reason(name: str) -> None:
+def test_oversized_request_is_refused_with_a_reason(name: str) -> None:
     table = table_with(name, 1)
     limits = {**case(name).whole, vendor(name).families[0].count: "1"}
     if name in ("ascend", "iluvatar"):
@@ -364,7 +367,7 @@ def test_shares_of_other_vendors_are_not_rendered(name: str) -> None:
 
 
 @for_each_vendor
-def test_the_capability_is_told(name: str) -> None:
+def test_capability_includes_placement(name: str) -> None:
     assert vendor(name).capability.placed
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gets through to an HTTP API, over a real connection; the reviews are made up here."""
+"""Callers that an HTTP API admits, over a real connection; the reviews are made up here."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,7 +22,7 @@ TENANT, ADMIN = "of-tenant", "of-admin"
 
 
 class Cluster:
-    """An API server that knows two people; the tenant may get and resize pods in ``team-a``."""
+    """An API server with two users; the tenant may get and resize pods in ``team-a``."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -126,13 +126,13 @@ async def test_tenant_reads_its_own_namespaces_alone(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "forged", "x" * 20_000, "a b", "Bearer of-admin"])
-async def test_who_shows_no_good_token_gets_nothing(caller: Caller, token: str) -> None:
+async def test_invalid_token_is_refused(caller: Caller, token: str) -> None:
     for path in ("/v1/nodes", "/v1/pods/team-a", "/v1/watch?namespace=team-a"):
         # A header of 20,000 bytes is refused by the server itself.
         assert await caller.status(path, token) in (400, 401), path
 
 
-async def test_without_the_cluster_nobody_gets_through(caller: Caller) -> None:
+async def test_every_caller_is_refused_while_the_api_server_is_down(caller: Caller) -> None:
     caller.cluster.is_down = True
     assert await caller.status("/v1/pods/team-a", TENANT) == 503
     caller.cluster.is_down = False
@@ -162,7 +162,7 @@ async def test_stream_ends_when_its_reader_may_not_read_any_more(
     assert rest.endswith(gate.STREAM_END)
 
 
-async def test_without_authentication_everybody_gets_through() -> None:
+async def test_every_caller_is_admitted_without_authentication() -> None:
     routes = gate.Gate(None).guarded(PATHS, RULES)
     assert routes == PATHS
 

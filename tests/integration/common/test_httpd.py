@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The services' HTTP server over real sockets: routes, limits, errors, TLS reload, orderly stop."""
+"""The services' HTTP server over real sockets: routes, limits, errors, TLS reload, shutdown."""
 
 import io
 import logging
@@ -102,7 +102,7 @@ async def test_exact_routes_and_parameters_reach_their_handlers() -> None:
         ("DELETE", "/v1/pods/default/web", 405, "method-not-allowed"),
     ],
 )
-async def test_what_is_not_served_is_refused_with_a_reason(
+async def test_unknown_routes_are_refused_with_a_reason(
     method: str, path: str, status: int, code: str
 ) -> None:
     async with (
@@ -158,7 +158,9 @@ async def test_a_large_body_arrives_whole() -> None:
         (InvariantBroken(what="impossible"), 500, "internal"),
     ],
 )
-async def test_errors_of_our_tree_become_answers(error: Exception, status: int, code: str) -> None:
+async def test_errors_of_the_project_become_responses(
+    error: Exception, status: int, code: str
+) -> None:
     async def fail(request: Request) -> Response:
         raise error
 
@@ -252,7 +254,7 @@ async def test_a_listener_that_leaves_ends_its_stream() -> None:
             await ended.wait()
 
 
-async def test_stopping_lets_requests_in_flight_finish_and_takes_no_new_ones() -> None:
+async def test_shutdown_finishes_requests_in_flight_and_accepts_no_new_ones() -> None:
     entered, release = anyio.Event(), anyio.Event()
 
     async def slow(request: Request) -> Response:

@@ -14,9 +14,9 @@ from aiohttp import web
 from hami_common.errors import Conflict, Denied, NotFound, SettingsInvalid, Unavailable
 from hami_common.ports import WatchEvent
 from hami_common.runtime import kubeio
-from hami_common.runtime.clock import ManualClock
 from hami_common.runtime.kubeio import reflector
 from hami_sim.apiserver import ApiServer, Fault, Match, RequestInfo, Settings, User
+from tests.support.manualclock import ManualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -134,7 +134,7 @@ async def test_a_slow_answer_is_unavailable_after_the_request_timeout(tmp_path: 
             await client.get(f"{PODS}/web")
 
 
-async def test_too_many_requests_is_tried_again_after_the_time_the_server_asks(
+async def test_too_many_requests_is_retried_after_the_servers_delay(
     kube: Fixture,
 ) -> None:
     server, client = kube
@@ -191,7 +191,7 @@ async def test_paths_in_a_kubeconfig_are_relative_to_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "just text", "{", "clusters: [{}]", "clusters: 3"])
-async def test_a_kubeconfig_that_is_none_is_a_settings_error(tmp_path: Path, text: str) -> None:
+async def test_an_invalid_kubeconfig_is_a_settings_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "kubeconfig").write_text(text)
     with pytest.raises(SettingsInvalid, match="kubeconfig"):
         async with kubeio.connect(str(tmp_path / "kubeconfig")):
@@ -212,7 +212,7 @@ async def test_no_server_in_time_is_unavailable(tmp_path: Path) -> None:
             pytest.fail("the server is gone")
 
 
-async def test_lists_come_in_pages_until_the_last(kube: Fixture) -> None:
+async def test_lists_are_read_in_pages_until_the_last(kube: Fixture) -> None:
     _, client = kube
     for number in range(7):
         await client.create(CONFIG_MAPS, config_map(f"c-{number}", group=str(number % 2)))
@@ -223,7 +223,7 @@ async def test_lists_come_in_pages_until_the_last(kube: Fixture) -> None:
     assert names == ["c-0", "c-2", "c-4", "c-6"]
 
 
-async def test_metadata_comes_in_pages_without_the_rest_of_the_objects(kube: Fixture) -> None:
+async def test_metadata_is_read_in_pages_without_the_rest_of_the_objects(kube: Fixture) -> None:
     _, client = kube
     for number in range(5):
         await client.create(CONFIG_MAPS, config_map(f"c-{number}", group=str(number % 2)))
@@ -259,7 +259,7 @@ def config_map(name: str, *, group: str = "") -> bytes:
     )
 
 
-async def test_list_watch_tells_what_is_there_then_synced_then_changes(kube: Fixture) -> None:
+async def test_list_watch_delivers_existing_objects_then_synced_then_changes(kube: Fixture) -> None:
     _, client = kube
     for name in ("a", "b"):
         await client.create(PODS, pod(name))
@@ -286,7 +286,7 @@ async def test_list_watch_follows_selectors(kube: Fixture) -> None:
         assert told(await take(events, 2)) == [("ADDED", "ours"), ("DELETED", "ours")]
 
 
-async def test_a_watch_that_breaks_is_taken_up_where_it_was(kube: Fixture) -> None:
+async def test_a_broken_watch_resumes_where_it_was(kube: Fixture) -> None:
     server, client = kube
     async with client.list_watch(PODS) as events:
         await take(events, 1)
@@ -301,7 +301,7 @@ async def test_a_watch_that_breaks_is_taken_up_where_it_was(kube: Fixture) -> No
     )
 
 
-async def test_after_a_410_the_difference_is_told_and_nothing_else(kube: Fixture) -> None:
+async def test_only_the_difference_is_delivered_after_a_410(kube: Fixture) -> None:
     server, client = kube
     for name in ("stays", "changes", "goes", "again"):
         await client.create(PODS, pod(name))
@@ -347,7 +347,7 @@ async def test_a_failing_first_list_is_tried_until_it_succeeds(
     assert [r.message for r in warnings] == ["list or watch interrupted"] * 2
 
 
-async def test_many_changes_come_in_order_without_loss(kube: Fixture) -> None:
+async def test_many_changes_are_delivered_in_order_without_loss(kube: Fixture) -> None:
     server, client = kube
     async with client.list_watch(CONFIG_MAPS) as events, anyio.create_task_group() as group:
         await take(events, 1)
@@ -370,7 +370,7 @@ async def test_many_changes_come_in_order_without_loss(kube: Fixture) -> None:
 async def raw_server(
     handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], kubeconfig: Path
 ) -> AsyncIterator[kubeio.KubeClient]:
-    """A client of a server that answers what no well-behaved one would."""
+    """A client of a server that sends malformed responses."""
     runner = web.ServerRunner(web.Server(handler), shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

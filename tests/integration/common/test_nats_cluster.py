@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fenced appends on three servers, of which one after the other is killed or stands still.
+"""Fenced appends on three servers, of which one after the other is killed or stopped.
 
-What was acknowledged is there once, no two appends passed one fence, and a writer who asks what
-became of a lost answer is told the truth: the promises that the ledger rests on (design D3).
+Acknowledged appends are stored once, no two appends pass one fence, and reading back after a lost
+answer shows the truth: the promises that the ledger rests on (design D3).
 """
 
 from collections.abc import AsyncIterator
@@ -68,7 +68,7 @@ class Writer:
             self.acknowledged[key] = revision
 
     async def _read_back(self, bucket: natsio.NatsBucket, key: str) -> int:
-        """What became of an append whose answer was lost; 0 when it is not stored so far."""
+        """Read an append whose answer was lost; returns 0 when it is not stored so far."""
         while True:
             try:
                 entry = await bucket.get(key)
@@ -89,7 +89,7 @@ async def read_all(bucket: natsio.NatsBucket) -> dict[str, Entry]:
 
 
 async def progress(writers: list[Writer]) -> None:
-    """Return once every writer has appended something more."""
+    """Return once every writer has appended another value."""
     before = [len(writer.acknowledged) for writer in writers]
     with anyio.fail_after(40):
         while any(len(writer.acknowledged) <= n for writer, n in zip(writers, before, strict=True)):

@@ -101,7 +101,7 @@ async def test_a_watch_and_a_writer_survive_the_loss_of_the_streams_leader(
         seen: list[int] = []
 
         async def write_one(number: int) -> None:
-            """As the scheduler does: an unknown outcome is read back before it is tried again."""
+            """Read an unknown outcome back before a retry, as the scheduler does."""
             value = b"%d" % number
             while True:
                 try:

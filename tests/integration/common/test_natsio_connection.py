@@ -49,7 +49,7 @@ async def test_no_server_in_time_is_unavailable_and_names_the_address() -> None:
             pytest.fail("nobody listens there")
 
 
-async def test_wrong_password_is_unavailable_and_says_so(tmp_path: Path) -> None:
+async def test_wrong_password_is_unavailable_with_the_reason(tmp_path: Path) -> None:
     config = "authorization { user: hami, password: right }"
     async with run_nats_server(tmp_path / "n", config_text=config) as server:
         url = server.url.replace("nats://", "nats://hami:wrong@")
@@ -90,7 +90,7 @@ async def test_requests_wait_for_a_reconnect_within_their_time(nats_server: Nats
         group.cancel_scope.cancel()
 
 
-async def test_requests_are_unavailable_when_the_server_stays_away(
+async def test_requests_are_unavailable_while_the_server_is_down(
     nats_server: NatsServer,
 ) -> None:
     async with natsio.connect([nats_server.url], name="t", request_timeout_s=0.3) as bus:
@@ -103,9 +103,11 @@ async def test_requests_are_unavailable_when_the_server_stays_away(
         assert await bus.publish("echo", b"1") is False
 
 
-async def test_a_request_nobody_serves_is_unavailable_at_once(nats_server: NatsServer) -> None:
+async def test_a_request_without_a_responder_is_unavailable_at_once(
+    nats_server: NatsServer,
+) -> None:
     async with natsio.connect([nats_server.url], name="t", request_timeout_s=10) as bus:
-        with anyio.fail_after(2), pytest.raises(Unavailable, match="nobody answers on nowhere"):
+        with anyio.fail_after(2), pytest.raises(Unavailable, match="no service answers on nowhere"):
             await bus.request("nowhere")
 
 
@@ -119,7 +121,7 @@ def question(subject: str, data: bytes = b"x") -> Question:
     return Question(subject=subject, data=data)
 
 
-async def test_questions_sent_together_are_answered_each_by_itself(
+async def test_concurrent_requests_are_answered_separately(
     nats_server: NatsServer,
 ) -> None:
     async with (
@@ -149,12 +151,12 @@ async def test_questions_sent_together_are_answered_each_by_itself(
         assert isinstance(large, Denied)
         assert "2097152 bytes" in str(large)
         assert isinstance(nobody, Unavailable)
-        assert "nobody answers on nowhere" in str(nobody)
+        assert "no service answers on nowhere" in str(nobody)
         assert await bus.request_all([]) == []
         group.cancel_scope.cancel()
 
 
-async def test_questions_without_an_answer_in_time_do_not_take_the_others_with_them(
+async def test_requests_that_time_out_do_not_affect_the_others(
     nats_server: NatsServer,
 ) -> None:
     async with (
@@ -246,7 +248,7 @@ async def test_a_frozen_server_with_full_buffers_holds_up_no_publisher_for_long(
 async def test_a_message_of_a_lost_connection_is_never_sent_later(
     nats_server: NatsServer,
 ) -> None:
-    """A writer that was told "unavailable" must not find its message stored afterwards."""
+    """A writer that received ``Unavailable`` must not find its message stored afterwards."""
     async with (
         natsio.connect([nats_server.url], name="writer", request_timeout_s=0.2) as writer,
         natsio.connect([nats_server.url], name="reader") as reader,
@@ -264,7 +266,7 @@ async def test_a_message_of_a_lost_connection_is_never_sent_later(
         assert await first(subscription) == b"in time"
 
 
-async def test_a_reader_that_is_too_slow_loses_the_newest_and_is_told(
+async def test_a_slow_reader_loses_the_newest_messages_and_their_count_is_reported(
     nats_server: NatsServer,
 ) -> None:
     async with (
@@ -343,7 +345,7 @@ async def test_messages_that_may_wait_are_gathered_and_none_is_lost(
     assert heard == list(range(51))
 
 
-async def test_a_connection_that_rests_loses_nothing_and_holds_up_no_answer(
+async def test_a_resting_connection_loses_nothing_and_delays_no_answer(
     nats_server: NatsServer,
 ) -> None:
     async with (
@@ -357,17 +359,17 @@ async def test_a_connection_that_rests_loses_nothing_and_holds_up_no_answer(
             for number in range(100):
                 assert await other.publish("beat", b"%d" % number)
             assert (await other.request("$JS.API.INFO")).data  # so they are at the server
-            # Whoever asks has the rest end, and what came meanwhile is there with the answer.
+            # A request ends the rest, and messages that arrived meanwhile come with its answer.
             while len(heard) < 100:
                 assert (await bus.request("$JS.API.INFO")).data
                 heard += [m.data for m in await subscription.receive(timeout_s=0.05)]
     assert heard == [b"%d" % number for number in range(100)]
 
 
-async def test_a_subscription_ends_in_peace_when_its_connection_is_lost(
+async def test_a_subscription_ends_without_error_when_its_connection_is_lost(
     nats_server: NatsServer,
 ) -> None:
-    """As after a pause of the whole process: the loss is not noticed yet when the reader leaves."""
+    """As after a pause of the whole process: the reader leaves before the loss is noticed."""
     async with natsio.connect([nats_server.url], name="reader") as bus:
         async with bus.subscribe("a.b"):
             client = bus._client  # noqa: SLF001 - cut in the very moment, which no proxy can
@@ -376,5 +378,5 @@ async def test_a_subscription_ends_in_peace_when_its_connection_is_lost(
             assert isinstance(transport, asyncio.Transport)
             transport.abort()
             await anyio.lowlevel.checkpoint()
-        with pytest.raises(Unavailable, match="nobody"):
+        with pytest.raises(Unavailable, match="no service answers"):
             await bus.request("a.b", b"")

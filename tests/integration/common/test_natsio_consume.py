@@ -44,7 +44,7 @@ async def test_acknowledged_messages_are_not_delivered_again(nats_server: NatsSe
                 assert (await anext(deliveries)).data == b"2"
 
 
-async def test_messages_that_came_and_were_not_read_are_given_back(
+async def test_unread_messages_are_returned_to_the_stream(
     nats_server: NatsServer,
 ) -> None:
     async with natsio.connect([nats_server.url], name="t") as bus:
@@ -66,7 +66,7 @@ async def test_messages_that_came_and_were_not_read_are_given_back(
                 ]
 
 
-async def test_a_refused_message_comes_again_and_a_terminated_one_never(
+async def test_a_refused_message_is_redelivered_and_a_terminated_one_is_not(
     nats_server: NatsServer,
 ) -> None:
     async with natsio.connect([nats_server.url], name="t") as bus:
@@ -88,7 +88,7 @@ async def test_a_refused_message_comes_again_and_a_terminated_one_never(
     assert seen == [(b"poison", 1), (b"later", 1), (b"later", 2), (b"later", 3)]
 
 
-async def test_unacknowledged_messages_come_again_after_the_wait_unless_in_progress(
+async def test_unacknowledged_messages_are_redelivered_after_the_wait_unless_in_progress(
     nats_server: NatsServer,
 ) -> None:
     async with natsio.connect([nats_server.url], name="t") as bus:
@@ -136,7 +136,7 @@ async def test_replicas_with_one_durable_name_share_the_work(nats_server: NatsSe
     assert {number for number, _ in done} == {1, 2}
 
 
-async def test_a_durable_goes_on_where_it_was_after_a_server_restart(
+async def test_a_durable_consumer_resumes_after_a_server_restart(
     nats_server: NatsServer,
 ) -> None:
     async with natsio.connect([nats_server.url], name="t") as bus:
@@ -153,7 +153,7 @@ async def test_a_durable_goes_on_where_it_was_after_a_server_restart(
                 assert (await anext(deliveries)).data == b"1"
 
 
-async def test_filters_and_new_only_limit_what_comes(nats_server: NatsServer) -> None:
+async def test_filters_and_new_only_limit_deliveries(nats_server: NatsServer) -> None:
     async with natsio.connect([nats_server.url], name="t") as bus:
         await natsio.ensure_bus(bus)
         await report(bus, "old", b"old")

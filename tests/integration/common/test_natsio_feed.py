@@ -43,7 +43,7 @@ async def test_a_feed_makes_no_consumer(nats_server: NatsServer) -> None:
     assert b"agent" not in answer.data
 
 
-async def test_under_load_each_keys_records_come_in_order_up_to_the_latest(
+async def test_records_of_each_key_are_ordered_up_to_the_latest_under_load(
     nats_server: NatsServer,
 ) -> None:
     async with natsio.connect([nats_server.url], name="t") as bus:
@@ -77,7 +77,7 @@ async def test_under_load_each_keys_records_come_in_order_up_to_the_latest(
         assert revisions == sorted(set(revisions))
 
 
-async def test_a_record_whose_predecessor_never_came_makes_the_feed_read_again(
+async def test_a_record_with_a_missing_predecessor_makes_the_feed_read_again(
     nats_server: NatsServer,
 ) -> None:
     async with natsio.connect([nats_server.url], name="t") as bus:
@@ -101,7 +101,7 @@ async def test_a_record_whose_predecessor_never_came_makes_the_feed_read_again(
             )
             (entry,) = await entries(items, 1)
             assert (entry.value, entry.revision) == (b"4", 4)
-            # The store knows only revision 1 of it, so what was told before is void.
+            # The store knows only revision 1 of it, so what was delivered before is void.
             with anyio.fail_after(10):
                 assert await anext(items) == Reset()
             (entry,) = await entries(items, 1)
@@ -110,7 +110,7 @@ async def test_a_record_whose_predecessor_never_came_makes_the_feed_read_again(
 
 
 async def test_a_record_that_never_came_is_found_by_looking(tmp_path: Path) -> None:
-    """The server withholds one key's records from the agent; only a look can find them."""
+    """The server withholds one key's records from the agent; only a read can find them."""
     hidden = f"{subjects.ALLOC_FEED_PREFIX}.{key('hidden')}"
     config = (
         "authorization { users = ["
@@ -159,7 +159,7 @@ async def test_records_written_while_the_agent_was_cut_off_arrive_after_reconnec
 
 
 class _Unread(natsio.NatsBucket):
-    """Whoever reads the records for us is away."""
+    """A bucket whose reader, the registry, is unavailable."""
 
     is_away = True
 
@@ -169,7 +169,7 @@ class _Unread(natsio.NatsBucket):
         return await super().identity()
 
 
-async def test_records_are_told_while_those_before_them_cannot_be_read(
+async def test_records_are_delivered_while_earlier_ones_cannot_be_read(
     nats_server: NatsServer,
 ) -> None:
     """An agent with a login of its own reads its node's records through the registry."""

@@ -44,7 +44,7 @@ async def test_six_services_may_declare_the_bus_at_once(nats_server: NatsServer)
         assert (await streams_of(bus)).keys() == STREAMS
 
 
-async def test_declaring_again_keeps_what_is_stored(nats_server: NatsServer) -> None:
+async def test_declaring_again_keeps_stored_messages(nats_server: NatsServer) -> None:
     async with natsio.connect([nats_server.url], name="t") as bus:
         await natsio.ensure_bus(bus)
         bucket = natsio.NatsBucket(bus, subjects.ALLOC_BUCKET)
@@ -63,7 +63,7 @@ async def test_a_changed_limit_is_applied_to_an_existing_stream(nats_server: Nat
         assert config["max_age"] == 3600 * 10**9
 
 
-async def test_streams_of_a_release_without_limits_get_them_and_keep_what_they_hold(
+async def test_streams_of_a_release_without_limits_get_them_and_keep_their_messages(
     nats_server: NatsServer,
 ) -> None:
     async with natsio.connect([nats_server.url], name="t") as bus:
@@ -99,7 +99,7 @@ async def test_a_stream_of_another_kind_is_refused_with_the_fields_that_differ(
             await natsio.ensure_bus(bus, timeout_s=5)
 
 
-async def test_more_replicas_than_servers_is_an_error_that_says_so(
+async def test_more_replicas_than_servers_is_an_error_that_names_replicas(
     nats_server: NatsServer,
 ) -> None:
     async with natsio.connect([nats_server.url], name="t") as bus:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts about a real nats-server on which the ledger stands (design D3, D23, D34)."""
+"""Behavior of a real nats-server that the ledger depends on (design D3, D23, D34)."""
 
 import shutil
 from pathlib import Path
@@ -32,7 +32,7 @@ def fence(sequence: int) -> Expect:
 async def test_purging_a_nodes_newest_record_would_move_its_fence_back(
     nats_server: NatsServer,
 ) -> None:
-    """Why ``forget`` refuses it: a stale writer, fenced out before, would get in again."""
+    """``forget`` refuses it, because a stale writer, fenced out before, would get in again."""
     async with natsio.connect([nats_server.url], name="t") as bus:
         await natsio.ensure_bus(bus)
         bucket = natsio.NatsBucket(bus, ALLOC)
@@ -54,7 +54,7 @@ async def test_purging_a_nodes_newest_record_would_move_its_fence_back(
 async def test_core_subscribers_of_the_bucket_see_refused_appends_but_the_feed_does_not(
     nats_server: NatsServer,
 ) -> None:
-    """Why nobody may act on a core subscription to ``$KV.…``."""
+    """No service may act on a core subscription to ``$KV.…``."""
     async with (
         natsio.connect([nats_server.url], name="t") as bus,
         bus.subscribe(subjects.kv_subject(ALLOC, ">")) as raw,
@@ -78,7 +78,7 @@ async def test_core_subscribers_of_the_bucket_see_refused_appends_but_the_feed_d
     assert seen == [b"accepted", b"accepted too"]
 
 
-async def test_republished_records_tell_their_sequence_and_the_keys_previous_one(
+async def test_republished_records_contain_their_sequence_and_the_keys_previous_one(
     nats_server: NatsServer,
 ) -> None:
     """``Nats-Last-Sequence`` is per subject: the feed's gap detection is built on that."""
@@ -228,7 +228,7 @@ async def test_a_watch_that_reads_while_the_server_is_killed_misses_and_repeats_
     assert seen == written
 
 
-async def test_a_watch_goes_on_when_the_server_forgot_its_consumer(
+async def test_a_watch_continues_when_the_server_lost_its_consumer(
     nats_server: NatsServer,
 ) -> None:
     async with natsio.connect([nats_server.url], name="t") as bus:

@@ -174,7 +174,7 @@ async def test_tls_is_verified_with_the_given_authority(tmp_path: Path) -> None:
                 pytest.fail("nobody trusts this authority")
 
 
-async def test_a_server_without_tls_is_refused_where_tls_was_asked_for(tmp_path: Path) -> None:
+async def test_a_server_without_tls_is_refused_where_tls_is_required(tmp_path: Path) -> None:
     async with run_nats_server(tmp_path / "n") as server:
         url = server.url.replace("nats://", "tls://")
         with pytest.raises(Unavailable, match="does not offer TLS"):
@@ -182,7 +182,7 @@ async def test_a_server_without_tls_is_refused_where_tls_was_asked_for(tmp_path:
                 pytest.fail("the connection is plain text")
 
 
-async def test_what_a_user_may_not_publish_is_unavailable_and_logged(
+async def test_denied_publish_is_unavailable_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans reach an OTLP/HTTP collector, also one that was away; nobody waits for it."""
+"""Spans reach an OTLP/HTTP collector, also after an outage of it, and never block the service."""
 
 import time
 
@@ -42,7 +42,7 @@ async def test_spans_are_exported_at_the_latest_when_tracing_is_closed() -> None
     assert span.attributes == {"hami.node": "n1"}
 
 
-async def test_spans_made_while_the_collector_was_away_arrive_when_it_is_back() -> None:
+async def test_spans_made_during_an_outage_of_the_collector_arrive_after_it() -> None:
     port = free_port()
     registry = CollectorRegistry()
     tracing = telemetry.Tracing(service="t", endpoint=f"http://127.0.0.1:{port}", registry=registry)
@@ -76,7 +76,7 @@ async def test_spans_that_the_collector_refuses_for_a_while_are_not_lost() -> No
             await close(tracing)
 
 
-async def test_a_collector_that_is_away_never_holds_up_the_service() -> None:
+async def test_an_unavailable_collector_never_blocks_the_service() -> None:
     tracing = telemetry.Tracing(service="scheduler", endpoint="http://127.0.0.1:1")
     before = anyio.current_time()
     for _ in range(1000):
@@ -88,7 +88,7 @@ async def test_a_collector_that_is_away_never_holds_up_the_service() -> None:
 
 
 class Stubborn(SpanExporter):
-    """Takes nothing until told to."""
+    """Takes nothing until ``takes`` is set."""
 
     def __init__(self) -> None:
         self.taken: list[str] = []
@@ -118,7 +118,7 @@ def test_a_full_queue_drops_and_counts_instead_of_growing() -> None:
     provider.shutdown()
 
 
-def test_a_batch_that_is_never_taken_stops_the_others_only_for_a_while() -> None:
+def test_a_rejected_batch_delays_the_others_only_for_a_while() -> None:
     exporter, registry, provider = Stubborn(), CollectorRegistry(), TracerProvider()
     queue = otlp.SpanQueue(exporter, registry=registry, delay_s=0.01, hold_s=0.2)
     provider.add_span_processor(queue)

@@ -108,7 +108,7 @@ def test_a_signal_turns_readiness_off_and_ends_children_in_order_with_0(
     assert logs[1]["signal"] == number.name
 
 
-def test_work_that_takes_longer_than_the_grace_is_cancelled(tmp_path: Path) -> None:
+def test_work_that_exceeds_the_grace_period_is_canceled(tmp_path: Path) -> None:
     body = """
     async def main(context):
         context.ready.set()

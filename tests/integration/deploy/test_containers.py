@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Containerfile makes, as far as it can be tried without a builder of images.
+"""Results of the Containerfile, as far as they can be tried without a builder of images.
 
 The wheels hold every file of their sources. Each image's entry point starts as in its pod: alone in
-a file system that it cannot write but where the manifest mounts something, under the image's user,
+a file system that is writable only where the manifest mounts something, under the image's user,
 without capabilities and without any network.
 """
 
@@ -30,7 +30,7 @@ MEMBERS = sorted(
 SHIPPED = [member for member in MEMBERS if member.name != "hami-sim"]
 LIMIT_S = 60
 DEPENDENCY = 3
-"""Exit code of a service whose NATS or API server is not there."""
+"""Exit code of a service whose NATS or API server is unavailable."""
 WRITES = "import tempfile; print(tempfile.gettempdir())"
 GOES_ON = "bus not reached, admission goes on"
 NOBODY = {
@@ -47,7 +47,7 @@ SETTINGS: dict[str, dict[str, str]] = {
 OTHERS = {"plugin-proxy", "agent-devices"}
 """Programs of the agent's image besides the agent."""
 SEEN = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/dev", "/proc")
-"""Paths of this machine that a container has, to read; besides Python and our own."""
+"""Paths of this machine that a container can read, in addition to Python and the project."""
 
 CONTAINER = r"""
 set -eu
@@ -69,7 +69,7 @@ exec chroot "$root" setpriv --reuid "${user%:*}" --regid "${user#*:}" --clear-gr
 
 
 def why_not() -> str:
-    """Why no container can be made here; empty when one can."""
+    """Reason that no container can be made here; empty when one can."""
     missing = [name for name in ("unshare", "setpriv", "chroot") if shutil.which(name) is None]
     if missing:
         return f"{', '.join(missing)} is missing"
@@ -83,7 +83,7 @@ def why_not() -> str:
 
 
 def writable(image: str) -> list[str]:
-    """Where every pod of an image may write."""
+    """Directories in which every pod of an image may write."""
     found = [
         {
             mount["mountPath"]
@@ -122,7 +122,7 @@ def started(image: str, directory: Path, *words: str) -> "subprocess.Popen[str]"
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """What the services read at their start."""
+    """Files that the services read at their start."""
     folder = tmp_path / "files"
     _, _, ca = CertificateAuthority().issue_files(folder, ["localhost"])
     (folder / "signing.pem").write_bytes(Signer.generate().private_pem())
@@ -146,8 +146,10 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.timeout(120)
-def test_entry_points_start_without_network_and_write_only_where_they_may(tmp_path: Path) -> None:
-    """They end because nobody answers, not because anything of their own is missing."""
+def test_entry_points_start_without_network_and_write_only_to_writable_mounts(
+    tmp_path: Path,
+) -> None:
+    """They end because no peer answers, not because anything of their own is missing."""
     if reason := why_not():
         pytest.skip(f"no container can be made here: {reason}")
     running, writing = {}, {}
@@ -157,7 +159,7 @@ def test_entry_points_start_without_network_and_write_only_where_they_may(tmp_pa
             words += ["--set", f"{key}={value}"]
         words = words or ["-m", "hamictl", "--version"]
         running[image] = started(image, tmp_path, *words)
-        # Nobody may rely on a place that only a developer's machine lets him write.
+        # No program may rely on a directory that is writable only on a developer's machine.
         writing[image] = started(image, tmp_path, "-c", WRITES)
     said = {image: _ending(process) for image, process in running.items()}
     wrote = {image: _ending(process) for image, process in writing.items()}
@@ -169,7 +171,7 @@ def test_entry_points_start_without_network_and_write_only_where_they_may(tmp_pa
 
 
 def _ending(process: "subprocess.Popen[str]") -> str:
-    """What a program said until it ended; one that goes on without the bus is asked to end."""
+    """Output of a program until it ended; a program that runs without the bus is terminated."""
     assert process.stdout is not None
     said = ""
     with process:
@@ -182,7 +184,7 @@ def _ending(process: "subprocess.Popen[str]") -> str:
 
 @pytest.mark.parametrize("member", SHIPPED, ids=lambda member: member.name)
 def test_wheel_would_hold_every_file_of_its_sources(member: Path) -> None:
-    """An editable installation, as tests have it, hides what is missing."""
+    """Not an editable installation, as tests use it, because it hides missing files."""
     source = member / "src"
     wanted = {
         str(path.relative_to(source))
@@ -198,7 +200,7 @@ def test_every_pod_of_an_image_has_a_place_for_temporary_files(image: str) -> No
     assert "/tmp" in writable(image)
 
 
-def test_what_is_copied_covers_what_is_built() -> None:
+def test_copied_files_cover_the_built_packages() -> None:
     copied = {source for sources in FILE.copied().values() for source in sources}
     for member in MEMBERS:
         path = member.relative_to(ROOT)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an overlay adds while nodes come over from HAMi is one environment variable each, and trust.
+"""Overlays for nodes that migrate from HAMi add one environment variable each, and trust.
 
 ``kubectl kustomize`` renders; the settings are loaded as the scheduler loads them, and the policy
-is asked by the simulated API server's own CEL.
+is evaluated by the simulated API server's own CEL.
 """
 
 import os
@@ -85,7 +85,7 @@ def test_scheduler_may_read_the_nodes_whose_annotations_it_changes(
         ("kubernetes-admin", True),
     ],
 )
-def test_hamis_own_accounts_write_its_annotations_and_nobody_else(
+def test_only_hamis_own_accounts_write_its_annotations(
     rendered: dict[tuple[str, str], dict[str, Any]], user: str, *, is_asked: bool
 ) -> None:
     policy = rendered["ValidatingAdmissionPolicy", POLICY]

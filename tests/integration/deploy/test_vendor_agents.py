@@ -88,9 +88,7 @@ def test_agent_serves_its_vendor_alone(agents: dict[str, dict[str, Any]], vendor
 
 
 @pytest.mark.parametrize("vendor", TOOL_VENDORS)
-def test_everything_that_is_mounted_is_there_once(
-    agents: dict[str, dict[str, Any]], vendor: str
-) -> None:
+def test_every_mount_has_exactly_one_volume(agents: dict[str, dict[str, Any]], vendor: str) -> None:
     pod = agent_of(agents, vendor)["template"]["spec"]
     volumes = [volume["name"] for volume in pod["volumes"]]
     assert len(set(volumes)) == len(volumes)
@@ -125,7 +123,7 @@ def test_only_agents_that_divide_devices_by_their_driver_are_privileged(
 def test_agent_is_given_the_nodes_that_its_shares_have(
     agents: dict[str, dict[str, Any]], vendor: str
 ) -> None:
-    """On the same nodes, by patterns that fit every node which a container of the vendor gets."""
+    """On the same nodes, by patterns that match every node which a container of the vendor gets."""
     template = agents[f"hami-agent-devices-{vendor}"]["spec"]["template"]
     spec = template["spec"]
     assert spec["nodeSelector"] == {f"hami.io/{vendor}": "true"}

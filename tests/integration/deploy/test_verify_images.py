@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The policies of the component verify-images name every image of the overlay, each once.
 
-Whether a signature is good is the business of Sigstore's policy-controller, which does not run
+The validity of a signature is the business of Sigstore's policy-controller, which does not run
 here. Fields and globs are judged by what it publishes: ``policy.sigstore.dev/v1beta1`` (v0.13) and
 its package ``pkg/apis/glob``: ``**`` stands for any text, ``*`` for text without a slash, and the
 whole reference must fit.
@@ -61,7 +61,7 @@ SPEC = {
         "authorities": {"type": "array", "minItems": 1, "items": AUTHORITY},
     },
 }
-"""The part of the kind that is in use; a field beside it would be dropped unseen."""
+"""The fields of the kind that are in use; the API server would drop any other silently."""
 
 Obj = dict[str, Any]
 
@@ -95,7 +95,9 @@ def test_policies_have_the_fields_of_their_kind(objects: list[Obj]) -> None:
         jsonschema.validate(spec, SPEC)
 
 
-def test_our_images_need_a_signature_and_every_image_has_one_policy(objects: list[Obj]) -> None:
+def test_images_of_the_project_need_a_signature_and_every_image_has_one_policy(
+    objects: list[Obj],
+) -> None:
     found = policies(objects)
     images = {one["image"] for _, _, pod in pods_of(objects) for one in containers_of(pod)}
     assert len(images) >= 8

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of examples/integrations: killed again and again, on poisoned messages, in bash."""
+"""The programs of examples/integrations: killed repeatedly, on poisoned messages, in bash."""
 
 import os
 import sqlite3
@@ -138,7 +138,7 @@ async def test_killed_consumer_has_each_event_and_its_effect_exactly_once(
                 await anyio.sleep(0.002)
 
     async with bus_on(nats_server) as bus, anyio.create_task_group() as group:
-        # A short wait: what a killed program had not acknowledged comes again soon.
+        # A short wait: messages that a killed program had not acknowledged are redelivered soon.
         await make_consumer(bus, "bills", ack_wait=1_000_000_000)
 
         async def produce() -> None:
@@ -166,7 +166,7 @@ async def test_killed_consumer_has_each_event_and_its_effect_exactly_once(
     }
 
 
-async def test_event_that_an_integration_terminates_becomes_a_dead_letter(
+async def test_terminated_event_becomes_a_dead_letter(
     nats_server: NatsServer, tmp_path: Path
 ) -> None:
     environment = {"NATS_URL": nats_server.url, "HAMI_STORE": str(tmp_path / "events.db")}
@@ -191,7 +191,7 @@ async def test_event_that_an_integration_terminates_becomes_a_dead_letter(
 async def test_event_that_is_never_acknowledged_becomes_a_dead_letter(
     nats_server: NatsServer,
 ) -> None:
-    """Also when no registry ran as the server gave it up."""
+    """Also when no registry ran at the time the server dead-lettered it."""
     async with bus_on(nats_server) as bus:
         subject = await poison(bus)
         await make_consumer(bus, "team-a_mine", max_deliver=2, ack_wait=200_000_000)
@@ -218,7 +218,7 @@ async def metric(registry: Any, reason: str) -> None:
             await anyio.sleep(0.01)
 
 
-async def test_bash_alone_reads_every_event_and_goes_on_after_a_kill(
+async def test_bash_alone_reads_every_event_and_resumes_after_a_kill(
     nats_server: NatsServer, tmp_path: Path
 ) -> None:
     output = tmp_path / "output"
@@ -253,7 +253,7 @@ async def test_bash_alone_reads_every_event_and_goes_on_after_a_kill(
     assert sum(".event.allocation." in line for line in first) == 35
 
 
-async def test_bash_tells_why_it_cannot_read(nats_server: NatsServer, tmp_path: Path) -> None:
+async def test_bash_reports_why_it_cannot_read(nats_server: NatsServer, tmp_path: Path) -> None:
     output = tmp_path / "output"
     with running(EXAMPLES / "tail.sh", output=output, NATS_PORT=str(nats_server.port)) as process:
         with anyio.fail_after(20):

@@ -15,6 +15,7 @@ import pytest
 
 from hami_common.bus import grants
 from hami_common.bus.nkeys import NKey
+from hami_common.certificates import ends, new_authority, serves
 from hami_common.errors import NotFound
 from hami_common.pods.signing import Signer, Verifier
 from hami_common.runtime import kubeio, natsio
@@ -23,26 +24,30 @@ from hami_sim.certs import CertificateAuthority
 from hami_sim.kubernetes import configuration
 from hami_sim.natsd import run_nats_server
 from hami_webhook.core.configuration import Client, mutating_webhook_configuration
-from hamictl.bootstrap import AGENTS_COPIES, BUS_SECRETS, Plan, bootstrap
-from hamictl.certificates import ends, new_authority, serves
+from hamictl.commands.bootstrap import (
+    AGENTS_COPIES,
+    BUS_SECRETS,
+    Installation,
+    create_missing,
+)
 
 pytestmark = pytest.mark.anyio
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
-PLAN = Plan(namespace="hami-system", service="hami-webhook", webhook="hami-webhook")
+PLAN = Installation(namespace="hami-system", service="hami-webhook", webhook="hami-webhook")
 HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 SHIPPED_BUS = configuration.shipped_directory().parent / "components" / "nats"
 NAMES = ["hami-webhook.hami-system.svc"]
 
 
 class Site:
-    """A cluster to which the manifests were applied, before anybody made its keys."""
+    """A cluster to which the manifests were applied, before its keys exist."""
 
     def __init__(self, kube: kubeio.KubeClient) -> None:
         self.kube = kube
 
-    async def run(self, now: datetime, plan: Plan = PLAN) -> list[str]:
-        return await bootstrap(self.kube, plan, now=now)
+    async def run(self, now: datetime, plan: Installation = PLAN) -> list[str]:
+        return await create_missing(self.kube, plan, now=now)
 
     async def data(self, resource: str, name: str) -> dict[str, bytes]:
         raw = await self.kube.get(f"/api/v1/namespaces/hami-system/{resource}/{name}")
@@ -71,7 +76,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
             yield Site(kube)
 
 
-async def test_first_run_makes_everything_and_the_next_changes_nothing(site: Site) -> None:
+async def test_bootstrap_is_idempotent(site: Site) -> None:
     assert len(await site.run(NOW)) == 15
     assert await site.run(NOW + timedelta(days=1)) == []
     signer = Signer.from_pem((await site.data("secrets", "hami-signing-key"))["signing.pem"])
@@ -125,7 +130,7 @@ async def test_signing_key_of_the_operators_own_is_kept(site: Site) -> None:
     assert list(await site.data("configmaps", "hami-trusted-keys")) == [f"{own.key_id}.pub"]
 
 
-async def test_unreadable_certificate_is_made_anew(site: Site) -> None:
+async def test_unreadable_certificate_is_replaced(site: Site) -> None:
     await site.run(NOW)
     path = "/api/v1/namespaces/hami-system/secrets/hami-webhook-tls"
     await site.kube.patch(path, b'{"data":{"tls.crt":"bm9uc2Vuc2U="}}')
@@ -135,13 +140,13 @@ async def test_unreadable_certificate_is_made_anew(site: Site) -> None:
 
 
 async def test_keys_alone_need_no_webhook(site: Site) -> None:
-    plan = Plan(namespace="hami-system", service="hami-webhook", webhook="", bus="")
+    plan = Installation(namespace="hami-system", service="hami-webhook", webhook="", bus="")
     assert len(await site.run(NOW, plan)) == 3
     with pytest.raises(NotFound):
         await site.data("secrets", "hami-ca")
 
 
-async def test_agents_copies_follow_what_is_public_and_hold_no_key(site: Site) -> None:
+async def test_agents_copies_follow_the_public_halves_and_hold_no_key(site: Site) -> None:
     agents = "/api/v1/namespaces/hami-agents"
     await site.run(NOW)
     for name in AGENTS_COPIES:
@@ -159,7 +164,7 @@ async def test_agents_copies_follow_what_is_public_and_hold_no_key(site: Site) -
 
 
 async def test_agents_beside_the_services_need_no_copies(site: Site) -> None:
-    plan = Plan(
+    plan = Installation(
         namespace="hami-system",
         agents_namespace="hami-system",
         service="hami-webhook",
@@ -169,8 +174,8 @@ async def test_agents_beside_the_services_need_no_copies(site: Site) -> None:
     assert await site.run(NOW, plan) == []
 
 
-async def test_authority_of_somebody_else_is_told_to_callers(site: Site) -> None:
-    plan = Plan(namespace="hami-system", service="hami-webhook", webhook="", bus="")
+async def test_external_authority_is_published_to_clients(site: Site) -> None:
+    plan = Installation(namespace="hami-system", service="hami-webhook", webhook="", bus="")
     other = new_authority("other", now=NOW, valid=timedelta(days=9))
     secret = {
         "metadata": {"name": "hami-ca"},
@@ -191,7 +196,7 @@ async def test_keys_of_the_bus_stay_and_its_permissions_are_those_of_this_releas
     path = "/api/v1/namespaces/hami-system/configmaps/hami-bus-accounts"
     await site.kube.patch(path, b'{"data":{"accounts.conf":"of an older release"}}')
     assert await site.run(NOW) == [
-        "changed ConfigMap hami-bus-accounts: who may say what on the bus"
+        "changed ConfigMap hami-bus-accounts: accounts and permissions of the bus"
     ]
     assert await site.data("configmaps", "hami-bus-accounts") == accounts
     assert {name: await site.data("secrets", name) for name in BUS_SECRETS} == seeds
@@ -202,7 +207,7 @@ async def test_keys_of_the_bus_stay_and_its_permissions_are_those_of_this_releas
             assert seeds[name][key] not in accounts["accounts.conf"]
 
 
-async def test_bus_runs_on_what_is_shipped_and_takes_a_new_certificate(
+async def test_bus_runs_on_the_shipped_files_and_reloads_a_new_certificate(
     site: Site, tmp_path: Path
 ) -> None:
     """The files of the component nats with the accounts made here, and certificates that change."""

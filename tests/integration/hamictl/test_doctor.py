@@ -28,8 +28,8 @@ from hami_nodeagent.shell.hostcheck import HostCheck
 from hami_sim.apiserver import ApiServer, Settings
 from hami_sim.certs import CertificateAuthority
 from hami_webhook.core.configuration import Client, mutating_webhook_configuration
-from hamictl.bootstrap import Plan, bootstrap
-from hamictl.doctor import Checks, ClusterDoctor, diagnosis, from_agents
+from hamictl.checks import Checks, ClusterDoctor, diagnose, from_agents
+from hamictl.commands.bootstrap import Installation, create_missing
 from tests.unit.nodeagent.shell.support import make_site
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +47,7 @@ def write(path: Path, text: str) -> None:
 
 
 def make_host(root: Path) -> None:
-    """A node on which nothing is wrong."""
+    """A node without a fault."""
     handler = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\nruntime_type = "x"'
     write(root / "etc/containerd/config.toml", f"version = 2\n{handler}\n")
     write(root / "etc/nvidia-container-runtime/config.toml", f"{ENVVAR} = false\n")
@@ -63,7 +63,7 @@ def no_devices(root: Path) -> None:
 
 
 HOST_FAULTS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
-    # name: (what breaks it, check, verdict, a word of the finding)
+    # name: (fault to inject, check, verdict, a word of the finding)
     "driver-not-loaded": (no_devices, "driver", "FAIL", "not loaded"),
     "driver-too-old": (
         lambda root: write(
@@ -133,7 +133,7 @@ HOST_FAULTS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
 
 
 async def look_at(root: Path, *, served: bool = True, devices: bool = True) -> list[Finding]:
-    """What the agent of this host finds."""
+    """Return the findings of this host's agent."""
     site = make_site(
         root / "state",
         injection="cdi",
@@ -182,12 +182,12 @@ async def test_plugin_that_kubelet_did_not_take_is_named(tmp_path: Path) -> None
     assert bad(await look_at(tmp_path, served=False)) == [("kubelet", "FAIL")]
 
 
-async def test_host_that_cannot_be_read_is_told_and_not_called_sound(tmp_path: Path) -> None:
+async def test_unreadable_host_is_a_finding_and_not_a_pass(tmp_path: Path) -> None:
     found = await look_at(tmp_path / "nothing")
     assert {one.check for one in found if one.verdict == "PASS"} <= {"kubelet", "driver"}
 
 
-# --- what agents and registry told ----------------------------------------------------------------
+# --- findings of agents and registry --------------------------------------------------------------
 
 SOUND = Checks(
     time_s=NOW_S,
@@ -218,7 +218,7 @@ def test_silent_agent_skewed_clocks_and_mixed_versions_are_named() -> None:
 
 
 def test_worst_comes_first_and_all_is_counted() -> None:
-    found = diagnosis(
+    found = diagnose(
         Finding(check=verdict.lower(), verdict=verdict, text="")
         for verdict in ("PASS", "FAIL", "WARN", "PASS")
     )
@@ -230,7 +230,7 @@ def test_worst_comes_first_and_all_is_counted() -> None:
 
 
 class Cluster:
-    """A simulated cluster with a webhook that sends pods to our scheduler."""
+    """A simulated cluster with a webhook that assigns pods to this project's scheduler."""
 
     def __init__(self, kube: kubeio.KubeClient, authority: CertificateAuthority, url: str) -> None:
         self.kube = kube
@@ -405,7 +405,7 @@ WEBHOOK_FAULTS: dict[str, tuple[Callable[[Cluster], Awaitable[None]], str]] = {
     "away": (_away, "does not reach the webhook"),
     "other-authority": (_other_authority, "does not trust the webhook"),
     "failures-ignored": (_ignored, "failurePolicy Ignore"),
-    "not-called": (_not_called, "past the webhook"),
+    "not-called": (_not_called, "bypasses the webhook"),
 }
 
 
@@ -423,9 +423,9 @@ async def test_fault_of_the_webhook_is_named(cluster: Cluster, name: str) -> Non
 async def test_certificates_that_end_or_do_not_match_are_named(cluster: Cluster) -> None:
     where = Client(namespace="hami-system", service="hami-webhook")
     await cluster.put(HOOKS, mutating_webhook_configuration(["nvidia.com/gpu"], where))
-    plan = Plan(namespace="hami-system", service="hami-webhook", webhook="hami-webhook")
+    plan = Installation(namespace="hami-system", service="hami-webhook", webhook="hami-webhook")
     made = datetime.fromtimestamp(NOW_S, tz=UTC)
-    await bootstrap(cluster.kube, plan, now=made)
+    await create_missing(cluster.kube, plan, now=made)
     assert bad(await cluster.doctor().certificates()) == []
     soon_s = NOW_S + timedelta(days=85).total_seconds()
     # Every certificate that was made ends: the webhook's, the bus's, the registry's.

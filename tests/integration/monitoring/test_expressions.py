@@ -2,7 +2,7 @@
 """Dashboards, alerts and recipes on a running cluster, evaluated by a real Prometheus.
 
 Two scheduler replicas are scraped, as in production. HAMi's older names and Volcano's are taken
-from one of them alone, as docs/metrics.md tells who has dashboards made for HAMi.
+from one of them alone, as docs/metrics.md recommends for dashboards made for HAMi.
 """
 
 import json
@@ -77,7 +77,7 @@ HAMI_EXPRESSIONS = (
     "sum by (podName) (volcano_vgpu_device_memory_allocation_for_a_certain_pod)",
     "sum by (podName) (volcano_vgpu_device_core_allocation_for_a_certain_pod)",
 )
-"""What dashboards made for HAMi and Volcano do with the older names and their labels."""
+"""Queries of dashboards made for HAMi and Volcano on the older names and their labels."""
 
 
 ONCE = (
@@ -89,14 +89,14 @@ ONCE = (
 
 
 class Site(NamedTuple):
-    """A cluster and who watches it."""
+    """A cluster and its Prometheus."""
 
     cluster: Cluster
     prometheus: Prometheus
 
 
 def pod(name: str, memory_mib: int, *, cores: int = 0) -> dict[str, Any]:
-    """A pod with one share that never touches it."""
+    """A pod with one share that it never uses."""
     limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": str(memory_mib)}
     if cores:
         limits["nvidia.com/gpucores"] = str(cores)
@@ -172,13 +172,13 @@ async def use(site: Site) -> None:
 
 
 async def held_first(cluster: Cluster) -> list[str]:
-    """UUIDs of all devices, those that somebody holds first."""
+    """UUIDs of all devices, the booked ones first."""
     found = sorted(await devices(cluster), key=lambda one: (-one["booked_mib"], one["uuid"]))
     return [one["uuid"] for one in found]
 
 
 async def devices(cluster: Cluster) -> list[dict[str, Any]]:
-    """The registry's word on all devices."""
+    """All devices according to the registry."""
     text = await get(cluster, f"{cluster.url('registry')}/v1/devices")
     items: list[dict[str, Any]] = json.loads(text)["items"]
     return items
@@ -201,7 +201,7 @@ class DcgmExporter:
         )
 
     def show(self, uuids: list[str]) -> None:
-        """Be about the first two of these devices."""
+        """Label series with the first two of these devices."""
         self._text = DCGM
         for number in range(2):
             self._text = self._text.replace(f"@{number}", uuids[number])
@@ -230,7 +230,7 @@ async def all_shown(prometheus: Prometheus, expressions: Iterable[str]) -> list[
 
 
 def panel_expressions() -> list[str]:
-    """Every expression of the dashboards, with the words that Grafana puts in."""
+    """Every expression of the dashboards, with Grafana's variables replaced."""
     found = []
     for path in DASHBOARDS:
         for panel in json.loads(path.read_text(encoding="utf-8"))["panels"]:

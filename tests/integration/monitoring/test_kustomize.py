@@ -42,7 +42,7 @@ def of_kind(documents: list[dict[str, Any]], kind: str) -> dict[str, dict[str, A
     return {one["metadata"]["name"]: one for one in documents if one["kind"] == kind}
 
 
-def test_what_is_scraped_are_ports_of_the_pods_that_are_there(
+def test_scraped_ports_exist_in_the_pods(
     documents: list[dict[str, Any]],
 ) -> None:
     ports: dict[str, dict[str, int]] = {}
@@ -69,7 +69,7 @@ def test_what_is_scraped_are_ports_of_the_pods_that_are_there(
         assert port["port"] == ports[app][port["targetPort"]] == number
 
 
-def test_rules_are_the_same_for_everybody(documents: list[dict[str, Any]]) -> None:
+def test_rules_are_the_same_in_both_formats(documents: list[dict[str, Any]]) -> None:
     text = of_kind(documents, "ConfigMap")["hami-prometheus-rules"]["data"]["hami.yaml"]
     rule = of_kind(documents, "PrometheusRule")["hami"]
     assert yaml.safe_load(text)["groups"] == rule["spec"]["groups"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each alert fires when it should and not otherwise, by promtool; what is shown is well made."""
+"""Each alert fires when it should and not otherwise, by promtool; its texts are well formed."""
 
 import subprocess
 from collections.abc import Mapping
@@ -23,18 +23,18 @@ ALERTS = {
     for rule in group["rules"]
 }
 NEVER = "0x240"
-"""A counter that stands for two hours, one sample a minute."""
+"""A counter that stays constant for two hours, one sample a minute."""
 RISES = "0x30 1+1x210"
 STEADY = "0+60x240"
 
 
 class Case(NamedTuple):
-    """Series that make an alert fire, and the same where it must not."""
+    """Series that make an alert fire, and series that must not."""
 
     bad: dict[str, str]
     good: dict[str, str]
     labels: Mapping[str, str] = MappingProxyType({})
-    """Of the alert that fires, beside its severity."""
+    """Labels of the firing alert, in addition to its severity."""
 
 
 def histogram(name: str, slow: str, labels: str = "") -> dict[str, str]:
@@ -180,7 +180,7 @@ CASES: dict[str, Case] = {
 
 
 def firing(alert: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    """promtool's word for: this alert fires after more than three hours, with these labels."""
+    """promtool's expectation: this alert fires after more than three hours, with these labels."""
     told = {
         "alertname": alert,
         "alertstate": "firing",
@@ -219,7 +219,7 @@ def promtool(directory: Path, *tests: dict[str, Any]) -> subprocess.CompletedPro
 
 
 def test_every_alert_fires_when_it_should_and_not_otherwise(tmp_path: Path) -> None:
-    """All of them in a world where everything is wrong, none in one where nothing is."""
+    """All alerts fire where every fault is present, and none where none is."""
     assert CASES.keys() == ALERTS.keys()
     bad: dict[str, str] = {}
     good: dict[str, str] = {}
@@ -239,7 +239,7 @@ def test_alert_that_should_not_fire_is_noticed(tmp_path: Path) -> None:
 
 
 LINT_EXCEPTIONS = ("hami_gpu_shared_count",)
-"""HAMi's name ends as only histograms' should."""
+"""HAMi's name ends in a suffix that is reserved for histograms."""
 
 
 def test_new_names_please_promtools_lint() -> None:
@@ -267,7 +267,7 @@ def test_new_names_please_promtools_lint() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_every_alert_says_how_bad_it_is_and_what_happened(alert: str) -> None:
+def test_every_alert_has_a_severity_and_a_summary(alert: str) -> None:
     rule = ALERTS[alert]
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
     assert rule["annotations"]["summary"].endswith(".")

@@ -39,14 +39,15 @@ from hami_common.runtime.service import ServiceContext
 from hami_common.runtime.tasks import background
 from hami_nodeagent.app import serve_agent
 from hami_nodeagent.core.health import HealthRules
-from hami_nodeagent.drivers.simulated import SimulatedDriver, SimulatedDriverSettings
+from hami_nodeagent.drivers.simulated.driver import SimulatedDriver, SimulatedDriverSettings
 from hami_nodeagent.settings import DriversSettings, NvidiaSettings, Settings
 from hami_sim.apiserver import ApiServer
 from hami_sim.apiserver import Settings as ApiSettings
-from hami_sim.apiserver.client import Access, KubeClient
 from hami_sim.hardware import profile as hardware
+from hami_sim.kube import Access
 from hami_sim.kubelet import KubeletSettings, SimKubelet, run_kubelet
 from hami_sim.natsd import NatsServer
+from tests.support.kubeclient import KubeClient
 
 NODE = "gpu-a"
 RESOURCE = "nvidia.com/gpu"
@@ -67,7 +68,7 @@ class Ask(Struct, frozen=True, kw_only=True):
 
 
 async def until(condition: Callable[[], Awaitable[bool]], *, within_s: float = WAIT_S) -> None:
-    """Wait for a condition of somebody else."""
+    """Wait for a condition that another process fulfills."""
     with anyio.fail_after(within_s):
         while not await condition():
             await anyio.sleep(POLL_S)
@@ -172,7 +173,7 @@ class Plane:
             yield deviceplugin_grpc.DevicePluginStub(channel)
 
     async def may_start(self, ids: Sequence[str]) -> bool:
-        """Whether the agent lets a container with these ids start."""
+        """Report if the agent lets a container with these ids start."""
         async with self.plugin() as plugin:
             try:
                 await plugin.PreStartContainer(
@@ -191,7 +192,7 @@ class Plane:
     # -- the registry and the scheduler
 
     async def publish_devices(self) -> None:
-        """What the registry would make of the agent's report."""
+        """Publish the record that the registry would make of the agent's report."""
         canonical = NodeDevices(
             node=NODE,
             vendor="nvidia",
@@ -328,18 +329,18 @@ class Plane:
         return found[0]
 
     async def uids_of_running(self) -> set[str]:
-        """Pods that run."""
+        """Running pods."""
         pods = (await self.kube.list("pods", "default"))["items"]
         return {p["metadata"]["uid"] for p in pods if p["status"].get("phase") == "Running"}
 
     def uuid_of(self, kubelet_id: str) -> str:
-        """Device that an id stands for."""
+        """Device of an id."""
         return next(
             device.uuid for device in self.devices if kubelet_id.startswith(f"{device.uuid}-")
         )
 
     async def listed_ids(self) -> dict[str, set[str]]:
-        """Pod → ids of our resource that kubelet says its containers hold."""
+        """Pod → ids of this project's resource that its containers hold according to kubelet."""
         async with grpc.aio.insecure_channel(
             f"unix:{self.kubelet.pod_resources_socket}"
         ) as channel:
@@ -374,7 +375,7 @@ class Plane:
         return str((await self.until_phase(name, "Failed"))["status"].get("message", ""))
 
     async def environment(self, name: str, container: str = "main") -> dict[str, str]:
-        """What the container printed: environment and limits."""
+        """Output of the container: environment and limits."""
         expected = ".exclusive="
 
         async def has_printed() -> bool:

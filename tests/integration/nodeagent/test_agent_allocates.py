@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent with a kubelet that speaks the real protocols: who gets which devices, and who none."""
+"""The agent with a kubelet that speaks the real protocols: devices of each pod, and refusals."""
 
 from pathlib import Path
 
@@ -87,7 +87,7 @@ async def test_pods_admitted_in_shuffled_order_get_their_own_devices_and_no_othe
             assert {plane.uuid_of(one) for one in ids} == {pods[name].containers[0].shares[0].uuid}
 
 
-async def test_pod_that_went_around_our_scheduler_is_refused(plane: Plane) -> None:
+async def test_pod_that_bypassed_the_scheduler_is_refused(plane: Plane) -> None:
     async with plane.agent() as context:
         await plane.create("stray", Ask(shares=((0, 1000),)), through_webhook=False)
         await plane.bind_plainly("stray", {})
@@ -175,7 +175,7 @@ async def test_allocation_marked_as_failed_is_refused(plane: Plane) -> None:
         )
 
 
-async def test_pod_that_our_webhook_never_saw_gets_its_limits_file_from_the_agent(
+async def test_pod_that_bypassed_the_webhook_gets_its_limits_file_from_the_agent(
     plane: Plane,
 ) -> None:
     async with plane.agent() as context:

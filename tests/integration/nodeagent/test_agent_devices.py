@@ -25,7 +25,7 @@ from hami_nodeagent.shell.pluginproxy import KUBELET_SOCKET
 pytestmark = pytest.mark.anyio
 
 PATTERNS = ("/dev/null", "/dev/zer*", "/dev/no-such-device*", "/dev/fd")
-"""Two devices, nothing, and what is no device."""
+"""Two devices, an empty path, and a path that is no device."""
 GRANTED = ["/dev/null", "/dev/zero"]
 
 
@@ -45,7 +45,7 @@ class Kubelet(deviceplugin_grpc.RegistrationServicer):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Kubelet"]:
-        """As a start of kubelet: the sockets of all plugins are gone, its own is another one."""
+        """As a restart of kubelet: the sockets of all plugins are removed, its own is replaced."""
         for socket in self.directory.glob("*.sock"):
             socket.unlink()
         server = grpc.aio.server()
@@ -85,7 +85,7 @@ async def stub_of(directory: Path) -> AsyncIterator["deviceplugin_grpc.DevicePlu
         yield deviceplugin_grpc.DevicePluginStub(channel)
 
 
-async def test_one_id_stands_for_the_devices_that_are_named(tmp_path: Path) -> None:
+async def test_one_id_grants_the_named_devices(tmp_path: Path) -> None:
     kubelet = Kubelet(tmp_path)
     async with kubelet.running(), plugin(tmp_path):
         await until(lambda: len(kubelet.requests) == 1)
@@ -106,7 +106,7 @@ async def test_one_id_stands_for_the_devices_that_are_named(tmp_path: Path) -> N
             assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_restarted_kubelet_is_told_again(tmp_path: Path) -> None:
+async def test_plugin_registers_again_after_kubelet_restarts(tmp_path: Path) -> None:
     kubelet = Kubelet(tmp_path)
     async with plugin(tmp_path) as served:
         async with kubelet.running():

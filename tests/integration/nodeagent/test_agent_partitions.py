@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hardware partitions through a whole agent: answers at once, specs, reboots, and sudden deaths."""
+"""Hardware partitions through a whole agent: immediate answers, specs, reboots, and crashes."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ from hami_common.events.partition import PartitionRecord
 from hami_common.kubeletapi import deviceplugin
 from hami_common.model.device import Profile
 from hami_nodeagent.core.partitions import JournalFile
-from hami_nodeagent.drivers.simulated_partitions import POINTS, Part, Parts, Turn
+from hami_nodeagent.drivers.simulated.partitioner import POINTS, Part, Parts, Turn
 from hami_nodeagent.settings import DriversSettings, NvidiaSettings, PartitionSettings
 from hami_sim.hardware import profile as hardware
 from hami_sim.natsd import NatsServer
@@ -57,7 +57,7 @@ class Machine:
         plane.devices = tuple(replace(one, mode="mig", partitions=GRID) for one in plane.devices)
 
     def settings(self, mig_mode: dict[str, Literal["on", "off"]] | None = None) -> dict[str, Any]:
-        """The agent's."""
+        """Settings of the agent."""
         host = self.plane.directory / "host"
         (host / "etc/cdi").mkdir(parents=True, exist_ok=True)
         return {
@@ -77,7 +77,7 @@ class Machine:
         }
 
     def parts(self) -> tuple[Part, ...]:
-        """What the hardware holds."""
+        """Partitions of the hardware."""
         return self.stored().parts
 
     def stored(self) -> Parts:
@@ -91,7 +91,7 @@ class Machine:
         fresh.replace(self.parts_file)
 
     def journal(self) -> JournalFile:
-        """What the agent has written down."""
+        """The agent's journal file."""
         file = self.plane.directory / "state" / "partitions.json"
         data = file.read_bytes() if file.exists() else b'{"version":1}'
         return decode(data, JournalFile, what="journal")
@@ -116,7 +116,7 @@ class Machine:
         await self.plane.reserve(replace(record, op="release", containers=()))
 
     def agree(self, *records: AllocationRecord) -> bool:
-        """Whether hardware, journal and ledger say the same."""
+        """Report if hardware, journal and ledger agree."""
         wanted = {
             (share.uuid, share.profile, share.start, record.pod_uid)
             for record in records
@@ -161,7 +161,7 @@ async def test_container_sees_the_partitions_that_were_made_for_it(machine: Mach
         assert message.duration_ms > 0
         await mode_is_switched_off(machine, card=1, busy=0)
         assert machine.agree(record)
-    # The machine starts anew: no partition, no spec, and kubelet does not ask for an answer again.
+    # The machine reboots: no partition, no spec, and kubelet does not repeat its Allocate call.
     machine.store(Parts())
     (spec,) = machine.cdi.glob("*.json")
     spec.unlink()
@@ -182,7 +182,7 @@ async def test_container_sees_the_partitions_that_were_made_for_it(machine: Mach
 
 
 async def mode_is_switched_off(machine: Machine, *, card: int, busy: int) -> None:
-    """The setting names both cards: that without pods is switched, the other one waits."""
+    """The setting names both cards: the one without pods is switched, the other one waits."""
     plane = machine.plane
 
     async def is_cordoned() -> bool:
@@ -248,7 +248,7 @@ async def test_answer_without_cdi_waits_for_the_partition(machine: Machine) -> N
         assert seen["NVIDIA_VISIBLE_DEVICES"] == f"MIG-{part.uuid}-{part.number}"
         assert not machine.cdi.exists()
         ids = sorted((await plane.listed_ids())["web"])
-    # Made anew it has another name: what the container was told is not true any more.
+    # The re-created partition has another name, so the container's environment is stale.
     machine.store(Parts(parts=(replace(part, start=0),)))
     async with plane.agent(**settings), plane.plugin() as plugin:
         with pytest.raises(grpc.aio.AioRpcError, match="partition-changed"):
@@ -317,7 +317,7 @@ class Agent:
         self._process.start()
 
     def dies_next_at(self, point: str) -> None:
-        """Let it be killed at a point of its journal, or of the hardware."""
+        """Kill it at a point of its journal, or of the hardware."""
         if point in dying_agent.POINTS:
             self._armed.write_text(point)
         else:
@@ -325,7 +325,7 @@ class Agent:
             self._machine.store(replace(stored, script=(Turn(at=point, do="kill"),)))
 
     async def has_died(self, times: int) -> None:
-        """Wait until it was killed so often."""
+        """Wait until it was killed this number of times."""
 
         async def is_dead() -> bool:
             return self._deaths.exists() and len(self._deaths.read_text().split()) == times
@@ -340,8 +340,8 @@ class Agent:
 
 
 @pytest.mark.timeout(240)  # a start of a process for each point, on a machine that may be busy
-async def test_agent_killed_at_any_step_leaves_nothing_wrong(machine: Machine) -> None:
-    """One node is used on and on, while its agent is killed once at each point."""
+async def test_agent_killed_at_any_step_leaves_a_consistent_state(machine: Machine) -> None:
+    """One node is used continuously, while its agent is killed once at each point."""
     agent = Agent(machine)
     records: list[AllocationRecord] = []
 

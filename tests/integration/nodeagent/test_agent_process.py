@@ -47,7 +47,7 @@ async def run_agent(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-async def test_process_serves_kubelet_and_health_and_ends_when_asked(plane: Plane) -> None:
+async def test_process_serves_kubelet_and_health_until_terminated(plane: Plane) -> None:
     config = plane.directory / "agent.toml"
     write_config(plane, config)
     process = Process(

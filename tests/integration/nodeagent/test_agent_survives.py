@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent when something around it ends, comes back, lies or is missing."""
+"""The agent when a peer stops, restarts, sends wrong data or is missing."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ from tests.integration.nodeagent.plane import NODE, RESOURCE, Ask, Plane, until
 pytestmark = pytest.mark.anyio
 
 
-async def test_kubelet_restart_ends_nothing_and_new_pods_are_served_within_3_seconds(
+async def test_kubelet_restart_keeps_pods_and_new_pods_are_served_within_3_seconds(
     plane: Plane,
 ) -> None:
     async with plane.agent():
@@ -80,7 +80,7 @@ async def test_agent_that_lost_its_grants_learns_them_from_kubelet(plane: Plane)
         assert not await plane.may_start(ids[:1])
 
 
-async def test_without_the_bus_known_records_serve_and_unknown_ones_are_refused(
+async def test_known_records_are_served_without_the_bus_and_unknown_ones_refused(
     plane: Plane,
 ) -> None:
     async with plane.agent(allocate_wait_s=1.0) as context:
@@ -101,7 +101,7 @@ async def test_without_the_bus_known_records_serve_and_unknown_ones_are_refused(
         assert "hami: bus-unavailable: the record of pod default/unknown" in (
             await plane.refusal_of("unknown")
         )
-        # States follow from facts once the bus is back.
+        # States follow from facts once the bus has recovered.
         await plane.nats.start()
         await plane.until_state(known.pod_uid, "running")
 
@@ -142,7 +142,7 @@ async def test_without_the_api_server_no_pod_is_confirmed(plane: Plane) -> None:
         assert "hami: api-unavailable: the API server does not confirm" in status["message"]
 
 
-async def test_device_fault_reaches_kubelet_bus_and_pod_and_passes_again(plane: Plane) -> None:
+async def test_device_fault_reaches_kubelet_bus_and_pod_and_clears(plane: Plane) -> None:
     quick = {"failures_to_condemn": 1, "probes_to_recover": 2, "recover_s": 0.3}
     async with (
         plane.bus.subscribe(subjects.fault(NODE)) as faults,
@@ -182,7 +182,7 @@ async def test_devices_that_appear_later_are_announced(plane: Plane) -> None:
         await until(is_reported)
 
 
-async def test_resource_of_another_plugin_is_left_alone_until_it_goes(plane: Plane) -> None:
+async def test_resource_of_another_plugin_is_left_alone_until_it_is_removed(plane: Plane) -> None:
     async with TestPlugin(
         plane.kubelet.plugin_directory, RESOURCE, ["GPU-other-0", "GPU-other-1"], endpoint="o.sock"
     ) as other:
@@ -201,7 +201,7 @@ async def test_resource_of_another_plugin_is_left_alone_until_it_goes(plane: Pla
             await plane.offered(128)
 
 
-async def test_malformed_calls_are_refused_and_the_plugin_goes_on(plane: Plane) -> None:
+async def test_malformed_calls_are_refused_and_the_plugin_continues(plane: Plane) -> None:
     async with plane.agent(allocate_wait_s=0.05) as context, plane.plugin() as plugin:
         valid = f"{plane.devices[0].uuid}-0"
         calls = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asking kubelet which pods it has: within its rate limit, and over the other way when need be."""
+"""Reading pods from kubelet: within its rate limit, and through the fallback when needed."""
 
 from pathlib import Path
 from typing import Any

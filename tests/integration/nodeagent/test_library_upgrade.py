@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running containers keep the library they map, whatever agents come and go."""
+"""Running containers keep the library they map, whichever agents start and stop."""
 
 import subprocess
 from collections.abc import Iterator

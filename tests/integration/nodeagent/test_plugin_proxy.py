@@ -61,7 +61,7 @@ class Pair:
         )
 
     async def lines(self, text: str) -> int:
-        """How often the agent logged ``text``."""
+        """Count the lines in which the agent logged ``text``."""
         return self.agent.log.read_text().count(text)
 
 
@@ -87,7 +87,7 @@ async def test_pods_go_through_the_proxy_with_their_own_shares(pair: Pair) -> No
         await plane.until_phase(f"pod-{number}", "Running")
 
 
-async def test_pod_that_comes_while_the_agent_is_dead_runs_once_it_is_back(pair: Pair) -> None:
+async def test_pod_created_while_the_agent_is_dead_runs_after_its_restart(pair: Pair) -> None:
     plane = pair.plane
     await pair.agent.kill()
     await plane.place("web", Ask(shares=((1, 1000),), command=SHOW))
@@ -119,7 +119,7 @@ async def test_restarted_agent_does_not_register_again(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("pair", [{"hold_s": 2.0}], indirect=True)
-async def test_kubelet_is_told_when_the_agent_stays_away(pair: Pair) -> None:
+async def test_kubelet_sees_no_devices_while_the_agent_is_stopped(pair: Pair) -> None:
     await pair.agent.stop()
     await pair.plane.offered(0)
     pair.agent.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each login may do on the bus, tried against a real server (ADR 0013)."""
+"""Permissions of each login on the bus, tried against a real server (ADR 0013)."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -122,7 +122,7 @@ UNHEARD = (
 )
 
 
-async def test_agent_speaks_and_hears_for_its_own_node_alone(site: Site) -> None:
+async def test_agent_publishes_and_subscribes_for_its_own_node_only(site: Site) -> None:
     prefix = grants.inbox("agent", NODE)
     async with (
         site.registry(),
@@ -136,7 +136,7 @@ async def test_agent_speaks_and_hears_for_its_own_node_alone(site: Site) -> None
             assert await bad.is_forbidden(subject), subject
 
 
-async def test_tenant_reads_events_and_says_nothing(site: Site) -> None:
+async def test_tenant_may_subscribe_to_events_and_publish_nothing(site: Site) -> None:
     site.reviews.allowed.add("system:serviceaccount:team-a:reader")
     text = site.reviews.know(token("reader", ends_s=site.clock.now_s() + 600), TENANT)
     mine = grants.consumer_of(*TENANT)
@@ -193,8 +193,8 @@ REPLIES = (
 )
 
 
-async def test_answers_to_an_agent_reach_nobody_else(site: Site) -> None:
-    """JetStream answers wherever it is told to; the accounts keep the answers on their side."""
+async def test_answers_to_an_agent_reach_that_agent_only(site: Site) -> None:
+    """JetStream answers on any reply subject; the accounts keep the answers on their side."""
     own = subjects.kv_subject(subjects.STATE_BUCKET, f"{HERE}.p1")
     async with (
         site.registry() as registry,
@@ -232,7 +232,7 @@ async def test_answers_to_an_agent_reach_nobody_else(site: Site) -> None:
 
 
 async def test_in_one_account_permissions_would_not_be_enough(tmp_path: Path) -> None:
-    """Why there are several: the same permissions, and the answer lands in the ledger."""
+    """Several accounts are needed: in one, the same permissions let an answer into the ledger."""
     own = subjects.kv_subject(subjects.STATE_BUCKET, f"{HERE}.p1")
     victim = subjects.kv_subject(subjects.ALLOC_BUCKET, f"{THERE}.victim")
     config = (
@@ -291,7 +291,9 @@ async def test_only_a_good_token_for_the_bus_and_bound_to_a_node_is_admitted(sit
         assert await refused(site, site.agent_token(NODE))
 
 
-async def test_without_the_authenticator_agents_go_on_and_new_ones_come_later(site: Site) -> None:
+async def test_existing_agents_continue_without_the_authenticator_and_new_ones_wait(
+    site: Site,
+) -> None:
     async with site.service("scheduler") as scheduler:
         await natsio.ensure_bus(scheduler)
         async with anyio.create_task_group() as group:
@@ -319,7 +321,7 @@ async def registry_until(site: Site, stop: anyio.Event, stopped: anyio.Event) ->
     stopped.set()
 
 
-async def test_login_ends_and_is_made_anew_with_the_rotated_token(site: Site) -> None:
+async def test_login_expires_and_is_renewed_with_the_rotated_token(site: Site) -> None:
     site.login_s = 4.0
     path = Path(agent_file(site))
     async with site.registry(), site.agent(NODE, str(path)) as bus:
@@ -332,7 +334,7 @@ async def test_login_ends_and_is_made_anew_with_the_rotated_token(site: Site) ->
         assert await states.append(subjects.allocation_key(NODE, "p1"), b"1") == 1
 
 
-async def test_login_is_renewed_before_it_ends_and_nothing_is_lost(site: Site) -> None:
+async def test_login_is_renewed_before_it_expires_without_loss(site: Site) -> None:
     async with (
         site.registry(),
         site.service("scheduler") as scheduler,
@@ -385,7 +387,7 @@ async def test_no_token_and_no_seed_reaches_a_log(
         assert not any(secret in text for text in texts)
 
 
-async def test_password_in_an_address_is_not_told() -> None:
+async def test_password_in_an_address_is_not_logged() -> None:
     with pytest.raises(Unavailable, match="127") as told:
         async with natsio.connect(["nats://me:hunter2@127.0.0.1:1"], name="t", start_timeout_s=0.3):
             pytest.fail("nobody is there")

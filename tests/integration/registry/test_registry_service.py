@@ -50,7 +50,7 @@ DEVICES_SUBJECTS = subjects.kv_subject(subjects.DEVICES_BUCKET, ">")
 
 
 class Site:
-    """What a test uses of the bus."""
+    """The parts of the bus that a test uses."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
@@ -60,7 +60,7 @@ class Site:
         self.states = NatsBucket(bus, subjects.STATE_BUCKET)
 
     async def append_count(self) -> int:
-        """How many canonical records were ever stored."""
+        """Count the canonical records that were ever stored."""
         return await self.devices.last_revision(DEVICES_SUBJECTS)
 
 
@@ -115,7 +115,9 @@ async def test_changed_configuration_is_published_and_a_bad_one_is_not(
         assert found.devices[0].slots == 8
 
 
-async def test_poison_goes_to_the_dead_letters_and_stops_nobody(nats_server: NatsServer) -> None:
+async def test_poison_message_is_dead_lettered_and_later_ones_are_handled(
+    nats_server: NatsServer,
+) -> None:
     async with site_on(nats_server) as site, run_registry(nats_server.url) as registry:
         subject = subjects.report("gpu-9", "nvidia")
         await site.publisher.publish_stored(subject, b'{"node":')
@@ -171,7 +173,7 @@ async def test_wiped_storage_is_filled_again_from_memory(nats_server: NatsServer
 async def test_registry_and_storage_lost_together_recover_from_the_agents(
     nats_server: NatsServer,
 ) -> None:
-    """Nobody but the agents knows the devices then: their next reports rebuild everything."""
+    """Only the agents know the devices then: their next reports rebuild everything."""
     async with site_on(nats_server) as site:
         async with run_registry(nats_server.url):
             await send(site.publisher, report("a"))
@@ -186,7 +188,7 @@ async def test_registry_and_storage_lost_together_recover_from_the_agents(
 
 
 async def until_refilled(site: Site, node: str) -> None:
-    """Wait for canonical devices over a bus that is just coming back."""
+    """Wait for canonical devices over a bus that is just recovering."""
     with anyio.fail_after(15):
         while True:
             try:
@@ -232,7 +234,7 @@ async def test_killed_registry_loses_nothing(nats_server: NatsServer, tmp_path: 
             assert await site.append_count() == 3
 
 
-async def test_process_ends_in_order_when_asked(nats_server: NatsServer, tmp_path: Path) -> None:
+async def test_process_shuts_down_gracefully(nats_server: NatsServer, tmp_path: Path) -> None:
     log = tmp_path / "registry.log"
     async with site_on(nats_server) as site:
         with registry_process(nats_server.url, log) as process:
@@ -298,7 +300,7 @@ async def told(site: Site) -> int:
 
 
 async def heard(site: Site, registry: RunningRegistry) -> None:
-    """Send heartbeats until the registry calls the node alive."""
+    """Send heartbeats until the registry reports the node alive."""
     beat = Heartbeat(node="gpu-1", boot_id="1", seq=1, time_s=0.0, vendors=("nvidia",))
     with anyio.fail_after(5):
         while True:
@@ -310,7 +312,7 @@ async def heard(site: Site, registry: RunningRegistry) -> None:
 
 
 async def until_ledger(registry: RunningRegistry, sequence: int) -> None:
-    """Wait until the registry's answers know the ledger record ``sequence``."""
+    """Wait until the registry's answers include the ledger record ``sequence``."""
     async with aiohttp.ClientSession() as http:
         with anyio.fail_after(5):
             while True:
@@ -320,7 +322,7 @@ async def until_ledger(registry: RunningRegistry, sequence: int) -> None:
                 await anyio.sleep(0.01)
 
 
-async def test_api_answers_what_is_where_and_why(nats_server: NatsServer) -> None:
+async def test_api_reports_place_and_reason_of_allocations(nats_server: NatsServer) -> None:
     async with site_on(nats_server) as site:
         sequence = await told(site)  # before the registry starts: it reads what is stored
         async with run_registry(nats_server.url) as registry:
@@ -364,7 +366,7 @@ async def test_api_answers_what_is_where_and_why(nats_server: NatsServer) -> Non
         ("/v2/nodes", 404, "there is nothing at /v2/nodes"),
     ],
 )
-async def test_api_refuses_in_words(
+async def test_api_refuses_with_a_message(
     nats_server: NatsServer, path: str, status: int, text: str
 ) -> None:
     async with run_registry(nats_server.url) as registry:
@@ -395,7 +397,7 @@ async def test_answers_fit_the_openapi_document(nats_server: NatsServer) -> None
             assert checked == 10
 
 
-async def test_watch_tells_changes_and_ends_with_the_service(nats_server: NatsServer) -> None:
+async def test_watch_delivers_changes_and_ends_with_the_service(nats_server: NatsServer) -> None:
     async with (
         site_on(nats_server) as site,
         run_registry(nats_server.url) as registry,

@@ -21,10 +21,11 @@ from hami_common.runtime import natsio
 from hami_common.runtime.tasks import background
 from hami_sim.apiserver import ApiServer
 from hami_sim.apiserver import Settings as ApiSettings
-from hami_sim.apiserver.client import Access, KubeClient
+from hami_sim.kube import Access
 from hami_sim.natsd import NatsServer
 from hami_sim.process import Process
 from tests.support import ledgercheck
+from tests.support.kubeclient import KubeClient
 from tests.unit.scheduler.shell import builders
 
 Obj = dict[str, Any]
@@ -63,7 +64,7 @@ class SchedulerProcess:
         await until(is_listening)
 
     async def until_ready(self) -> None:
-        """Wait until calls are decided."""
+        """Wait until calls are answered with decisions."""
         with anyio.fail_after(20):
             while await self.status("/readyz") != 200:
                 await anyio.sleep(POLL_S)
@@ -90,7 +91,7 @@ class SchedulerProcess:
         return json.loads(body)
 
     async def bind(self, pod: Obj, node: str) -> str:
-        """Error text; ``cut off`` when the process went away meanwhile."""
+        """Error text; ``cut off`` when the process ended meanwhile."""
         try:
             status, body = await self.post("/bind", builders.bind_body(pod, node))
         except aiohttp.ClientError:
@@ -131,7 +132,7 @@ class Site:
         await self._devices.append(key, codec.encode(devices))
 
     async def beat(self) -> None:
-        """Heartbeats of all nodes, for ever."""
+        """Publish heartbeats of all nodes until cancelled."""
         while True:
             for devices in self.capacity:
                 beat = Heartbeat(
@@ -168,7 +169,7 @@ class Site:
         )
 
     async def check_settled(self, *, within_s: float = 15.0) -> None:
-        """Pods and ledger agree, now or soon."""
+        """Wait until pods and ledger agree."""
         deadline = anyio.current_time() + within_s
         while True:
             try:

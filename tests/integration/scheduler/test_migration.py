@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fifty pods of HAMi's are taken over, fifty new ones placed around them, and all given back.
+"""Fifty pods of HAMi are taken over, fifty new ones placed around them, and all rolled back.
 
-The cluster is a committed one, written in HAMi's own formats (``tests.support.hami_cluster``). Who
-judges is neither ours nor HAMi's scheduler: amounts are summed from the file, from the ledger and,
-at the end, from annotations as HAMi reads them (``tests.support.hami_reader``).
+The cluster is a committed one, written in HAMi's own formats (``tests.support.hami_cluster``). The
+test judges amounts without either scheduler: it sums them from the file, from the ledger and, at
+the end, from annotations as HAMi reads them (``tests.support.hami_reader``).
 """
 
 import json
@@ -30,7 +30,7 @@ from hami_common.runtime.tasks import background
 from hami_sim.natsd import NatsServer
 from hamictl.cli import main
 from hamictl.errors import Refused
-from hamictl.moving import Mover, Ways
+from hamictl.nodemigration import Mover, Sides
 from tests.integration.scheduler.site import SchedulerProcess, Site, open_site
 from tests.support import hami_cluster, hami_reader
 from tests.support.builders import as_admitted
@@ -59,7 +59,7 @@ PLUGIN = {"app.kubernetes.io/component": "hami-device-plugin"}
 
 
 def our_uuid(node: str, number: int) -> str:
-    """What our driver calls a device: NVIDIA's own name, and another one than HAMi's else."""
+    """UUID of a device in this project: NVIDIA's own; for other vendors different from HAMi's."""
     is_nvidia = hami_cluster.NODES[node] == hami_cluster.NVIDIA
     return hami_cluster.device_ids(node)[number] if is_nvidia else f"OURS-{node}-{number}"
 
@@ -114,7 +114,7 @@ def plus(a: tuple[int, int, int], b: tuple[int, int, int]) -> tuple[int, int, in
 
 
 def written(pods: Iterable[Obj]) -> Amounts:
-    """What the file says, entry by entry: none of its init containers has a device."""
+    """Amounts in the file, entry by entry: none of its init containers has a device."""
     total: dict[tuple[str, str], tuple[int, int, int]] = defaultdict(lambda: (0, 0, 0))
     for pod in pods:
         for key in set(hami_cluster.ALLOCATED.values()) & pod["metadata"]["annotations"].keys():
@@ -127,7 +127,7 @@ def written(pods: Iterable[Obj]) -> Amounts:
 
 
 def booked(records: Iterable[AllocationRecord]) -> Amounts:
-    """What the ledger says, by HAMi's names."""
+    """Amounts in the ledger, by HAMi's names."""
     total: dict[tuple[str, str], tuple[int, int, int]] = defaultdict(lambda: (0, 0, 0))
     for record in records:
         ids = hami_cluster.device_ids(record.node)
@@ -139,7 +139,7 @@ def booked(records: Iterable[AllocationRecord]) -> Amounts:
 
 
 class Town:
-    """The cluster of the file on a simulated API server, and who serves its nodes."""
+    """The cluster of the file on a simulated API server, and the owner of each node."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -171,7 +171,7 @@ class Town:
             )
 
     async def live(self) -> None:
-        """Device plugins follow the labels of nodes, and agents say that they are there."""
+        """Device plugins follow the labels of nodes, and agents send heartbeats."""
         while True:
             for node in (await self.site.kube.list("nodes"))["items"]:
                 name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
@@ -201,18 +201,18 @@ class Town:
         return [record for record in await self.site.log() if record.op != "release"]
 
     async def move(self, *names: str, back: bool = False, accept: bool = False) -> set[str]:
-        """Move nodes at the same time, as ``hamictl migrate`` does; on which side they are then."""
+        """Move nodes at the same time, as ``hamictl migrate`` does; returns their final sides."""
         done: set[str] = set()
-        ways = Ways(wait_s=20)
+        sides = Sides(wait_s=20)
         kubeconfig = str(self.site.directory / "kubeconfig")
         async with kubeio.connect(kubeconfig, user_agent="test") as kube:
 
             async def move(name: str) -> None:
-                mover = Mover(kube, name, ways, tell=lambda _: None)
+                mover = Mover(kube, name, sides, report=lambda _: None)
                 if back:
-                    done.add((await mover.give_back(accept=accept)).side)
+                    done.add((await mover.roll_back(accept=accept)).side)
                 else:
-                    done.add((await mover.take(accept=accept)).side)
+                    done.add((await mover.migrate(accept=accept)).side)
 
             async with anyio.create_task_group() as group:
                 for name in names:
@@ -220,7 +220,7 @@ class Town:
         return done
 
     async def hamictl(self, *words: str) -> str:
-        """What a command prints; it must succeed."""
+        """Run a command, which must succeed; returns its output."""
         kubeconfig = str(self.site.directory / "kubeconfig")
         arguments = [*words, "--kubeconfig", kubeconfig]
         result = await anyio.to_thread.run_sync(CliRunner().invoke, main, arguments)
@@ -258,7 +258,7 @@ async def town(
         yield town, scheduler
 
 
-async def test_cluster_of_hami_is_taken_over_filled_and_given_back(
+async def test_cluster_of_hami_is_taken_over_filled_and_rolled_back(
     town: tuple[Town, SchedulerProcess],
 ) -> None:
     place, scheduler = town
@@ -268,8 +268,8 @@ async def test_cluster_of_hami_is_taken_over_filled_and_given_back(
 
     plan = await place.hamictl("migrate", "plan")
     assert {row.split()[0] for row in plan.splitlines() if " hami " in row} == set(place.nodes)
-    # Hardware that HAMi's side divided stays with it unless somebody says otherwise.
-    with pytest.RaisesGroup(pytest.RaisesExc(Refused, match="divided in hardware")):
+    # Hardware that HAMi partitioned stays with HAMi unless the operator accepts the move.
+    with pytest.RaisesGroup(pytest.RaisesExc(Refused, match="hardware partition")):
         await place.move("dcu-a")
     assert await place.move(*place.nodes, accept=True) == {"ours"}
     records = await settle(place, 50)

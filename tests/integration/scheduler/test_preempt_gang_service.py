@@ -64,7 +64,7 @@ def live(records: list[AllocationRecord]) -> list[AllocationRecord]:
     return [record for record in records if record.op != "release"]
 
 
-async def test_of_two_gangs_that_want_the_same_nodes_one_gets_all_and_then_the_other(
+async def test_two_gangs_for_the_same_nodes_run_one_after_the_other(
     site: Site, http: aiohttp.ClientSession
 ) -> None:
     names = ["n1", "n2", "n3"]
@@ -87,7 +87,7 @@ async def test_of_two_gangs_that_want_the_same_nodes_one_gets_all_and_then_the_o
             await scheduler.bind(pods[name], answer["NodeNames"][0])
 
     async def round_of_all(gangs: str) -> set[str]:
-        """Try every waiting member once, all at the same time; gangs of which pods are bound."""
+        """Try every waiting member once, all at the same time; returns gangs with bound pods."""
         bound = await site.bound()
         async with anyio.create_task_group() as group:
             for name in pods:

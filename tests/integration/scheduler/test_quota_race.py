@@ -53,7 +53,7 @@ async def started(site: Site, http: aiohttp.ClientSession) -> list[SchedulerProc
 
 
 async def bind_all(schedulers: list[SchedulerProcess], pods: list[builders.Obj]) -> dict[str, str]:
-    """Bind all at the same time, neighbours by different schedulers; error by pod."""
+    """Bind all at the same time, alternating between the schedulers; returns errors by pod."""
     errors: dict[str, str] = {}
     async with anyio.create_task_group() as group:
 
@@ -68,7 +68,7 @@ async def bind_all(schedulers: list[SchedulerProcess], pods: list[builders.Obj])
 
 
 async def until_used(scheduler: SchedulerProcess) -> None:
-    """Wait until the scheduler shows that the quota is used up, and no more than that."""
+    """Wait until the scheduler shows that the quota is used up, and not exceeded."""
 
     async def used_mib() -> int:
         used: int = json.loads(await scheduler.get("/v1/quotas"))["items"][0]["used"]

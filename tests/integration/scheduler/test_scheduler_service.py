@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedulers as processes on a real nats-server and a simulated API server, in trouble."""
+"""Schedulers as processes on a real nats-server and a simulated API server, under faults."""
 
 import json
 from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ async def site(tmp_path: Path, nats_server: NatsServer) -> AsyncIterator[Site]:
 async def bind_all(
     schedulers: list[SchedulerProcess], pods: list[builders.Obj], node: str
 ) -> dict[str, str]:
-    """Bind all pods at the same time, spread over the schedulers; error by pod."""
+    """Bind all pods at the same time, spread over the schedulers; returns errors by pod."""
     errors: dict[str, str] = {}
     async with anyio.create_task_group() as group:
 
@@ -174,10 +174,10 @@ async def test_scheduler_killed_in_the_middle_is_followed_by_another(
     await site.check_settled()
 
 
-async def test_frozen_scheduler_wakes_up_to_a_lost_reservation(
+async def test_resumed_scheduler_finds_its_reservation_lost(
     site: Site, http: aiohttp.ClientSession
 ) -> None:
-    """The Binding of a frozen replica is held back until others have given its share away."""
+    """The Binding of a frozen replica is delayed until its share is assigned to another pod."""
     await site.add_node(builders.devices("n1", count=1, memory_mib=16000))
     first = site.scheduler("s1", http, lease_s=1.0, fence_delay_s=0.2, tick_s=0.2)
     second = site.scheduler("s2", http, lease_s=1.0, fence_delay_s=0.2, tick_s=0.2)
@@ -218,7 +218,7 @@ async def test_frozen_scheduler_wakes_up_to_a_lost_reservation(
     ],
     ids=["lose-response", "cut", "deny-500", "deny-403", "deny-429"],
 )
-async def test_trouble_with_bindings_ends_well(
+async def test_failed_bindings_are_retried_to_success(
     site: Site, http: aiohttp.ClientSession, fault: Fault
 ) -> None:
     await site.add_node(builders.devices("n1", count=2, memory_mib=16000))
@@ -235,7 +235,7 @@ async def test_trouble_with_bindings_ends_well(
     await site.check_settled()
 
 
-async def test_ended_pods_give_back_and_waiting_ones_are_woken(
+async def test_ended_pods_release_and_waiting_ones_are_requeued(
     site: Site, http: aiohttp.ClientSession
 ) -> None:
     await site.add_node(builders.devices("n1", count=1, memory_mib=16000))
@@ -350,7 +350,7 @@ async def test_changed_settings_are_taken_over_and_a_mistake_is_not(
     assert await scheduler.status("/readyz") == 200
 
 
-async def test_malformed_and_oversized_bodies_are_told_what_is_wrong(
+async def test_malformed_and_oversized_bodies_are_rejected_with_the_reason(
     site: Site, http: aiohttp.ClientSession
 ) -> None:
     scheduler = site.scheduler("s1", http, body_limit_bytes=2000)

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from hami_sim.apiserver import ApiServer, Settings
-from hami_sim.apiserver.client import STRATEGIC, Access, KubeClient
+from hami_sim.kube import STRATEGIC, Access
 from hami_sim.kubernetes.programs import VARIABLE
+from tests.support.kubeclient import KubeClient
 
 KUBECTL = shutil.which(
     "kubectl", path=os.pathsep.join([os.environ.get(VARIABLE, ""), os.environ["PATH"]])
@@ -193,54 +194,3 @@ async def test_nodes_label_annotate_cordon_and_patch(kubectl: Kubectl, client: K
     assert node["metadata"]["labels"]["zone"] == "a"
     assert node["metadata"]["annotations"]["note"] == "b"
     assert "unschedulable" not in node["spec"]
-
-
-async def test_run_wait_explain_errors_and_api_resources(kubectl: Kubectl) -> None:
-    await kubectl("run", "x", "--image=registry.example/app:1")
-    text = await kubectl("wait", "--for=condition=Ready", "pod/x", "--timeout=1s", code=1)
-    assert "timed out waiting" in text
-    await kubectl("wait", "--for=jsonpath={.status.phase}=Pending", "pod/x", "--timeout=5s")
-    assert "pods/binding" not in await kubectl("api-resources")
-    assert "poddisruptionbudgets" in await kubectl("api-resources")
-    wrong = MANIFEST.replace('gpu: "1",', "gpu: 500m,")
-    assert "must be an integer" in await kubectl("apply", "-f", "-", text=wrong, code=1)
-
-
-async def test_a_whole_namespace_can_be_made_filled_and_removed(kubectl: Kubectl) -> None:
-    await kubectl("create", "namespace", "team")
-    await kubectl("-n", "team", "create", "configmap", "c", "--from-literal=a=b")
-    await kubectl("-n", "team", "create", "quota", "q", "--hard=pods=1")
-    assert "pods" in await kubectl("-n", "team", "describe", "quota", "q")
-    await kubectl("delete", "namespace", "team", "--timeout=10s")
-    assert "team" not in await kubectl("get", "namespaces")
-
-
-async def test_drain_evicts_and_holds_budgets(kubectl: Kubectl, client: KubeClient) -> None:
-    await client.create("nodes", {"metadata": {"name": "n1"}})
-    await kubectl("apply", "-f", "-", text=MANIFEST)
-    await client.bind("web", "n1")
-    await client.patch(
-        "pods",
-        "web",
-        {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}},
-        namespace="default",
-        subresource="status",
-        kind=STRATEGIC,
-    )
-    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "web"}}}
-    await client.create(
-        "poddisruptionbudgets.policy",
-        {"metadata": {"name": "pdb", "namespace": "default"}, "spec": spec},
-    )
-    text = await kubectl("drain", "n1", "--force", "--timeout=1s", code=1)
-    assert "would violate the pod's disruption budget" in text
-    await client.delete("poddisruptionbudgets.policy", "pdb", "default")
-    text = await kubectl("drain", "n1", "--force", "--grace-period=0", "--timeout=10s")
-    assert "node/n1 drained" in text
-
-
-async def test_token_whoami_and_can_i(kubectl: Kubectl, server: ApiServer) -> None:
-    token = (await kubectl("create", "token", "default")).strip()
-    assert server.tokens.user(token) is not None
-    assert "kubernetes-admin" in await kubectl("auth", "whoami")
-    assert (await kubectl("auth", "can-i", "create", "pods")).strip() == "yes"

@@ -14,13 +14,14 @@ import pytest
 from aiohttp import web
 
 from hami_sim.apiserver import ApiServer, Fault, Match, Settings
-from hami_sim.apiserver.client import Access, KubeClient
+from hami_sim.kube import Access
 from hami_sim.kubescheduler import (
     ExtenderSettings,
     ManagedResource,
     SchedulerSettings,
     SimScheduler,
 )
+from tests.support.kubeclient import KubeClient
 
 pytestmark = pytest.mark.anyio
 WAIT_S = 10.0
@@ -28,7 +29,7 @@ Obj = dict[str, Any]
 
 
 class Script:
-    """An extender whose answers a test sets; it binds through the API as ours does."""
+    """An extender whose answers a test sets; it binds through the API as the real one does."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
@@ -271,7 +272,7 @@ async def test_unschedulable_pod_is_tried_again_only_after_a_cluster_event(
     assert len(server.requests(Match(verb="patch", resource="pods"))) == writes
 
 
-async def test_node_heartbeats_wake_nobody(
+async def test_node_heartbeats_requeue_no_pod(
     server: ApiServer, client: KubeClient, script: Script
 ) -> None:
     await node(client, "n1")
@@ -352,7 +353,7 @@ async def test_assumed_pods_count_before_they_are_bound(
         assert await bound(client, "b") == "n1"
 
 
-async def test_gated_pods_wait_until_their_gates_are_gone(
+async def test_gated_pods_wait_until_their_gates_are_removed(
     server: ApiServer, client: KubeClient, script: Script
 ) -> None:
     await node(client, "n1")
@@ -367,7 +368,7 @@ async def test_gated_pods_wait_until_their_gates_are_gone(
         assert await bound(client, "gated") == "n1"
 
 
-async def test_scheduler_goes_on_after_its_watches_were_cut(
+async def test_scheduler_continues_after_its_watches_were_cut(
     server: ApiServer, client: KubeClient, script: Script
 ) -> None:
     await node(client, "n1")

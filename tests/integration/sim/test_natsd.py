@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real nats-server that starts, crashes, forgets and comes back, as the other tests rely on."""
+"""A real nats-server that starts, crashes, loses its store and recovers, as other tests require."""
 
 import os
 import signal
@@ -84,7 +84,7 @@ async def test_client_reconnects_by_itself_after_a_crash(nats_server: NatsServer
         await client.close()
 
 
-async def test_wipe_forgets_everything(nats_server: NatsServer) -> None:
+async def test_wipe_deletes_all_data(nats_server: NatsServer) -> None:
     await put(nats_server.url, b"gone")
     await nats_server.stop()
     await nats_server.wipe()
@@ -141,7 +141,7 @@ async def test_users_of_the_configuration_are_enforced(tmp_path: Path) -> None:
     assert b"PONG" not in told
 
 
-async def test_start_with_a_broken_configuration_tells_the_log(tmp_path: Path) -> None:
+async def test_start_with_a_broken_configuration_reports_the_log(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="nosuchword"):
         async with run_nats_server(tmp_path, config_text="nosuchword: 1"):
             pass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Child processes: start, freeze, kill, stop, and what their logs tell."""
+"""Child processes: start, freeze, kill, stop, and the contents of their logs."""
 
 import signal
 import sys
@@ -65,7 +65,7 @@ async def test_frozen_program_stands_still_and_can_be_stopped(tmp_path: Path) ->
     assert await process.stop() == -signal.SIGTERM
 
 
-async def test_signal_to_an_ended_program_says_what_it_logged(tmp_path: Path) -> None:
+async def test_signal_to_an_ended_program_raises_its_log(tmp_path: Path) -> None:
     process = program("print('last words')", tmp_path)
     process.start()
     with anyio.fail_after(10):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tapping proxy: passes bytes on, springs traps at exact points, cuts and heals."""
+"""The tapping proxy: forwards bytes, triggers actions at exact points, cuts and restores links."""
 
 from collections.abc import AsyncIterator
 

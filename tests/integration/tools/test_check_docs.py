@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checker of the pages finds what is wrong in a page, and nothing in ours."""
+"""The checker of the pages finds each kind of problem, and none in this project's pages."""
 
 import textwrap
 from pathlib import Path
@@ -16,11 +16,11 @@ def page(text: str, name: str = "docs/shown.md") -> Page:
 
 
 def wrong(text: str) -> list[str]:
-    """What is wrong with a page, without where."""
+    """Problems of a page, without their positions."""
     return [problem.split(": ", 2)[-1] for problem in check_docs.problems([page(text)])]
 
 
-def test_nothing_is_wrong_with_our_pages() -> None:
+def test_pages_of_the_project_have_no_problem() -> None:
     assert list(check_docs.problems(check_docs.pages())) == []
 
 
@@ -131,13 +131,13 @@ def test_broken_link_is_found(link: str, problem: str) -> None:
     assert problem in "".join(told)
 
 
-def test_fate_whose_test_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_to_a_missing_test_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     fate = check_docs.Fate(pattern="x", run_by=("tests/e2e/test_demo.py", "no such thing"))
     monkeypatch.setattr(check_docs, "FATES", (fate,))
     assert wrong("# A\n") == ["there is no no such thing"]
 
 
-def test_what_a_page_shows_is_compared_in_order() -> None:
+def test_output_shown_in_a_page_is_compared_in_order() -> None:
     command = Command(page="p", line=1, text="x", printed=("a … c", "d  e"))
     assert missing_lines(command, "a b c\nd e\n") == []
     assert missing_lines(command, "d e\na b c\n") == ["d  e"]

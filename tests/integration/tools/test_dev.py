@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry point `./dev` works from anywhere, and says what is missing when it cannot work."""
+"""The entry point `./dev` works from any directory, and reports what is missing."""
 
 import fcntl
 import os
@@ -80,7 +80,7 @@ def test_dev_refuses_a_machine_without_c_compiler(tmp_path: Path) -> None:
     assert not (tmp_path / "repo/.venv").exists()
 
 
-def test_failed_setup_leaves_no_stamp_and_tells_the_step(tmp_path: Path) -> None:
+def test_failed_setup_leaves_no_stamp_and_names_the_step(tmp_path: Path) -> None:
     checkout = fresh_checkout(tmp_path / "repo")
     (checkout / "requirements/bootstrap.txt").write_text("uv==0.0.1\n")  # no hash: refused offline
     path = tool_folder(tmp_path / "bin", python3=f'exec {sys.executable} "$@"', cc="exit 0")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of the pages that need no cluster are run as they stand, where their files are."""
+"""Commands of the pages that need no cluster run unchanged, next to their files."""
 
 import shutil
 import subprocess
@@ -18,7 +18,7 @@ LIMIT_S = 25
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the commands read, where they may write: the manifests, and a HAMi's configuration."""
+    """A writable copy of the input of commands: the manifests, and a HAMi's configuration."""
     folder = tmp_path_factory.mktemp("checkout")
     shutil.copytree(ROOT / "deploy", folder / "deploy")
     for file in GOLDEN.iterdir():

@@ -52,7 +52,7 @@ def idle_pod(name: str) -> dict[str, Any]:
     return pod
 
 
-async def test_asking_pod_is_prepared_and_others_never_reach_the_webhook(tmp_path: Path) -> None:
+async def test_pod_with_devices_is_prepared_and_others_bypass_the_webhook(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (api, webhook):
         plain = await create(api, idle_pod("plain"))
         assert plain["spec"]["schedulerName"] == "default-scheduler"
@@ -65,14 +65,14 @@ async def test_asking_pod_is_prepared_and_others_never_reach_the_webhook(tmp_pat
         assert webhook.sample(name, operation="create", outcome="allowed") == 0
 
 
-async def test_refusal_reaches_the_user_in_words(tmp_path: Path) -> None:
+async def test_refusal_reaches_the_user_with_its_message(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (api, _):
         with pytest.raises(Denied) as caught:
             await create(api, asking_pod("train", gpu="1", gpumem="3Gi"))
         assert "the unit is MiB, not bytes: write 3072" in str(caught.value)
 
 
-async def test_forged_annotation_is_refused_on_update_of_our_pods_only(tmp_path: Path) -> None:
+async def test_forged_annotation_is_refused_on_update_of_managed_pods_only(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (api, _):
         await create(api, asking_pod("train"))
         forged = {"metadata": {"annotations": {keys.ALLOCATION: "mine"}}}
@@ -83,7 +83,7 @@ async def test_forged_annotation_is_refused_on_update_of_our_pods_only(tmp_path:
         await api.patch(f"{PODS}/train", msgspec.json.encode(harmless))
 
 
-async def test_webhook_that_is_away_stops_our_pods_and_nobody_elses(tmp_path: Path) -> None:
+async def test_unavailable_webhook_blocks_only_pods_with_devices(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (api, webhook):
         document = msgspec.json.decode(await api.get(f"{WEBHOOKS}/hami-webhook"))
         for entry in document["webhooks"]:

@@ -138,7 +138,7 @@ async def test_probes_and_metrics_are_on_both_ports(tmp_path: Path) -> None:
         (b"x" * 4097, 413, "passes the limit of 4096 bytes"),
     ],
 )
-async def test_malformed_input_is_refused_in_words(
+async def test_malformed_input_is_refused_with_a_message(
     tmp_path: Path, body: bytes, status: int, text: str
 ) -> None:
     authority = CertificateAuthority()
@@ -185,7 +185,7 @@ async def test_old_protocol_versions_are_refused(tmp_path: Path) -> None:
 
 
 async def test_certificate_rotates_under_load_without_a_failed_request(tmp_path: Path) -> None:
-    """Reviews are due every 5 ms, whatever the answers take; one in eight on a new connection."""
+    """Reviews are sent every 5 ms, also while others wait; one in eight on a new connection."""
     authority = CertificateAuthority()
     answered: list[int] = []
     reviews, every_s, rotations = 400, 0.005, 5
@@ -291,7 +291,7 @@ async def test_admission_works_without_the_bus_and_events_follow(
             assert delivery.headers["traceparent"]
 
 
-async def test_stopping_finishes_what_is_queued(tmp_path: Path, nats_server: NatsServer) -> None:
+async def test_shutdown_finishes_queued_reviews(tmp_path: Path, nats_server: NatsServer) -> None:
     authority = CertificateAuthority()
     async with connect([nats_server.url], name="test") as bus:
         await ensure_bus(bus)
@@ -307,7 +307,7 @@ async def test_stopping_finishes_what_is_queued(tmp_path: Path, nats_server: Nat
         assert webhook.sample("hami_webhook_events_published_total") == 20
 
 
-async def test_readiness_goes_off_before_the_server_stops(tmp_path: Path) -> None:
+async def test_readiness_fails_before_the_server_stops(tmp_path: Path) -> None:
     authority = CertificateAuthority()
     async with run_webhook(tmp_path, authority, drain_s=0.5) as webhook, webhook.session() as http:
         webhook.context.stop()

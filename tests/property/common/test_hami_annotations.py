@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever stands in HAMi's annotations: reading it never fails otherwise than in our own words.
+"""Reading HAMi's annotations, whatever their content, raises no errors except our own.
 
-And what is read books at least what the pod asks for, on devices of its own node alone; and what we
-write in HAMi's form is read back as what was given.
+A successful read books at least the pod's requests, on devices of its own node alone; and our
+annotations in HAMi's form are read back unchanged.
 """
 
 import json
@@ -39,7 +39,7 @@ POD_KEYS = (*sorted(hamiformat.ALLOCATED), hamiformat.MIG, hamiformat.NODE)
 
 
 def attempt(read: Callable[[], object]) -> None:
-    """Read; what is refused is refused by name."""
+    """Read; a rejected text is rejected by name."""
     problem = "annotation"
     try:
         read()
@@ -141,7 +141,7 @@ def test_any_annotation_books_what_is_asked_and_nothing_elsewhere(
         assert shares
         assert all(share.memory_mib >= memory_mib for share in shares)
         assert all(share.core_pct >= core_pct for share in shares)
-        # Either as many as were asked for, or something is in doubt.
+        # Either as many as requested, or a doubt is reported.
         assert len(shares) == count or found.problems
 
 

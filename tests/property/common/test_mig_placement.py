@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where MIG instances go while pods come and go, on every chip, over committed seeds.
+"""Places of MIG instances while pods come and go, on every chip, over committed seeds.
 
-No trace leaves a chip's table or touches an instance that somebody has. Against HAMi's fixed rule
+No trace leaves a chip's table or touches an instance with an owner. Compared with HAMi's fixed rule
 (1g and 3g at the highest free place, others at the lowest; the next larger profile where the
-smallest has no place), no more slices are stranded: asked for and refused while as many were free.
+smallest has no place), no more slices are stranded: requested and refused while as many were free.
 """
 
 import random
@@ -80,7 +80,7 @@ def by_hami(memory_mib: int, taken: int, profiles: Sequence[Profile]) -> tuple[P
 
 
 def by_us(memory_mib: int, taken: int, profiles: Sequence[Profile]) -> tuple[Profile, int] | None:
-    """Our choice: the smallest profile that holds it, or none."""
+    """Our choice: the smallest profile that fits the request, or none."""
     profile = min(
         (p for p in profiles if p.memory_mib >= memory_mib),
         key=lambda p: (p.memory_mib, p.core_pct),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Law of the signed annotation: nothing but what was signed verifies."""
+"""Law of the signed annotation: only the signed content verifies."""
 
 from hypothesis import given
 from hypothesis import strategies as st

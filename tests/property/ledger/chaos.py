@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random operations on a cluster with two schedulers, by everybody who acts on one.
+"""Random operations of all actors of a cluster with two schedulers.
 
-Each operation is what one actor does in one go: kube-scheduler asks a replica to bind, an agent
-reports a state, an operator resizes a share, users and kubelets change pods, nodes and replicas
-vanish and return, time passes. Many run at once. What is drawn depends on the seed and on what the
-cluster has become. Memory in MiB, compute in percent of one device.
+Each operation is one action of one actor: kube-scheduler asks a replica to bind, an agent reports a
+state, an operator resizes a share, users and kubelets change pods, nodes and replicas vanish and
+return, time passes. Many run at once. The operations drawn depend on the seed and on the state of
+the cluster. Memory in MiB, compute in percent of one device.
 """
 
 import random
@@ -26,7 +26,7 @@ from hami_common.pods import annotations
 from hami_common.pods import limits as limits_file
 from hami_common.pods.signing import SignedPlacement
 from hami_common.ports import Entry, Expect
-from hami_core.ledger.repair import Holding
+from hami_core.ledger.holding import Holding
 from hami_core.ledger.stimuli import Accepted, Append, RecordSeen, StateSeen
 from hami_core.placement.reasons import NodeRefusal
 from hami_scheduler.shell.extender_wire import BindArgs
@@ -44,11 +44,11 @@ RESIZABLE = frozenset({"bound", "prepared", "running"})
 NEXT: dict[str | None, ReportedState] = {None: "bound", "bound": "prepared", "prepared": "running"}
 FINISHED = ("Succeeded", "Failed")
 OVERDUE = 1.5
-"""Mean intervals after which an operation that chance has left out so far is carried out."""
+"""Mean intervals after which an operation that chance has left out so far is executed."""
 
 
 def cluster_nodes() -> list[NodeDevices]:
-    """Six nodes, unlike each other, small enough to be full most of the time."""
+    """Six nodes, all different, small enough to be full most of the time."""
     return [
         _node("n0", count=4, memory_mib=16_000, slots=4),
         _node("n1.rack-7.example", count=8, memory_mib=80_000, slots=10),
@@ -87,7 +87,7 @@ def _node(
 
 
 class Chaos:
-    """Draws operations and carries them out."""
+    """Draws operations and executes them."""
 
     def __init__(self, world: LedgerWorld, rng: random.Random) -> None:
         self.world = world
@@ -98,7 +98,7 @@ class Chaos:
         self._pods = 0
         self._resizes = 0
         self._tried: dict[str, str] = {}
-        """Node that a pod was last meant for."""
+        """Node of a pod's last attempt."""
         self._verified: dict[str, SignedPlacement] = {}
         self.operations: list[tuple[Callable[[], Awaitable[None]], float]] = [
             (self.bind, 34.0),
@@ -125,11 +125,11 @@ class Chaos:
         ]
 
     def leave_out(self, name: str) -> None:
-        """Draw the operation of this name no more."""
+        """Exclude the operation of this name."""
         self.operations = [(kind, n) for kind, n in self.operations if kind.__name__ != name]
 
     async def run(self, count: int) -> None:
-        """Carry out ``count`` operations, several at a time."""
+        """Execute ``count`` operations, several at a time."""
         left = count
 
         async def work() -> None:
@@ -145,7 +145,7 @@ class Chaos:
                 group.start_soon(work)
 
     def _draw(self) -> Callable[[], Awaitable[None]]:
-        """By weight; but what never came in one and a half of its mean intervals comes now."""
+        """Draw by weight; an operation absent for ``OVERDUE`` mean intervals comes now."""
         weights = [weight for _, weight in self.operations]
         done, total = self.done.total(), sum(weights)
         for kind, weight in self.operations:
@@ -159,14 +159,14 @@ class Chaos:
         await self._bind(self._waiting_pod(), self._replica())
 
     async def bind_by_both(self) -> None:
-        """Two kube-schedulers took up the same pod."""
+        """Let two kube-schedulers handle the same pod."""
         pod = self._waiting_pod()
         async with anyio.create_task_group() as group:
             for slot in SLOTS:
                 group.start_soon(self._bind, pod, self.world.replicas[slot])
 
     async def abandon_bind(self) -> None:
-        """The caller hangs up at some point."""
+        """Let the caller hang up at some point."""
         scope = anyio.CancelScope()
         async with anyio.create_task_group() as group:
             group.start_soon(self._bind, self._waiting_pod(), self._replica(), scope)
@@ -191,7 +191,7 @@ class Chaos:
             self.outcomes[f"bind {await replica.bind(args, scope=scope)}"] += 1
 
         if any(link.state == "hanging" for link in replica.links):
-            self.world.leave(ask)  # the caller loses patience
+            self.world.leave(ask)  # the caller times out
             for _ in range(50):
                 await anyio.lowlevel.checkpoint()
         else:
@@ -261,7 +261,7 @@ class Chaos:
     # --- agents ----------------------------------------------------------------------------------
 
     async def report_state(self) -> None:
-        """The agent of a node reports the next state of one of its pods, if it may."""
+        """Report the next state of a pod as the agent of its node, if allowed."""
         pod = self._assigned_pod()
         if pod is None or pod["spec"]["nodeName"] in self.world.silent:
             self.outcomes["state nothing-to-do"] += 1
@@ -386,10 +386,10 @@ class Chaos:
         return Placement(node=record.node, containers=tuple(containers))
 
     async def _store_resize(self, plan: Append) -> int:
-        """Sequence of the stored record; 0 when it lost the race and never will be stored.
+        """Sequence of the stored record; 0 when the append failed and never will be stored.
 
-        An append with an unknown outcome is sent again as it was: either it is accepted now, and
-        the first one never can be, or the fence has moved, and the key tells by whom.
+        An append with an unknown outcome is sent again unchanged: either it is accepted now, and
+        the first one never can be, or the fence has moved, and the key shows the writer.
         """
         while True:
             try:
@@ -407,7 +407,7 @@ class Chaos:
         return found.revision if record.reason == plan.record.reason else 0
 
     async def _carry_to_pod(self, key: str, resized: AllocationRecord) -> str:
-        """Sign into the pod what the ledger holds for it now, unless that is there.
+        """Sign the pod's ledger record into its annotation, unless it is there.
 
         The record is read after the pod and written on the pod's version, so the last of several
         operators leaves the newest record there.
@@ -446,7 +446,7 @@ class Chaos:
                 return "pod-gone"
 
     def _marks(self, record: AllocationRecord, seq: int) -> dict[str, str]:
-        """Annotations of a pod that holds this record."""
+        """Annotations of a pod with this record."""
         signed = SignedPlacement(
             pod_uid=record.pod_uid,
             namespace=record.namespace,
@@ -472,7 +472,7 @@ class Chaos:
     # --- users and kubelets ----------------------------------------------------------------------
 
     async def end_pod(self) -> None:
-        """A pod finishes, is deleted with grace or by force, or leaves at the end of its grace."""
+        """Finish a pod, delete it with grace or by force, or end its grace."""
         rng, kube = self._rng, self.world.kube
         pods = kube.pods()
         if not pods:
@@ -502,14 +502,14 @@ class Chaos:
             await kube.remove_pod(pod, grace_s=30)
 
     async def touch_pod(self) -> None:
-        """Somebody writes to a pod, so that its resourceVersion moves."""
+        """Write to a pod, so that its resourceVersion moves."""
         pods = self.world.kube.pods()
         if pods:
             stamp = str(self._rng.randrange(1_000_000))
             await self._patch(self._rng.choice(pods), {"annotations": {"example.com/x": stamp}})
 
     async def take_label(self) -> None:
-        """Somebody removes our label from an assigned pod."""
+        """Remove our label from an assigned pod."""
         pod = self._assigned_pod()
         if pod is not None:
             await self._patch(pod, {"labels": {annotations.MANAGED_LABEL: None}})
@@ -524,7 +524,7 @@ class Chaos:
             self.outcomes["patch too-late"] += 1
 
     async def bind_past_us(self) -> None:
-        """Another scheduler assigns one of our pods, without any allocation."""
+        """Assign one of our pods as another scheduler, without any allocation."""
         meta = self._waiting_pod()["metadata"]
         path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/binding"
         node = self._rng.choice(list(self.world.devices))
@@ -537,7 +537,7 @@ class Chaos:
     # --- the bus, nodes, replicas, time ----------------------------------------------------------
 
     async def repeat_record(self) -> None:
-        """A ledger record is delivered once more to a replica that has folded it."""
+        """Deliver a ledger record again to a replica that has folded it."""
         replica = self._replica()
         ledger = replica.scheduler.state.ledger
         entry = self._some_acked(subjects.ALLOC_BUCKET)
@@ -552,7 +552,7 @@ class Chaos:
             self.outcomes["repeat record"] += 1
 
     async def repeat_state(self) -> None:
-        """A state is delivered early, late or once more."""
+        """Deliver a state early, late or repeatedly."""
         replica = self._replica()
         entry = self._some_acked(subjects.STATE_BUCKET)
         if entry is None:
@@ -571,20 +571,20 @@ class Chaos:
         return acked.get(self._rng.randrange(max(0, newest - 300), newest + 1))
 
     async def arm_trouble(self) -> None:
-        """The next write of anybody meets a trouble for certain."""
+        """Inject a fault into the next write."""
         self.world.troubles.armed = self._rng.choice(("lost", "answer-lost", "late"))
 
     async def let_time_pass(self) -> None:
         await self.world.pass_time(self._rng.uniform(0.3, 3.0))
 
     async def break_device(self) -> None:
-        """A device fails or is good again."""
+        """Fail a device, or recover it."""
         node = self._rng.choice(list(self.world.devices))
         device = self._rng.choice(self.world.devices[node].devices)
         await self.world.tell_fault(node, device.uuid, healthy=self._rng.random() < 0.85)
 
     async def break_reserved_device(self) -> None:
-        """A device fails that a pod was promised; the pod is tried once more on that node."""
+        """Fail a device that a pod has reserved; retry the pod on that node."""
         ledger = self._replica().scheduler.state.ledger
         promised = [holding.record for holding in ledger.reserved()]
         if not promised:
@@ -598,7 +598,7 @@ class Chaos:
             await self._bind(pod, self._replica())
 
     async def lose_or_return_node(self) -> None:
-        """A node falls silent, perhaps leaves the inventory too; or it returns."""
+        """Silence a node, perhaps withdraw its inventory too; or recover it."""
         world = self.world
         try:
             if world.silent and self._rng.random() < 0.6:
@@ -614,7 +614,7 @@ class Chaos:
             self.outcomes["inventory unavailable"] += 1
 
     async def replace_replica(self) -> None:
-        """A scheduler dies wherever it stands, and another takes its place."""
+        """Kill a scheduler at any point, and start a replacement."""
         slot = self._rng.choice(SLOTS)
         if self.world.replicas[slot].is_killed:
             return
@@ -622,9 +622,9 @@ class Chaos:
         self.outcomes["replica replaced"] += 1
 
     async def cut_link(self) -> None:
-        """A replica loses bus or API server, or is stopped without knowing of it, for a while."""
+        """Cut a replica from bus or API server, or stop it unnoticed, for a while."""
         if any(link.state != "up" for r in self.world.replicas.values() for link in r.links):
-            return  # the other one goes on
+            return  # the other one continues
         links = self._replica().links
         if self._rng.random() < 0.5:
             for link in links:
@@ -639,7 +639,7 @@ class Chaos:
             link.become("up")
 
     def mend(self) -> None:
-        """Make every link good, and let everything arrive."""
+        """Repair every link, and deliver everything."""
         self.world.troubles.calm = True
         for replica in self.world.replicas.values():
             for link in replica.links:

@@ -27,7 +27,7 @@ OpenDrive = Callable[[int], AbstractAsyncContextManager[Drive]]
 
 @pytest.fixture(autouse=True)
 def _quiet_logs() -> Iterator[None]:
-    """Refusals and troubles are what these tests are made of: thousands of warnings."""
+    """Silence logs: refusals and faults produce thousands of warnings in these tests."""
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
@@ -49,7 +49,7 @@ def nats_drive(nats_server: NatsServer) -> OpenDrive:
 
 @pytest.fixture
 async def replicated_drive(tmp_path: Path, anyio_backend: str) -> AsyncIterator[OpenDrive]:
-    """Three servers; each scheduler talks to another one, and so reads from another replica."""
+    """Three servers; each scheduler uses another one, and so reads from another replica."""
     async with run_nats_cluster(tmp_path) as cluster:
         yield partial(_drive_on, cluster.servers)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drives a cluster through rounds of random operations, each ended by a rest and a judgement.
+"""Drives a cluster through rounds of random operations, each followed by a rest and a judgment.
 
-In a rest nothing goes wrong any more and time passes until leases have ended and ledger and pods
-were compared; then everything must agree. Seconds of the clock that the test moves, unless said
+In a rest no new faults occur and time passes until leases have ended and ledger and pods were
+compared; then all views must agree. Seconds of the clock that the test moves, unless stated
 otherwise.
 """
 
@@ -23,13 +23,13 @@ REST_S = LEASE_S + RECONCILE_S
 """In this time every lease ends and every replica compares ledger and pods once."""
 LONGEST_REST_S = 10 * REST_S
 LONGEST_REST_LOOP_S = 90.0
-"""A rest is not given up before this much loop time: a rebuild on a real server takes real time."""
+"""A rest lasts at least this much loop time: a rebuild on a real server takes real time."""
 TURN_S = 0.02
-"""Loop time that each step leaves to everybody else."""
+"""Loop time that each step leaves to other tasks."""
 
 
 class Drive:
-    """A cluster, what happens to it, and who judges it."""
+    """A cluster, its random operations, and its judge."""
 
     def __init__(self, world: LedgerWorld, seed: int) -> None:
         random.seed(seed)  # spreads the schedulers' own pauses between two attempts
@@ -46,7 +46,7 @@ class Drive:
         await self.rest()
 
     async def run(self, operations: int) -> None:
-        """Carry out the operations in rounds, and judge after each."""
+        """Execute the operations in rounds, and judge after each."""
         left = operations
         while left > 0:
             self.world.troubles.calm = False
@@ -55,7 +55,7 @@ class Drive:
             await self.rest()
 
     async def rest(self) -> None:
-        """Let everything settle; fails when something was or is wrong."""
+        """Let all operations settle; fails when the judge found a violation."""
         self.chaos.mend()
         rested_s = 0.0
         give_up_s = anyio.current_time() + LONGEST_REST_LOOP_S
@@ -73,7 +73,7 @@ class Drive:
         )
 
     def report(self) -> str:
-        """What was done, for people."""
+        """Summarize the operations, for people."""
         took_s = time.monotonic() - self._began_s
         count = self.chaos.done.total()
         metrics: Counter[str] = Counter()

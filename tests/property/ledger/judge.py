@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges a cluster from its pods and the messages of its streams, never by what a scheduler says.
+"""Judges a cluster from its pods and the messages of its streams, never by a scheduler's own view.
 
-``absorb`` reads what the streams got since the last time and checks, message by message and in
-stream order, what must hold at every moment: no device over capacity, no impossible change of
-state, nothing acknowledged that is not stored, nothing missing. ``differences`` says what does not
-hold once nothing is under way any more: ledger, pods and every replica's own table must agree.
-Memory in MiB, compute in percent of one device.
+``absorb`` reads new messages of the streams and checks, message by message and in stream order, the
+invariants of every moment: no device over capacity, no impossible change of state, no acknowledged
+message that is not stored, no gap. ``differences`` returns the violations once no operation is in
+flight: ledger, pods and every replica's own table must agree. Memory in MiB, compute in percent of
+one device.
 """
 
 import random
@@ -39,7 +39,7 @@ STEPS = frozenset(
         ("running", "failed"),
     }
 )
-"""Changes of a reported state that design D5 allows, written down here a second time."""
+"""Changes of a reported state that design D5 allows, written down here independently."""
 KINDS = {
     subjects.ALLOC_BUCKET: "allocation",
     subjects.STATE_BUCKET: "state",
@@ -48,7 +48,7 @@ KINDS = {
 
 
 class Sum(Struct):
-    """What is booked on one device."""
+    """Bookings on one device."""
 
     memory_mib: int = 0
     core_pct: int = 0
@@ -57,13 +57,13 @@ class Sum(Struct):
 
 
 class Judge:
-    """Reads the streams and remembers what they said."""
+    """Reads the streams and stores their content."""
 
     def __init__(self, world: LedgerWorld, rng: random.Random) -> None:
         self._world = world
         self._rng = rng
         self.problems: list[str] = []
-        """Whatever was wrong at some moment, the first ones."""
+        """Violations at some moment, the first ones."""
         self.stored: Counter[str] = Counter()
         """Messages by bucket, since the bus was last wiped."""
         self.events: Counter[str] = Counter()
@@ -76,10 +76,10 @@ class Judge:
         self.begin_again()
 
     def begin_again(self, *, settled: bool = True) -> None:
-        """Read streams that begin anew, their sequences too.
+        """Read streams that begin again, their sequences too.
 
-        ``settled``: nothing was under way, so that no agent names a sequence of the streams before,
-        and no Binding arrives for a record that they held.
+        ``settled``: no operation was in flight, so that no agent names a sequence of the streams
+        before, and no Binding arrives for a record in them.
         """
         self._is_settled = settled
         self.stored.clear()
@@ -128,7 +128,7 @@ class Judge:
         self._shuffle_into_shadow(decoded, reported)
 
     def _account(self, bucket: str, entries: list[Entry]) -> None:
-        """Nothing is missing, and what was acknowledged is what is stored."""
+        """Verify that no message is missing, and acknowledged messages are the stored ones."""
         acked = self._world.acked[bucket]
         for entry in entries:
             self._read[bucket] += 1
@@ -164,7 +164,7 @@ class Judge:
         self._newest[key] = (entry.revision, record)
 
     def _book(self, record: AllocationRecord, sign: int) -> list[str]:
-        """Add to the sums; the devices that are over capacity now."""
+        """Add to the sums; return the devices that are over capacity now."""
         over = []
         for uuid, booked in booked_by_device(record.containers).items():
             total = self._sums[record.node, uuid]
@@ -210,7 +210,7 @@ class Judge:
         self._states[key] = (entry.revision, state)
 
     def _judge_assignments(self) -> None:
-        """Every Binding took effect under a reservation that nobody had released."""
+        """Verify that every Binding took effect under a reservation that was not released."""
         fresh = self._world.assigned[self._assigned_judged :]
         self._assigned_judged += len(fresh)
         if not fresh or not self._is_settled:
@@ -236,7 +236,7 @@ class Judge:
         records: list[tuple[Entry, AllocationRecord]],
         states: list[tuple[Entry, StateRecord]],
     ) -> None:
-        """Fold everything once more in another order: per key by sequence, with repetitions."""
+        """Fold all records again in another order: per key by sequence, with repetitions."""
         queues: dict[tuple[str, str], list[RecordSeen | StateSeen]] = defaultdict(list)
         for entry, record in records:
             queues["record", entry.key].append(
@@ -267,13 +267,13 @@ class Judge:
             self.problems.append(problem)
 
     def ledger(self) -> dict[Key, Held]:
-        """Who holds what, by the newest records."""
+        """Holders by the newest records."""
         return fold((seq, record) for seq, record in self._newest.values())
 
-    # --- when nothing is under way ---------------------------------------------------------------
+    # --- without operations in flight ------------------------------------------------------------
 
     def differences(self) -> list[str]:
-        """What pods, ledger and replicas do not agree about."""
+        """Return the differences between pods, ledger and replicas."""
         world = self._world
         by_ledger = self.ledger()
         by_pods = rebuild(world.kube.pods(), world.verifier)
@@ -287,7 +287,7 @@ class Judge:
         return found
 
     def _limits_differences(self) -> Iterator[str]:
-        """The limits a container sees are those of its pod's allocation."""
+        """Compare a container's limits with its pod's allocation."""
         for pod in self._world.kube.pods():
             marks = pod["metadata"].get("annotations", {})
             if annotations.ALLOCATION in marks and pod["spec"].get("nodeName"):

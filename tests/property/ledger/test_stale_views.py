@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica whose view lags behind must not act on it: cases found by random operations.
+"""A replica with a stale view must not act on it: cases found by random operations.
 
-Each is told with two schedulers on one bus; what ``beta`` hears of the bus or of the pods is held
+Each case has two schedulers on one bus; updates of the bus or of the pods for ``beta`` are held
 back, while its calls go through.
 """
 
@@ -73,7 +73,7 @@ class Case(Struct):
         )
 
     async def settle(self) -> None:
-        """Let everything that is under way be done; the clock stands still."""
+        """Let all operations in flight finish; the clock stands still."""
         await anyio.sleep(TURN_S)
 
     async def compare(self) -> None:
@@ -99,7 +99,7 @@ class Case(Struct):
         await self.settle()
 
     def signed(self, pod: Obj) -> SignedPlacement:
-        """What the pod was bound with."""
+        """Placement with which the pod was bound."""
         meta = pod["metadata"]
         found = self.drive.world.kube.pod(meta["namespace"], meta["name"])
         assert found is not None
@@ -113,7 +113,7 @@ class Case(Struct):
         return [codec.decode(entry.value, StateRecord, what=entry.key) for entry in stored]
 
     def holders(self) -> list[str]:
-        """Pods that hold a share, as beta sees it."""
+        """Pods with a share, as beta sees it."""
         return [holding.record.pod for holding in self.beta.scheduler.state.ledger.holdings()]
 
 
@@ -178,8 +178,8 @@ async def test_pod_that_finished_unseen_does_not_win_its_share_back(case: Case) 
     await case.settle()
     assert await case.bind(case.alpha, case.add_pod("second", memory_mib=8_000)) == "bound"
     await case.settle()
-    # A comparison that began while the first pod ran gets on with its work.
-    case.beta.scheduler.chores.add(Restore(signed=case.signed(first), must=True))
+    # A comparison that began while the first pod ran continues.
+    case.beta.scheduler.tasks.add(Restore(signed=case.signed(first), must=True))
     await case.settle()
     case.beta.kube.news.become("up")
     await case.drive.rest()

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever happens to two schedulers on one bus, no share is ever doubled or lost (design D3-D6).
+"""Two schedulers on one bus never double or lose a share, whatever happens (design D3-D6).
 
 40,000 random operations by default: binds, resizes and releases, agents' states, nodes that are
 lost and return, replicas that die, hang or are cut off, requests and answers that are lost or come
 late, repeated and reordered delivery. Judged from pods and streams alone, see ``judge``.
 
-They run in parts against the in-memory bus, on an event loop whose time stands still
-while anybody has work: such a run depends on its seed alone and can be repeated exactly. A part of
-the number runs against a real nats-server as well, because only there are the events that must
-equal the accepted appends, and a smaller number against three servers, where a scheduler may read
-from a replica that lags. Measured on two shared cores: 990 to 1,460 operations per second in
-memory, 390 to 630 with the server.
-HAMI_PROPERTY_OPS sets another total (100,000 take four minutes), HAMI_PROPERTY_SEED another seed.
+They run in parts against the in-memory bus, on an event loop whose time stands still while any task
+can run: such a run depends on its seed alone and can be repeated exactly. A part of the number runs
+against a real nats-server as well, because only there are the events that must equal the accepted
+appends, and a smaller number against three servers, where a scheduler may read from a stale
+replica. Measured on two shared cores: 990 to 1,460 operations per second in memory, 390 to 630 with
+the server. HAMI_PROPERTY_OPS sets another total (100,000 take four minutes), HAMI_PROPERTY_SEED
+another seed.
 """
 
 import pytest
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(360)]
 
 PARTS = 4
 ENOUGH = 5 * ROUND
-"""A run this long meets everything there is."""
+"""A run this long includes every kind of operation."""
 
 
 class TestInMemory:
@@ -77,7 +77,7 @@ class TestOnThreeServers:
 
 
 def check_everything_happened(drive: Drive) -> None:
-    """A run in which nothing was tried would prove nothing."""
+    """Verify coverage: a run without some operations would prove nothing."""
     done = drive.chaos.done.total()
     if done < ENOUGH:
         return

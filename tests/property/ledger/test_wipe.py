@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bus loses all that it stored: the ledger is rebuilt from signed pod annotations (design D6).
+"""The bus loses its storage: the ledger is rebuilt from signed pod annotations (design D6).
 
-After a random history the rebuilt ledger holds what the lost one held, pod by pod and share by
-share; only sequence numbers and released records are not the same. HAMI_PROPERTY_SEED sets another
-seed.
+After a random history the rebuilt ledger equals the lost one, pod by pod and share by share; only
+sequence numbers and released records differ. HAMI_PROPERTY_SEED sets another seed.
 """
 
 from collections.abc import AsyncIterator
@@ -28,7 +27,7 @@ async def lose_everything(drive: Drive) -> None:
 
 
 async def check_rebuilt(drive: Drive) -> None:
-    """Lose everything while all schedulers run; what they rebuild is what there was."""
+    """Lose everything while all schedulers run; the rebuilt ledger equals the lost one."""
     before = drive.judge.ledger()
     assert before
     await lose_everything(drive)
@@ -77,8 +76,8 @@ class TestInMemory:
     async def test_no_share_is_doubled_when_the_bus_is_wiped_while_pods_are_bound(
         self, drive: Drive
     ) -> None:
-        # A pod that loses our label in the moment in which the ledger is lost is found by nobody:
-        # there is no record left that asks for it, and the rebuild lists by label (design D6).
+        # A pod that loses our label in the moment in which the ledger is lost cannot be found: no
+        # record is left that names it, and the rebuild lists by label (design D6).
         drive.chaos.leave_out("take_label")
         drive.world.troubles.calm = False
         async with anyio.create_task_group() as group:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of how kubelet admits pods and hands out device ids, without sockets or time.
+"""A model of kubelet's admission of pods and allocation of device ids, without sockets or time.
 
 It follows the device manager of Kubernetes 1.30 to 1.34: a pod enters the list, then its containers
 are asked for one at a time, init containers first and in order, resources of one container in any
-order; ids of ordinary init containers are used again by later containers of the same pod, ids of
+order; ids of ordinary init containers are reused by later containers of the same pod, ids of
 sidecars are not; a pod may be refused before (eviction, sysctl) or after (node resources) its
-devices were handed out. ``active_only`` is the list of 1.34; before, refused pods stay in it.
+devices were allocated. ``active_only`` is the list of 1.34; before, refused pods stay in it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class KubeletDied(Exception):
 
 
 Answer = Callable[[ModelPod, ModelContainer, str, frozenset[str]], None]
-"""The plugin: called with what only kubelet knows (pod and container) for the test to check."""
+"""The plugin: called with data that only kubelet has (pod and container) for the test to check."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class ModelKubelet:
     calls: int = 0
 
     def listing(self) -> list[ListedPod]:
-        """What PodResources shows."""
+        """List of PodResources."""
         return [
             ListedPod(
                 namespace=pod.namespace,
@@ -85,7 +85,7 @@ class ModelKubelet:
         self.devices.pop(pod.uid, None)
 
     def admit(self, pod: ModelPod, answer: Answer) -> bool:
-        """Admit ``pod``; whether it may run."""
+        """Admit ``pod``; return True when it may run."""
         self.pods.append(pod)
         if pod.fate == "refused-early":
             self._refuse(pod)
@@ -101,7 +101,7 @@ class ModelKubelet:
         return True
 
     def restart(self, answer: Answer, *, keep_checkpoint: bool = True) -> None:
-        """End and begin again: all pods are admitted anew, from the checkpoint."""
+        """Restart: all pods are admitted again, from the checkpoint."""
         pods, self.pods = self.pods, []
         self.run += 1
         self.die_after_calls = None

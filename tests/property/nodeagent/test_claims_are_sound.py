@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws of a decision on any picture, however contradictory: it never raises, and what it gives is
-what the ledger says of that very container."""
+"""Laws of a decision on any view, however contradictory: it never raises, and its result equals the
+ledger's record of that very container.
+"""
 
 from typing import Any
 

@@ -2,8 +2,8 @@
 """Law (design D9): in whatever order kubelet admits pods, each container gets its own shares.
 
 64 pods are bound at once. Kubelet admits them in a shuffled order, refuses a fifth of them for
-other reasons, and the agent hears of pods, records and statuses in an order of its own. Each share
-is unique (its memory figure), so one wrong answer anywhere is seen.
+other reasons, and the agent receives pods, records and statuses in an independent order. Each share
+is unique (its memory figure), so any wrong answer is detected.
 """
 
 from __future__ import annotations
@@ -184,14 +184,14 @@ class World:
 
 
 class Cluster:
-    """The API server's truth, and the news of it that has not arrived yet."""
+    """The API server's truth, and its updates that have not arrived yet."""
 
     def __init__(self) -> None:
         self.revision = 0
         self.live: dict[tuple[str, str], tuple[PodFacts, int]] = {}
         self.watch: list[tuple[PodFacts, int]] = []
         self.kubelet_writes: list[tuple[str, bool]] = []
-        """(uid, whether refused): what kubelet still has to tell the API server."""
+        """(uid, True when refused): kubelet's updates for the API server."""
 
     def create(self, facts: PodFacts) -> None:
         assert (facts.namespace, facts.name) not in self.live
@@ -220,7 +220,7 @@ class Cluster:
 
 
 class Agent:
-    """The agent's view, fed with news in an order of its own, and its answers, checked."""
+    """The agent's view, fed with updates in a random order, and its answers, checked."""
 
     def __init__(self, world: World, kubelet: ModelKubelet, rng: random.Random) -> None:
         self.world = world
@@ -247,7 +247,7 @@ class Agent:
         self.cluster.create(self.world.facts[pod.uid])
 
     def hear(self, count: int = 1) -> bool:
-        """The next news of one source; each source keeps its own order."""
+        """Deliver the next update of one source; each source keeps its own order."""
         for _ in range(count):
             sources = [
                 source
@@ -330,12 +330,14 @@ def play(
     forced: Literal["no", "lasting", "any"] = "lasting",
     unseen: Literal["no", "own", "vanished"] = "no",
 ) -> Agent:
-    """One round: admit all pods in a shuffled order. Returns the agent for inspection.
+    """Run one round: admit all pods in a shuffled order.
 
-    ``forced``: which predecessors are deleted without waiting for kubelet: it goes on listing them
-    until it hears of it, which is just before it hears of the pod that took the name. ``unseen``:
-    among the pods are some that the API server never shows (kubelet's own, from files), or that
-    were deleted by force before kubelet admitted them.
+    Returns the agent for inspection.
+
+    ``forced``: predecessors that are deleted without waiting for kubelet: it lists them until it
+    receives the deletion, just before the pod that took the name. ``unseen``: among the pods are
+    some that the API server never shows (kubelet's own, from files), or that were deleted by force
+    before kubelet admitted them.
     """
     rng = random.Random(seed)
     kubelet = ModelKubelet(ids_by_resource=IDS_BY_RESOURCE, rng=rng, active_only=active_only)
@@ -344,7 +346,7 @@ def play(
         agent.bind(first)
         admitted = kubelet.admit(first, agent.answer)
         agent.cluster.kubelet_writes.append((first.uid, not admitted))
-        if not admitted:  # its controller replaces it because it sees that it failed
+        if not admitted:  # its controller replaces it because it failed
             agent.cluster.sync_statuses()
     assert agent.refused == {}
     agent.hear(rng.randrange(4 * len(world.predecessors)))
@@ -415,7 +417,9 @@ def test_each_container_gets_its_own_shares_in_1000_admission_orders(
 
 
 @pytest.mark.timeout(120)
-def test_refused_pods_that_an_old_kubelet_still_lists_block_nobody(worlds: list[World]) -> None:
+def test_refused_pods_that_an_old_kubelet_still_lists_block_no_other_pod(
+    worlds: list[World],
+) -> None:
     for seed in range(100):
         agent = play(worlds[seed % len(worlds)], seed, active_only=False)
         assert agent.wrong == []
@@ -423,7 +427,7 @@ def test_refused_pods_that_an_old_kubelet_still_lists_block_nobody(worlds: list[
 
 
 @pytest.mark.timeout(120)
-def test_kubelet_restart_between_admissions_confuses_nobody(worlds: list[World]) -> None:
+def test_kubelet_restart_between_admissions_changes_no_answer(worlds: list[World]) -> None:
     for seed in range(100):
         agent = play(worlds[seed % len(worlds)], seed, restart_at=seed % PODS, forced="no")
         assert agent.wrong == []
@@ -448,7 +452,7 @@ def test_pods_deleted_by_force_may_be_refused_but_get_nothing_wrong(worlds: list
 
 
 @pytest.mark.timeout(120)
-def test_pods_of_kubelets_own_block_nobody(worlds: list[World]) -> None:
+def test_pods_of_kubelets_own_block_no_other_pod(worlds: list[World]) -> None:
     for seed in range(50):
         agent = play(worlds[seed % len(worlds)], seed, unseen="own", forced="no")
         assert agent.wrong == []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random makings and removals on divided devices: the chip's tables hold, others' parts stay.
+"""Random creations and removals on divided devices: the chip's tables hold, others' parts stay.
 
-Seeds are fixed: a run is the same each time. What the hardware has is asked of the machine, not of
-the driver. ``HAMI_PARTITION_STEPS`` makes traces longer.
+Seeds are fixed: a run is the same each time. The test reads the hardware's state from the machine,
+not from the driver. ``HAMI_PARTITION_STEPS`` makes traces longer.
 """
 
 import os
@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from hami_nodeagent.core.hardware import Instance, Wanted
 from hami_nodeagent.drivers.errors import DriverError, PartitionBusy, PartitionRefused
-from hami_nodeagent.drivers.partitioner import Instance, Partitioner, Wanted
+from hami_nodeagent.drivers.partitioner import Partitioner
 from tests.support.vendor_parts import (
     ASCEND_MODELS,
     KIND_BY_VENDOR,
@@ -34,7 +35,7 @@ _TROUBLES = ("fail", "late", "stall", "garbage")
 
 
 class Trace:
-    """One run of random steps, and what must be there after each."""
+    """One run of random steps, and the expected partitions after each."""
 
     def __init__(self, kind: Kind, bench: PartBench, seed: int) -> None:
         self.kind = kind

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever breaks, and wherever the agent dies: hardware equals journal equals ledger afterwards.
+"""After any failure, and death of the agent at any point, hardware equals journal equals ledger.
 
-Deaths are enumerated: a story is told once to count the points where something is asked of the
-hardware or stored, and then once for each of them with a death there. Failures are random, from
-fixed seeds.
+Deaths are enumerated: a scenario runs once to count the accesses to the hardware and the storage,
+and then once for each of them with a death there. Failures are random, from fixed seeds.
 """
 
 import random
@@ -15,9 +14,9 @@ import anyio
 import pytest
 
 from hami_common.model.placement import Share
+from hami_nodeagent.core.hardware import Instance
 from hami_nodeagent.core.partitions import owner_of
-from hami_nodeagent.drivers.partitioner import Instance
-from hami_nodeagent.drivers.simulated_partitions import Act
+from hami_nodeagent.drivers.simulated.partitioner import Act
 from tests.support.partitions_world import World, share
 
 pytestmark = pytest.mark.anyio
@@ -26,11 +25,11 @@ FAILURES = 1000
 
 
 class Death(BaseException):
-    """The agent is gone in this moment."""
+    """The agent dies at this moment."""
 
 
-async def story(world: World) -> None:
-    """Places, ends and replaces pods; each line must hold however often it is told."""
+async def scenario(world: World) -> None:
+    """Places, ends and replaces pods; each line must hold at every repetition."""
     if "a" not in world.entries:
         world.place("a", share("nvidia-0", "3g", 0), share("ascend-0", "vir05"), granted=True)
     await world.live("a")
@@ -45,19 +44,19 @@ async def story(world: World) -> None:
     await world.settle(lambda: len(world.parts()) == 4)
 
 
-async def tell(world: World, *, tries: int) -> int:
-    """Tell the story, with a new agent after each death; how often it died."""
+async def run_scenario(world: World, *, tries: int) -> int:
+    """Run the scenario, with a new agent after each death; return the number of deaths."""
     for deaths in range(tries):
         try:
             async with world.agent():
-                await story(world)
+                await scenario(world)
         except BaseExceptionGroup as group:
             dead, rest = group.split(Death)
             assert rest is None, rest
             assert dead is not None
         else:
             return deaths
-    pytest.fail("the story has no end")
+    pytest.fail("the scenario does not end")
 
 
 async def test_death_at_any_point_leaves_nothing_wrong(tmp_path: Path) -> None:
@@ -69,7 +68,7 @@ async def test_death_at_any_point_leaves_nothing_wrong(tmp_path: Path) -> None:
         return ""
 
     world.hook = note
-    assert await tell(world, tries=1) == 0
+    assert await run_scenario(world, tries=1) == 0
     world.check()
     points = len(asked)
     assert {"journal.begin", "create.half", "create.made", "destroy.done"} <= set(asked)
@@ -77,7 +76,7 @@ async def test_death_at_any_point_leaves_nothing_wrong(tmp_path: Path) -> None:
     for place in range(points):
         world = World(tmp_path)
         world.hook = dying(place, died_at)
-        assert await tell(world, tries=2) == 1
+        assert await run_scenario(world, tries=2) == 1
         world.check()
         board = world.site.picture.partitions
         for entry in world.entries.values():
@@ -129,7 +128,7 @@ async def test_a_thousand_failures_leave_no_orphan_and_touch_nothing_owned(tmp_p
 
 
 def watch_removals(world: World) -> None:
-    """Fail as soon as an instance is removed that somebody owns."""
+    """Fail as soon as an instance with an owner is removed."""
 
     def on_destroy(instance: Instance) -> None:
         file = world.journal.load_partitions()
@@ -150,7 +149,7 @@ def watch_removals(world: World) -> None:
 
 
 async def churn(world: World, chance: random.Random, numbers: Iterator[int]) -> None:
-    """Some pods come and go at random, never more than there is room for."""
+    """Add and remove pods at random, within the capacity."""
     rooms: dict[str, Callable[[], Share]] = {
         "grid-low": lambda: share("nvidia-0", *chance.choice([("3g", 0), ("2g", 2), ("1g", 1)])),
         "grid-high": lambda: share("nvidia-0", *chance.choice([("2g", 4), ("1g", 5)])),
@@ -177,7 +176,7 @@ def is_live(world: World, uid: str) -> bool:
 
 
 async def settle_some(world: World) -> None:
-    """Half of the time the agent dies in the middle of things."""
+    """Half of the time the agent dies before all is settled."""
     live = [uid for uid in world.entries if is_live(world, uid)]
     if len(live) % 2:
         await world.live(live)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever a tenant writes into its region, the reader answers: 10^5 random damages.
+"""The reader answers for any content that a tenant writes into its region: 10^5 random damages.
 
-Half of them lie under a checksum that fits, so that they reach every part. Costs about 5 s.
+Half of them have a valid checksum, so that they reach every part. Costs about 5 s.
 """
 
 import random

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random small clusters and pods, dense enough that every constraint binds now and then."""
+"""Random small clusters and pods, dense enough that every constraint applies now and then."""
 
 from hypothesis import strategies as st
 
@@ -22,7 +22,7 @@ VENDORS = ("nvidia", "ascend")
 TYPES = ("A100-80", "A100-40", "T4")
 MODES = ("soft", "mig", "whole")
 TABLES: tuple[tuple[tuple[Profile, ...], dict[str, int]], ...] = (
-    (  # positions, as MIG has them; the first may be had by name only
+    (  # positions, as MIG has them; the first by name only
         (
             Profile(name="1g+", memory_mib=2, core_pct=12, size=1, starts=(0,), by_name_only=True),
             Profile(name="1g", memory_mib=2, core_pct=12, size=1, starts=(0, 1, 2, 3)),
@@ -76,13 +76,13 @@ WEIGHTS = (
 
 
 def uuids(node: str, vendor: str, count: int = 9) -> list[str]:
-    """Names that a node's devices may have."""
+    """Possible names of a node's devices."""
     return [f"{node}-{vendor}-{i}" for i in range(count)]
 
 
 @st.composite
 def inventories(draw: st.DrawFn, node: str, vendor: str, *, divided: bool = True) -> NodeDevices:
-    """What a node's agent and the configuration say at some time.
+    """Inventories of a node: the agent's report and the configuration at some time.
 
     Some devices have tables of partitions, unless none are to be ``divided``.
     """
@@ -126,7 +126,7 @@ def inventories(draw: st.DrawFn, node: str, vendor: str, *, divided: bool = True
 
 @st.composite
 def holdings(draw: st.DrawFn, node: str) -> tuple[ContainerShares, ...]:
-    """What some pod holds, whether or not it fits or the devices are registered."""
+    """Random holdings of a pod, whether or not it fits or the devices are registered."""
     return tuple(
         ContainerShares(
             name=f"c{i}",
@@ -158,7 +158,7 @@ def holdings(draw: st.DrawFn, node: str) -> tuple[ContainerShares, ...]:
 
 @st.composite
 def device_requests(draw: st.DrawFn, vendor: str) -> DeviceRequest:
-    """What a container asks of a vendor."""
+    """Random requests of a container to a vendor."""
     if draw(st.integers(0, 5)) == 0:
         return builders.whole(draw(st.sampled_from((1, 1, 2, 4))), vendor=vendor)
     shape = draw(st.sampled_from(("", "", "", "", "", "pairs", "wings", "run", "aligned")))
@@ -180,7 +180,7 @@ def device_requests(draw: st.DrawFn, vendor: str) -> DeviceRequest:
 
 @st.composite
 def selectors(draw: st.DrawFn, vendor: str) -> DeviceSelector:
-    """Which devices a pod accepts."""
+    """Random device selectors."""
     words = st.sampled_from(("a100", "A100-80", "t4", "x"))
     names = st.sampled_from([uuid for node in NODES for uuid in uuids(node, vendor)])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices that topology-aware placing takes are those that trying all sets finds."""
+"""Topology-aware placement takes the same devices as a search over all sets."""
 
 import random
 from collections.abc import Sequence

@@ -22,7 +22,7 @@ ASKED = ("unknown", *clusters.NODES)
 
 
 class Pair:
-    """A table and an oracle that hear the same events."""
+    """A table and an oracle that receive the same events."""
 
     def __init__(self) -> None:
         self.table = DeviceTable()
@@ -61,7 +61,7 @@ class Pair:
             self.oracle.remove_node(node)
 
     def book(self, node: str, containers: tuple[ContainerShares, ...]) -> None:
-        """A pod is given this."""
+        """Book shares for a pod."""
         self.table.book(node, containers)
         self.oracle.book(node, containers)
         self.held.append((node, containers))
@@ -75,7 +75,7 @@ class Pair:
                 self.oracle.upsert_node(message)
 
     def agree(self, request: PodRequest) -> None:
-        """Both say the same about ``request``, in every respect."""
+        """Compare both for ``request``, in every respect."""
         filtered = self.verdicts.filter(request, ASKED)
         want_codes = {node: self.oracle.code(request, node) for node in ASKED}
         assert filtered.feasible == [node for node in ASKED if want_codes[node] is None]
@@ -102,7 +102,9 @@ class Pair:
             self.agree_explained(request, node, explain(self.table, request, node))
 
     def agree_explained(self, request: PodRequest, node: str, explained: NodeExplanation) -> None:
-        """The explanation alone tells the verdict, and each device's answer is the oracle's."""
+        """Compare the explanation alone with the verdict, and each device's answer with the
+        oracle's.
+        """
         code = self.oracle.code(request, node)
         asked = sum(len(c.requests) for c in request.containers)
         told = len(explained.steps) == asked and all(
@@ -141,7 +143,7 @@ def test_core_and_oracle_agree_on_any_cluster(data: st.DataObject) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def columns_are_worked_out_one_by_one() -> Iterator[None]:
-    """However few nodes there are: by default so few are always worked out all, and not ranked."""
+    """Evaluate each node, however few there are: by default so few are not ranked."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block, "PART_WORTH_IT", 1)
         patch.setattr(levels, "NODES_WORTH_IT", 1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of moves equal those of a search that tries everything, and every step of them is possible.
+"""Plans of moves equal those of an exhaustive search, and every step of them is possible.
 
-The other search knows nothing of bounds, of devices that are alike, nor of the scheduler's columns:
-it walks breadth first through all states of the oracle, and tries every set of devices by name.
+The other search uses no bounds, no equivalence of devices, and none of the scheduler's columns: it
+walks breadth first through all states of the oracle, and tries every set of devices by name.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ class Site:
             self.table.upsert_node(builders.node_devices(node, some))
 
     def start(self, request: PodRequest, node: str, *, movable: bool = True) -> None:
-        """A pod runs on the node, if it fits."""
+        """Run a pod on the node, if it fits."""
         placed = pick(self.table, request, node)
         if isinstance(placed, Placement):
             self.table.book(node, placed.containers)
@@ -57,7 +57,7 @@ class Site:
                 self.fixed.append((node, placed.containers))
 
     def oracle(self, spots: Spots, *, without: int | None = None) -> Oracle:
-        """The cluster as it is when the movable pods are there."""
+        """The cluster with the movable pods in place."""
         oracle = Oracle()
         for node, some in self.devices.items():
             oracle.upsert_node(builders.node_devices(node, some))
@@ -115,7 +115,7 @@ def only_on(request: PodRequest, uuids: tuple[str, ...]) -> PodRequest:
 
 
 def check_steps(site: Site, wanted: PodRequest, plan: DefragPlan) -> None:
-    """Each move is possible when the ones before are made; at last the pod fits where it says."""
+    """Verify that each move is possible after the ones before, and that the pod fits in the end."""
     table = site.table
     requests = {t.request.uid: t.request for t in site.tenants}
     for move in plan.moves:
@@ -134,7 +134,7 @@ def check_steps(site: Site, wanted: PodRequest, plan: DefragPlan) -> None:
 
 
 def agree(site: Site, wanted: PodRequest) -> DefragPlan:
-    """The plan is as good as the best there is."""
+    """Compare the plan with the optimum."""
     before = [(n, u, usage) for n, u, usage in site.table.usages()]
     plan = plan_moves(site.table, wanted, site.tenants, most_moves=MOST_MOVES)
     assert [(n, u, usage) for n, u, usage in site.table.usages()] == before

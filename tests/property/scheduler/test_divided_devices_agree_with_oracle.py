@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that hardware divides: the columns decide as the plain loops do, however full they are.
+"""Devices divided in hardware: the columns decide as the plain loops do, however full they are.
 
 Few small devices and many small pods that come and go, so that places and units run out before
 memory does.

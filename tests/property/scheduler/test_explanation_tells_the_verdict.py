@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is recorded of a decision tells the verdict, read by somebody who has nothing else.
+"""The record of a decision alone is enough to derive the verdict.
 
-The judges below see bytes of a record, or of an explanation, and the names that were asked about;
-neither the table nor the request. What they conclude is what filter answered.
+The judges below see bytes of a record, or of an explanation, and the names in the request; neither
+the table nor the request. Their conclusion must equal filter's answer.
 """
 
 import re
@@ -19,7 +19,7 @@ from tests.property.scheduler import clusters
 
 ASKED = ("unknown", *clusters.NODES)
 NOT_SO = "CardTopologyInfeasible"
-"""Enough devices fit, but no set of them is one that the request allows."""
+"""Enough devices fit, but no set of them that the request allows."""
 _AMOUNTS = re.compile(r"(\d+)(?: MiB| devices|%).* wanted, at most (-?\d+)")
 
 
@@ -43,7 +43,7 @@ def recorded(filtered: Filtered) -> bytes:
 
 
 def judge_record(data: bytes, asked: tuple[str, ...]) -> list[str]:
-    """The nodes that fit, by the record alone; the record must not contradict itself."""
+    """Return the nodes that fit, by the record alone; the record must not contradict itself."""
     record = codec.decode(data, DecisionRecord, what="record")
     refused = [node for refusal in record.refusals for node in refusal.nodes]
     assert len(refused) == len(set(refused)) == sum(r.count for r in record.refusals)
@@ -59,7 +59,7 @@ def judge_record(data: bytes, asked: tuple[str, ...]) -> list[str]:
 
 
 def judge_explanation(data: bytes) -> bool:
-    """Whether the node fits, by its devices' answers alone: each step finds as many as it wants."""
+    """Return True when the node fits, by its devices' answers alone: each step finds enough."""
     told = codec.decode(data, NodeExplanation, what="explanation")
     for step in told.steps:
         for device in step.devices:
@@ -75,7 +75,7 @@ def judge_explanation(data: bytes) -> bool:
 
 @settings(max_examples=50)
 @given(st.data())
-def test_record_and_explanation_alone_tell_the_verdict(data: st.DataObject) -> None:
+def test_record_and_explanation_alone_give_the_verdict(data: st.DataObject) -> None:
     table = DeviceTable()
     for node in clusters.NODES:
         for vendor in clusters.VENDORS[: data.draw(st.integers(1, 2))]:

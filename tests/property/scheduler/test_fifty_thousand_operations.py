@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""500 nodes, 50,000 operations, a scheduler killed every 30 s: no device ever holds too much.
+"""500 nodes, 50,000 operations, a scheduler killed every 30 s: no device is ever over capacity.
 
 Two schedulers are active on one in-memory bus and one simulated API server, on an event loop whose
-time stands still while anybody has work, so a run depends on its seed alone. Pods come, are bound
+time stands still while any task can run, so a run depends on its seed alone. Pods come, are bound
 by either scheduler to a node that its own table offers (now and then to any node, or by both at
-once), report states, finish and are deleted. In turn each scheduler is killed wherever it stands,
-calls in flight included, and another takes its place from what the bus and the API server have.
+once), report states, finish and are deleted. In turn each scheduler is killed at any point, calls
+in flight included, and a replacement starts from the data of the bus and the API server.
 
-Two judges look at every single change, and neither asks a scheduler: the first at pods as the API
-server assigns, finishes and removes them with their signed placements, the second at the ledger's
-records in the order in which they were stored. The suite carries out a part of the operations, for
-its time; HAMI_FLEET_OPS=50000 carries out all, HAMI_FLEET_SEED sets another seed.
+Two judges check every single change, and neither asks a scheduler: the first reads pods as the API
+server assigns, finishes and removes them with their signed placements, the second the ledger's
+records in the order in which they were stored. The suite executes a part of the operations, for its
+time; HAMI_FLEET_OPS=50000 executes all, HAMI_FLEET_SEED sets another seed.
 
 Memory in MiB, compute in percent of one device, times in seconds of the simulated clock.
 """
@@ -60,7 +60,7 @@ STEP = 20
 CROWD = min(1_200, OPERATIONS // 5)
 """Pods that are there at most times."""
 HOT = 40
-"""Nodes that most pods are meant for, so that they are full and schedulers meet there."""
+"""Nodes that most pods are sent to, so that they are full and schedulers conflict there."""
 FINISHED = ("Succeeded", "Failed")
 
 
@@ -90,7 +90,7 @@ def fleet() -> Iterator[NodeDevices]:
 
 
 class Books:
-    """What every device holds, by one who only hears who takes and who gives back."""
+    """Bookings of every device, derived from allocations and releases only."""
 
     def __init__(self, name: str) -> None:
         self.violations: list[str] = []
@@ -121,7 +121,7 @@ class Books:
 
 
 class Fleet:
-    """A cluster, what happens to it, and who looks on."""
+    """A cluster, its operations, and its judges."""
 
     def __init__(self, world: LedgerWorld, rng: random.Random) -> None:
         self.world = world
@@ -136,7 +136,7 @@ class Fleet:
         world.kube.on_change(self._watch)
 
     def _watch(self, resource: str, change: Change) -> None:
-        """The first judge: a pod holds its placement from assignment until it ended."""
+        """Track bookings as the first judge: a pod holds its placement until its end."""
         if resource != "pods":
             return
         pod = change.new.obj
@@ -152,7 +152,7 @@ class Fleet:
             self.pods_books.take(meta["uid"], signed.placement.containers)
 
     async def run(self, operations: int) -> None:
-        """Carry out so many operations, several at a time."""
+        """Execute so many operations, several at a time."""
         left = operations
 
         async def work() -> None:
@@ -234,7 +234,7 @@ class Fleet:
         self.done[f"bind {await replica.bind(args)}"] += 1
 
     def _choose(self, pod: Obj, slot: str) -> str:
-        """A node that this scheduler's filter offers, now and then any: views grow stale."""
+        """Return a node of this scheduler's filter, now and then any: views become stale."""
         state = self.world.replicas[slot].scheduler.state
         known = state.pods.get(pod["metadata"]["uid"])
         names = list(self.world.devices)
@@ -243,21 +243,21 @@ class Fleet:
         if self._rng.random() < 0.1 or known is None or known.request is None:
             return self._rng.choice(names)
         verdicts = self._verdicts.get(slot)
-        if verdicts is None or verdicts._table is not state.table:  # noqa: SLF001 - whose it is
+        if verdicts is None or verdicts._table is not state.table:  # noqa: SLF001 - its owner
             verdicts = self._verdicts[slot] = Verdicts(state.table)
         asked = self._rng.sample(names, 20)
         fitting = verdicts.filter(known.request, asked).feasible
         return self._rng.choice(fitting or asked)
 
     async def _report(self) -> None:
-        """A pod runs."""
+        """Report a pod as running."""
         pod = self._some_pod()
         if pod is not None and pod["spec"].get("nodeName"):
             self.done["running"] += 1
             await self.world.kube.set_status(pod, phase="Running")
 
     async def _end(self) -> None:
-        """A pod finishes, or is removed."""
+        """Finish a pod, or remove it."""
         pod = self._some_pod()
         if pod is None or len(self.world.kube.store.tables["pods"].rows) < CROWD:
             self.done["end put-off"] += 1
@@ -270,7 +270,7 @@ class Fleet:
             await self.world.kube.remove_pod(pod, grace_s=0)
 
     def _some_pod(self) -> Obj | None:
-        """Of the last that were made, and so most likely one that is there."""
+        """Return one of the last created pods, which most likely still exists."""
         for _ in range(20):
             number = self._rng.randrange(max(1, self._made - 2 * CROWD), self._made + 1)
             pod = self.world.kube.pod("default", f"p{number}")

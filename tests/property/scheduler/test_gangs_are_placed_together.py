@@ -66,7 +66,9 @@ def together(
 
 
 def is_possible(table: DeviceTable, gang: list[Member]) -> bool:
-    """Whether some assignment works: members in each order that matters, as bind would pick."""
+    """Return True when some assignment works: members in each order that matters, as bind would
+    pick.
+    """
     ordered = sorted(gang, key=_size, reverse=True)
     for nodes in product(*(sorted(member.nodes) for member in ordered)):
         taken: list[Placement] = []

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gangs and preemptions of two schedulers that are cut off at random, on one bus in memory.
 
-After every step: no device is handed out twice, and each scheduler's table equals its records. A
-member of a gang is told a node only while its gang holds what it needs. In the end, once the pods
-are gone, nothing is held any more; and before that, whatever fits has been placed. Judged from pods
+After every step: no device is allocated twice, and each scheduler's table equals its records. A
+member of a gang gets a node only while its gang has its whole reservation. In the end, once the
+pods are gone, no hold is left; and before that, all fitting pods have been placed. Judged from pods
 and records, never from a table of ours, but for each ledger's check of itself.
 """
 
@@ -40,7 +40,7 @@ class Drive:
         self.sizes: dict[str, int] = {}
 
     async def live(self, writer: str) -> None:
-        """One scheduler, started anew whenever it was cut off."""
+        """Run one scheduler, restarted whenever it was cut off."""
         while True:
             self.cut[writer] = anyio.Event()
             async with self.world.scheduler(
@@ -104,7 +104,7 @@ class Drive:
             self.remove(self.random.choice(pods))
 
     async def cut_off(self) -> None:
-        """One scheduler stops wherever it is, also in the middle of a gang or of evictions."""
+        """Stop one scheduler at any point, also in the middle of a gang or of evictions."""
         writer = self.random.choice(list(self.cut))
         s = self.running[writer]
 
@@ -124,7 +124,7 @@ class Drive:
             s.state.ledger.check()
 
     async def step(self, group: TaskGroup) -> None:
-        """Some things at the same time, or some time passes."""
+        """Run some operations at the same time, or let some time pass."""
         steps: list[tuple[int, Callable[[], Coroutine[Any, Any, None]]]] = [
             (20, self.ask),
             (3, self.evicted_pods_leave),
@@ -140,7 +140,7 @@ class Drive:
                 group.start_soon(step)
 
     async def finish(self) -> None:
-        """Everybody places what fits, undisturbed."""
+        """Let both schedulers place the fitting pods, without faults."""
         for _ in range(12):
             await self.time_passes()
             await self.evicted_pods_leave()
@@ -168,7 +168,9 @@ class Drive:
 
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, object]]:
-    """Time stands still while anybody has work, so that a seed is repeated exactly."""
+    """Use a loop whose time stands still while any task can run, so that a seed is repeated
+    exactly.
+    """
     return "asyncio", {"loop_factory": SteppedLoop}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of devices, kept through any events, give the answers of devices looked at one by one."""
+"""Ranks of devices, kept through any events, give the same answers as single evaluation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ ASKED = ("unknown", *clusters.NODES)
 
 @contextmanager
 def ranked_from(nodes: int) -> Iterator[None]:
-    """Devices are ranked where so many nodes are asked, and only changed ones are ranked again."""
+    """Devices are ranked for so many nodes, and only changed ones are ranked again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(levels, "NODES_WORTH_IT", nodes)
         patch.setattr(block, "PART_WORTH_IT", 1)
@@ -31,7 +31,7 @@ def ranked_from(nodes: int) -> Iterator[None]:
 
 @st.composite
 def plain_requests(draw: st.DrawFn, vendor: str) -> DeviceRequest:
-    """Amounts of some devices, and hardly anything else."""
+    """Requests for some devices, with few further constraints."""
     return DeviceRequest(
         vendor=vendor,
         count=draw(st.sampled_from((1, 1, 2, 3, 9))),
@@ -101,8 +101,8 @@ class Events:
                 self.table.set_health(node, uuid, healthy=draw(st.booleans()))
 
 
-def told(verdicts: Verdicts, request: PodRequest) -> tuple[object, ...]:
-    """All that is said about a pod."""
+def answers(verdicts: Verdicts, request: PodRequest) -> tuple[object, ...]:
+    """All answers about a pod."""
     filtered = verdicts.filter(request, ASKED)
     scores = verdicts.prioritize(request, ASKED).scores.tolist()
     return filtered.feasible, filtered.refused(), filtered.classes(), scores
@@ -118,6 +118,6 @@ def test_kept_ranks_answer_as_devices_do(data: st.DataObject) -> None:
             events.happen()
         request = data.draw(plain_pods())
         with ranked_from(1):
-            said = told(kept, request)
+            found = answers(kept, request)
         with ranked_from(len(ASKED)):
-            assert said == told(Verdicts(events.table), request)
+            assert found == answers(Verdicts(events.table), request)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue rules, worked out once more from nothing for random trees and random use."""
+"""The queue rules, computed independently for random trees and random use."""
 
 from collections.abc import Iterator
 
@@ -52,7 +52,7 @@ def trees(draw: st.DrawFn) -> QueueTree:
 
 
 class Plain:
-    """The rules as ``docs/quota.md`` states them, by recursion over what leaves hold."""
+    """The rules as ``docs/quota.md`` states them, by recursion over the use of leaves."""
 
     def __init__(self, tree: QueueTree, held: Held) -> None:
         self.tree = tree

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two schedulers race for quotas on one log: never beyond a limit, nothing lost, nothing stuck.
+"""Two schedulers compete for quotas on one log: never beyond a limit, none lost, none stuck.
 
-Each scheduler hears the log late and dies between any two steps. A reservation is in force once its
-writer judged it good; only then may its pod be bound. The judge looks at the log alone: at every
-position the reservations in force are within every limit, and at rest everything live is. Limits
+Each scheduler receives the log late and dies between any two steps. A reservation is in force once
+its writer judged it good; only then may its pod be bound. The judge reads the log alone: at every
+position the reservations in force are within every limit, and at rest all live records are. Limits
 here: two ResourceQuota objects on one namespace, one with a scope, and a tree of three queues.
 Memory in MiB.
 """
@@ -60,7 +60,7 @@ QUEUE_OF = dict(zip(NAMESPACES, GUARANTEED, strict=True))
 
 @dataclass
 class Attempt:
-    """One bind under way."""
+    """One bind in progress."""
 
     record: AllocationRecord
     seq: int = 0
@@ -68,7 +68,7 @@ class Attempt:
 
 @dataclass
 class Scheduler:
-    """One replica, and how far it has heard."""
+    """One replica, and its position in the log."""
 
     quota: QuotaLedger
     heard: int
@@ -105,7 +105,7 @@ class World:
     # --- steps -----------------------------------------------------------------------------------
 
     def ask(self, scheduler: Scheduler) -> None:
-        """First look, and the reservation is on its way."""
+        """Check the quota, and send the reservation."""
         self.pods += 1
         node, namespace = self.random.choice(NODES), self.random.choice(NAMESPACES)
         share = Share(
@@ -141,7 +141,7 @@ class World:
                 attempt.seq = seq
             return
         if scheduler.quota.seq < attempt.seq:
-            return  # the stream has not shown it yet
+            return  # the stream has not delivered it yet
         scheduler.attempts.remove(attempt)
         scheduler.quota.stop_expecting(attempt.record.allocation_id)
         if scheduler.quota.verdict(attempt.seq) is None:
@@ -152,7 +152,7 @@ class World:
             self.release(attempt.record)
 
     def append(self, record: AllocationRecord) -> int | None:
-        """On the node's fence; the writer's view of the node may be old."""
+        """Append with the node's fence; the writer's view of the node may be stale."""
         fence = subjects.node_fence(record.node)
         known = max((seq for seq, _ in self.log.of_node(record.node)), default=0)
         if self.random.random() < 0.1:
@@ -174,7 +174,7 @@ class World:
             self.release(self.random.choice(bound))
 
     def renew(self) -> None:
-        """A bind that is tried again writes its reservation once more."""
+        """Write the reservation again, for a retried bind."""
         bound = [record for record in self.live() if record.allocation_id in self.in_force]
         if bound:
             record = self.random.choice(bound)
@@ -184,13 +184,13 @@ class World:
             assert self.log.append(replace(record, reason="renewed"), expect) is not None
 
     def die(self) -> None:
-        """A scheduler dies wherever its attempts stand; another comes in its place."""
+        """Kill a scheduler with its attempts in any state; start a replacement."""
         self.did["died"] += 1
         number = self.random.randrange(len(self.schedulers))
         self.schedulers[number] = self.start()
 
     def leases_end(self) -> None:
-        """What nobody works on and nobody bound is given back."""
+        """Release unbound reservations without a live attempt."""
         worked_on = {a.record.allocation_id for s in self.schedulers for a in s.attempts}
         for record in self.live():
             if record.allocation_id not in self.in_force | worked_on:
@@ -216,7 +216,7 @@ class World:
             self.leases_end()
 
     def rest(self) -> None:
-        """Everybody hears everything and finishes; leases end."""
+        """Let all replicas receive all records and finish; leases end."""
         for _ in range(1000):
             for scheduler in self.schedulers:
                 self.hear(scheduler, len(self.log.entries))
@@ -257,7 +257,7 @@ class World:
                 assert by_namespace.total() <= sum(GUARANTEED.values()), "borrowed from nobody"
 
     def check_rest(self) -> None:
-        """Nothing is live that nobody bound, and everybody counts the same."""
+        """Verify that only bound reservations are live, and all replicas count the same."""
         assert {record.allocation_id for record in self.live()} <= self.in_force
         used: Counter[str] = Counter()
         for record in self.live():

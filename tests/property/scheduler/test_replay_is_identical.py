@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any recorded life is decided once more to the bit, as a whole and from each of its snapshots.
+"""Any recorded life replays to identical bytes, as a whole and from each of its snapshots.
 
 ``./dev bench replay`` does the same with 100,000 decisions.
 """

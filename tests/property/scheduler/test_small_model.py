@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every small pod on every small node: placed if and only if the rules allow a placement.
 
-The rules are written down here once more, for a whole placement at a time and without any order of
-trying: ``allows`` looks at each moment of a pod's life on each device. Pods have up to three init
-containers and two sidecars in any order and up to three application containers; those that ask for
+The rules are implemented here independently, for a whole placement at a time and without any order
+of trying: ``allows`` checks each moment of a pod's life on each device. Pods have up to three init
+containers and two sidecars in any order and up to three application containers; those that request
 no device need not be listed. Memory in MiB, compute in percent of one device.
 """
 
@@ -30,7 +30,7 @@ from tests.support.builders import ask, container, device, held, node_devices, p
 MEMORY_MIB, SLOTS = 4, 3
 
 Used = tuple[int, int, int, bool]
-"""Memory, compute, slots, and whether that is exclusive, of one device."""
+"""Memory, compute, slots, and True when exclusive, of one device."""
 FREE: Used = (0, 0, 0, False)
 NODES: dict[str, tuple[Used, ...]] = {
     "empty": (FREE, FREE),
@@ -107,7 +107,7 @@ def pods_of(
 
 
 def moments(containers: Sequence[ContainerRequest]) -> Iterator[list[int]]:
-    """Which containers run together: each init container's time, and the end."""
+    """Sets of containers that run together: each init container's time, and the end."""
     for i, one in enumerate(containers):
         if one.kind == "init":
             yield [*(j for j in range(i) if containers[j].kind == "sidecar"), i]
@@ -115,7 +115,7 @@ def moments(containers: Sequence[ContainerRequest]) -> Iterator[list[int]]:
 
 
 def peak(request: PodRequest, chosen: Sequence[Sequence[int]], at: int) -> Booked | None:
-    """What the pod books of one device; ``None`` when it holds no share of it."""
+    """Peak bookings of the pod on one device; ``None`` when it has no share of it."""
     found = []
     for together in moments(request.containers):
         shares = [request.containers[i].requests[0] for i in together if at in chosen[i]]
@@ -135,7 +135,7 @@ def peak(request: PodRequest, chosen: Sequence[Sequence[int]], at: int) -> Booke
 
 
 def allows(request: PodRequest, node: str, chosen: Sequence[Sequence[int]]) -> bool:
-    """Whether each container may have the devices that are ``chosen`` for it."""
+    """Return True when each container may have the devices that are ``chosen`` for it."""
     if request.selectors["nvidia"].numa_bind and any(len({at % 2 for at in c}) > 1 for c in chosen):
         return False
     mutex = "mutex" in request.policy.device
@@ -165,7 +165,7 @@ def choices(request: PodRequest, node: str) -> Iterator[tuple[tuple[int, ...], .
 def usages_after(
     table: DeviceTable, node: str, containers: tuple[ContainerShares, ...]
 ) -> list[Usage | None]:
-    """What is booked on each device with the pod, which is taken off again."""
+    """Return the bookings of each device with the pod, which is released again."""
     assert table.book(node, containers) == ()
     found = [table.usage(node, uuid) for uuid in uuids(node)]
     table.unbook(node, containers)
@@ -209,7 +209,7 @@ def test_pod_is_placed_if_and_only_if_some_placement_is_allowed(
 
 
 def check_placement(table: DeviceTable, request: PodRequest, node: str, picked: Placement) -> None:
-    """It is allowed, by container name, and booked and explained with the same numbers."""
+    """Verify that it is allowed, by container name, and booked and explained alike."""
     assert [c.name for c in picked.containers] == [c.name for c in request.containers]
     order = uuids(node)
     chosen = [[order.index(s.uuid) for s in c.shares] for c in picked.containers]

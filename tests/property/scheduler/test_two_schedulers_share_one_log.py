@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two schedulers, one fenced log, everything that can go wrong between them.
+"""Two schedulers, one fenced log, all faults between them.
 
-Each scheduler has its own table and ledger and hears the log late, twice, and in any order
-between nodes. Acknowledgements get lost, schedulers stop between reserve, Binding and state,
-Bindings arrive late, agents report, nodes leave and come back, pods are resized and deleted,
+Each scheduler has its own table and ledger and receives the log late, twice, and in any order
+between nodes. Acknowledgements are lost, schedulers stop between reserve, Binding and state,
+Bindings arrive late, agents report, nodes leave and return, pods are resized and deleted,
 schedulers restart, the bus loses its storage. The judge of capacity reads the log and the pods,
 never a table.
 
@@ -30,8 +30,8 @@ from hami_common.model.placement import (
 from hami_common.model.request import PodRequest
 from hami_common.pods.signing import SignedPlacement
 from hami_common.ports import Expect
+from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import Ledger
-from hami_core.ledger.repair import Holding
 from hami_core.ledger.stimuli import (
     Accepted,
     Append,
@@ -107,7 +107,7 @@ class LateBinding:
 
 @dataclass
 class Scheduler:
-    """One replica: its table, its ledger and how far it has read."""
+    """One replica: its table, its ledger and its position in the log."""
 
     name: str
     table: DeviceTable = field(default_factory=DeviceTable)
@@ -121,7 +121,7 @@ class Scheduler:
 
 
 def inventory(node: str) -> NodeDevices:
-    """What the node's agent reports."""
+    """Return the report of the node's agent."""
     return builders.node_devices(
         node,
         [
@@ -132,7 +132,7 @@ def inventory(node: str) -> NodeDevices:
 
 
 class World:
-    """Everything, and the operations on it."""
+    """The cluster, and the operations on it."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -165,7 +165,7 @@ class World:
         return scheduler
 
     def deliver(self, scheduler: Scheduler, *, everything: bool = False) -> None:
-        """The feed goes on: nodes in any order, each node's records in order, some twice."""
+        """Deliver feed records: nodes in any order, each node's records in order, some twice."""
         for seq, node, record in self.records.entries[scheduler.read :]:
             scheduler.unread.setdefault(node, []).append((seq, record))
         scheduler.read = len(self.records.entries)
@@ -193,7 +193,7 @@ class World:
         scheduler.states_read = until
 
     def repeat(self, scheduler: Scheduler) -> None:
-        """Records that were delivered long ago are delivered once more, in any order."""
+        """Deliver old records again, in any order."""
         for seq, _, record in self.random.sample(
             self.records.entries[-200:], min(40, len(self.records.entries))
         ):
@@ -204,7 +204,10 @@ class World:
             scheduler.ledger.handle(StateSeen(seq=seq, state=state, now_s=self.now_s))
 
     def append(self, scheduler: Scheduler, append: Append) -> bool:
-        """Store a record; the acknowledgement may get lost. Says whether the ledger has it now."""
+        """Store a record; the acknowledgement may be lost.
+
+        Return True when the ledger has it now.
+        """
         record = append.record
         before = self.records.latest.get((record.node, record.pod_uid))
         seq = self.records.append(record, append.expect)
@@ -225,7 +228,7 @@ class World:
         )
 
     def account(self, record: AllocationRecord, before: AllocationRecord | None) -> None:
-        """The judge: what the log says is booked never exceeds any device."""
+        """Verify, as the judge, that bookings in the log never exceed any device."""
         for sign, containers in ((-1, before.containers if before else ()), (1, record.containers)):
             for uuid, booked in booked_by_device(containers).items():
                 self.used[uuid, "mib"] += sign * booked.memory_mib
@@ -289,7 +292,7 @@ class World:
         self.did["gave up"] += 1
 
     def post(self, scheduler: Scheduler, seen: Pod, holding: Holding) -> None:
-        """The Binding arrives, arrives late, is never sent, or fails for a reason we know."""
+        """Let the Binding arrive, arrive late, be lost, or fail for a known reason."""
         binding = LateBinding(seen.uid, seen.version, holding.record, holding.revision)
         chance = self.random.random()
         if chance < 0.1:
@@ -298,7 +301,7 @@ class World:
             self.late.append(binding)
         elif chance < 0.3:
             self.did["denied"] += 1
-            # a Binding of an earlier attempt may be under way: only the lease may end this one
+            # A Binding of an earlier attempt may be in flight: only the lease may end this one.
             if not any(b.uid == seen.uid for b in self.late):
                 self.append(
                     scheduler,
@@ -331,7 +334,7 @@ class World:
                 self.examine(scheduler, effect.holding)
 
     def examine(self, scheduler: Scheduler, holding: Holding) -> None:
-        """Did the Binding arrive? If not, it must not any more."""
+        """Check for the Binding; if it has not arrived, prevent it from arriving."""
         self.did["examined"] += 1
         record = holding.record
         pod = self.pods.get(record.pod_uid)
@@ -354,13 +357,13 @@ class World:
         self.release(scheduler, holding, "lease ran out")
 
     def late_release(self, scheduler: Scheduler) -> None:
-        """A scheduler that had stopped before it released goes on."""
+        """Continue a scheduler that had stopped before it released."""
         if self.late_releases:
             some = self.random.randrange(len(self.late_releases))
             self.append(*self.late_releases.pop(some))
 
     def all_late_releases(self) -> None:
-        """Every scheduler that had stopped before it released goes on."""
+        """Continue every scheduler that had stopped before it released."""
         while self.late_releases:
             self.append(*self.late_releases.pop())
 
@@ -371,7 +374,7 @@ class World:
     # --- what else happens -----------------------------------------------------------------------
 
     def agent(self, scheduler: Scheduler) -> None:
-        """A node's agent reports how far a bound pod has come."""
+        """Report a bound pod's state as its agent."""
         bound = [pod for pod in self.pods.values() if pod.signed is not None]
         if not bound:
             return
@@ -431,7 +434,7 @@ class World:
                 self.did["resized"] += 1
 
     def delete(self, scheduler: Scheduler) -> None:
-        """A pod ends; this scheduler hears of it, the other one at its next comparison."""
+        """End a pod; this scheduler learns it now, the other one at its next comparison."""
         if len(self.pods) < 20:
             return
         uid = self.random.choice(list(self.pods))
@@ -442,7 +445,7 @@ class World:
             self.release(scheduler, holding, "pod gone")
 
     def lose_node(self, scheduler: Scheduler) -> None:
-        """A node leaves the inventory of this scheduler, or falls silent, or one device fails."""
+        """Withdraw a node from this scheduler's inventory, or silence it, or fail one device."""
         node = self.random.choice(NODES)
         chance = self.random.random()
         if chance < 0.4:
@@ -487,7 +490,7 @@ class World:
             self.write(scheduler, scheduler.ledger.plan_state(restored, "bound", now_s=self.now_s))
 
     def wipe(self, scheduler: Scheduler) -> None:
-        """The bus loses its storage; the first scheduler rebuilds the ledger from the pods."""
+        """Wipe the bus; the first scheduler rebuilds the ledger from the pods."""
         self.quiet()
         before = committed(scheduler.ledger)
         self.records = FencedLog(subjects.ALLOC_BUCKET)
@@ -511,7 +514,7 @@ class World:
         self.did["wiped"] += 1
 
     def quiet(self) -> None:
-        """Everything is delivered and settled: the ledgers are one, and equal what pods prove."""
+        """Deliver and settle everything: the ledgers are equal, and match the pods' annotations."""
         for binding in self.late:
             self.arrive(binding)
         self.late.clear()
@@ -549,7 +552,7 @@ class World:
         assert first == stored
 
     def rebuilt(self) -> dict[tuple[str, str], tuple[str, tuple[ContainerShares, ...]]]:
-        """What a scheduler with an empty ledger makes of the pods alone."""
+        """Return the ledger of a scheduler that starts from the pods alone."""
         fresh = Scheduler("rebuilder")
         for node in NODES:
             fresh.table.upsert_node(inventory(node))
@@ -566,7 +569,7 @@ class World:
 
 
 def signed_of(record: AllocationRecord, seq: int) -> SignedPlacement:
-    """What the pod's annotation says."""
+    """Return the content of the pod's annotation."""
     return SignedPlacement(
         pod_uid=record.pod_uid,
         namespace=record.namespace,
@@ -589,7 +592,7 @@ def resized(container: ContainerShares, factor: float) -> ContainerShares:
 
 
 def committed(ledger: Ledger) -> dict[tuple[str, str], tuple[str, tuple[ContainerShares, ...]]]:
-    """(allocation, shares) by key of everything live."""
+    """(allocation, shares) by key of all live records."""
     return {
         (h.record.node, h.record.pod_uid): (h.record.allocation_id, h.record.containers)
         for h in ledger.holdings()
@@ -597,7 +600,7 @@ def committed(ledger: Ledger) -> dict[tuple[str, str], tuple[str, tuple[Containe
 
 
 def operations(world: World) -> Iterator[Callable[[Scheduler], None]]:
-    """What happens next, for ever."""
+    """Yield the next operation, indefinitely."""
     weighted = {
         world.bind: 30,
         world.deliver: 25,

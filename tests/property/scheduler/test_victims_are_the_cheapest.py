@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Victims of a preemption against every set of pods there is, on small nodes."""
+"""Victims of a preemption compared with every possible set of pods, on small nodes."""
 
 from itertools import combinations
 
@@ -20,7 +20,7 @@ MIB = 1000
 
 @st.composite
 def holdings(draw: st.DrawFn, devices: int) -> tuple[ContainerShares, ...]:
-    """What one pod holds: shares of one or two devices."""
+    """Holdings of one pod: shares of one or two devices."""
     on = draw(st.lists(st.integers(0, devices - 1), min_size=1, max_size=2, unique=True))
     mib = draw(st.sampled_from([100, 300, 500, 900]))
     return (held(*(share(f"d{number}", mib, draw(st.sampled_from([0, 30]))) for number in on)),)
@@ -78,7 +78,7 @@ def cheapest(
     staying: list[tuple[ContainerShares, ...]],
     allowed: dict[str, int],
 ) -> Cost | None:
-    """By trying every set on a table that is built from nothing each time."""
+    """Return the cheapest set by trying every set on a new table each time."""
     costs = []
     for size in range(len(offered) + 1):
         for some in combinations(offered, size):
@@ -116,7 +116,7 @@ def test_victims_are_the_cheapest_of_all_sets_and_the_table_is_as_before(
 
 @settings(max_examples=15, deadline=None)
 @given(data=st.data(), devices=st.integers(1, 3), request=requests())
-def test_beyond_its_bound_the_answer_makes_room_and_nobody_in_it_could_stay(
+def test_beyond_its_bound_the_answer_makes_room_and_no_victim_could_stay(
     data: st.DataObject, devices: int, request: PodRequest
 ) -> None:
     offered = data.draw(units(devices))

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Admission, its policies in CEL and the node agent judge mounts beside a share alike.
 
-A pod that the agent would refuse on its node never gets past admission, with the webhook or with
-the policies alone.
+A pod that the agent would refuse on its node never passes admission, with the webhook or with the
+policies alone.
 """
 
 from typing import Any
 
+import jsonpatch
 import msgspec
 import pytest
 from hypothesis import example, given, settings
@@ -17,7 +18,6 @@ from hami_common.pods.signing import Signer, Verifier
 from hami_common.vendors.catalog import Catalog
 from hami_nodeagent.core.podfacts import facts_of
 from hami_webhook.core.mutate import AdmissionPolicy, mutate
-from tests.support import jsonpatch
 from tests.unit.webhook.core.test_policies import pod, refusals, share
 
 CATALOG = Catalog.from_settings()
@@ -46,12 +46,12 @@ PASSED = [
 
 
 def judged(path: str, field: str) -> tuple[bool, bool, bool]:
-    """Whether the agent, the webhook and the policies refuse the path."""
+    """Return True per judge that refuses the path: agent, webhook and policies."""
     more: dict[str, Any] = {field: [{"name": "v", KEYS[field]: path}]}
     document = pod(share(**more), volumes=[{"name": "v"}])
     view = msgspec.convert(document, PodView)
     verdict = mutate(document, view, catalog=CATALOG, policy=POLICY, traceparent="")
-    stored = jsonpatch.apply(document, list(verdict.operations))
+    stored = jsonpatch.apply_patch(document, list(verdict.operations))
     facts = facts_of(msgspec.convert(stored, PodView), node="n", resources=(), verifier=VERIFIER)
     return "main" in facts.hidden_limits, not verdict.allowed, bool(refusals(document))
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonpatch import apply_patch
 
 from hami_webhook.core.patch import diff
-from tests.support.jsonpatch import apply
 
 _scalars = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "a", "x/y", "t~"])
 _named = st.builds(lambda n, v: {"name": n, "value": v}, st.sampled_from("abcd"), _scalars)
@@ -24,7 +24,7 @@ _documents = st.recursive(
 
 @given(_documents, _documents)
 def test_applying_the_patch_gives_the_wanted_document(before: Any, after: Any) -> None:
-    assert apply(before, diff(before, after)) == after
+    assert apply_patch(before, diff(before, after)) == after
 
 
 @given(_documents)

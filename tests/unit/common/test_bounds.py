@@ -36,7 +36,7 @@ def structs() -> Iterator[type[msgspec.Struct]]:
 
 
 def bare(annotation: Any) -> tuple[Any, dict[str, Any]]:
-    """A type without its constraints, and them; of an optional type that of the value."""
+    """A type without its constraints, and the constraints; those of the value if optional."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         values = [one for one in typing.get_args(annotation) if one is not type(None)]
         return bare(values[0])
@@ -134,7 +134,7 @@ def test_table_covers_the_messages() -> None:
 
 
 def unbounded(annotation: Any) -> Iterator[Any]:
-    """Texts, numbers, lists and maps without a range, inside of others too."""
+    """Texts, numbers, lists and maps without a range, nested ones too."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         for one in typing.get_args(annotation):
             yield from unbounded(one)
@@ -153,7 +153,7 @@ def unbounded(annotation: Any) -> Iterator[Any]:
 def test_every_field_states_its_range(struct: type[msgspec.Struct]) -> None:
     hints = typing.get_type_hints(struct, include_extras=True)
     missing = {name: found for name, hint in hints.items() if (found := list(unbounded(hint)))}
-    # Sums that we make ourselves, and the states of a container, into which nobody looks.
+    # Sums that the project computes itself, and the states of a container, which no code reads.
     assert missing == {} or struct in (placement.Booked, podview.ContainerStateView)
 
 

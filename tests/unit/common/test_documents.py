@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TOML and YAML that people write: what is usual is read, each bound is an error with the fix."""
+"""TOML and YAML written by people: usual documents are read, each limit is an error with a fix."""
 
 from collections.abc import Callable
 
@@ -65,7 +65,7 @@ def test_digits_in_a_text_or_a_key_are_no_number() -> None:
     assert documents.yaml_one(f'x: "{digits}"', field="f") == {"x": digits}
 
 
-def test_aliases_are_read_until_they_stand_for_too_much() -> None:
+def test_aliases_are_read_up_to_a_total_size() -> None:
     assert documents.yaml_one("a: &a [1, 2]\nb: *a", field="f") == {"a": [1, 2], "b": [1, 2]}
     text = "a: &a [" + "x," * 999 + "x]\nb: [" + "*a," * 101 + "]"
     with pytest.raises(SettingsInvalid, match="aliases stand for more than 100000 values"):
@@ -79,14 +79,14 @@ def test_aliases_are_read_until_they_stand_for_too_much() -> None:
     ["x: !!int y", "x: !!bool y", "x: !!timestamp y", "x: !!float ''", "x: 2001-13-45",
      "? [a]\n: b", "!!python/object:os.system x", "\0", "a: [", "<<: 5"],
 )  # fmt: skip
-def test_text_that_is_no_yaml_is_told_in_one_line(text: str) -> None:
+def test_invalid_yaml_is_reported_in_one_line(text: str) -> None:
     with pytest.raises(SettingsInvalid, match="f: is not YAML: ") as caught:
         documents.yaml_one(text, field="f")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"\xff", "x = ", "x = 1\nx = 2", "[a"])
-def test_text_that_is_no_toml_is_told(content: bytes | str) -> None:
+def test_invalid_toml_is_reported(content: bytes | str) -> None:
     with pytest.raises(SettingsInvalid, match=r"f: is not TOML: .*; do so"):
         documents.toml(content, field="f", fix="do so")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantities as Kubernetes writes them, and the refusals that tell the user what to write."""
+"""Kubernetes quantities, and the errors that show the user what to write."""
 
 from fractions import Fraction
 
@@ -8,7 +8,6 @@ import pytest
 from hami_common.errors import RequestInvalid
 from hami_common.units import (
     INT32_MAX,
-    mib_from_bytes,
     parse_count,
     parse_percent,
     parse_quantity,
@@ -62,7 +61,7 @@ def test_quantities_have_their_exact_value(text: str, value: Fraction) -> None:
         *("9" * 65, "3GiB", "--1", "1.2.3", "NaN", "inf"),
     ],
 )
-def test_what_is_no_quantity_is_none(text: str) -> None:
+def test_invalid_quantity_is_none(text: str) -> None:
     assert parse_quantity(text) is None
 
 
@@ -89,7 +88,7 @@ def test_counts_are_whole_numbers_however_written(text: str | int, count: int) -
         ("1E", "'1E' is too large", f"write at most {INT32_MAX} (unit: MiB)"),
     ],
 )
-def test_a_refused_count_of_memory_says_what_to_write(text: str, problem: str, fix: str) -> None:
+def test_refused_amount_of_memory_names_the_fix(text: str, problem: str, fix: str) -> None:
     with pytest.raises(RequestInvalid) as caught:
         parse_count(text, field="limits[m]", unit="MiB", unit_mib=1)
     assert caught.value.field == "limits[m]"
@@ -98,7 +97,7 @@ def test_a_refused_count_of_memory_says_what_to_write(text: str, problem: str, f
     assert str(caught.value) == f"limits[m]: {problem}; {caught.value.fix}"
 
 
-def test_the_number_meant_is_given_in_the_unit_of_the_resource_rounded_up() -> None:
+def test_suggested_number_is_in_the_unit_of_the_resource_rounded_up() -> None:
     with pytest.raises(RequestInvalid, match=r"not bytes: write 13$"):
         parse_count("3300Mi", field="f", unit="units of 256 MiB", unit_mib=256)
 
@@ -122,10 +121,6 @@ def test_percentages_round_up(text: str | int, percent: int) -> None:
 def test_percentages_outside_their_range_are_refused(text: str) -> None:
     with pytest.raises(RequestInvalid, match="write a percentage from 0 to 100"):
         parse_percent(text, field="f")
-
-
-def test_a_partial_mib_is_never_offered() -> None:
-    assert [mib_from_bytes(n) for n in (0, (1 << 20) - 1, 1 << 20, (3 << 20) - 1)] == [0, 0, 1, 2]
 
 
 # --- numbers in text ------------------------------------------------------------------------------

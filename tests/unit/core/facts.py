@@ -6,8 +6,8 @@ from typing import Any
 from hami_common.events.allocation import AllocationRecord, ReportedState, StateRecord
 from hami_common.model.placement import ContainerShares, Placement, Share
 from hami_common.pods.signing import SignedPlacement
+from hami_core.ledger.holding import Holding
 from hami_core.ledger.podfacts import PodFacts
-from hami_core.ledger.repair import Holding
 
 CONTAINERS = (
     ContainerShares(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the streams reserve, what the servers are given, and what their volumes hold."""
+"""Capacity that streams reserve, limits of the servers, and size of their volumes."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ def claim_bytes() -> int:
 
 
 @pytest.mark.parametrize("component", sorted(shippedbus.SERVERS))
-def test_server_holds_all_reservations_with_room(component: str) -> None:
+def test_server_holds_all_reservations_with_headroom(component: str) -> None:
     replicas = shippedbus.SERVERS[component]
     reserved = reserved_bytes(BusLimits(replicas=replicas))
     assert reserved == sum(c["max_bytes"] for c in stream_configs(BusLimits(replicas=replicas)))
@@ -50,7 +50,7 @@ def test_volume_holds_blocks_that_are_half_empty() -> None:
     assert max(map(file_store_bytes, shippedbus.SERVERS)) < claim_bytes()
 
 
-def test_what_holds_the_truth_refuses_what_does_not_fit() -> None:
+def test_streams_of_record_discard_new_messages_when_full() -> None:
     discard = {c["name"]: c["discard"] for c in stream_configs(BusLimits())}
     truth = {*(subjects.stream_of(b) for b in subjects.BUCKETS), subjects.REPORTS_STREAM}
     assert {name for name, how in discard.items() if how == "new"} == truth

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an alert counts the rise of is there, at 0, before its first event.
+"""Every counter whose increase an alert reads exists, at 0, before its first event.
 
-``increase()`` over a series that begins with its first event is 0: such an alert would miss it.
+``increase()`` over a series that begins with its first event is 0: the alert would miss it.
 """
 
 import re
@@ -29,13 +29,13 @@ COUNTED = {
     for selector in re.findall(r"(hami_\w+_total(?:\{[^}]*\})?)\[", rule["expr"])
     if not selector.startswith("hami_metering_")
 }
-"""Alerts with the counters they look at. Metering counts seconds of live containers: there is
+"""Alerts with the counters they read. Metering counts seconds of live containers: there is
 nothing to count before one lives."""
 
 
 @pytest.fixture(scope="module")
 def begun() -> list[Metric]:
-    """What services show that nothing has happened to yet."""
+    """Series that services export before any event."""
     shown = CollectorRegistry()
     scheduler.Metrics(shown)
     registry.Metrics(shown)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of deploy/ fit each other and the services that read them."""
+"""The files of deploy/ match each other and the services that read them."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ from hami_registry.core.device_config import DeviceConfig, parse
 from hami_registry.settings import Settings as Registry
 from hami_scheduler.settings import Settings as Scheduler
 from hami_webhook.settings import Settings as Webhook
-from hamictl import bootstrap
+from hamictl.commands import bootstrap
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
@@ -40,7 +40,7 @@ OBJECTS = [(path, document) for path, document in MANIFESTS if "metadata" in doc
 
 
 def pods() -> list[tuple[str, dict[str, Any]]]:
-    """Pod templates by where they stand."""
+    """Pod templates by path."""
     found = []
     for path, document in MANIFESTS:
         spec = document.get("spec") or {}
@@ -61,13 +61,13 @@ def test_settings_are_those_of_the_service(path: Path) -> None:
     assert loaded.settings.nats_seed_file or loaded.settings.nats_token_file
 
 
-def test_device_configuration_is_understood() -> None:
+def test_device_configuration_is_parsed() -> None:
     text = (KUSTOMIZE / "base/config/devices.toml").read_bytes()
     assert parse(text, name="devices.toml") == DeviceConfig()
 
 
-def test_queues_file_is_mounted_where_the_scheduler_reads_it_and_is_understood() -> None:
-    """Under a name without a hash: an edit reaches the running scheduler and replaces no pod."""
+def test_queues_file_is_mounted_where_the_scheduler_reads_it_and_is_parsed() -> None:
+    """Under a name without a hash: an edit reaches the running scheduler and recreates no pod."""
     base = yaml.safe_load((KUSTOMIZE / "base/kustomization.yaml").read_text())
     (entry,) = (one for one in base["configMapGenerator"] if one["name"] == "hami-queues")
     assert entry["options"] == {"disableNameSuffixHash": True}
@@ -92,7 +92,7 @@ def test_pods_that_wait_are_tried_again_within_two_seconds_of_returned_capacity(
     assert shipped["podInitialBackoffSeconds"] <= shipped["podMaxBackoffSeconds"]
 
 
-def test_every_image_is_built_here_or_comes_from_others() -> None:
+def test_every_image_is_built_here_or_is_third_party() -> None:
     targets = set(re.findall(r"(?m)^FROM \S+ AS (\w+)$", (DEPLOY / "Containerfile").read_text()))
     images = {c["image"] for _, pod in pods() for c in pod["containers"]}
     ours = {image.removeprefix("hami/") for image in images if image.startswith("hami/")}
@@ -104,8 +104,8 @@ def test_every_image_is_built_here_or_comes_from_others() -> None:
     }
 
 
-def test_base_of_the_images_is_named_by_whoever_builds() -> None:
-    """Without a default there is no build on whatever a tag means that day."""
+def test_base_image_is_a_build_argument() -> None:
+    """Without a default, a build needs an explicit base image."""
     text = (DEPLOY / "Containerfile").read_text()
     outside = set(re.findall(r"(?m)^FROM (\S+)", text)) - set(re.findall(r" AS (\w+)", text))
     assert outside == {"${BASE}"}
@@ -141,7 +141,7 @@ def test_packages_come_from_the_snapshot_that_the_base_names(tmp_path: Path) -> 
     assert "names no snapshot" in refused.stderr
 
 
-def test_what_images_copy_is_there() -> None:
+def test_files_that_images_copy_exist() -> None:
     for line in (DEPLOY / "Containerfile").read_text().splitlines():
         if line.startswith("COPY") and "--from" not in line:
             for source in line.split()[1:-1]:
@@ -165,7 +165,7 @@ def test_containers_have_no_right_they_do_not_name(where: str, pod: dict[str, An
     assert pod["enableServiceLinks"] is False
 
 
-def test_every_name_a_pod_mounts_is_made_somewhere() -> None:
+def test_every_object_that_a_pod_mounts_is_created() -> None:
     generated = {
         entry["name"]
         for path, document in MANIFESTS
@@ -192,7 +192,7 @@ def test_every_name_a_pod_mounts_is_made_somewhere() -> None:
             assert name is None or name in generated | made_at_start | made_by_kubernetes, where
 
 
-def test_account_that_makes_keys_may_read_and_renew_what_it_makes() -> None:
+def test_account_that_makes_keys_may_read_and_renew_them() -> None:
     roles = [d for _, d in MANIFESTS if d.get("kind") == "Role"]
     rules = next(d["rules"] for d in roles if d["metadata"]["name"] == "hami-bootstrap")
     named = {
@@ -213,8 +213,8 @@ def test_account_that_makes_keys_may_read_and_renew_what_it_makes() -> None:
     assert named == {("secrets", n) for n in secrets} | {("configmaps", n) for n in maps}
 
 
-def test_agents_mount_what_is_copied_to_their_namespace_and_no_secret() -> None:
-    """Whoever runs as an agent reads no key: the public halves are copied, and only those."""
+def test_agents_mount_the_copies_in_their_namespace_and_no_secret() -> None:
+    """Agent accounts read no key: only the public halves are copied."""
     generated = {"hami-nodeagent-config"}
     for where, pod in pods():
         if "nodeagent" in where:

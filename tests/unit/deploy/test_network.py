@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Network policies, disruption budgets and priorities name the pods that they are for.
+"""Network policies, disruption budgets and priorities select the pods that they are for.
 
 Policies are judged as a network judges them: a pod that any policy of its namespace selects for a
 direction may talk in that direction only as the policies that select it say. A peer without a
@@ -23,7 +23,7 @@ ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def templates() -> Iterator[tuple[str, Obj]]:
-    """Every pod template as it is written, by where it stands."""
+    """Every pod template as written, by path."""
     for path, document in MANIFESTS:
         spec = document.get("spec") or {}
         template = spec.get("jobTemplate", {}).get("spec", spec).get("template")
@@ -50,7 +50,7 @@ def labels_of(template: Obj) -> dict[str, str]:
 
 
 def rules(template: Obj, direction: str) -> list[Obj]:
-    """What policies let a pod do in a direction (``ingress``, ``egress``)."""
+    """Traffic that policies allow a pod in a direction (``ingress``, ``egress``)."""
     return [
         rule | {"in": template["in"]}
         for policy in POLICIES
@@ -61,7 +61,7 @@ def rules(template: Obj, direction: str) -> list[Obj]:
 
 
 def concerns(rule: Obj, side: str, peer: Obj) -> bool:
-    """Whether a rule is about the pods of a template of ours."""
+    """Report if a rule selects the pods of a template of this project."""
     if side not in rule:
         return True
     return any(
@@ -118,7 +118,7 @@ def test_servers_of_the_bus_reach_each_other() -> None:
 
 
 @pytest.mark.parametrize(("where", "template"), PODS, ids=IDS)
-def test_whoever_scrapes_reaches_every_port_with_metrics(where: str, template: Obj) -> None:
+def test_scrapers_reach_every_port_with_metrics(where: str, template: Obj) -> None:
     served = {
         port["containerPort"]
         for container in template["spec"]["containers"]
@@ -137,7 +137,7 @@ def test_whoever_scrapes_reaches_every_port_with_metrics(where: str, template: O
     assert served <= scraped, where
 
 
-def test_everything_else_is_denied_to_every_pod() -> None:
+def test_all_other_traffic_is_denied_to_every_pod() -> None:
     denied = [one for one in POLICIES if one["metadata"]["name"] == "hami-nothing-else"]
     whole = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     assert all(one["spec"] == whole for one in denied)
@@ -158,7 +158,7 @@ def test_agents_send_their_spans_to_the_collector_and_are_let_in() -> None:
             )
 
 
-def test_every_service_that_others_wait_for_has_one_budget_that_lets_one_pod_go() -> None:
+def test_every_critical_service_has_one_budget_that_allows_one_eviction() -> None:
     budgets = [one["spec"] for one in OBJECTS if one["kind"] == "PodDisruptionBudget"]
     assert all(budget["maxUnavailable"] == 1 for budget in budgets)
     for where, template in PODS:
@@ -168,7 +168,7 @@ def test_every_service_that_others_wait_for_has_one_budget_that_lets_one_pod_go(
         assert len(mine) == int(is_needed), where
 
 
-def test_pods_that_others_wait_for_go_before_the_tenants() -> None:
+def test_critical_pods_have_priority_over_tenants() -> None:
     values = {
         one["metadata"]["name"]: one["value"] for one in OBJECTS if one["kind"] == "PriorityClass"
     }

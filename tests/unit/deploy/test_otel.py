@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The component that adds a collector for traces fits what it changes, and itself."""
+"""The component that adds a collector for traces matches the manifests that it patches."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def targets(target: dict[str, str]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("target", "patch"), PATCHES, ids=lambda one: one.get("name", ""))
-def test_each_service_is_told_of_the_collector(
+def test_each_service_is_configured_with_the_collector(
     target: dict[str, str], patch: dict[str, Any]
 ) -> None:
     (container,) = patch["spec"]["template"]["spec"]["containers"]
@@ -58,7 +58,7 @@ def test_each_service_is_told_of_the_collector(
     )
 
 
-def test_every_service_with_spans_is_told() -> None:
+def test_every_service_with_spans_is_configured() -> None:
     names = {
         patch["spec"]["template"]["spec"]["containers"][0]["env"][0]["name"] for _, patch in PATCHES
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runbook has a word on every alert and on every error code."""
+"""The runbook covers every alert and every error code."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ def sections(page: str) -> dict[str, str]:
 
 
 def explained() -> set[str]:
-    """Every word that stands in the first column of a table of the runbook."""
+    """Every word in the first column of a table of the runbook."""
     words: set[str] = set()
     for page in ("refusals.md", "errors.md"):
         for line in (RUNBOOK / page).read_text(encoding="utf-8").splitlines():
@@ -44,7 +44,7 @@ def explained() -> set[str]:
 
 
 def told_codes() -> set[str]:
-    """Every code that the services' sources tell, whether as a code or as a bind's outcome."""
+    """Every code that the services' sources report, as a code or as a bind's outcome."""
     found: set[str] = set()
     for path in SOURCES:
         text = path.read_text(encoding="utf-8")
@@ -60,11 +60,11 @@ def test_every_alert_has_its_section_and_no_section_is_left_over() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_section_of_an_alert_says_where_to_look_and_what_to_do(alert: str) -> None:
+def test_section_of_an_alert_has_a_check_and_a_fix(alert: str) -> None:
     lines = sections("alerts.md")[alert].strip().splitlines()
-    assert any(line.startswith("Look: ") for line in lines)
-    assert any(line.startswith("Do: ") for line in lines)
-    assert not lines[0].startswith(("Look", "Do")), "what it means comes first"
+    assert any(line.startswith("- **Check:** ") for line in lines)
+    assert any(line.startswith("- **Fix:** ") for line in lines)
+    assert not lines[0].startswith("- "), "what it means comes first"
 
 
 def test_every_code_is_explained() -> None:
@@ -90,17 +90,17 @@ def test_alert_is_about_metrics_of_the_catalogue(alert: str) -> None:
 
 
 OF_WORDS = {"kind", "vendor", "queue", "resource"}
-"""Labels whose values are words of ours, or of the configuration."""
+"""Labels whose values are constants of the project, or of the configuration."""
 OF_HARDWARE = {"device", "node", "device_uuid", "device_index", "device_type", "zone"}
 OF_HARDWARE |= {"mig_uuid", "gpu_instance_id", "compute_instance_id", "profile"}
 OF_HARDWARE |= {"placement_start", "placement_size"}
 OF_PODS = {"namespace", "pod", "container", "vdevice_index", "container_index"}
 OF_QUOTAS = {"namespace", "quota_name", "limit", "zone"}
 OF_ANYBODY = {"uid", "pod_uid", "uuid", "name", "user", "allocation_id", "path", "message", "error"}
-"""What would have as many values as there ever were pods or users."""
+"""Labels with as many values as there ever were pods or users."""
 
 
-def test_labels_are_closed_sets_but_where_a_series_is_about_hardware_or_a_live_pod() -> None:
+def test_labels_are_closed_sets_except_for_hardware_and_live_pods() -> None:
     for row in gen_metrics.rows():
         labels = set(row.labels)
         if row.names in ("legacy", "volcano"):

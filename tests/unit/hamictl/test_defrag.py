@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from hami_common.events import codec
 from hami_common.events.allocation import AllocationRecord, StateRecord
-from hami_core.ledger.repair import Holding
+from hami_core.ledger.holding import Holding
 from hami_core.replay.snapshot import Snapshot
 from hamictl.cli import main
 from tests.support import builders
@@ -94,7 +94,7 @@ def test_json_has_the_plan(tmp_path: Path) -> None:
     assert answer["plan"]["memory_mib"] == 4000
 
 
-def test_who_must_stay_stays_and_is_told_why(tmp_path: Path) -> None:
+def test_pods_that_must_stay_are_listed_with_the_reason(tmp_path: Path) -> None:
     pods = (
         pod("one", 6000, annotations={"hami.io/no-move": "true"}),
         pod("two", 5000),
@@ -108,7 +108,7 @@ def test_who_must_stay_stays_and_is_told_why(tmp_path: Path) -> None:
     daemon = pod("three", 4000, ownerReferences=[{"kind": "DaemonSet", "name": "d", "uid": "x"}])
     result = run(site(tmp_path, gang, daemon), tmp_path, 9000, "-o", "wide")
     assert result.exit_code == 1
-    assert "No 4 moves or fewer make room for team/wanted" in result.output
+    assert "No 4 moves or fewer make team/wanted fit" in result.output
     for why in ("is a member of a gang", "belongs to a DaemonSet", "is not among --pods"):
         assert why in result.output
 
@@ -140,7 +140,7 @@ def test_honest_where_the_trials_end(tmp_path: Path) -> None:
     ("shape", "text"),
     [
         ({"kind": "List", "items": []}, "--shape takes a manifest of one pod"),
-        ({"kind": "Pod", "metadata": {"name": "x"}, "spec": {}}, "asks for no device"),
+        ({"kind": "Pod", "metadata": {"name": "x"}, "spec": {}}, "requests no device"),
         (pod("x", -5), "gpumem"),
     ],
 )

@@ -45,7 +45,7 @@ def explain(snapshot: Path, name: str, *more: str) -> Result:
     return CliRunner().invoke(main, words)
 
 
-def test_waiting_pod_is_told_what_would_let_it_in(snapshot: Path) -> None:
+def test_pending_pod_shows_the_closest_fit(snapshot: Path) -> None:
     result = explain(snapshot, "huge")
     assert result.exit_code == 0, result.output
     assert "now: 0 of 2 nodes fit" in result.output
@@ -55,15 +55,15 @@ def test_waiting_pod_is_told_what_would_let_it_in(snapshot: Path) -> None:
     )
 
 
-def test_pod_that_would_fit_now_is_told_where(snapshot: Path) -> None:
+def test_pod_that_fits_now_shows_the_node(snapshot: Path) -> None:
     result = explain(snapshot, "fitting", "--node", "small")
     assert "1 of 2 nodes fit" in result.output
     assert "big would be chosen" in result.output
     assert "CardInsufficientMemory: 10000 wanted, 8000 free" in result.output
 
 
-def test_pod_that_no_single_change_lets_in_is_told_so(snapshot: Path) -> None:
-    assert "no single change of the request would let the pod in" in (
+def test_pod_without_a_closest_fit_is_reported(snapshot: Path) -> None:
+    assert "no single change of the request would let the pod fit" in (
         explain(snapshot, "hopeless").output
     )
 
@@ -74,7 +74,7 @@ def test_json_has_the_same(snapshot: Path) -> None:
     assert now["closest"][0]["fits"] == "16000"
 
 
-def test_pod_that_its_queue_holds_is_told_so_and_what_the_queue_would_take(snapshot: Path) -> None:
+def test_pod_over_its_queue_limit_shows_the_amount_that_fits(snapshot: Path) -> None:
     known = codec.decode(snapshot.read_bytes(), Snapshot, what="snapshot")
     queue = QueueConfig(name="small", limit={"memory_mib": 4000}, allowed_namespaces=("default",))
     asker = Asker(account=Account(queue="small"), wish="small")
@@ -86,8 +86,8 @@ def test_pod_that_its_queue_holds_is_told_so_and_what_the_queue_would_take(snaps
     assert "closest fit: container main: memory_mib 4000 instead of 10000 would fit on" in output
 
 
-def test_pod_that_does_not_wait_is_told_so(snapshot: Path) -> None:
-    assert "knows no such pod that waits" in explain(snapshot, "nobody").output
+def test_pod_that_is_not_pending_is_reported(snapshot: Path) -> None:
+    assert "the scheduler has no such pending pod" in explain(snapshot, "nobody").output
 
 
 def test_without_a_file_a_registry_must_answer() -> None:

@@ -64,7 +64,7 @@ def run(snapshot: Path, documents: list[Any], *more: str) -> Result:
     return CliRunner().invoke(main, words)
 
 
-def test_replicas_are_placed_and_the_last_is_told_what_would_fit(snapshot: Path) -> None:
+def test_replicas_are_placed_and_the_refused_one_shows_the_closest_fit(snapshot: Path) -> None:
     result = run(snapshot, [deployment("web", 3, x_gpu="1", x_gpumem="10000")])
     assert result.exit_code == 0, result.output
     assert "web-0" in result.output
@@ -111,7 +111,7 @@ def test_words_about_different_parts_are_one_policy(snapshot: Path) -> None:
     assert (policy["node"], policy["device"]) == ("spread", ["binpack"])
 
 
-def test_pod_that_admission_refuses_is_told_so(snapshot: Path) -> None:
+def test_pod_that_admission_denies_is_reported(snapshot: Path) -> None:
     result = run(snapshot, [deployment("web", 1, x_gpu="1", x_gpumem="3Gi")])
     assert "would be refused" in result.output
     assert "3072" in result.output

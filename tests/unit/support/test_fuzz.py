@@ -22,7 +22,7 @@ BAD = 5
 
 
 class Subject:
-    """A service that misbehaves at one case, in the way that a test asks for."""
+    """A service that misbehaves at one case, in the way that a test chooses."""
 
     name = "subject"
     full = few = CASES
@@ -121,7 +121,7 @@ async def test_memory_that_grows_after_the_warm_up_is_noted() -> None:
     assert [fault.law for fault in report.faults] == ["resident memory grew by more than 50 MiB"]
 
 
-async def test_error_of_ours_in_the_log_is_no_violation() -> None:
+async def test_expected_error_in_the_log_is_no_violation() -> None:
     report = await run(Subject(logs_a_refusal), seed="s", count=CASES)
     assert report.faults == []
     assert report.outcomes == {"bad": 1, "good": CASES - 1}

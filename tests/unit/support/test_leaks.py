@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leak check names what a test left behind, and leaves alone what ended in time."""
+"""The leak check names what a test left behind, and ignores what ended in time."""
 
 import socket
 import subprocess
@@ -17,7 +17,7 @@ def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaks, "GRACE_S", 0.2)
 
 
-def test_nothing_held_is_no_leak(tmp_path: Path) -> None:
+def test_clean_test_has_no_leak(tmp_path: Path) -> None:
     before = snapshot()
     (tmp_path / "x").write_text("written and closed")
     assert leaks_since(before) == []

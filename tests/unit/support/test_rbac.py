@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the judge of roles finds: rights that nobody needs, and requests that nobody may make."""
+"""Findings of the RBAC checker: unused rights, and requests that no role allows."""
 
 import json
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_right_that_another_role_gives_as_well_is_idle() -> None:
     assert [binding.name for binding in told.idle_bindings] == ["b"]
 
 
-def test_names_and_namespaces_bound_what_a_right_is_for() -> None:
+def test_names_and_namespaces_limit_a_right() -> None:
     documents = [
         role(ROLE, rule("get", "create", resource="secrets", names=("a",))),
         binding(ROLE, "b", namespace="here"),
@@ -90,7 +90,7 @@ def test_names_and_namespaces_bound_what_a_right_is_for() -> None:
     assert list(told.need.values()) == [allowed]
 
 
-def test_audit_log_is_read_for_our_accounts_alone(tmp_path: Path) -> None:
+def test_audit_log_is_read_for_the_projects_accounts_only(tmp_path: Path) -> None:
     def entry(user: str, decision: str) -> str:
         about = {"resource": "pods", "subresource": "binding", "namespace": "n", "name": "p"}
         return json.dumps(

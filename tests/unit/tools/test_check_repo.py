@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The repository check refuses what must not be committed, and says where it stands."""
+"""The repository check refuses what must not be committed, with the place."""
 
 import pytest
 
@@ -57,7 +57,7 @@ def test_unfinished_product_code_is_refused(word: str, folder: str) -> None:
     assert problem.startswith(f"{folder}/x.py:2: unfinished code")
 
 
-def test_unwritten_function_is_refused_in_our_code_but_not_in_generated_code() -> None:
+def test_unwritten_function_is_refused_except_in_generated_code() -> None:
     body = SPDX + "raise NotImplemented" + "Error('x')\n"
     assert problems("libs/a/x.py", body) == [
         "libs/a/x.py:2: unwritten code: NotImplemented" + "Error"

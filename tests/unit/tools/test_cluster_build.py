@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The builder of Kubernetes: what it finds, what makes it build anew, what a dead one leaves."""
+"""The builder of Kubernetes: what it finds, what triggers a rebuild, leftovers of a dead one."""
 
 import os
 from pathlib import Path
@@ -41,7 +41,7 @@ def go(folder: Path, script: str) -> str:
 WRITES = 'while [ "$1" != -o ]; do shift; done; echo program > "$2"'
 
 
-def test_named_directory_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_directory_is_used_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(build.VARIABLE, "/somewhere")
     assert build.find() == Path("/somewhere")
 
@@ -82,6 +82,6 @@ def test_failed_build_leaves_nothing_that_looks_finished(
     assert [path.name for path in cache.iterdir()] == ["lock"]
 
 
-def test_state_of_another_process_is_not_believed(tmp_path: Path) -> None:
+def test_state_of_another_process_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(f'{{"pid": {os.getpid()}, "started_s": 1.0}}')
     assert Held(tmp_path).state() is None

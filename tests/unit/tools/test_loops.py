@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every loop of a service over objects from outside isolates each object, or says why not."""
+"""Every loop of a service over objects from outside isolates each object, or states a reason."""
 
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ SERVICES = Path(__file__).parents[3] / "services"
 EXEMPT = {
     "hami_scheduler.shell.backlog.Backlog._do": "counts the failures of items handled before",
     "hami_scheduler.shell.clustermetrics.ClusterMetrics.answer": "pieces of our own text",
-    "hami_scheduler.shell.effects.Effects.unlabelled_pods": "pages of a list: notes paths only,"
+    "hami_scheduler.shell.podapi.PodApi.list_unlabelled": "pages of a list: notes paths only,"
     " each pod is read, and isolated, by _listed",
     "hami_scheduler.shell.gangs.Gangs._place": "members of one gang, which is isolated as a whole",
     "hami_scheduler.shell.gangs.Gangs._acquire": "members of one gang: all get a share or none",
@@ -28,7 +28,7 @@ EXEMPT = {
     "hami_nodeagent.shell.pluginproxy._find_endpoints": "starts one task per socket of our own",
     "hami_nodeagent.shell.pluginproxy.Endpoint.list_and_watch": "passes bytes on unread",
 }
-"""Loops that need not isolate what they go through, and why."""
+"""Loops that need not isolate their items, with the reason."""
 
 
 @cache
@@ -48,7 +48,7 @@ def test_loops_over_objects_isolate_each_object() -> None:
     assert found == {}, "hand each object to Quarantine.run or call, or exempt the loop"
 
 
-def test_no_loop_is_exempt_that_is_gone_or_isolates_its_objects() -> None:
+def test_exempt_loops_exist_and_do_not_isolate_their_objects() -> None:
     assert EXEMPT.keys() - {loop.place for loop in loops() if not loop.isolates} == set()
 
 

@@ -86,14 +86,16 @@ def test_archive_without_exactly_one_image_is_refused(tmp_path: Path, digests: l
         pin_images.pin("nats", f"nats:1,{file}")
 
 
-def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+def test_invalid_archive_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.tar"
     file.write_text("no archive")
     with pytest.raises(pin_images.Problem, match="is no OCI archive"):
         pin_images.pin("nats", f"nats:1,{file}")
 
 
-def test_registry_is_asked_for_the_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_of_the_tag_comes_from_the_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = skopeo(tmp_path, monkeypatch, says=DIGEST)
     assert pin_images.pin("nats", "registry.example/nats:2").digest == DIGEST
     assert asked.read_text().split()[-1] == "docker://registry.example/nats:2"

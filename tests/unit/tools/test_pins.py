@@ -74,7 +74,7 @@ def test_dependency_of_a_member_that_is_not_pinned_is_found(root: Path) -> None:
     assert check(root) == ["libs/a/pyproject.toml: httpx is not in runtime.txt; run ./dev pins"]
 
 
-def test_markers_and_hashes_are_told_apart() -> None:
+def test_markers_and_hashes_are_distinguished() -> None:
     text = f"numpy==2.4.6 ; python_full_version < '3.12' \\\n    {HASH} \\\n    {HASH}\n"
     (pin,) = parse_pins(text)
     assert (pin.name, str(pin.version), len(pin.hashes)) == ("numpy", "2.4.6", 2)

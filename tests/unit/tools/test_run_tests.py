@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts per tier are those of the JUnit file, and no failure is lost on the way."""
+"""Counts per tier are those of the JUnit file, and every failure is counted."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_test_that_passed_but_broke_its_teardown_failed_once(
     assert (outcome.passed, outcome.failed) == (0, 1)
 
 
-def test_skip_without_reason_is_told_as_such(tmp_path: Path) -> None:
+def test_skip_without_reason_is_counted_as_such(tmp_path: Path) -> None:
     outcome = count("e2e", report(tmp_path, case("a", "<skipped/>")))
     assert outcome.skip_reasons == {"no reason given": 1}
 
@@ -51,7 +51,7 @@ def test_every_gate_of_the_style_is_a_recipe() -> None:
     assert {"fmt-check", "lint", "types", "imports", "gen-check", "pins-check"} <= set(gate_names())
 
 
-def test_what_tests_tell_is_kept(tmp_path: Path) -> None:
+def test_recorded_properties_are_kept(tmp_path: Path) -> None:
     told = '<properties><property name="burst" value="3.8 s"/></properties>'
     outcome = count("e2e", report(tmp_path, case("a", told)))
     assert outcome.measured == {"burst": "3.8 s"}
@@ -69,7 +69,7 @@ def test_test_that_passes_alone_is_counted_as_passed_and_named_as_flaked() -> No
     assert outcome.failed_names == ["x::b"]
 
 
-def test_second_run_that_did_not_run_all_that_failed_excuses_nothing() -> None:
+def test_incomplete_second_run_excuses_no_failure() -> None:
     outcome = merge(failing("x::a", "x::b"), failing(passed=1))
     assert (outcome.failed, outcome.flaked) == (2, [])
 

@@ -60,7 +60,7 @@ def test_every_pinned_package_is_in_it_with_every_hash(
     assert all(wanted.values())
 
 
-def test_our_packages_are_in_the_bill_of_the_images(bills: dict[str, Any]) -> None:
+def test_packages_of_the_project_are_in_the_bill_of_the_images(bills: dict[str, Any]) -> None:
     names = {one["name"] for one in bills["hami-images"]["components"]}
     ours = {
         "hami-common",

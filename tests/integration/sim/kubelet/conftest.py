@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated API server with one simulated kubelet, and short ways to say what is run on it."""
+"""A simulated API server with one simulated kubelet, and short forms of what runs on it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from hami_sim.apiserver import ApiServer, Settings
-from hami_sim.apiserver.client import Access, KubeClient
+from hami_sim.kube import Access
 from hami_sim.kubelet import KubeletSettings, SimKubelet, run_kubelet
 from tests.contract.kubelet.support import Node
+from tests.support.kubeclient import KubeClient
 from tests.support.kubelet import grpc_poller, short_path
 
 __all__ = ["access", "bench", "client", "grpc_poller", "short_path"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many pods at once: order, refusals, ownership of ids, and how long it takes."""
+"""Many pods at once: order, refusals, ownership of ids, and duration."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_lost_plugin_makes_new_pods_fail_until_it_registers_again(bench: B
         await node.in_phase(following, "Running")
 
 
-async def test_pods_whose_containers_ended_while_kubelet_was_away_need_the_plugin_again(
+async def test_pods_whose_containers_ended_while_kubelet_was_down_need_the_plugin_again(
     bench: Bench,
 ) -> None:
     async with bench() as (node, kubelet), node.plugin(["a"]) as plugin:

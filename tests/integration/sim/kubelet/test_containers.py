@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers of the simulated kubelet: what they see, what they cannot touch, how they end."""
+"""Containers of the simulated kubelet: what they see, what they cannot write, how they end."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ async def test_mount_of_a_missing_host_path_keeps_the_container_waiting(bench: B
 
 
 @isolated
-async def test_device_that_this_machine_lacks_is_there_all_the_same(bench: Bench) -> None:
+async def test_device_missing_on_this_machine_is_provided(bench: Bench) -> None:
     async with bench() as (node, _), node.plugin(["a"]) as plugin:
 
         async def answer(ids: Sequence[str]) -> api.ContainerAllocateResponse:
@@ -320,7 +320,7 @@ async def test_without_namespaces_the_limits_are_named_by_a_variable(bench: Benc
 
 
 @pytest.mark.parametrize("namespaces", [pytest.param(True, marks=isolated), False])
-async def test_what_a_container_leaves_in_the_background_ends_with_it(
+async def test_background_processes_end_with_their_container(
     bench: Bench,
     tmp_path: Path,
     namespaces: bool,  # noqa: FBT001 - table case

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin's connection that is closed under a call ends the call, never its caller."""
+"""Closing a plugin's connection during a call ends the call, never its caller."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class Hanging(deviceplugin_grpc.DevicePluginServicer):
         return api.AllocateResponse()
 
 
-async def test_call_fails_when_its_connection_is_closed_and_the_caller_goes_on(
+async def test_call_fails_when_its_connection_is_closed_and_the_caller_continues(
     short_path: Path,
 ) -> None:
     server = grpc.aio.server()

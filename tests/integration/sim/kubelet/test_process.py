@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet as a process: killed and started anew, stopped, cleaned up after; its owner's end."""
+"""The kubelet as a process: killed and restarted, stopped, cleaned up after; its owner's end."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ import pytest
 from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 
-from hami_sim.apiserver.client import Access, KubeClient
+from hami_sim.kube import Access
 from hami_sim.kubelet import clean_up
 from hami_sim.kubelet.runtime import shims_below
 from tests.contract.kubelet.support import Obj, asks, until
+from tests.support.kubeclient import KubeClient
 
 pytestmark = pytest.mark.anyio
 
@@ -48,7 +49,7 @@ def kubeconfig(access: Access, tmp_path: Path) -> Path:
 async def kubelet(
     kubeconfig: Path, root: Path, *more: str, nodes: str = "node-a"
 ) -> AsyncIterator[tuple[Process, list[Obj]]]:
-    """A running kubelet process and what it said when it was ready."""
+    """A running kubelet process and its output at readiness."""
     command = [sys.executable, "-m", "hami_sim.kubelet", "--kubeconfig", str(kubeconfig)]
     command += ["--root", str(root), "--node", nodes, *more]
     async with await anyio.open_process(command, stderr=subprocess.DEVNULL) as process:
@@ -70,7 +71,7 @@ async def kubelet(
 
 @contextmanager
 def no_leftovers(root: Path) -> Iterator[None]:
-    """Whatever happens, nothing below the root lives on after the test."""
+    """Ensure that nothing below the root survives the test."""
     try:
         yield
     finally:
@@ -132,7 +133,7 @@ async def test_killed_kubelet_leaves_containers_and_the_next_one_takes_them_over
             assert await process.wait() == 0
 
 
-async def test_stopped_kubelet_leaves_containers_unless_told_otherwise(
+async def test_stopped_kubelet_leaves_containers_without_kill_on_exit(
     kubeconfig: Path, client: KubeClient, short_path: Path
 ) -> None:
     with no_leftovers(short_path):
@@ -148,7 +149,7 @@ async def test_stopped_kubelet_leaves_containers_unless_told_otherwise(
         assert not (short_path / "node-a").exists()
 
 
-async def test_clean_up_ends_what_a_killed_kubelet_left(
+async def test_cleanup_ends_processes_of_a_killed_kubelet(
     kubeconfig: Path, client: KubeClient, short_path: Path
 ) -> None:
     with no_leftovers(short_path):
@@ -181,7 +182,7 @@ async def test_containers_end_with_the_process_that_owns_them(
             await until(lambda: is_dead(pid_of(pod)), bool)
 
 
-async def test_orphans_of_pods_that_are_gone_are_ended_at_the_next_start(
+async def test_orphans_of_deleted_pods_are_ended_at_the_next_start(
     kubeconfig: Path, client: KubeClient, short_path: Path
 ) -> None:
     with no_leftovers(short_path):
@@ -196,7 +197,7 @@ async def test_orphans_of_pods_that_are_gone_are_ended_at_the_next_start(
         await clean_up(short_path)
 
 
-async def test_missing_arguments_are_told(short_path: Path) -> None:
+async def test_missing_arguments_are_reported(short_path: Path) -> None:
     command = [sys.executable, "-m", "hami_sim.kubelet", "--root", str(short_path)]
     result = await anyio.run_process(command, check=False)
     assert result.returncode == 2

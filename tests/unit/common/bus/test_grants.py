@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of who may say what on the bus, against the subjects that are really said."""
+"""The table of bus permissions, against the subjects that are really used."""
 
 import pytest
 
@@ -10,7 +10,7 @@ NODE, OTHER, UID = "gpu-1.zone.example", "gpu-2", "6f0c2b1e-0000-4d00-8000-00000
 
 
 def covers(pattern: str, subject: str) -> bool:
-    """Whether a subject with wildcards matches one without (NATS)."""
+    """Match a subject with wildcards against one without, as NATS does."""
     wanted, given = pattern.split("."), subject.split(".")
     for place, token in enumerate(wanted):
         if token == ">":
@@ -38,7 +38,7 @@ def said_by_agent(node: str) -> list[str]:
 
 
 @pytest.mark.parametrize("subject", said_by_agent(NODE))
-def test_agent_may_say_what_agents_say(subject: str) -> None:
+def test_agent_may_publish_its_own_subjects(subject: str) -> None:
     assert any(covers(pattern, subject) for pattern in grants.agent(NODE).publish)
 
 
@@ -48,20 +48,20 @@ def test_agent_may_not_say_it_for_another_node(subject: str) -> None:
 
 
 @pytest.mark.parametrize("subject", said_by_agent(NODE))
-def test_what_agents_say_passes_between_the_accounts(subject: str) -> None:
+def test_agents_messages_are_exported_between_the_accounts(subject: str) -> None:
     config = grants.server_config(issuer="A", users=dict.fromkeys(grants.STATIC_USERS, "U"))
     passing = [line.split('"')[3] for line in config.splitlines() if '"service": "' in line]
     assert any(covers(pattern, subject) for pattern in passing)
 
 
-def test_agent_hears_its_feed_and_questions() -> None:
+def test_agent_may_subscribe_to_its_own_feed_and_requests() -> None:
     heard = grants.agent(NODE).subscribe
     assert subjects.alloc_feed(NODE) in heard
     assert any(covers(pattern, subjects.ask(NODE, "usage")) for pattern in heard)
     assert not any(covers(pattern, subjects.ask(OTHER, "usage")) for pattern in heard)
 
 
-def test_nobody_but_scheduler_and_operator_writes_the_ledger() -> None:
+def test_only_scheduler_and_operator_may_write_the_ledger() -> None:
     record = subjects.kv_subject(subjects.ALLOC_BUCKET, subjects.allocation_key(NODE, UID))
     everybody = {
         "scheduler": grants.scheduler(),
@@ -82,8 +82,8 @@ def test_nobody_but_scheduler_and_operator_writes_the_ledger() -> None:
     assert outside == {"webhook", "authenticator", "agent", "integration"}
 
 
-def test_who_may_say_nothing_is_denied_everything() -> None:
-    """An empty list of what is allowed would allow everything."""
+def test_login_without_publish_rights_is_denied_everything() -> None:
+    """An empty allow list would allow everything."""
     silent = grants.permissions(grants.authenticator())
     assert silent["publish"] == {"deny": [">"]}
 
@@ -94,7 +94,7 @@ def test_consumers_of_two_accounts_never_have_the_same_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "*", ">", "a b", "a.*", "_"])
-def test_name_that_is_none_gets_no_grant(name: str) -> None:
+def test_invalid_name_gets_no_grant(name: str) -> None:
     with pytest.raises(WireInvalid):
         grants.agent(name)
     with pytest.raises(WireInvalid):

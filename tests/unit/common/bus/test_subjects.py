@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every name on the bus, spelled out once here as the outside sees it (docs/wire.md)."""
+"""Every name on the bus, spelled out once here as clients see it (docs/wire.md)."""
 
 import pytest
 
@@ -36,13 +36,13 @@ def test_keys_and_feed_subjects_parse_back() -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "-a", "a-", "a_b", "a b", "a*", ">", "ä", "a/b", "a\n"])
-def test_what_is_no_kubernetes_name_is_refused(name: str) -> None:
+def test_invalid_kubernetes_name_is_refused(name: str) -> None:
     with pytest.raises(WireInvalid, match="not a Kubernetes name"):
         subjects.escape(name)
 
 
 @pytest.mark.parametrize("token", ["", "a.b", "a b", "*", "ä", "%41"])
-def test_what_escape_never_makes_is_not_unescaped(token: str) -> None:
+def test_invalid_escape_is_not_unescaped(token: str) -> None:
     with pytest.raises(WireInvalid, match="was not made by escape"):
         subjects.unescape(token)
 

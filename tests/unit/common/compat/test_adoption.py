@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod of HAMi's holds is read in full or on the safe side, and never outside its node."""
+"""Pods allocated by HAMi are read completely or conservatively, and only on their own node."""
 
 import json
 from collections.abc import Sequence
@@ -131,7 +131,7 @@ MI300 = msgspec.structs.replace(held("amd"), attributes={"compute_units": "304"}
         ),
     ],
 )
-def test_amounts_are_turned_into_our_units(
+def test_amounts_are_converted_to_units_of_the_project(
     word: str, limits: str, entry: str, owned: Device, want: tuple[int, int]
 ) -> None:
     prefix, _, rest = limits.partition("/")
@@ -184,7 +184,7 @@ def test_hardware_partitions_are_found_by_size() -> None:
     assert (share.profile, share.kind, share.memory_mib) == ("1/4", "1/4", 24_576)
 
 
-def test_mig_instances_stand_where_hami_put_them() -> None:
+def test_mig_instances_keep_their_place() -> None:
     parts = (Profile(name="1g.5gb", memory_mib=4864, core_pct=14, size=1, starts=(0, 1, 2, 3)),)
     owned = device("GPU-0", mode="mig", partitions=parts)
     text = nvidia("GPU-0,NVIDIA,4864,14:;")
@@ -227,7 +227,7 @@ def test_share_of_an_unknown_device_counts_on_all_that_it_may_be() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GPU-0,NVIDIA,3000,20:", "rubbish;", ";;", ";"])
-def test_unreadable_shares_count_as_asked_on_every_device(text: str) -> None:
+def test_unreadable_shares_count_as_requested_on_every_device(text: str) -> None:
     found = read(pod([GPU], nvidia(text)), gpus(3))
     assert found.problems
     assert [(one.uuid, one.memory_mib) for one in shares(found)] == [
@@ -237,19 +237,19 @@ def test_unreadable_shares_count_as_asked_on_every_device(text: str) -> None:
     ]
 
 
-def test_annotation_that_says_less_than_was_asked_does_not_count() -> None:
+def test_annotation_below_the_request_is_ignored() -> None:
     found = read(pod([GPU], nvidia("GPU-0,NVIDIA,1,0:;")), gpus())
     assert [(one.memory_mib, one.core_pct) for one in shares(found)] == [(3000, 20)]
     assert "asks for 3000 MiB" in found.problems[0]
 
 
-def test_pod_that_asks_for_nothing_holds_nothing() -> None:
+def test_pod_without_a_request_holds_nothing() -> None:
     found = read(pod([{"cpu": "1"}], nvidia("GPU-0,NVIDIA,40000,100:;")), gpus())
     assert not found.containers
     assert "no container asks" in found.problems[0]
 
 
-def test_request_that_we_would_refuse_is_taken_by_its_annotation() -> None:
+def test_unsupported_request_is_adopted_by_its_annotation() -> None:
     strange = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3Gi"}
     found = read(pod([strange], nvidia("GPU-0,NVIDIA,3072,0:;")), gpus())
     assert [(one.uuid, one.memory_mib) for one in shares(found)] == [("GPU-0", 3072)]
@@ -262,7 +262,7 @@ def test_devices_that_are_not_known_yet_keep_hamis_name() -> None:
     assert [(one.uuid, one.memory_mib) for one in shares(found)] == [("GPU-0", 3000)]
 
 
-def test_mark_of_a_node_comes_back_and_rubbish_is_refused() -> None:
+def test_mark_of_a_node_survives_a_round_trip_and_invalid_text_is_refused() -> None:
     mark = adoption.TakenOver(pods=("u1", "u2"), devices={"nvidia": {"GPU-0": 0}})
     assert adoption.decode_mark(adoption.encode_mark(mark)) == mark
     for text in ("", "[]", '{"pods": 1}', "{" * 9000):

@@ -13,7 +13,7 @@ def word(name: str) -> Word:
     return next(one for one in hamiformat.WORDS if one.word == name)
 
 
-def test_every_vendor_of_ours_has_a_word_of_hamis() -> None:
+def test_every_vendor_has_a_hami_name() -> None:
     vendors = {vendor.name for vendor in Catalog.from_settings().vendors}
     assert {one.vendor for one in hamiformat.WORDS} == vendors
 
@@ -90,7 +90,7 @@ def test_devices_of_a_node_are_read_in_both_forms() -> None:
 
 
 @pytest.mark.parametrize("name", ["NVIDIA", "DCU"])
-def test_devices_of_a_node_come_back_as_they_were_written(name: str) -> None:
+def test_devices_of_a_node_survive_a_round_trip(name: str) -> None:
     device = Registered(
         id="x", index=2, count=4, memory_mib=1000, cores=100, type=name, numa=1, healthy=True
     )

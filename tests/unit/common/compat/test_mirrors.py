@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our shares in HAMi's annotations, for every vendor, as HAMi's own reader expects them."""
+"""Shares written as HAMi's annotations, for every vendor, as HAMi's own reader expects them."""
 
 import msgspec
 import pytest
@@ -29,7 +29,7 @@ def of_pod(
     )
 
 
-def test_pod_says_where_when_and_what_it_holds() -> None:
+def test_pod_annotations_contain_node_time_and_shares() -> None:
     mirror = of_pod(held(share("GPU-0", 3000, 20)), device("GPU-0"))
     assert mirror.annotations == {
         KEY["NVIDIA"]: ";GPU-0,NVIDIA,3000,20:;",
@@ -142,7 +142,7 @@ def test_devices_keep_the_names_that_hami_had_for_them() -> None:
     assert mirror.annotations[KEY["DCU"]] == ";theirs,DCU,1000,0:;"
 
 
-def test_what_hami_has_no_word_for_is_told_and_left_out() -> None:
+def test_device_without_a_hami_name_is_omitted_and_reported() -> None:
     odd = device("D", vendor="ascend", type="Ascend950")
     for devices in ([odd], []):
         mirror = of_pod(held(share("D", vendor="ascend")), *devices)
@@ -174,7 +174,7 @@ def test_node_registers_its_devices_as_hamis_plugins_do() -> None:
     assert mirror.annotations["hami.io/node-handshake"].startswith("Reported_2026.08.01 ")
 
 
-def test_node_registers_what_its_cards_can_be_divided_into() -> None:
+def test_node_registers_the_partitions_of_its_cards() -> None:
     sizes = (
         Profile(name="1g.5gb", memory_mib=4864, core_pct=14, size=1, starts=tuple(range(7))),
         Profile(name="1g.5gb+me", memory_mib=4864, size=1, starts=(0,), by_name_only=True),

@@ -27,7 +27,7 @@ RECORD = AllocationRecord(
 )
 
 
-def test_a_message_comes_back_as_it_went() -> None:
+def test_a_message_is_unchanged_by_a_round_trip() -> None:
     data = codec.encode(RECORD)
     assert codec.decode(data, AllocationRecord, what="x") == RECORD
 
@@ -72,7 +72,7 @@ def test_unknown_fields_are_skipped_so_that_fields_can_be_added() -> None:
         b'{"future":' + b"[" * 100_000,
     ],
 )
-def test_what_does_not_fit_is_wire_invalid_and_names_the_message(data: bytes) -> None:
+def test_mismatched_payload_is_wire_invalid_and_names_the_message(data: bytes) -> None:
     with pytest.raises(WireInvalid, match=r"^hami\.v1\.heartbeat\.n: "):
         codec.decode(data, Heartbeat, what="hami.v1.heartbeat.n")
 

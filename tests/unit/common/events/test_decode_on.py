@@ -79,7 +79,7 @@ def test_message_of_another_vendor_or_pod_is_refused(
 
 
 @pytest.mark.parametrize(("data", "problem"), [(b"", "truncated"), (b'{"node":"n"}', "vendor")])
-def test_what_does_not_decode_is_refused(data: bytes, problem: str) -> None:
+def test_undecodable_payload_is_refused(data: bytes, problem: str) -> None:
     with pytest.raises(WireInvalid, match=problem):
         codec.decode_on(subjects.report("n", "nvidia"), data, NodeReport)
 

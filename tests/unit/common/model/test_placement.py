@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a device a pod books: every small pod, against a slow model of what runs when."""
+"""Booked amounts per device: every small pod, checked against a slow model of what runs when."""
 
 from itertools import product
 
@@ -25,7 +25,7 @@ def in_admission_order(kinds: tuple[ContainerKind, ...]) -> bool:
 
 
 def moments(containers: tuple[ContainerShares, ...]) -> list[set[int]]:
-    """Which containers hold their shares at the same time, moment by moment (KEP-753)."""
+    """Sets of containers that hold their shares at the same time, step by step (KEP-753)."""
     running: set[int] = set()
     seen: list[set[int]] = []
     for number, container in enumerate(containers):
@@ -110,6 +110,6 @@ def test_exclusive_at_any_moment_is_exclusive() -> None:
     assert booked_by_device(containers)[A].exclusive
 
 
-def test_nothing_is_booked_where_nothing_is_shared() -> None:
+def test_unshared_devices_book_nothing() -> None:
     assert booked_by_device(()) == {}
     assert booked_by_device([ContainerShares(name="a", kind="app", shares=())]) == {}

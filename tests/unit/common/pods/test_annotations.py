@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which annotations users may not write, and how the limits annotation is named."""
+"""Annotations that users may not write, and the name of the limits annotation."""
 
 import pytest
 
@@ -24,7 +24,7 @@ from hami_common.pods import annotations
         "main.limits.hami.io/v2",
     ],
 )
-def test_what_says_who_got_what_is_reserved(key: str) -> None:
+def test_allocation_annotations_are_reserved(key: str) -> None:
     assert annotations.is_reserved(key)
 
 
@@ -39,7 +39,7 @@ def test_what_says_who_got_what_is_reserved(key: str) -> None:
         "allocation",
     ],
 )
-def test_what_users_ask_for_is_theirs(key: str) -> None:
+def test_request_annotations_belong_to_users(key: str) -> None:
     assert not annotations.is_reserved(key)
 
 

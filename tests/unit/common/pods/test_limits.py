@@ -39,11 +39,11 @@ def test_the_file_of_a_container_is_written_so() -> None:
     assert limits.encode(limits.limits_of(SHARES, allocation_id="a1")) == TEXT
 
 
-def test_reading_gives_back_what_was_written() -> None:
+def test_decode_returns_what_was_encoded() -> None:
     assert limits.decode(TEXT) == limits.limits_of(SHARES, allocation_id="a1")
 
 
-def test_priority_is_left_out_where_the_user_gave_none() -> None:
+def test_priority_is_omitted_without_a_user_value() -> None:
     shares = ContainerShares(name="main", kind="app", shares=())
     text = limits.encode(limits.limits_of(shares, allocation_id="a1"))
     assert text == "hami-limits/1\ncontainer=main\nallocation=a1\ndevices=0\n"
@@ -72,13 +72,13 @@ def test_values_may_contain_an_equals_sign() -> None:
         ("device.1.core_pct=100\n", "", "device.1.core_pct is '', not a whole number"),
     ],
 )
-def test_a_damaged_file_names_what_is_wrong(old: str, new: str, problem: str) -> None:
+def test_damaged_file_error_names_the_problem(old: str, new: str, problem: str) -> None:
     with pytest.raises(WireInvalid) as caught:
         limits.decode(TEXT.replace(old, new))
     assert problem in caught.value.problem
 
 
-def test_core_policy_is_told_where_it_is_not_the_default() -> None:
+def test_core_policy_is_written_only_when_not_the_default() -> None:
     def text(core_policy: str) -> str:
         return limits.encode(limits.limits_of(SHARES, allocation_id="a1", core_policy=core_policy))
 

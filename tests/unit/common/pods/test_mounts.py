@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mounts of a container with a share: ours are known by their content, others may not hide them."""
+"""Mounts of a container with a share: admission's own are recognized, others may not hide them."""
 
 from typing import Any
 
@@ -128,7 +128,7 @@ def test_parents_follow_from_the_reserved_paths() -> None:
         *("/", "/etc", "/usr", "/usr/local/", "/run", "/var/run"),
     ],
 )
-def test_no_volume_is_mounted_over_or_around_what_holds_a_share(name: str, path: str) -> None:
+def test_no_volume_is_mounted_over_or_above_the_limiter(name: str, path: str) -> None:
     if (name, path) == ("r", "/run/hami"):
         return
     error = conflict_of(container({"name": name, "mountPath": path, "subPath": "a"}), ALL)
@@ -143,11 +143,11 @@ def test_no_volume_is_mounted_over_or_around_what_holds_a_share(name: str, path:
     "path",
     ["/etc/hamid", "/etc/nginx", "/run/app", "/usr/local/vgpus", "/var/run/secrets/x", "/data..x"],
 )
-def test_mounts_beside_ours_are_left_alone(path: str) -> None:
+def test_mounts_beside_the_limiters_are_left_alone(path: str) -> None:
     assert conflict_of(container(*OURS, {"name": "v", "mountPath": path}), ALL) is None
 
 
-def test_our_own_mounts_are_known() -> None:
+def test_limiter_mounts_are_recognized() -> None:
     own = container(*OURS)
     assert conflict_of(own, ALL) is None
     assert limits_volume(own, ALL) == "l"
@@ -155,7 +155,7 @@ def test_our_own_mounts_are_known() -> None:
 
 
 @pytest.mark.parametrize("more", [{"subPath": "x"}, {"subPathExpr": "$(A)"}, {"readOnly": False}])
-def test_our_volume_counts_only_as_a_whole_and_read_only(more: dict[str, Any]) -> None:
+def test_limiter_volume_counts_only_as_a_whole_and_read_only(more: dict[str, Any]) -> None:
     odd = container({**OURS[0], **more})
     assert limits_volume(odd, ALL) is None
     assert conflict_of(odd, ALL) is not None
@@ -196,22 +196,22 @@ def test_our_volume_counts_only_as_a_whole_and_read_only(more: dict[str, Any]) -
         },
     ],
 )
-def test_a_volume_with_other_content_is_not_ours(volume: dict[str, Any]) -> None:
+def test_volume_with_other_content_is_foreign(volume: dict[str, Any]) -> None:
     own = container(OURS[0])
     assert limits_volume(own, volumes(volume)) is None
     assert conflict_of(own, volumes(volume)) is not None
 
 
-def test_a_volume_that_the_pod_does_not_have_is_not_ours() -> None:
+def test_missing_volume_is_foreign() -> None:
     assert limits_volume(container(OURS[0]), {}) is None
 
 
-def test_an_ephemeral_container_may_see_what_its_target_sees() -> None:
+def test_an_ephemeral_container_may_mount_its_targets_volumes() -> None:
     debug = container(*OURS, name="debug", targetContainerName="main")
     assert conflict_of(debug, ALL) is None
 
 
-def test_a_region_on_a_volume_that_outlives_the_pod_is_not_ours() -> None:
+def test_region_on_a_persistent_volume_is_foreign() -> None:
     other = volumes({"name": "r", "persistentVolumeClaim": {"claimName": "x"}})
     assert region_volume(container(OURS[1]), other) is None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the few fields of a Pod that we need, from any pod document."""
+"""Reading the few fields of a Pod that the services need, from any pod document."""
 
 import msgspec
 import pytest

@@ -40,7 +40,7 @@ def envelope() -> dict[str, Any]:
     return document
 
 
-def test_what_was_signed_is_what_verifies() -> None:
+def test_signed_payload_verifies() -> None:
     annotation = SIGNER.sign(SIGNED)
     assert VERIFIER.verify(annotation, pod_uid="uid-1", node="node.a") == SIGNED
     assert VERIFIER.verify(annotation, pod_uid="uid-1") == SIGNED
@@ -73,7 +73,7 @@ def test_a_payload_written_differently_does_not_verify_even_if_it_means_the_same
         VERIFIER.verify(text, pod_uid="uid-1")
 
 
-def test_a_payload_signed_without_our_domain_word_does_not_verify() -> None:
+def test_payload_signed_without_the_domain_prefix_does_not_verify() -> None:
     key = Ed25519PrivateKey.generate()
     signer = Signer(key)
     document = json.loads(signer.sign(SIGNED))
@@ -90,7 +90,7 @@ def test_a_key_that_is_not_trusted_is_named() -> None:
         VERIFIER.verify(stranger.sign(SIGNED), pod_uid="uid-1")
 
 
-def test_claiming_a_trusted_key_id_does_not_help() -> None:
+def test_claiming_a_trusted_key_id_is_rejected() -> None:
     document = json.loads(Signer.generate().sign(SIGNED))
     document["kid"] = SIGNER.key_id
     with pytest.raises(WireInvalid, match="signature does not match"):
@@ -104,7 +104,7 @@ def test_old_and_new_key_are_trusted_while_keys_rotate() -> None:
         assert both.verify(signer.sign(SIGNED), pod_uid="uid-1") == SIGNED
 
 
-def test_no_trusted_key_trusts_nobody() -> None:
+def test_signature_is_rejected_without_trusted_keys() -> None:
     with pytest.raises(WireInvalid, match="not trusted"):
         Verifier([]).verify(SIGNER.sign(SIGNED), pod_uid="uid-1")
 
@@ -125,12 +125,12 @@ def test_no_trusted_key_trusts_nobody() -> None:
         "\ud800",
     ],
 )
-def test_what_is_no_annotation_of_ours_is_wire_invalid(annotation: str) -> None:
+def test_malformed_annotation_is_wire_invalid(annotation: str) -> None:
     with pytest.raises(WireInvalid):
         VERIFIER.verify(annotation, pod_uid="uid-1")
 
 
-def test_a_version_this_program_does_not_know_is_named() -> None:
+def test_unknown_version_is_named() -> None:
     with pytest.raises(WireInvalid, match="has version 2, this program knows 1"):
         VERIFIER.verify(json.dumps(envelope() | {"v": 2}), pod_uid="uid-1")
 
@@ -176,6 +176,6 @@ def test_a_signing_key_of_another_kind_is_a_settings_error_with_the_fix(pem: byt
 
 
 @pytest.mark.parametrize("pem", [b"", b"nonsense", SIGNER.private_pem()])
-def test_a_trusted_key_that_is_none_is_a_settings_error(pem: bytes) -> None:
+def test_an_invalid_trusted_key_is_a_settings_error(pem: bytes) -> None:
     with pytest.raises(SettingsInvalid, match="give PEM Ed25519 public keys"):
         Verifier.from_pems([pem])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables that give devices."""
+"""Variables that expose devices."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from hami_common.pods.visibility import DEVICE_VARIABLES, from_elsewhere, giving
 
 
 def found(*env: dict[str, Any]) -> str:
-    """The variable that gives devices."""
+    """The variable that exposes devices."""
     return giving(msgspec.convert(env, list[EnvVarView]))
 
 
@@ -39,7 +39,7 @@ def test_a_variable_that_hides_devices_gives_none(more: dict[str, Any]) -> None:
         (["NVIDIA_VISIBLE_DEVICES_"], set()),
     ],
 )
-def test_env_from_brings_what_its_prefixes_allow(
+def test_env_from_matches_what_its_prefixes_allow(
     prefixes: list[str | None], expected: set[str]
 ) -> None:
     document = {"name": "main", "envFrom": [{"prefix": prefix} for prefix in prefixes]}

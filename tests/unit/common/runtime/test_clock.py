@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clocks: the manual one stands still, wakes sleepers in order, and forgets cancelled ones."""
+"""Clocks: the manual one stands still, wakes sleepers in order, and drops canceled ones."""
 
 import anyio
 import pytest
 
-from hami_common.runtime.clock import ManualClock, SystemClock
+from hami_common.runtime.clock import SystemClock
+from tests.support.manualclock import ManualClock
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_system_clock_goes_forward() -> None:
+async def test_the_system_clock_moves_forward() -> None:
     clock = SystemClock()
     before = clock.monotonic_s(), clock.now_s()
     await clock.sleep(0.001)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The in-memory bus: the troubles it can make, beyond the contract it shares with the real one."""
+"""The in-memory bus: the faults it can inject, beyond the contract it shares with the real one."""
 
 import anyio
 import pytest
@@ -7,7 +7,7 @@ import pytest
 from hami_common.bus import subjects
 from hami_common.errors import Conflict, Unavailable
 from hami_common.ports import Entry, Expect, Synced
-from hami_common.runtime.clock import ManualClock
+from tests.support.manualclock import ManualClock
 from tests.support.memorybus import MemoryBucket, MemoryBus, MemoryPublisher, Published, matches
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,7 @@ async def test_a_lost_acknowledgement_stores_and_a_repetition_conflicts() -> Non
     assert entry.revision == 1
 
 
-async def test_while_the_bus_is_away_calls_fail_and_watches_wait() -> None:
+async def test_while_the_bus_is_unavailable_calls_fail_and_watches_wait() -> None:
     bus = MemoryBus()
     bucket = MemoryBucket(bus, subjects.ALLOC_BUCKET)
     async with bucket.watch() as items:
@@ -63,7 +63,7 @@ async def test_history_is_bounded_per_key() -> None:
     assert [item.value for item in got if isinstance(item, Entry)] == [b"3", b"4"]
 
 
-async def test_listeners_hear_what_is_published() -> None:
+async def test_listeners_receive_published_messages() -> None:
     bus = MemoryBus()
     heard: list[Published] = []
     bus.on_publish(heard.append)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short way of messages delivers what the client library would, however the bytes are cut."""
+"""The fast path of messages delivers what the client library would, however the bytes are cut."""
 
 import random
 
@@ -31,7 +31,7 @@ Heard = tuple[int, str, str, bytes, dict[str, str]]
 
 
 class _Library(DirectClient):
-    """What the library's own parser calls."""
+    """The calls that the library's own parser makes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class _Library(DirectClient):
 
 
 class _Ours(DirectClient):
-    """What ours calls."""
+    """The calls that the project's parser makes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ async def test_a_line_that_is_no_message_ends_the_connection(line: bytes) -> Non
         await _Ours().reader.parse(line)
 
 
-def test_headers_of_the_server_itself_are_told_apart() -> None:
+def test_status_headers_of_the_server_are_parsed() -> None:
     assert parse_headers(HEARTBEAT) == {
         "Status": "100",
         "Description": "Idle Heartbeat",

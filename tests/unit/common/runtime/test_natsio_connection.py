@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keeper of a connection notices its loss at once, whatever it is doing when that happens."""
+"""The keeper of a connection notices its loss at once, in every state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,13 +14,13 @@ from hami_common.runtime.tasks import background
 pytestmark = pytest.mark.anyio
 
 ASKED_S = 60.0
-"""How long a question may go unanswered here."""
+"""Timeout of a request in these tests."""
 SOON_S = 20.0
-"""What a keeper cannot make that waits for so long; one that does not takes milliseconds."""
+"""Limit that a blocked keeper exceeds; one that is not blocked takes milliseconds."""
 
 
 class _Client:
-    """A connection that breaks, or goes deaf, while the server is asked for the second time."""
+    """A connection that breaks, or stops receiving, during the second request to the server."""
 
     is_reading = True
     breaks = True
@@ -31,7 +31,7 @@ class _Client:
         self._flushes = 0
 
     async def connect(self, **_: Any) -> None:
-        """Every server admits us."""
+        """Every server accepts the login."""
 
     async def flush(self, *, timeout: int) -> None:  # noqa: ASYNC109 - the library's
         del timeout
@@ -43,7 +43,7 @@ class _Client:
             await anyio.sleep_forever()
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """No connection is open."""
 
 
 class _Deaf(_Client):

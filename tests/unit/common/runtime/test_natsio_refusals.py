@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which refusals of JetStream may pass, and which will not."""
+"""JetStream errors that are transient, and those that are permanent."""
 
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 class _Bus:
-    """Refuses everything with the same words."""
+    """Refuses everything with the same error."""
 
     def __init__(self, **error: Any) -> None:
         self._answer = msgspec.json.encode({"error": error})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits for a reader is bounded, in all and by subject."""
+"""Messages that wait for a reader are bounded, in total and per subject."""
 
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 
 class _Client:
-    """Hands messages to whoever subscribed."""
+    """Delivers messages to the subscriber."""
 
     sink: Sink
 
@@ -46,7 +46,7 @@ async def test_flood_of_one_subject_displaces_no_other() -> None:
     assert len(await subscription.receive()) == 1
 
 
-async def test_what_waits_in_all_is_bounded_too() -> None:
+async def test_total_of_waiting_messages_is_bounded() -> None:
     subscription, sink = await subscribed(capacity=3)
     for number in range(5):
         sink(beat(f"n{number}"))
@@ -54,7 +54,7 @@ async def test_what_waits_in_all_is_bounded_too() -> None:
     assert subscription.lost_count == 2
 
 
-async def test_messages_that_are_put_back_count_still() -> None:
+async def test_messages_that_are_requeued_still_count() -> None:
     subscription, sink = await subscribed(capacity=10, per_subject=2)
     sink(beat("n"))
     sink(beat("n"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A watch has everything the stream's leader had when it says so, however far its replica lags.
+"""A synced watch has delivered everything that the stream's leader had, despite a stale replica.
 
 The bus is a script: the leader's answers, and what the replica that holds the consumer delivers, in
 turns. Revisions are stream sequences.
@@ -31,7 +31,7 @@ class _Over(Exception):
 
 
 class _Script:
-    """A bus on which a leader and a lagging replica say what the test wrote down."""
+    """A bus on which a leader and a stale replica send what the test scripted."""
 
     name = "t"
     generation = 1
@@ -41,7 +41,7 @@ class _Script:
     def __init__(
         self, *, newest: Sequence[int], last: int, delivered: Sequence[Sequence[int]]
     ) -> None:
-        """``newest``: the leader's answers to what the newest record is, the last one for ever.
+        """``newest``: the leader's answers for the newest record; the last answer repeats.
 
         ``last``: the stream's last sequence. ``delivered``: what the replica delivers at a time,
         a heartbeat where that is nothing.
@@ -105,7 +105,7 @@ class _Script:
 
 
 async def told(script: _Script) -> list[int | str]:
-    """Revisions in order, and where the watch says that it has everything."""
+    """Revisions in order, and the point at which the watch is synced."""
     found: list[int | str] = []
     with suppress(_Over):
         async with NatsBucket(cast("Bus", script), BUCKET).watch() as items:
@@ -117,13 +117,13 @@ async def told(script: _Script) -> list[int | str]:
     return found
 
 
-async def test_replica_that_lags_has_not_delivered_everything() -> None:
-    """The leader has five records, the replica three; the other two come late, not never."""
+async def test_stale_replica_has_not_delivered_everything() -> None:
+    """The leader has five records, the replica three; the other two arrive late."""
     script = _Script(newest=[5], last=5, delivered=[[1, 2, 3], [], [4, 5], [6]])
     assert await told(script) == [1, 2, 3, 4, 5, "synced 5", 6]
 
 
-async def test_replica_that_has_nothing_yet_is_not_an_empty_bucket() -> None:
+async def test_replica_without_data_is_not_an_empty_bucket() -> None:
     script = _Script(newest=[2], last=2, delivered=[[], [1, 2], [3]])
     assert await told(script) == [1, 2, "synced 2", 3]
 
@@ -135,11 +135,11 @@ async def test_record_that_is_written_while_the_replica_lags_is_not_taken_for_th
     assert await told(script) == [1, 2, "synced 2", 3]
 
 
-async def test_newest_record_that_is_forgotten_meanwhile_is_not_waited_for() -> None:
+async def test_newest_record_that_is_removed_meanwhile_is_not_awaited() -> None:
     script = _Script(newest=[5, 4], last=5, delivered=[[2], [4], [], [6]])
     assert await told(script) == [2, 4, "synced 5", 6]
 
 
-async def test_stream_that_holds_only_what_is_not_asked_for_is_synced_at_once() -> None:
+async def test_stream_with_only_unmatched_records_is_synced_at_once() -> None:
     script = _Script(newest=[0], last=7, delivered=[[], [8]])
     assert await told(script) == ["synced 7", 8]

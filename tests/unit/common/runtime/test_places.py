@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places are bounded in all and per caller, with a reserve for operators."""
+"""Concurrent requests are bounded in total and per caller, with a reserve for operators."""
 
 import pytest
 

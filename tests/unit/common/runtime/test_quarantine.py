@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from hami_common.errors import Unavailable
-from hami_common.runtime.clock import ManualClock
 from hami_common.runtime.quarantine import Quarantine, Quarantined
+from tests.support.manualclock import ManualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -126,7 +126,7 @@ async def test_a_newer_version_waits_for_a_retry_of_the_older_one() -> None:
     assert world.handled == ["older", "newer"]
 
 
-async def test_a_deleted_object_is_forgotten() -> None:
+async def test_a_deleted_object_is_dropped() -> None:
     world = World()
     await world.pass_through("bad")
     world.quarantine.forget("pod", "bad")
@@ -155,7 +155,7 @@ async def test_cancellation_is_no_failure_of_an_object() -> None:
     assert await world.quarantine.run("pod", "p", lambda: None), "the key stayed locked"
 
 
-async def test_a_full_quarantine_keeps_what_it_has_and_counts_the_rest() -> None:
+async def test_a_full_quarantine_keeps_its_entries_and_counts_the_rest() -> None:
     world = World(capacity=1)
     world.broken |= {"worse"}
     await world.pass_through("bad", "worse", "a")
@@ -188,7 +188,7 @@ async def test_only_the_first_of_equal_failures_is_logged(
     assert [entry.failures for entry in world.entered] == [1, 2, 3]
 
 
-async def test_a_kind_that_is_full_leaves_room_for_others() -> None:
+async def test_full_kind_leaves_capacity_for_others() -> None:
     world = World(capacity=1)
     world.broken |= {"worse"}
     await world.pass_through("bad", "worse")
@@ -211,7 +211,7 @@ async def test_objects_too_large_to_keep_are_handled_again_when_they_change() ->
     assert quarantine.entries() == []
 
 
-async def test_what_its_caller_repeats_is_not_repeated_here_and_is_forgotten_in_the_end() -> None:
+async def test_object_that_its_caller_retries_is_not_retried_here() -> None:
     world = World()
     quarantine = world.quarantine
     assert quarantine.is_due("pod", "g")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that nobody repeats here, and items handled in worker threads, are isolated too."""
+"""Isolation of requests without a retry, and of items handled in worker threads."""
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from hami_common.errors import Unavailable
-from hami_common.runtime.clock import ManualClock
 from hami_common.runtime.quarantine import Quarantine, sift
+from tests.support.manualclock import ManualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +31,7 @@ async def test_a_request_that_fails_is_counted_and_makes_no_entry() -> None:
     assert registry.get_sample_value(name, {"kind": "login"}) == 1
 
 
-def test_items_that_fail_are_told_apart_from_the_others() -> None:
+def test_failing_items_are_separated_from_the_others() -> None:
     handled, failed = sift(["1", "x", "2"], int)
     assert handled == [("1", 1), ("2", 2)]
     assert [(item, type(error)) for item, error in failed] == [("x", ValueError)]

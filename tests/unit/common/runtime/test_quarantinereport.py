@@ -10,10 +10,10 @@ from hami_common.bus import subjects
 from hami_common.errors import Unavailable
 from hami_common.events import codec
 from hami_common.events.quarantine import REPEAT_LEAST_S, REPEAT_MOST_S, QuarantineRecord
-from hami_common.runtime.clock import ManualClock
 from hami_common.runtime.kubeio.recorder import EventRecorder
 from hami_common.runtime.quarantine import Quarantine
 from hami_common.runtime.quarantinereport import AT_ONCE, QuarantineReporter
+from tests.support.manualclock import ManualClock
 from tests.support.memorybus import MemoryBus, MemoryPublisher
 from tests.unit.scheduler.shell.fakekube import FakeKube
 
@@ -125,7 +125,7 @@ async def test_a_flood_is_sent_at_a_bounded_rate() -> None:
     assert len(desk.kube.events) == AT_ONCE
 
 
-async def test_peers_that_are_away_do_not_end_the_reporter() -> None:
+async def test_unavailable_peers_do_not_end_the_reporter() -> None:
     desk = Desk()
     calls: list[str] = []
 

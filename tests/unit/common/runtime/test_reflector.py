@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One object that cannot be read stops neither a list nor a watch."""
+"""One unreadable object stops neither a list nor a watch."""
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -18,7 +18,7 @@ BAD = {"metadata": {"uid": 7, "name": "bad"}}
 
 
 class Source:
-    """A server that knows objects by their text."""
+    """A server whose objects are texts."""
 
     def __init__(self, listed: list[str], watched: list[str]) -> None:
         self._listed = listed

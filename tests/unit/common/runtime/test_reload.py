@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A changed settings file: what is taken over, what waits for a restart, what is refused."""
+"""A changed settings file: settings applied at once, those that need a restart, and refusals."""
 
 import hashlib
 import json
@@ -17,10 +17,10 @@ import hami_registry.settings
 import hami_scheduler.settings
 import hami_webhook.settings
 from hami_common.errors import SettingsInvalid
-from hami_common.runtime.clock import ManualClock
 from hami_common.runtime.httpd import Request, Response
 from hami_common.runtime.reload import SettingsFile, merge
 from hami_common.runtime.settings import ServiceSettings, load
+from tests.support.manualclock import ManualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +46,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Running:
-    """A settings file and who follows it."""
+    """A settings file and its follower."""
 
     def __init__(self, path: Path, *argv: str) -> None:
         self.registry = CollectorRegistry()
@@ -62,7 +62,7 @@ class Running:
         self.file.use = self.used.append
 
     async def settle(self) -> None:
-        """Two looks: a file counts once it reads the same twice."""
+        """Poll twice: a file counts once two reads return the same."""
         await self.file.look()
         await self.file.look()
 
@@ -112,7 +112,7 @@ async def test_hot_change_is_handed_over_and_shown(path: Path) -> None:
     assert len(running.used) == 1, "the same file is taken over once"
 
 
-async def test_file_that_is_still_being_written_is_not_judged(path: Path) -> None:
+async def test_file_that_is_still_being_written_is_not_read(path: Path) -> None:
     running = Running(path)
     path.write_text("depth =")
     await running.file.look()
@@ -140,7 +140,7 @@ async def test_swapped_link_of_a_mounted_configmap_is_seen(tmp_path: Path) -> No
     assert running.file.settings.depth == 2
 
 
-async def test_what_is_not_hot_is_named_and_stays(path: Path) -> None:
+async def test_setting_that_needs_a_restart_is_named_and_kept(path: Path) -> None:
     running = Running(path)
     path.write_text("depth = 2\nwidth = 9\n[pace]\nlook_s = 0.5\nstart_s = 1.0\n")
     await running.settle()
@@ -163,7 +163,7 @@ async def test_what_is_not_hot_is_named_and_stays(path: Path) -> None:
         (None, "give the path of a readable file"),
     ],
 )
-async def test_mistake_keeps_what_is_in_force_and_shows_until_it_is_mended(
+async def test_invalid_file_keeps_the_settings_in_force_and_is_reported_until_fixed(
     path: Path, text: str | None, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     running = Running(path)
@@ -188,7 +188,7 @@ async def test_mistake_keeps_what_is_in_force_and_shows_until_it_is_mended(
     assert running.value("generation") == 1, "it is the file of the start again"
 
 
-async def test_flags_still_win(path: Path) -> None:
+async def test_flags_keep_precedence(path: Path) -> None:
     running = Running(path, "--set", "depth=5")
     path.write_text("depth = 2\n")
     await running.settle()
@@ -208,7 +208,7 @@ async def test_service_may_refuse_the_whole(path: Path) -> None:
     assert running.file.problem == "setting depth: 2; give less"
 
 
-async def test_fault_of_the_service_is_told_and_ends_nothing(path: Path) -> None:
+async def test_error_of_the_service_is_reported_and_the_loop_continues(path: Path) -> None:
     running = Running(path)
     calls: list[int] = []
 
@@ -238,7 +238,7 @@ async def test_log_level_follows_the_file(path: Path) -> None:
         root.setLevel(before)
 
 
-async def test_watch_looks_by_the_clock(path: Path) -> None:
+async def test_watch_polls_by_the_clock(path: Path) -> None:
     running = Running(path)
     clock = ManualClock(now_s=0.0)
     path.write_text("depth = 2\n")
@@ -261,5 +261,5 @@ def test_every_hot_setting_exists(settings: type[ServiceSettings]) -> None:
             here = next(field.type for field in here.fields if field.name == name)
 
 
-def test_merge_changes_nothing_where_nothing_differs() -> None:
+def test_merge_without_differences_changes_nothing() -> None:
     assert merge(Settings(), Settings(), Settings.HOT) == (Settings(), ())

@@ -64,7 +64,7 @@ def test_file_then_environment_then_flags(tmp_path: Path) -> None:
     assert result.config_path == tmp_path / "settings.toml"
 
 
-def test_check_is_told() -> None:
+def test_check_option_is_parsed() -> None:
     assert loaded("--check").check_only is True
 
 
@@ -99,12 +99,12 @@ def test_nested_fields_are_reached_from_the_environment() -> None:
     assert settings.vendors.nvidia.default_count == 0
 
 
-def test_other_services_variables_are_not_ours() -> None:
+def test_variables_of_other_services_are_ignored() -> None:
     environ = {"HAMI_WEBHOOK_RETRY_COUNT": "9", "HAMI_SCHEDULERS": "x", "PATH": "/bin"}
     assert loaded(environ=environ).settings == Settings()
 
 
-def test_variables_that_kubernetes_sets_for_a_service_of_our_name_are_ignored() -> None:
+def test_variables_that_kubernetes_sets_for_a_service_of_the_same_name_are_ignored() -> None:
     environ = {
         "HAMI_SCHEDULER_SERVICE_HOST": "10.0.0.1",
         "HAMI_SCHEDULER_SERVICE_PORT": "443",

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from hami_common.errors import Unavailable
-from hami_common.runtime.clock import ManualClock
 from hami_common.runtime.supervise import Supervisor
+from tests.support.manualclock import ManualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -78,7 +78,7 @@ async def test_an_endless_loop_is_restarted_when_it_returns() -> None:
         group.cancel_scope.cancel()
 
 
-async def test_a_peer_that_is_away_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unavailable_peer_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk()
 
     async def loop() -> None:

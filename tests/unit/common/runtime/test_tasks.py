@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Background tasks, shielded clean-up, backoff."""
+"""Background tasks, shielded cleanup, backoff."""
 
 import anyio
 import pytest
@@ -48,7 +48,7 @@ async def test_a_task_that_fails_ends_the_block() -> None:
     assert isinstance(caught.value.exceptions[0], LookupError)
 
 
-async def test_clean_up_finishes_under_cancellation_but_not_for_ever() -> None:
+async def test_cleanup_continues_under_cancellation_until_its_timeout() -> None:
     steps: list[str] = []
     with anyio.CancelScope() as scope:
         try:
@@ -63,7 +63,7 @@ async def test_clean_up_finishes_under_cancellation_but_not_for_ever() -> None:
     assert steps == ["first"]
 
 
-def test_delays_double_up_to_the_limit_and_begin_anew_after_success() -> None:
+def test_backoff_doubles_up_to_the_limit_and_resets_after_success() -> None:
     backoff = Backoff(first_s=1.0, most_s=5.0)
     for limit in (1.0, 2.0, 4.0, 5.0, 5.0):
         assert limit / 2 <= backoff.next_s() <= limit

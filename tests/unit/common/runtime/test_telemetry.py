@@ -118,7 +118,7 @@ def test_a_span_continues_the_callers_trace_and_hands_it_on() -> None:
     assert len({PARENT, outer, inner}) == 3
 
 
-def test_without_a_collector_what_was_handed_in_is_handed_on() -> None:
+def test_incoming_trace_is_forwarded_without_a_collector() -> None:
     tracing = telemetry.Tracing(service="t")
     assert not tracing.is_recording
     with tracing.start_span("outer", traceparent=PARENT) as span:
@@ -158,7 +158,7 @@ def test_without_a_collector_a_span_costs_a_small_part_of_a_real_one() -> None:
 
 
 @pytest.mark.parametrize("is_recording", [False, True], ids=["carried", "recorded"])
-def test_a_span_that_is_over_is_told_with_its_times(*, is_recording: bool) -> None:
+def test_finished_span_is_recorded_with_its_times(*, is_recording: bool) -> None:
     exporter = InMemorySpanExporter()
     tracing = telemetry.Tracing(
         service="t", processors=(SimpleSpanProcessor(exporter),) if is_recording else ()

@@ -43,7 +43,7 @@ def pod(
     return msgspec.convert(document, PodView)
 
 
-def test_only_containers_that_ask_are_in_the_request_in_order_of_admission() -> None:
+def test_only_containers_with_devices_are_in_the_request_in_order_of_admission() -> None:
     request = CATALOG.parse_pod(
         pod(
             apps=[{"cpu": "1"}, {GPU: "2"}],
@@ -60,7 +60,7 @@ def test_only_containers_that_ask_are_in_the_request_in_order_of_admission() -> 
     assert set(request.selectors) == {"nvidia"}
 
 
-def test_a_pod_without_devices_has_no_request_but_may_mention_us() -> None:
+def test_a_pod_without_devices_has_no_request_but_may_have_annotations() -> None:
     assert CATALOG.parse_pod(pod(apps=[{"cpu": "1"}])) is None
     assert not CATALOG.mentions(pod(apps=[{"cpu": "1"}]))
     assert CATALOG.parse_pod(pod(apps=[{GPU: "0"}])) is None
@@ -68,7 +68,7 @@ def test_a_pod_without_devices_has_no_request_but_may_mention_us() -> None:
     assert CATALOG.mentions(pod(apps=[{"cpu": "1"}], inits=[{"nvidia.com/gpucore": "1"}]))
 
 
-def test_a_selector_nobody_needs_is_not_even_read() -> None:
+def test_selector_is_not_parsed_for_a_pod_without_devices() -> None:
     annotations = {"nvidia.com/numa-bind": "nonsense"}
     assert CATALOG.parse_pod(pod(apps=[{"cpu": "1"}], annotations=annotations)) is None
     with pytest.raises(RequestInvalid, match="numa-bind"):
@@ -155,7 +155,7 @@ def test_annotations_win_over_defaults() -> None:
         ("hami.io/device-scoring-weights", "slot=1,core=1,memory=٣", "is not a weight"),
     ],
 )
-def test_unknown_words_are_refused_never_guessed(key: str, value: str, problem: str) -> None:
+def test_unknown_words_are_refused(key: str, value: str, problem: str) -> None:
     with pytest.raises(RequestInvalid) as caught:
         parse_policy({key: value}, defaults=DEFAULTS)
     assert caught.value.field == f"annotation {key}"
@@ -181,7 +181,7 @@ def test_other_weight_is_refused_with_the_field_and_the_bound(weight: str) -> No
     assert len(str(caught.value)) < 400
 
 
-def test_pod_that_asks_for_devices_has_at_most_200_containers() -> None:
+def test_pod_with_devices_has_at_most_200_containers() -> None:
     asks = [{GPU: "1"}] * 100
     assert CATALOG.parse_pod(pod(apps=asks, inits=asks)) is not None
     with pytest.raises(RequestInvalid, match=r"spec.containers: 201 containers.*at most 200"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares that a driver must make something for, and what rendering does with its word."""
+"""Shares that need an object of the driver, and its use in rendering."""
 
 import pytest
 
@@ -20,7 +20,7 @@ PARTS = {
     "kunlunxin": ("soft", "1/4", "1/4", {"number": "9"}),
     "amd": ("soft", "", "", {"cu_mask": "0-75"}),
 }
-"""By vendor: mode of the device, profile and kind of the share, words of what was made."""
+"""By vendor: mode of the device, profile and kind of the share, handles of the driver's object."""
 
 
 def part(vendor: str) -> Share:
@@ -35,7 +35,7 @@ def rendered(share: Share, mode: str, context: RenderContext) -> ContainerEdits:
 
 
 @pytest.mark.parametrize("vendor", sorted(PARTS))
-def test_a_part_needs_something_and_a_whole_device_nothing(vendor: str) -> None:
+def test_partition_needs_a_handle_and_a_whole_device_does_not(vendor: str) -> None:
     device = builders.device("u", vendor=vendor, mode=PARTS[vendor][0])
     whole = Share(
         vendor=vendor, uuid="u", memory_mib=device.memory_mib, core_pct=100, exclusive=True
@@ -45,21 +45,23 @@ def test_a_part_needs_something_and_a_whole_device_nothing(vendor: str) -> None:
 
 
 @pytest.mark.parametrize("vendor", ["iluvatar", "mthreads", "awsneuron", "biren", "vastai"])
-def test_vendors_that_divide_nothing_need_nothing(vendor: str) -> None:
+def test_vendors_without_partitions_need_no_handle(vendor: str) -> None:
     share = Share(vendor=vendor, uuid="u", memory_mib=4096, core_pct=25, profile="2nc", start=0)
     assert not needs_instance(share, builders.device("u", vendor=vendor))
 
 
 @pytest.mark.parametrize("mode", ["cdi", "devices", "env"])
 @pytest.mark.parametrize("vendor", sorted(PARTS))
-def test_a_part_without_its_word_is_an_error_where_the_node_divides(vendor: str, mode: str) -> None:
+def test_partition_without_its_handle_is_an_error_on_a_dividing_node(
+    vendor: str, mode: str
+) -> None:
     context = RenderContext(mode=mode, divides=True)  # type: ignore[arg-type] # from the matrix
     with pytest.raises(NotFound, match="has not been made on this node"):
         rendered(part(vendor), PARTS[vendor][0], context)
 
 
 @pytest.mark.parametrize("vendor", sorted(PARTS))
-def test_every_word_of_what_was_made_reaches_the_container(vendor: str) -> None:
+def test_every_handle_reaches_the_container(vendor: str) -> None:
     device_mode, _, _, words = PARTS[vendor]
     context = RenderContext(mode="devices", divides=True, handles={"u": words})
     edits = rendered(part(vendor), device_mode, context)
@@ -86,7 +88,7 @@ def test_an_smlu_instance_is_never_given_by_the_name_of_its_card(mode: str) -> N
     assert words["cap_node"] in [node.host_path for node in edits.devices]
 
 
-def test_a_vnpu_that_exists_is_named_to_the_runtime_and_not_asked_for_again() -> None:
+def test_existing_vnpu_is_named_to_the_runtime_and_not_requested_again() -> None:
     context = RenderContext(mode="env", divides=True, handles={"u": PARTS["ascend"][3]})
     env = rendered(part("ascend"), "vnpu", context).env
     assert env["ASCEND_VISIBLE_DEVICES"] == "104"

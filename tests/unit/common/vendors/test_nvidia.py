@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's rules, row by row, as users of HAMi v2.10 know them, and our stated differences."""
+"""NVIDIA's rules, row by row, as users of HAMi v2.10 know them, and the documented differences."""
 
 from typing import Any
 
@@ -101,7 +101,7 @@ WHOLE = request(pct=100, cores=100, exclusive=True)
         ({"gpu": "1", "core": "30"}, request(pct=100, cores=30), {CORES: "30"}),
     ],
 )
-def test_requests_and_what_admission_adds(
+def test_requests_and_admission_changes(
     limits: dict[str, str], wanted: DeviceRequest, added: dict[str, str]
 ) -> None:
     vendor = Nvidia()
@@ -128,11 +128,11 @@ def test_limits_are_read_before_requests(
 
 
 @pytest.mark.parametrize("limits", [{}, {"gpu": "0"}, {"prio": "1"}, {"cpu": "1"}, {"gpu": "0m"}])
-def test_no_device_asked_for_is_no_request(limits: dict[str, str]) -> None:
+def test_pod_without_devices_has_no_request(limits: dict[str, str]) -> None:
     assert Nvidia().parse_request(container(limits)) is None
 
 
-def test_a_container_without_our_resources_is_left_alone() -> None:
+def test_container_without_known_resources_is_left_alone() -> None:
     assert Nvidia().admit(container({"cpu": "1"})) is None
     assert Nvidia().admit(ContainerView(name="main")) is None
 
@@ -167,7 +167,7 @@ def test_a_mention_without_a_device_is_only_warned_about(limits: dict[str, str])
         ({"gpu": "0", "mem": "3Gi"}, MEM, "looks like bytes", "write 3072"),
     ],
 )
-def test_what_hami_would_silently_treat_as_no_gpu_is_refused_with_the_fix(
+def test_requests_that_hami_ignores_silently_are_refused_with_the_fix(
     limits: dict[str, str], field: str, problem: str, fix: str
 ) -> None:
     for act in (Nvidia().parse_request, Nvidia().admit):
@@ -204,7 +204,7 @@ def admitted(view: ContainerView, changes: ContainerChanges) -> ContainerView:
         {"gpu": "0"},
     ],
 )
-def test_admission_changes_no_meaning_and_a_second_pass_changes_nothing(
+def test_admission_keeps_the_request_and_is_idempotent(
     limits: dict[str, str],
 ) -> None:
     vendor = Nvidia(NvidiaSettings(core_policy="force"))
@@ -228,9 +228,7 @@ def test_admission_changes_no_meaning_and_a_second_pass_changes_nothing(
         ({"gpu": "1", "cores": "150"}, "150 is more than one device has, read as 100"),
     ],
 )
-def test_what_is_read_otherwise_than_written_is_warned_about(
-    limits: dict[str, str], warning: str
-) -> None:
+def test_reinterpreted_values_are_warned_about(limits: dict[str, str], warning: str) -> None:
     changes = Nvidia().admit(container(limits))
     assert changes is not None
     assert any(warning in text for text in changes.warnings)
@@ -338,7 +336,7 @@ def test_no_annotations_and_empty_lists_are_no_constraint() -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("nvidia.com/vgpu-mode", "turbo"), ("nvidia.com/numa-bind", "maybe")]
 )
-def test_words_nobody_knows_are_refused(key: str, value: str) -> None:
+def test_unknown_selector_values_are_refused(key: str, value: str) -> None:
     with pytest.raises(RequestInvalid) as caught:
         Nvidia().parse_selector({key: value})
     assert caught.value.field == f"annotation {key}"

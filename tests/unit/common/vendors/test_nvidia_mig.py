@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA devices in MIG mode: profiles asked for by name, and what a container sees of its part."""
+"""NVIDIA devices in MIG mode: profiles requested by name, and the environment of containers."""
 
 import pytest
 from msgspec.structs import replace
@@ -80,7 +80,7 @@ def rendered(
         ("nvidia.com/mig-1g.24gb-me", "1g.24gb-me"),
     ],
 )
-def test_profile_is_asked_for_by_its_resource(name: str, profile: str) -> None:
+def test_profile_is_requested_by_its_resource(name: str, profile: str) -> None:
     wanted = DeviceRequest(vendor="nvidia", count=2, profile=profile, modes=("mig",))
     view = ask({name: "2"})
     assert SERVED.parse_request(view) == wanted
@@ -90,7 +90,7 @@ def test_profile_is_asked_for_by_its_resource(name: str, profile: str) -> None:
     assert name in SERVED.resources.all()
 
 
-def test_name_that_the_settings_do_not_list_is_not_ours() -> None:
+def test_unlisted_profile_name_is_ignored() -> None:
     assert Nvidia().parse_request(ask({"nvidia.com/mig-1g.10gb": "1"})) is None
     assert Nvidia().admit(ask({"nvidia.com/mig-1g.10gb": "1"})) is None
     assert len(Nvidia().families) == 1
@@ -110,7 +110,7 @@ def test_none_of_a_profile_is_no_request() -> None:
         {"nvidia.com/mig-1g.10gb": "65"},
     ],
 )
-def test_request_that_cannot_be_meant_is_refused(limits: dict[str, str]) -> None:
+def test_contradictory_request_is_refused(limits: dict[str, str]) -> None:
     with pytest.raises(RequestInvalid, match=r"nvidia\.com/"):
         SERVED.parse_request(ask(limits))
 
@@ -133,7 +133,7 @@ def test_variables_of_the_node_are_removed_and_the_limiter_may_be_switched_off()
         ({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "1000"}, {"nvidia.com/vgpu-mode": "mig"}),
     ],
 )
-def test_who_asks_for_several_instances_is_told_what_a_process_can_use(
+def test_request_for_several_instances_warns_that_a_process_uses_one(
     limits: dict[str, str], annotations: dict[str, str]
 ) -> None:
     changes = SERVED.admit(ask(limits), annotations)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which size a request gets, and where on a grid it goes."""
+"""The size that a request gets, and its place on a grid."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def granted(division: Division, request: DeviceRequest) -> str | None:
         (TEMPLATES, DeviceRequest(vendor="v", count=1, exact=(("core", 13),)), None),
     ],
 )
-def test_the_smallest_size_that_holds_what_was_asked_is_granted(
+def test_smallest_size_that_holds_the_request_is_granted(
     division: Division, request_: DeviceRequest, name: str | None
 ) -> None:
     assert granted(division, request_) == name
@@ -69,7 +69,7 @@ def test_every_state_of_a_grid_has_the_place_that_the_rule_says() -> None:
             assert table[taken] == choose_start(profile, taken, GRID.profiles)
 
 
-def test_a_small_partition_leaves_room_for_large_ones() -> None:
+def test_small_partition_leaves_capacity_for_large_ones() -> None:
     assert choose_start(ONE, 0, GRID.profiles) == 6
     assert choose_start(THREE, 1 << 6, GRID.profiles) == 0
     assert choose_start(THREE, 1 << 6 | 1, GRID.profiles) == NO_START

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each vendor does with a manifest that others would do differently."""
+"""Treatment of manifests that is specific to each vendor."""
 
 from typing import Any
 
@@ -103,7 +103,7 @@ class Node:
     def place(
         self, *containers: Limits, annotations: dict[str, str] | None = None
     ) -> list[Share] | str:
-        """The shares of the pod, or the reason against it."""
+        """The shares of the pod, or the refusal."""
         request = self.catalog.parse_pod(pod(*containers, annotations=annotations))
         assert request is not None
         found = pick(self.table, request, "node")
@@ -219,7 +219,7 @@ def test_ascend_types_are_not_substrings() -> None:
     assert refused == "CardTypeMismatch: no device is of a type wanted: Ascend910B4"
 
 
-def test_ascend_910_stands_for_any_910() -> None:
+def test_ascend_910_matches_any_910() -> None:
     for word in ("Ascend910A", "Ascend910B2", "Ascend910B3", "Ascend910B4", "Ascend910B4-1"):
         assert Node(chips(word)).sizes({"huawei.com/Ascend910": 1}) == [
             CHIPS[word].memory_allocatable_mib
@@ -230,7 +230,7 @@ def test_ascend_910_stands_for_any_910() -> None:
     assert isinstance(Node(chips("Ascend310P")).place({"huawei.com/Ascend910": 1}), str)
 
 
-def test_ascend_910c_comes_in_modules() -> None:
+def test_ascend_910c_is_allocated_in_modules() -> None:
     one = Node(chips("Ascend910C", 4))
     first = one.place({"huawei.com/Ascend910C": 1})
     second = one.place({"huawei.com/Ascend910C": 2})
@@ -259,7 +259,7 @@ def test_ascend_parts_are_of_one_chip_and_compute_follows_memory() -> None:
     assert "is not a mode" in refusal({"huawei.com/Ascend910B3": 1}, {ascend.MODE: "x"})
 
 
-def test_ascend_soft_shares_have_the_size_asked_for_on_chips_shared_so() -> None:
+def test_ascend_soft_shares_have_the_requested_size_on_chips_in_that_mode() -> None:
     soft = {ascend.MODE: "hami-core"}
     one = Node(node("ascend", "Ascend910B3", 65536))
     assert one.sizes(memory_of("Ascend910B3", 5000), annotations=soft) == [5000]
@@ -382,7 +382,7 @@ def test_kunlunxin_devices_are_linked() -> None:
     assert isinstance(refused, str)
 
 
-def test_kunlunxin_cross_pairs_serve_where_no_wing_can() -> None:
+def test_kunlunxin_cross_pairs_are_used_where_no_wing_fits() -> None:
     one = Node(node("kunlunxin", "P800 OAM", 98304, 8))
     for number in (1, 2, 3, 5, 6, 7):
         one.place(
@@ -428,7 +428,7 @@ def neuron(cores: int, count: int = 16, type_: str = "trainium2") -> NodeDevices
     )
 
 
-def test_neuron_cores_are_neighbours() -> None:
+def test_neuron_cores_are_neighbors() -> None:
     settings = VendorSettings(awsneuron=awsneuron.AwsneuronSettings(cores_per_device=8))
     one = Node(neuron(8, 1), catalog=Catalog.from_settings(settings))
     starts = []
@@ -452,7 +452,7 @@ def test_neuron_cores_beyond_a_device_are_whole_aligned_devices() -> None:
     assert "write up to 2, or a multiple of it" in refusal({"aws.amazon.com/neuroncore": 3})
 
 
-def test_neuron_any_number_of_neighbours_on_inferentia_only() -> None:
+def test_neuron_any_number_of_neighbors_on_inferentia_only() -> None:
     assert isinstance(Node(neuron(2)).place({"aws.amazon.com/neuron": 3}), str)
     one = Node(neuron(2, type_="inferentia2"))
     shares = one.place({"aws.amazon.com/neuron": 3})
@@ -463,12 +463,12 @@ def test_neuron_any_number_of_neighbours_on_inferentia_only() -> None:
     ]
 
 
-def test_amd_wants_some_compute() -> None:
+def test_amd_requires_some_compute() -> None:
     assert "0 is no share of compute" in refusal({"amd.com/gpu": 1, "amd.com/gpucores": 0})
     assert asked({"amd.com/gpu": 1, "amd.com/gpumem": 1000}).exclusive
 
 
-def test_one_container_asks_for_one_family_but_two_vendors() -> None:
+def test_one_container_may_request_one_family_and_two_vendors() -> None:
     assert "ask for one of them" in refusal({"metax-tech.com/gpu": 1, "metax-tech.com/sgpu": 1})
     request = CATALOG.parse_pod(pod({"hygon.com/dcunum": 1, "vastaitech.com/va": 1}))
     assert request is not None
@@ -568,7 +568,7 @@ def test_ascend_soft_share_has_its_quota() -> None:
         ("mthreads", {}, "MTHREADS_QOS_COMPUTING_POWER_WEIGHT", "30"),
     ],
 )
-def test_limits_of_a_part_are_told_as_the_vendor_wants(
+def test_limits_of_a_partition_are_rendered_in_the_vendors_variable(
     vendor: str, handles: dict[str, str], variable: str, value: str
 ) -> None:
     device = builders.device("u", vendor=vendor)

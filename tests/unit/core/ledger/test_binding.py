@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents of a commit, and the judgement of a pod after an attempt."""
+"""Documents of a commit, and the evaluation of a pod after an attempt."""
 
 import json
 
@@ -30,7 +30,9 @@ from tests.unit.core.facts import pod_facts, record, signed
         (pod_facts(node="n1", mistrust="who signed this"), "", "unreadable"),
     ],
 )
-def test_fate_of_an_attempt(pod: PodFacts | None, allocation_id: str, fate: binding.Fate) -> None:
+def test_outcome_of_an_attempt(
+    pod: PodFacts | None, allocation_id: str, fate: binding.Fate
+) -> None:
     assert binding.fate_of(pod, uid="u1", node="n1", allocation_id=allocation_id) == fate
 
 

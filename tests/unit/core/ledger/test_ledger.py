@@ -12,8 +12,8 @@ from hami_common.events.allocation import AllocationOp, AllocationRecord, Report
 from hami_common.model.placement import ContainerShares, Placement
 from hami_common.pods.signing import SignedPlacement
 from hami_common.ports import Expect
+from hami_core.ledger.holding import Holding
 from hami_core.ledger.ledger import KEYS_PER_NODE, SHARE_LOST, STORY_LINES, Ledger
-from hami_core.ledger.repair import Holding
 from hami_core.ledger.stimuli import (
     Accepted,
     Append,
@@ -138,7 +138,7 @@ def test_record_books_its_shares_and_a_release_gives_them_back(ledger: Ledger) -
     assert ledger.state_of(NODE, "uid-1") == "released"
 
 
-def test_duplicates_and_older_records_of_a_key_change_nothing(ledger: Ledger) -> None:
+def test_duplicates_and_stale_records_of_a_key_change_nothing(ledger: Ledger) -> None:
     see(ledger, 4, record())
     see(ledger, 9, record(MORE, op="resize"))
     for seq, some in ((4, record()), (9, record(MORE, op="resize")), (4, record(op="release"))):
@@ -166,7 +166,7 @@ def test_devices_that_are_over_are_reported(ledger: Ledger) -> None:
     ]
 
 
-def test_record_of_a_node_nobody_knows_is_kept(ledger: Ledger) -> None:
+def test_record_of_an_unknown_node_is_kept(ledger: Ledger) -> None:
     see(ledger, 1, record((held(share("x", 5)),), node="elsewhere"))
     assert only(ledger).record.node == "elsewhere"
     ledger.table.upsert_node(devices("elsewhere", 1))
@@ -226,7 +226,7 @@ def test_impossible_change_raises_with_the_story_and_is_not_folded(ledger: Ledge
     assert ledger.state_of(NODE, "uid-1") == "running"
 
 
-def test_story_is_told_in_order_and_bounded(ledger: Ledger) -> None:
+def test_history_is_ordered_and_bounded(ledger: Ledger) -> None:
     see(ledger, 1, record(), now_s=1.0)
     see_state(ledger, 1, state("failed", code=SHARE_LOST), now_s=2.0)
     lines = [str(line) for line in ledger.story(NODE, "uid-1")]
@@ -283,7 +283,7 @@ def test_own_release_does_not_move_the_fence_over_records_not_yet_seen(ledger: L
     assert ledger.fence(NODE) == 6
 
 
-def test_consistent_read_of_a_node_brings_everything_up_to_date(ledger: Ledger) -> None:
+def test_consistent_read_of_a_node_updates_all_its_records(ledger: Ledger) -> None:
     see(ledger, 4, record())
     entries = ((9, record(op="release")), (7, record(uid="uid-2")))
     effects = ledger.handle(NodeRead(node=NODE, entries=entries, now_s=0.0))
@@ -310,7 +310,7 @@ def test_own_reservation_is_examined_when_its_lease_ends_and_after_another(ledge
     assert examined(ledger, 160.0) == ["a1"]
 
 
-def test_others_reservations_are_left_a_little_longer(ledger: Ledger) -> None:
+def test_reservations_of_other_replicas_expire_a_little_later(ledger: Ledger) -> None:
     see(ledger, 1, record(writer="other", lease_s=10.0), now_s=100.0)
     assert examined(ledger, 112.9) == []
     assert examined(ledger, 113.0) == ["a1"]
@@ -433,7 +433,7 @@ def test_bound_is_written_once(ledger: Ledger) -> None:
     assert failed.expect.sequence == 7
 
 
-def test_resize_takes_what_is_free_and_keeps_the_id(ledger: Ledger) -> None:
+def test_resize_takes_free_capacity_and_keeps_the_id(ledger: Ledger) -> None:
     see(ledger, 3, record())
     see(ledger, 4, record((held(share(f"{NODE}-nvidia-0", 5_000)),), uid="uid-2"))
     holding = ledger.holding(NODE, "uid-1")
@@ -456,7 +456,7 @@ def test_resize_takes_what_is_free_and_keeps_the_id(ledger: Ledger) -> None:
         assert isinstance(refused, NodeRefusal)
 
 
-def test_restore_puts_back_what_the_pod_proves(ledger: Ledger) -> None:
+def test_restore_writes_the_allocation_that_the_pod_proves(ledger: Ledger) -> None:
     plan = ledger.plan_restore(signed(), now_s=0.0, must=False)
     assert isinstance(plan, Append)
     assert (plan.record.allocation_id, plan.record.containers) == ("a1", HALF)
@@ -538,7 +538,7 @@ def test_tombstones_go_except_a_nodes_newest_record(ledger: Ledger) -> None:
     assert ledger.holdings_of_node(NODE) == []
 
 
-def test_states_of_pods_that_never_were_are_forgotten(ledger: Ledger) -> None:
+def test_states_of_unknown_pods_are_dropped(ledger: Ledger) -> None:
     see_state(ledger, 1, state("failed", uid="invented"), now_s=10.0)
     assert ledger.forgettable(seen_before_s=5.0) == []
     assert ledger.forgettable(seen_before_s=20.0) == [(NODE, "invented")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of a pod document, and which annotations are believed."""
+"""Facts kept from a pod document, and the annotations that are trusted."""
 
 from typing import Any
 
@@ -73,7 +73,7 @@ def test_invalid_request_becomes_a_problem_that_names_the_fix() -> None:
     assert not facts.is_waiting()
 
 
-def test_signed_allocation_of_an_assigned_pod_is_believed() -> None:
+def test_signed_allocation_of_an_assigned_pod_is_trusted() -> None:
     view = pod(spec={"nodeName": "n1"}, **{annotations.ALLOCATION: allocation()})
     facts = reader().facts_of(view)
     assert facts.signed == signed("a1")
@@ -99,12 +99,12 @@ def test_allocation_that_does_not_verify_is_mistrusted(
     assert facts.mistrust
 
 
-def test_allocation_on_an_unassigned_pod_means_nothing() -> None:
+def test_allocation_on_an_unassigned_pod_is_ignored() -> None:
     facts = reader().facts_of(pod(**{annotations.ALLOCATION: allocation()}))
     assert (facts.signed, facts.mistrust) == (None, "")
 
 
-def test_allocation_of_our_own_is_believed_without_verifying_on_its_pod_and_node_only() -> None:
+def test_own_allocation_is_trusted_without_verification_on_its_pod_and_node_only() -> None:
     text = allocation()
     forged = text.replace('"sig":"', '"sig":"A')  # would not verify: what we vouched for counts
     facts = reader()
@@ -124,7 +124,7 @@ def test_allocation_signed_with_a_key_that_is_not_trusted_cannot_be_vouched_for(
     assert facts.facts_of(view).signed is None
 
 
-def test_only_so_many_annotations_of_our_own_are_remembered(
+def test_cached_own_annotations_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(podfacts, "VOUCHED_MOST", 1)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to do about each difference between ledger and pods."""
+"""Repair of each difference between ledger and pods."""
 
 import pytest
 
 from hami_core.ledger import repair
+from hami_core.ledger.holding import Holding
 from hami_core.ledger.podfacts import PodFacts
-from hami_core.ledger.repair import Confirm, Doubt, Holding, Release, Restore, compare, judge
+from hami_core.ledger.repair import Confirm, Doubt, Release, Restore, compare, judge
 from tests.unit.core.facts import holding, pod_facts, signed
 
 BOUND = pod_facts(node="n1", signed=signed("a1"))
@@ -46,7 +47,7 @@ def test_agreement_needs_no_step() -> None:
     assert compare([], {"u1": pod_facts(node="n1")}) == []
 
 
-def test_each_difference_has_its_step_and_releases_come_first() -> None:
+def test_each_difference_has_its_step_and_releases_are_first() -> None:
     done = pod_facts(uid="u2", is_finished=True)
     steps = compare(
         [holding("a1"), holding("a9", uid="u9"), holding("a2", uid="u2")],
@@ -69,7 +70,7 @@ def test_committed_allocation_replaces_the_record_of_an_attempt_that_lost() -> N
     assert compare([held], {"u1": BOUND}) == [Restore(signed=signed("a1"), replaces=held)]
 
 
-def test_record_on_another_node_does_not_stand_in_for_the_lost_one() -> None:
+def test_record_on_another_node_does_not_replace_the_lost_one() -> None:
     held = holding("a0", node="n2")
     assert compare([held], {"u1": BOUND}) == [
         Release(holding=held, reason="bound-elsewhere"),
@@ -77,7 +78,7 @@ def test_record_on_another_node_does_not_stand_in_for_the_lost_one() -> None:
     ]
 
 
-def test_restores_come_running_pods_first_then_by_age() -> None:
+def test_restores_are_ordered_by_running_pods_first_then_by_age() -> None:
     pods = {
         uid: pod_facts(
             uid=uid,

@@ -30,12 +30,12 @@ def test_every_state_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("state", [state for state in STATES if state != "released"])
-def test_everything_can_be_released(state: AllocationState) -> None:
+def test_every_state_can_be_released(state: AllocationState) -> None:
     assert (state, "released") in TRANSITIONS
 
 
 @pytest.mark.parametrize("state", CHAIN)
-def test_everything_that_lives_can_fail(state: AllocationState) -> None:
+def test_every_live_state_can_fail(state: AllocationState) -> None:
     assert (state, "failed") in TRANSITIONS
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of devices settle, and what they leave to a look at the devices."""
+"""Decisions made from the ranks of devices, and those that need the devices themselves."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def view_of(table: DeviceTable, columns: list[int] | None = None) -> View:
 
 
 def verdicts_on(table: DeviceTable, request: PodRequest) -> list[str]:
-    """What is known of each node."""
+    """Facts known about each node."""
     view, plan = view_of(table), compile_request(request)
     fits, stops = settled(view, plan), stopped(view, plan)
     assert fits is not None
@@ -63,7 +63,7 @@ def test_node_is_settled_by_its_ranks(request_: PodRequest, want: str) -> None:
     assert verdicts_on(table_of(), request_)[0] == want
 
 
-def test_ranks_follow_what_changes() -> None:
+def test_ranks_follow_changes() -> None:
     table, wanted = table_of(), pod(ask(mib=MIB, core=100))
     assert verdicts_on(table, wanted) == [STOPPED, *[FITS] * (NODES - 1)]
     shares = (held(share("n3-0", 1, 0), share("n3-1", 1, 0)),)
@@ -82,7 +82,7 @@ def test_ranks_follow_what_changes() -> None:
     assert verdicts_on(table, wanted) == expected
 
 
-def test_an_exclusive_share_wants_idle_devices() -> None:
+def test_an_exclusive_share_requires_idle_devices() -> None:
     assert verdicts_on(table_of(), pod(whole())) == [STOPPED, *[FITS] * (NODES - 1)]
     table = table_of()
     table.book("n1", (held(share("n1-0", 1, 0)),))
@@ -114,7 +114,7 @@ def test_offered_memory_is_of_devices_that_nothing_stops_before() -> None:
         pod(ask(3)),
     ],
 )
-def test_nothing_is_settled_where_amounts_are_not_all(request_: PodRequest) -> None:
+def test_requests_with_other_constraints_are_not_settled_by_ranks(request_: PodRequest) -> None:
     table = table_of()
     assert settled(view_of(table), compile_request(request_)) is None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding many names at once gives what looking each up gives; what is written back is JSON."""
+"""A search for many names returns the same as single lookups; the written list is JSON."""
 
 import json
 import random
@@ -20,7 +20,7 @@ def text_of(names: Sequence[str]) -> bytes:
 
 
 def agree(codes: dict[str, int], names: Sequence[str]) -> NodeNames:
-    """Text and strings are found alike, and written back alike; returns what was read of text."""
+    """Text and strings are found and written alike; returns what was read from text."""
     index = NameIndex(codes)
     want = [codes.get(name, ABSENT) for name in names]
     read, listed = NodeNames(text_of(names)), NodeNames.of(names)
@@ -36,7 +36,7 @@ def agree(codes: dict[str, int], names: Sequence[str]) -> NodeNames:
         part = nodes.part(mask)
         assert json.loads(part.json()) == list(part.strings()) == some
         lines = "".join(f"<{json.dumps(name, ensure_ascii=False)}>;" for name in some)
-        for _ in range(3):  # what is told again may be kept
+        for _ in range(3):  # a repeated list of names may be cached
             wrapped = nodes.wrapped(np.flatnonzero(mask), b"<", b">;")
             assert bytes(wrapped).decode() == lines
             assert len(wrapped) == len(lines.encode())
@@ -86,7 +86,7 @@ def test_names_of_other_lengths_and_letters(other: str) -> None:
 
 
 @pytest.mark.parametrize("odd", ['n-0"000', "n-0\\000", "é-0000", "n-\x00000"])
-def test_odd_names_as_long_as_the_others_are_not_confused(odd: str) -> None:
+def test_unusual_names_of_equal_length_are_not_confused(odd: str) -> None:
     codes = {f"n-{i:05d}": i for i in range(200)}
     names = [*codes, odd]
     agree(codes, names)
@@ -115,14 +115,14 @@ def test_text_that_only_looks_like_a_matrix_is_refused() -> None:
             index.find(NodeNames(bad))
 
 
-def test_empty_index_finds_nothing_and_one_without_ascii_still_finds() -> None:
+def test_empty_index_finds_nothing_and_a_non_ascii_index_finds_its_names() -> None:
     agree({}, ["a"] * 100)
     agree({"é": 3}, ["é"] * 100)
     agree({"": 4}, [""] * 100)
 
 
 @pytest.mark.parametrize("count", [1, 3, 200])
-def test_one_name_is_divided_from_all_others(count: int) -> None:
+def test_one_name_is_separated_from_all_others(count: int) -> None:
     names = [f"node-{number:03}" for number in range(count)]
     for nodes in (NodeNames(text_of(names)), NodeNames.of(names)):
         one, others = nodes.divided(names[-1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices a pod gets: constraints, order of devices, booking of containers side by side."""
+"""Devices a pod gets: constraints, order of devices, booking of containers side by side."""
 
 from collections.abc import Callable
 
@@ -75,7 +75,7 @@ def code(table: DeviceTable, request: PodRequest) -> str | None:
         (device("x"), pod(ask(vendor="ascend")), "NodeUnregistered"),
     ],
 )
-def test_device_is_refused_for_what_it_is(
+def test_device_is_refused_for_its_own_properties(
     here: Device, request_: PodRequest, want: str | None
 ) -> None:
     assert code(table_of(here), request_) == want
@@ -133,7 +133,7 @@ def test_pod_that_names_a_partition_is_refused_where_no_device_has_any() -> None
         (replace(ask(), profile="1g"), "CardPartitionMismatch"),
     ],
 )
-def test_every_container_chooses_its_own_devices_however_much_room_there_is(
+def test_every_container_chooses_its_own_devices_in_any_amount_of_capacity(
     other: DeviceRequest, want: str
 ) -> None:
     table = table_of(device("x"), device("y", index=1))
@@ -167,7 +167,7 @@ def test_share_that_takes_a_whole_divided_device_keeps_the_pods_other_containers
         (share("x", 1), pod(whole()), "CardInsufficientMemory"),
     ],
 )
-def test_device_is_refused_for_what_others_hold(
+def test_device_is_refused_for_shares_of_other_pods(
     others: Share, request_: PodRequest, want: str | None
 ) -> None:
     table = table_of(device("x"))
@@ -221,7 +221,7 @@ def test_equal_devices_are_taken_by_numa_node_then_by_enumeration() -> None:
     assert placed(table, pod(ask(2))) == [["b", "c"]]
 
 
-def test_weights_decide_what_full_means() -> None:
+def test_weights_define_utilization() -> None:
     table = table_of(device("a", index=0), device("b", index=1))
     table.book("n", [held(share("a", 20_000, 0))])
     table.book("n", [held(share("b", 1, 80))])
@@ -231,7 +231,7 @@ def test_weights_decide_what_full_means() -> None:
     assert placed(table, pod(ask(), weights=by_core)) == [["a"]]
 
 
-def test_chain_is_followed_word_by_word() -> None:
+def test_policies_of_a_chain_apply_in_order() -> None:
     table = table_of(
         device("a", index=0, numa=0), device("b", index=1, numa=1), device("c", index=2, numa=1)
     )
@@ -241,7 +241,7 @@ def test_chain_is_followed_word_by_word() -> None:
     assert placed(table, pod(ask(2), device=("numa",))) == [["b", "c"]]
 
 
-def test_mutex_takes_idle_devices_but_leaves_them_to_others() -> None:
+def test_mutex_takes_idle_devices_but_leaves_them_to_other_pods() -> None:
     table = table_of(device("a", index=0), device("b", index=1))
     table.book("n", [held(share("a"))])
     found = pick(table, pod(ask(), device=("mutex", "binpack")), "n")
@@ -253,7 +253,7 @@ def test_mutex_takes_idle_devices_but_leaves_them_to_others() -> None:
 
 
 def three_containers() -> PodRequest:
-    """The middle one fits beside either other, and these not beside each other."""
+    """The middle one fits beside either of the others, but those do not fit beside each other."""
     return pod(
         container(ask(mib=4, core=60), name="a"),
         container(ask(mib=6), name="b"),
@@ -352,7 +352,7 @@ NVSWITCH, NVLINK, SAME_SWITCH, SAME_SOCKET, FAR = 1800, 400, 50, 30, 10
 
 
 def machine(link: Callable[[int, int], int], count: int = 8) -> DeviceTable:
-    """A node whose devices ``d0`` … are linked as ``link`` says, half of them on each socket."""
+    """A node whose devices ``d0`` … are linked as in ``link``, half of them on each socket."""
     pairs = [(a, b) for a in range(count) for b in range(a)]
     return table_of(
         *(device(f"d{i}", index=i, numa=i * 2 // count) for i in range(count)),
@@ -395,7 +395,7 @@ MACHINES = {
         ("ring of four and pairs", "46", 2, "01"),
     ],
 )
-def test_known_machines_give_the_closest_devices_and_keep_the_rest_close(
+def test_known_machines_give_the_closest_devices_and_keep_the_remaining_ones_close(
     kind: str, busy: str, count: int, want: str
 ) -> None:
     table = MACHINES[kind]
@@ -456,7 +456,7 @@ def test_sidecar_stays_beside_the_application_and_later_init_containers() -> Non
     assert code(table, pod(sidecar, late, container(ask(mib=1), name="a"))) is not None
 
 
-def test_applications_add_up_and_want_different_slots() -> None:
+def test_applications_add_up_and_need_different_slots() -> None:
     table = table_of(device("x", slots=1), device("y", index=1, slots=1))
     two = pod(container(ask(), name="a"), container(ask(), name="b"))
     assert placed(table, two) == [["x"], ["y"]]
@@ -477,7 +477,7 @@ def test_exclusive_share_keeps_the_pods_own_containers_off() -> None:
     assert code(table_of(device("x")), backwards) == "ExclusiveDeviceAllocateConflict"
 
 
-def test_wish_to_spread_does_not_refuse_a_pod_that_fits() -> None:
+def test_spread_preference_does_not_refuse_a_pod_that_fits() -> None:
     table = table_of(device("x"), device("y", index=1))
     table.book("n", [held(share("x", 20_000))])
     request = pod(
@@ -493,14 +493,14 @@ def test_two_vendors_in_one_container() -> None:
     assert placed(table, request) == [["x", "n-ascend-0", "n-ascend-1"]]
 
 
-def test_next_container_sees_what_the_one_before_took() -> None:
+def test_next_container_sees_the_shares_of_the_previous_one() -> None:
     table = table_of(device("x"), device("y", index=1))
     small = tuple(container(ask(mib=100), name=name) for name in "abc")
     assert placed(table, pod(*small)) == [["x"], ["y"], ["x"]]
     assert placed(table, pod(*small, device=("binpack",))) == [["x"], ["x"], ["x"]]
 
 
-def test_pod_that_asks_for_nothing_gets_nothing() -> None:
+def test_pod_without_a_request_gets_no_device() -> None:
     table = table_of(device("x"))
     assert pick(table, pod(), "n") == Placement(node="n", containers=())
     assert isinstance(pick(table, pod(), "other"), NodeRefusal)
@@ -509,7 +509,7 @@ def test_pod_that_asks_for_nothing_gets_nothing() -> None:
 # --- pick ----------------------------------------------------------------------------------------
 
 
-def test_shares_say_what_was_asked_and_percentages_in_mib() -> None:
+def test_shares_contain_requested_amounts_and_percentages_in_mib() -> None:
     table = table_of(device("x", memory_mib=40_001, capacity_mib=80_000))
     found = pick(table, pod(container(ask(pct=50, core=30), name="c", priority=1)), "n")
     assert found == Placement(

@@ -59,7 +59,7 @@ def placed(table: DeviceTable, request: PodRequest) -> Placement:
 
 
 def refused(table: DeviceTable, request: PodRequest) -> tuple[str, str]:
-    """Code and the text that the user reads."""
+    """Code and text of the refusal that the user reads."""
     found = pick(table, request, NODE)
     assert isinstance(found, NodeRefusal)
     verdict = Verdicts(table).filter(request, [NODE])
@@ -97,7 +97,7 @@ NO_PLACE = "1g.18gb (16384 MiB) wanted: no place, 1 of 8 positions and 29056 MiB
 TEN_GIB = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10240}
 
 
-def test_ten_gib_of_an_h200_is_a_1g_18gb_and_the_eighth_has_no_room() -> None:
+def test_ten_gib_of_an_h200_is_a_1g_18gb_and_the_eighth_does_not_fit() -> None:
     devices = cards(facts_of("H200-141"))
     table = cluster(devices)
     given = [placed(table, pod(f"p{number}", TEN_GIB)).containers[0] for number in range(7)]
@@ -137,7 +137,7 @@ def test_smallest_profile_that_holds_it_or_the_named_one(
     assert [share.profile for share in container.shares] == [profile]
 
 
-def test_profile_with_media_engines_is_there_once() -> None:
+def test_profile_with_media_engines_is_available_once() -> None:
     table = cluster(cards(facts_of("H200-141")))
     placed(table, pod("a", {"nvidia.com/mig-1g.18gb.me": 1}))
     code, text = refused(table, pod("b", {"nvidia.com/mig-1g.18gb.me": 1}))
@@ -154,7 +154,7 @@ def test_name_is_served_by_cards_that_have_the_profile_only() -> None:
     assert code == "CardPartitionMismatch"
 
 
-def test_several_devices_for_a_container_are_mig_instances_only_where_that_alone_is_asked() -> None:
+def test_several_devices_for_a_container_are_mig_instances_only_on_request() -> None:
     """One CUDA process uses one MIG instance and, beside it, no other device."""
     soft = DeviceFacts(uuid="GPU-9", vendor="nvidia", index=9, type="NVIDIA H200", memory_mib=99999)
     migs = (facts_of("H200-141"), facts_of("H200-141", uuid="GPU-1", index=1))
@@ -205,7 +205,7 @@ def test_several_instances_for_a_container_may_be_of_one_card() -> None:
     }
 
 
-def test_second_of_several_instances_that_has_no_place_is_told() -> None:
+def test_second_of_several_instances_without_a_place_is_reported() -> None:
     table = cluster(cards(facts_of("H200-141")))
     mig = {"nvidia.com/vgpu-mode": "mig"}
     code, text = refused(table, pod("a", {"nvidia.com/gpu": 8, "nvidia.com/gpumem": 10240}, mig))
@@ -258,7 +258,7 @@ def test_eight_cards_in_three_modes_serve_their_own_and_one_changes_alone() -> N
     assert {share.uuid for share in whole.containers[0].shares} == {"GPU-6", "GPU-7"}
     table.unbook(NODE, whole.containers)
     before = {uuid: usage for _, uuid, usage in table.usages() if uuid != "GPU-7"}
-    modes[7] = "mig"  # its administrator switched it when nobody used it
+    modes[7] = "mig"  # its administrator enabled MIG mode while the card was idle
     changed = cards(*(card(index, mode) for index, mode in enumerate(modes)))
     table.upsert_node(builders.node_devices(NODE, list(changed.values())))
     table.check()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refusals say what was wanted and the best there is, in one text per class and under 1 KiB."""
+"""Refusals name the request and the best available, in one text per class and under 1 KiB."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def table_of(*messages: NodeDevices) -> DeviceTable:
     return table
 
 
-def test_memory_text_has_wanted_best_free_and_where() -> None:
+def test_memory_refusal_contains_the_request_the_best_free_amount_and_its_node() -> None:
     table = table_of(devices("a", 2), devices("b", 2))
     table.book("a", [held(share("a-nvidia-0", 30_000)), held(share("a-nvidia-1", 25_000))])
     table.book("b", [held(share("b-nvidia-0", 20_000)), held(share("b-nvidia-1", 35_000))])
@@ -147,7 +147,9 @@ def test_text_of_each_reason(message: NodeDevices, request_: PodRequest, want: s
         ),
     ],
 )
-def test_text_of_what_others_hold(booked: Share, request_: PodRequest, want: str) -> None:
+def test_refusal_text_of_shares_of_other_pods(
+    booked: Share, request_: PodRequest, want: str
+) -> None:
     table = table_of(devices("n", 1))
     table.book("n", [held(booked)])
     assert texts(table, request_) == {want}
@@ -161,7 +163,7 @@ def test_silent_agent_has_its_own_text() -> None:
     }
 
 
-def test_container_and_vendor_are_named_only_where_there_are_several() -> None:
+def test_container_and_vendor_are_named_only_among_several() -> None:
     table = table_of(devices("n", 1), devices("n", 1, vendor="ascend"))
     several = pod(container(ask(), name="a"), container(ask(2), name="b"))
     (text,) = texts(table, several)
@@ -171,7 +173,7 @@ def test_container_and_vendor_are_named_only_where_there_are_several() -> None:
     assert text.startswith("NodeInsufficientDevice: ascend: 2 devices")
 
 
-def test_what_the_pods_own_containers_hold_is_not_free() -> None:
+def test_shares_of_the_pods_own_containers_are_not_free() -> None:
     table = table_of(devices("n", 1))
     request = pod(
         container(ask(mib=30_000, core=60), name="a"), container(ask(mib=20_000), name="b")
@@ -196,7 +198,7 @@ def test_binding_constraint_is_that_of_the_device_that_got_furthest() -> None:
     assert text.startswith("CardInsufficientMemory: 200 MiB wanted, at most 100 MiB free")
 
 
-def test_many_reasons_stay_under_one_kibibyte_and_the_largest_classes_are_told() -> None:
+def test_many_reasons_stay_under_one_kibibyte_and_keep_the_largest_classes() -> None:
     table = DeviceTable()
     long = "a-rather-long-node-name-as-clouds-like-them.region.example"
     selector = DeviceSelector(
@@ -246,7 +248,7 @@ def test_many_reasons_stay_under_one_kibibyte_and_the_largest_classes_are_told()
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_what_other_pods_cause_may_resolve_itself_and_the_rest_not() -> None:
+def test_refusals_caused_by_other_pods_are_resolvable_and_others_are_not() -> None:
     assert "CardInsufficientMemory" in RESOLVABLE
     assert not RESOLVABLE & {"CardTypeMismatch", "NodeUnregistered", "NodeInsufficientDevice"}
 
@@ -282,7 +284,7 @@ def test_explanation_ends_with_the_step_that_fails() -> None:
     assert told.refusal.code == "ExclusiveDeviceAllocateConflict"
 
 
-def test_explanation_where_devices_lack_is_about_that_step_alone() -> None:
+def test_explanation_of_missing_devices_is_limited_to_that_step() -> None:
     table = table_of(devices("n", 2))
     request = pod(container(ask(mib=50_000), name="a"), container(ask(vendor="ascend"), name="b"))
     told = explain(table, request, "n")
@@ -299,7 +301,7 @@ def test_explanation_leaves_other_vendors_devices_out() -> None:
     assert [device.uuid for device in step.devices] == ["n-nvidia-0"]
 
 
-def test_explanation_of_an_unknown_node_says_so() -> None:
+def test_explanation_of_an_unknown_node_reports_node_unregistered() -> None:
     told = explain(DeviceTable(), pod(ask()), "n")
     assert (told.fits, told.steps) == (False, ())
     assert told.refusal is not None

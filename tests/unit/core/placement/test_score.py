@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node scores are 0..100, after the pod is placed, over what it asks for; chance never chooses."""
+"""Node scores are 0..100, computed after placement over what the pod requests; never random."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_binpack_prefers_the_fuller_node_and_spread_the_emptier() -> None:
     assert spread == {name: 100 - value for name, value in packed.items()}
 
 
-def test_only_what_is_asked_counts() -> None:
+def test_only_requested_resources_count() -> None:
     table = two_nodes()
     table.book("idle", [held(share("idle-nvidia-0", 1, 90))])
     without = scores(table, pod(ask(mib=10_000)))
@@ -63,7 +63,7 @@ def test_other_vendors_devices_do_not_count() -> None:
     assert both["idle"] == 0
 
 
-def test_node_that_does_not_fit_scores_nothing() -> None:
+def test_node_that_does_not_fit_scores_zero() -> None:
     table = two_nodes()
     request = pod(ask(2, mib=30_000))
     assert scores(table, request)["busy"] == 0

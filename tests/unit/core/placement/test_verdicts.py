@@ -31,7 +31,7 @@ def test_all_feasible_nodes_are_returned_in_the_order_named() -> None:
     assert filtered.refused_count == 0
 
 
-def test_nodes_of_every_width_are_asked() -> None:
+def test_nodes_of_every_width_are_evaluated() -> None:
     table = DeviceTable()
     for i in range(1, 12):
         table.upsert_node(devices(f"n{i}", i))
@@ -57,7 +57,7 @@ def test_no_nodes_named_is_no_nodes_answered() -> None:
     assert Verdicts(DeviceTable()).filter(pod(ask()), ["n"]).feasible == []
 
 
-def test_pod_that_asks_for_nothing_fits_everywhere() -> None:
+def test_pod_without_a_request_fits_every_node() -> None:
     verdicts = Verdicts(table_of(1))
     assert verdicts.filter(pod(), ["n0", "x"]).feasible == ["n0", "x"]
     assert verdicts.prioritize(pod(), ["n0", "x"]).scores.tolist() == [0.0, 0.0]
@@ -94,7 +94,7 @@ def test_nodes_that_need_the_second_attempt_are_feasible_and_scored_like_others(
         assert scores[1] == scores[4] > scores[0] == scores[2] == scores[3] > scores[5] == 0
 
 
-def test_nothing_that_fits_is_nothing_to_score() -> None:
+def test_no_feasible_node_gives_no_score() -> None:
     verdicts = Verdicts(table_of(2))
     request = pod(container(ask(3), name="i", kind="init"), container(ask(), name="a"))
     assert verdicts.prioritize(request, ["n0", "n1"]).scores.tolist() == [0.0, 0.0]
@@ -102,7 +102,7 @@ def test_nothing_that_fits_is_nothing_to_score() -> None:
     assert verdicts.prioritize(request, ["n0", "n1"]).scores.tolist() == [0.0, 0.0]
 
 
-def test_answer_follows_nodes_that_come_and_go() -> None:
+def test_answer_follows_added_and_removed_nodes() -> None:
     table = table_of(40)
     verdicts = Verdicts(table)
     request = pod(ask(2))
@@ -124,7 +124,7 @@ def test_list_of_names_that_the_caller_changes_is_read_again() -> None:
     assert verdicts.filter(pod(ask()), names).feasible == ["n1"]
 
 
-def test_old_plans_are_forgotten_and_worked_out_again() -> None:
+def test_old_plans_are_dropped_and_computed_again() -> None:
     verdicts = Verdicts(table_of(2))
     many = verdicts_module.PLANS_KEPT + 10
     for round_ in range(2):
@@ -188,7 +188,7 @@ def test_shortlist_is_of_the_best_and_does_not_depend_on_the_order_of_names(seed
         assert lists[0] == lists[1] == lists[2]
 
 
-def test_equal_nodes_of_a_shortlist_are_not_neighbours_by_name() -> None:
+def test_equal_nodes_of_a_shortlist_are_not_neighbors_by_name() -> None:
     table = DeviceTable()
     for i in range(900):
         table.upsert_node(devices(f"zone-{i // 300}-node-{i:03d}", 2))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of moves on small clusters that can be worked out by hand."""
+"""Plans of moves on small clusters that can be verified by hand."""
 
 from hami_common.model.request import DeviceSelector, PodRequest
 from hami_core.planning.defrag import DefragPlan, Tenant, plan_moves
@@ -39,7 +39,7 @@ def moves(found: DefragPlan) -> list[tuple[str, str, str]]:
     return [(move.pod, move.source, move.target) for move in found.moves]
 
 
-def test_a_pod_makes_room_for_the_one_that_makes_room() -> None:
+def test_moves_can_depend_on_other_moves() -> None:
     tenants = [
         tenant("p", "a-0", 6, allow_uuids=("a-0", "b-0")),
         tenant("q", "b-0", 5, allow_uuids=("b-0", "c-0")),
@@ -52,7 +52,7 @@ def test_a_pod_makes_room_for_the_one_that_makes_room() -> None:
     assert (found.node, found.memory_mib, found.is_least_memory) == ("a", 11, True)
 
 
-def test_two_that_want_each_others_place_need_a_third_to_step_aside() -> None:
+def test_swapping_two_pods_needs_a_third_place() -> None:
     tenants = [
         tenant("p", "a-0", 7, allow_uuids=("a-0", "b-0")),
         tenant("q", "b-0", 6, allow_uuids=("a-0", "b-0", "c-0")),
@@ -68,7 +68,7 @@ def test_of_equally_many_moves_the_least_memory_is_moved() -> None:
     assert moves(found) == [("q", "b", "c")]
 
 
-def test_cordoned_devices_and_devices_of_silent_agents_take_nobody() -> None:
+def test_cordoned_devices_and_devices_of_silent_agents_receive_no_pods() -> None:
     tenants = [tenant("p", "a-0", 6)]
     known = table({"a": 10, "b": 10}, *tenants)
     known.set_node_alive("b", "nvidia", alive=False)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running container's shares become, and which wishes are refused."""
+"""Shares of a running container after a resize, and the resizes that are refused."""
 
 import pytest
 
 from hami_common.errors import RequestInvalid
 from hami_common.events.allocation import AllocationRecord
 from hami_common.model.placement import ContainerShares, Share
-from hami_core.ledger.repair import Holding
+from hami_core.ledger.holding import Holding
 from hami_core.planning.resizing import ResizeRequest, larger, resized, shrinks
 
 SOFT = Share(vendor="nvidia", uuid="GPU-1", memory_mib=1000, core_pct=30)
@@ -33,7 +33,7 @@ def wish(**more: object) -> ResizeRequest:
     return ResizeRequest(namespace="default", pod="web", **more)  # type: ignore[arg-type]  # a test's own table
 
 
-def test_every_device_of_the_container_gets_the_amount_and_others_stay() -> None:
+def test_every_device_of_the_container_gets_the_amount_and_others_are_unchanged() -> None:
     second = Share(vendor="nvidia", uuid="GPU-2", memory_mib=1000, core_pct=30)
     side = containers(SOFT, name="side")
     changed, all_of_them = resized(
@@ -62,7 +62,7 @@ def test_only_container_with_a_share_needs_no_name() -> None:
         (Share(vendor="ascend", uuid="A", memory_mib=9), "ascend"),
     ],
 )
-def test_what_no_file_limits_is_refused_with_the_reason(share: Share, says: str) -> None:
+def test_resize_without_a_limits_file_is_refused_with_the_reason(share: Share, says: str) -> None:
     with pytest.raises(RequestInvalid) as refused:
         resized(holding(containers(share)), wish(memory_mib=5), state="running")
     assert says in str(refused.value)
@@ -100,7 +100,7 @@ def test_pod_without_shares_has_nothing_to_resize() -> None:
     assert refused.value.fix == "choose another pod"
 
 
-def test_larger_takes_each_amount_from_whom_has_more() -> None:
+def test_larger_request_takes_the_maximum_of_each_amount() -> None:
     old = (containers(SOFT),)
     new = (containers(Share(vendor="nvidia", uuid="GPU-1", memory_mib=500, core_pct=60)),)
     upper = larger(old, new)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What-if: pods are placed as the scheduler would, and the closest fit is the closest there is."""
+"""Simulation: pods are placed as by the scheduler, and the reported closest fit is the closest."""
 
 from collections.abc import Mapping
 
@@ -87,7 +87,7 @@ def closest(ledger: Ledger, request: PodRequest) -> dict[str, Change]:
     return {change.what: change for change in found}
 
 
-def test_each_pod_is_booked_before_the_next_is_asked_about() -> None:
+def test_each_pod_is_booked_before_the_next_is_placed() -> None:
     ledger = ledger_of(("a", [device("a", 0)]))
     outcomes = list(simulate(ledger, [pod(f"p{n}", mib=400) for n in range(3)], now_s=0))
     assert [outcome.node for outcome in outcomes] == ["a", "a", ""]
@@ -122,13 +122,13 @@ def test_each_kind_of_change(request_: PodRequest, what: str, fits: str) -> None
     assert closest(ledger, request_)[what].fits == fits
 
 
-def test_nothing_is_offered_where_no_single_change_helps() -> None:
+def test_no_change_is_offered_where_no_single_change_suffices() -> None:
     ledger = ledger_of(("a", [device("a", 0, healthy=False)]))
     assert closest(ledger, pod("p")) == {}
 
 
 @pytest.mark.timeout(30)  # a thousand filters, and long on a busy machine
-def test_memory_and_compute_together_where_neither_alone_helps() -> None:
+def test_memory_and_compute_are_changed_together_where_neither_suffices() -> None:
     ledger = ledger_of(("a", [device("a", 0)]), ("b", [device("b", 0)]))
     list(simulate(ledger, [pod("x", mib=600, core=50), pod("y", mib=900, core=10)], now_s=0))
     used = {node: ledger.table.usage(node, f"{node}-0") for node in ("a", "b")}
@@ -146,7 +146,7 @@ def test_memory_and_compute_together_where_neither_alone_helps() -> None:
     assert change.cost == pytest.approx(min(tries), abs=1e-4)
 
 
-def test_wish_to_be_alone_is_named_where_it_alone_keeps_the_pod_out() -> None:
+def test_mutex_policy_is_named_where_it_alone_keeps_the_pod_out() -> None:
     ledger = ledger_of(("a", [device("a", 0)]))
     list(simulate(ledger, [pod("x", mib=100)], now_s=0))
     alone = pod("late", mib=100)
@@ -177,7 +177,7 @@ def refusals(outcome: Outcome) -> list[str]:
     return [refusal.text.partition(":")[0] for refusal in outcome.refusals]
 
 
-def test_pods_are_placed_up_to_the_quota_and_told_what_it_would_still_take() -> None:
+def test_pods_are_placed_up_to_the_quota_and_the_remaining_amount_is_reported() -> None:
     ledger = ledger_of(("a", [device("a", 0), device("a", 1)]))
     governed = quotas_of(most_mib=1000)
     wanted = [pod("p0", mib=600), pod("p1", mib=500), pod("p2", mib=5000), pod("p3", mib=400)]
@@ -188,12 +188,12 @@ def test_pods_are_placed_up_to_the_quota_and_told_what_it_would_still_take() -> 
         " limit 1000"
     )
     assert [change.fits for change in outcomes[1].closest] == ["400"]
-    # Whether a placement exists is asked first.
+    # The existence of a placement is checked first.
     assert refusals(outcomes[2]) == ["CardInsufficientMemory"]
     assert [row.used for row in governed.quota.quota_rows()] == [1000]
 
 
-def test_percentage_that_comes_to_more_than_the_quota_where_it_is_placed_is_refused() -> None:
+def test_percentage_that_exceeds_the_quota_on_its_device_is_refused() -> None:
     big = device("a", 1, memory_mib=4000, capacity_mib=4000)
     ledger = ledger_of(("a", [device("a", 0, slots=0), big]))
     ask = DeviceRequest(vendor="nvidia", count=1, memory_pct=50)
@@ -236,7 +236,7 @@ def test_queues_lend_and_take_turns_in_a_simulation() -> None:
     }
 
 
-def test_pod_is_told_its_quota_now_without_being_counted() -> None:
+def test_quota_verdict_is_reported_without_counting_the_pod() -> None:
     ledger = ledger_of(("a", [device("a", 0)]))
     governed = quotas_of(most_mib=500)
     for _ in range(2):
@@ -263,7 +263,7 @@ def test_closest_memory_equals_trying_every_amount(used: list[int], asked: int) 
     assert (found.fits if found else "0") == str(free)
 
 
-def test_packing_counts_what_cannot_be_used_any_more() -> None:
+def test_packing_counts_stranded_capacity() -> None:
     devices = [device("a", n) for n in range(2)]
     ledger = ledger_of(("a", devices))
     known = [("a", one) for one in devices]

@@ -67,7 +67,7 @@ def test_sum_of_a_namespace_is_limited_and_the_text_has_the_arithmetic() -> None
     assert text_of(found, 6000) == ""
 
 
-def test_quota_that_comes_after_the_pods_counts_them() -> None:
+def test_quota_created_after_the_pods_counts_them() -> None:
     found = ledger()
     found.fold(1, record("a", 500))
     found.fold(2, record("b", 500, namespace="team-b"))
@@ -88,13 +88,13 @@ def test_of_several_quotas_the_tightest_holds() -> None:
     assert text_of(found, 800) == ""
 
 
-def test_limit_of_zero_refuses_whoever_asks_for_any() -> None:
+def test_limit_of_zero_refuses_every_request() -> None:
     found = ledger(quota(0))
     assert "limit 0" in text_of(found, 1)
     assert found.first_look("team-a", None, {DEVICES: 1}) is None
 
 
-def test_unreadable_limit_tells_its_problem() -> None:
+def test_unreadable_limit_reports_its_problem() -> None:
     limits = {MEMORY: Limit(key=KEY, problem="'10Gi' looks like bytes; write 10240")}
     assert "write 10240" in text_of(ledger(quota(0, limits=limits)), 1)
 
@@ -112,7 +112,7 @@ def test_scoped_quota_counts_the_pods_in_its_scope() -> None:
     assert not found.governs("team-b", high)
 
 
-def test_record_is_judged_where_it_stands() -> None:
+def test_record_is_judged_at_its_position_in_the_stream() -> None:
     found = ledger(quota(1000))
     found.fold(1, record("a", 600))
     found.fold(2, record("b", 600))
@@ -123,7 +123,7 @@ def test_record_is_judged_where_it_stands() -> None:
     assert "600 MiB wanted, 600 used, limit 1000" in second.text
 
 
-def test_record_that_is_to_be_taken_back_counts_until_it_is() -> None:
+def test_record_to_be_rolled_back_counts_until_it_is_released() -> None:
     found = ledger(quota(1000))
     for seq, uid in enumerate("abc", start=1):
         found.fold(seq, record(uid, 600))
@@ -169,7 +169,7 @@ def test_reservation_under_way_counts_until_the_stream_shows_it() -> None:
     assert text_of(found, 400) == ""
 
 
-def test_nothing_is_judged_before_everything_stored_was_seen() -> None:
+def test_no_record_is_judged_before_the_stream_is_synced() -> None:
     found = QuotaLedger()
     found.put_quota(quota(100))
     found.fold(1, record("a", 600))
@@ -177,7 +177,7 @@ def test_nothing_is_judged_before_everything_stored_was_seen() -> None:
     assert "600 used" in text_of(found, 1)
 
 
-def test_emptied_ledger_forgets_what_is_held_and_nothing_else() -> None:
+def test_emptied_ledger_drops_bookings_and_keeps_quotas() -> None:
     found = ledger(quota(1000))
     found.set_tree(QueueTree([QueueConfig(name="x", limit={"memory_mib": 900}, namespaces=("*",))]))
     found.fold(7, record("a", 600))
@@ -213,14 +213,14 @@ def test_queues_hold_pods_of_several_namespaces() -> None:
     assert rows["x"].guaranteed == rows["x"].borrowed == 0
 
 
-def test_quota_of_the_namespace_is_asked_before_the_queue() -> None:
+def test_quota_of_the_namespace_is_checked_before_the_queue() -> None:
     found = ledger(quota(100))
     found.set_tree(QueueTree([QueueConfig(name="x", limit={"memory_mib": 50}, namespaces=("*",))]))
     assert text_of(found, 200).startswith("ResourceQuotaNotFit")
     assert text_of(found, 80).startswith("QueueOverLimit")
 
 
-def test_queue_waits_for_the_turn_of_a_pod_that_still_waits() -> None:
+def test_queue_waits_for_the_turn_of_a_pending_pod() -> None:
     found = ledger()
     found.set_tree(
         QueueTree(
@@ -246,7 +246,7 @@ def test_queue_waits_for_the_turn_of_a_pod_that_still_waits() -> None:
     assert text_of(found, 51).startswith("QueueCannotBorrow")
 
 
-def test_rows_tell_every_limit() -> None:
+def test_rows_list_every_limit() -> None:
     found = ledger(quota(1000), quota(500, name="r"))
     found.fold(1, record("a", 300))
     assert [(row.quota, row.resource, row.used, row.limit) for row in found.quota_rows()] == [

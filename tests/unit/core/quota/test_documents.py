@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written of quotas and queues, and read back, decides as before."""
+"""Quotas and queues decide the same after they are written and read."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def ledger() -> QuotaLedger:
     return found
 
 
-def test_ledger_of_quotas_goes_on_from_a_document_with_the_same_answers() -> None:
+def test_ledger_of_quotas_restored_from_a_document_gives_the_same_answers() -> None:
     first = ledger()
     assert first.verdict(5) is not None
     told = codec.decode(codec.encode(first.memory()), QuotaMemory, what="memory")
@@ -92,6 +92,6 @@ def test_text_of_a_resource_is_read_back(vendor: str) -> None:
         assert resource_of(str(Resource(vendor, kind))) == Resource(vendor, kind)
 
 
-def test_text_that_is_no_resource_is_told() -> None:
+def test_unknown_resource_is_reported() -> None:
     with pytest.raises(WireInvalid, match="'nvidia/bytes' is none; write one of memory_mib"):
         resource_of("nvidia/bytes")

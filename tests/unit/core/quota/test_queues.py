@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue tree: what a file may say, and what its queues may hold."""
+"""The queue tree: valid files, and the amounts that its queues may hold."""
 
 import tomllib
 from typing import Any
@@ -133,13 +133,13 @@ def test_empty_file_has_no_queue() -> None:
 # --- the rules -----------------------------------------------------------------------------------
 
 
-def test_within_its_guarantee_a_queue_always_passes() -> None:
+def test_queue_within_its_guarantee_always_passes() -> None:
     found = use(queue("a", guaranteed=50), queue("b", guaranteed=50), b=100)
     assert rule(found, "a", 50) == ""
     assert rule(found, "a", 51) == "borrow"
 
 
-def test_what_siblings_do_not_use_is_borrowed_up_to_the_limit() -> None:
+def test_unused_guarantees_of_siblings_are_borrowed_up_to_the_limit() -> None:
     found = use(queue("a", guaranteed=50, limit=80), queue("b", guaranteed=50), b=10)
     assert rule(found, "a", 80) == ""
     objection = found.object_to("a", {MEMORY: 81})
@@ -161,7 +161,7 @@ def test_guarantee_that_is_not_lent_stays_free() -> None:
     assert rule(found, "b", 20) == ""
 
 
-def test_guarantee_that_is_not_lent_passes_the_limits_above_too() -> None:
+def test_guarantee_that_is_not_lent_passes_the_limits_of_parents_too() -> None:
     queues = (
         queue("org", limit=100),
         queue("a", parent="org", guaranteed=50, lend=False),
@@ -172,7 +172,7 @@ def test_guarantee_that_is_not_lent_passes_the_limits_above_too() -> None:
     assert rule(found, "a", 50) == ""
 
 
-def test_limit_above_holds_whoever_is_guaranteed_what() -> None:
+def test_limit_of_the_parent_applies_despite_guarantees() -> None:
     queues = (
         queue("org", limit=100),
         queue("a", parent="org", guaranteed=50),
@@ -201,7 +201,7 @@ def test_queue_of_weight_zero_never_borrows() -> None:
     assert rule(found, "a", 11) == "weight"
 
 
-def test_resource_that_nobody_is_guaranteed_is_only_limited() -> None:
+def test_resource_without_a_guarantee_is_only_limited() -> None:
     found = use(queue("a", limit=10), queue("b"))
     assert rule(found, "a", 10) == ""
     assert rule(found, "a", 11) == "limit"
@@ -231,11 +231,11 @@ THREE = (
 )
 
 
-def test_while_nobody_waits_one_queue_borrows_everything() -> None:
+def test_one_queue_borrows_everything_while_no_other_waits() -> None:
     assert rule(use(*THREE), "a", 120) == ""
 
 
-def test_queue_that_would_borrow_less_for_its_weight_goes_first() -> None:
+def test_queue_that_borrows_less_for_its_weight_is_first() -> None:
     found = use(*THREE, a=40, b=10)
     assert rule(found, "a", 10, claim("b", 30)) == "turn"
     objection = found.object_to("a", {MEMORY: 10}, [claim("b", 30)])
@@ -250,7 +250,7 @@ def test_turn_is_by_weight() -> None:
     assert rule(found, "a", 5, claim("b", 30)) == "", "15 for 1 against 50 for 3"
 
 
-def test_claim_that_can_never_pass_holds_nobody_up() -> None:
+def test_claim_that_can_never_pass_blocks_no_other() -> None:
     queues = (
         queue("a", guaranteed=10),
         queue("b", guaranteed=10, limit=20),
@@ -275,8 +275,8 @@ def test_turns_are_taken_inside_a_department_and_between_them() -> None:
     assert rule(found, "x", 20, claim("a", 10)) == ""
 
 
-def test_shares_of_what_is_lent_follow_the_weights_once_others_wait() -> None:
-    """One queue had borrowed everything before the others came; it gives back bit by bit."""
+def test_lent_capacity_follows_the_weights_while_others_wait() -> None:
+    """One queue had borrowed everything before the others came; it releases step by step."""
     queues = [queue(f"q{n}", borrow_weight=n) for n in (1, 2, 5)] + [queue("idle", guaranteed=800)]
     found = use(*queues, q1=800)
     names = [f"q{n}" for n in (1, 2, 5)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quotas of every vendor of the catalog, by the names that its users write."""
+"""Quotas of every vendor of the catalog, by the resource names of its users."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pods count under quotas, and what ResourceQuota objects say."""
+"""Amounts that pods count under quotas, and the limits of ResourceQuota objects."""
 
 import json
 from typing import Any
@@ -53,7 +53,7 @@ def quota(hard: dict[str, Any], *, vendor: Nvidia | None = None, **spec: Any) ->
     return found
 
 
-# --- what is counted -----------------------------------------------------------------------------
+# --- counted amounts -----------------------------------------------------------------------------
 
 
 def test_two_devices_count_twice() -> None:
@@ -140,7 +140,7 @@ def test_keys_that_hami_users_write_are_read() -> None:
     }
 
 
-def test_quota_without_a_key_of_ours_is_none() -> None:
+def test_quota_without_a_known_key_is_ignored() -> None:
     assert read({"requests.nvidia.com/gpu": "1", "cpu": "4"}) is None
 
 
@@ -156,7 +156,7 @@ def test_plain_numbers_are_read_as_the_api_server_writes_them(text: str | int, m
 @pytest.mark.parametrize(
     ("text", "problem"), [("10Gi", "write 10240"), ("1500m", "whole"), ("-1", "negative")]
 )
-def test_unreadable_value_allows_nothing_and_says_the_fix(text: str, problem: str) -> None:
+def test_unreadable_value_allows_nothing_and_names_the_fix(text: str, problem: str) -> None:
     limit = quota({"limits.nvidia.com/gpumem": text}).limits[MEMORY]
     assert limit.most == 0
     assert problem in limit.problem
@@ -207,7 +207,7 @@ def test_scopes_say_which_pods_count(
         ("DoesNotExist", None, False, True),
     ],
 )
-def test_scope_selector_looks_at_the_priority_class(
+def test_scope_selector_matches_the_priority_class(
     operator: str, values: list[str] | None, *, high: bool, none: bool
 ) -> None:
     expression = {"scopeName": "PriorityClass", "operator": operator, "values": values}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What quotas leave of filter's answer, and how much of it a pod is told."""
+"""Effect of quotas on filter's answer, and the part of it that a pod's Event contains."""
 
 from msgspec.structs import replace
 
@@ -26,8 +26,8 @@ def ledger_of(most_mib: int, *, name: str = "q") -> QuotaLedger:
     return found
 
 
-def test_pod_is_told_of_its_quota_and_of_devices_within_one_kibibyte_at_5000_nodes() -> None:
-    """Devices of several sizes, so that a percentage comes to several amounts, and all else."""
+def test_quota_and_devices_are_reported_within_one_kibibyte_at_5000_nodes() -> None:
+    """Devices of several sizes, so that a percentage equals several amounts, and of all kinds."""
     long = "a-rather-long-node-name-as-clouds-like-them.region.example"
     table = DeviceTable()
     for number in range(NODES):
@@ -66,7 +66,7 @@ def test_pod_is_told_of_its_quota_and_of_devices_within_one_kibibyte_at_5000_nod
     assert 500 < len(explain(told, len(told), preempts=True).encode()) <= 1024
 
 
-def test_few_reasons_are_all_told() -> None:
+def test_few_reasons_are_all_reported() -> None:
     table = DeviceTable()
     table.upsert_node(node_devices("big", [device("b", memory_mib=40_000)]))
     table.upsert_node(node_devices("small", [device("s", memory_mib=1_000)]))
@@ -83,7 +83,7 @@ def test_few_reasons_are_all_told() -> None:
     }
 
 
-def test_looking_notes_nothing_and_being_refused_for_borrowing_does() -> None:
+def test_only_a_refusal_for_borrowing_records_demand() -> None:
     table = DeviceTable()
     table.upsert_node(node_devices("n", [device("d")]))
     quota = QuotaLedger()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members of a gang are drawn to each other: same rack before same spine before anything else."""
+"""Members of a gang are placed close together: same rack before same spine before all else."""
 
 from hami_core.placement.verdicts import Verdicts
 from hami_core.table.table import DeviceTable
@@ -32,7 +32,7 @@ def order(table: DeviceTable, *near: str) -> list[str]:
     return [name for name, _ in scored.best(len(NODES))]
 
 
-def test_closer_nodes_come_first() -> None:
+def test_closer_nodes_are_preferred() -> None:
     table = table_of_racks()
     assert order(table, "a1") == ["a1", "a2", "b1", "c1", "far", "unknown"]
     assert order(table, "c1")[0] == "c1"
@@ -54,13 +54,13 @@ def test_fill_decides_between_equally_close_nodes_and_never_more() -> None:
     assert order(table)[0] == "far"
 
 
-def test_node_that_does_not_fit_is_not_drawn_in_by_its_neighbours() -> None:
+def test_node_that_does_not_fit_is_not_preferred_for_its_neighbors() -> None:
     table = table_of_racks()
     request = pod(ask(3))
     assert not Verdicts(table).prioritize(request, NODES, near=["a1"]).scores.any()
 
 
-def test_place_in_the_network_moves_with_the_node_and_is_forgotten() -> None:
+def test_network_position_follows_the_node_and_is_dropped_with_it() -> None:
     table = table_of_racks()
     table.upsert_node(devices("a1", 5))
     table.upsert_node(devices("b1", 9))

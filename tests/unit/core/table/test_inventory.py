@@ -94,7 +94,7 @@ def test_heartbeat_counts_only_for_the_vendors_it_names() -> None:
     assert rig.inventory.tick(now_s=15.0) == [("n1", "nvidia")]
 
 
-def test_new_record_of_a_silent_node_does_not_bring_it_back() -> None:
+def test_new_record_of_a_silent_node_does_not_revive_it() -> None:
     rig = Rig()
     rig.inventory.tick(now_s=15.0)
     rig.inventory.put(devices("g", seq=2), revision=2, now_s=16.0)
@@ -160,7 +160,7 @@ def test_faults_of_devices_that_are_not_there_are_not_kept() -> None:
     assert rig.fits()
 
 
-def test_what_is_not_delivered_again_after_a_reset_goes() -> None:
+def test_devices_not_delivered_again_after_a_reset_are_removed() -> None:
     rig = Rig()
     rig.inventory.put(devices("h", node="n2"), revision=2, now_s=0.0)
     rig.inventory.begin_again()

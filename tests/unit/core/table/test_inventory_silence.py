@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Silence of agents: only counted while we can hear, and told when it ends."""
+"""Silence of agents: counted only while the bus is connected, and reported when it ends."""
 
 from hami_common.events.inventory import Heartbeat, NodeDevices
 from hami_common.model.device import Device
@@ -38,14 +38,14 @@ def inventory() -> Inventory:
     return made
 
 
-def test_time_in_which_we_were_deaf_is_not_the_agents_silence() -> None:
+def test_outage_of_the_bus_does_not_count_as_silence_of_agents() -> None:
     listening = inventory()
     listening.deaf(now_s=14)
     assert listening.tick(now_s=20) == []
     assert listening.tick(now_s=29) == [("n", "nvidia")]
 
 
-def test_agent_that_was_silent_before_we_became_deaf_stays_silent() -> None:
+def test_agent_that_was_silent_before_the_outage_stays_silent() -> None:
     listening = inventory()
     assert listening.tick(now_s=15) == [("n", "nvidia")]
     listening.deaf(now_s=16)
@@ -71,7 +71,7 @@ def test_devices_that_appear_while_unserved_are_unusable_until_served() -> None:
     assert listening.silent() == []
 
 
-def test_end_of_silence_is_told_once() -> None:
+def test_end_of_silence_is_reported_once() -> None:
     listening = inventory()
     assert not listening.hear(heartbeat(), now_s=5)
     listening.tick(now_s=30)
@@ -79,7 +79,7 @@ def test_end_of_silence_is_told_once() -> None:
     assert not listening.hear(heartbeat(), now_s=36)
 
 
-def test_change_of_devices_is_told_and_repetition_is_not() -> None:
+def test_change_of_devices_is_reported_and_repetition_is_not() -> None:
     listening = inventory()
     assert not listening.put(devices(), revision=2, now_s=1)
     assert listening.put(devices(healthy=False), revision=3, now_s=2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The best-connected set is the one that trying all sets finds."""
+"""The best-connected set equals the result of trying all sets."""
 
 import random
 from itertools import combinations

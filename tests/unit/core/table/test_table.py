@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table: what is registered, what is booked, and that nothing gets lost between the two."""
+"""The table: registered devices, booked shares, and that every booking stays accounted for."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ def used(table: DeviceTable, node: str, uuid: str) -> tuple[int, int, int, int]:
     return usage.memory_mib, usage.core_pct, usage.slots, usage.exclusive_holders
 
 
-def test_devices_stand_in_the_order_of_their_vendor_not_of_the_message() -> None:
+def test_devices_are_ordered_by_vendor_index_and_not_by_message() -> None:
     table = DeviceTable()
     table.upsert_node(node_devices("n", [device("b", index=1), device("a", index=2), device("c")]))
     place = table.place("n")
@@ -51,7 +51,7 @@ def test_update_of_one_vendor_leaves_the_others_devices() -> None:
     table.check()
 
 
-def test_inventory_revision_never_goes_back() -> None:
+def test_inventory_revision_never_decreases() -> None:
     table = DeviceTable()
     table.upsert_node(devices("n", 1), revision=7)
     table.upsert_node(devices("m", 1), revision=5)
@@ -71,7 +71,7 @@ def test_report_of_no_devices_makes_no_node_but_empties_one() -> None:
     table.check()
 
 
-def test_booked_device_that_vanishes_stays_as_a_ghost_and_comes_back_booked() -> None:
+def test_booked_device_that_vanishes_stays_as_a_ghost_and_returns_booked() -> None:
     table = DeviceTable()
     table.upsert_node(devices("n", 2))
     table.book("n", [held(share("n-nvidia-1", 700, 30))])
@@ -86,7 +86,7 @@ def test_booked_device_that_vanishes_stays_as_a_ghost_and_comes_back_booked() ->
     table.check()
 
 
-def test_ghost_goes_with_its_last_share_and_the_node_with_its_last_ghost() -> None:
+def test_ghost_is_removed_with_its_last_share_and_the_node_with_its_last_ghost() -> None:
     table = DeviceTable()
     table.upsert_node(devices("n", 2))
     shares = [held(share("n-nvidia-1"))]
@@ -98,7 +98,7 @@ def test_ghost_goes_with_its_last_share_and_the_node_with_its_last_ghost() -> No
     table.check()
 
 
-def test_booking_on_a_node_nobody_registered_is_kept_until_it_is() -> None:
+def test_booking_on_an_unregistered_node_is_kept_until_registration() -> None:
     table = DeviceTable()
     table.book("n", [held(share("n-nvidia-0", 500, 10, exclusive=True))])
     assert used(table, "n", "n-nvidia-0") == (500, 10, 1, 1)
@@ -136,7 +136,7 @@ def test_reserve_then_release_on_unknown_devices_leaves_no_trace() -> None:
     table.check()
 
 
-def test_node_that_grows_and_shrinks_keeps_its_bookings_and_its_neighbours() -> None:
+def test_node_that_grows_and_shrinks_keeps_its_bookings_and_its_neighbors() -> None:
     table = DeviceTable()
     for node in ("a", "b", "c"):
         table.upsert_node(devices(node, 2))
@@ -147,7 +147,7 @@ def test_node_that_grows_and_shrinks_keeps_its_bookings_and_its_neighbours() -> 
         assert all(used(table, n, f"{n}-nvidia-0") == (100, 0, 1, 0) for n in ("a", "b", "c"))
 
 
-def test_many_nodes_come_and_go() -> None:
+def test_many_nodes_are_added_and_removed() -> None:
     table = DeviceTable()
     for i in range(100):
         table.upsert_node(devices(f"n{i}", i % 5 + 1))
@@ -162,7 +162,7 @@ def test_many_nodes_come_and_go() -> None:
     table.check()
 
 
-def test_removing_what_is_not_there_changes_nothing() -> None:
+def test_removing_an_unknown_node_changes_nothing() -> None:
     table = DeviceTable()
     table.remove_node("n")
     table.upsert_node(devices("n", 1))
@@ -176,7 +176,7 @@ def test_removing_what_is_not_there_changes_nothing() -> None:
     assert table.version == version
 
 
-def test_health_and_heartbeat_say_whether_they_changed_anything() -> None:
+def test_health_and_heartbeat_report_if_they_changed_the_table() -> None:
     table = DeviceTable()
     table.upsert_node(devices("n", 1))
     assert not table.set_health("n", "n-nvidia-0", healthy=True)
@@ -247,14 +247,16 @@ def test_device_that_changes_its_vendor_is_registered_once() -> None:
         (share("other", 1), share("other", 10**9), False),
     ],
 )
-def test_booking_tells_which_devices_are_over(first: Share, second: Share, *, over: bool) -> None:
+def test_booking_returns_devices_that_are_oversubscribed(
+    first: Share, second: Share, *, over: bool
+) -> None:
     table = DeviceTable()
     table.upsert_node(devices("n", 2))
     assert table.book("n", [held(first)]) == ()
     assert table.book("n", [held(second)]) == ((second.uuid,) if over else ())
 
 
-def test_booking_tells_when_slots_run_out() -> None:
+def test_booking_reports_when_slots_run_out() -> None:
     table = DeviceTable()
     table.upsert_node(node_devices("n", [device("x", slots=1)]))
     assert table.book("n", [held(share("x"))]) == ()
@@ -262,14 +264,14 @@ def test_booking_tells_when_slots_run_out() -> None:
 
 
 @pytest.mark.parametrize("node", ["n", "m"])
-def test_giving_back_what_was_never_booked_is_a_bug(node: str) -> None:
+def test_unbooking_an_unknown_share_is_a_bug(node: str) -> None:
     table = DeviceTable()
     table.upsert_node(devices("n", 1))
     with pytest.raises(InvariantBroken, match="nothing booked"):
         table.unbook(node, [held(share("other"))])
 
 
-def test_shortfall_names_what_others_hold_and_leaves_the_own_holding_aside() -> None:
+def test_shortfall_names_devices_held_by_others_and_ignores_the_own_booking() -> None:
     table = DeviceTable()
     table.upsert_node(devices("n", 3))
     mine = [held(share("n-nvidia-0", 30_000))]
@@ -284,7 +286,7 @@ def test_shortfall_names_what_others_hold_and_leaves_the_own_holding_aside() -> 
 
 
 @pytest.mark.parametrize("node", ["n", "m"])
-def test_devices_nobody_registered_lack_unless_believed(node: str) -> None:
+def test_unregistered_devices_are_missing_unless_believed(node: str) -> None:
     table = DeviceTable()
     table.upsert_node(devices("n", 1))
     wanted = [held(share("other"))]
@@ -330,7 +332,7 @@ def break_index_back(table: DeviceTable, block: Block) -> None:
     "break_it",
     [break_free, break_totals, break_place, break_count, break_index, break_index_back],
 )
-def test_check_finds_what_is_not_as_it_should_be(
+def test_check_finds_inconsistencies(
     break_it: Callable[[DeviceTable, Block], None],
 ) -> None:
     table = DeviceTable()
@@ -342,7 +344,7 @@ def test_check_finds_what_is_not_as_it_should_be(
         table.check()
 
 
-def test_block_tells_what_changed_until_that_is_too_long_ago() -> None:
+def test_block_lists_changes_until_they_are_too_old() -> None:
     block = Block(1)
     for i in range(3):
         block.add(f"n{i}")

@@ -147,7 +147,7 @@ class Given:
 
 
 def view(*pods: Given, grants: tuple[Grant, ...] = (), **more: Any) -> View:
-    """What the agent knows when it has heard everything about ``pods``."""
+    """The agent's knowledge after it received every update about ``pods``."""
     by_name: dict[tuple[str, str], tuple[PodFacts, ...]] = {}
     for pod in pods:
         name = ("default", pod.name)

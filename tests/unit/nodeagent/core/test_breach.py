@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What counts as a breach, and when it is told."""
+"""Conditions of a breach, and the time at which it is reported."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def process(pod: str = "a", *, pid: int = 7, container: str = "main", **more: An
 
 
 class Watch:
-    """A book that is shown looks one second apart."""
+    """A book that receives readings one second apart."""
 
     def __init__(self, **more: Any) -> None:
         self.book = BreachBook(RULES, **more)
@@ -48,7 +48,7 @@ class Watch:
         return self.book.look(holders, {GPU: processes}, now_s=self.now_s)
 
 
-def test_use_above_the_share_is_told_at_the_second_look_and_names_the_process() -> None:
+def test_use_above_the_share_is_reported_at_the_second_check_and_names_the_process() -> None:
     watch = Watch()
     over = process(used_mib=111)
     assert watch.look([holder()], over) == Outcome()
@@ -68,13 +68,13 @@ def test_processes_of_a_container_are_added_up() -> None:
 
 
 @pytest.mark.parametrize("used_mib", [0, 100, 110])
-def test_use_within_share_and_margin_is_none(used_mib: int) -> None:
+def test_use_within_share_and_margin_is_no_breach(used_mib: int) -> None:
     watch = Watch()
     for _ in range(4):
         assert watch.look([holder()], process(used_mib=used_mib)) == Outcome()
 
 
-def test_breach_is_told_once_then_again_after_long_and_its_end_is_seen() -> None:
+def test_breach_is_reported_once_then_repeated_after_long_and_its_end_is_seen() -> None:
     watch = Watch()
     over = process(used_mib=200)
     watch.look([holder()], over)
@@ -90,7 +90,7 @@ def test_breach_is_told_once_then_again_after_long_and_its_end_is_seen() -> None
     assert (returned.tell, len(returned.going)) == ((), 1)
 
 
-def test_device_that_did_not_answer_keeps_what_stood() -> None:
+def test_device_that_did_not_answer_keeps_its_state() -> None:
     watch = Watch()
     over = process(used_mib=200)
     watch.look([holder()], over)
@@ -140,7 +140,7 @@ def test_daemons_of_the_host_are_tolerated_but_not_their_names_in_pods() -> None
     assert [one.pod_uid for one in found] == ["uid-b"]
 
 
-def test_process_of_an_unknown_container_is_counted_where_only_one_is_meant() -> None:
+def test_process_of_an_unknown_container_counts_for_the_only_candidate() -> None:
     watch = Watch()
     unknown = process(container="", used_mib=200)
     watch.look([holder()], unknown)
@@ -151,7 +151,7 @@ def test_process_of_an_unknown_container_is_counted_where_only_one_is_meant() ->
         assert watch.look(several, unknown) == Outcome()
 
 
-def test_compute_is_compared_only_where_somebody_else_wants_it() -> None:
+def test_compute_is_compared_only_while_another_pod_waits_for_it() -> None:
     capped = [holder(core_pct=30), holder("b", core_pct=0)]
     busy, other = process(core_pct=90), process("b", pid=8, core_pct=10)
     lone, shared, forced = Watch(), Watch(), Watch(is_core_forced=True)
@@ -192,21 +192,21 @@ def test_bursts_are_one_breach_until_none_was_seen_for_the_whole_window() -> Non
     assert watch.look([holder()], over) == Outcome()
 
 
-def test_single_looks_further_apart_than_the_window_are_no_breach() -> None:
+def test_single_readings_further_apart_than_the_window_are_no_breach() -> None:
     watch = Watch()
     for number in range(5 * RULES.window_looks):
         used_mib = 200 if number % RULES.window_looks == 0 else 100
         assert watch.look([holder()], process(used_mib=used_mib)) == Outcome()
 
 
-def test_breach_of_a_share_that_is_gone_is_forgotten() -> None:
+def test_breach_of_a_released_share_is_dropped() -> None:
     watch = Watch()
     watch.look([holder()], process(used_mib=200))
     watch.look([])
     assert watch.look([holder()], process(used_mib=200)) == Outcome()
 
 
-def test_window_is_never_shorter_than_the_looks_that_count() -> None:
+def test_window_is_never_shorter_than_the_required_readings() -> None:
     book = BreachBook(replace(RULES, looks=3, window_looks=1))
     over = {GPU: [process(used_mib=200)]}
     told = [len(book.look([holder()], over, now_s=now_s).new) for now_s in range(4)]
@@ -214,5 +214,5 @@ def test_window_is_never_shorter_than_the_looks_that_count() -> None:
 
 
 @pytest.mark.parametrize(("chance", "pause"), [(0.0, 1.5), (0.5, 2.25), (1.0, 3.0)])
-def test_looks_come_at_moments_of_chance_but_no_later_than_set(chance: float, pause: float) -> None:
+def test_readings_come_at_random_times_within_the_set_interval(chance: float, pause: float) -> None:
     assert pause_s(3.0, chance) == pause

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which container an Allocate call is for. The law over whole admissions stands in
-tests/property/nodeagent."""
+"""Matching of Allocate calls to containers.
+
+The property that covers whole admissions is in tests/property/nodeagent.
+"""
 
 from typing import Any
 
@@ -36,7 +38,7 @@ def code_of(decision: object, kind: type = Refuse) -> Code:
     return code
 
 
-def test_the_one_listed_pod_without_devices_is_meant() -> None:
+def test_the_only_listed_pod_without_devices_is_chosen() -> None:
     served, waiting, unlisted = Given("served"), Given("waiting"), Given("unlisted")
     seen = view(served, waiting, unlisted, grants=(served.grant("main", "x"),))
     listing = [served.listed({"main": {GPU: {"x"}}}), waiting.listed()]
@@ -47,7 +49,7 @@ def test_the_one_listed_pod_without_devices_is_meant() -> None:
     assert [one.uuid for one in decision.devices] == ["nvidia-0"]
 
 
-def test_init_container_comes_before_app_and_is_followed_by_our_own_grant() -> None:
+def test_init_container_is_chosen_before_app_as_own_grants_show() -> None:
     pod = Given("pod", *FETCH_AND_MAIN)
     first = view(pod)
     assert claimed(decide(first, [pod.listed()], request())) == (pod.uid, "fetch")
@@ -78,7 +80,7 @@ def test_sidecar_is_served_in_its_place_between_init_containers() -> None:
     assert order == ["one", "log", "two", "main"]
 
 
-def test_only_containers_of_the_asked_vendor_count() -> None:
+def test_only_containers_of_the_requested_vendor_count() -> None:
     pod = Given("pod", ("a", "app", {NPU: 1}), ("b", "app", {GPU: 1}))
     assert claimed(decide(view(pod), [pod.listed()], request())) == (pod.uid, "b")
     decision = decide(view(pod), [pod.listed()], request(resource=NPU))
@@ -93,7 +95,7 @@ def test_gpu_only_init_container_needs_no_listed_container() -> None:
     assert code_of(decide(served, [pod.listed()], request("b")), Wait) == "no-pending-container"
 
 
-def test_listed_pod_that_nobody_told_us_of_is_read() -> None:
+def test_listed_pod_unknown_to_the_watch_is_read() -> None:
     pod, stranger = Given("pod"), Given("stranger")
     listing = [pod.listed(), stranger.listed()]
     decision = decide(view(pod), listing, request(), Confirmed())
@@ -106,7 +108,7 @@ def test_listed_pod_that_nobody_told_us_of_is_read() -> None:
     assert claimed(decide(view(pod), listing, request(), read)) == (pod.uid, "main")
 
 
-def test_many_pods_that_nobody_told_us_of_are_read_in_one_list() -> None:
+def test_many_listed_pods_unknown_to_the_watch_are_read_in_one_list() -> None:
     listing = [Given(f"stranger-{i}").listed() for i in range(4)]
     decision = decide(view(), listing, request(), Confirmed())
     assert code_of(decision, Wait) == "pod-unknown"
@@ -128,8 +130,8 @@ def test_pod_of_kubelets_own_does_not_block_the_one_that_is_admitted() -> None:
     assert code_of(two, Wait) == "ambiguous"
 
 
-def test_unknown_pod_is_meant_rather_than_one_that_was_admitted_before() -> None:
-    """Kubelet lost its checkpoint, and a pod was deleted before we heard of it."""
+def test_unknown_pod_is_preferred_to_one_that_was_admitted_before() -> None:
+    """Kubelet lost its checkpoint, and a pod was deleted before its update arrived."""
     pod, stranger = Given("pod"), Given("stranger")
     listing = [pod.listed(), stranger.listed()]
     facts = replace(pod.facts, admitted=True)
@@ -158,7 +160,7 @@ def test_many_waiting_pods_are_named_briefly() -> None:
     assert decision.text.endswith("default/pod-0, default/pod-1, default/pod-2 and 2 more")
 
 
-def test_number_of_ids_tells_candidates_apart() -> None:
+def test_number_of_ids_distinguishes_candidates() -> None:
     one, two = Given("one"), Given("two", ("main", "app", {GPU: 2}))
     listing = [one.listed(), two.listed()]
     assert claimed(decide(view(one, two), listing, request("a", "b"))) == (two.uid, "main")
@@ -168,14 +170,14 @@ def test_number_of_ids_tells_candidates_apart() -> None:
     assert "default/one container main asks for 1" in decision.text
 
 
-def test_finished_pod_blocks_nobody() -> None:
+def test_finished_pod_blocks_no_other() -> None:
     rejected, pod = Given("rejected", finished=True), Given("pod")
     listing = [rejected.listed(), pod.listed()]
     seen = view(rejected, pod, lists_active_only=False)
     assert claimed(decide(seen, listing, request())) == (pod.uid, "main")
 
 
-def test_pod_whose_grant_kubelet_gave_up_in_this_run_blocks_nobody() -> None:
+def test_pod_whose_grant_kubelet_dropped_in_this_run_blocks_no_other() -> None:
     rejected, pod = Given("rejected"), Given("pod")
     listing = [rejected.listed(), pod.listed()]
     seen = view(rejected, pod, grants=(rejected.grant("main", "x"),))
@@ -258,7 +260,7 @@ def test_pod_that_kubelet_forgot_is_served_again_after_its_checkpoint_was_lost()
     assert claimed(decide(seen, [pod.listed()], request("y"))) == (pod.uid, "main")
 
 
-def test_listed_name_is_the_pod_whose_ids_it_shows() -> None:
+def test_listed_name_identifies_the_pod_of_its_ids() -> None:
     old = Given("db-0", uid="old", gone=True)
     new = Given("db-0", uid="new")
     shows_old = [old.listed({"main": {GPU: {"x"}}})]
@@ -279,7 +281,7 @@ def test_two_pods_of_one_name_without_evidence_are_ambiguous() -> None:
     assert code_of(decision, Wait) == "ambiguous"
 
 
-def test_listed_containers_tell_pods_of_one_name_apart() -> None:
+def test_listed_containers_distinguish_pods_of_one_name() -> None:
     old = Given("db-0", ("other", "app", {GPU: 1}), uid="old", gone=True)
     new = Given("db-0", uid="new")
     assert claimed(decide(view(old, new), [new.listed()], request())) == ("new", "main")
@@ -353,7 +355,7 @@ def test_doubtful_candidates_and_old_kubelets_need_all_pods_confirmed() -> None:
             {},
             {"devices_by_uuid": {"nvidia-0": device(0, healthy=False)}},
             "device-unhealthy",
-            Wait,  # the driver has not told yet
+            Wait,  # the driver has not reported yet
         ),
     ],
 )
@@ -364,7 +366,7 @@ def test_claim_is_refused_with_a_stable_code(
     assert code_of(decide(view(pod, **more), [pod.listed()], request()), kind) == code
 
 
-def test_recovered_device_is_given_before_the_registry_has_heard_of_it() -> None:
+def test_recovered_device_is_allocated_before_the_registry_is_updated() -> None:
     pod = Given("pod")
     canonical = {"nvidia-0": device(0, healthy=False)}
     seen = view(pod, devices_by_uuid=canonical, sound={"nvidia-0"})
@@ -475,7 +477,7 @@ def test_call_without_ids_or_with_repeated_ones_is_malformed(ids: tuple[str, ...
     assert code_of(decide(view(pod), [pod.listed()], malformed)) == "request-invalid"
 
 
-def test_without_kubelets_list_nothing_is_given_out() -> None:
+def test_no_share_is_allocated_without_kubelets_list() -> None:
     pod = Given("pod")
     assert code_of(decide(view(pod), None, request()), Wait) == "list-unavailable"
 
@@ -500,7 +502,7 @@ def test_one_call_is_never_for_two_pods() -> None:
     assert code_of(decision) == "ambiguous"
 
 
-def test_grant_keeps_what_was_answered() -> None:
+def test_grant_keeps_the_answer() -> None:
     pod = Given("pod", ("main", "app", {GPU: 2}))
     seen = view(pod)
     asked = request("z", "a")
@@ -513,7 +515,7 @@ def test_grant_keeps_what_was_answered() -> None:
     assert grant.allocation_id == pod.record.allocation_id
 
 
-def test_refusal_codes_are_words_that_never_change() -> None:
+def test_refusal_codes_are_stable() -> None:
     assert sorted(Code) == [
         "allocation-released",
         "ambiguous",

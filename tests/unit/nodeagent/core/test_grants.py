@@ -37,7 +37,7 @@ def test_ids_may_belong_to_several_containers_of_a_pod() -> None:
     assert book.of_ids(NPU, ["a", "b"]) == ()
 
 
-def test_only_the_very_grant_is_taken_back() -> None:
+def test_only_the_exact_grant_is_removed() -> None:
     pod = Given("pod", *BOTH)
     first, second = pod.grant("main", "a"), pod.grant("main", "b")
     book = GrantBook([first])
@@ -95,7 +95,7 @@ def test_ids_of_a_pod_that_waits_elsewhere_condemn_both() -> None:
     assert found.unconfirmed == (granted.grant("main", "a"),)
 
 
-def test_ids_that_a_gone_pod_had_may_be_used_again() -> None:
+def test_ids_of_a_deleted_pod_may_be_reused() -> None:
     gone, pod = Given("gone"), Given("pod")
     book = GrantBook([gone.grant("main", "a")])
     found = compare(book, [shown(pod, "a")], {GPU})
@@ -115,13 +115,13 @@ def test_containers_of_one_pod_that_swapped_ids_are_noticed() -> None:
     assert {mismatch.container for mismatch in found.mismatches} == {"a", "b"}
 
 
-def test_what_kubelet_lost_is_unconfirmed_not_wrong() -> None:
+def test_grants_that_kubelet_lost_are_unconfirmed() -> None:
     pod = Given("pod")
     grant: Grant = pod.grant("main", "a")
     assert compare(GrantBook([grant]), [shown(pod)], {GPU}) == Comparison(unconfirmed=(grant,))
     assert compare(GrantBook(), [shown(pod)], {GPU}) == Comparison()
 
 
-def test_other_resources_are_not_our_business() -> None:
+def test_other_resources_are_ignored() -> None:
     pod = Given("pod")
     assert compare(GrantBook(), [shown(pod, "a", resource="example.com/x")], {GPU}) == Comparison()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The health book: what condemns a device, what brings it back, and what must not move it."""
+"""The health book: events that condemn a device, that restore it, and that must not affect it."""
 
 from collections.abc import Iterator
 
@@ -54,7 +54,7 @@ def test_fatal_fault_makes_the_device_unusable_at_once(book: HealthBook) -> None
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 109])
-def test_fault_of_an_application_moves_nothing_but_stays_in_the_story(
+def test_application_fault_changes_no_state_and_is_kept_in_the_history(
     book: HealthBook, code: int
 ) -> None:
     assert book.handle(harmless(A, code), 1.0) == ()
@@ -70,7 +70,7 @@ def test_one_failed_probe_is_only_a_suspicion(book: HealthBook) -> None:
     assert book.verdict(A).state is HealthState.HEALTHY
 
 
-def test_failed_probes_condemn_only_when_they_follow_each_other(book: HealthBook) -> None:
+def test_only_consecutive_failed_probes_condemn(book: HealthBook) -> None:
     stimuli: list[Stimulus] = [
         ProbeFailed(uuid=A, reason="one"),
         ProbeFailed(uuid=A, reason="two"),
@@ -94,7 +94,7 @@ def test_device_returns_after_enough_clean_probes_and_enough_time(book: HealthBo
     assert changed == (HealthChanged(uuid=A, usable=True, reason=""),)
 
 
-def test_time_alone_does_not_bring_a_device_back(book: HealthBook) -> None:
+def test_time_alone_does_not_restore_a_device(book: HealthBook) -> None:
     book.handle(fatal(A), 0.0)
     book.handle(ProbePassed(uuid=A), 1.0)
     assert book.handle(ProbePassed(uuid=A), 1000.0) == ()
@@ -117,7 +117,7 @@ def test_lost_device_does_not_touch_the_others(book: HealthBook) -> None:
     assert [change.uuid for change in changed] == [A]
 
 
-def test_driver_gone_concerns_every_device_and_is_told_once(book: HealthBook) -> None:
+def test_driver_gone_affects_every_device_and_is_reported_once(book: HealthBook) -> None:
     changed = book.handle(DriverGone(reason="unloaded"), 1.0)
     assert {change.uuid for change in changed} == {A, B}
     assert book.handle(DriverGone(reason="unloaded"), 2.0) == ()
@@ -128,7 +128,7 @@ def test_device_listed_with_a_problem_is_not_usable(book: HealthBook) -> None:
     assert changed == (HealthChanged(uuid=A, usable=False, reason="no handle"),)
 
 
-def test_being_listed_again_does_not_heal(book: HealthBook) -> None:
+def test_listing_a_device_again_does_not_restore_it(book: HealthBook) -> None:
     book.handle(fatal(A), 1.0)
     assert book.handle(DeviceListed(uuid=A), 2.0) == ()
     assert not book.verdict(A).usable
@@ -141,7 +141,7 @@ def test_fault_before_the_device_is_listed_is_kept() -> None:
     assert not book.verdict(A).usable
 
 
-def test_operator_verdict_hides_the_state_until_it_is_taken_back(book: HealthBook) -> None:
+def test_operator_verdict_hides_the_state_until_it_is_withdrawn(book: HealthBook) -> None:
     out = OperatorVerdict(uuid=A, usable=False, reason="maintenance")
     assert book.handle(out, 1.0) == (HealthChanged(uuid=A, usable=False, reason="maintenance"),)
     assert book.handle(fatal(A), 2.0) == ()
@@ -186,7 +186,7 @@ STIMULI = st.one_of(
 
 
 @given(st.lists(st.tuples(STIMULI, st.floats(0, 20)), max_size=60))
-def test_every_change_of_the_published_verdict_is_told_and_nothing_else(
+def test_exactly_the_changes_of_the_published_verdict_are_reported(
     steps: list[tuple[Stimulus, float]],
 ) -> None:
     book = HealthBook(RULES)

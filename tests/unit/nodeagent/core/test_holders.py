@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds which share now."""
+"""Enforcers of each share at a given time."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -57,7 +57,7 @@ def test_newest_record_counts() -> None:
     assert (found.uuid, found.limit_mib, found.priority) == ("nvidia-1", 77, 2)
 
 
-def test_nothing_is_held_without_grant_record_or_living_pod() -> None:
+def test_no_share_is_held_without_grant_record_or_live_pod() -> None:
     pod = Given("pod")
     grants = GrantBook([pod.grant("main", "a")])
     assert len(holders(pod, grants=grants)) == 1
@@ -73,7 +73,7 @@ def test_nothing_is_held_without_grant_record_or_living_pod() -> None:
     assert holders(released, grants=grants) == ()
 
 
-def test_whole_devices_are_recognised_by_what_they_have() -> None:
+def test_whole_devices_are_recognized_by_their_amounts() -> None:
     assert is_whole(WHOLE, DEVICES["nvidia-0"])
     assert not is_whole(replace(WHOLE, memory_mib=999), DEVICES["nvidia-0"])
     assert not is_whole(replace(WHOLE, exclusive=False), DEVICES["nvidia-0"])
@@ -92,7 +92,7 @@ def test_library_is_needed_for_any_share_that_is_not_whole() -> None:
     assert not needs_library([npu], [DEVICES["ascend-0"]])
 
 
-def test_enforcement_is_what_was_mounted() -> None:
+def test_enforcement_follows_the_mounts() -> None:
     pod = Given("pod", ("a", "app", {GPU: 1}), ("b", "app", {GPU: 1}))
     kinds: list[Any] = []
     for library in ("", "libvgpu-1.so"):
@@ -105,7 +105,7 @@ def held_by(**words: str) -> Callable[[str], str]:
     return lambda vendor: words.get(vendor, "")
 
 
-def test_part_of_a_device_is_unheld_where_its_vendor_has_no_means() -> None:
+def test_partial_share_is_not_enforced_where_its_vendor_has_no_means() -> None:
     part = Share(vendor="ascend", uuid="ascend-0", memory_mib=10, profile="vir01")
     pod = with_shares(Given("pod"), part)
     assert unheld_vendors(pod.record, GrantBook(), DIVIDED, held_by()) == ("ascend",)
@@ -120,7 +120,7 @@ def test_part_that_no_partition_carries_is_not_held_by_partitions() -> None:
         assert found == ("ascend",)
 
 
-def test_whole_device_needs_nobody_who_holds() -> None:
+def test_whole_device_needs_no_enforcement() -> None:
     whole = replace(WHOLE, memory_mib=DEVICES["nvidia-0"].memory_mib)
     pod = with_shares(Given("pod"), whole)
     assert unheld_vendors(pod.record, GrantBook(), DEVICES, held_by()) == ()
@@ -135,7 +135,7 @@ def test_library_must_have_been_given_whatever_is_promised() -> None:
     assert unheld_vendors(pod.record, given, DEVICES, promised) == ()
 
 
-def test_hardware_partition_is_held_by_itself() -> None:
+def test_hardware_partition_is_always_enforced() -> None:
     part = Share(vendor="nvidia", uuid="nvidia-0", memory_mib=10, profile="1g.18gb", start=6)
     soft = Share(vendor="nvidia", uuid="nvidia-1", memory_mib=10)
     assert not needs_library([part], [device(0)])
@@ -144,7 +144,7 @@ def test_hardware_partition_is_held_by_itself() -> None:
     assert unheld_vendors(pod.record, GrantBook([]), DEVICES, lambda _vendor: "") == ()
 
 
-def test_pods_of_hamis_are_compared_in_memory_alone_and_warned_of_nothing() -> None:
+def test_pods_of_hami_are_compared_in_memory_only_and_never_warned() -> None:
     share = Share(vendor="nvidia", uuid="nvidia-0", memory_mib=300, core_pct=30)
     pod = with_shares(Given("pod"), share)
     record = replace(pod.record, origin="hami")

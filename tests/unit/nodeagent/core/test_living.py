@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An owner is gone only when it would be seen if it lived."""
+"""An owner counts as dead only where it would be visible if it were alive."""
 
 import pytest
 

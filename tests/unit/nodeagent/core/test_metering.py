@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device time is shared out, never more than went by; idle is only who is seen to be."""
+"""Device time is divided, never more than elapsed; only pods measured as idle count as idle."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hami_common.model.device import Device
 from hami_common.model.placement import Booked
+from hami_nodeagent.core.hardware import Instance
 from hami_nodeagent.core.metering import (
     FORGET_S,
     Account,
@@ -20,7 +21,6 @@ from hami_nodeagent.core.metering import (
 )
 from hami_nodeagent.core.usage import ContainerRow, Counted, Row
 from hami_nodeagent.core.usage import Part as Carrier
-from hami_nodeagent.drivers.partitioner import Instance
 from tests.unit.nodeagent.core.test_breach import GPU, holder
 
 HOUR_S = 3600.0
@@ -91,7 +91,7 @@ def test_parts_beyond_the_whole_are_scaled_down_together() -> None:
     assert hours(meter, "x", "memory_s") == 0.9
 
 
-def test_pod_is_metered_from_the_look_that_shows_it_to_the_one_that_does_not() -> None:
+def test_pod_is_metered_from_its_first_to_its_last_reading() -> None:
     meter = Meter()
     one = part(memory_mib=500)
     meter.look(DEVICES, [], (), now_s=0.0)
@@ -103,7 +103,7 @@ def test_pod_is_metered_from_the_look_that_shows_it_to_the_one_that_does_not() -
     assert meter.sums[Account("team", *KIND)].slice_s == 10.0
 
 
-def test_namespaces_that_hold_nothing_are_forgotten_after_a_while() -> None:
+def test_namespaces_without_shares_are_dropped_after_a_while() -> None:
     meter = Meter()
     for number in range(50):
         one = part(namespace=f"ci-{number}", memory_mib=500)
@@ -147,7 +147,7 @@ def test_no_sum_ever_exceeds_the_time_that_went_by(
     assert all(0 <= one.idle_s <= one.slice_s * (1 + 1e-9) for one in meter.sums.values())
 
 
-def test_clock_that_stands_adds_nothing() -> None:
+def test_stopped_clock_adds_nothing() -> None:
     meter = Meter()
     meter.look(DEVICES, [part(memory_mib=10)], (), now_s=5.0)
     meter.look(DEVICES, [part(memory_mib=10)], (), now_s=5.0)
@@ -168,7 +168,7 @@ def idle(
     )
 
 
-def test_idle_is_who_began_no_work_and_was_not_seen_working() -> None:
+def test_pod_without_started_or_measured_work_is_idle() -> None:
     still, at = Row(holder=holder()), {("uid-a", GPU)}
     assert idle(still, 5, before=5) == at
     assert idle(still, 0, region=False) == at
@@ -177,7 +177,7 @@ def test_idle_is_who_began_no_work_and_was_not_seen_working() -> None:
     assert idle(still, 0, region=False, seen=False) == set(), "nobody knows"
 
 
-def test_pod_whose_load_nobody_sees_is_not_idle() -> None:
+def test_pod_without_a_measured_load_is_not_idle() -> None:
     mig = Instance(uuid=GPU, instance_id="MIG-a")
     silent = Row(holder=holder(), part=Carrier(instance=mig, is_told=True))
     assert idle(silent, 0, region=False) == set()

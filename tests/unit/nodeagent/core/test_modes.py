@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a card's mode is switched: only where the setting says so, and when nobody has any of it."""
+"""A card's mode is switched only where the setting names it, and while no pod uses the card."""
 
 import pytest
 from msgspec.structs import replace
 
 from hami_common.errors import SettingsInvalid
 from hami_common.model.device import DeviceFacts
+from hami_nodeagent.core.hardware import CardMode
 from hami_nodeagent.core.modes import Look, ModeNote, Verdict, check_setting, decide, wanted_of
-from hami_nodeagent.drivers.protocol import CardMode
 
 OFF = CardMode(uuid="GPU-0", is_divided=False, is_divided_next=False)
 ON = CardMode(uuid="GPU-0", is_divided=True, is_divided_next=True)
@@ -21,7 +21,7 @@ def test_card_that_the_setting_does_not_name_is_left_alone(mode: CardMode) -> No
     assert decide(replace(READY, mode=mode, wanted=None)) == Verdict()
 
 
-def test_card_in_the_mode_wanted_serves_pods_and_the_journal_is_closed() -> None:
+def test_card_in_the_desired_mode_serves_pods_and_the_journal_is_closed() -> None:
     assert decide(replace(READY, mode=ON, note=NOTE)) == Verdict()
 
 
@@ -53,7 +53,7 @@ def test_step_is_in_the_journal_before_it_is_taken() -> None:
         assert verdict.is_withheld
 
 
-def test_change_that_waits_for_a_reset_is_taken_back_if_it_is_ours() -> None:
+def test_own_change_that_waits_for_a_reset_is_rolled_back() -> None:
     for wanted in (None, False):
         ours = decide(replace(READY, mode=PENDING, wanted=wanted, note=NOTE))
         assert (ours.step, ours.note, ours.is_withheld) == (False, NOTE, False)
@@ -62,7 +62,7 @@ def test_change_that_waits_for_a_reset_is_taken_back_if_it_is_ours() -> None:
     assert "did not ask" in theirs.text
 
 
-def test_card_that_cannot_be_switched_goes_on_serving_pods() -> None:
+def test_card_that_cannot_be_switched_keeps_serving_pods() -> None:
     failed = replace(READY, pause="later", problem="no permission")
     assert decide(failed) == Verdict(text="switching MIG mode on failed: no permission")
     left = decide(replace(failed, mode=PENDING, note=NOTE))
@@ -89,6 +89,6 @@ def test_setting_names_cards_by_uuid_or_place_and_the_last_line_counts() -> None
 
 
 @pytest.mark.parametrize("key", ["", "0", "/0", "n1/", "n1/first", "n1"])
-def test_setting_that_names_nothing_is_refused(key: str) -> None:
+def test_setting_with_an_invalid_card_is_refused(key: str) -> None:
     with pytest.raises(SettingsInvalid, match="mig_mode"):
         check_setting({key: "on"}, field="drivers.nvidia.mig_mode")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods as the API server told of them, through a watch and through reads that overtake it."""
+"""Pods as reported by the API server, through a watch and through reads that overtake it."""
 
 from msgspec.structs import replace
 
@@ -15,7 +15,7 @@ def uids(book: PodBook) -> list[str]:
     return [pod.uid for pod in book.by_name.get(NAME, ())]
 
 
-def test_news_is_ordered_by_revision() -> None:
+def test_updates_are_ordered_by_revision() -> None:
     book = PodBook()
     assert book.put(OLD, revision=5, now_s=0)
     assert not book.put(replace(OLD, finished=True), revision=4, now_s=0)
@@ -29,14 +29,14 @@ def test_news_is_ordered_by_revision() -> None:
     assert list(book) == [found]
 
 
-def test_news_without_a_number_counts_and_does_not_move_the_order_back() -> None:
+def test_update_without_a_revision_applies_and_keeps_the_order() -> None:
     book = PodBook()
     book.put(OLD, revision=5, now_s=0)
     assert book.put(replace(OLD, admitted=True), revision=0, now_s=0)
     assert not book.put(OLD, revision=4, now_s=0)
 
 
-def test_another_uid_under_the_name_shows_that_the_first_is_gone() -> None:
+def test_another_uid_under_the_name_ends_the_first_pod() -> None:
     book = PodBook()
     book.put(OLD, revision=5, now_s=0)
     book.put(NEW, revision=9, now_s=0)
@@ -48,14 +48,14 @@ def test_another_uid_under_the_name_shows_that_the_first_is_gone() -> None:
     assert not book.is_alive("old")
 
 
-def test_late_news_of_a_predecessor_brings_nothing_back() -> None:
+def test_late_update_of_a_predecessor_restores_nothing() -> None:
     book = PodBook()
     book.put(NEW, revision=9, now_s=0)
     assert not book.put(OLD, revision=5, now_s=0)
     assert uids(book) == ["new"]
 
 
-def test_late_news_that_a_gone_pod_had_finished_is_kept() -> None:
+def test_late_update_that_a_gone_pod_had_finished_is_kept() -> None:
     book = PodBook()
     book.put(OLD, revision=5, now_s=0)
     assert book.end("old", now_s=0)
@@ -70,7 +70,7 @@ def test_late_news_that_a_gone_pod_had_finished_is_kept() -> None:
     assert book.by_name[NAME] == (old,)
 
 
-def test_name_without_a_pod_ends_whoever_had_it() -> None:
+def test_name_without_a_pod_ends_the_pod_that_had_it() -> None:
     book = PodBook()
     book.put(OLD, revision=5, now_s=0)
     assert book.end_name(*NAME, now_s=0)
@@ -78,7 +78,7 @@ def test_name_without_a_pod_ends_whoever_had_it() -> None:
     assert not book.is_alive("old")
 
 
-def test_whole_truth_ends_who_is_not_named_unless_newer() -> None:
+def test_full_list_ends_unlisted_pods_unless_newer() -> None:
     book = PodBook()
     newer = Given("web-1").facts
     book.put(OLD, revision=5, now_s=0)
@@ -91,7 +91,7 @@ def test_whole_truth_ends_who_is_not_named_unless_newer() -> None:
     assert not book.is_alive(newer.uid)
 
 
-def test_gone_pods_are_forgotten_in_time() -> None:
+def test_ended_pods_are_dropped_after_a_time() -> None:
     book = PodBook()
     book.put(OLD, revision=5, now_s=0)
     book.end("old", now_s=10)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read from a pod's API object."""
+"""Facts read from a pod's API object."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def asking(name: str, **limits: object) -> dict[str, Any]:
     }
 
 
-def test_asks_follow_the_order_of_admission() -> None:
+def test_requests_follow_the_order_of_admission() -> None:
     found = facts(
         initContainers=[
             asking("fetch", gpu=1),
@@ -67,12 +67,12 @@ def test_asks_follow_the_order_of_admission() -> None:
 @pytest.mark.parametrize(
     ("text", "count"), [("1", 1), ("1500m", 2), ("1k", 1000), ("x", 0), ("-1", 0), ("9E", 0)]
 )
-def test_amount_is_what_kubelet_reads_of_it(text: str, count: int) -> None:
+def test_amount_is_parsed_as_kubelet_does(text: str, count: int) -> None:
     asks = facts(containers=[asking("main", gpu=text)]).asks_by_resource
     assert (asks[GPU][0].count if asks else 0) == count
 
 
-def test_requests_and_other_resources_are_not_asked_for() -> None:
+def test_resource_requests_and_other_resources_are_ignored() -> None:
     container = {
         "name": "main",
         "resources": {"requests": {GPU: "1"}, "limits": {"cpu": "1", "nvidia.com/gpumem": "10"}},

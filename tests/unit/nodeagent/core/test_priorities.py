@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who counts as active, and at which level."""
+"""Conditions of activity, and its priority level."""
 
 from hami_nodeagent.core.priorities import (
     NOBODY,
@@ -42,7 +42,7 @@ def test_first_sight_and_loss_of_a_region_are_no_activity() -> None:
     assert activity.standings([HIGH], [GPU]) == {GPU: QUIET}
 
 
-def test_only_asked_devices_and_present_holders_are_told() -> None:
+def test_only_requested_devices_and_present_holders_are_reported() -> None:
     activity = Activity(hold_s=1.0)
     activity.note({A: 1}, now_s=0)
     activity.note({A: 2}, now_s=0)
@@ -56,7 +56,7 @@ def test_level_is_that_of_the_allocation() -> None:
     assert levels == [1, 0, 7, 7, 0]
 
 
-def test_rivals_and_neighbours_share_a_device() -> None:
+def test_rivals_and_neighbors_share_a_device() -> None:
     apart = [HIGH, holder("b", priority=5, uuid="GPU-1")]
     same = [HIGH, holder("b", priority=0)]
     assert (has_rivals([HIGH, LOW]), has_neighbours([HIGH, LOW])) == (True, True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that a tenant wrote: understood, or refused with the reason, never an exception."""
+"""Bytes that a tenant wrote: parsed, or refused with the reason, never an exception."""
 
 import subprocess
 from pathlib import Path
@@ -32,7 +32,7 @@ _C_CONSTANTS = {
 
 
 def named(fields: tuple[tuple[str, str], ...]) -> dict[str, int]:
-    """Offsets of what C has a name for: the parts of a word are checked by their bits."""
+    """Offsets of named C fields; parts of a word are checked by their bits."""
     offsets = region.offsets_of(fields)
     return {name: at for name, at in offsets.items() if not name.startswith(("owner_", "share_"))}
 
@@ -48,7 +48,7 @@ def test_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
         )
     lines.extend(f'printf("{name} %llu\\n", 0ULL + {name});' for name in _C_CONSTANTS)
     lines.append('printf("name %s\\n", REGION_FILE_NAME);')
-    # The words of 16 bytes: which bits of which half are what.
+    # The words of 16 bytes: meaning of the bits of each half.
     lines += [
         "union region_share_word s = {0}; s.slack = 5; s.leased = (1ULL << 48) - 1;",
         "unsigned long long h[2];",
@@ -94,7 +94,7 @@ def test_use_of_all_processes_is_added_up_by_device() -> None:
     assert (found.reclaimed, found.errors) == (3, 4)
 
 
-def test_slots_of_the_dead_use_nothing_but_have_counted() -> None:
+def test_slots_of_dead_processes_use_nothing_and_keep_their_counters() -> None:
     data = Built(
         processes=(
             Process(7, (Used(GIB, context=5),), launches=3, last_launch_ns=9),
@@ -138,7 +138,7 @@ def test_header_that_does_not_hold_is_refused(header: dict[str, int], reason: st
     assert parse(Built().data(**header)) == Refused(reason=reason)  # type: ignore[arg-type]  # table of words
 
 
-def test_count_of_slots_beyond_the_file_is_not_believed() -> None:
+def test_count_of_slots_beyond_the_file_is_rejected() -> None:
     data = Built(processes=(Process(1, (Used(5),)),)).data(slots_seen=2**32 - 1)
     found = parse(data)
     assert isinstance(found, Region)

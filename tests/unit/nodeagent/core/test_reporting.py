@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which state of an allocation is written next."""
+"""The state of an allocation that is written next."""
 
 from typing import Any
 
@@ -95,14 +95,14 @@ def test_failed_and_released_allocations_are_left_alone() -> None:
     assert step(pod, None) is None
 
 
-def test_running_allocation_stands() -> None:
+def test_running_allocation_needs_no_step() -> None:
     pod = Given("pod")
     assert step(pod, pod.state("running"), pod.grant("main", "a")) is None
     assert standing(pod.record, pod.state("running")) == "running"
     assert standing(pod.record, None) is None
 
 
-def test_impossible_step_tells_the_story(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_step_names_both_states(monkeypatch: pytest.MonkeyPatch) -> None:
     pod = Given("pod")
     monkeypatch.setitem(TRANSITIONS, "bound", frozenset())
     with pytest.raises(InvariantBroken, match="cannot go from bound to prepared"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices become kubelet ids and back."""
+"""Devices map to kubelet ids and back."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def test_held_ids_stay_announced_when_slots_or_devices_vanish() -> None:
     )
 
 
-def test_ids_of_other_plugins_are_not_ours() -> None:
+def test_ids_of_other_plugins_are_rejected() -> None:
     splits = two()
     assert splits.owns("nvidia-0-0")
     assert splits.owns("nvidia-0-9")  # announced by an earlier run with more slots
@@ -80,7 +80,7 @@ def test_preference_takes_the_wanted_devices() -> None:
     )
 
 
-def test_preference_keeps_what_kubelet_must_use_and_counts_it() -> None:
+def test_preference_keeps_and_counts_the_ids_that_kubelet_must_use() -> None:
     available = [split.id for split in two().all]
     chosen = two().prefer(available, must=["nvidia-1-1"], wanted=["nvidia-1", "nvidia-0"], size=2)
     assert chosen == ("nvidia-1-1", "nvidia-0-0")
@@ -89,7 +89,7 @@ def test_preference_keeps_what_kubelet_must_use_and_counts_it() -> None:
     )
 
 
-def test_preference_without_a_wish_takes_the_emptiest_device() -> None:
+def test_allocation_without_a_preference_takes_the_emptiest_device() -> None:
     assert two().prefer(["nvidia-0-1", "nvidia-1-0", "nvidia-1-1"], must=(), wanted=(), size=1) == (
         "nvidia-1-0",
     )
@@ -103,7 +103,7 @@ def test_preference_that_cannot_be_met_is_left_to_kubelet() -> None:
 
 
 @given(st.data())
-def test_preference_is_always_from_what_is_offered(data: st.DataObject) -> None:
+def test_preference_is_a_subset_of_the_offered_ids(data: st.DataObject) -> None:
     available = data.draw(st.lists(st.sampled_from([s.id for s in two().all]), unique=True))
     size = data.draw(st.integers(0, 5))
     must = data.draw(st.lists(st.sampled_from(available), unique=True)) if available else []

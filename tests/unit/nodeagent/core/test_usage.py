@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One row per container and device, whatever is known of it."""
+"""One row per container and device, also with partial data."""
 
 from typing import Any
 
 from hami_nodeagent.core.breach import Process
+from hami_nodeagent.core.hardware import Instance
 from hami_nodeagent.core.living import Owner
 from hami_nodeagent.core.region import DeviceUse, ProcessUse, Region
 from hami_nodeagent.core.usage import Counted, Counters, Part, containers_of, rows_of
-from hami_nodeagent.drivers.partitioner import Instance
 from tests.unit.nodeagent.core.test_breach import GPU, holder, process
 
 KEY = ("uid-a", "main")
@@ -45,7 +45,7 @@ def test_whole_device_has_the_drivers_figure_and_an_idle_one_zeros() -> None:
     assert (second.used_bytes, second.core_pct, second.is_over) == (0, 0, False)
 
 
-def test_what_is_used_in_a_partition_is_all_its_containers() -> None:
+def test_use_of_a_partition_belongs_to_its_container() -> None:
     mig = Instance(uuid=GPU, instance_id="MIG-a", profile="1g")
     key = (*KEY, 0)
     carried = holder(core_pct=14)
@@ -89,7 +89,7 @@ def test_counters_do_not_fall_when_processes_end_or_lie() -> None:
     assert counters.add(KEY, None) == Counted()
 
 
-def test_what_a_process_counted_before_it_ended_is_counted_once() -> None:
+def test_counters_of_an_ended_process_count_once() -> None:
     counters = Counters()
     assert counters.add(KEY, region(used(1, launches=5))).launches == 5
     dead = Region(devices={}, processes=(), ended=(used(1, launches=7),))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vendors' tools print, to be parsed: golden texts of older tools, and those of the fakes."""
+"""Output of vendors' tools for parsers: golden texts of older tools, and those of the fakes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,25 +7,23 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hami_nodeagent.drivers.parse import (
-    amd,
-    ascend,
-    awsneuron,
-    biren,
-    cambricon,
-    dcmi,
-    enflame,
-    hygon,
-    iluvatar,
-    kunlunxin,
-    library,
-    metax,
-    mthreads,
-    vastai,
-)
-from hami_sim.hardware import vendoranswers
+from hami_nodeagent.drivers.amd import parse as amd
+from hami_nodeagent.drivers.ascend import parse as ascend
+from hami_nodeagent.drivers.ascend import parse_dcmi as dcmi
+from hami_nodeagent.drivers.awsneuron import parse as awsneuron
+from hami_nodeagent.drivers.biren import parse as biren
+from hami_nodeagent.drivers.cambricon import parse as cambricon
+from hami_nodeagent.drivers.enflame import parse as enflame
+from hami_nodeagent.drivers.hygon import parse as hygon
+from hami_nodeagent.drivers.iluvatar import parse as iluvatar
+from hami_nodeagent.drivers.kunlunxin import parse as kunlunxin
+from hami_nodeagent.drivers.metax import parse as metax
+from hami_nodeagent.drivers.mthreads import parse as mthreads
+from hami_nodeagent.drivers.parse import library
+from hami_nodeagent.drivers.vastai import parse as vastai
 from hami_sim.hardware.fake_nvml import Process
-from hami_sim.hardware.vendoranswers import MAKE_BY_VENDOR
+from tests.fakes import vendoranswers
+from tests.fakes.vendoranswers import MAKE_BY_VENDOR
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden/tools"
 

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which vendors a node serves: by name, by pretence, by hardware."""
+"""Vendors that a node serves: by name, by pretense, by hardware."""
 
 from pathlib import Path
 
 import pytest
 
 from hami_common.errors import SettingsInvalid
-from hami_nodeagent.drivers import detectable
+from hami_nodeagent.drivers.catalog import detectable
 from hami_nodeagent.drivers.choice import chosen_drivers
 from hami_nodeagent.settings import DriversSettings
 from hami_sim.hardware import profile
-from hami_sim.hardware.vendoranswers import MAKE_BY_VENDOR
-from hami_sim.hardware.vendortools import VendorTools
+from tests.fakes.vendoranswers import MAKE_BY_VENDOR
+from tests.fakes.vendortools import VendorTools
 
 KNOWN = frozenset(detectable())
 Tables = dict[str, dict[str, str | float]]
@@ -19,7 +19,7 @@ Tables = dict[str, dict[str, str | float]]
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tables:
-    """Tables by which no vendor's hardware is seen, whatever machine this is."""
+    """Tables that match no vendor's hardware, on any machine."""
     monkeypatch.setenv("PATH", str(tmp_path))
     return {word: {"sysfs_root": str(tmp_path / "none")} for word in detectable()}
 
@@ -34,11 +34,11 @@ def test_every_vendor_with_fake_tools_has_a_driver() -> None:
     assert set(detectable()) == set(MAKE_BY_VENDOR)
 
 
-def test_machine_without_hardware_serves_nobody(bare: Tables) -> None:
+def test_machine_without_hardware_serves_no_vendor(bare: Tables) -> None:
     assert words(DriversSettings(vendors=bare)) == []
 
 
-def test_only_the_vendor_whose_hardware_is_there_is_served(bare: Tables, tmp_path: Path) -> None:
+def test_only_the_vendor_of_the_present_hardware_is_served(bare: Tables, tmp_path: Path) -> None:
     tools = VendorTools(tmp_path, "cambricon", 1)
     tables: Tables = {**bare, "cambricon": {"sysfs_root": str(tools.sysfs)}}
     assert words(DriversSettings(vendors=tables)) == ["cambricon"]
@@ -79,7 +79,7 @@ def test_vendor_without_resources_is_left_alone(bare: Tables) -> None:
     assert words(settings, known=frozenset({"amd"})) == ["amd"]
 
 
-def test_vendor_whose_devices_are_pretended_is_served(bare: Tables, tmp_path: Path) -> None:
+def test_vendor_with_simulated_devices_is_served(bare: Tables, tmp_path: Path) -> None:
     text = profile.path_of("2xA30").read_text(encoding="utf-8")
     path = tmp_path / "mixed.toml"
     path.write_text(text.replace('"nvidia"', '"ascend"'), encoding="utf-8")

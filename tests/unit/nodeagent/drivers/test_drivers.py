@@ -1,10 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of drivers and what choosing one from settings refuses."""
+"""The list of drivers, and settings that are refused when one is chosen."""
 
 import pytest
 
 from hami_common.errors import SettingsInvalid
-from hami_nodeagent.drivers import DRIVERS, build_driver
+from hami_nodeagent.drivers.catalog import DRIVERS, build_driver
+from hami_nodeagent.drivers.interfaces import INTERFACES
+
+TOOL_READERS = sorted(kind.name for kind in DRIVERS if kind.signs is not None)
+
+
+def test_each_vendor_has_one_default_interface_and_a_reason() -> None:
+    assert sorted(INTERFACES) == sorted({*TOOL_READERS, "nvidia"})
+    for one in INTERFACES.values():
+        assert one.reason
+        assert {"library": one.library, "tool": one.tool}[one.default]
+
+
+@pytest.mark.parametrize("vendor", TOOL_READERS)
+def test_library_is_accepted_only_where_the_table_names_one(vendor: str) -> None:
+    if INTERFACES[vendor].library:
+        build_driver(vendor, {"interface": "library"})
+    else:
+        with pytest.raises(SettingsInvalid, match="tool only"):
+            build_driver(vendor, {"interface": "library"})
 
 
 def test_names_are_unique() -> None:

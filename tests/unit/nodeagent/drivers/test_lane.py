@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from hami_nodeagent.drivers.errors import DeviceHung
-from hami_nodeagent.drivers.lane import Lane
+from hami_nodeagent.drivers.nvidia.lane import Lane
 
 pytestmark = pytest.mark.anyio
 
@@ -36,11 +36,11 @@ async def begin_and_cancel(lane: Lane, release: threading.Event) -> None:
         group.cancel_scope.cancel()
 
 
-async def test_call_returns_what_the_function_returns() -> None:
+async def test_call_returns_the_functions_result() -> None:
     assert await Lane("card", 5.0).call("add", lambda: 1 + 1) == 2
 
 
-async def test_call_raises_what_the_function_raises() -> None:
+async def test_call_raises_the_functions_exception() -> None:
     with pytest.raises(ZeroDivisionError):
         await Lane("card", 5.0).call("divide", lambda: 1 // 0)
 
@@ -114,7 +114,7 @@ async def test_calls_of_one_lane_never_overlap() -> None:
     assert most == 1
 
 
-async def test_held_lane_lets_calls_wait() -> None:
+async def test_calls_wait_while_the_lane_is_busy() -> None:
     lane = Lane("card", 5.0)
     results: list[int] = []
 

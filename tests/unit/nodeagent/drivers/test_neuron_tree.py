@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read from the Neuron driver's sysfs, on trees as its releases make them."""
+"""Facts read from the Neuron driver's sysfs, on trees as its releases make them."""
 
 from pathlib import Path
 
 import pytest
 
-from hami_nodeagent.drivers.neuron_tree import Tree, condition_of, read
+from hami_nodeagent.drivers.awsneuron.tree import Tree, condition_of, read
 from hami_nodeagent.drivers.parse.seen import Condition
 
 HOME = "devices/virtual/neuron_device/neuron3"
@@ -32,7 +32,7 @@ def put(root: Path, name: str, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def test_a_device_that_works_tells_kind_serial_and_memory_of_all_cores(root: Path) -> None:
+def test_working_device_reports_kind_serial_and_memory_of_all_cores(root: Path) -> None:
     tree = read(str(root), 3)
     assert tree == Tree(
         kind="trainium2",
@@ -45,14 +45,14 @@ def test_a_device_that_works_tells_kind_serial_and_memory_of_all_cores(root: Pat
     assert condition_of(tree, 0) == (Condition.GOOD, "")
 
 
-def test_where_no_file_is_nothing_is_told(tmp_path: Path) -> None:
+def test_missing_files_report_nothing(tmp_path: Path) -> None:
     assert read(str(tmp_path), 3) == Tree()
     assert condition_of(Tree(), 0) == (Condition.GOOD, "")
     assert condition_of(Tree(), 2) == (Condition.BAD, "2 uncorrectable memory errors")
 
 
 @pytest.mark.parametrize("text", ["", "\n", "-1", "1e9", "٣", "0x10", "9" * 30, "\x00"])
-def test_what_is_no_number_tells_nothing(root: Path, text: str) -> None:
+def test_text_that_is_no_number_is_unknown(root: Path, text: str) -> None:
     for name in ("reset", "stats/hardware/mem_ecc_uncorrected"):
         put(root, name, text)
     put(root, "stats/hardware/sram_ecc_uncorrected", text)
@@ -90,13 +90,13 @@ def test_errors_and_resets_are_conditions(
     assert condition_of(read(str(root), 3), 0) == (condition, reason)
 
 
-def test_repairable_errors_are_told_and_do_not_condemn(root: Path) -> None:
+def test_repairable_errors_are_reported_and_do_not_condemn(root: Path) -> None:
     put(root, "stats/hardware/mem_ecc_repairable_uncorrected", "1\n")
     tree = read(str(root), 3)
     assert tree.attributes["repairable_errors"] == "1"
     assert condition_of(tree, 0)[0] is Condition.GOOD
 
 
-def test_more_memory_than_there_can_be_is_not_told(root: Path) -> None:
+def test_impossible_amount_of_memory_is_unknown(root: Path) -> None:
     put(root, "neuron_core0/stats/memory_usage/device_mem/total", str((1 << 60) - 1))
     assert read(str(root), 3).used_mib is None

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What npu-smi's generations say: columns by their heads, numberings, templates, trouble."""
+"""Output of npu-smi's generations: columns by their heads, numberings, templates, errors."""
 
 import pytest
 
+from hami_nodeagent.drivers.ascend import parse as ascend
+from hami_nodeagent.drivers.ascend.parse import Instance, Place
 from hami_nodeagent.drivers.errors import (
     AnswerUnknown,
     DeviceBusy,
@@ -10,8 +12,6 @@ from hami_nodeagent.drivers.errors import (
     DriverMissing,
     NotSupported,
 )
-from hami_nodeagent.drivers.parse import ascend
-from hami_nodeagent.drivers.parse.ascend import Instance, Place
 from hami_nodeagent.drivers.parse.seen import Condition
 from hami_nodeagent.drivers.parse.trouble import trouble
 from hami_nodeagent.drivers.protocol import ProcessUsage
@@ -33,7 +33,7 @@ def test_two_chips_of_one_board_share_number_and_address() -> None:
     assert [chip.condition for chip in chips] == [Condition.GOOD] * 3
 
 
-def test_on_chip_memory_goes_before_the_other() -> None:
+def test_on_chip_memory_is_preferred() -> None:
     chips, _ = ascend.info(golden("ascend/info_910a.txt"))
     assert [(chip.used_mib, chip.total_mib) for chip in chips] == [(29411, 32768), (0, 32768)]
     assert [chip.condition for chip in chips] == [Condition.GOOD, Condition.BAD]
@@ -51,7 +51,7 @@ def test_second_die_has_no_power_and_its_processes_are_its_own() -> None:
     )
 
 
-def test_numbers_are_told_apart_and_controllers_left_out() -> None:
+def test_numbers_are_distinguished_and_controllers_left_out() -> None:
     assert ascend.mapping(golden("ascend/map_910c.txt")) == {
         (6, 0): Place(logic=4, physical=12, name="Ascend910"),
         (6, 1): Place(logic=5, physical=13, name="Ascend910"),
@@ -61,7 +61,7 @@ def test_numbers_are_told_apart_and_controllers_left_out() -> None:
     )
 
 
-def test_words_of_a_die_id_are_padded() -> None:
+def test_parts_of_a_die_id_are_padded() -> None:
     board = ascend.board(golden("ascend/board_chip.txt"))
     assert board.die == "9C04F1B2-30A10C44-0140C979-20000001-B1000007"
     card = ascend.board(golden("ascend/board_card.txt"))
@@ -80,7 +80,7 @@ def test_words_of_a_die_id_are_padded() -> None:
         ("310P3", "Ascend310P"),
     ],
 )
-def test_chip_names_become_the_words_of_users(chip: str, word: str) -> None:
+def test_chip_names_become_the_names_that_users_write(chip: str, word: str) -> None:
     assert ascend.type_of(chip) == word
 
 
@@ -99,7 +99,7 @@ def test_templates_have_all_that_they_take() -> None:
     }
 
 
-def test_division_tells_what_is_free_and_what_lives() -> None:
+def test_division_lists_free_amounts_and_instances() -> None:
     division = ascend.division(golden("ascend/division_two.txt"))
     assert (division.free_gib, division.memory_gib) == (12, 21)
     assert (division.free["aicpu"], division.totals["aicpu"]) == (4, 7)
@@ -133,7 +133,7 @@ def test_links_are_read_from_the_square() -> None:
         ("bash: npu-smi: command not found", DriverMissing),
     ],
 )
-def test_trouble_has_a_kind_and_keeps_its_words(words: str, kind: type[DriverError]) -> None:
+def test_error_has_a_kind_and_keeps_its_message(words: str, kind: type[DriverError]) -> None:
     error = trouble("npu-smi info", words, 1, ascend.RULES)
     assert type(error) is kind
     assert error.detail == words

@@ -18,11 +18,11 @@ from msgspec.structs import asdict
 
 from hami_common.model.device import Profile
 from hami_common.units import INT32_MAX
+from hami_nodeagent.drivers.ascend.parse import Chip
 from hami_nodeagent.drivers.errors import DriverError
-from hami_nodeagent.drivers.parse.ascend import Chip
 from hami_nodeagent.drivers.parse.seen import Seen
 from hami_nodeagent.drivers.protocol import ProcessUsage
-from hami_sim.hardware.vendoranswers import MAKE_BY_VENDOR
+from tests.fakes.vendoranswers import MAKE_BY_VENDOR
 from tests.unit.nodeagent.drivers.outputs import PARSERS, Parser
 
 PER_TOOL = int(os.environ.get("HAMI_PARSER_FUZZ", "1000"))
@@ -102,7 +102,7 @@ def damaged_json(text: str, dice: random.Random) -> str:
 
 
 def check(result: object) -> None:
-    """What holds of every result, however the text was damaged."""
+    """Check the properties of every result, however the text was damaged."""
     if isinstance(result, Seen | Chip):
         check_device(result)
     elif isinstance(result, Profile):
@@ -145,14 +145,14 @@ def check_device(one: Seen | Chip) -> None:
 @pytest.mark.parametrize(
     "parser", PARSERS, ids=[f"{parser.vendor}-{parser.name}" for parser in PARSERS]
 )
-def test_whole_answers_are_understood(parser: Parser) -> None:
+def test_undamaged_answers_are_parsed(parser: Parser) -> None:
     for text in parser.texts:
         check(parser.parse(text))
 
 
 @pytest.mark.timeout(30 + PER_TOOL // 100)
 @pytest.mark.parametrize("vendor", sorted(MAKE_BY_VENDOR))
-def test_damaged_answers_end_in_an_error_or_in_what_could_be_true(vendor: str) -> None:
+def test_damaged_answers_give_an_error_or_a_plausible_result(vendor: str) -> None:
     parsers = [parser for parser in PARSERS if parser.vendor == vendor]
     seeds = [SEED] if SEED else [f"always/{vendor}", secrets.token_hex(8)]
     refused = 0

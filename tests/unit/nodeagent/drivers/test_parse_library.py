@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs of libraries say: troubles as errors, and lists of devices."""
+"""Output of the programs that call libraries: failures as errors, and lists of devices."""
 
 import json
 
@@ -29,7 +29,7 @@ def listed(*changes: dict[str, object], **rest: object) -> str:
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_every_kind_is_an_error_by_its_status_and_by_its_word(kind: Kind) -> None:
+def test_every_kind_is_an_error_by_its_status_and_by_its_name(kind: Kind) -> None:
     error = failure("acme list", "acme", "acme: acme_list: BAD (error -3)\n", kind)
     assert (type(error), error.code) == (ERROR_BY_KIND[kind], -3)
     assert error.detail == "acme: acme_list: BAD (error -3)"
@@ -46,7 +46,7 @@ def test_every_kind_is_an_error_by_its_status_and_by_its_word(kind: Kind) -> Non
         ("", -11, AnswerUnknown),
     ],
 )
-def test_other_ends_are_told_by_their_words(
+def test_other_exit_codes_are_classified_by_their_text(
     complaint: str, status: int, kind: type[DriverError]
 ) -> None:
     error = failure("acme list", "acme", complaint, status)
@@ -54,7 +54,7 @@ def test_other_ends_are_told_by_their_words(
     assert "warning" not in error.detail
 
 
-def test_an_unknown_word_for_a_trouble_may_pass() -> None:
+def test_an_unknown_error_name_is_transient() -> None:
     assert type(Told(kind="sad", words="hm").error("look")) is DriverTransient
     assert isinstance(Told(kind="busy", words="hm").error("look"), DeviceBusy)
     assert isinstance(Told(kind="gone", words="hm").error("look"), DeviceGone)
@@ -77,7 +77,7 @@ def test_a_device_is_broken_lost_doubtful_or_good() -> None:
     ]
 
 
-def test_links_hold_in_both_directions_and_use_out_of_range_is_not_told() -> None:
+def test_links_hold_in_both_directions_and_use_out_of_range_is_unknown() -> None:
     sight = devices(
         listed(
             {"core_pct": 4e9, "temperature_c": 65535, "power_w": 91.24, "numa": -1},

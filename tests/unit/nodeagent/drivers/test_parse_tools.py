@@ -1,26 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the older and the special answers of the other vendors' tools mean."""
+"""Meaning of the older and the special output of the other vendors' tools."""
 
 import pytest
 
+from hami_nodeagent.drivers.amd import parse as amd
+from hami_nodeagent.drivers.awsneuron import parse as awsneuron
+from hami_nodeagent.drivers.biren import parse as biren
+from hami_nodeagent.drivers.cambricon import parse as cambricon
+from hami_nodeagent.drivers.enflame import parse as enflame
 from hami_nodeagent.drivers.errors import AnswerUnknown, DriverMissing, HardwareAbsent
-from hami_nodeagent.drivers.parse import (
-    amd,
-    awsneuron,
-    biren,
-    cambricon,
-    enflame,
-    forms,
-    hygon,
-    iluvatar,
-    kunlunxin,
-    metax,
-    mthreads,
-    vastai,
-)
+from hami_nodeagent.drivers.hygon import parse as hygon
+from hami_nodeagent.drivers.iluvatar import parse as iluvatar
+from hami_nodeagent.drivers.kunlunxin import parse as kunlunxin
+from hami_nodeagent.drivers.metax import parse as metax
+from hami_nodeagent.drivers.mthreads import parse as mthreads
+from hami_nodeagent.drivers.parse import forms
 from hami_nodeagent.drivers.parse.seen import Condition
 from hami_nodeagent.drivers.protocol import ProcessUsage
 from hami_nodeagent.drivers.rules import Neighbour
+from hami_nodeagent.drivers.vastai import parse as vastai
 from tests.unit.nodeagent.drivers.outputs import faked, golden
 
 
@@ -92,7 +90,7 @@ def test_wide_ixsmi_and_boards_with_two_chips() -> None:
     assert iluvatar.topology(golden("iluvatar/topo.txt"))[0, 1] == Neighbour(level="single")
 
 
-def test_newer_gmi_has_more_columns_and_words() -> None:
+def test_newer_gmi_has_more_columns_and_values() -> None:
     devices, version = mthreads.table(golden("mthreads/gmi_2_4.txt"))
     assert version == "5.0.3-server"
     assert [(one.type, one.memory_mib, one.core_pct) for one in devices] == [
@@ -102,7 +100,7 @@ def test_newer_gmi_has_more_columns_and_words() -> None:
     assert devices[1].processes == (ProcessUsage(pid=7719, used_mib=69950),)
 
 
-def test_divided_card_is_told_from_its_instances() -> None:
+def test_divided_card_is_distinguished_from_its_instances() -> None:
     devices, _ = mthreads.table(golden("mthreads/gmi_mpc.txt"))
     kinds = [one.attributes["kind"] for one in devices]
     assert kinds == [mthreads.PARENT, "MPC Instance"]
@@ -129,7 +127,7 @@ def test_sgpus_below_the_table_are_no_gpus_and_hide_no_process() -> None:
         assert [(one.pid, one.used_mib) for one in gpu.processes or ()] == [(71532, 2084)]
 
 
-def test_unit_and_power_of_old_efsmi_stand_apart() -> None:
+def test_unit_and_power_of_old_efsmi_are_separate() -> None:
     cards, version = enflame.table(golden("enflame/efsmi_1_2.txt"))
     assert version == "1.2.0.301"
     assert [(c.uuid, c.mode, c.temperature_c, c.power_w) for c in cards] == [
@@ -152,7 +150,7 @@ def test_drs_sizes_carry_slices_and_native_ids() -> None:
     assert [(one.profile, one.id) for one in instances] == [("1g.7gb", 0), ("3g.21gb", 2)]
 
 
-def test_drs_lists_are_read_by_the_order_of_words_whatever_their_heads_are() -> None:
+def test_drs_lists_are_read_by_position_regardless_of_their_heads() -> None:
     sizes = enflame.profiles(
         "Profiles of device 3\n+-----+\n| Card | Profile | | Max | Size |\n+-----+\n"
         "| 3 | 2g.14gb | 1 3 | 14325 MiB | 8 0 |\n+-----+\n"
@@ -164,7 +162,7 @@ def test_drs_lists_are_read_by_the_order_of_words_whatever_their_heads_are() -> 
             enflame.profiles(cut)
 
 
-def test_another_vendors_xpu_smi_is_not_taken_for_ours() -> None:
+def test_xpu_smi_of_another_vendor_is_rejected() -> None:
     with pytest.raises(AnswerUnknown, match="the head of Kunlunxin's xpu-smi"):
         kunlunxin.table(golden("kunlunxin/other_vendor.txt"))
     (part,), _ = kunlunxin.table(golden("kunlunxin/xpu_sriov.txt"))
@@ -177,7 +175,7 @@ def test_neuron_devices_without_links_and_numbers_of_cores() -> None:
     assert device.processes == (ProcessUsage(pid=771),)
 
 
-def test_monitor_that_has_no_driver_says_so() -> None:
+def test_monitor_without_a_driver_raises_driver_missing() -> None:
     with pytest.raises(DriverMissing, match="neuron driver is not installed or not running"):
         awsneuron.monitored(golden("awsneuron/monitor_no_driver.json"))
 
@@ -199,7 +197,7 @@ def test_rocm_smi_rows_are_read_by_their_heads(
     assert [row.temperature_c for row in rows] == celsius
 
 
-def test_kfd_node_gives_what_rocm_smi_does_not_tell() -> None:
+def test_kfd_node_provides_what_rocm_smi_does_not_report() -> None:
     node = amd.kfd_node(golden("amd/kfd_gpu.properties"), golden("amd/kfd_bank.properties"))
     assert node is not None
     assert (node.uuid, node.bus_id) == ("GPU-9d84cfbf53af9c27", "0000:21:00.0")
@@ -217,7 +215,7 @@ def test_units_in_brsmi_answers_change_nothing() -> None:
     assert (first.used_mib, first.memory_mib, second.used_mib) == (2048, 65536, 0)
 
 
-def test_dies_of_one_board_have_identities_of_their_own() -> None:
+def test_dies_of_one_board_have_separate_identities() -> None:
     first, second = vastai.devices(golden("vastai/getmem_dies.json"))
     assert first.attributes["board"] == second.attributes["board"]
     assert first.attributes["strategy"] == "die"

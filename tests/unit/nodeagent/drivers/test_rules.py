@@ -55,7 +55,7 @@ def test_pair_score_adds_the_bridge_and_the_fabric(level: str, links: int, score
     assert problems == ()
 
 
-def test_pair_that_contradicts_itself_scores_nothing_and_is_told() -> None:
+def test_contradicting_pair_scores_zero_and_is_reported() -> None:
     scores, problems = links_of(
         (device(0), device(1)),
         {
@@ -74,7 +74,7 @@ def test_pair_seen_from_one_side_only_keeps_that_view() -> None:
     assert problems == ()
 
 
-def test_pair_that_nobody_sees_is_left_out() -> None:
+def test_pair_without_a_link_is_left_out() -> None:
     assert links_of((device(0), device(1)), {}) == ((), ())
 
 
@@ -114,12 +114,12 @@ def test_operators_move_codes_between_harmless_and_condemning(
     assert policy.probes is probes
 
 
-def test_word_that_is_no_code_is_refused_by_name() -> None:
+def test_invalid_code_is_refused_by_name() -> None:
     with pytest.raises(SettingsInvalid, match="'fatal' is neither a fault code nor one of all"):
         fault_policy("nvidia", disable="79,fatal", enable="")
 
 
-def test_device_that_no_message_can_carry_is_named_and_the_others_kept() -> None:
+def test_device_beyond_message_limits_is_named_and_the_others_kept() -> None:
     broken = replace(device(1), index=2**31)
     kept, problems = within_bounds((device(0), broken, device(2)))
     assert kept == (device(0), device(2))

@@ -22,7 +22,7 @@ def script(folder: Path, body: str) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be reaped does not."""
+    """Report if a process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
     except OSError:
@@ -37,7 +37,7 @@ async def test_output_errors_and_status_are_kept_apart(tmp_path: Path) -> None:
     assert answer.words == "bad\n\nout x y"
 
 
-async def test_tool_speaks_plain_english_and_cannot_ask(tmp_path: Path) -> None:
+async def test_tool_runs_in_the_c_locale_without_input(tmp_path: Path) -> None:
     body = 'read -r line || echo "no input"; echo "$LANG $LC_ALL $EXTRA"'
     tool = Tool("t", path=script(tmp_path, body), environment={"EXTRA": "more", "LANG": "xx"})
     assert (await tool.run()).text == "no input\nC C more\n"
@@ -98,7 +98,7 @@ async def test_bytes_that_are_no_text_are_kept_as_marks(tmp_path: Path) -> None:
     assert (await tool.run()).text.endswith("x")
 
 
-async def test_tool_that_is_not_there_or_cannot_run_is_told(tmp_path: Path) -> None:
+async def test_missing_or_broken_tool_raises_driver_missing(tmp_path: Path) -> None:
     with pytest.raises(DriverMissing, match="nowhere is not installed"):
         await Tool("t", path="/nowhere").run()
     path = tmp_path / "tool"
@@ -125,7 +125,7 @@ async def test_runs_of_one_tool_never_overlap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("lines", "is_read"), [(20_000, True), (20_001, False)])
-async def test_answer_of_too_many_lines_is_none(
+async def test_answer_of_too_many_lines_is_rejected(
     tmp_path: Path, *, lines: int, is_read: bool
 ) -> None:
     tool = Tool("t", path=script(tmp_path, f"yes '' | head -n {lines}"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which file is taken for a vendor's library, and how a command's end is told."""
+"""The file loaded as a vendor's library, and the report of how a command ended."""
 
 import subprocess
 import sys
@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 
+import hami_nodeagent
 from hami_nodeagent.libraries import loading
 from hami_nodeagent.libraries.loading import USAGE, Errors, Kind, Library, Program, Trouble, run
 
 LIBC = "libc.so.6"
+BINDINGS = sorted(
+    path.parent.name for path in Path(hami_nodeagent.__file__).parent.glob("drivers/*/binding.py")
+)
 
 
 def program(**changes: Any) -> Program:
     own = Program(
+        vendor="acme",
         word="acme",
         files=("libacme.so",),
         folders=("$ACME_HOME/lib",),
@@ -66,7 +71,7 @@ def test_a_call_that_is_needed_and_missing_makes_a_library_too_old() -> None:
     assert caught.value.kind is Kind.UNUSABLE
 
 
-def test_calls_are_made_and_their_numbers_told() -> None:
+def test_calls_are_made_and_their_codes_reported() -> None:
     libc = Library(program(files=(LIBC,)))
     assert libc.has("abs")
     assert not libc.has("acme_init")
@@ -95,7 +100,7 @@ def test_one_number_may_mean_something_else_of_one_call() -> None:
     ]
 
 
-def test_a_command_ends_with_json_with_nothing_or_with_the_kind_of_its_trouble() -> None:
+def test_a_command_ends_with_json_or_nothing_or_the_kind_of_its_error() -> None:
     def refuse(library: Library, number: str) -> None:
         library.call("abs", int(number))
 
@@ -113,9 +118,10 @@ def test_a_command_ends_with_json_with_nothing_or_with_the_kind_of_its_trouble()
         assert (text, complaint, status) == ("", "usage: acme FILE list | make | refuse\n", USAGE)
 
 
-def test_a_program_starts_with_the_standard_library_only() -> None:
+@pytest.mark.parametrize("vendor", BINDINGS)
+def test_a_program_starts_with_the_standard_library_only(vendor: str) -> None:
     code = (
-        "import sys, hami_nodeagent.libraries.rsmi;"
+        f"import sys, hami_nodeagent.drivers.{vendor}.binding;"
         "print(*{name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)"
     )
     done = subprocess.run(

@@ -88,7 +88,7 @@ def know(site: Site, *pods: Given) -> None:
 
 
 class FakeKubelet:
-    """Answers ``list`` with what the test says."""
+    """Answers ``list`` with the test's pods."""
 
     def __init__(self, *pods: ListedPod) -> None:
         self.pods: Sequence[ListedPod] | None = pods
@@ -102,7 +102,7 @@ class FakeKubelet:
 
 
 class FakePods:
-    """Confirms what the test says."""
+    """Confirms what the test set."""
 
     def __init__(self) -> None:
         self.confirmed: list[str] = []

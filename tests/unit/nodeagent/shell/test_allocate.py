@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answering kubelet: what is read, awaited, kept and taken back."""
+"""Answers to kubelet: what is read, awaited, kept and rolled back."""
 
 from pathlib import Path
 
@@ -103,7 +103,7 @@ async def test_answer_is_kept_on_disk_before_it_is_given(tmp_path: Path) -> None
     assert [grant.ids for grant in again] == [("nvidia-0-0",)]
 
 
-async def test_grant_is_taken_back_when_the_disk_refuses_it(tmp_path: Path) -> None:
+async def test_grant_is_rolled_back_when_the_disk_refuses_it(tmp_path: Path) -> None:
     pod = Given("pod")
     desk = Desk(tmp_path, pod)
     know(desk.site, pod)
@@ -140,7 +140,7 @@ async def test_repeated_call_leaves_older_grants_of_the_same_ids_alone(tmp_path:
     assert len(desk.site.picture.grants) == 2
 
 
-async def test_news_ends_the_wait_at_once(tmp_path: Path) -> None:
+async def test_update_ends_the_wait_at_once(tmp_path: Path) -> None:
     pod = Given("pod")
     desk = Desk(tmp_path, pod, allocate_wait_s=30.0)
     outcomes: list[Answered | Refuse] = []
@@ -156,8 +156,8 @@ async def test_news_ends_the_wait_at_once(tmp_path: Path) -> None:
     assert not isinstance(outcomes[0], Refuse)
 
 
-async def test_record_that_was_not_heard_is_read(tmp_path: Path) -> None:
-    """The feed lost it, or waits for somebody who tells it all records again."""
+async def test_record_that_was_not_received_is_read(tmp_path: Path) -> None:
+    """The feed lost it, or waits for a new subscription to deliver all records again."""
     pod = Given("pod")
     desk = Desk(tmp_path, pod)
     desk.site.picture.pods.put(pod.facts, revision=1, now_s=0)
@@ -166,7 +166,7 @@ async def test_record_that_was_not_heard_is_read(tmp_path: Path) -> None:
     assert records.read == [pod.uid]
 
 
-async def test_pod_of_an_outage_is_not_refused_as_soon_as_others(tmp_path: Path) -> None:
+async def test_pod_affected_by_an_outage_is_refused_later_than_others(tmp_path: Path) -> None:
     """Kubelet never asks again for a pod that was refused."""
     pod = Given("pod")
     desk = Desk(tmp_path, pod, allocate_wait_s=0.01, outage_wait_s=30.0)
@@ -195,7 +195,7 @@ async def test_wait_ends_with_the_reason(tmp_path: Path) -> None:
     assert desk.kubelet.list_count >= 3
 
 
-async def test_pod_that_is_another_one_by_now_is_not_served(tmp_path: Path) -> None:
+async def test_pod_recreated_under_the_same_name_is_not_served(tmp_path: Path) -> None:
     old, new = Given("db-0", uid="old"), Given("db-0", uid="new", sequence=2)
     desk = Desk(tmp_path, new)
     know(desk.site, old)
@@ -221,7 +221,7 @@ async def test_without_the_api_server_the_call_is_refused(tmp_path: Path) -> Non
     assert refused(await desk.ask("nvidia-0-0")) == "api-unavailable"
 
 
-async def test_old_kubelet_costs_one_read_of_all_pods(tmp_path: Path) -> None:
+async def test_old_kubelet_needs_one_read_of_all_pods(tmp_path: Path) -> None:
     pod = Given("pod")
     desk = Desk(tmp_path, pod)
     know(desk.site, pod)
@@ -239,7 +239,7 @@ async def test_state_that_failed_a_moment_ago_is_heeded(tmp_path: Path) -> None:
     assert len(desk.site.picture.grants) == 0
 
 
-async def test_bus_that_was_never_reached_does_not_stop_known_records(tmp_path: Path) -> None:
+async def test_known_records_are_served_without_a_connection_to_the_bus(tmp_path: Path) -> None:
     pod = Given("pod")
     desk = Desk(tmp_path, pod)
     know(desk.site, pod)
@@ -247,7 +247,7 @@ async def test_bus_that_was_never_reached_does_not_stop_known_records(tmp_path: 
     assert not isinstance(await desk.ask("nvidia-0-0"), Refuse)
 
 
-async def test_limits_file_is_written_for_pods_without_our_volume(tmp_path: Path) -> None:
+async def test_limits_file_is_written_for_pods_without_the_limits_volume(tmp_path: Path) -> None:
     pod = Given("pod", limits_mounted=frozenset())
     desk = Desk(tmp_path, pod)
     know(desk.site, pod)
@@ -325,7 +325,7 @@ async def test_each_injection_mode_reaches_the_runtime(
     assert list(response.mounts) == []
 
 
-async def test_share_comes_with_the_library_that_holds_it(tmp_path: Path) -> None:
+async def test_share_is_mounted_with_the_library_that_enforces_it(tmp_path: Path) -> None:
     pod = Given("pod")
     desk = Desk(tmp_path, pod, **enforcing(tmp_path))
     know(desk.site, pod)
@@ -363,7 +363,7 @@ async def test_share_is_refused_where_the_library_is_missing(tmp_path: Path) -> 
     ("enforcement", "is_whole", "is_refused"),
     [("libvgpu", False, True), ("libvgpu", True, False), ("none", False, False)],
 )
-async def test_mounts_matter_where_the_library_holds_the_share(
+async def test_mounts_are_checked_where_the_library_enforces_the_share(
     tmp_path: Path, enforcement: str, *, is_whole: bool, is_refused: bool
 ) -> None:
     pod = Given("pod", hidden_limits={"main": "container main: volumeMounts[/run]: x; y"})
@@ -384,7 +384,7 @@ async def test_mounts_matter_where_the_library_holds_the_share(
         assert outcome.text == "pod default/pod: container main: volumeMounts[/run]: x; y"
 
 
-async def test_library_that_vanished_from_the_host_is_put_there_again(tmp_path: Path) -> None:
+async def test_library_that_vanished_from_the_host_is_installed_again(tmp_path: Path) -> None:
     pods = Given("a"), Given("b")
     desk = Desk(tmp_path, pods[0], **enforcing(tmp_path))
     know(desk.site, *pods)
@@ -429,7 +429,7 @@ async def test_two_calls_at_once_cannot_take_the_same_container(tmp_path: Path) 
     assert sorted(isinstance(outcome, Refuse) for outcome in outcomes) == [False, True]
 
 
-async def test_pod_whose_newest_record_cannot_be_read_is_refused(tmp_path: Path) -> None:
+async def test_pod_with_an_unreadable_newest_record_is_refused(tmp_path: Path) -> None:
     pod, other = Given("pod"), Given("other")
     desk = Desk(tmp_path, pod)
     know(desk.site, pod, other)
@@ -443,7 +443,7 @@ async def test_pod_whose_newest_record_cannot_be_read_is_refused(tmp_path: Path)
     assert not isinstance(await desk.ask("nvidia-0-1"), Refuse)
 
 
-async def test_nothing_is_given_while_a_pod_that_may_be_meant_cannot_be_read(
+async def test_no_share_is_allocated_while_a_candidate_pod_is_unreadable(
     tmp_path: Path,
 ) -> None:
     pod, hidden = Given("pod"), Given("hidden")

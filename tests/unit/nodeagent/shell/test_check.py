@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's check of itself against kubelet's list."""
+"""The agent's comparison of its grants with kubelet's list."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ async def test_mismatch_that_lasts_fails_both_allocations(tmp_path: Path) -> Non
     assert bench.site.metrics.mismatches._value.get() == 2  # noqa: SLF001
 
 
-async def test_mismatch_that_passes_is_none(tmp_path: Path) -> None:
+async def test_transient_mismatch_is_not_reported(tmp_path: Path) -> None:
     bench, pod = Bench(tmp_path), Given("pod")
     know(bench.site, pod)
     bench.grant(pod, "a")
@@ -134,7 +134,7 @@ async def test_grants_end_with_their_pods(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "limits").iterdir()} == {alive.uid, lingering.uid}
 
 
-async def test_silent_kubelet_ends_nothing(tmp_path: Path) -> None:
+async def test_unavailable_kubelet_ends_no_grant(tmp_path: Path) -> None:
     bench, gone = Bench(tmp_path), Given("gone", gone=True)
     know(bench.site, gone)
     bench.grant(gone, "a")
@@ -143,7 +143,7 @@ async def test_silent_kubelet_ends_nothing(tmp_path: Path) -> None:
     assert len(bench.site.picture.grants) == 1
 
 
-async def test_records_of_releases_are_forgotten_with_their_pods(tmp_path: Path) -> None:
+async def test_records_of_releases_are_dropped_with_their_pods(tmp_path: Path) -> None:
     bench, pod = Bench(tmp_path), Given("pod")
     bench.site.picture.entries_by_uid[pod.uid] = replace(
         pod.entry, record=replace(pod.record, op="release")
@@ -164,7 +164,7 @@ async def test_kubelet_version_is_read_a_few_times_per_run(tmp_path: Path) -> No
     assert bench.pods.confirmed.count("version") == 4
 
 
-async def test_changed_keys_judge_all_pods_anew(tmp_path: Path) -> None:
+async def test_changed_keys_verify_all_pods_again(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     await bench.check.check()
     assert "judged" not in bench.pods.confirmed
@@ -174,7 +174,7 @@ async def test_changed_keys_judge_all_pods_anew(tmp_path: Path) -> None:
     assert "judged" in bench.pods.confirmed
 
 
-async def test_names_of_two_pods_are_left_out_until_one_is_forgotten(tmp_path: Path) -> None:
+async def test_names_of_two_pods_are_left_out_until_one_is_dropped(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     old, new = Given("db-0", uid="old"), Given("db-0", uid="new", sequence=2)
     know(bench.site, old, new)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of the agent survive restarts, and a broken one is no disaster."""
+"""Files of the agent survive restarts, and a broken one is survived."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_unreadable_file_is_set_aside(tmp_path: Path, content: bytes) -> None:
     assert not (tmp_path / "grants.json").exists()
 
 
-def test_file_of_another_version_is_not_understood_by_guess(tmp_path: Path) -> None:
+def test_file_of_another_version_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "grants.json").write_bytes(b'{"version":2}')
     assert list(Checkpoint(tmp_path).load_grants()) == []
     (tmp_path / "devices.json").write_bytes(b'{"version":2}')

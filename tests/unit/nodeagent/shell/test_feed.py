@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ledger record that cannot be read makes kubelet refused for its pod, and for no other."""
+"""An unreadable ledger record makes Allocate fail for its pod, and for no other."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -84,7 +84,7 @@ async def test_pod_of_an_unreadable_record_is_noted_until_a_newer_one_is_read(
         assert bench.site.quarantine.entries() == []
 
 
-async def test_ledger_that_is_replaced_ends_what_could_not_be_read(tmp_path: Path) -> None:
+async def test_replaced_ledger_clears_unreadable_records(tmp_path: Path) -> None:
     bench, pod = Bench(tmp_path), Given("pod")
     async with bench.following():
         bench.tell(pod, b"", revision=1)

@@ -32,7 +32,7 @@ def test_versions_lie_beside_each_other(tmp_path: Path) -> None:
     assert (tmp_path / "host").stat().st_mode & 0o777 == 0o755
 
 
-def test_installing_again_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+def test_installation_is_idempotent(tmp_path: Path) -> None:
     first = installer(tmp_path).install()
     inode = first.library.stat().st_ino
     with first.library.open("rb") as reading:
@@ -51,7 +51,7 @@ def test_damaged_file_is_replaced_by_a_new_one_not_written_to(tmp_path: Path) ->
         assert mapped.read() == b"damaged"
 
 
-def test_missing_or_foreign_library_says_what_to_set(tmp_path: Path) -> None:
+def test_missing_or_foreign_library_error_names_the_setting(tmp_path: Path) -> None:
     nowhere = Installer(tmp_path / "no.so", tmp_path / "host", proc=PROC)
     with pytest.raises(InstallFailed, match=r"no\.so cannot be read.*set library"):
         nowhere.install()
@@ -64,7 +64,7 @@ def test_missing_or_foreign_library_says_what_to_set(tmp_path: Path) -> None:
         Installer(fake_library(tmp_path), tmp_path / "file" / "host", proc=PROC).install()
 
 
-def test_only_old_versions_that_nobody_needs_are_removed(tmp_path: Path) -> None:
+def test_only_old_versions_without_users_are_removed(tmp_path: Path) -> None:
     paths = {
         name: installer(tmp_path, name.encode()).install().library for name in ("a", "b", "c", "d")
     }
@@ -103,7 +103,7 @@ __import__("time").sleep(60)
 """
 
 
-def test_nothing_is_removed_when_processes_cannot_be_seen(tmp_path: Path) -> None:
+def test_no_version_is_removed_while_processes_are_unreadable(tmp_path: Path) -> None:
     old = installer(tmp_path, b"old").install().library
     blind = Installer(fake_library(tmp_path), tmp_path / "host", proc=tmp_path / "no-proc")
     now_s = old.stat().st_mtime + DAY_S

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices are found, judged and reported, and a driver in trouble is only reported."""
+"""Devices are found, judged and reported; a failing driver is only reported."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +15,8 @@ from hami_common.events.codec import decode, encode
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices, NodeReport
 from hami_common.model.device import DeviceFacts, Link, Profile
 from hami_common.runtime.tasks import background
+from hami_nodeagent.core.board import ModeNotice, ModeReported, PartitionsRead
+from hami_nodeagent.core.hardware import Instance
 from hami_nodeagent.core.health import (
     FaultSeen,
     HealthBook,
@@ -23,9 +25,8 @@ from hami_nodeagent.core.health import (
     ProbePassed,
     Stimulus,
 )
-from hami_nodeagent.core.partitions import Owner, Told
+from hami_nodeagent.core.partitions import Owner
 from hami_nodeagent.drivers.errors import DriverMismatch, DriverMissing
-from hami_nodeagent.drivers.partitioner import Instance
 from hami_nodeagent.drivers.protocol import DeviceUsage, Inventory
 from hami_nodeagent.shell.inventory import Reporter, VendorDevices, beat
 from tests.support.memorybus import MemoryBucket, MemoryBus, MemoryPublisher
@@ -149,17 +150,23 @@ async def test_equal_facts_are_reported_once(tmp_path: Path) -> None:
     assert second.agent_version
 
 
-async def test_card_whose_mode_is_to_be_switched_is_cordoned_and_then_told_anew(
+async def test_card_with_a_pending_mode_switch_is_cordoned_and_then_reported_again(
     tmp_path: Path,
 ) -> None:
     bench = Bench(tmp_path, discovery_s=3600.0)
-    switching = bench.site.picture.partitions.switching
+    board = bench.site.picture.partitions
     async with running(bench):
-        switching["nvidia-0"] = Told(text="waits for pod a/b", is_withheld=True)
+        board.apply(
+            ModeReported(
+                uuid="nvidia-0", notice=ModeNotice(text="waits for pod a/b", is_withheld=True)
+            )
+        )
         bench.source.look_again()
         await until(lambda: len(bench.reports()) == 2)
         bench.driver.answer = Inventory(devices=(replace(facts(0), mode="mig"), facts(1)))
-        switching["nvidia-0"] = Told(text="failed", is_withheld=False)
+        board.apply(
+            ModeReported(uuid="nvidia-0", notice=ModeNotice(text="failed", is_withheld=False))
+        )
         bench.source.look_again()
         await until(lambda: bench.reports()[-1].devices[0].mode == "mig")
     _, waiting, *_, last = bench.reports()
@@ -208,7 +215,7 @@ async def test_report_is_repeated_while_the_record_is_of_another_run(tmp_path: P
     assert replace(second, seq=first.seq, time_s=first.time_s) == first
 
 
-async def test_report_that_is_too_large_goes_without_its_links(tmp_path: Path) -> None:
+async def test_oversized_report_is_sent_without_its_links(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     many = tuple(replace(facts(n), uuid=f"GPU-{n:036d}") for n in range(96))
     links = tuple(
@@ -238,7 +245,7 @@ async def test_missing_driver_is_a_report_and_its_return_too(tmp_path: Path) -> 
     assert bench.site.picture.view.faulty == {"nvidia-0"}
 
 
-async def test_driver_exchanged_under_us_asks_for_a_restart(tmp_path: Path) -> None:
+async def test_driver_replaced_at_run_time_requires_a_restart(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.driver.answer = DriverMismatch(doing="open", detail="versions differ")
     async with running(bench):
@@ -260,7 +267,7 @@ async def test_bug_in_a_driver_does_not_end_the_agent(tmp_path: Path) -> None:
         await until(lambda: bench.reports()[-1].problem == "")
 
 
-async def test_faults_are_told_at_once_and_recovery_too(tmp_path: Path) -> None:
+async def test_faults_and_recovery_are_reported_at_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     async with running(bench):
         bench.driver.faults = [FaultSeen(uuid="nvidia-1", code=79, fatal=True, text="Xid 79")]
@@ -281,7 +288,7 @@ async def test_faults_are_told_at_once_and_recovery_too(tmp_path: Path) -> None:
 GRID = (Profile(name="1g", memory_mib=100, size=1, starts=(0, 1, 2)),)
 
 
-async def test_fault_of_a_partition_withholds_its_place_only_and_is_told_to_its_pod(
+async def test_fault_of_a_partition_withholds_its_place_only_and_is_reported_to_its_pod(
     tmp_path: Path,
 ) -> None:
     bench = Bench(tmp_path)
@@ -295,7 +302,8 @@ async def test_fault_of_a_partition_withholds_its_place_only_and_is_told_to_its_
         start=1,
         handles={"gpu_instance": "9"},
     )
-    board.carried[Owner(pod_uid="a", allocation_id="x", container="main")] = instance
+    owner = Owner(pod_uid="a", allocation_id="x", container="main")
+    board.apply(PartitionsRead(uuid="nvidia-0", carried={owner: instance}, waiting={}, foreign=()))
     fault = FaultSeen(uuid="nvidia-0", code=94, fatal=True, text="Xid 94", part=9)
     async with running(bench):
         bench.driver.faults = [fault]
@@ -343,7 +351,7 @@ async def test_canonical_devices_reach_the_picture_and_the_disk(tmp_path: Path) 
         await soon(is_kept)
 
 
-async def test_record_with_a_device_of_another_vendor_is_refused_until_a_good_one_comes(
+async def test_record_with_a_device_of_another_vendor_is_refused_until_replaced(
     tmp_path: Path,
 ) -> None:
     bench = Bench(tmp_path)
@@ -399,7 +407,7 @@ async def test_vendors_that_change_at_the_same_time_are_all_kept_on_disk(tmp_pat
     assert metrics.checkpoint_failures._value.get() == 0  # noqa: SLF001
 
 
-async def test_heartbeats_go_on_while_the_bus_is_away(tmp_path: Path) -> None:
+async def test_heartbeats_continue_after_an_outage_of_the_bus(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.site.picture.note_served("nvidia", served=True)
     async with background() as group:
@@ -418,7 +426,7 @@ async def test_heartbeats_go_on_while_the_bus_is_away(tmp_path: Path) -> None:
     assert {one.vendors for one in beats} == {("nvidia",)}
 
 
-async def test_heartbeat_tells_at_once_that_kubelet_lost_the_plugin(tmp_path: Path) -> None:
+async def test_heartbeat_reports_at_once_that_kubelet_lost_the_plugin(tmp_path: Path) -> None:
     bench = Bench(tmp_path, heartbeat_s=3600)
     bench.site.picture.note_served("nvidia", served=True)
     async with background() as group:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trusted keys come and go with their files."""
+"""Trusted keys are added and removed with their files."""
 
 from pathlib import Path
 

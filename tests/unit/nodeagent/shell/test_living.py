@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dead are found through the host's /proc, by reading as little of it as will do."""
+"""Dead owners are found through the host's /proc, with as few reads as possible."""
 
 import os
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_zombie_has_ended(proc: Proc) -> None:
     assert Living(proc.root).dead_of([owner()]) == {owner()}
 
 
-def test_known_owner_costs_one_read(proc: Proc) -> None:
+def test_known_owner_needs_one_read(proc: Proc) -> None:
     living = Living(proc.root)
     proc.run(900, "900 7", INNER)
     assert living.dead_of([owner()]) == set()
@@ -70,7 +70,7 @@ def test_known_owner_costs_one_read(proc: Proc) -> None:
     assert living.dead_of([owner(), owner(8), owner(9)]) == {owner(9)}
 
 
-def test_nobody_is_judged_where_proc_cannot_be_read(tmp_path: Path, proc: Proc) -> None:
+def test_processes_are_not_judged_where_proc_cannot_be_read(tmp_path: Path, proc: Proc) -> None:
     assert Living(tmp_path / "absent").dead_of([owner()]) == set()
     (proc.root / "1/stat").unlink()
     assert Living(proc.root).dead_of([owner()]) == set()
@@ -85,7 +85,7 @@ def test_real_proc_knows_this_process_and_no_other_start() -> None:
     assert living.dead_of([me, other]) == {other}
 
 
-def test_owners_that_are_no_longer_asked_for_are_forgotten(proc: Proc) -> None:
+def test_unused_owners_are_dropped(proc: Proc) -> None:
     living = Living(proc.root)
     assert living.dead_of([owner()]) == {owner()}
     living.keep_only([])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A card's mode is switched when nobody uses it, whatever fails and wherever the agent dies."""
+"""A card's mode is switched only while idle, whatever fails and wherever the agent dies."""
 
 import dataclasses
 from pathlib import Path
@@ -13,9 +13,9 @@ from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device, DeviceFacts
 from hami_common.model.placement import ContainerShares, Share
 from hami_nodeagent.core.claims import Entry
+from hami_nodeagent.core.hardware import CardMode
 from hami_nodeagent.core.modes import ModesFile
 from hami_nodeagent.drivers.errors import DriverDenied, DriverError, DriverTransient, PartitionBusy
-from hami_nodeagent.drivers.protocol import CardMode
 from hami_nodeagent.settings import DriversSettings, NvidiaSettings, PartitionSettings
 from hami_nodeagent.shell.checkpoint import Checkpoint
 from hami_nodeagent.shell.modes import ModeKeeper
@@ -30,7 +30,7 @@ POINTS = ("read", "journal.begin", "journal.stored", "switch.begin", "switch.hal
 
 
 class Killed(BaseException):
-    """The agent is gone."""
+    """The agent has died."""
 
 
 class Machine:
@@ -104,7 +104,7 @@ class Journal(Checkpoint):
 
 
 class Agent:
-    """One run of the agent; the registry does at once what it is told."""
+    """One run of the agent; the registry applies its reports at once."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ def journal(machine: Machine) -> tuple[object, ...]:
     return () if file is None else file.notes
 
 
-async def test_card_is_cordoned_alone_drained_switched_and_given_back(machine: Machine) -> None:
+async def test_card_is_cordoned_alone_drained_switched_and_uncordoned(machine: Machine) -> None:
     agent = Agent(machine, {f"{NODE}/0": "on"})
     agent.place("a", CARD)
     agent.place("b", OTHER)
@@ -223,7 +223,7 @@ async def test_card_is_not_switched_before_the_registry_holds_it_back(machine: M
     assert machine.switched == [(CARD, True)]
 
 
-async def test_card_that_nobody_named_is_never_touched(machine: Machine) -> None:
+async def test_card_without_a_setting_is_never_touched(machine: Machine) -> None:
     agent = Agent(machine, {})
     machine.modes[CARD] = replace(machine.modes[CARD], is_divided_next=True)
     agent.publish()
@@ -232,7 +232,7 @@ async def test_card_that_nobody_named_is_never_touched(machine: Machine) -> None
     await agent.keeper.run()  # ends at once: there is nothing to do, ever
 
 
-async def test_what_others_hold_open_is_tried_again_and_given_back_meanwhile(
+async def test_busy_card_is_retried_and_uncordoned_meanwhile(
     machine: Machine,
 ) -> None:
     machine.fail_with = PartitionBusy(doing="switch", detail="somebody holds the card open")
@@ -249,7 +249,7 @@ async def test_what_others_hold_open_is_tried_again_and_given_back_meanwhile(
     assert machine.switched == [(CARD, True)]
 
 
-async def test_what_only_a_right_would_help_is_tried_once(machine: Machine) -> None:
+async def test_permission_error_is_tried_once(machine: Machine) -> None:
     machine.fail_with = DriverDenied(doing="switch", detail="no permission")
     agent = Agent(machine, {CARD: "on"}, mode_again_s=3600.0)
     agent.publish()
@@ -272,7 +272,7 @@ async def test_journal_that_cannot_be_stored_leaves_the_card_alone(
     assert machine.switched == []
 
 
-async def test_card_that_is_given_away_while_the_journal_is_stored_is_not_switched(
+async def test_card_allocated_while_the_journal_is_stored_is_not_switched(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = Agent(machine, {CARD: "on"})
@@ -318,7 +318,7 @@ async def test_card_that_is_whole_again_waits_for_its_cdi_name(machine: Machine)
     assert agent.withheld() == set()
 
 
-async def test_change_that_was_left_pending_is_taken_back_without_the_setting(
+async def test_pending_change_is_rolled_back_without_the_setting(
     machine: Machine,
 ) -> None:
     agent = Agent(machine, {CARD: "on"})
@@ -335,7 +335,7 @@ async def test_change_that_was_left_pending_is_taken_back_without_the_setting(
 
 
 @pytest.mark.parametrize("point", POINTS)
-async def test_agent_killed_at_any_point_goes_on_where_it_was(machine: Machine, point: str) -> None:
+async def test_agent_killed_at_any_point_resumes(machine: Machine, point: str) -> None:
     for is_on in (True, False):
         setting = {CARD: "on" if is_on else "off"}
         machine.kill_at = point

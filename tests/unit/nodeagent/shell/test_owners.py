@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose processes they are, from a host's /proc."""
+"""Owners of processes, read from a host's /proc."""
 
 import os
 from pathlib import Path
@@ -30,14 +30,14 @@ def test_container_is_found_by_its_id_within_its_pod(tmp_path: Path) -> None:
     }
 
 
-def test_id_that_is_another_pods_is_not_believed(tmp_path: Path) -> None:
+def test_id_of_another_pod_is_rejected(tmp_path: Path) -> None:
     process(tmp_path, 1, f"0::/kubepods/pod{UID}/{CONTAINER}")
     ids = {f"containerd://{CONTAINER}": ("other-uid", "main")}
     found = find_owners(tmp_path, [1], ids, by="cgroup")
     assert found == {1: Owner(command="train", pod_uid=UID)}
 
 
-def test_namespace_stands_for_the_container_where_the_id_is_a_pid(tmp_path: Path) -> None:
+def test_namespace_identifies_the_container_where_the_id_is_a_pid(tmp_path: Path) -> None:
     process(tmp_path, 10, "0::/", namespace="77")
     process(tmp_path, 11, "0::/", namespace="77", comm="child")
     process(tmp_path, 12, "0::/", namespace="1")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitions are made when shares are placed, kept while they may be used, and then removed."""
+"""Partitions are created when shares are placed, kept while in use, and then removed."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from hami_nodeagent.core.claims import ListedPod
 from hami_nodeagent.core.partitions import owner_of
-from hami_nodeagent.drivers.simulated_partitions import Turn
+from hami_nodeagent.drivers.simulated.partitioner import Turn
 from tests.support.partitions_world import World, share
 
 pytestmark = pytest.mark.anyio
@@ -19,7 +19,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-async def test_all_of_a_pods_partitions_are_there_before_it_is_bound(world: World) -> None:
+async def test_all_partitions_of_a_pod_exist_before_it_is_bound(world: World) -> None:
     async with world.agent() as partitions:
         world.place(
             "a",
@@ -40,7 +40,7 @@ async def test_all_of_a_pods_partitions_are_there_before_it_is_bound(world: Worl
         await world.settle(lambda: partitions.is_idle)
 
 
-async def test_each_of_several_partitions_of_a_device_has_words_of_its_own(world: World) -> None:
+async def test_each_of_several_partitions_of_a_device_has_its_own_handles(world: World) -> None:
     async with world.agent():
         shares = (
             share("nvidia-0", "1g", 5),
@@ -60,7 +60,7 @@ async def test_each_of_several_partitions_of_a_device_has_words_of_its_own(world
         assert list(board.handles(known, shares)) == ["nvidia-0/1g@6"]
 
 
-async def test_what_a_pod_leaves_makes_room_for_the_next(world: World) -> None:
+async def test_partition_of_an_ended_pod_is_replaced_by_the_next(world: World) -> None:
     async with world.agent():
         world.place("a", share("nvidia-0", "3g", 0), granted=True)
         await world.live("a")
@@ -85,7 +85,7 @@ async def test_partition_of_a_container_that_may_still_run_is_not_touched(world:
         await world.live("b")
 
 
-async def test_recreated_pod_of_the_same_name_gets_the_room_of_the_first(world: World) -> None:
+async def test_recreated_pod_of_the_same_name_gets_the_place_of_the_first(world: World) -> None:
     world.settings = {"tries": 1000}
     async with world.agent():
         world.place("web", share("nvidia-0", "3g", 0), granted=True)
@@ -100,7 +100,7 @@ async def test_recreated_pod_of_the_same_name_gets_the_room_of_the_first(world: 
         await world.live(["web-2"])
 
 
-async def test_share_that_is_held_for_somebody_gets_its_partition_when_bound(world: World) -> None:
+async def test_reserved_share_gets_its_partition_when_bound(world: World) -> None:
     async with world.agent():
         world.place("a", share("nvidia-0", "3g", 0), bound=False, held_for="preemption")
         world.place("b", share("nvidia-0", "1g", 6))
@@ -110,7 +110,7 @@ async def test_share_that_is_held_for_somebody_gets_its_partition_when_bound(wor
         await world.live("a")
 
 
-async def test_nothing_is_removed_before_ledger_and_pods_are_known(world: World) -> None:
+async def test_no_partition_is_removed_before_ledger_and_pods_are_synced(world: World) -> None:
     async with world.agent():
         world.place("a", share("nvidia-0", "3g", 0))
         await world.live("a")
@@ -151,7 +151,7 @@ async def test_lost_journal_is_learnt_from_hardware_and_ledger(world: World) -> 
     assert sorted(world.parts(), key=repr) == sorted(before, key=repr)
 
 
-async def test_instances_that_cannot_be_told_apart_are_left_alone(world: World) -> None:
+async def test_indistinguishable_instances_are_left_alone(world: World) -> None:
     async with world.agent():
         first = world.place("a", share("ascend-0", "vir05"), granted=True)
         world.place("b", share("ascend-0", "vir05"), granted=True)
@@ -174,7 +174,7 @@ async def test_instances_that_cannot_be_told_apart_are_left_alone(world: World) 
         world.check()
 
 
-async def test_foreign_partition_stays_and_is_told(world: World) -> None:
+async def test_foreign_partition_stays_and_is_reported(world: World) -> None:
     hand = world.plant("nvidia-0", "1g", 6, memory_mib=1000)
     async with world.agent():
         world.place("a", share("nvidia-0", "1g", 0))
@@ -187,7 +187,7 @@ async def test_foreign_partition_stays_and_is_told(world: World) -> None:
         await world.settle(lambda: world.parts() == [hand])
 
 
-async def test_foreign_partition_is_removed_where_the_operator_says_so(world: World) -> None:
+async def test_foreign_partition_is_removed_with_collect_foreign(world: World) -> None:
     world.settings = {"collect_foreign": True}
     busy = world.plant("nvidia-0", "1g", 6, memory_mib=1000, busy=True)
     world.plant("nvidia-0", "2g", 0, memory_mib=2000)
@@ -220,7 +220,7 @@ async def test_allocation_fails_when_its_partition_cannot_be_made(world: World) 
         await world.settle(lambda: world.parts() == [hand])
 
 
-async def test_error_that_passes_fails_nothing(world: World) -> None:
+async def test_transient_error_fails_no_pod(world: World) -> None:
     inner = world.hardware["nvidia"].inner
     points = ("create.half", "create.made", "instances", "create.begin")
     script = tuple(Turn(at=point, do="fail") for point in points)
@@ -233,7 +233,7 @@ async def test_error_that_passes_fails_nothing(world: World) -> None:
         assert inner.stored().script == ()
 
 
-async def test_partition_that_vanished_is_made_again_for_ever(world: World) -> None:
+async def test_vanished_partition_is_recreated_without_a_limit_of_retries(world: World) -> None:
     world.settings = {"tries": 1}
     async with world.agent() as partitions:
         world.place("a", share("nvidia-0", "3g", 0), granted=True)

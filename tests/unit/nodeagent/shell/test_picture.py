@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices are offered under which resource, and when a vendor is served."""
+"""Devices offered under each resource, and the times at which a vendor is served."""
 
 from hami_common.events.inventory import NodeDevices
 from hami_common.model.device import Device

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods of the node, as the watch and direct reads tell of them."""
+"""Pods of the node, as the watch and direct reads report them."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -123,7 +123,7 @@ async def test_all_pods_of_this_node_and_no_others_are_followed(tmp_path: Path) 
     assert bench.kube.selectors == [f"spec.nodeName={NODE}"]
 
 
-async def test_pod_that_is_not_understood_stops_nothing(tmp_path: Path) -> None:
+async def test_undecodable_pod_does_not_stop_the_watch(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     async with following(bench):
         bench.kube.send.send_nowait(WatchEvent(type="ADDED", raw=b'{"metadata": 7}'))
@@ -146,7 +146,7 @@ async def test_read_of_one_pod_overtakes_the_watch(tmp_path: Path) -> None:
         assert bench.site.picture.pods.find("third") is None
 
 
-async def test_pod_that_does_not_exist_is_gone(tmp_path: Path) -> None:
+async def test_missing_pod_is_ended(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     async with following(bench):
         bench.kube.tell("ADDED", pod("web", "u1", 1))
@@ -172,7 +172,7 @@ async def test_read_of_all_pods_is_the_whole_truth(tmp_path: Path) -> None:
         assert {one.uid for one in bench.site.picture.pods} == alive
 
 
-async def test_changed_keys_judge_known_pods(tmp_path: Path) -> None:
+async def test_changed_keys_verify_known_pods_again(tmp_path: Path) -> None:
     bench, signer = Bench(tmp_path), Signer.generate()
     text = signer.sign(
         SignedPlacement(
@@ -194,7 +194,7 @@ async def test_changed_keys_judge_known_pods(tmp_path: Path) -> None:
         bench.keys.reload_if_changed()
         bench.source.judge_again()
         assert bench.found("u1").signed is not None
-        # The order of news is still that of the API server.
+        # The order of updates is still that of the API server.
         bench.kube.tell("MODIFIED", pod("web", "u1", 4))
         bench.kube.tell("MODIFIED", pod("other", "u2", 6))
         await until(lambda: bench.site.picture.pods.is_alive("u2"))
@@ -231,7 +231,7 @@ def unreadable(name: str, uid: str, revision: int, *, asks: bool = True) -> Obj:
     return {**one, "spec": {**one["spec"], "containers": GPU if asks else "none"}}
 
 
-async def test_pod_that_cannot_be_read_is_noted_until_it_can_or_is_gone(tmp_path: Path) -> None:
+async def test_unreadable_pod_is_noted_until_it_is_readable_or_deleted(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     picture = bench.site.picture
     async with following(bench):
@@ -253,7 +253,7 @@ async def test_pod_that_cannot_be_read_is_noted_until_it_can_or_is_gone(tmp_path
         await until(lambda: bench.site.quarantine.entries() == [])
 
 
-async def test_known_pod_that_cannot_be_read_any_more_stays_as_it_was_known(tmp_path: Path) -> None:
+async def test_known_pod_that_becomes_unreadable_keeps_its_facts(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     async with following(bench):
         bench.kube.tell("ADDED", pod("web", "u1", 1))

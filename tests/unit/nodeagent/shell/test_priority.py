@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page that tells containers who is active: its layout, and that it is read as written."""
+"""The page that shows containers the active priorities: its layout, and its round trip."""
 
 import subprocess
 from pathlib import Path
@@ -83,7 +83,7 @@ def test_layout_is_that_of_the_c_header(tmp_path: Path) -> None:
     assert second.split() == [str(priority.SIZE), "8", "16"]
 
 
-def test_the_library_reads_what_was_written_and_is_woken(tmp_path: Path) -> None:
+def test_the_library_reads_the_page_and_is_woken(tmp_path: Path) -> None:
     program = compiled(tmp_path, READER, "priority.c")
     page = PriorityPage(tmp_path / "dir" / "page-1")
     page.write({"GPU-a": Standing(), "GPU-b": Standing(highest_active=3)}, lease_until_ns=10)
@@ -104,7 +104,7 @@ def test_the_library_reads_what_was_written_and_is_woken(tmp_path: Path) -> None
         page.close()
 
 
-def test_page_is_kept_over_restarts_and_remade_when_it_is_none(tmp_path: Path) -> None:
+def test_page_is_kept_over_restarts_and_replaced_when_invalid(tmp_path: Path) -> None:
     path = tmp_path / "page-1"
     first = PriorityPage(path)
     first.write({"GPU-a": Standing()}, lease_until_ns=1)
@@ -124,7 +124,7 @@ def test_page_is_kept_over_restarts_and_remade_when_it_is_none(tmp_path: Path) -
     assert path.stat().st_ino != inode
 
 
-def test_more_devices_than_the_page_has_room_for_are_left_out(tmp_path: Path) -> None:
+def test_devices_beyond_the_capacity_of_the_page_are_left_out(tmp_path: Path) -> None:
     page = PriorityPage(tmp_path / "page-1")
     standings = {f"GPU-{n}": Standing() for n in range(priority.DEVICES_MAX + 2)}
     page.write({**standings, "x" * 64: Standing(), "": Standing()}, lease_until_ns=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ledger records come in, states go out, whatever the bus does."""
+"""Ledger records are read and states written, in every state of the bus."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -113,7 +113,7 @@ async def test_states_follow_the_facts_in_order(tmp_path: Path) -> None:
         ("none", "", False, 1),
     ],
 )
-async def test_share_that_nothing_holds_is_told_to_the_pods_owner(
+async def test_share_that_is_not_enforced_is_reported_to_the_pods_owner(
     tmp_path: Path, enforcement: str, library: str, *, is_told: bool, counted: int
 ) -> None:
     pod = Given("pod")
@@ -131,7 +131,7 @@ async def test_share_that_nothing_holds_is_told_to_the_pods_owner(
         assert metric._value.get() == counted  # noqa: SLF001
 
 
-async def test_share_whose_devices_a_config_map_may_override_is_told_as_not_held(
+async def test_share_whose_devices_a_config_map_may_override_is_reported_as_not_enforced(
     tmp_path: Path,
 ) -> None:
     pod = Given("pod", unseen_env={"main": frozenset({"NVIDIA_VISIBLE_DEVICES"})})
@@ -147,7 +147,7 @@ async def test_share_whose_devices_a_config_map_may_override_is_told_as_not_held
 
 
 @pytest.mark.parametrize(("library", "said"), [("libvgpu-1.so", "libvgpu"), ("", "none")])
-async def test_states_say_who_holds_the_containers_to_their_shares(
+async def test_states_name_the_enforcement_of_shares(
     tmp_path: Path, library: str, said: str
 ) -> None:
     pod = Given("pod")
@@ -162,7 +162,7 @@ async def test_states_say_who_holds_the_containers_to_their_shares(
         assert (await bench.reaches(pod, "running")).enforcement == said
 
 
-async def test_lost_race_is_read_back_and_judged_anew(tmp_path: Path) -> None:
+async def test_lost_race_is_read_again_and_judged_again(tmp_path: Path) -> None:
     pod = Given("pod")
     async with running(tmp_path) as bench:
         key = subjects.allocation_key(NODE, pod.uid)
@@ -174,7 +174,7 @@ async def test_lost_race_is_read_back_and_judged_anew(tmp_path: Path) -> None:
         assert bench.site.metrics.state_conflicts._value.get() == 1  # noqa: SLF001
 
 
-async def test_bus_that_is_away_loses_no_state(tmp_path: Path) -> None:
+async def test_unavailable_bus_loses_no_state(tmp_path: Path) -> None:
     pod = Given("pod")
     async with running(tmp_path) as bench:
         await bench.write(pod)
@@ -205,7 +205,7 @@ async def test_replaced_bus_gets_all_states_again(tmp_path: Path) -> None:
         assert bench.site.metrics.feed_resets._value.get() == 1  # noqa: SLF001
 
 
-async def test_failure_is_written_once_and_told_to_the_user(tmp_path: Path) -> None:
+async def test_failure_is_written_once_and_reported_to_the_user(tmp_path: Path) -> None:
     pod = Given("pod")
     async with running(tmp_path) as bench:
         await bench.write(pod)
@@ -221,7 +221,7 @@ async def test_failure_is_written_once_and_told_to_the_user(tmp_path: Path) -> N
     assert bench.recorder.events == [("default/pod AllocationFailed", "device-mismatch: swapped")]
 
 
-async def test_records_that_are_not_understood_are_kept_for_inspection(tmp_path: Path) -> None:
+async def test_undecodable_records_are_kept_for_inspection(tmp_path: Path) -> None:
     pod, other = Given("pod"), Given("other")
     async with running(tmp_path) as bench:
         key = subjects.allocation_key(NODE, pod.uid)
@@ -234,7 +234,7 @@ async def test_records_that_are_not_understood_are_kept_for_inspection(tmp_path:
     assert [one.data for one in letters] == [b"{", encode(other.record)]
 
 
-async def test_state_that_is_not_understood_does_not_stop_the_others(tmp_path: Path) -> None:
+async def test_undecodable_state_does_not_stop_the_others(tmp_path: Path) -> None:
     pod, other = Given("pod"), Given("other")
     bench = Bench(make_site(tmp_path))
     await bench.states.append(subjects.allocation_key(NODE, pod.uid), b"{")
@@ -246,7 +246,7 @@ async def test_state_that_is_not_understood_does_not_stop_the_others(tmp_path: P
         await bench.reaches(other, "bound")
 
 
-async def test_one_state_is_read_when_asked(tmp_path: Path) -> None:
+async def test_single_state_is_read_on_request(tmp_path: Path) -> None:
     pod = Given("pod")
     bench = Bench(make_site(tmp_path))
     await bench.keeper.read_one(pod.uid, timeout_s=1)

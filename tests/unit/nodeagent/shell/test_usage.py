@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One look: regions, driver and processes become metrics, events and evictions."""
+"""One reading: regions, driver and processes become metrics, events and evictions."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -158,7 +158,7 @@ def of_device(name: str) -> str:
     return series(name, vdevice_index="0", device_uuid="nvidia-0", zone="vGPU")
 
 
-async def test_device_time_is_metered_by_namespace_from_the_first_look_on(tmp_path: Path) -> None:
+async def test_device_time_is_metered_by_namespace_from_the_first_reading(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.run_pod(memory_mib=1000)
     sums = 'device_type="TEST",namespace="default",node="node-a",vendor="nvidia"'
@@ -227,7 +227,7 @@ async def test_whole_device_is_shown_with_the_drivers_figures(tmp_path: Path) ->
     assert desk.peers.created == []
 
 
-async def test_hostile_region_hides_nobody_else(tmp_path: Path) -> None:
+async def test_hostile_region_hides_no_other_container(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.run_pod()
     other_uid = UID.replace("0f", "1f")
@@ -286,7 +286,7 @@ async def test_breach_is_an_event_a_message_and_a_series(tmp_path: Path) -> None
     assert len(desk.peers.published) == 1
 
 
-async def test_process_of_the_host_is_told_on_the_node(tmp_path: Path) -> None:
+async def test_process_of_the_host_is_reported_on_the_node(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     process(tmp_path / "proc", 9, "0::/user.slice", comm="miner")
     desk.driver.shows(5, 9)
@@ -309,7 +309,7 @@ async def test_messages_wait_for_the_bus(tmp_path: Path) -> None:
     assert len(desk.peers.published) == 1
 
 
-async def test_pod_is_evicted_only_where_the_operator_says_so(tmp_path: Path) -> None:
+async def test_pod_is_evicted_only_with_the_operators_setting(tmp_path: Path) -> None:
     telling, evicting = Desk(tmp_path / "a"), Desk(tmp_path / "b", action="evict")
     for desk in (telling, evicting):
         desk.run_pod()
@@ -326,7 +326,7 @@ async def test_pod_is_evicted_only_where_the_operator_says_so(tmp_path: Path) ->
     ("action", "actions", "evictions"),
     [("event", {"default": "evict"}, 1), ("evict", {"default": "event", "other": "evict"}, 0)],
 )
-async def test_what_follows_from_a_breach_can_be_set_by_namespace(
+async def test_action_on_a_breach_is_set_by_namespace(
     tmp_path: Path, action: BreachAction, actions: dict[str, BreachAction], evictions: int
 ) -> None:
     desk = Desk(tmp_path, action=action, actions=actions)
@@ -351,7 +351,7 @@ async def test_bursts_lead_to_eviction_though_the_first_request_failed(tmp_path:
     assert len(desk.peers.of_kind("Eviction")) == 1
 
 
-async def test_pod_of_hamis_is_told_about_and_never_evicted(tmp_path: Path) -> None:
+async def test_pod_of_hami_is_reported_and_never_evicted(tmp_path: Path) -> None:
     desk = Desk(tmp_path, action="evict")
     desk.run_pod()
     entries = desk.site.picture.entries_by_uid
@@ -363,7 +363,7 @@ async def test_pod_of_hamis_is_told_about_and_never_evicted(tmp_path: Path) -> N
     assert decode(told[1], BreachRecord, what="breach").action != "evict"
 
 
-async def test_eviction_that_a_budget_refuses_is_asked_for_again(tmp_path: Path) -> None:
+async def test_eviction_refused_by_a_budget_is_retried(tmp_path: Path) -> None:
     desk = Desk(tmp_path, action="evict")
     desk.run_pod()
     desk.driver.shows(11, PID)
@@ -393,7 +393,7 @@ async def test_eviction_that_has_no_reason_any_more_is_dropped(tmp_path: Path, e
     assert desk.peers.of_kind("Eviction") == []
 
 
-async def test_driver_that_is_away_leaves_regions_shown(tmp_path: Path) -> None:
+async def test_unavailable_driver_leaves_regions_shown(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.run_pod()
     desk.write_region(Built(uuids=("nvidia-0",), processes=(Process(2, (Used(5),)),)))
@@ -411,7 +411,7 @@ async def test_process_that_proc_does_not_show_is_counted_not_accused(tmp_path: 
     assert desk.metrics()["hami_nodeagent_unknown_processes"] == 1
 
 
-async def test_devices_that_we_do_not_share_out_are_not_judged(tmp_path: Path) -> None:
+async def test_devices_without_shares_are_not_judged(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     process(tmp_path / "proc", 9, "0::/user.slice", comm="miner")
     canonical = desk.site.picture.canonical_by_vendor["nvidia"]

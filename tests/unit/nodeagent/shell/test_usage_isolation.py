@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A region, process, series or driver that raises is left out of the look, and nothing else is."""
+"""A region, process, series or driver that raises is the only one missing from a reading."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def used_by_other(desk: Desk) -> float | None:
     return desk.metrics().get(series(name, pod="other", **labels))
 
 
-async def test_region_that_fails_hides_nobody_else(
+async def test_region_that_fails_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = regions.read_region
@@ -55,7 +55,7 @@ async def test_region_that_fails_hides_nobody_else(
     assert desk.site.quarantine.entries() == []
 
 
-async def test_container_that_fails_hides_nobody_else(
+async def test_container_that_fails_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rows(holders: Any, *more: Any) -> Any:
@@ -70,7 +70,7 @@ async def test_container_that_fails_hides_nobody_else(
     assert [entry.kind for entry in desk.site.quarantine.entries()] == ["share"]
 
 
-async def test_series_that_fails_hides_nobody_else(
+async def test_series_that_fails_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = usagemetrics._series  # noqa: SLF001 - where each series is made
@@ -87,7 +87,7 @@ async def test_series_that_fails_hides_nobody_else(
     assert of_device("hami_vgpu_memory_used_bytes") not in desk.metrics()
 
 
-async def test_process_that_fails_hides_nobody_else(
+async def test_process_that_fails_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def find(text: str) -> Any:

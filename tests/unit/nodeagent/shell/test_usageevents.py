@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent tells the bus about usage."""
+"""Usage that the agent publishes on the bus."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,7 +83,7 @@ def teller(directory: Path, look: Look = LOOK, **usage: Any) -> tuple[UsageTelle
     return UsageTeller(site=site, look=lambda: look, publisher=lambda: bus), bus
 
 
-async def test_one_message_tells_of_all_containers_and_devices(tmp_path: Path) -> None:
+async def test_one_message_reports_all_containers_and_devices(tmp_path: Path) -> None:
     telling, bus = teller(tmp_path)
     await telling.tell()
     ((subject, record, headers),) = bus.published
@@ -99,13 +99,13 @@ async def test_one_message_tells_of_all_containers_and_devices(tmp_path: Path) -
     assert record.every_s == 60.0
 
 
-async def test_node_without_devices_says_nothing(tmp_path: Path) -> None:
+async def test_node_without_devices_publishes_nothing(tmp_path: Path) -> None:
     telling, bus = teller(tmp_path, Look())
     await telling.tell()
     assert bus.published == []
 
 
-async def test_bus_that_is_away_loses_one_message_and_nothing_more(tmp_path: Path) -> None:
+async def test_unavailable_bus_loses_one_message_and_nothing_more(tmp_path: Path) -> None:
     telling, bus = teller(tmp_path)
     bus.is_away = True
     await telling.tell()
@@ -114,7 +114,7 @@ async def test_bus_that_is_away_loses_one_message_and_nothing_more(tmp_path: Pat
     assert len(bus.published) == 1
 
 
-async def test_operator_who_wants_none_gets_none(tmp_path: Path) -> None:
+async def test_disabled_usage_events_are_not_published(tmp_path: Path) -> None:
     telling, bus = teller(tmp_path, event_s=0.0)
     with anyio.fail_after(2):
         await telling.run()

@@ -9,10 +9,10 @@ from prometheus_client.core import Metric
 
 from hami_common.metrics.families import NameSet
 from hami_common.model.device import Device, Profile
+from hami_nodeagent.core.hardware import Instance
 from hami_nodeagent.core.metering import FORGET_S, Meter, Part
 from hami_nodeagent.core.usage import ContainerRow, Row
 from hami_nodeagent.core.usage import Part as Carrier
-from hami_nodeagent.drivers.partitioner import Instance
 from hami_nodeagent.drivers.protocol import DeviceUsage
 from hami_nodeagent.settings import PrioritySettings, Settings, UsageSettings
 from hami_nodeagent.shell.usagemetrics import Look, UsageMetrics
@@ -103,7 +103,7 @@ MIG = Instance(
 )
 
 
-def test_mig_instances_are_shown_by_the_names_that_are_known() -> None:
+def test_mig_instances_are_shown_by_their_known_names() -> None:
     metrics = UsageMetrics("node-a", sets=("hami", "legacy"))
     size = Profile(name="2g.10gb", memory_mib=400, size=2, starts=(0, 2, 4))
     card = replace(device(), partitions=(size,))
@@ -134,7 +134,7 @@ def test_mig_instances_are_shown_by_the_names_that_are_known() -> None:
     assert names == ["2g.10gb-3", "2g.10gb-5"]
 
 
-def test_namespaces_that_come_and_go_leave_no_series() -> None:
+def test_removed_namespaces_leave_no_series() -> None:
     metrics = UsageMetrics("node-a", sets=("hami", "legacy"))
     metrics.meter = Meter()
     sizes = []

@@ -43,7 +43,7 @@ memory_scaling = 1.0
     assert use_of(config, "gpu-1", H200).memory_scaling == 2.0
 
 
-def test_rule_can_switch_off_what_an_earlier_rule_switched_on() -> None:
+def test_later_rule_can_disable_what_an_earlier_rule_enabled() -> None:
     config = parse(
         b"""
 rules:

@@ -49,9 +49,7 @@ def test_later_boot_supersedes_whatever_its_sequence() -> None:
 
 
 @pytest.mark.parametrize(("boot", "seq"), [("~~~~", 10**12), ("1", 10**12)])
-def test_report_with_forged_numbers_ends_once_the_agents_own_run_goes_on(
-    boot: str, seq: int
-) -> None:
+def test_forged_sequence_numbers_are_superseded_by_the_agents_own_run(boot: str, seq: int) -> None:
     inventory = Inventory(DeviceConfig())
     inventory.accept(report(facts("a"), boot="1", seq=100))
     assert inventory.accept(report(facts("forged"), boot=boot, seq=seq))
@@ -64,7 +62,7 @@ def test_report_with_forged_numbers_ends_once_the_agents_own_run_goes_on(
     assert not inventory.outlives(ours, other), "another replica may know more"
 
 
-def test_restarted_registry_overrules_a_forged_record_once_the_run_goes_on() -> None:
+def test_restarted_registry_replaces_a_forged_record_once_the_run_continues() -> None:
     inventory = Inventory(DeviceConfig())
     inventory.accept(report(facts("a"), boot="1", seq=100))
     ours = inventory.canonical("n", "nvidia", time_s=0)
@@ -76,7 +74,7 @@ def test_restarted_registry_overrules_a_forged_record_once_the_run_goes_on() -> 
     assert not inventory.outlives(ours, replace(forged, config_generation=9))
 
 
-def test_replica_that_lags_behind_within_one_run_overrules_nothing() -> None:
+def test_stale_replica_within_one_run_replaces_nothing() -> None:
     inventory = Inventory(DeviceConfig())
     for seq in (100, 200, 300):
         inventory.accept(report(facts("a"), boot="1", seq=seq))
@@ -114,7 +112,7 @@ def test_new_configuration_grows_the_generation_and_changes_devices() -> None:
     assert not same_content(after, before)
 
 
-def test_same_facts_at_another_time_are_not_news() -> None:
+def test_same_facts_at_another_time_are_no_change() -> None:
     inventory = Inventory(DeviceConfig())
     inventory.accept(report(facts("a")))
     first = inventory.canonical("n", "nvidia", time_s=0)
@@ -131,7 +129,7 @@ def test_cordon_of_a_node_marks_its_devices() -> None:
     assert [d.cordoned for d in devices] == [False, True]
 
 
-def test_record_supersedes_what_is_older_or_different_and_nothing_newer() -> None:
+def test_record_supersedes_older_or_different_records_and_no_newer_one() -> None:
     inventory = Inventory(DeviceConfig())
     inventory.accept(report(facts("a"), boot="2", seq=5))
     ours = inventory.canonical("n", "nvidia", time_s=0)
@@ -148,7 +146,7 @@ def test_record_supersedes_what_is_older_or_different_and_nothing_newer() -> Non
         assert supersedes(ours, stored) == expected, stored
 
 
-def test_operators_cordons_are_told_from_the_configurations() -> None:
+def test_operators_cordons_are_distinguished_from_the_configurations() -> None:
     config = DeviceConfig(rules=(Rule(uuids=("a",), cordoned=True),))
     inventory = Inventory(config)
     inventory.accept(report(facts("a"), facts("b", 1), facts("c", 2)))
@@ -201,7 +199,7 @@ def test_problem_of_many_devices_is_shortened() -> None:
     assert out_of_range(published) == ""
 
 
-def test_reports_without_a_boot_id_are_reports_like_others() -> None:
+def test_reports_without_a_boot_id_are_accepted() -> None:
     inventory = Inventory(DeviceConfig())
     for seq in (1, 2, 3):
         assert inventory.accept(report(facts("a"), boot="", seq=seq))

@@ -95,7 +95,7 @@ def test_late_and_repeated_entries_change_nothing() -> None:
     assert [v.state for v in projection.allocations(released=True)] == ["released"]
 
 
-def test_device_shows_what_is_booked_until_it_is_released() -> None:
+def test_device_shows_bookings_until_their_release() -> None:
     projection = Projection(liveness_s=15)
     projection.devices_seen(devices())
     projection.record_seen("n.u", 1, record())
@@ -129,7 +129,7 @@ def test_explain_keeps_the_newest_decisions_first_and_few() -> None:
     assert projection.explain("ns", "other") is None
 
 
-def test_decision_that_is_told_again_counts_once() -> None:
+def test_repeated_decision_counts_once() -> None:
     projection = Projection(liveness_s=15)
     for second in (1, 2, 1, 2):
         projection.decision_seen(decision(time_s=second))
@@ -156,7 +156,7 @@ def test_explain_of_a_finished_pod_still_shows_its_allocation() -> None:
     assert [a.state for a in explained.allocations] == ["released"]
 
 
-def test_losing_one_bucket_does_not_forget_what_the_other_told_again() -> None:
+def test_losing_one_bucket_does_not_forget_what_the_other_repeated() -> None:
     projection = Projection(liveness_s=15)
     projection.record_seen("n.u", 7, record())
     projection.state_seen("n.u", 9, state("bound"))
@@ -168,14 +168,14 @@ def test_losing_one_bucket_does_not_forget_what_the_other_told_again() -> None:
     assert [v.state for v in projection.allocations()] == ["running"]
 
 
-def test_devices_of_a_lost_bucket_are_forgotten() -> None:
+def test_devices_of_a_lost_bucket_are_dropped() -> None:
     projection = Projection(liveness_s=15)
     projection.devices_seen(devices())
     projection.reset_devices()
     assert projection.devices() == []
 
 
-def test_wiped_ledger_is_forgotten() -> None:
+def test_wiped_ledger_drops_its_allocations() -> None:
     projection = Projection(liveness_s=15)
     projection.record_seen("n.u", 7, record())
     projection.reset_ledger()
@@ -183,7 +183,7 @@ def test_wiped_ledger_is_forgotten() -> None:
     assert [v.ledger_seq for v in projection.allocations()] == [1]
 
 
-def test_holdings_say_who_has_how_much_of_a_device() -> None:
+def test_holdings_list_pods_and_amounts_per_device() -> None:
     projection = Projection(liveness_s=15)
     projection.record_seen("n.u", 1, record())
     projection.record_seen("n.v", 2, replace(record(), pod_uid="v", pod="q"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in quarantine is shown once per object and replica, bounded in number and in time."""
+"""Quarantined objects are shown once per object and replica, bounded in number and in time."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def test_a_repeated_report_renews_the_row() -> None:
     assert (row.failures, row.first_s, row.last_s) == (7, 1.0, 9.0)
 
 
-def test_a_row_ends_when_its_replica_says_so() -> None:
+def test_a_row_ends_when_its_replica_reports_the_end() -> None:
     rows = Quarantined()
     rows.seen(record(), now_s=0.0)
     rows.seen(record(replica="scheduler-1"), now_s=0.0)
@@ -42,7 +42,7 @@ def test_a_row_ends_when_its_replica_says_so() -> None:
     assert [row.replica for row in rows.rows(now_s=0.0)] == ["scheduler-1"]
 
 
-def test_a_row_that_is_not_repeated_ends_by_itself() -> None:
+def test_a_row_that_is_not_repeated_expires() -> None:
     rows = Quarantined()
     rows.seen(record("a"), now_s=0.0)
     rows.seen(record("b"), now_s=10.0)

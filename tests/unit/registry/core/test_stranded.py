@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A configuration that gives less than is held: which devices, which pods, what is not counted."""
+"""A configuration that offers less than is booked: affected devices and pods, and exceptions."""
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -74,7 +74,7 @@ def test_device_that_is_overfull_already_is_not_held_against_the_file() -> None:
     assert inventory(DeviceConfig()).stranded_by(stricter, held(1500)) == []
 
 
-def test_long_lists_are_cut_and_say_so() -> None:
+def test_long_lists_are_truncated_with_a_note() -> None:
     pods = tuple(f"ns/p{number}" for number in range(SHOWN_PODS + 2))
     found = [Stranded(node="n", uuid=f"d{number}", why="w", pods=pods) for number in range(7)]
     text = refusal(found)
@@ -84,7 +84,7 @@ def test_long_lists_are_cut_and_say_so() -> None:
     assert "d5" not in text
 
 
-def test_writer_keeps_what_is_in_force_unless_told_otherwise() -> None:
+def test_writer_keeps_the_settings_in_force_unless_overridden() -> None:
     metrics = Metrics(CollectorRegistry())
     writer = CanonicalWriter(
         inventory=inventory(TWICE),

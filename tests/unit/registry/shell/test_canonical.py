@@ -60,7 +60,7 @@ class Replica:
 
 
 async def append_count(replica: Replica) -> int:
-    """How many values were stored since the bus began: revisions count them."""
+    """Count the values stored since the bus began, by their revisions."""
     return await replica.bucket.last_revision(subjects.kv_subject(replica.bucket.name, ">"))
 
 
@@ -73,7 +73,7 @@ def has_seq(seq: int) -> Callable[[NodeDevices], bool]:
 
 
 async def quiet(*replicas: Replica) -> None:
-    """Wait until nobody has anything left to do."""
+    """Wait until all tasks are idle."""
     await anyio.wait_all_tasks_blocked()
 
 
@@ -118,7 +118,7 @@ async def test_generation_grows_with_the_configuration_across_restarts_and_only_
     assert generations == [1, 1, 2, 2, 3]
 
 
-async def test_new_configuration_republishes_what_differs() -> None:
+async def test_new_configuration_republishes_differences() -> None:
     bus = MemoryBus()
     replica = Replica(bus)
     async with anyio.create_task_group() as group:
@@ -220,7 +220,7 @@ async def test_lost_answer_is_read_back_and_not_written_twice() -> None:
     assert await append_count(replica) == 1
 
 
-async def test_bus_that_was_away_gets_everything_when_it_is_back() -> None:
+async def test_recovered_bus_receives_everything() -> None:
     bus = MemoryBus()
     replica = Replica(bus)
     async with anyio.create_task_group() as group:

@@ -37,7 +37,7 @@ def test_file_that_cannot_be_used_at_start_is_an_error(tmp_path: Path, text: str
         config_file(path)[0].load()
 
 
-def test_change_is_told_until_it_is_in_use(tmp_path: Path) -> None:
+def test_change_is_reported_until_it_is_in_use(tmp_path: Path) -> None:
     path = tmp_path / "devices.toml"
     write(path, 4)
     found, metrics = config_file(path)
@@ -77,7 +77,7 @@ def test_mistake_keeps_the_old_and_shows_until_it_is_mended(tmp_path: Path) -> N
 
 
 @pytest.mark.anyio
-async def test_refused_change_is_tried_again_until_it_is_taken_or_another_one(
+async def test_refused_change_is_retried_until_it_is_accepted_or_replaced(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "devices.toml"

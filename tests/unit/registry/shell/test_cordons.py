@@ -8,12 +8,12 @@ from prometheus_client import CollectorRegistry
 from hami_common.bus import subjects
 from hami_common.pods import annotations as keys
 from hami_common.ports import WatchEvent
-from hami_common.runtime.clock import ManualClock
 from hami_registry.core.device_config import DeviceConfig
 from hami_registry.core.inventory import Inventory
 from hami_registry.shell.canonical import CanonicalWriter
 from hami_registry.shell.cordons import Cordons, parse_cordon
 from hami_registry.shell.metrics import Metrics
+from tests.support.manualclock import ManualClock
 from tests.support.memorybus import MemoryBucket, MemoryBus
 from tests.support.registry import quarantine, report
 
@@ -52,7 +52,7 @@ def cordoned(of: CanonicalWriter) -> list[str]:
 
 
 @pytest.mark.anyio
-async def test_annotation_comes_changes_and_goes() -> None:
+async def test_cordon_follows_added_changed_and_removed_annotation() -> None:
     target = writer()
     cordons = Cordons(target, quarantine())
     await cordons.take(event("ADDED", "a"))
@@ -67,7 +67,7 @@ async def test_annotation_comes_changes_and_goes() -> None:
 
 
 @pytest.mark.anyio
-async def test_cordon_of_a_node_that_is_gone_ends_with_the_first_list() -> None:
+async def test_cordon_of_a_deleted_node_ends_with_the_first_list() -> None:
     target = writer()
     target.cordon("gpu-1", frozenset({"a"}))
     cordons = Cordons(target, quarantine())

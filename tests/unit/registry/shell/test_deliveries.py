@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Letters:
-    """Stores dead letters, unless the test says otherwise."""
+    """Stores dead letters, unless the test makes it fail."""
 
     def __init__(self) -> None:
         self.stored: list[tuple[str, bytes, Mapping[str, str]]] = []
@@ -43,7 +43,7 @@ class Letters:
 
 
 class Fake:
-    """A delivery that notes how it was ended."""
+    """A delivery that records how it was acknowledged."""
 
     def __init__(self, subject: str, delivered_count: int = 1) -> None:
         self.subject = subject
@@ -99,7 +99,7 @@ async def test_a_message_that_fails_is_delivered_again_with_growing_pauses() -> 
     assert [entry.key for entry in bench.quarantine.entries()] == ["bad"]
 
 
-async def test_a_message_that_goes_on_failing_is_dead_lettered_with_the_reason() -> None:
+async def test_a_message_that_keeps_failing_is_dead_lettered_with_the_reason() -> None:
     bench = Bench()
     last = Fake("bad", DELIVERIES_MOST)
     await bench.pass_through(last, Fake("good"))

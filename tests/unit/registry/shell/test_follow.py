@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A value that one reader cannot take hides neither other values nor other readers."""
+"""A value that one reader rejects hides neither other values nor other readers."""
 
 import anyio
 import pytest
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Reading:
-    """A reader that cannot take some values."""
+    """A reader that rejects some values."""
 
     def __init__(self, kind: str, error: Exception | None = None) -> None:
         self.kind = kind
@@ -61,7 +61,7 @@ async def test_value_that_fails_is_kept_apart_until_a_newer_one_is_taken(error: 
     assert (malformed or 0) == (1 if isinstance(error, WireInvalid) else 0)
 
 
-async def test_watch_that_begins_again_begins_with_nothing() -> None:
+async def test_restarted_watch_begins_empty() -> None:
     bucket = MemoryBucket(MemoryBus(), subjects.DEVICES_BUCKET)
     metrics, isolated = Metrics(CollectorRegistry()), quarantine()
     reading = Reading("first", RuntimeError("odd"))

@@ -23,7 +23,7 @@ def pod(
     managed: bool = True,
     annotated: dict[str, str] | None = None,
 ) -> Obj:
-    """A pod as the webhook leaves it; ``gpu=None`` asks for nothing of ours."""
+    """A pod as the webhook leaves it; ``gpu=None`` requests no device."""
     limits: dict[str, str] = {"cpu": "1"}
     if gpu is not None:
         limits |= {
@@ -68,7 +68,7 @@ def devices(
     boot_id: str = "boot-1",
     seq: int = 1,
 ) -> NodeDevices:
-    """Canonical devices of a node, equal ones."""
+    """Canonical devices of a node, all equal."""
     return NodeDevices(
         node=node,
         vendor="nvidia",

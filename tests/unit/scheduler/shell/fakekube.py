@@ -32,15 +32,15 @@ class FakeKube:
             tuple[str, tuple[str, ...] | None, MemoryObjectSendStream[WatchEvent]]
         ] = []
         self.is_blind = False
-        """Whether watches are down: what changes now is never told."""
+        """True while watches are down: changes in that time are never delivered."""
         self.node_touches: list[str] = []
         self.evictions: list[str] = []
         """Names of evicted pods, in order."""
         self.kept: set[str] = set()
-        """Names of pods that a budget keeps from being evicted."""
+        """Names of pods whose eviction a disruption budget blocks."""
         self.events: list[Obj] = []
 
-    # --- what the cluster does -------------------------------------------------------------------
+    # --- changes by the cluster ------------------------------------------------------------------
 
     def put(self, path: str, obj: Obj) -> Obj:
         """Create or overwrite an object, as another client would."""
@@ -195,7 +195,7 @@ class FakeKube:
             self._watches.remove(watch)
 
     def list_again(self) -> None:
-        """Tell every watch that it has the whole collection once more, after ``is_blind``."""
+        """Send every watch the whole collection again, after ``is_blind``."""
         self.is_blind = False
         for _, _, send in self._watches:
             send.send_nowait(WatchEvent(type="SYNCED", resource_version=str(self.revision)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bounded queue: what is full drops, what fails is counted, and work goes on."""
+"""A bounded queue: a full queue drops, failures are counted, and work continues."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from hami_common.errors import HamiError, Unavailable
-from hami_common.runtime.clock import ManualClock
 from hami_common.runtime.quarantine import Quarantine
 from hami_scheduler.shell.backlog import Backlog, Isolation
+from tests.support.manualclock import ManualClock
 from tests.unit.scheduler.shell.world import quiet
 
 pytestmark = pytest.mark.anyio
@@ -65,7 +65,7 @@ async def test_full_queue_drops_and_counts() -> None:
     assert rig.value("dropped") == 1
 
 
-async def test_failures_are_counted_and_the_worker_goes_on() -> None:
+async def test_failures_are_counted_and_the_worker_continues() -> None:
     rig = Rig(capacity=10)
     done: list[int] = []
 
@@ -149,7 +149,7 @@ async def test_one_item_wakes_one_worker() -> None:
     assert begun == ["a1", "b2", "c3"]  # who has waited longest
 
 
-async def test_what_comes_in_a_while_is_handled_together() -> None:
+async def test_items_within_a_delay_are_batched() -> None:
     rig = Rig(capacity=10)
     batches: list[list[int]] = []
 

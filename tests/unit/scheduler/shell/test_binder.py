@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a bind ends on each path: bound and held, or refused and given back, or left to its lease."""
+"""Outcomes of a bind: bound and held, refused and released, or left to the lease's expiry."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 NODE = builders.devices("n1")
 OTHER = builders.devices("n2")
 APPEND, POST = 0, 1
-"""Numbers of the calls of a bind that meets no trouble."""
+"""Numbers of the calls of a bind without faults."""
 
 
 async def world_with(*pods: builders.Obj) -> World:
@@ -52,7 +52,7 @@ def doing(act: Callable[[], object]) -> Callable[[], Awaitable[None]]:
 
 
 async def settle(world: World, *running: Running) -> None:
-    """Let chores end, then let every lease run out."""
+    """Let background tasks end, then let every lease expire."""
     for s in running:
         await s.scheduler.drain(limit_s=1)
     await world.advance(LEASE_S + 5, "n1", "n2")
@@ -169,7 +169,7 @@ async def test_pod_that_the_watch_has_not_shown_is_read_from_the_api() -> None:
 # --- refusals -------------------------------------------------------------------------------------
 
 
-async def test_bind_refuses_node_without_room_and_holds_nothing() -> None:
+async def test_bind_refuses_node_without_capacity_and_reserves_nothing() -> None:
     world = await world_with(builders.pod("a", mem_mib=999999))
     async with world.scheduler() as s:
         error = await s.bind(world.kube.pod("a"), "n1")
@@ -195,7 +195,7 @@ async def test_bind_refuses_pod_that_another_node_has() -> None:
     world.check_settled(NODE, OTHER)
 
 
-async def test_bind_refuses_pod_whose_request_is_not_valid_with_the_fix() -> None:
+async def test_bind_refuses_invalid_request_with_the_fix() -> None:
     pod = builders.pod("a")
     pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = "3Gi"
     world = await world_with(pod)
@@ -237,7 +237,7 @@ async def test_lost_race_for_the_node_picks_again() -> None:
     assert {record.pod_uid for record in world.live()} == {"uid-a", "uid-b"}
 
 
-async def test_lost_race_for_the_last_room_is_refused() -> None:
+async def test_lost_race_for_the_last_capacity_is_refused() -> None:
     world = await world_with(builders.pod("a", mem_mib=9000), builders.pod("b"))
     async with world.scheduler() as s:
 
@@ -250,7 +250,7 @@ async def test_lost_race_for_the_last_room_is_refused() -> None:
     assert [record.pod_uid for record in world.live()] == ["uid-b"]
 
 
-async def test_node_that_keeps_changing_is_given_up_with_nothing_held() -> None:
+async def test_bind_on_a_node_that_keeps_changing_fails_and_reserves_nothing() -> None:
     world = await world_with(builders.pod("a"))
     async with world.scheduler(fence_tries=3) as s:
         for number in range(3):
@@ -285,7 +285,7 @@ async def test_append_that_arrives_late_is_refused_by_the_fence() -> None:
     world = await world_with(builders.pod("a"))
     async with world.scheduler() as s:
         late: list[Callable[[], Awaitable[object]]] = []
-        records = s.scheduler.extender._binder._effects._ports.records  # noqa: SLF001
+        records = s.scheduler.extender._binder._effects.ledger._records  # noqa: SLF001
         inner = records._inner  # type: ignore[attr-defined]  # noqa: SLF001
         append = inner.append
 
@@ -303,7 +303,7 @@ async def test_append_that_arrives_late_is_refused_by_the_fence() -> None:
     world.check_settled(NODE, OTHER)
 
 
-async def test_bus_away_refuses_and_holds_nothing() -> None:
+async def test_bind_without_the_bus_is_refused_and_reserves_nothing() -> None:
     world = await world_with(builders.pod("a"))
     async with world.scheduler() as s:
         world.bus.set_available(available=False)
@@ -326,7 +326,7 @@ async def test_report_that_the_bus_does_not_take_is_made_later() -> None:
     world.check_settled(NODE, OTHER)
 
 
-async def test_append_stored_while_bus_goes_away_is_given_back_after_its_lease() -> None:
+async def test_append_stored_while_the_bus_fails_is_released_after_its_lease() -> None:
     world = await world_with(builders.pod("a"))
     async with world.scheduler() as s:
 
@@ -406,7 +406,7 @@ async def test_pod_changed_under_the_bind_is_read_and_bound_again() -> None:
     world.check_settled(NODE, OTHER)
 
 
-async def test_pod_whose_request_changed_under_the_bind_is_given_back() -> None:
+async def test_reservation_is_released_when_the_pods_request_changes_during_bind() -> None:
     world = await world_with(builders.pod("a"))
 
     def grow() -> None:
@@ -421,7 +421,7 @@ async def test_pod_whose_request_changed_under_the_bind_is_given_back() -> None:
     assert world.bound() == {}
 
 
-async def test_pod_that_keeps_changing_is_given_back() -> None:
+async def test_reservation_is_released_when_the_pod_keeps_changing() -> None:
     world = await world_with(builders.pod("a"))
     async with world.scheduler(binding_tries=2) as s:
         for number in (1, 4):
@@ -434,16 +434,16 @@ async def test_pod_that_keeps_changing_is_given_back() -> None:
     assert world.live() == []
 
 
-async def test_pod_deleted_under_the_bind_is_given_back() -> None:
+async def test_reservation_is_released_when_the_pod_is_deleted_during_bind() -> None:
     world = await world_with(builders.pod("a"))
     async with world.scheduler() as s:
         s.seen.before[POST] = doing(lambda: world.kube.remove(pod_path(builders.pod("a"))))
         assert "a" in await s.bind(builders.pod("a"), "n1")
-        await s.scheduler.chores.drain(limit_s=1)
+        await s.scheduler.tasks.drain(limit_s=1)
     assert world.live() == []
 
 
-async def test_pod_recreated_under_the_bind_is_given_back() -> None:
+async def test_reservation_is_released_when_the_pod_is_recreated_during_bind() -> None:
     world = await world_with(builders.pod("a"))
 
     def recreate() -> None:
@@ -453,12 +453,12 @@ async def test_pod_recreated_under_the_bind_is_given_back() -> None:
     async with world.scheduler() as s:
         s.seen.before[POST] = doing(recreate)
         assert "does not exist any more" in await s.bind(builders.pod("a"), "n1")
-        await s.scheduler.chores.drain(limit_s=1)
+        await s.scheduler.tasks.drain(limit_s=1)
     assert world.live() == []
     assert world.bound() == {}
 
 
-async def test_pod_that_starts_to_be_deleted_under_the_bind_is_given_back() -> None:
+async def test_reservation_is_released_when_deletion_starts_during_bind() -> None:
     world = await world_with(builders.pod("a"))
     async with world.scheduler() as s:
         s.seen.before[POST] = doing(
@@ -470,14 +470,14 @@ async def test_pod_that_starts_to_be_deleted_under_the_bind_is_given_back() -> N
     assert world.live() == []
 
 
-async def test_pod_bound_elsewhere_under_the_bind_is_given_back() -> None:
+async def test_reservation_is_released_when_the_pod_is_bound_elsewhere_during_bind() -> None:
     world = await world_with(builders.pod("a"))
     async with world.scheduler() as s:
         s.seen.before[POST] = doing(
             lambda: world.kube.change(pod_path(world.kube.pod("a")), spec={"nodeName": "n7"})
         )
         assert "assigned to node n7" in await s.bind(world.kube.pod("a"), "n1")
-        await s.scheduler.chores.drain(limit_s=1)
+        await s.scheduler.tasks.drain(limit_s=1)
     assert world.live() == []
 
 
@@ -507,7 +507,7 @@ async def test_binding_with_lost_answer_is_found_in_the_pod() -> None:
     world.check_settled(NODE, OTHER)
 
 
-async def test_binding_that_never_arrived_is_fenced_and_given_back() -> None:
+async def test_binding_that_never_arrived_is_fenced_and_released() -> None:
     world = await world_with(builders.pod("a"))
     async with world.scheduler() as s:
         s.seen.before[POST] = raising(Unavailable(peer="API server", detail="timeout"))
@@ -540,7 +540,7 @@ async def test_binding_that_arrives_after_the_fence_is_refused() -> None:
         assert world.live() == []
 
 
-async def test_api_server_away_after_the_binding_leaves_the_reservation_to_its_lease() -> None:
+async def test_api_server_outage_after_the_binding_leaves_the_reservation_to_its_lease() -> None:
     world = await world_with(builders.pod("a"))
     away = Unavailable(peer="API server", detail="away")
     async with world.scheduler() as s:
@@ -632,7 +632,7 @@ async def test_bind_to_two_nodes_by_two_replicas_holds_one_share() -> None:
     world.check_settled(NODE, OTHER)
 
 
-async def test_allocation_signed_by_a_stranger_does_not_count_as_bound() -> None:
+async def test_allocation_signed_with_an_untrusted_key_does_not_count_as_bound() -> None:
     world = await world_with(builders.pod("a"))
     async with world.scheduler("s1", signer=Signer.generate()) as s:
         assert await s.bind(world.kube.pod("a"), "n1") == ""

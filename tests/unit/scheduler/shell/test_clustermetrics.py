@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a scrape of the scheduler shows of devices and shares, under each set of names."""
+"""Devices and shares in a scrape of the scheduler, under each set of names."""
 
 from collections import defaultdict
 
@@ -10,7 +10,7 @@ from hami_common.events.allocation import AllocationRecord
 from hami_common.model.placement import ContainerShares, Share
 from hami_common.model.request import ContainerKind
 from hami_common.runtime.httpd import Request, Response
-from hami_core.ledger.repair import Holding
+from hami_core.ledger.holding import Holding
 from hami_scheduler.shell.clustermetrics import share_rows
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.test_quota import pod, put_quota, quota
@@ -119,7 +119,7 @@ async def test_only_the_sets_of_the_settings_are_shown(chosen: tuple[str, ...]) 
     assert seen["hami_scheduler_ready"] == [({}, 1)]
 
 
-async def test_series_come_and_go_with_pods_and_all_other_labels_are_closed_sets() -> None:
+async def test_series_follow_pods_and_all_other_labels_are_closed_sets() -> None:
     """A busy cluster: a hundred pods, most of them refused, leave no series behind."""
     world = World()
     for node in ("n1", "n2"):
@@ -158,7 +158,7 @@ async def test_series_come_and_go_with_pods_and_all_other_labels_are_closed_sets
                 assert not any(word.startswith(("p-", "ns-", "GPU-", "n1")) for word in words), name
 
 
-async def test_a_whole_page_of_a_large_cluster_lets_others_run_in_between() -> None:
+async def test_scrape_of_a_large_cluster_yields_to_other_tasks() -> None:
     world = World()
     for number in range(100):
         await world.add_devices(builders.devices(f"n{number:03d}", count=2))
@@ -169,7 +169,7 @@ async def test_a_whole_page_of_a_large_cluster_lets_others_run_in_between() -> N
         assert len([piece async for piece in pieces]) == 8
 
 
-def test_init_containers_are_left_out_where_others_hold_the_devices() -> None:
+def test_init_containers_are_left_out_where_other_pods_hold_the_devices() -> None:
     def holding(*kinds: ContainerKind) -> Holding:
         shares = (Share(vendor="nvidia", uuid="GPU-1", memory_mib=10),)
         record = AllocationRecord(

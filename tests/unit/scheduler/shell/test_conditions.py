@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No append to a bucket goes without a condition: replicas do not see such a one on its way."""
+"""Every append to a bucket has a condition: replicas do not see each other's append in flight."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -48,7 +48,7 @@ def test_every_write_in_the_sources_names_its_condition() -> None:
 
 
 class WatchedBus(MemoryBus):
-    """Keeps the condition of each write."""
+    """Records the condition of each write."""
 
     conditions: list[tuple[str, Expect | None]]
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scheduler is cut off, stopped for minutes, or robbed of the bus between two steps of a bind.
+"""A scheduler is cut off, stopped for minutes, or loses the bus between two steps of a bind.
 
-Each scenario is a bind with one kind of trouble. It is run once per step and way of being cut off:
-right before a call takes effect, or right after it did and before the answer is seen. Then another
-replica carries on, other pods want the same share, and in the end pods and the ledger's log (never
-a table of ours) must agree, with no device handed out twice and nothing held by nobody.
+Each scenario is a bind with one kind of fault. It runs once per step and kind of interruption:
+right before a call takes effect, or right after it did and before its answer arrives. Then another
+replica continues, other pods request the same share, and in the end pods and the ledger's log
+(never a table of this project) must agree: no device is assigned twice, and every held share has
+an owner.
 """
 
 from collections.abc import Awaitable, Callable
@@ -27,7 +28,7 @@ When = Literal["before", "after"]
 
 
 class Scenario(Struct, frozen=True):
-    """One kind of trouble, and the calls that the bind then makes."""
+    """One kind of fault, and the calls that the bind then makes."""
 
     calls: tuple[str, ...]
     prepare: Callable[[World, Running], object]
@@ -96,7 +97,7 @@ POINTS = [
 
 
 def hook(s: Running, step: int, when: When, act: Callable[[], Awaitable[None]]) -> None:
-    """Do ``act`` at a step, after what the scenario itself does there."""
+    """Run ``act`` at a step, after the scenario's own action there."""
     hooks = s.seen.before if when == "before" else s.seen.after
     first = hooks.get(step)
 
@@ -121,7 +122,7 @@ async def world_with(*names: str, mem_mib: int = 9000) -> World:
 
 
 async def bind_until_settled(world: World, s: Running, *names: str) -> list[str]:
-    """What kube-scheduler does: bind what is unbound, again after a while; the last errors."""
+    """kube-scheduler's part: bind what is unbound, retry after a while; the last errors."""
     errors: list[str] = []
     for _ in range(2):
         errors = [
@@ -152,7 +153,7 @@ async def test_scenarios_make_the_calls_they_list(name: str) -> None:
 async def test_crash_between_two_steps_double_books_nothing(
     name: str, step: int, when: When, heir: str
 ) -> None:
-    """The heir is the same replica started again (``s1``) or another one (``s2``)."""
+    """The successor is the same replica started again (``s1``) or another one (``s2``)."""
     world = await world_with("a", "b")
     reached = anyio.Event()
 
@@ -181,7 +182,7 @@ async def test_crash_between_two_steps_double_books_nothing(
 async def test_scheduler_stopped_for_minutes_between_two_steps_double_books_nothing(
     name: str, step: int, when: When
 ) -> None:
-    """As with SIGSTOP: the first replica goes on where it stood, with all it believed then."""
+    """As with SIGSTOP: the first replica resumes with the state that it had then."""
     world = await world_with("a", "b")
     reached, thawed = anyio.Event(), anyio.Event()
 
@@ -211,7 +212,7 @@ async def test_scheduler_stopped_for_minutes_between_two_steps_double_books_noth
 async def test_storage_wiped_between_two_steps_double_books_nothing(
     name: str, step: int, when: When
 ) -> None:
-    """The bus forgets everything while a bind is under way; another pod asks for the same share."""
+    """The bus loses its store while a bind is under way; another pod requests the same share."""
     world = await world_with("a", "b", "old", mem_mib=5000)
     reached, thawed = anyio.Event(), anyio.Event()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages about decisions: one for each attempt to place a pod, and none is lost unseen."""
+"""Messages about decisions: one for each attempt to place a pod; every loss is counted."""
 
 import pytest
 
@@ -35,13 +35,13 @@ def told(world: World) -> list[list[tuple[str, str]]]:
 
 
 async def place(s: Running, pod: builders.Obj) -> None:
-    """What kube-scheduler asks about a pod that fits."""
+    """kube-scheduler's requests for a pod that fits."""
     names = (await s.filter(pod, NODES))["NodeNames"]
     scores = await s.prioritize(pod, names)
     assert await s.bind(pod, max(scores, key=lambda score: score["Score"])["Host"]) == ""
 
 
-async def test_placed_pod_is_told_in_one_message_with_all_its_decisions() -> None:
+async def test_placed_pod_is_published_in_one_message_with_all_its_decisions() -> None:
     world = await world_with_nodes()
     async with world.scheduler() as s:
         for number in range(3):
@@ -52,7 +52,7 @@ async def test_placed_pod_is_told_in_one_message_with_all_its_decisions() -> Non
     ]
 
 
-async def test_placing_a_pod_costs_one_api_write_two_appends_and_one_message() -> None:
+async def test_placing_a_pod_needs_one_api_write_two_appends_and_one_message() -> None:
     world = await world_with_nodes()
     pods = [world.add_pod(builders.pod(f"p{number}")) for number in range(5)]
     async with world.scheduler() as s:
@@ -65,7 +65,7 @@ async def test_placing_a_pod_costs_one_api_write_two_appends_and_one_message() -
     assert len(told(world)) == len(pods)
 
 
-async def test_refused_pod_is_told_at_once() -> None:
+async def test_refused_pod_is_published_at_once() -> None:
     world = await world_with_nodes()
     async with world.scheduler() as s:
         await s.filter(builders.pod("large", mem_mib=99999), NODES)
@@ -73,7 +73,7 @@ async def test_refused_pod_is_told_at_once() -> None:
         assert told(world) == [[("filter", "refused")]]
 
 
-async def test_decisions_without_a_bind_are_told_after_a_while() -> None:
+async def test_decisions_without_a_bind_are_published_after_a_while() -> None:
     world = await world_with_nodes()
     async with world.scheduler(decision_hold_s=HOLD_S) as s:
         pod = builders.pod("a")
@@ -99,7 +99,7 @@ async def test_another_attempt_does_not_carry_the_decisions_of_the_last() -> Non
     ]
 
 
-async def test_bind_that_fails_tells_what_led_to_it() -> None:
+async def test_failed_bind_is_published_with_its_earlier_decisions() -> None:
     world = await world_with_nodes()
     async with world.scheduler() as s:
         pod = builders.pod("nobody")
@@ -109,7 +109,7 @@ async def test_bind_that_fails_tells_what_led_to_it() -> None:
     assert told(world) == [[("filter", "feasible"), ("bind", "error")]]
 
 
-async def test_too_many_waiting_attempts_are_told_without_their_bind(
+async def test_too_many_waiting_attempts_are_published_without_their_bind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(decisions, "HELD_MOST", 2)
@@ -121,7 +121,7 @@ async def test_too_many_waiting_attempts_are_told_without_their_bind(
         assert told(world) == [[("filter", "feasible")]]
 
 
-async def test_what_waits_for_a_bind_is_told_at_the_end() -> None:
+async def test_attempts_that_wait_for_a_bind_are_published_at_shutdown() -> None:
     world = await world_with_nodes()
     async with world.scheduler() as s:
         await s.filter(builders.pod("a"), NODES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kube-scheduler is told by filter, prioritize and bind."""
+"""Answers of filter, prioritize and bind to kube-scheduler."""
 
 import json
 from collections import defaultdict
@@ -30,7 +30,7 @@ async def world_with_nodes() -> World:
 
 
 def scores(priorities: list[builders.Obj]) -> dict[str, int]:
-    """What each node was given; kube-scheduler gives 0 to nodes that are not named."""
+    """Score of each node; kube-scheduler gives 0 to nodes that are not named."""
     return defaultdict(int, {entry["Host"]: entry["Score"] for entry in priorities})
 
 
@@ -69,7 +69,7 @@ PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-async def test_filter_names_the_best_nodes_and_tells_of_all() -> None:
+async def test_filter_returns_the_best_nodes_and_a_reason_for_the_others() -> None:
     world = World()
     for i in range(5):
         await world.add_devices(builders.devices(f"n{i}", memory_mib=10000))
@@ -118,7 +118,7 @@ async def test_filter_names_every_node_to_a_pod_that_prefers_some(spec: builders
         {"affinity": None, "topologySpreadConstraints": None},
     ],
 )
-async def test_what_a_pod_demands_is_no_preference(spec: builders.Obj) -> None:
+async def test_constraints_of_a_pod_are_no_preferences(spec: builders.Obj) -> None:
     world = await world_with_nodes()
     async with world.scheduler(nodes_to_score=1) as s:
         answer = await s.filter(preferring(spec), ["small", "big"])
@@ -139,7 +139,7 @@ async def test_filter_answers_whole_nodes_with_whole_nodes() -> None:
     assert refused["FailedNodes"].keys() == {"small", "big"}
 
 
-async def test_filter_passes_pods_that_ask_for_nothing_of_ours() -> None:
+async def test_filter_passes_pods_without_a_request() -> None:
     world = await world_with_nodes()
     async with world.scheduler() as s:
         answer = await s.filter(builders.pod("a", gpu=None), ["small", "none"])
@@ -150,7 +150,7 @@ async def test_filter_passes_pods_that_ask_for_nothing_of_ours() -> None:
     assert world.decisions("filter") == []
 
 
-async def test_filter_tells_field_and_fix_of_an_invalid_request_for_every_node() -> None:
+async def test_filter_reports_field_and_fix_of_an_invalid_request_for_every_node() -> None:
     world = await world_with_nodes()
     pod = builders.pod("a")
     pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = "3Gi"
@@ -176,7 +176,7 @@ async def test_filter_and_prioritize_write_nothing() -> None:
     assert world.records() == {}
 
 
-async def test_calls_before_synchronisation_are_answered_with_what_is_missing() -> None:
+async def test_calls_before_synchronization_are_refused_with_the_missing_parts() -> None:
     world = await world_with_nodes()
     world.bus.set_available(available=False)
     async with world.scheduler(wait=False) as s:
@@ -189,7 +189,7 @@ async def test_calls_before_synchronisation_are_answered_with_what_is_missing() 
         assert (await s.filter(pod, ["big"]))["NodeNames"] == ["big"]
 
 
-async def test_filter_waits_a_moment_for_the_synchronisation() -> None:
+async def test_filter_waits_a_moment_for_the_synchronization() -> None:
     world = await world_with_nodes()
     world.bus.set_available(available=False)
     answers: list[builders.Obj] = []
@@ -272,7 +272,7 @@ async def test_members_of_a_gang_are_drawn_to_the_rack_of_those_placed(key: str)
         ),
     ],
 )
-async def test_bodies_that_are_no_extender_call_name_what_is_wrong(
+async def test_malformed_calls_are_refused_with_the_problem(
     verb: str, body: bytes, text: str
 ) -> None:
     world = World()
@@ -312,6 +312,18 @@ async def test_bind_continues_the_pods_trace_into_the_ledger() -> None:
     assert entry.headers["ce-source"] == "/scheduler/s1"
 
 
+async def test_bind_before_the_watch_delivers_the_pod_continues_the_trace_of_filter() -> None:
+    world = await world_with_nodes()
+    async with world.scheduler() as s:
+        pod = world.add_pod(builders.pod("a", annotated={annotations.TRACEPARENT: TRACEPARENT}))
+        await quiet()
+        s.scheduler.state.pods.drop(pod["metadata"]["uid"])
+        await s.filter(pod, ["big"])
+        assert await s.bind(pod, "big") == ""
+    (entry,) = world.bus.stream("hami_alloc").latest(">")
+    assert entry.headers["traceparent"].split("-")[1] == TRACEPARENT.split("-")[1]
+
+
 async def test_bus_that_takes_no_decisions_slows_no_call_and_counts_the_drops() -> None:
     world = await world_with_nodes()
     async with world.scheduler(decision_queue_size=2, decision_hold_s=HOLD_S) as s:
@@ -325,7 +337,7 @@ async def test_bus_that_takes_no_decisions_slows_no_call_and_counts_the_drops() 
     assert dropped > 0
 
 
-async def test_snapshot_holds_what_decisions_depend_on() -> None:
+async def test_snapshot_contains_the_inputs_of_decisions() -> None:
     world = await world_with_nodes()
     async with world.scheduler() as s:
         assert await s.bind(world.add_pod(builders.pod("a", mem_mib=30000)), "big") == ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls are read, and answers written, alike however the names of the nodes come."""
+"""Calls are read and answers written alike for every form of the nodes' names."""
 
 import json
 import random
@@ -23,7 +23,7 @@ def compact(pod_object: builders.Obj, names: list[str]) -> bytes:
 
 
 def table_of_some() -> tuple[DeviceTable, list[str]]:
-    """Nodes of two widths, on every third of which little is free; and one that is unknown."""
+    """Nodes of two widths, every third of which is nearly full; and one that is unknown."""
     table, names = DeviceTable(), [f"node-{number:05d}.pool" for number in range(COUNT)]
     for number, name in enumerate(names[:-1]):
         table.upsert_node(devices(name, 1 + number % 2))
@@ -61,7 +61,7 @@ def test_answers_are_the_same_for_text_and_for_strings(mib: int) -> None:
         assert scored.best(7) == listed.best(7)
 
 
-def test_same_list_of_names_is_answered_anew_after_the_cluster_changed() -> None:
+def test_repeated_list_of_names_is_evaluated_again_after_the_cluster_changed() -> None:
     table, names = table_of_some()
     verdicts, request = Verdicts(table), pod(ask(mib=3_000))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others write reaches the decisions: devices, silence, faults, pods that end, poison."""
+"""Updates of others reach decisions: devices, silence, faults, pods that end, poison."""
 
 import pytest
 
@@ -50,7 +50,7 @@ async def test_devices_that_appear_change_and_vanish_are_followed() -> None:
         assert not await fits(s)
 
 
-async def test_node_is_unusable_fifteen_seconds_after_its_last_heartbeat_and_comes_back() -> None:
+async def test_node_is_unusable_fifteen_seconds_after_its_last_heartbeat_and_recovers() -> None:
     world = await world_with_node()
     async with world.scheduler(tick_s=1.0) as s:
         await world.advance(28.0, "n1")
@@ -64,7 +64,7 @@ async def test_node_is_unusable_fifteen_seconds_after_its_last_heartbeat_and_com
         assert await fits(s)
 
 
-async def test_fresh_scheduler_gives_agents_one_timeout_to_be_heard() -> None:
+async def test_fresh_scheduler_waits_one_timeout_for_agents() -> None:
     world = await world_with_node()
     async with world.scheduler(tick_s=1.0) as s:
         assert await fits(s)
@@ -85,7 +85,7 @@ async def test_fault_takes_a_device_out_at_once_until_a_newer_report() -> None:
         assert await fits(s)
 
 
-async def test_fault_that_is_older_than_the_report_or_another_fault_changes_nothing() -> None:
+async def test_fault_older_than_the_report_or_another_fault_changes_nothing() -> None:
     world = World()
     await world.add_devices(builders.devices("n1", boot_id="boot-2", seq=3))
     async with world.scheduler() as s:
@@ -96,7 +96,7 @@ async def test_fault_that_is_older_than_the_report_or_another_fault_changes_noth
         assert await fits(s)
 
 
-async def test_poison_is_counted_and_stops_nothing() -> None:
+async def test_poison_is_counted_and_does_not_stop_the_feed() -> None:
     world = await world_with_node()
     async with world.scheduler() as s:
         await MemoryBucket(world.bus, subjects.DEVICES_BUCKET).append("x", b"{")
@@ -113,7 +113,7 @@ async def test_poison_is_counted_and_stops_nothing() -> None:
         assert await s.bind(world.add_pod(builders.pod("a")), "n1") == ""
 
 
-async def test_node_whose_ledger_cannot_be_read_is_not_bound_to() -> None:
+async def test_node_with_an_unreadable_ledger_is_not_bound_to() -> None:
     world = await world_with_node()
     await world.add_devices(builders.devices("n2"))
     await MemoryBucket(world.bus, subjects.ALLOC_BUCKET).append("n2.u", b'{"op": "new-word"}')
@@ -137,7 +137,7 @@ async def test_finished_pod_gives_its_share_back(phase: str) -> None:
         assert s.value("hami_scheduler_releases_total", cause="pod-finished") == 1
 
 
-async def test_terminating_pod_keeps_its_share_until_it_is_gone() -> None:
+async def test_terminating_pod_keeps_its_share_until_it_is_deleted() -> None:
     world = await world_with_node()
     async with world.scheduler() as s:
         pod = world.add_pod(builders.pod("a"))
@@ -185,7 +185,7 @@ async def test_two_replicas_release_an_ended_pod_once() -> None:
     assert revision == 2
 
 
-async def test_label_that_was_taken_away_is_put_back_and_the_share_kept() -> None:
+async def test_removed_label_is_restored_and_the_share_kept() -> None:
     world = await world_with_node()
     async with world.scheduler() as s:
         pod = world.add_pod(builders.pod("a"))

@@ -34,7 +34,7 @@ def held(world: World) -> dict[str, AllocationRecord]:
 
 
 async def ask(world: World, s: Running, pod: builders.Obj, **more: Any) -> builders.Obj:
-    """What filter says, after the work that it caused was done."""
+    """filter's answer, after the work that it caused was done."""
     if pod["metadata"]["name"] not in {p["metadata"]["name"] for p in world.kube.pods()}:
         world.add_pod(pod)
         await quiet()
@@ -71,7 +71,7 @@ async def test_gang_waits_for_its_last_member_and_then_each_has_its_own_node() -
     assert {record.pod for record in world.decisions("gang")} == {f"g-{n}" for n in range(4)}
 
 
-async def test_gang_that_does_not_fit_as_a_whole_holds_nothing() -> None:
+async def test_gang_that_does_not_fit_as_a_whole_reserves_nothing() -> None:
     world = await world_with_nodes()
     async with world.scheduler(gang_wait_s=60.0) as s:
         for number in range(4):
@@ -83,7 +83,7 @@ async def test_gang_that_does_not_fit_as_a_whole_holds_nothing() -> None:
     assert world.live() == []
 
 
-async def test_gang_is_placed_once_there_is_room() -> None:
+async def test_gang_is_placed_once_there_is_capacity() -> None:
     world = await world_with_nodes()
     blocker = world.add_pod(builders.pod("blocker", mem_mib=9000))
     pods = [member(number) for number in range(4)]
@@ -100,9 +100,7 @@ async def test_gang_is_placed_once_there_is_room() -> None:
 
 
 @pytest.mark.timeout(30)  # half a second of work, and much of it on a busy machine
-async def test_of_twenty_gangs_as_many_run_as_there_is_room_for_and_the_others_hold_nothing() -> (
-    None
-):
+async def test_as_many_of_twenty_gangs_run_as_fit_and_the_others_reserve_nothing() -> None:
     world = await world_with_nodes()
     gangs = [
         [member(number, gang=f"gang{gang}", mem_mib=1000) for number in range(4)]
@@ -125,7 +123,7 @@ async def test_of_twenty_gangs_as_many_run_as_there_is_room_for_and_the_others_h
         world.check_settled(*DEVICES)
 
 
-async def test_leases_give_back_what_no_member_took() -> None:
+async def test_expired_leases_release_what_no_member_took() -> None:
     world = await world_with_nodes()
     pods = [member(number) for number in range(4)]
     async with world.scheduler(gang_lease_s=20.0, gang_wait_s=60.0) as s:
@@ -136,7 +134,7 @@ async def test_leases_give_back_what_no_member_took() -> None:
         await world.advance(20 + 2 * 7, *NODES)
         assert [record.pod for record in world.live()] == ["g-0"]
         world.check_settled(*DEVICES)
-        # What was fenced is not used again: the rest is placed anew, around what is there.
+        # Fenced reservations are not reused: the rest is placed again, around what is there.
         answer = await ask(world, s, world.kube.pod("g-1"))
         assert len(answer["NodeNames"]) == 1
         for name in ("g-1", "g-2", "g-3"):
@@ -163,7 +161,7 @@ async def test_member_that_died_is_replaced_alone() -> None:
         world.check_settled(*DEVICES)
 
 
-async def test_node_that_is_no_candidate_any_more_has_the_gang_placed_anew() -> None:
+async def test_gang_is_placed_again_when_its_node_is_no_candidate_any_more() -> None:
     world = await world_with_nodes()
     pods = [member(number, size=2) for number in range(2)]
     async with world.scheduler(gang_wait_s=60.0) as s:
@@ -178,7 +176,7 @@ async def test_node_that_is_no_candidate_any_more_has_the_gang_placed_anew() -> 
 
 
 async def test_two_schedulers_that_place_the_same_two_gangs_admit_one() -> None:
-    """Room is for one of them: never half of each, whoever comes first."""
+    """The capacity is for one of them: never half of each, in either order of arrival."""
     world = await world_with_nodes()
     gangs = {name: [member(n, size=3, gang=name) for n in range(3)] for name in ("a", "b")}
     async with (
@@ -239,7 +237,7 @@ async def test_without_its_pod_group_a_pod_is_an_ordinary_one(kind: str) -> None
         assert (await ask(world, s, grouped(kind, 0)))["NodeNames"] == NODES
 
 
-async def test_size_that_is_no_number_is_told_with_the_fix() -> None:
+async def test_invalid_gang_size_is_reported_with_the_fix() -> None:
     world = await world_with_nodes()
     pod = builders.pod("g-0", annotated={"hami.io/gang": "g", "hami.io/gang-size": "four"})
     async with world.scheduler(gang_wait_s=60.0) as s:

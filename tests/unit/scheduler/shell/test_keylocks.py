@@ -35,7 +35,7 @@ async def test_two_keys_are_held_together() -> None:
     assert len(locks) == 0
 
 
-async def test_waiting_ends_after_its_limit_and_says_for_what() -> None:
+async def test_waiting_ends_after_its_timeout_and_names_the_key() -> None:
     locks = KeyLocks("node")
     problems: list[str] = []
 
@@ -55,7 +55,7 @@ async def test_waiting_ends_after_its_limit_and_says_for_what() -> None:
     assert len(locks) == 0
 
 
-async def test_holder_that_is_cancelled_or_fails_lets_the_next_one_in() -> None:
+async def test_canceled_or_failed_holder_releases_the_lock() -> None:
     locks = KeyLocks("pod")
 
     async def hold_for_ever() -> None:

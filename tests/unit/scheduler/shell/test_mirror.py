@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods and nodes carry what HAMi reads, exactly where the settings say so."""
+"""Pods and nodes carry what HAMi reads, exactly where the settings enable it."""
 
 import json
 
@@ -85,7 +85,7 @@ async def test_mig_instance_is_named_once_its_node_has_made_it() -> None:
         )
 
 
-async def test_mirror_of_an_earlier_run_is_left_as_it_is() -> None:
+async def test_mirror_of_an_earlier_run_is_not_rewritten() -> None:
     world = World()
     await world.add_devices(builders.devices("n1"))
     async with world.scheduler("s1", mirror_pods=True) as running:
@@ -112,7 +112,7 @@ async def test_nodes_register_their_devices_and_again_when_these_change() -> Non
         assert list(hami_reader.registered(world.kube.objects[NODE])) == ["GPU-n1-0", "GPU-n1-1"]
 
 
-async def test_nothing_is_mirrored_unless_the_settings_say_so() -> None:
+async def test_nothing_is_mirrored_without_the_setting() -> None:
     world = World()
     await world.add_devices(builders.devices("n1"))
     world.kube.put(NODE, {"metadata": {"name": "n1"}})

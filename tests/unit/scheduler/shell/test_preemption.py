@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Room is made for pods with a high priority: who goes, who keeps the room, what a crash leaves."""
+"""Preemption for pods with a high priority: victims, reservations, recovery after a crash."""
 
 import json
 from datetime import UTC, datetime
@@ -51,7 +51,7 @@ async def world_with(*bound: tuple[builders.Obj, str]) -> World:
 
 
 async def ask(world: World, s: Running, obj: builders.Obj) -> builders.Obj:
-    """What filter says, after the work that it caused was done."""
+    """filter's answer, after the work that it caused was done."""
     if obj["metadata"]["name"] not in {p["metadata"]["name"] for p in world.kube.pods()}:
         world.add_pod(obj)
         await quiet()
@@ -70,7 +70,7 @@ async def gone(world: World, *names: str) -> None:
     await quiet()
 
 
-async def test_the_pod_with_the_lowest_priority_goes_and_its_room_is_kept() -> None:
+async def test_the_pod_with_the_lowest_priority_is_evicted_and_its_share_reserved() -> None:
     world = await world_with((pod("low", 1), "n1"), (pod("mid", 5), "n2"))
     urgent = pod("urgent", 10)
     async with world.scheduler() as s:
@@ -80,7 +80,7 @@ async def test_the_pod_with_the_lowest_priority_goes_and_its_room_is_kept() -> N
         (room,) = held(world)
         assert (room.pod, room.node, room.awaits) == ("urgent", "n1", ("uid-low",))
         assert world.kube.pod("urgent")["status"]["nominatedNodeName"] == "n1"
-        # While the victim is there: nobody else gets in, and the pod is told what it waits for.
+        # While the victim is there, no other pod gets in, and the reason names the victim.
         answer = await ask(world, s, urgent)
         assert "1 pods leave node n1" in answer["FailedNodes"]["n1"]
         assert "have not left" in await s.bind(urgent, "n1")
@@ -103,8 +103,8 @@ async def test_the_pod_with_the_lowest_priority_goes_and_its_room_is_kept() -> N
     assert events["Preempting"]["involvedObject"]["name"] == "urgent"
 
 
-async def test_pod_that_is_asked_for_before_it_is_known_gets_its_room() -> None:
-    """The watch may tell of a pod after kube-scheduler, which then asks for minutes no more."""
+async def test_pod_filtered_before_its_watch_event_gets_its_reservation() -> None:
+    """The watch may deliver a pod after kube-scheduler asked, which then waits for minutes."""
     world = await world_with((pod("low", 1), "n1"), (pod("mid", 5), "n2"))
     urgent = pod("urgent", 10)
     async with world.scheduler(preempt_retry_s=1.0) as s:
@@ -120,7 +120,7 @@ async def test_pod_that_is_asked_for_before_it_is_known_gets_its_room() -> None:
         assert s.value("hami_scheduler_preemptions_total", outcome="early") == 1
 
 
-async def test_pod_that_never_comes_is_not_looked_for_for_ever() -> None:
+async def test_retries_for_a_pod_that_never_appears_are_bounded() -> None:
     world = await world_with((pod("low", 1), "n1"), (pod("mid", 5), "n2"))
     async with world.scheduler(preempt_retry_s=1.0) as s:
         await s.filter(pod("ghost", 10), NODES)
@@ -129,7 +129,7 @@ async def test_pod_that_never_comes_is_not_looked_for_for_ever() -> None:
     assert world.kube.evictions == []
 
 
-async def test_call_that_comes_too_early_is_answered_later() -> None:
+async def test_early_call_is_retried_later() -> None:
     """Kube-scheduler asks at once when the pod changes, then not again."""
     low = pod("low", 1, labels={"app": "db"})
     world = await world_with((low, "n1"), (pod("mid", 20), "n2"))
@@ -145,7 +145,7 @@ async def test_call_that_comes_too_early_is_answered_later() -> None:
 
 
 @pytest.mark.parametrize("why", ["off", "never", "equal"])
-async def test_nobody_goes_for_a_pod_that_may_not_preempt(why: str) -> None:
+async def test_no_pod_is_evicted_for_a_pod_that_may_not_preempt(why: str) -> None:
     world = await world_with((pod("a", 5), "n1"), (pod("b", 5), "n2"))
     waits = pod("waits", 5 if why == "equal" else 10)
     if why == "never":
@@ -156,7 +156,7 @@ async def test_nobody_goes_for_a_pod_that_may_not_preempt(why: str) -> None:
     assert held(world) == []
 
 
-async def test_pods_within_their_minimum_runtime_stay_but_none_claims_for_ever() -> None:
+async def test_minimum_runtime_protects_pods_up_to_its_maximum() -> None:
     long_claim = {"hami.io/min-runtime-s": "1e9"}
     world = await world_with(
         (pod("claims", 1, annotations=long_claim), "n1"), (pod("plain", 2), "n2")
@@ -194,7 +194,7 @@ async def test_budgets_are_never_violated() -> None:
     assert world.kube.evictions == ["mid", "low"]
 
 
-async def test_refused_eviction_gives_the_room_back_and_others_are_tried_next() -> None:
+async def test_refused_eviction_releases_the_reservation_and_tries_other_pods() -> None:
     world = await world_with((pod("low", 1), "n1"), (pod("mid", 5), "n2"))
     world.kube.kept.add("low")
     urgent = pod("urgent", 10)
@@ -208,7 +208,7 @@ async def test_refused_eviction_gives_the_room_back_and_others_are_tried_next() 
         assert [record.node for record in held(world)] == ["n2"]
 
 
-async def test_gang_goes_as_a_whole_or_not_at_all() -> None:
+async def test_gang_is_evicted_as_a_whole_or_not_at_all() -> None:
     gang: dict[str, Any] = {"annotations": {"hami.io/gang": "g", "hami.io/gang-size": "1"}}
     world = await world_with((pod("g-1", 1, **gang), "n1"), (pod("g-2", 9, **gang), "n2"))
     async with world.scheduler(preempt_retry_s=1.0) as s:
@@ -221,7 +221,7 @@ async def test_gang_goes_as_a_whole_or_not_at_all() -> None:
     assert len(held(world)) == 1
 
 
-async def test_room_is_given_back_when_the_pod_goes_or_its_time_ends() -> None:
+async def test_reservation_is_released_when_the_pod_is_deleted_or_its_time_ends() -> None:
     world = await world_with((pod("low", 1), "n1"), (pod("mid", 5), "n2"))
     async with world.scheduler(preempt_hold_s=60.0) as s:
         await ask(world, s, pod("urgent", 10))
@@ -243,7 +243,7 @@ async def test_room_is_given_back_when_the_pod_goes_or_its_time_ends() -> None:
 
 
 @pytest.mark.parametrize("point", range(6))
-async def test_crash_at_any_point_leaves_nothing_stuck(point: int) -> None:
+async def test_crash_at_any_point_is_recovered(point: int) -> None:
     world = await world_with((pod("low", 1), "n1"), (pod("mid", 5), "n2"))
     urgent = world.add_pod(pod("urgent", 10))
 
@@ -271,7 +271,7 @@ async def test_crash_at_any_point_leaves_nothing_stuck(point: int) -> None:
     assert len(set(world.kube.evictions)) == 1
 
 
-async def test_two_schedulers_make_room_for_one_pod_once() -> None:
+async def test_two_schedulers_preempt_for_one_pod_once() -> None:
     world = await world_with((pod("low", 1), "n1"), (pod("mid", 1), "n2"))
     urgent = world.add_pod(pod("urgent", 10))
     async with world.scheduler("s1") as one, world.scheduler("s2") as two:
@@ -288,7 +288,7 @@ async def test_two_schedulers_make_room_for_one_pod_once() -> None:
         world.check_settled(*DEVICES)
 
 
-async def test_preempt_verb_adds_whom_the_devices_need_and_drops_nodes_of_no_use() -> None:
+async def test_preempt_verb_adds_required_victims_and_drops_useless_nodes() -> None:
     small = pod("small", 1, mem_mib=1000)
     world = await world_with(
         (small, "n1"), (pod("low", 2, mem_mib=8000), "n1"), (pod("high", 20), "n2")

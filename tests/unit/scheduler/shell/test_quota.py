@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quotas as kube-scheduler, operators and two schedulers at once meet them."""
+"""Quotas as seen by kube-scheduler, operators and two schedulers at once."""
 
 import json
 from pathlib import Path
@@ -95,7 +95,7 @@ async def test_pod_beyond_the_quota_is_refused_on_all_nodes_with_one_text() -> N
     ]
 
 
-async def test_pod_that_fits_nowhere_is_told_that_and_not_the_quota() -> None:
+async def test_pod_that_fits_no_device_is_refused_for_that_and_not_for_the_quota() -> None:
     world = await world_with(quota(6000))
     async with world.scheduler() as s:
         answer = await s.filter(pod("a", mem_mib=20000), NODES)
@@ -129,7 +129,7 @@ async def test_percentage_counts_the_mib_of_each_nodes_devices() -> None:
     assert used == 4000
 
 
-async def test_namespace_without_a_quota_is_not_asked() -> None:
+async def test_namespace_without_a_quota_is_not_checked() -> None:
     world = await world_with(quota(1))
     async with world.scheduler() as s:
         free = pod("a", namespace="free", mem_mib=9000)
@@ -138,7 +138,7 @@ async def test_namespace_without_a_quota_is_not_asked() -> None:
     assert s.seen.calls[:2] == ["append hami_alloc", "post binding"]
 
 
-async def test_quota_may_come_change_and_go_while_the_scheduler_runs() -> None:
+async def test_quota_may_be_added_changed_and_removed_at_run_time() -> None:
     world = await world_with()
     async with world.scheduler() as s:
         assert await bind(world, s, "a", mem_mib=3000) == ""
@@ -169,7 +169,7 @@ async def test_waiting_pods_are_tried_again_when_a_quota_grows() -> None:
     assert s.value("hami_scheduler_quota_races_total") == 0
 
 
-async def test_scope_of_a_quota_looks_at_the_pod() -> None:
+async def test_scope_of_a_quota_matches_the_pod() -> None:
     world = await world_with(quota(100, scopes=["Terminating"]))
     async with world.scheduler() as s:
         short = pod("a")
@@ -202,7 +202,7 @@ async def test_bind_within_a_quota_appends_once() -> None:
     assert s.seen.calls[:2] == ["append hami_alloc", "post binding"]
 
 
-async def test_share_that_was_given_back_may_be_used_again() -> None:
+async def test_released_share_may_be_used_again() -> None:
     world = await world_with(quota(5000))
     async with world.scheduler() as s:
         assert await bind(world, s, "a", mem_mib=3000) == ""
@@ -255,7 +255,7 @@ async def test_of_two_schedulers_that_both_may_only_the_first_in_the_ledger_does
     assert s1.value("hami_scheduler_quota_races_total") == 1
 
 
-async def test_reservation_beyond_the_quota_whose_writer_died_is_given_back() -> None:
+async def test_reservation_beyond_the_quota_is_released_after_its_writer_died() -> None:
     world = await world_with(quota(5000))
     async with world.scheduler("s2") as s2:
         async with world.scheduler("s1") as s1:
@@ -276,7 +276,7 @@ async def test_reservation_beyond_the_quota_whose_writer_died_is_given_back() ->
         assert await bind(world, s2, "d", "n1", mem_mib=500) == ""
 
 
-async def test_reservation_of_a_dead_scheduler_is_judged_again_before_it_is_used() -> None:
+async def test_reservation_of_a_dead_scheduler_is_judged_again_before_use() -> None:
     world = await world_with(quota(5000))
     async with world.scheduler("s2") as s2:
         async with world.scheduler("s1") as s1:
@@ -296,9 +296,9 @@ async def test_reservation_of_a_dead_scheduler_is_judged_again_before_it_is_used
     assert world.bound() == {"b": "n2"}
 
 
-async def test_bind_whose_stream_falls_silent_gives_the_share_back() -> None:
+async def test_bind_whose_stream_stops_releases_the_share() -> None:
     def fold(seq: int, record: AllocationRecord) -> None:
-        """The feed tells nothing any more."""
+        """The feed delivers nothing any more."""
 
     world = await world_with(quota(5000))
     async with world.scheduler(bus_timeout_s=0.5) as s:
@@ -324,7 +324,7 @@ async def test_storage_lost_before_the_verdict_binds_nothing() -> None:
 # --- queues --------------------------------------------------------------------------------------
 
 
-async def test_queues_share_what_is_guaranteed(tmp_path: Path) -> None:
+async def test_queues_share_guarantees(tmp_path: Path) -> None:
     file = tmp_path / "queues.toml"
     file.write_text(QUEUES)
     world = await world_with()

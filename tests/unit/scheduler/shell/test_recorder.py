@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded life is decided once more, to the bit; what is missing or changed is told."""
+"""A recorded run is replayed bit for bit; missing or changed decisions are reported."""
 
 import gzip
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 from hami_common.errors import WireInvalid
 from hami_core.replay.rerun import Report, rerun
 from hami_core.replay.stimuluslog import Item, Reader
-from hamictl.replay import read_lines
+from hamictl.commands.replay import read_lines
 from tests.support.stimuli_drive import Drive
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.world import World
@@ -63,7 +63,7 @@ async def test_a_life_is_decided_identically(tmp_path: Path) -> None:
     )
 
 
-async def test_each_segment_can_be_decided_by_itself(tmp_path: Path) -> None:
+async def test_each_segment_can_be_replayed_alone(tmp_path: Path) -> None:
     await lived(tmp_path, 2, 60, segment_bytes=5_000)
     assert len(segments(tmp_path)) > 1
     for file in segments(tmp_path):
@@ -72,7 +72,7 @@ async def test_each_segment_can_be_decided_by_itself(tmp_path: Path) -> None:
         assert report.missing == ()
 
 
-async def test_first_difference_is_told_with_stimulus_expected_and_got(tmp_path: Path) -> None:
+async def test_first_difference_is_reported_with_stimulus_expected_and_got(tmp_path: Path) -> None:
     await lived(tmp_path, 2, 20)
     rewrite(segments(tmp_path)[0], b'"feasible":', b'"feasible":9')
     found = replayed(tmp_path).difference
@@ -148,7 +148,7 @@ async def test_segment_cut_short_by_a_crash_can_be_read_to_its_last_whole_line(
         (b'"format":1', b'"format":2', "format 2, and this program reads 1"),
     ],
 )
-async def test_what_this_program_does_not_know_is_an_error(
+async def test_unknown_stimulus_is_an_error(
     tmp_path: Path, old: bytes, new: bytes, problem: str
 ) -> None:
     await lived(tmp_path, 8, 20)
@@ -159,7 +159,7 @@ async def test_what_this_program_does_not_know_is_an_error(
         replayed(tmp_path)
 
 
-async def test_old_segments_go_and_the_rest_can_be_decided(tmp_path: Path) -> None:
+async def test_old_segments_are_removed_and_the_rest_can_be_replayed(tmp_path: Path) -> None:
     drive = Drive(tmp_path, 9, segment_bytes=1000, segments=3)
     for _ in range(60):
         drive.step()
@@ -172,7 +172,7 @@ async def test_old_segments_go_and_the_rest_can_be_decided(tmp_path: Path) -> No
     assert report.segments == 3
 
 
-async def test_disk_that_refuses_costs_stimuli_and_nothing_else(tmp_path: Path) -> None:
+async def test_unwritable_directory_loses_stimuli_and_nothing_else(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("no directory")
     drive = Drive(blocked, 10)
@@ -218,7 +218,7 @@ namespaces = ["default"]
 
 
 async def test_a_decision_about_a_quota_is_decided_identically_too(tmp_path: Path) -> None:
-    """What filter and bind answered for quotas and queues stands in the log and is compared."""
+    """Answers of filter and bind for quotas and queues are recorded and compared."""
     world = World()
     await world.add_devices(builders.devices("big", memory_mib=64000))
     queues = tmp_path / "queues.toml"

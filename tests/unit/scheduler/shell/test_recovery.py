@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ledger and pods are brought into agreement: at start, after a wiped bus, and now and then."""
+"""Ledger and pods are reconciled: at start, after a wiped bus, and periodically."""
 
 import anyio.lowlevel
 import pytest
@@ -57,7 +57,7 @@ async def test_wiped_ledger_is_rebuilt_equal_but_for_sequences() -> None:
     world.check_settled(NODE)
 
 
-async def test_wipe_under_a_running_scheduler_is_rebuilt_before_anything_is_bound() -> None:
+async def test_wiped_ledger_is_rebuilt_before_any_bind() -> None:
     world = await world_with_bound("a", "b", "c", "d", mem_mib=7000)
     async with world.scheduler("s1") as s:
         world.bus.wipe()
@@ -92,7 +92,7 @@ async def test_storage_that_is_lost_again_during_a_rebuild_is_rebuilt_again(call
     world.check_settled(NODE)
 
 
-async def test_ledger_that_knows_more_than_the_bus_holds_is_rebuilt() -> None:
+async def test_ledger_ahead_of_the_bus_is_rebuilt() -> None:
     world = await world_with_bound("a")
     async with world.scheduler("s1") as s:
         ghost = RecordSeen(seq=999, record=foreign_record("uid-ghost"), now_s=0.0)
@@ -133,7 +133,7 @@ async def test_pods_that_ended_meanwhile_are_released_at_start() -> None:
     assert [record.pod for record in world.live()] == ["runs"]
 
 
-async def test_pod_whose_label_is_gone_keeps_its_share_over_a_restart() -> None:
+async def test_pod_without_its_label_keeps_its_share_over_a_restart() -> None:
     world = await world_with_bound("a")
     path = pod_path(world.kube.pod("a"))
     world.kube.change(path, metadata={"labels": {annotations.MANAGED_LABEL: None}})
@@ -166,7 +166,7 @@ async def test_pod_that_runs_wins_its_share_even_over_capacity() -> None:
         assert s.value("hami_scheduler_over_bookings_total") == 1
 
 
-async def test_allocation_that_a_stranger_signed_is_not_restored() -> None:
+async def test_allocation_signed_with_an_untrusted_key_is_not_restored() -> None:
     world = World()
     await world.add_devices(NODE)
     world.signer = Signer.generate()
@@ -208,7 +208,7 @@ async def test_bind_that_another_replica_ended_without_its_state_is_confirmed() 
     assert [state.state for state in world.states().values()] == ["bound"]
 
 
-async def test_state_that_the_agent_wrote_is_not_put_back() -> None:
+async def test_state_that_the_agent_wrote_is_not_overwritten() -> None:
     world = await world_with_bound("a")
     (record,) = world.live()
     await world.report_state(
@@ -227,7 +227,7 @@ async def test_state_that_the_agent_wrote_is_not_put_back() -> None:
     assert [state.state for state in world.states().values()] == ["running"]
 
 
-async def test_start_waits_for_an_api_server_that_is_away() -> None:
+async def test_start_waits_for_an_unavailable_api_server() -> None:
     world = await world_with_bound("a")
     world.bus.wipe()
     await world.add_devices(NODE)
@@ -261,7 +261,7 @@ async def test_differences_that_appear_later_are_found_by_the_periodic_compariso
     assert {record.pod for record in world.live()} == {"a", "b"}
 
 
-async def test_old_tombstones_are_forgotten_but_never_a_nodes_newest_record() -> None:
+async def test_old_tombstones_are_removed_except_the_newest_record_of_a_node() -> None:
     world = await world_with_bound("a", "b", "c")
     async with world.scheduler("s1", reconcile_s=100.0, tombstone_s=150.0) as s:
         for name in ("a", "b", "c"):

@@ -40,7 +40,7 @@ def test_key_is_required_and_unknown_names_are_refused(tmp_path: Path) -> None:
         load(Settings, service="scheduler", argv=["--config", str(config)], environ={})
 
 
-def test_timeouts_leave_each_other_room() -> None:
+def test_timeouts_are_ordered() -> None:
     found = Settings(signing_key_file="k")
     assert found.sync_wait_s < 5.0, "kube-scheduler's extender timeout"
     assert found.bus_timeout_s < found.lease_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two replicas at work on one reservation, in the orders that matter: nobody frees what is used.
+"""Two replicas on one reservation, in the orders that matter: a share in use is never released.
 
 Happens when the elected kube-scheduler changes while a bind is under way, or when a lease runs out
 under a slow bind. Each test holds calls at chosen steps and lets them go in the worst order.
@@ -25,7 +25,7 @@ DENIED = Denied(peer="API server", detail="no", status=403)
 
 
 class Gate:
-    """Holds whoever comes, until opened; then does ``act``."""
+    """Holds all calls until opened; then does ``act``."""
 
     def __init__(self, act: Callable[[], Awaitable[None]] | None = None) -> None:
         self.reached = anyio.Event()
@@ -63,7 +63,7 @@ async def world_with(*names: str, mem_mib: int = 9000) -> World:
     return world
 
 
-async def test_refused_owner_does_not_free_what_another_took_over() -> None:
+async def test_refused_owner_does_not_release_a_share_taken_over_by_another() -> None:
     world = await world_with("a")
     async with world.scheduler("s1") as s1, world.scheduler("s2") as s2:
         slow = s1.seen.before[POST] = Gate(raising(DENIED))
@@ -82,7 +82,9 @@ async def test_refused_owner_does_not_free_what_another_took_over() -> None:
     world.check_settled(NODE)
 
 
-async def test_refused_heir_fences_before_it_frees_what_the_owner_may_still_bind() -> None:
+async def test_refused_successor_fences_before_it_releases_a_share_the_owner_may_still_bind() -> (
+    None
+):
     world = await world_with("a")
     async with world.scheduler("s1") as s1, world.scheduler("s2") as s2:
         slow = s1.seen.before[POST] = Gate()
@@ -99,12 +101,12 @@ async def test_refused_heir_fences_before_it_frees_what_the_owner_may_still_bind
     world.check_settled(NODE)
 
 
-async def test_examiner_does_not_free_what_was_renewed_after_it_looked() -> None:
+async def test_examiner_does_not_release_a_share_renewed_after_its_read() -> None:
     world = await world_with("a")
     async with world.scheduler("s1") as s1, world.scheduler("s2") as s2:
         path = pod_path(world.kube.pod("a"))
         slow = s1.seen.before[POST] = Gate(
-            # Meanwhile somebody else moved the pod and wrote over the examiner's mark.
+            # Meanwhile another replica moved the pod and wrote over the examiner's mark.
             doing(
                 lambda: world.kube.change(
                     path, metadata={"annotations": {annotations.FENCE: "another/1"}}
@@ -141,13 +143,13 @@ async def test_owner_that_sees_the_examiners_mark_gives_up() -> None:
             await world.advance(LEASE_S + 12, "n1")
             await slow.open()
             assert first.error is not None
-            assert "taken back" in first.error
+            assert "timed out and was released" in first.error
             await examiner.open()
     assert world.live() == []
     assert world.bound() == {}
 
 
-async def test_bind_under_way_picks_nothing_on_an_emptied_ledger() -> None:
+async def test_bind_in_progress_picks_nothing_on_an_emptied_ledger() -> None:
     world = await world_with("old", "a")
     async with world.scheduler("s1") as s1:
         assert await s1.bind(world.kube.pod("old"), "n1") == ""

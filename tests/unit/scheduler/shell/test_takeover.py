@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods of HAMi count before anything is given on their node, and only those an operator listed."""
+"""Pods of HAMi are booked before any allocation on their node, if an operator listed them."""
 
 import json
 from typing import Any
@@ -35,7 +35,7 @@ def hami_pod(name: str, *, device: int = 0, mem_mib: int = 6000, text: str | Non
 
 
 def mark(world: World, *pods: str) -> None:
-    """What an operator writes on the node."""
+    """The annotation that an operator writes on the node."""
     text = adoption.encode_mark(adoption.TakenOver(pods=tuple(f"uid-{pod}" for pod in pods)))
     notes = {annotations.TAKEN_OVER: text} if pods else {}
     world.kube.put(NODE, {"metadata": {"name": "n1", "annotations": notes}})
@@ -65,7 +65,7 @@ async def test_listed_pods_are_booked_signed_and_released_when_they_end() -> Non
         world.check(builders.devices("n1"))
 
 
-async def test_nothing_is_given_beside_a_pod_that_nobody_listed() -> None:
+async def test_bind_is_refused_beside_a_pod_missing_from_the_list() -> None:
     world = World()
     await world.add_devices(builders.devices("n1"))
     world.add_pod(hami_pod("listed", mem_mib=1000))
@@ -85,7 +85,7 @@ async def test_nothing_is_given_beside_a_pod_that_nobody_listed() -> None:
         assert await running.bind(new, "n1") == ""
 
 
-async def test_nothing_of_hami_is_read_unless_the_setting_says_so() -> None:
+async def test_nothing_of_hami_is_read_without_the_setting() -> None:
     world = World()
     await world.add_devices(builders.devices("n1"))
     world.add_pod(hami_pod("h1"))
@@ -96,7 +96,7 @@ async def test_nothing_of_hami_is_read_unless_the_setting_says_so() -> None:
         assert await running.bind(world.add_pod(builders.pod("new")), "n1") == ""
 
 
-async def test_pod_that_was_not_listed_grabs_and_denies_nothing_by_its_annotations() -> None:
+async def test_annotations_of_an_unlisted_pod_have_no_effect() -> None:
     world = World()
     await world.add_devices(builders.devices("n1", count=2))
     forged = hami_pod("forged", text="GPU-n1-0,NVIDIA,16000,100:GPU-n1-1,NVIDIA,16000,100:;")
@@ -109,7 +109,7 @@ async def test_pod_that_was_not_listed_grabs_and_denies_nothing_by_its_annotatio
         assert await running.bind(world.add_pod(builders.pod("new")), "n1") == ""
 
 
-async def test_doubtful_share_counts_on_every_device_and_says_so() -> None:
+async def test_doubtful_share_counts_on_every_device_with_a_reason() -> None:
     world = World()
     await world.add_devices(builders.devices("n1", count=2))
     world.add_pod(hami_pod("h1", mem_mib=9000, text="GPU-elsewhere,NVIDIA,9000,10:;"))

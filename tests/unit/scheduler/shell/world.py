@@ -2,9 +2,9 @@
 """One bus, one Kubernetes API and any number of schedulers, in memory and on one hand-moved clock.
 
 ``Interposer`` stands between a scheduler and its ports: it counts the calls of the paths that
-write, lets a test act before or after any of them, and can hold one for ever, which is how a crash
-or a stopped process looks from outside. ``check`` reads pods and the ledger's log, never a table
-of ours.
+write, lets a test act before or after any of them, and can block one indefinitely, which is how a
+crash or a stopped process appears to others. ``check`` reads pods and the ledger's log, never a
+table of this project.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from hami_common.events.decision import DecisionRecord
 from hami_common.events.inventory import DeviceFault, Heartbeat, NodeDevices
 from hami_common.pods.signing import Signer, Verifier
 from hami_common.ports import Bucket, Entry, Expect, KubeApi, Reset, Synced, WatchEvent, Write
-from hami_common.runtime.clock import ManualClock
 from hami_common.runtime.httpd import Request
 from hami_common.runtime.telemetry import Tracing
 from hami_scheduler.app import Keys, Scheduler
 from hami_scheduler.app import World as Outside
 from hami_scheduler.settings import Settings
 from tests.support import ledgercheck
+from tests.support.manualclock import ManualClock
 from tests.support.memorybus import (
     MemoryBucket,
     MemoryBus,
@@ -55,7 +55,7 @@ QUIET_ROUNDS = 3
 
 
 async def quiet() -> None:
-    """Return once every other task waits for something that no task is about to do."""
+    """Return once every other task waits for an event that no task is about to trigger."""
     this = asyncio.current_task()
     rounds = 0
     while True:
@@ -246,7 +246,7 @@ class Running:
 
 
 class World:
-    """The outside of all schedulers of one test."""
+    """The environment of all schedulers of one test."""
 
     def __init__(self) -> None:
         self.clock = HandClock()
@@ -256,7 +256,7 @@ class World:
         self.verifier = Verifier.from_pems([self.signer.public_pem()])
         self._ids = count(1)
 
-    # --- what others do --------------------------------------------------------------------------
+    # --- changes by others -----------------------------------------------------------------------
 
     async def add_devices(self, devices: NodeDevices) -> None:
         bucket = MemoryBucket(self.bus, subjects.DEVICES_BUCKET)
@@ -309,7 +309,7 @@ class World:
         signer: Signer | None = None,
         **settings: Any,
     ) -> AsyncIterator[Running]:
-        """Run one for the time of the block; leaving the block cuts it off wherever it is."""
+        """Run one for the time of the block; leaving the block cuts it off at its current step."""
         seen = Interposer()
         registry = CollectorRegistry()
         scheduler = Scheduler(
@@ -357,7 +357,7 @@ class World:
         with send, receive:
             yield aiter(receive)
 
-    # --- what is true ----------------------------------------------------------------------------
+    # --- the truth -------------------------------------------------------------------------------
 
     def records(self) -> dict[str, tuple[int, AllocationRecord]]:
         """Newest record by key, with its sequence."""
@@ -393,11 +393,11 @@ class World:
         }
 
     def check(self, *capacity: NodeDevices) -> None:
-        """No device is handed out twice: by what pods carry, and by what the ledger says."""
+        """No device is assigned twice: by the annotations of pods, and by the ledger."""
         ledgercheck.check(self.kube.pods(), self.live(), verifier=self.verifier, capacity=capacity)
 
     def check_settled(self, *capacity: NodeDevices) -> None:
-        """Also: every bound pod holds what it carries, and nobody else holds anything."""
+        """Also: every bound pod holds what it carries, and no other pod holds anything."""
         ledgercheck.check_settled(
             self.kube.pods(), self.live(), verifier=self.verifier, capacity=capacity
         )

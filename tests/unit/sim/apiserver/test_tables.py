@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kubectl prints."""
+"""Tables that kubectl prints."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kubelet checks again, and its words."""
+"""Checks that kubelet repeats at admission, and their messages."""
 
 from decimal import Decimal
 
@@ -29,7 +29,7 @@ def test_fitting_pod_is_taken() -> None:
     assert check(amounts(cpu="4", memory="1000")) is None
 
 
-def test_cpu_is_told_in_thousandths() -> None:
+def test_cpu_is_reported_in_thousandths() -> None:
     refusal = check(amounts(cpu="3"), [amounts(cpu="1.5")])
     assert refusal == Refusal(
         reason="OutOfcpu",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds which device id: allocation order, reuse, health, checkpoint."""
+"""Ownership of device ids: allocation order, reuse, health, checkpoint."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ async def test_restarted_manager_knows_who_holds_what(rig: Rig) -> None:
 
 
 @pytest.mark.anyio
-async def test_restarted_manager_refuses_ended_containers_until_the_plugin_is_back(
+async def test_restarted_manager_refuses_ended_containers_until_the_plugin_reconnects(
     rig: Rig,
 ) -> None:
     rig.connect()
@@ -263,7 +263,7 @@ async def test_run_options_join_the_answers_and_call_pre_start(rig: Rig) -> None
 
 
 @pytest.mark.anyio
-async def test_numa_nodes_are_told_as_the_plugin_gave_them(rig: Rig) -> None:
+async def test_numa_nodes_are_reported_as_the_plugin_gave_them(rig: Rig) -> None:
     rig.connect(count=1)
     nodes = [api.NUMANode(ID=0), api.NUMANode(ID=1)]
     device = api.Device(ID="d0", health="Healthy", topology=api.TopologyInfo(nodes=nodes))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test may do to a kubelet's admissions."""
+"""Faults that tests inject into a kubelet's admissions."""
 
 import anyio
 import pytest

@@ -163,7 +163,7 @@ def test_container_statuses_show_state_and_restarts() -> None:
     assert (made["restartCount"], made["ready"], made["containerID"]) == (1, False, "sim://7")
 
 
-def test_waiting_container_of_a_pod_with_init_containers_says_so() -> None:
+def test_waiting_container_of_a_pod_with_init_containers_is_initializing() -> None:
     waiting = status([WAITS], [RUNS])["containerStatuses"][0]["state"]["waiting"]
     assert waiting["reason"] == "PodInitializing"
 

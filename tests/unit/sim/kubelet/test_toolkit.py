@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container's view of a machine: its devices alone, counted anew."""
+"""A container's view of a machine: only its devices, renumbered from 0."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which requests reach the webhook: the match conditions, evaluated as CEL."""
+"""Requests that reach the webhook: the match conditions, evaluated as CEL."""
 
 import re
 from typing import Any
@@ -45,7 +45,7 @@ def test_new_pod_that_names_a_resource_is_sent(group: str, kind: str, name: str)
     "resources",
     [None, {}, {"limits": {}}, {"limits": {"cpu": "1"}}, {"requests": {"nvidia.com/gpux": "1"}}],
 )
-def test_new_pod_of_others_is_not_sent(resources: dict[str, Any] | None) -> None:
+def test_new_pod_without_devices_is_not_sent(resources: dict[str, Any] | None) -> None:
     more: dict[str, Any] = {} if resources is None else {"resources": resources}
     assert not matches(0, pod(**more))
     assert not matches(0, {"metadata": {"name": "p"}, "spec": {}})
@@ -78,11 +78,11 @@ def test_pod_with_a_forged_annotation_is_sent(key: str) -> None:
         {"labels": {keys.MANAGED_LABEL: "false"}},
     ],
 )
-def test_update_of_a_pod_of_others_is_not_sent(metadata: dict[str, Any]) -> None:
+def test_update_of_a_pod_without_the_label_is_not_sent(metadata: dict[str, Any]) -> None:
     assert not matches(1, pod(metadata=metadata), pod(metadata=metadata))
 
 
-def test_update_of_our_pod_is_sent_even_when_it_drops_the_label() -> None:
+def test_update_that_drops_the_label_is_sent() -> None:
     ours = pod(metadata={"labels": {keys.MANAGED_LABEL: "true"}})
     assert matches(1, pod(), ours)
     assert matches(1, ours, pod())
@@ -119,7 +119,7 @@ def test_large_pod_within_the_bounds_is_sent() -> None:
     assert matches(0, crowd(200, volumes=1600, volumeMounts=1600, env=3400))
 
 
-def test_large_pod_of_others_is_left_alone() -> None:
+def test_large_pod_without_devices_is_left_alone() -> None:
     pod = crowd(300)
     for one in pod["spec"]["containers"]:
         del one["resources"]
@@ -133,7 +133,7 @@ def test_pod_cannot_be_labelled_past_the_webhook() -> None:
         assert keys_of == {"kubernetes.io/metadata.name", keys.WEBHOOK_LABEL}
 
 
-def test_both_webhooks_fail_closed_and_touch_nothing_on_dry_run() -> None:
+def test_both_webhooks_fail_closed_and_have_no_side_effect_on_dry_run() -> None:
     for webhook in CONFIGURATION["webhooks"]:
         assert webhook["failurePolicy"] == "Fail"
         assert webhook["sideEffects"] == "NoneOnDryRun"

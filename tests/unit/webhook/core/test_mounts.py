@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What admission adds to the judgement of paths (tests/unit/common/pods/test_mounts.py)."""
+"""Path rules that admission adds (to those of tests/unit/common/pods/test_mounts.py)."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def test_path_that_is_not_in_normal_form_is_denied_with_the_fix() -> None:
 
 
 @pytest.mark.parametrize("path", PARENTS)
-def test_directory_above_the_limiter_is_free_where_there_is_no_share(path: str) -> None:
+def test_directory_above_the_limiter_is_allowed_without_a_share(path: str) -> None:
     assert denial(path)
     assert denial(path, asking=("other",)) == ""
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from jsonpatch import apply_patch
 
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
@@ -12,7 +13,6 @@ from hami_common.vendors.catalog import Catalog, VendorSettings
 from hami_common.vendors.nvidia import NvidiaSettings
 from hami_webhook.core.mounts import volume_name
 from hami_webhook.core.mutate import AdmissionPolicy, Verdict, mutate
-from tests.support.jsonpatch import apply
 
 CATALOG = Catalog.from_settings()
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -53,7 +53,7 @@ def review(
 def admitted(document: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
     verdict = review(document, **kwargs)
     assert verdict.allowed, verdict.message
-    result: dict[str, Any] = apply(document, list(verdict.operations))
+    result: dict[str, Any] = apply_patch(document, list(verdict.operations))
     return result
 
 
@@ -62,12 +62,12 @@ def limits_of(document: dict[str, Any], index: int = 0) -> dict[str, str]:
     return result
 
 
-def test_pod_without_our_resources_is_left_alone() -> None:
+def test_pod_without_device_resources_is_left_alone() -> None:
     verdict = review(pod(container()))
     assert verdict == Verdict()
 
 
-def test_asking_pod_goes_to_our_scheduler_with_label_trace_and_volumes() -> None:
+def test_pod_with_devices_gets_scheduler_label_trace_and_volumes() -> None:
     after = admitted(pod(asking(gpu="1", gpumem="3000")))
     assert after["spec"]["schedulerName"] == "hami-scheduler"
     assert after["metadata"]["labels"][keys.MANAGED_LABEL] == "true"
@@ -89,12 +89,12 @@ def test_asking_pod_goes_to_our_scheduler_with_label_trace_and_volumes() -> None
     assert not any("subPath" in mount for mount in mounts)
 
 
-def test_second_invocation_changes_nothing() -> None:
+def test_admission_is_idempotent() -> None:
     once = admitted(pod(asking(gpu="1", gpumem="3000"), asking("other", gpucores="30")))
     assert review(once).operations == ()
 
 
-def test_patch_touches_only_what_changes() -> None:
+def test_patch_contains_only_changes() -> None:
     document = pod(asking(gpu="1", gpumem="100"), container("side"), volumes=[{"name": "v"}])
     paths = {operation["path"] for operation in review(document).operations}
     assert paths == {
@@ -155,7 +155,7 @@ def test_alias_is_renamed_in_limits_and_requests_with_a_warning() -> None:
     both = {"nvidia.com/gpu": "1", "nvidia.com/gpucore": "30"}
     document = pod(container(resources={"limits": dict(both), "requests": dict(both)}))
     verdict = review(document)
-    after = apply(document, list(verdict.operations))
+    after = apply_patch(document, list(verdict.operations))
     resources = after["spec"]["containers"][0]["resources"]
     assert "nvidia.com/gpucore" not in resources["limits"] | resources["requests"]
     assert limits_of(after)["nvidia.com/gpucores"] == "30"
@@ -191,7 +191,7 @@ def test_priority_becomes_environment() -> None:
     assert {"name": "CUDA_TASK_PRIORITY", "value": "0"} in after["spec"]["containers"][0]["env"]
 
 
-def test_core_policy_reaches_only_containers_that_ask() -> None:
+def test_core_policy_reaches_only_containers_with_devices() -> None:
     catalog = Catalog.from_settings(VendorSettings(nvidia=NvidiaSettings(core_policy="force")))
     after = admitted(pod(asking(gpu="1"), container("side")), catalog=catalog)
     names = [variable["name"] for variable in after["spec"]["containers"][0]["env"]]
@@ -214,7 +214,7 @@ def test_environment_that_would_override_the_node_is_removed_with_a_warning() ->
     ]
     document = pod(asking(gpu="1", gpumem="100", more={"env": env}))
     verdict = review(document)
-    after = apply(document, list(verdict.operations))
+    after = apply_patch(document, list(verdict.operations))
     assert after["spec"]["containers"][0]["env"] == [{"name": "MODE", "value": "x"}]
     assert len([w for w in verdict.warnings if "was removed" in w]) == 2
 
@@ -238,7 +238,7 @@ def test_privileged_container_anywhere_in_an_asking_pod_is_refused(group: str) -
     assert "container root: securityContext.privileged" in verdict.message
 
 
-def test_privileged_pod_without_our_resources_is_left_alone() -> None:
+def test_privileged_pod_without_device_resources_is_left_alone() -> None:
     assert review(pod(container(securityContext={"privileged": True}))) == Verdict()
 
 
@@ -251,21 +251,21 @@ def test_node_name_is_refused_with_the_fix() -> None:
 @pytest.mark.parametrize(
     "path", ["/etc/hami", "/etc/hami/", "/etc/hami/x", "/run/hami", "/etc/ld.so.preload"]
 )
-def test_mount_over_our_files_is_refused(path: str) -> None:
+def test_mount_over_limiter_files_is_refused(path: str) -> None:
     mount = {"volumeMounts": [{"name": "v", "mountPath": path}]}
     verdict = review(pod(asking(gpu="1", more=mount), volumes=[{"name": "v", "emptyDir": {}}]))
     assert not verdict.allowed
     assert "reserved" in verdict.message
 
 
-def test_mount_above_our_files_is_refused_where_they_are() -> None:
+def test_mount_above_limiter_files_is_refused_where_they_are_mounted() -> None:
     mount: dict[str, Any] = {"volumeMounts": [{"name": "v", "mountPath": "/run"}]}
     refused = review(pod(asking(gpu="1", more=mount), volumes=[{"name": "v"}]))
     assert "mount a directory below /run" in refused.message
     assert review(pod(asking(gpu="1"), container("side", **mount), volumes=[{"name": "v"}])).allowed
 
 
-def test_volume_that_only_looks_like_ours_is_replaced() -> None:
+def test_foreign_volume_with_the_name_of_a_limiter_volume_is_replaced() -> None:
     fake = {"name": "hami-limits-main", "emptyDir": {}}
     after = admitted(pod(asking(gpu="1"), volumes=[fake]))
     assert fake not in after["spec"]["volumes"]
@@ -283,7 +283,7 @@ def test_pod_of_another_scheduler_is_left_alone_but_for_forged_annotations() -> 
     assert after["spec"]["schedulerName"] == "volcano"
 
 
-def test_named_default_scheduler_is_respected_when_the_operator_says_so() -> None:
+def test_named_default_scheduler_is_kept_with_the_operators_setting() -> None:
     document = pod(asking(gpu="1"), schedulerName="default-scheduler")
     keep = AdmissionPolicy(overwrite_default_scheduler=False)
     assert review(document, policy=keep).operations == ()
@@ -305,7 +305,7 @@ def test_user_written_allocation_annotation_is_stripped_with_a_warning(key: str)
     document = pod(asking(gpu="1"))
     document["metadata"]["annotations"] = {key: "forged", "hami.io/gpu-scheduler-policy": "binpack"}
     verdict = review(document)
-    after = apply(document, list(verdict.operations))
+    after = apply_patch(document, list(verdict.operations))
     assert key not in after["metadata"]["annotations"]
     assert after["metadata"]["annotations"]["hami.io/gpu-scheduler-policy"] == "binpack"
     assert any(key in warning for warning in verdict.warnings)
@@ -322,7 +322,7 @@ def test_callers_trace_is_continued() -> None:
     "text",
     ["", "00-aa-bb-01", f"00-{'0' * 32}-{'1' * 16}-01", f"00-{'1' * 32}-{'0' * 16}-01", "x" * 55],
 )
-def test_trace_that_nobody_can_continue_is_replaced(text: str) -> None:
+def test_invalid_trace_parent_is_replaced(text: str) -> None:
     document = pod(asking(gpu="1"))
     document["metadata"]["annotations"] = {keys.TRACEPARENT: text}
     assert admitted(document)["metadata"]["annotations"][keys.TRACEPARENT] == TRACEPARENT
@@ -344,7 +344,7 @@ def test_zero_devices_are_admitted_without_share_and_with_a_warning() -> None:
     assert not any("volumes" in operation["path"] for operation in verdict.operations)
 
 
-def test_hidden_devices_only_touch_pods_that_ask() -> None:
+def test_hidden_devices_affect_only_pods_with_devices() -> None:
     hide = AdmissionPolicy(hide_devices_from_others=True)
     after = admitted(pod(asking(gpu="1"), container("side")), policy=hide)
     none = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}
@@ -352,7 +352,7 @@ def test_hidden_devices_only_touch_pods_that_ask() -> None:
     assert review(pod(container()), policy=hide) == Verdict()
 
 
-def test_hidden_devices_are_those_that_the_pod_asks_for_in_the_vendors_own_word() -> None:
+def test_hidden_devices_are_those_of_the_requested_vendors() -> None:
     hide = AdmissionPolicy(hide_devices_from_others=True)
     npu = container(resources={"limits": {"huawei.com/Ascend910B3": "1"}})
     after = admitted(pod(npu, container("side")), policy=hide)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API server refuses by itself: the shipped policies, evaluated as CEL.
+"""Requests that the API server refuses by itself: the shipped policies, evaluated as CEL.
 
 ``tests/attack/test_admission_policies.py`` tries them on a real API server.
 """
@@ -72,18 +72,18 @@ def prepared(name: str = "main") -> Obj:
 
 
 @pytest.mark.parametrize("name", ["main", "c" * 63, "ends-with-dashes" + "-" * 40 + "x"])
-def test_pod_of_the_webhook_passes(name: str) -> None:
+def test_pod_prepared_by_the_webhook_is_admitted(name: str) -> None:
     assert refusals(prepared(name)) == set()
 
 
-def test_pods_of_others_pass() -> None:
+def test_pods_without_devices_are_admitted() -> None:
     mounts = [{"name": "v", "mountPath": "/etc//hami"}]
     plain = {"name": "main", "volumeMounts": mounts}
     assert refusals(pod(plain, schedulerName="default-scheduler")) == set()
     assert refusals(pod(share(volumeMounts=mounts), schedulerName="volcano")) == set()
 
 
-def test_label_is_refused_where_it_would_matter_and_nowhere_else() -> None:
+def test_label_is_refused_only_where_it_has_an_effect() -> None:
     ignore = {keys.WEBHOOK_LABEL: keys.WEBHOOK_IGNORE}
     other = "default-scheduler"
     assert refusals(pod(share(), labels=ignore)) == {"webhook-opt-out"}
@@ -111,14 +111,14 @@ def test_variable_needs_devices_of_its_own_vendor(resources: Obj, *, is_refused:
 
 
 @pytest.mark.parametrize("variable", DEVICE_VARIABLES)
-def test_variable_that_gives_nothing_passes(variable: str) -> None:
+def test_variable_without_devices_is_admitted(variable: str) -> None:
     for value in ({}, {"value": ""}, {"value": "none"}, {"value": "void"}):
         assert refusals(pod({"name": "main", "env": [{"name": variable, **value}]})) == set()
     given = {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     assert refusals(pod({"name": "main", "env": [given]})) == {"device-environment"}
 
 
-def test_device_list_is_mounted_by_nobody() -> None:
+def test_device_list_mount_is_refused_for_every_pod() -> None:
     mount = {"name": "v", "mountPath": "/var//run/nvidia-container-devices/all"}
     told = refusals(pod({"name": "main", "volumeMounts": [mount]}, schedulerName="any"))
     assert told == {"device-environment"}
@@ -154,7 +154,7 @@ def test_device_list_is_mounted_by_nobody() -> None:
         ),
     ],
 )
-def test_volume_named_like_ours_is_ours(change: Obj, *, is_refused: bool) -> None:
+def test_volume_named_like_a_limiter_volume_counts_as_one(change: Obj, *, is_refused: bool) -> None:
     made = prepared()
     made["spec"]["volumes"][0] = {"name": "hami-limits-main", **change}
     assert ("limiter" in refusals(made)) is is_refused
@@ -177,7 +177,7 @@ def test_path_over_the_limiter_is_refused(field: str, path: str) -> None:
 
 
 def test_ephemeral_container_alone_is_judged_in_an_old_pod() -> None:
-    """What was created before these policies may stay."""
+    """Objects created before these policies may stay."""
     bad = {"name": "v", "mountPath": "/etc//hami"}
     old = pod(share(volumeMounts=[bad]))
     plain = {"name": "debug", "targetContainerName": "main"}
@@ -193,7 +193,7 @@ def test_ephemeral_container_alone_is_judged_in_an_old_pod() -> None:
     ("source", "is_refused"),
     [({}, True), ({"prefix": "NVIDIA_"}, True), ({"prefix": "APP_"}, False)],
 )
-def test_env_from_is_refused_where_it_could_bring_a_device_variable(
+def test_env_from_is_refused_where_it_could_set_a_device_variable(
     source: Obj, *, is_refused: bool
 ) -> None:
     for one in (share(envFrom=[source]), {"name": "side", "envFrom": [source]}):
@@ -202,7 +202,7 @@ def test_env_from_is_refused_where_it_could_bring_a_device_variable(
     assert "limiter" not in refusals(pod(share(envFrom=[source], env=pinned)))
 
 
-def test_size_of_a_pod_that_asks_is_bounded() -> None:
+def test_size_of_a_pod_with_devices_is_bounded() -> None:
     assert refusals(pod(*(share(f"c{i}") for i in range(200)))) == set()
     assert refusals(pod(*(share(f"c{i}") for i in range(201)))) == {"pod-bounds"}
     crowd = pod(*({"name": f"c{i}"} for i in range(201)))

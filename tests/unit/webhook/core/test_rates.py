@@ -5,7 +5,7 @@ from hami_webhook.core.rates import MOST_SOURCES, SourceRates
 
 
 def spent(rates: SourceRates, source: str, *, now_s: float, most: int = 1000) -> int:
-    """How many tokens the source can spend one by one."""
+    """Count the tokens that the source can spend one by one."""
     for number in range(most):
         if not rates.may_spend(source, now_s=now_s):
             return number
@@ -33,7 +33,7 @@ def test_debt_of_one_large_request_is_paid_back_first() -> None:
     assert rates.may_spend("a", now_s=4.1)
 
 
-def test_clock_that_goes_back_gives_nothing() -> None:
+def test_clock_that_moves_backward_adds_no_tokens() -> None:
     rates = SourceRates(per_s=1.0, burst=1.0)
     assert spent(rates, "a", now_s=100.0) == 1
     assert spent(rates, "a", now_s=0.0) == 0

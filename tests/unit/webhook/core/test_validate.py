@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from jsonpatch import apply_patch
 
 from hami_common.pods import annotations as keys
 from hami_common.pods.podview import PodView
@@ -12,7 +13,6 @@ from hami_common.pods.visibility import DEVICE_VARIABLES
 from hami_common.vendors.catalog import Catalog
 from hami_webhook.core.mutate import AdmissionPolicy, Verdict
 from hami_webhook.core.validate import validate_ephemeral, validate_update
-from tests.support.jsonpatch import apply
 
 CATALOG = Catalog.from_settings()
 POLICY = AdmissionPolicy()
@@ -43,7 +43,7 @@ def test_reserved_annotation_is_not_changed_by_users(
     assert "only the HAMi scheduler may write it" in verdict.message
 
 
-def test_reserved_annotation_is_changed_by_our_scheduler() -> None:
+def test_reserved_annotation_may_be_changed_by_the_scheduler() -> None:
     scheduler = POLICY.trusted_users[0]
     verdict = validate_update(view(), view({keys.FENCE: "1"}), user=scheduler, policy=POLICY)
     assert verdict.allowed
@@ -68,7 +68,7 @@ def ephemeral(**more: Any) -> Verdict:
         new, msgspec.convert(old, PodView), msgspec.convert(new, PodView), catalog=CATALOG
     )
     if verdict.allowed:
-        after = apply(new, list(verdict.operations))
+        after = apply_patch(new, list(verdict.operations))
         mounts = after["spec"]["ephemeralContainers"][0].get("volumeMounts", [])
         return Verdict(warnings=tuple(mount["mountPath"] for mount in mounts))
     return verdict

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routing of reviews, fail-closed behaviour, traces and events."""
+"""Routing of reviews, fail-closed behavior, traces and events."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import anyio
+import jsonpatch
 import pytest
 
 from hami_common.bus import subjects
@@ -12,7 +13,6 @@ from hami_common.events import codec
 from hami_common.events.decision import AdmissionRecord
 from hami_common.pods import annotations as keys
 from hami_webhook.core.mutate import AdmissionPolicy
-from tests.support import jsonpatch
 from tests.support.admission import Wired, asking_pod, patch_of, review
 from tests.support.memorybus import MemoryBus, MemoryPublisher
 
@@ -42,7 +42,7 @@ async def test_created_pod_is_patched_and_the_uid_echoed(wired: Wired) -> None:
     pod = asking_pod(gpu="1", gpumem="3000")
     answer = await wired.answer(review(pod))
     assert answer["response"]["uid"] == "11111111-2222-3333-4444-555555555555"
-    after = jsonpatch.apply(pod, patch_of(answer))
+    after = jsonpatch.apply_patch(pod, patch_of(answer))
     assert after["spec"]["schedulerName"] == "hami-scheduler"
     assert after["metadata"]["labels"] == {keys.MANAGED_LABEL: "true"}
     assert wired.count("hami_webhook_admissions", operation="create", outcome="changed") == 1
@@ -50,7 +50,7 @@ async def test_created_pod_is_patched_and_the_uid_echoed(wired: Wired) -> None:
 
 async def test_trace_starts_at_admission_and_is_the_events_too(wired: Wired) -> None:
     pod = asking_pod()
-    after = jsonpatch.apply(pod, patch_of(await wired.answer(review(pod))))
+    after = jsonpatch.apply_patch(pod, patch_of(await wired.answer(review(pod))))
     traceparent = after["metadata"]["annotations"][keys.TRACEPARENT]
     assert len(traceparent) == 55
     ((_, _, headers),) = await events_of(wired)
@@ -67,7 +67,7 @@ async def test_event_continues_the_callers_trace(wired: Wired) -> None:
     assert headers["traceparent"] == callers
 
 
-async def test_event_tells_what_was_decided(wired: Wired) -> None:
+async def test_event_contains_the_decision(wired: Wired) -> None:
     await wired.answer(review(asking_pod(gpu="two")))
     ((subject, record, headers),) = await events_of(wired)
     assert subject == subjects.admission_event("team-a", "train-0")
@@ -108,7 +108,7 @@ async def test_dry_run_and_foreign_pods_leave_no_event(wired: Wired, pod: dict[s
         {"resource": {"group": "example.com", "version": "v1", "resource": "pods"}},
     ],
 )
-async def test_anything_else_is_allowed_unread(
+async def test_other_requests_are_allowed_unread(
     wired: Wired, request_fields: dict[str, Any]
 ) -> None:
     document = review(asking_pod(gpu="nonsense"))
@@ -155,7 +155,7 @@ async def test_ephemeral_container_is_validated_and_mounted(wired: Wired) -> Non
         "subResource": "ephemeralcontainers",
     }
     answer = await wired.answer(review(new, **fields))
-    after = jsonpatch.apply(new, patch_of(answer))
+    after = jsonpatch.apply_patch(new, patch_of(answer))
     assert len(after["spec"]["ephemeralContainers"][0]["volumeMounts"]) == 2
     debug["securityContext"] = {"privileged": True}
     assert not (await wired.answer(review(new, **fields)))["response"]["allowed"]
@@ -166,7 +166,7 @@ async def test_ephemeral_container_is_validated_and_mounted(wired: Wired) -> Non
 
 async def test_validating_never_patches(wired: Wired) -> None:
     pod = asking_pod(gpu="1", gpumem="3000")
-    prepared = jsonpatch.apply(pod, patch_of(await wired.answer(review(pod))))
+    prepared = jsonpatch.apply_patch(pod, patch_of(await wired.answer(review(pod))))
     answer = await wired.answer(review(prepared), path="/validate")
     assert answer["response"]["allowed"]
     del prepared["spec"]["volumes"]
@@ -174,11 +174,9 @@ async def test_validating_never_patches(wired: Wired) -> None:
 
 
 @pytest.mark.parametrize("what", ["label", "scheduler"])
-async def test_validating_denies_a_pod_that_lost_what_mutation_gave(
-    wired: Wired, what: str
-) -> None:
+async def test_validation_denies_a_pod_that_lost_its_mutation(wired: Wired, what: str) -> None:
     pod = asking_pod()
-    prepared = jsonpatch.apply(pod, patch_of(await wired.answer(review(pod))))
+    prepared = jsonpatch.apply_patch(pod, patch_of(await wired.answer(review(pod))))
     if what == "label":
         del prepared["metadata"]["labels"]
     else:

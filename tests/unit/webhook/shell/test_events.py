@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The event queue: never waits, keeps order, survives the bus, gives up only what is refused."""
+"""The event queue: never blocks, keeps order, survives outages, drops only refused events."""
 
 from collections.abc import Mapping
 
@@ -68,7 +68,7 @@ async def test_queue_without_a_bus_drops_instead_of_failing() -> None:
 
 
 class Troubled:
-    """A publisher that raises what it is told to, then stores."""
+    """A publisher that raises the configured error, then stores."""
 
     def __init__(self, *troubles: Exception) -> None:
         self.troubles = list(troubles)

@@ -12,7 +12,7 @@ GOLDEN = Path(__file__).parents[3] / "golden" / "admission"
 CASES = sorted(GOLDEN.glob("*.json"))
 
 
-def test_every_required_case_is_there() -> None:
+def test_every_required_case_exists() -> None:
     assert {case.stem for case in CASES} >= {
         "bad-quantity",
         "create",

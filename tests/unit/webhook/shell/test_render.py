@@ -76,7 +76,7 @@ def test_resource_names_are_those_of_the_settings(capsys: pytest.CaptureFixture[
         (["--url", "https://h", "--set", "policy.scheduler=x"], "policy.scheduler"),
     ],
 )
-def test_mistake_is_named_and_nothing_is_printed(
+def test_invalid_setting_is_named_and_nothing_is_printed(
     capsys: pytest.CaptureFixture[str], argv: list[str], problem: str
 ) -> None:
     assert main([FLAG, *argv]) == 2

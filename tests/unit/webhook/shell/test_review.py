@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdmissionReview documents: what is refused as malformed, how warnings are kept polite."""
+"""AdmissionReview documents: requests refused as malformed, and the form of warnings."""
 
 import msgspec
 import pytest
@@ -45,7 +45,7 @@ def test_malformed_review_is_refused_with_the_reason(body: bytes, problem: str) 
     assert problem in str(caught.value)
 
 
-def test_fields_we_do_not_know_are_ignored() -> None:
+def test_unknown_fields_are_ignored() -> None:
     document = review(asking_pod(), future={"a": [1]}, requestKind=None)
     assert decode_review(msgspec.json.encode(document)).user_info.username == "jane"
 

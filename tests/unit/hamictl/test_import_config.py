@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A HAMi installation's configuration in our terms: what is taken, told or refused."""
+"""HAMi's configuration is converted: keys are imported, noted or refused."""
 
 import tomllib
 from pathlib import Path
@@ -18,7 +18,7 @@ from hami_scheduler.settings import Settings as SchedulerSettings
 from hami_webhook.settings import Settings as WebhookSettings
 from hamictl.cli import main
 from hamictl.errors import EXIT_INPUT
-from hamictl.hamiconfig import NotUnderstood, import_hami
+from hamictl.hamiconfig import ConfigInvalid, import_hami
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "hamiconfig"
@@ -91,13 +91,13 @@ def test_single_nodes_become_rules_in_which_zero_says_nothing() -> None:
     assert told == {"nodeconfig[0].migstrategy", "nodeconfig[1].operatingmode"}
 
 
-def test_webhook_is_told_how_the_agents_inject_devices() -> None:
+def test_webhook_gets_the_injection_mode_of_the_agents() -> None:
     imported = import_hami(values={"devicePlugin": {"deviceListStrategy": "envvar"}})
     assert imported.settings["nodeagent"]["injection"] == "env"
     assert imported.settings["webhook"]["policy"] == {"injection": "env"}
 
 
-def test_values_of_the_chart_are_taken_over_or_told() -> None:
+def test_chart_values_are_imported_or_noted() -> None:
     imported = import_hami(
         values={
             "resourceName": "acme.com/gpu",
@@ -195,7 +195,7 @@ def test_values_of_the_chart_are_taken_over_or_told() -> None:
     ],
 )
 def test_what_is_wrong_is_named_with_the_nearest_key(documents: dict[str, Any], text: str) -> None:
-    with pytest.raises(NotUnderstood) as caught:
+    with pytest.raises(ConfigInvalid) as caught:
         import_hami(**documents)
     assert text in str(caught.value)
 
@@ -249,7 +249,7 @@ def test_component_holds_settings_that_every_service_accepts(tmp_path: Path) -> 
     [
         ("a: [", "expected"),
         ("- a", "not a mapping at its top"),
-        ("kind: ConfigMap\ndata: {x: y}", "it is not one of HAMi's"),
+        ("kind: ConfigMap\ndata: {x: y}", "it is not of HAMi"),
         ("nvidia: {deviceSpiltCount: 3}", "did you mean deviceSplitCount?"),
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node belongs to one side at a time, and each step of its move can be cut off."""
+"""A node belongs to one side at a time, and each step of its migration can be interrupted."""
 
 import json
 from typing import Any
@@ -8,8 +8,9 @@ import pytest
 
 from hami_common.compat import adoption
 from hami_common.pods import annotations
+from hamictl.commands.migrate import parse_sides
 from hamictl.errors import InputRefused, Refused, Unreachable
-from hamictl.moving import MOVING, Mover, Standing, Ways, parse_ways, survey
+from hamictl.nodemigration import MOVING, Mover, NodeState, Sides, survey
 from tests.unit.scheduler.shell import builders
 from tests.unit.scheduler.shell.fakekube import FakeKube
 
@@ -86,16 +87,16 @@ class Cluster(FakeKube):
     def mark(self) -> adoption.TakenOver:
         return adoption.decode_mark(self.notes[annotations.TAKEN_OVER])
 
-    async def take(
+    async def migrate(
         self, *, accept: bool = False, vendor: str = "", wait_s: float = 20.0
-    ) -> Standing:
-        return await self.mover(wait_s).take(vendor=vendor, accept=accept)
+    ) -> NodeState:
+        return await self.mover(wait_s).migrate(vendor=vendor, accept=accept)
 
-    async def give_back(self, *, accept: bool = False) -> Standing:
-        return await self.mover(20.0).give_back(accept=accept)
+    async def roll_back(self, *, accept: bool = False) -> NodeState:
+        return await self.mover(20.0).roll_back(accept=accept)
 
     def mover(self, wait_s: float) -> Mover:
-        return Mover(self, "n1", Ways(wait_s=wait_s), tell=lambda _: None)
+        return Mover(self, "n1", Sides(wait_s=wait_s), report=lambda _: None)
 
 
 async def test_node_that_comes_over_lists_its_pods_and_registers_with_hami_no_more() -> None:
@@ -105,11 +106,11 @@ async def test_node_that_comes_over_lists_its_pods_and_registers_with_hami_no_mo
     cluster.hami("over", phase="Succeeded")
     cluster.add("web", gpu=None)
     cluster.ours("new")
-    before = (await survey(cluster, Ways())).items
+    before = (await survey(cluster, Sides())).items
     assert [(one.node, one.side, one.hami_pods) for one in before] == [("n1", "hami", 2)]
     # Nothing says what the bare one holds.
-    standing = await cluster.take(accept=True)
-    assert (standing.side, standing.taken_over, standing.our_pods) == ("ours", 2, 1)
+    state = await cluster.migrate(accept=True)
+    assert (state.side, state.taken_over, state.our_pods) == ("ours", 2, 1)
     assert cluster.labels == {"hami.io/nvidia": "true"}
     assert sorted(cluster.notes) == ["example.com/kept", annotations.TAKEN_OVER]
     assert cluster.mark() == adoption.TakenOver(
@@ -131,9 +132,9 @@ async def test_doubts_keep_a_node_where_it_is_and_name_the_pod(text: str, proble
     cluster.hami("h1", text)
     before = json.dumps(cluster.objects)
     with pytest.raises(Refused, match=f"default/h1: .*{problem}"):
-        await cluster.take()
+        await cluster.migrate()
     assert json.dumps(cluster.objects) == before
-    assert (await cluster.take(accept=True)).side == "ours"
+    assert (await cluster.migrate(accept=True)).side == "ours"
 
 
 async def test_partitions_that_hami_made_keep_a_node_where_it_is() -> None:
@@ -142,7 +143,7 @@ async def test_partitions_that_hami_made_keep_a_node_where_it_is() -> None:
     pod["metadata"]["annotations"]["hami.io/vgpu-mig-allocations"] = '[{"profile": "1g.5gb"}]'
     cluster.put("/api/v1/namespaces/default/pods/h1", pod)
     with pytest.raises(Refused, match="MIG instances"):
-        await cluster.take()
+        await cluster.migrate()
 
 
 async def test_move_that_was_cut_off_goes_on_and_gives_nothing_meanwhile() -> None:
@@ -150,13 +151,13 @@ async def test_move_that_was_cut_off_goes_on_and_gives_nothing_meanwhile() -> No
     cluster.hami("h1")
     for _ in range(2):
         with pytest.raises(Unreachable, match="HAMi's device plugin"):
-            await cluster.take(wait_s=0.1)
+            await cluster.migrate(wait_s=0.1)
         # Neither side's label: neither plugin comes up, and no pod is placed.
         assert cluster.labels == {}
         assert not cluster.is_open
-        assert [one.side for one in (await survey(cluster, Ways())).items] == ["moving"]
+        assert [one.side for one in (await survey(cluster, Sides())).items] == ["moving"]
     cluster.follows = True
-    assert (await cluster.take()).side == "ours"
+    assert (await cluster.migrate()).side == "ours"
     assert cluster.is_open
 
 
@@ -165,8 +166,8 @@ async def test_node_waits_for_pods_that_hami_is_giving_devices_to() -> None:
     pod = cluster.hami("h1", phase="Pending")
     pod["metadata"]["annotations"]["hami.io/bind-phase"] = "allocating"
     cluster.put("/api/v1/namespaces/default/pods/h1", pod)
-    with pytest.raises(Unreachable, match="giving devices to"):
-        await cluster.take(wait_s=1.0)
+    with pytest.raises(Unreachable, match="allocating devices"):
+        await cluster.migrate(wait_s=1.0)
     assert annotations.TAKEN_OVER not in cluster.notes
 
 
@@ -174,9 +175,9 @@ async def test_cordon_of_an_operator_outlives_the_move() -> None:
     cluster = Cluster()
     cluster.hami("h1")
     cluster.change(NODE, spec={"unschedulable": True})
-    await cluster.take()
+    await cluster.migrate()
     assert not cluster.is_open
-    await cluster.give_back()
+    await cluster.roll_back()
     assert not cluster.is_open
     assert MOVING not in cluster.notes
 
@@ -184,61 +185,60 @@ async def test_cordon_of_an_operator_outlives_the_move() -> None:
 async def test_node_goes_back_only_when_hami_would_count_our_pods() -> None:
     cluster = Cluster()
     cluster.hami("h1")
-    await cluster.take()
+    await cluster.migrate()
     cluster.ours("adopted", origin="hami")
     cluster.ours("new")
     with pytest.raises(Refused, match="default/new; set mirror_pods"):
-        await cluster.give_back()
+        await cluster.roll_back()
     assert cluster.labels == {"hami.io/nvidia": "true"}
     cluster.ours("new", **{KEY: "GPU-n1-0,NVIDIA,1,0:;", "hami.io/vgpu-node": "n1"})
-    standing = await cluster.give_back()
-    assert (standing.side, standing.our_pods, standing.hami_pods) == ("hami", 1, 2)
+    state = await cluster.roll_back()
+    assert (state.side, state.our_pods, state.hami_pods) == ("hami", 1, 2)
     assert cluster.labels == {"gpu": "on"}
     assert list(cluster.notes) == ["example.com/kept"]
-    with pytest.raises(Refused, match="HAMi's already"):
-        await cluster.give_back()
+    with pytest.raises(Refused, match="already belongs to HAMi"):
+        await cluster.roll_back()
 
 
 async def test_node_whose_partitions_we_made_does_not_go_back() -> None:
     cluster = Cluster()
     cluster.hami("h1")
-    await cluster.take()
+    await cluster.migrate()
     shares = [{"vendor": "nvidia", "uuid": "GPU-n1-0", "memory_mib": 1, "profile": "1g.5gb"}]
     containers = [{"name": "main", "kind": "app", "shares": shares}]
     note = json.dumps({"payload": {"placement": {"node": "n1", "containers": containers}}})
     mirror = {KEY: "GPU-n1-0,NVIDIA,1,0:;", "hami.io/vgpu-node": "n1"}
     cluster.add("cut", annotated={annotations.ALLOCATION: note, **mirror})
-    with pytest.raises(Refused, match="default/cut; let them end"):
-        await cluster.give_back()
-    assert (await cluster.give_back(accept=True)).side == "hami"
+    with pytest.raises(Refused, match="default/cut; wait until they end"):
+        await cluster.roll_back()
+    assert (await cluster.roll_back(accept=True)).side == "hami"
 
 
-async def test_node_that_returns_a_second_time_lists_its_pods_anew() -> None:
+async def test_second_migration_of_a_node_lists_its_pods_again() -> None:
     cluster = Cluster()
     cluster.hami("h1")
-    await cluster.take()
-    await cluster.give_back()
+    await cluster.migrate()
+    await cluster.roll_back()
     cluster.remove("/api/v1/namespaces/default/pods/h1")
     cluster.hami("h2", "GPU-n1-0,NVIDIA,1000,10:;")
     cluster.change(NODE, metadata={"annotations": {"hami.io/node-nvidia-register": REGISTER}})
-    await cluster.take()
+    await cluster.migrate()
     assert cluster.mark().pods == ("uid-h2",)
-    with pytest.raises(Refused, match="ours already"):
-        await cluster.take()
+    with pytest.raises(Refused, match="already migrated"):
+        await cluster.migrate()
 
 
-async def test_pod_of_hamis_that_is_not_listed_is_told_and_listed_if_accepted() -> None:
+async def test_unlisted_pod_of_hami_is_reported_and_listed_if_accepted() -> None:
     cluster = Cluster()
     cluster.hami("h1")
-    await cluster.take()
+    await cluster.migrate()
     cluster.hami("late")
-    (standing,) = (await survey(cluster, Ways())).items
-    assert standing.problems == (
-        "default/late: was placed by HAMi and is not taken over, so nothing is given on the node",
-    )
-    with pytest.raises(Refused, match="not on its list"):
-        await cluster.take()
-    assert (await cluster.take(accept=True)).problems == ()
+    (state,) = (await survey(cluster, Sides())).items
+    (problem,) = state.problems
+    assert problem.startswith("default/late: was placed by HAMi and is not taken over")
+    with pytest.raises(Refused, match="does not list"):
+        await cluster.migrate()
+    assert (await cluster.migrate(accept=True)).problems == ()
     assert cluster.mark() == adoption.TakenOver(
         pods=("uid-h1", "uid-late"), devices={"nvidia": {"GPU-n1-0": 4}}
     )
@@ -248,8 +248,8 @@ async def test_node_without_a_sign_of_its_vendor_wants_it_named() -> None:
     cluster = Cluster()
     cluster.change(NODE, metadata={"annotations": {"hami.io/node-nvidia-register": None}})
     with pytest.raises(Refused, match="give --vendor"):
-        await cluster.take()
-    await cluster.take(vendor="cambricon")
+        await cluster.migrate()
+    await cluster.migrate(vendor="cambricon")
     assert cluster.labels == {"hami.io/cambricon": "true"}
 
 
@@ -258,16 +258,16 @@ async def test_node_gets_one_agent() -> None:
     register = "DCU-1,4,65536,100,DCU,0,true,0,hami-core:"
     cluster.change(NODE, metadata={"annotations": {"hami.io/node-dcu-register": register}})
     with pytest.raises(Refused, match="devices of hygon, nvidia, and a node has one agent"):
-        await cluster.take()
-    await cluster.take(vendor="nvidia")
+        await cluster.migrate()
+    await cluster.migrate(vendor="nvidia")
     assert cluster.labels == {"hami.io/nvidia": "true"}
     assert cluster.mark().devices == {"hygon": {"DCU-1": 0}, "nvidia": {"GPU-n1-0": 4}}
 
 
 async def test_labels_are_key_and_value() -> None:
-    assert parse_ways("gpu=on", "a=b", 1.0) == Ways(
+    assert parse_sides("gpu=on", "a=b", 1.0) == Sides(
         label=("gpu", "on"), plugin=("a", "b"), wait_s=1
     )
     for text in ("gpu", "=on", "gpu="):
         with pytest.raises(InputRefused, match="KEY=VALUE"):
-            parse_ways(text, "a=b", 1.0)
+            parse_sides(text, "a=b", 1.0)

@@ -7,9 +7,9 @@ from typing import Any
 
 from hami_common.events.decision import DecisionRecord, RefusalClass
 from hami_common.model.placement import ContainerShares, Share
-from hamictl.bus import Event, Wanted, event_of, summary
 from hamictl.client import Allocation, Explanation
-from hamictl.story import story_of
+from hamictl.commands.trace import timeline_of
+from hamictl.eventstream import Event, Filter, event_of, summary
 
 SHARES = (
     ContainerShares(
@@ -103,11 +103,11 @@ def event(sequence: int, kind: str, time_s: float, **record: Any) -> Event:
 
 def kinds(**sources: Any) -> list[str]:
     given = {"explanation": None, "events": (), "pod": None, "kube_events": (), "missing": ()}
-    told = story_of("default", "web", **{**given, **sources})
-    return [line.what for line in told.lines]
+    timeline = timeline_of("default", "web", **{**given, **sources})
+    return [line.what for line in timeline.lines]
 
 
-def test_registry_alone_tells_decisions_and_allocation() -> None:
+def test_registry_alone_has_decisions_and_allocation() -> None:
     assert kinds(explanation=EXPLANATION) == [
         "decision filter: feasible",
         "decision bind: placed",
@@ -116,7 +116,7 @@ def test_registry_alone_tells_decisions_and_allocation() -> None:
     ]
 
 
-def test_stream_is_taken_before_the_registry_and_nothing_is_told_twice() -> None:
+def test_stream_replaces_the_registry_without_duplicates() -> None:
     events = [
         event(1, "decision", 12.0, verb="bind", verdict="placed", writer="s"),
         event(2, "allocation", 12.1, op="reserve", allocation_id="abcdefgh12", writer="s"),
@@ -132,20 +132,20 @@ def test_stream_is_taken_before_the_registry_and_nothing_is_told_twice() -> None
 
 
 def test_whole_seconds_of_kubernetes_stand_at_their_end() -> None:
-    told = kinds(explanation=EXPLANATION, pod=POD)
-    assert told[0] == "created"
-    assert told.index("decision bind: placed") < told.index("PodScheduled is true")
-    assert "container main ended with 3" in told
+    timeline = kinds(explanation=EXPLANATION, pod=POD)
+    assert timeline[0] == "created"
+    assert timeline.index("decision bind: placed") < timeline.index("PodScheduled is true")
+    assert "container main ended with 3" in timeline
 
 
-def test_trace_id_causes_and_missing_sources_are_told() -> None:
+def test_trace_id_causes_and_missing_sources_are_reported() -> None:
     kube_event = {
         "eventTime": "1970-01-01T00:00:15.5Z",
         "reason": "FailedScheduling",
         "message": "no node",
         "reportingComponent": "hami-scheduler",
     }
-    told = story_of(
+    timeline = timeline_of(
         "default",
         "web",
         explanation=None,
@@ -154,17 +154,17 @@ def test_trace_id_causes_and_missing_sources_are_told() -> None:
         kube_events=[kube_event, {"reason": "Timeless"}],
         missing=("registry: away",),
     )
-    assert told.trace_id == "0af7651916cd43dd8448eb211c80319c"
-    assert told.missing == ("registry: away",)
-    assert ("FailedScheduling", "no node") in {(line.what, line.cause) for line in told.lines}
+    assert timeline.trace_id == "0af7651916cd43dd8448eb211c80319c"
+    assert timeline.missing == ("registry: away",)
+    assert ("FailedScheduling", "no node") in {(line.what, line.cause) for line in timeline.lines}
 
 
 def test_events_are_chosen_by_kind_node_and_pod() -> None:
     one = event(7, "state", 13.0, state="failed", code="device-mismatch")
-    assert Wanted(kinds=frozenset({"state"}), node="node-1", pod="web").has(one)
-    assert not Wanted(kinds=frozenset({"decision"})).has(one)
-    assert not Wanted(node="node-2").has(one)
-    assert not Wanted(namespace="other").has(one)
+    assert Filter(kinds=frozenset({"state"}), node="node-1", pod="web").matches(one)
+    assert not Filter(kinds=frozenset({"decision"})).matches(one)
+    assert not Filter(node="node-2").matches(one)
+    assert not Filter(namespace="other").matches(one)
     assert summary(one) == "failed (device-mismatch)"
 
 

@@ -7,7 +7,7 @@ import tarfile
 import pytest
 
 from hami_common.errors import Unavailable
-from hamictl.bundle import REDACTED, Bundle, redact, redact_text
+from hamictl.commands.support_bundle import REDACTED, Bundle, redact, redact_text
 from hamictl.errors import Refused
 
 PLANTED = "hunter2-planted-Zk9"
